@@ -1,0 +1,126 @@
+# commlayer. `make demo` and `make test` are the two commands of the README; `make help` lists the rest.
+
+PYTHON ?= python3
+RANKS ?= 2
+CC ?= gcc
+CLANG ?= clang
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
+JOBS := $(shell nproc)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint lint-c lint-python native native-test venv clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo         train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4 for more ranks)'
+	@echo 'make test         every test this machine can run; the others say why they are skipped'
+	@echo 'make bench        commlayer against gloo, all-reduce on loopback'
+	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
+	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for the engine'
+	@echo 'make native       build the native engine in place'
+	@echo 'make venv         the virtual environment alone, with the development tools'
+	@echo 'make clean        remove everything built, except $(VENV)'
+
+# ---- environment: stamp files make the second call quick -----------------------------------------------------------
+# Without CUDA a CPU build of torch is looked for first: the default one brings gigabytes of CUDA libraries with it.
+# TORCH_INDEX names a package index that holds CPU builds (see README) for machines where pip knows of none.
+$(VENV)/.stamp-torch: requirements/demo.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	if $(BIN)/python -c 'import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(TORCH)"' 2>/dev/null; \
+	then echo 'torch $(TORCH) is there'; \
+	elif command -v nvidia-smi >/dev/null; then $(PIP) install 'torch==$(TORCH)'; \
+	elif [ -n "$(TORCH_INDEX)" ]; then $(PIP) install --index-url "$(TORCH_INDEX)" 'torch==$(TORCH)+cpu'; \
+	else $(PIP) install 'torch==$(TORCH)+cpu' || $(PIP) install 'torch==$(TORCH)'; fi
+	touch $@
+
+$(VENV)/.stamp-demo: requirements/demo.txt $(VENV)/.stamp-torch
+	$(PIP) install -r $<
+	touch $@
+
+$(VENV)/.stamp-dev: requirements/dev.txt $(VENV)/.stamp-demo
+	$(PIP) install -r $<
+	touch $@
+
+NATIVE_HEADERS := $(wildcard native/*/*.h)
+NATIVE_SOURCES := $(wildcard native/core/*.c native/wire/*.c native/kernels/*.c native/engine.c)
+
+$(VENV)/.stamp-package: setup.py pyproject.toml native/build.py $(NATIVE_HEADERS) $(NATIVE_SOURCES) $(VENV)/.stamp-demo
+	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+venv: $(VENV)/.stamp-dev
+native: $(VENV)/.stamp-package
+
+# ---- what a newcomer runs ------------------------------------------------------------------------------------------
+demo: native
+	$(BIN)/python examples/demo.py --ranks $(RANKS)
+
+bench: native
+	$(BIN)/commlayer bench all_reduce --backends commlayer,gloo --ranks $(RANKS) --min 4K --max 64M
+
+test: venv native native-test
+	$(BIN)/python -m pytest -q -rs
+
+# ---- lint ----------------------------------------------------------------------------------------------------------
+lint: lint-python lint-c
+
+lint-python: venv native
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/tests/*.c)
+lint-c: venv lint-c-gcc $(if $(shell command -v $(CLANG)),lint-c-clang,lint-c-no-clang)
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES) $(NATIVE_HEADERS)
+lint-c-no-clang:
+	@echo 'SKIPPED warnings of clang: $(CLANG) is not installed'
+
+# ---- native builds: one folder of objects per variant --------------------------------------------------------------
+C_FLAGS := -std=c11 -D_GNU_SOURCE -g -pthread -Inative/include -Inative -Wall -Wextra -Wshadow -Wconversion
+C_LIBS := -pthread -lrt -lm
+C_TESTS := $(patsubst native/tests/%.c,%,$(wildcard native/tests/test_*.c))
+# Everything but the tests' own main files; an archive, so that each test takes only what it names.
+C_ARCHIVED := $(NATIVE_SOURCES) $(wildcard native/sim/*.c) $(filter-out native/tests/test_%.c,$(wildcard native/tests/*.c))
+C_MAINS := $(wildcard native/sim/main.c)
+
+# TSan of older compilers cannot map its shadow under strong address randomisation.
+CALM := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+comma := ,
+
+# $(1) variant, $(2) compiler, $(3) flags
+define variant
+build/$(1)/%.o: native/%.c Makefile
+	@mkdir -p $$(@D)
+	$(2) $(C_FLAGS) $(3) -MMD -MP -c -o $$@ $$<
+build/$(1)/libcommlayer.a: $(patsubst native/%.c,build/$(1)/%.o,$(filter-out $(C_MAINS),$(C_ARCHIVED)))
+	@rm -f $$@
+	@ar rcs $$@ $$^
+build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libcommlayer.a
+	$(2) $(3) -o $$@ $$^ $(C_LIBS)
+.SECONDARY: $(patsubst native/%.c,build/$(1)/%.o,$(C_FILES))
+-include $(wildcard build/$(1)/*.d build/$(1)/*/*.d)
+endef
+$(eval $(call variant,test,$(CC),-O2))
+$(eval $(call variant,asan,$(CC),-O1 -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
+$(eval $(call variant,tsan,$(CC),-O1 -fsanitize=thread -fno-omit-frame-pointer))
+$(eval $(call variant,lint-gcc,gcc,-O2 -Werror))
+$(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
+
+.PHONY: lint-c-gcc lint-c-clang lint-c-no-clang
+lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))
+lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
+
+NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
+                $(addprefix build/tsan/,$(filter test_engine%,$(C_TESTS)))
+native-test: $(NATIVE_TESTS)
+	@passed=0; failed=0; for test in $^; do \
+	    echo "-- $$test"; \
+	    if $(CALM) timeout 120 $$test; then passed=$$((passed + 1)); else failed=$$((failed + 1)); echo "FAILED: $$test"; fi; \
+	done; echo "native: $$passed passed, $$failed failed"; test $$failed -eq 0
+
+clean:
+	rm -rf build dist out *.egg-info commlayer/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f $(VENV)/.stamp-package

@@ -1,0 +1,37 @@
+"""commlayer: a communication layer for distributed training with PyTorch.
+
+Importing it registers the backend: `torch.distributed.init_process_group("commlayer")`. A job that keeps its backend
+can use the engine for its gradients alone: `model.register_comm_hook(HookState(), allreduce_hook)`.
+"""
+
+from __future__ import annotations
+
+from .backend import Options
+from .config import Config, Policy
+from .ddp import HookState, allreduce_hook
+from .errors import (
+    AbortedError,
+    ClosedError,
+    CommError,
+    ConfigError,
+    MismatchError,
+    OperationTimeoutError,
+    PeerLostError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortedError",
+    "ClosedError",
+    "CommError",
+    "Config",
+    "ConfigError",
+    "HookState",
+    "MismatchError",
+    "OperationTimeoutError",
+    "Options",
+    "PeerLostError",
+    "Policy",
+    "allreduce_hook",
+]

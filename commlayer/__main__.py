@@ -1,0 +1,7 @@
+"""`python -m commlayer` is the `commlayer` command."""
+
+from __future__ import annotations
+
+from .cli import app
+
+app(prog_name="commlayer")

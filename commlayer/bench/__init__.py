@@ -1,0 +1,1 @@
+"""Measuring collectives side by side: the code behind `commlayer bench`."""

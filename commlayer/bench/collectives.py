@@ -1,0 +1,230 @@
+"""The collectives that can be measured: their buffers, their call, their exact result, their bandwidth factor.
+
+Each class is one measurement at one size. Bandwidth follows nccl-tests (doc/PERFORMANCE.md): algbw = S / t with S the
+size of the whole array, busbw = algbw x bus factor, which makes busbw comparable to a link's rate.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from . import pattern
+
+_REDUCE_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+# renamed in torch 2.13; the old names warn there, the new ones are missing before
+_all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Collective(ABC):
+    """One collective with its buffers on this rank."""
+
+    name: ClassVar[str]
+    reduces: ClassVar[bool] = False
+
+    def __init__(self, size_bytes: int, dtype: torch.dtype, op: str, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+        self.op = op
+        # whole elements per rank, as in nccl-tests: a size that does not divide is rounded down
+        self.shard = max(1, size_bytes // dtype.itemsize // world)
+        self.count = self.shard * world if self.sharded else max(1, size_bytes // dtype.itemsize)
+        self.dtype = dtype
+        self.prepare()
+
+    sharded: ClassVar[bool] = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole array: what algbw is computed from."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    @abstractmethod
+    def bus_factor(self) -> float:
+        """busbw / algbw."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Allocates the buffers and computes the exact result."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Puts the input back and spoils the output, so that an old result cannot pass for a new one."""
+
+    @abstractmethod
+    def run(self, group: dist.ProcessGroup) -> None:
+        """The call that is timed; blocks until the result is there."""
+
+    @abstractmethod
+    def wrong(self) -> int:
+        """Elements of the last run's result on this rank that are not exact."""
+
+    def chain(self) -> int:
+        """How many runs may follow one `restore` before the result stops being exact."""
+        return 1 << 30
+
+    def _new(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=self.dtype)
+
+    def _mismatches(self, result: torch.Tensor, expected: torch.Tensor) -> int:
+        return int((result != expected).sum())
+
+
+def _wrapped(value: int, dtype: torch.dtype) -> torch.Tensor:
+    """`value` modulo the range of the integer type `dtype`."""
+    modulo = value % (1 << 64)
+    return torch.tensor(modulo - (1 << 64) if modulo >= 1 << 63 else modulo, dtype=torch.int64).to(dtype)
+
+
+class AllReduce(Collective):
+    """In place, as DDP calls it. An error in any iteration survives to the check: later sums only scale it."""
+
+    name = "all_reduce"
+    reduces = True
+
+    @property
+    def bus_factor(self) -> float:
+        return 2 * (self.world - 1) / self.world
+
+    def prepare(self) -> None:
+        self.source, self.buffer, self.expected = (self._new(self.count) for _ in range(3))
+        self.runs = 0
+        pattern.fill(self.source, self.rank, self.world, self.op)
+        pattern.fill_reduced(self.expected, self.world, self.op)
+
+    def restore(self) -> None:
+        self.buffer.copy_(self.source)
+        self.runs = 0
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        self.runs += 1
+        dist.all_reduce(self.buffer, _REDUCE_OPS[self.op], group)
+
+    def chain(self) -> int:
+        return pattern.exact_chain(self.world, self.dtype, self.op)
+
+    def wrong(self) -> int:
+        expected = self.expected
+        if self.op == "sum":
+            growth = self.world ** (self.runs - 1)
+            exact = float(growth) if self.dtype.is_floating_point else _wrapped(growth, self.dtype)
+            expected = expected * exact
+        elif self.op == "product":
+            for _ in range(self.runs - 1):
+                expected = expected**self.world
+        return self._mismatches(self.buffer, expected)
+
+
+class ReduceScatter(Collective):
+    name = "reduce_scatter"
+    reduces = True
+    sharded = True
+
+    @property
+    def bus_factor(self) -> float:
+        return (self.world - 1) / self.world
+
+    def prepare(self) -> None:
+        self.source, self.result, self.expected = self._new(self.count), self._new(self.shard), self._new(self.shard)
+        pattern.fill(self.source, self.rank, self.world, self.op)
+        pattern.fill_reduced(self.expected, self.world, self.op, first=self.rank * self.shard)
+
+    def restore(self) -> None:
+        self.result.fill_(77)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        _reduce_scatter_single(self.result, self.source, _REDUCE_OPS[self.op], group)
+
+    def wrong(self) -> int:
+        return self._mismatches(self.result, self.expected)
+
+
+class AllGather(Collective):
+    name = "all_gather"
+    sharded = True
+
+    @property
+    def bus_factor(self) -> float:
+        return (self.world - 1) / self.world
+
+    def prepare(self) -> None:
+        self.source, self.result, self.expected = self._new(self.shard), self._new(self.count), self._new(self.count)
+        pattern.fill(self.source, self.rank, self.world, "sum")
+        for rank in range(self.world):
+            pattern.fill(self.expected[rank * self.shard : (rank + 1) * self.shard], rank, self.world, "sum")
+
+    def restore(self) -> None:
+        self.result.fill_(77)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        _all_gather_single(self.result, self.source, group)
+
+    def wrong(self) -> int:
+        return self._mismatches(self.result, self.expected)
+
+
+class Broadcast(Collective):
+    """From group rank 0."""
+
+    name = "broadcast"
+
+    @property
+    def bus_factor(self) -> float:
+        return 1.0
+
+    def prepare(self) -> None:
+        self.buffer, self.expected = self._new(self.count), self._new(self.count)
+        pattern.fill(self.expected, 0, self.world, "sum")
+
+    def restore(self) -> None:
+        if self.rank == 0:
+            self.buffer.copy_(self.expected)
+        else:
+            self.buffer.fill_(77)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        dist.broadcast(self.buffer, group=group, group_src=0)
+
+    def wrong(self) -> int:
+        return self._mismatches(self.buffer, self.expected)
+
+
+class Barrier(Collective):
+    """Latency only: there is no data, hence no bandwidth and nothing to be wrong."""
+
+    name = "barrier"
+
+    def __init__(self, size_bytes: int, dtype: torch.dtype, op: str, rank: int, world: int) -> None:
+        super().__init__(size_bytes, dtype, op, rank, world)
+        self.count = 0
+
+    @property
+    def bus_factor(self) -> float:
+        return 0.0
+
+    def prepare(self) -> None:
+        pass
+
+    def restore(self) -> None:
+        pass
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        dist.barrier(group)
+
+    def wrong(self) -> int:
+        return 0
+
+
+COLLECTIVES: dict[str, type[Collective]] = {
+    kind.name: kind for kind in (AllReduce, ReduceScatter, AllGather, Broadcast, Barrier)
+}

@@ -1,0 +1,146 @@
+"""A bench run as people read it (the table of nccl-tests) and as programs do (JSON)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from .measure import Measurement
+from .spec import Spec
+
+SCHEMA = 1
+
+# heading, unit, width
+_COLUMNS = (
+    ("size", "(B)", 12),
+    ("count", "(elements)", 12),
+    ("type", "", 9),
+    ("redop", "", 8),
+    ("time", "(us)", 11),
+    ("algbw", "(GB/s)", 8),
+    ("busbw", "(GB/s)", 8),
+    ("#wrong", "", 7),
+    ("p50", "(us)", 11),
+    ("p99", "(us)", 11),
+    ("cpu", "(s/GB)", 8),
+    ("machine", "(s/GB)", 8),
+    ("link", "(%)", 7),
+    ("speedup", "(x)", 8),
+)
+
+
+def _line(cells: Sequence[str], backend: str, lead: str = " ") -> str:
+    padded = (cell.rjust(width) for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True))
+    return f"{lead}{''.join(padded)}  {backend}"
+
+
+def _ideal_gb_s(spec: Spec, world: int) -> float | None:
+    # with several ranks on a host, busbw is no longer what one host's link carries
+    return spec.link.payload_gb_s if spec.link is not None and spec.hosts == world else None
+
+
+def header(spec: Spec, world: int, facts: dict[str, Any]) -> list[str]:
+    """The lines above the table, all starting with '#'."""
+    machine = "{cores} cores, {cpu}, {kernel}, torch {torch}, commlayer {commlayer}".format(**facts)
+    names = ", ".join(map(str, spec.backends))
+    lines = [
+        f"# commlayer bench {spec.collective}: {world} ranks, {machine}",
+        f"# backends         : {names}; speedup is over {spec.backends[0]}",
+        f"# taking turns     : {spec.rounds} rounds of {spec.iters} iterations after {spec.warmup} warm-up iterations",
+    ]
+    if spec.link is not None:
+        link = spec.link
+        rate = f"{link.rate_bps / 1e6:g} Mbit/s" if link.rate_bps else "not shaped"
+        queue = f"buffer {link.buffer_packets} packets, offloads {'on' if link.offloads else 'off'}"
+        lines.append(
+            f"# network          : {spec.hosts} hosts, {link.nics} NIC(s), {rate}, loss {link.loss:.2%}, {queue}"
+        )
+        ideal_gb_s = _ideal_gb_s(spec, world)
+        if ideal_gb_s is not None:
+            lines.append(f"# ideal busbw      : {ideal_gb_s:.5f} GB/s (UDP payload at MTU {link.mtu})")
+    return [
+        *lines,
+        _line([name for name, _, _ in _COLUMNS], "backend", "#"),
+        _line([unit for _, unit, _ in _COLUMNS], "", "#").rstrip(),
+    ]
+
+
+def row(spec: Spec, measurement: Measurement, baseline: Measurement) -> dict[str, Any]:
+    """One line of the table, as JSON. Times in microseconds, rates in GB/s (1e9 bytes), CPU in seconds per GB."""
+    summary = measurement.summary
+    ideal_gb_s = _ideal_gb_s(spec, measurement.collective.world)
+    return {
+        "collective": spec.collective,
+        "size_bytes": measurement.collective.size_bytes,
+        "count": measurement.collective.count,
+        "dtype": spec.dtype,
+        "op": spec.op if measurement.collective.reduces else None,
+        "backend": str(measurement.backend.spec),
+        "tcp_congestion_control": list(measurement.backend.tcp_cc),
+        **dataclasses.asdict(summary),
+        "algbw_gb_s": measurement.algbw_gb_s,
+        "busbw_gb_s": measurement.busbw_gb_s,
+        "wrong": measurement.wrong,
+        "cpu_process_s_per_gb": measurement.cpu_s_per_gb(measurement.process_cpu_s),
+        "cpu_machine_s_per_gb": measurement.cpu_s_per_gb(measurement.machine_cpu_s),
+        "cpu_softirq_s_per_gb": measurement.cpu_s_per_gb(measurement.softirq_cpu_s),
+        "link_share": measurement.busbw_gb_s / ideal_gb_s if ideal_gb_s and measurement.busbw_gb_s else None,
+        "speedup": baseline.summary.time_us / summary.time_us,
+    }
+
+
+def format_row(result: dict[str, Any]) -> str:
+    """The table line of a `row`; "-" where a column does not apply."""
+
+    def number(key: str, digits: int, scale: float = 1.0) -> str:
+        value = result[key]
+        return "-" if value is None else f"{value * scale:.{digits}f}"
+
+    cells = [
+        str(result["size_bytes"]),
+        str(result["count"]),
+        result["dtype"],
+        result["op"] or "none",
+        number("time_us", 1),
+        number("algbw_gb_s", 3),
+        number("busbw_gb_s", 3),
+        str(result["wrong"]),
+        number("p50_us", 1),
+        number("p99_us", 1),
+        number("cpu_process_s_per_gb", 2),
+        number("cpu_machine_s_per_gb", 2),
+        number("link_share", 1, 100),
+        number("speedup", 2),
+    ]
+    return _line(cells, result["backend"])
+
+
+def footer(results: Sequence[dict[str, Any]]) -> list[str]:
+    """The verdict and the averages, as nccl-tests prints them."""
+    wrong = sum(result["wrong"] for result in results)
+    lines = [f"# Wrong elements    : {wrong} {'OK' if wrong == 0 else 'FAILED'}"]
+    for backend in dict.fromkeys(result["backend"] for result in results):
+        rates = [result["busbw_gb_s"] for result in results if result["backend"] == backend]
+        lines.append(f"# Avg bus bandwidth : {sum(rates) / len(rates):.4f} {backend}")
+    return lines
+
+
+def document(spec: Spec, world: int, facts: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The whole run as JSON: the command, the machine, the conditions, the results."""
+    link = None
+    if spec.link is not None:
+        link = {**dataclasses.asdict(spec.link), "hosts": spec.hosts, "payload_gb_s": spec.link.payload_gb_s}
+    return {
+        "schema": SCHEMA,
+        "command": list(spec.command),
+        "machine": facts,
+        "ranks": world,
+        "iters": spec.iters,
+        "warmup": spec.warmup,
+        "rounds": spec.rounds,
+        "link": link,
+        "baseline": str(spec.backends[0]),
+        "wrong": sum(result["wrong"] for result in results),
+        "results": list(results),
+    }

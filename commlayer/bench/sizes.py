@@ -1,0 +1,56 @@
+"""Sizes and rates as people write them: 4K is 4096 bytes, 200M is 200 000 000 bit/s."""
+
+from __future__ import annotations
+
+import re
+
+_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "4096", "4K", "8M", "1G" (powers of 1024, as in nccl-tests; "KB" and "KiB" mean the same).
+
+    Raises ValueError on anything else, and when the result is not a whole number of bytes.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", text.strip().upper())
+    if match is None:
+        raise ValueError(f"size {text!r}: expected a number of bytes such as 4096, 4K, 8M or 1G")
+    size_bytes = float(match[1]) * _BINARY[match[2]]
+    if size_bytes != int(size_bytes):
+        raise ValueError(f"size {text!r} is {size_bytes} bytes: expected a whole number")
+    return int(size_bytes)
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second from "200M", "1G", "50Mbit" (powers of 1000, as for links and `tc`). Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:BIT|BPS|BIT/S)?", text.strip().upper())
+    if match is None or float(match[1]) == 0:
+        raise ValueError(f"rate {text!r}: expected bits per second such as 200M or 1G")
+    return float(match[1]) * _DECIMAL[match[2]]
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest text `parse_size` reads back: 4096 is "4K", 4097 is "4097"."""
+    for unit in ("G", "M", "K"):
+        if size_bytes and size_bytes % _BINARY[unit] == 0:
+            return f"{size_bytes // _BINARY[unit]}{unit}"
+    return str(size_bytes)
+
+
+def sweep(min_bytes: int, max_bytes: int, *, factor: float = 2.0, step_bytes: int = 0) -> list[int]:
+    """Sizes from `min_bytes` up to and including `max_bytes`, growing by `factor`, or by `step_bytes` if not 0.
+
+    Raises ValueError when the sweep would be empty or would not grow.
+    """
+    if not 0 < min_bytes <= max_bytes:
+        raise ValueError(f"sizes {min_bytes} to {max_bytes}: expected 0 < min <= max")
+    if step_bytes < 0 or (step_bytes == 0 and factor <= 1):
+        raise ValueError(f"factor {factor} and step {step_bytes}: sizes would not grow; use factor > 1 or step > 0")
+    sizes = [min_bytes]
+    while True:
+        # max(): a factor close to 1 must still move on from a small size
+        size = sizes[-1] + step_bytes if step_bytes else max(sizes[-1] + 1, int(sizes[-1] * factor))
+        if size > max_bytes:
+            return sizes
+        sizes.append(size)

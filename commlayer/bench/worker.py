@@ -1,0 +1,90 @@
+"""The process of one rank: `python -m commlayer.bench.worker SPEC`, with the environment torchrun sets."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import machine, report
+from .backends import BackendError, open_backend
+from .measure import Bench, Measurement
+from .spec import Spec
+
+EXIT_OK = 0
+EXIT_WRONG = 1
+EXIT_FAILED = 2
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def run(spec: Spec) -> int:
+    """Measures as one rank of the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
+
+    Rank 0 prints the table and writes the JSON. Returns the exit status: 0, 1 when an element was wrong, 2 when the
+    run could not be done.
+    """
+    # the ranks share the cores: torch's own threads would only fight with the backends'
+    torch.set_num_threads(1)
+    for module in spec.imports:
+        importlib.import_module(module)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=spec.timeout_s))
+    try:
+        return _run(spec)
+    except BackendError as error:
+        print(f"commlayer bench: rank {dist.get_rank()}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except Exception:
+        # Python would exit with 1, which here means that the run was fine and the data wrong
+        traceback.print_exc()
+        return EXIT_FAILED
+    finally:
+        dist.destroy_process_group()
+
+
+def _run(spec: Spec) -> int:
+    control: Any = dist.group.WORLD
+    rank, world = dist.get_rank(), dist.get_world_size()
+    facts = machine.facts()
+
+    def show(*lines: str) -> None:
+        if rank == 0:
+            print("\n".join(lines), flush=True)
+
+    backends = [open_backend(backend, control, spec.timeout_s) for backend in spec.backends]
+    results: list[dict[str, Any]] = []
+
+    def on_size(measurements: list[Measurement]) -> None:
+        rows = [report.row(spec, measurement, measurements[0]) for measurement in measurements]
+        results.extend(rows)
+        show(*map(report.format_row, rows))
+
+    show(*report.header(spec, world, facts))
+    local_leader = int(os.environ.get("LOCAL_RANK", rank)) == 0
+    Bench(spec, backends, control, local_leader=local_leader).run(on_size)
+    show(*report.footer(results))
+    document = report.document(spec, world, facts, results)
+    if rank == 0 and spec.json_path is not None:
+        Path(spec.json_path).write_text(json.dumps(document, indent=2) + "\n")
+    return EXIT_WRONG if document["wrong"] else EXIT_OK
+
+
+def _die_with_parent() -> None:
+    """A killed launcher must not leave ranks behind that keep the cores busy. Best effort: Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _die_with_parent()
+    sys.exit(run(Spec.from_json(sys.argv[1])))

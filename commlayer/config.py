@@ -1,0 +1,184 @@
+"""What a job can set: `Config` for the process, from COMMLAYER_* variables, and `Policy` for a group or a hook.
+
+No other module reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+from .errors import ConfigError
+
+Algorithm = Literal["auto", "direct", "ring"]
+Congestion = Literal["delay", "ecn", "fixed"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+PRIORITIES = 8
+"""Priority classes of the engine: 0 is the most urgent, PRIORITIES - 1 the least."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of the process's engine. Every rank of a job should run with the same ones."""
+
+    ifname: tuple[str, ...] = ()
+    """COMMLAYER_IFNAME: network interfaces to use, as a comma list of names or patterns (`eth*`). `^name` excludes.
+    Empty: every usable interface."""
+    shm: bool = True
+    """COMMLAYER_SHM: whether ranks of one host exchange data through shared memory. Off (0), all use UDP."""
+    algorithm: Algorithm = "auto"
+    """COMMLAYER_ALGORITHM: the all-reduce between hosts. `direct` sends every shard to its owner (two network
+    steps), `ring` passes shards around (least traffic per link), `auto` chooses by size and world."""
+    segment_bytes: int = 0
+    """COMMLAYER_SEGMENT_BYTES: unit of pipelining within a collective, in bytes. 0: the default of the plans."""
+    congestion: Congestion = "delay"
+    """COMMLAYER_CONGESTION: congestion control. `delay` follows queueing delay, `ecn` follows marks, `fixed` sends
+    at `rate_bps`."""
+    rate_bps: int = 0
+    """COMMLAYER_RATE_BPS: with `fixed`, what this process sends per path, in bits per second; else 0."""
+    peer_timeout_s: float = 10.0
+    """COMMLAYER_PEER_TIMEOUT_S: a peer that has been silent this long, in seconds, is lost."""
+    mtu: int = 0
+    """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: that of the path."""
+    log: LogLevel = "warning"
+    """COMMLAYER_LOG: what to log: debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        _check(self.algorithm in get_args(Algorithm), "algorithm", self.algorithm, _one_of(Algorithm))
+        _check(self.congestion in get_args(Congestion), "congestion", self.congestion, _one_of(Congestion))
+        _check(self.log in get_args(LogLevel), "log", self.log, _one_of(LogLevel))
+        _check(
+            self.segment_bytes == 0 or 4096 <= self.segment_bytes <= 1 << 30,
+            "segment_bytes",
+            self.segment_bytes,
+            "use 0 (the default) or a number of bytes from 4K to 1G",
+        )
+        _check(self.segment_bytes % 64 == 0, "segment_bytes", self.segment_bytes, "use a multiple of 64")
+        if self.congestion == "fixed":
+            _check(self.rate_bps > 0, "rate_bps", self.rate_bps, "the fixed congestion control needs a rate, as 200M")
+        else:
+            remedy = "only the fixed congestion control has a rate: set COMMLAYER_CONGESTION=fixed, or no rate"
+            _check(self.rate_bps == 0, "rate_bps", self.rate_bps, remedy)
+        _check(0.1 <= self.peer_timeout_s <= 86400, "peer_timeout_s", self.peer_timeout_s, "use 0.1 to 86400 seconds")
+        _check(
+            self.mtu == 0 or 576 <= self.mtu <= 65535, "mtu", self.mtu, "use 0 (that of the path) or 576 to 65535 bytes"
+        )
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str] | None = None) -> Config:
+        """Reads the COMMLAYER_* variables; an empty variable counts as unset.
+
+        Raises ConfigError naming the variable, its value and what it may be; also for a COMMLAYER_* variable that
+        does not exist, since a misspelt setting would otherwise be ignored on one rank only.
+        """
+        environ = os.environ if environ is None else environ
+        present = {name: value.strip() for name, value in environ.items() if name.startswith(_PREFIX) and value.strip()}
+        for name in present:
+            _check(name in _READERS, name, present[name], f"there is no such setting; known: {', '.join(_READERS)}")
+        values = {name.removeprefix(_PREFIX).lower(): _READERS[name](name, text) for name, text in present.items()}
+        return Config(**values)  # type: ignore[arg-type]  # each reader returns its field's type
+
+    def choose_interfaces(self, existing: Sequence[str]) -> list[str]:
+        """Those of the existing interfaces that `ifname` selects, in the order given.
+
+        Raises ConfigError listing what exists when there is no match.
+        """
+        wanted = [pattern for pattern in self.ifname if not pattern.startswith("^")]
+        unwanted = [pattern[1:] for pattern in self.ifname if pattern.startswith("^")]
+        chosen = [
+            name
+            for name in existing
+            if (not wanted or any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted))
+            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in unwanted)
+        ]
+        if self.ifname and not chosen:
+            raise ConfigError(
+                f"COMMLAYER_IFNAME={','.join(self.ifname)} matches no usable network interface; "
+                f"this host has {', '.join(existing) or 'none'}"
+            )
+        return chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What one group, or one communication hook, wants from its operations. The same on every rank."""
+
+    priority: int = 4
+    """Class of service, 0 (most urgent) to 7: packets of a lower number go first through the whole engine."""
+    deterministic: bool = False
+    """Reduce in a fixed order: the same inputs give the same bits in every run. (Replicas agree in any case.)"""
+    algorithm: Algorithm | None = None
+    """All-reduce between hosts for these operations; None: as the process's Config says."""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.priority, int) and 0 <= self.priority < PRIORITIES):
+            raise ConfigError(f"Policy(priority={self.priority!r}): use 0 (most urgent) to {PRIORITIES - 1}")
+        if self.algorithm is not None and self.algorithm not in get_args(Algorithm):
+            raise ConfigError(f"Policy(algorithm={self.algorithm!r}): {_one_of(Algorithm)}")
+
+
+_PREFIX = "COMMLAYER_"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_RATES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def _check(good: bool, name: str, value: object, remedy: str) -> None:
+    if not good:
+        variable = name if name.startswith(_PREFIX) else _PREFIX + name.upper()
+        raise ConfigError(f"{variable}={value}: {remedy}")
+
+
+def _one_of(choice: object) -> str:
+    return f"use one of {', '.join(get_args(choice))}"
+
+
+def _names(variable: str, text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    _check(
+        all(name.strip("^") for name in names), variable, text, "use a comma list of names, as eth0,eth1 or ^docker0"
+    )
+    return names
+
+
+def _flag(variable: str, text: str) -> bool:
+    _check(text in ("0", "1"), variable, text, "use 0 or 1")
+    return text == "1"
+
+
+def _word(variable: str, text: str) -> str:  # noqa: ARG001  # the readers have one signature
+    return text.lower()
+
+
+def _number(units: Mapping[str, int]) -> Callable[[str, str], int]:
+    def read(variable: str, text: str) -> int:
+        unit = text[-1].upper() if text[-1].isalpha() else ""
+        digits = text[: len(text) - len(unit)]
+        good = digits.isascii() and digits.isdigit() and unit in units
+        _check(good, variable, text, f"use a whole number, with {', '.join(u for u in units if u) or 'no unit'}")
+        return int(digits) * units[unit]
+
+    return read
+
+
+def _seconds(variable: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{variable}={text}: use a number of seconds") from None
+
+
+_READERS: dict[str, Callable[[str, str], object]] = {
+    "COMMLAYER_IFNAME": _names,
+    "COMMLAYER_SHM": _flag,
+    "COMMLAYER_ALGORITHM": _word,
+    "COMMLAYER_SEGMENT_BYTES": _number(_UNITS),
+    "COMMLAYER_CONGESTION": _word,
+    "COMMLAYER_RATE_BPS": _number(_RATES),
+    "COMMLAYER_PEER_TIMEOUT_S": _seconds,
+    "COMMLAYER_MTU": _number({"": 1}),
+    "COMMLAYER_LOG": _word,
+}

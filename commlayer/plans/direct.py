@@ -1,0 +1,230 @@
+"""Direct algorithms over the network: everybody talks to everybody, in one or two network steps.
+
+The all-reduce is the reduce-scatter + all-gather of Rabenseifner ("Optimization of Collective Reduction Operations",
+2004), each half done by direct exchange: every rank owns one shard, everybody sends its part of a shard to the owner,
+the owner reduces what arrives and sends the result back. Each rank sends 2 (n-1)/n of the data, the least possible,
+in two network steps.
+
+It is done per segment, and no segment waits for another: the gather half of one overlaps the reduce half of the next.
+
+Functions named `*_segment` add the steps of one segment between some of the ranks (`members`, in the same order
+everywhere) to a plan; the hierarchical algorithms are made of them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
+from .plan import Buffer, Plan, PlanBuilder
+from .settings import Settings
+from .window import Window
+
+INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
+
+BARRIER_BYTES = 8
+"""Barrier messages say nothing, but a packet with a payload takes the same path as every other."""
+
+ORDERED_SEGMENTS = 16
+"""Segments in flight where rank-ordered reduction needs scratch: about 2 MiB of it by default."""
+
+
+def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """In place in OUTPUT."""
+    b = PlanBuilder(rank, world_size)
+    members = range(world_size)
+    pieces = segments(Range(0, numel * itemsize), itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES * world_size)
+    cuts = [partition(piece, world_size, itemsize) for piece in pieces]
+    owned = [shards[rank] for shards in cuts]
+    window = ordered_window(b, world_size, owned) if _ordered(world_size, settings) else None
+    for shards in cuts:
+        all_reduce_segment(b, members, shards, divisor=divisor, window=window)
+    return b.build()
+
+
+def all_reduce_segment(
+    b: PlanBuilder,
+    members: Sequence[int],
+    shards: Sequence[Range],
+    *,
+    divisor: int,
+    window: Window | None,
+    after: Sequence[int] = (),
+) -> list[int]:
+    """All-reduces ranges of OUTPUT, shards[i] being owned by members[i]; returns what ends when the result is there.
+
+    `after` is what makes this rank's own contribution ready.
+    """
+    me = members.index(b.rank)
+    own = shards[me]
+    for i in others(members, me):
+        if shards[i].length:
+            b.send(members[i], OUTPUT, *shards[i], after)
+    done = list(after)
+    if own.length:
+        done = reduce_segment(b, members, own, window=window, after=after)
+        if divisor > 1:
+            done = [b.scale(OUTPUT, *own, divisor, done)]
+        for i in others(members, me):
+            b.send(members[i], OUTPUT, *own, done)
+    # A result overwrites memory that this rank's own send of that shard reads, and need not wait for that send: the
+    # owner sends the result only when it has every byte of everybody's, and drops what a late retransmission repeats.
+    return done + [b.recv_copy(members[i], OUTPUT, *shards[i]) for i in others(members, me) if shards[i].length]
+
+
+def reduce_segment(
+    b: PlanBuilder,
+    members: Sequence[int],
+    own: Range,
+    *,
+    window: Window | None,
+    begin: Sequence[int] = (),
+    after: Sequence[int] = (),
+) -> list[int]:
+    """Reduces what the other members send into a range of OUTPUT; returns what ends when all is in.
+
+    This rank's own part is in OUTPUT after `begin`, and complete after `after`. Peers' parts are reduced as they come,
+    perhaps before that; with a window after that, and in the order of the members.
+    """
+    me = members.index(b.rank)
+    if window is None:
+        return [*after, *(b.recv_reduce(members[i], OUTPUT, *own, begin) for i in others(members, me))]
+    slot, free = window.take()
+    received = {}
+    for i in others(members, me):
+        received[i] = b.recv_copy(members[i], SCRATCH, slot + i * own.length, own.length, free)
+    done = [*begin, *after]
+    for i in sorted(received):
+        done = [b.reduce(SCRATCH, slot + i * own.length, OUTPUT, *own, [*done, received[i]])]
+    window.release(done)
+    return done
+
+
+def ordered_window(b: PlanBuilder, members: int, owned: Sequence[Range]) -> Window:
+    """The scratch that ordered reduction of these ranges needs: room for each member's contribution."""
+    slot_bytes = members * max((own.length for own in owned), default=0)
+    return Window(b, slot_bytes, min(ORDERED_SEGMENTS, max(len(owned), 1)))
+
+
+def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int) -> Plan:
+    """All-reduce in one network step, for small messages: everybody sends everything to everybody.
+
+    Every rank reduces rank 0's + rank 1's + ... in that order, so all replicas have the same bits.
+    """
+    b = PlanBuilder(rank, world_size)
+    length = numel * itemsize
+    if length:
+        slots = [b.scratch(length) for _ in range(world_size)]
+        # The sends read a snapshot: OUTPUT may be overwritten before they have been acknowledged.
+        arrived = {rank: b.copy(OUTPUT, 0, SCRATCH, slots[rank], length)}
+        for peer in others(range(world_size), rank):
+            b.send(peer, SCRATCH, slots[rank], length, [arrived[rank]])
+        for peer in others(range(world_size), rank):
+            arrived[peer] = b.recv_copy(peer, SCRATCH, slots[peer], length)
+        done = b.copy(SCRATCH, slots[0], OUTPUT, 0, length, [arrived[0], arrived[rank]])
+        for peer in range(1, world_size):
+            done = b.reduce(SCRATCH, slots[peer], OUTPUT, 0, length, [done, arrived[peer]])
+        if divisor > 1:
+            b.scale(OUTPUT, 0, length, divisor, [done])
+    return b.build()
+
+
+def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """INPUT of world_size x numel elements to OUTPUT of numel; OUTPUT may be this rank's part of INPUT."""
+    b = PlanBuilder(rank, world_size)
+    members = range(world_size)
+    length = numel * itemsize
+    pieces = per_rank_segments(length, world_size, itemsize, settings)
+    window = ordered_window(b, world_size, pieces) if _ordered(world_size, settings) else None
+    for piece in pieces:
+        for peer in others(members, rank):
+            b.send(peer, INPUT, peer * length + piece.offset, piece.length)
+        own = b.copy(INPUT, rank * length + piece.offset, OUTPUT, *piece)
+        done = reduce_segment(b, members, piece, window=window, begin=[own])
+        if divisor > 1:
+            b.scale(OUTPUT, *piece, divisor, done)
+    return b.build()
+
+
+def all_gather(rank: int, world_size: int, numel: int, itemsize: int, settings: Settings) -> Plan:
+    """INPUT of numel elements to OUTPUT of world_size x numel; INPUT may be its own place in OUTPUT."""
+    b = PlanBuilder(rank, world_size)
+    length = numel * itemsize
+    for piece in per_rank_segments(length, world_size, itemsize, settings):
+        for peer in others(range(world_size), rank):
+            b.send(peer, INPUT, *piece)
+        b.copy(INPUT, piece.offset, OUTPUT, rank * length + piece.offset, piece.length)
+        for peer in others(range(world_size), rank):
+            b.recv_copy(peer, OUTPUT, peer * length + piece.offset, piece.length)
+    return b.build()
+
+
+def broadcast(rank: int, world_size: int, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:
+    """The root's OUTPUT to everybody's OUTPUT."""
+    b = PlanBuilder(rank, world_size)
+    for piece in segments(Range(0, numel * itemsize), itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES):
+        broadcast_segment(b, range(world_size), piece, itemsize, root=root)
+    return b.build()
+
+
+SCATTER_LIMIT_BYTES = 16 << 10
+"""A shorter broadcast segment goes to each member whole: one network step instead of two."""
+
+
+def broadcast_segment(b: PlanBuilder, members: Sequence[int], piece: Range, itemsize: int, *, root: int) -> list[int]:
+    """The root's range of OUTPUT to all members; returns what ends when it is there.
+
+    Longer segments are scattered by the root and then gathered from one another by the others, so that the root sends
+    everything once and not once per member (van de Geijn's scatter/all-gather broadcast).
+    """
+    receivers = [member for member in members if member != root]
+    if piece.length < SCATTER_LIMIT_BYTES or len(receivers) == 1:
+        if b.rank != root:
+            return [b.recv_copy(root, OUTPUT, *piece)]
+        for receiver in receivers:
+            b.send(receiver, OUTPUT, *piece)
+        return []
+    shards = partition(piece, len(receivers), itemsize)
+    if b.rank == root:
+        for receiver, shard in zip(receivers, shards, strict=True):
+            b.send(receiver, OUTPUT, *shard)
+        return []
+    me = receivers.index(b.rank)
+    own = b.recv_copy(root, OUTPUT, *shards[me])
+    for i in others(receivers, me):
+        b.send(receivers[i], OUTPUT, *shards[me], [own])
+    return [own] + [b.recv_copy(receivers[i], OUTPUT, *shards[i]) for i in others(receivers, me)]
+
+
+def barrier(rank: int, world_size: int) -> Plan:
+    """Ends on no rank before it has begun on all."""
+    b = PlanBuilder(rank, world_size)
+    barrier_segment(b, range(world_size))
+    return b.build()
+
+
+def barrier_segment(b: PlanBuilder, members: Sequence[int], after: Sequence[int] = ()) -> list[int]:
+    """Tells every member that `after` is done; returns what ends when all have told so."""
+    mine = b.scratch(BARRIER_BYTES)
+    heard = []
+    for i in others(members, members.index(b.rank)):
+        b.send(members[i], SCRATCH, mine, BARRIER_BYTES, after)
+        heard.append(b.recv_copy(members[i], SCRATCH, b.scratch(BARRIER_BYTES), BARRIER_BYTES))
+    return heard
+
+
+def per_rank_segments(length: int, world_size: int, itemsize: int, settings: Settings) -> list[Range]:
+    """Cuts what each rank contributes, or gets, so that one segment of all ranks together has the usual size."""
+    segment_bytes = max(settings.segment_bytes // world_size, 1)
+    return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES)
+
+
+def _ordered(world_size: int, settings: Settings) -> bool:
+    """Two contributions give the same sum in either order."""
+    return settings.deterministic and world_size > 2
+
+
+def others(members: Sequence[int], me: int) -> range | list[int]:
+    """The indices of the others, beginning after `me`: so all ranks begin with a different peer and none is flooded."""
+    n = len(members)
+    return [(me + i) % n for i in range(1, n)]

@@ -1,0 +1,182 @@
+"""Algorithms for several hosts: shared memory within a host, the network between hosts.
+
+Data crosses the network once per host and not once per rank. For the all-reduce every host has the same number of
+owners, the smallest number of ranks that any host has; a segment is reduced to the owners within each host, between
+the owners of the same shard over the network, and spread within the host again. The host part is one chain that works
+on a later segment than the network: `NETWORK_LAG` segments may be on the network at a time.
+
+`hosts` are the group ranks by host. Every rank of the group posts equally often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import direct
+from .host import SLOTS, await_all, staged_all_reduce, staged_broadcast, staging_area
+from .partition import Range, partition, segments
+from .plan import Buffer, Plan, PlanBuilder
+from .settings import Settings
+from .window import Window
+
+INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, Buffer.STAGING
+
+NETWORK_LAG = 8
+"""Enough segments to fill a long or fast path while the last one comes back."""
+
+Hosts = tuple[tuple[int, ...], ...]
+
+
+def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """In place in OUTPUT."""
+    b = PlanBuilder(rank, sum(map(len, hosts)))
+    local = home(hosts, rank)
+    me = local.index(rank)
+    owners = min(map(len, hosts))
+    slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
+    pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_bytes, longest), longest)
+    members = [host[me] for host in hosts] if me < owners else []
+    window = None
+    if settings.deterministic and members:
+        shards = [partition(piece, owners, itemsize)[me] for piece in pieces]
+        owned = [partition(shard, len(hosts), itemsize)[members.index(rank)] for shard in shards]
+        window = direct.ordered_window(b, len(hosts), owned)
+
+    def finish(own: Range, after: Sequence[int]) -> list[int]:
+        shards = partition(own, len(hosts), itemsize)
+        return direct.all_reduce_segment(b, members, shards, divisor=divisor, window=window, after=after)
+
+    lag = min(NETWORK_LAG, len(pieces) - 1)
+    staged_all_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag)
+    return b.build()
+
+
+def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """INPUT of world size x numel elements to OUTPUT of numel; OUTPUT may be this rank's part of INPUT."""
+    world_size = sum(map(len, hosts))
+    b = PlanBuilder(rank, world_size)
+    local = home(hosts, rank)
+    peers = [peer for peer in local if peer != rank]
+    elsewhere = [other for other in range(world_size) if delegate(hosts, local, other) != rank]
+    remote = [other for other in clients(hosts, rank) if other != rank]
+    members = [delegate(hosts, host, rank) for host in hosts]
+    length = numel * itemsize
+    slot_bytes, longest = staging_area(settings.staging_bytes, 1, world_size, itemsize)
+    segment_bytes = min(max(settings.segment_bytes // world_size, 1), longest)
+    pieces = segments(Range(0, length), itemsize, segment_bytes, longest)
+    window = direct.ordered_window(b, len(hosts), pieces) if settings.deterministic else None
+    sending = Window(b, len(remote) * max((piece.length for piece in pieces), default=0), NETWORK_LAG)
+    chain = b.chain()
+
+    def reduce_here(destination: int, piece: Range, staged: int, target: Buffer, at: int, free: Sequence[int]) -> int:
+        with chain:
+            began = b.copy(INPUT, destination * length + piece.offset, target, at, piece.length, free)
+            for peer in peers:
+                b.reduce(STAGING, staged + destination * piece.length, target, at, piece.length, staging_of=peer)
+        return began
+
+    # A slot is written for k + 2 after awaiting everybody's post of k + 1, which follows their reduction of k.
+    for k, piece in enumerate(pieces):
+        staged = k % SLOTS * slot_bytes
+        with chain:
+            for other in elsewhere if peers else ():
+                b.copy(INPUT, other * length + piece.offset, STAGING, staged + other * piece.length, piece.length)
+            b.post()
+            await_all(b, peers, b.posts)
+        place, free = sending.take()
+        sends = []
+        for i, other in enumerate(remote):
+            at = place + i * piece.length
+            reduce_here(other, piece, staged, SCRATCH, at, free)
+            sends.append(b.send(other, SCRATCH, at, piece.length, chain.tail))
+        sending.release(sends)
+        began = reduce_here(rank, piece, staged, OUTPUT, piece.offset, ())
+        done = direct.reduce_segment(b, members, piece, window=window, begin=[began], after=chain.tail)
+        if divisor > 1:
+            b.scale(OUTPUT, *piece, divisor, done)
+    return b.build()
+
+
+def all_gather(rank: int, hosts: Hosts, numel: int, itemsize: int, settings: Settings) -> Plan:
+    """INPUT of numel elements to OUTPUT of world size x numel; INPUT may be its own place in OUTPUT."""
+    world_size = sum(map(len, hosts))
+    b = PlanBuilder(rank, world_size)
+    local = home(hosts, rank)
+    peers = [peer for peer in local if peer != rank]
+    length = numel * itemsize
+    carried = [clients(hosts, each) for each in range(world_size)]
+    parts = max(map(len, carried))
+    slot_bytes, longest = staging_area(settings.staging_bytes, 1, parts, itemsize)
+    segment_bytes = min(max(settings.segment_bytes // world_size, 1), longest)
+    chain = b.chain()
+    # A slot is written for k + 2 after awaiting everybody's post of k + 1, which follows their copying of k.
+    for k, piece in enumerate(segments(Range(0, length), itemsize, segment_bytes, longest)):
+        staged = k % SLOTS * slot_bytes
+        there = {rank: b.copy(INPUT, piece.offset, OUTPUT, rank * length + piece.offset, piece.length)}
+        for host in hosts:
+            if host is not local:
+                b.send(delegate(hosts, host, rank), INPUT, *piece)
+        for other in carried[rank]:
+            if other != rank:
+                there[other] = b.recv_copy(other, OUTPUT, other * length + piece.offset, piece.length)
+        with chain:
+            for i, other in enumerate(carried[rank] if peers else ()):
+                source = other * length + piece.offset
+                b.copy(OUTPUT, source, STAGING, staged + i * piece.length, piece.length, [there[other]])
+            b.post()
+            for peer in peers:
+                b.await_(peer, b.posts)
+                for i, other in enumerate(carried[peer]):
+                    target = other * length + piece.offset
+                    b.copy(STAGING, staged + i * piece.length, OUTPUT, target, piece.length, staging_of=peer)
+    return b.build()
+
+
+def broadcast(rank: int, hosts: Hosts, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:
+    """The root's OUTPUT to everybody's OUTPUT."""
+    b = PlanBuilder(rank, sum(map(len, hosts)))
+    local = home(hosts, rank)
+    leaders = [root if root in host else host[0] for host in hosts]
+    leader = leaders[hosts.index(local)]
+    slot_bytes, longest = staging_area(settings.staging_bytes, 1, 1, itemsize)
+    pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_bytes, longest), longest)
+    ready: list[list[int]] = [[] for _ in pieces]
+    if rank == leader:
+        ready = [direct.broadcast_segment(b, leaders, piece, itemsize, root=root) for piece in pieces]
+    staged_broadcast(b, local, pieces, slot_bytes, ready, root=leader)
+    return b.build()
+
+
+def barrier(rank: int, hosts: Hosts) -> Plan:
+    """Ends on no rank before it has begun on all."""
+    b = PlanBuilder(rank, sum(map(len, hosts)))
+    local = home(hosts, rank)
+    chain = b.chain()
+    with chain:
+        b.post()
+    heard: list[int] = []
+    if rank == local[0]:
+        with chain:
+            await_all(b, local, b.posts)
+        heard = direct.barrier_segment(b, [host[0] for host in hosts], chain.tail)
+    with chain:
+        b.post(heard)
+        if rank != local[0]:
+            b.await_(local[0], b.posts)
+    return b.build()
+
+
+def home(hosts: Hosts, rank: int) -> tuple[int, ...]:
+    """The ranks on the host of `rank`."""
+    return next(host for host in hosts if rank in host)
+
+
+def delegate(hosts: Hosts, host: tuple[int, ...], rank: int) -> int:
+    """Who on `host` deals with the part of `rank` in the network: on its own host, `rank` itself."""
+    return host[home(hosts, rank).index(rank) % len(host)]
+
+
+def clients(hosts: Hosts, rank: int) -> list[int]:
+    """The ranks whose delegate `rank` is on its host: itself, and some of every other host."""
+    host = home(hosts, rank)
+    return [other for each in hosts for other in each if delegate(hosts, host, other) == rank]

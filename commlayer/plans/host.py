@@ -1,0 +1,255 @@
+"""Algorithms among the ranks of one host, through staging: memory of each rank that all of them have mapped.
+
+A rank COPYs what others need into its own staging, POSTs, and AWAITs the others' posts before it reads theirs. Staging
+is divided into areas, each with two slots that segments take in turn. The executor keeps consecutive operations apart
+(they use alternating halves of the memory, and none starts before every peer has ended the one two before it); within
+an operation a plan must not write a slot that somebody still reads. Each function says why it does not.
+
+All steps that touch staging are one chain, since one thread runs them anyway. `local` are the group ranks of this
+host, ascending. Every rank posts equally often, as the executor requires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..errors import ConfigError
+from .partition import ALIGNMENT_BYTES, Range, partition, segments
+from .plan import Buffer, Chain, Plan, PlanBuilder
+from .settings import Settings
+
+INPUT, OUTPUT, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.STAGING
+
+SLOTS = 2
+
+
+def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """In place in OUTPUT; the same bits on every rank."""
+    b = PlanBuilder(rank, world_size)
+    whole, local = Range(0, numel * itemsize), range(world_size)
+    if whole.length <= min(settings.small_bytes, settings.staging_bytes):
+        _small_all_reduce(b, local, whole, divisor)
+        return b.build()
+
+    def finish(own: Range, after: Sequence[int]) -> list[int]:
+        return [b.scale(OUTPUT, *own, divisor, after)] if divisor > 1 else []
+
+    slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
+    pieces = segments(whole, itemsize, longest, longest)
+    staged_all_reduce(b, local, world_size, pieces, itemsize, slot_bytes, finish)
+    return b.build()
+
+
+def _small_all_reduce(b: PlanBuilder, local: Sequence[int], whole: Range, divisor: int) -> None:
+    """One synchronisation: everybody reads everybody's input and reduces rank 0's + rank 1's + ... in that order."""
+    if whole.length == 0:
+        return
+    with b.chain():
+        b.copy(OUTPUT, 0, STAGING, 0, whole.length)
+        b.post()
+        await_all(b, local, b.posts)
+        b.copy(STAGING, 0, OUTPUT, 0, whole.length, staging_of=local[0])
+        for peer in local[1:]:
+            b.reduce(STAGING, 0, OUTPUT, 0, whole.length, staging_of=peer)
+        if divisor > 1:
+            b.scale(OUTPUT, 0, whole.length, divisor)
+
+
+def staged_all_reduce(
+    b: PlanBuilder,
+    local: Sequence[int],
+    owners: int,
+    pieces: Sequence[Range],
+    itemsize: int,
+    slot_bytes: int,
+    finish: Callable[[Range, Sequence[int]], list[int]],
+    lag: int = 0,
+) -> None:
+    """All-reduces segments of OUTPUT; the first `owners` local ranks own a shard of each.
+
+    `finish(own shard, after)` adds what makes the reduction over this host, there once `after` is done, the result,
+    and returns the steps that end it: scaling, or reduction over hosts. `lag` segments may be in there at a time.
+
+    Area A holds contributions, area B results; iteration i reduces segment i and spreads the result of i - lag:
+        contribute i + 1; await all that contributed i; reduce; result of i - lag to B; post; await all; copy out
+    Slots are safe:
+      - A is written for i + 1 after awaiting everybody's end of iteration i - 1, who had then reduced i - 1;
+      - B is written in i after awaiting the same, when everybody had copied out the result of iteration i - 2.
+    """
+    if not pieces:
+        return
+    me = local.index(b.rank)
+    peers = [rank for rank in local if rank != b.rank]
+    cuts = [partition(piece, owners, itemsize) for piece in pieces]
+    contributed: list[int] = []
+    finished: list[list[int]] = []
+    chain = b.chain()
+
+    def slot(area: int, segment: int) -> int:
+        return (area * SLOTS + segment % SLOTS) * slot_bytes
+
+    def contribute(segment: int) -> None:
+        # Everything but this rank's own shard, which is the only one that nobody else reduces.
+        piece = pieces[segment]
+        own = cuts[segment][me] if me < owners else Range(piece.offset + piece.length, 0)
+        head = Range(piece.offset, own.offset - piece.offset)
+        tail_offset = own.offset + own.length
+        tail = Range(tail_offset, piece.offset + piece.length - tail_offset)
+        for part in (head, tail):
+            if part.length and peers:
+                b.copy(OUTPUT, part.offset, STAGING, slot(0, segment) + part.offset - piece.offset, part.length)
+        b.post()
+        contributed.append(b.posts)
+
+    with chain:
+        contribute(0)
+    for i in range(len(pieces) + lag):
+        if i + 1 < len(pieces):
+            with chain:
+                contribute(i + 1)
+        if i < len(pieces):
+            finished.append(_reduce_own(b, chain, peers, me, cuts[i], pieces[i], slot(0, i), contributed[i], finish))
+        k = i - lag
+        with chain:
+            if k >= 0 and me < owners and cuts[k][me].length and peers:
+                own = cuts[k][me]
+                b.copy(OUTPUT, own.offset, STAGING, slot(1, k) + own.offset - pieces[k].offset, own.length, finished[k])
+            b.post()
+            await_all(b, peers, b.posts)
+            if k >= 0:
+                for j, shard in enumerate(cuts[k]):
+                    if j != me and shard.length:
+                        staged = slot(1, k) + shard.offset - pieces[k].offset
+                        b.copy(STAGING, staged, OUTPUT, *shard, staging_of=local[j])
+
+
+def _reduce_own(
+    b: PlanBuilder,
+    chain: Chain,
+    peers: Sequence[int],
+    me: int,
+    shards: Sequence[Range],
+    piece: Range,
+    slot: int,
+    contributed: int,
+    finish: Callable[[Range, Sequence[int]], list[int]],
+) -> list[int]:
+    if me >= len(shards) or not shards[me].length:
+        return []
+    own = shards[me]
+    with chain:
+        for peer in peers:
+            b.await_(peer, contributed)
+            b.reduce(STAGING, slot + own.offset - piece.offset, OUTPUT, *own, staging_of=peer)
+    return finish(own, chain.tail)
+
+
+def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """INPUT of world_size x numel elements to OUTPUT of numel; OUTPUT may be this rank's part of INPUT."""
+    b = PlanBuilder(rank, world_size)
+    local = range(world_size)
+    length = numel * itemsize
+    slot_bytes, longest = staging_area(settings.staging_bytes, 1, world_size, itemsize)
+    # A slot is written for k + 2 after awaiting everybody's post of k + 1, which follows their reduction of k.
+    with b.chain():
+        for k, piece in enumerate(segments(Range(0, length), itemsize, longest, longest)):
+            slot = k % SLOTS * slot_bytes
+            for peer in local:
+                if peer != rank:
+                    source = peer * length + piece.offset
+                    b.copy(INPUT, source, STAGING, slot + peer * piece.length, piece.length)
+            b.post()
+            b.copy(INPUT, rank * length + piece.offset, OUTPUT, *piece)
+            for peer in local:
+                if peer != rank:
+                    b.await_(peer, b.posts)
+                    b.reduce(STAGING, slot + rank * piece.length, OUTPUT, *piece, staging_of=peer)
+            if divisor > 1:
+                b.scale(OUTPUT, *piece, divisor)
+    return b.build()
+
+
+def all_gather(rank: int, world_size: int, numel: int, itemsize: int, settings: Settings) -> Plan:
+    """INPUT of numel elements to OUTPUT of world_size x numel; INPUT may be its own place in OUTPUT."""
+    b = PlanBuilder(rank, world_size)
+    length = numel * itemsize
+    slot_bytes, longest = staging_area(settings.staging_bytes, 1, 1, itemsize)
+    # A slot is written for k + 2 after awaiting everybody's post of k + 1, which follows their copying of k.
+    with b.chain():
+        for k, piece in enumerate(segments(Range(0, length), itemsize, longest, longest)):
+            slot = k % SLOTS * slot_bytes
+            b.copy(INPUT, piece.offset, STAGING, slot, piece.length)
+            b.post()
+            b.copy(INPUT, piece.offset, OUTPUT, rank * length + piece.offset, piece.length)
+            for peer in range(world_size):
+                if peer != rank:
+                    b.await_(peer, b.posts)
+                    target = peer * length + piece.offset
+                    b.copy(STAGING, slot, OUTPUT, target, piece.length, staging_of=peer)
+    return b.build()
+
+
+def broadcast(rank: int, world_size: int, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:
+    """The root's OUTPUT to everybody's OUTPUT."""
+    b = PlanBuilder(rank, world_size)
+    slot_bytes, longest = staging_area(settings.staging_bytes, 1, 1, itemsize)
+    pieces = segments(Range(0, numel * itemsize), itemsize, longest, longest)
+    staged_broadcast(b, range(world_size), pieces, slot_bytes, [[] for _ in pieces], root=root)
+    return b.build()
+
+
+def staged_broadcast(
+    b: PlanBuilder,
+    local: Sequence[int],
+    pieces: Sequence[Range],
+    slot_bytes: int,
+    ready: Sequence[Sequence[int]],
+    *,
+    root: int,
+) -> None:
+    """The ranges of the root's OUTPUT to all local ranks' OUTPUT; at the root, range k is there after ready[k]."""
+    peers = [rank for rank in local if rank != b.rank]
+    with b.chain():
+        for k, piece in enumerate(pieces):
+            slot = k % SLOTS * slot_bytes
+            if b.rank == root and peers:
+                # The slot's last readers: they post k - 1 when they have copied out segment k - 2.
+                if k >= SLOTS:
+                    await_all(b, peers, b.posts + 1 - SLOTS)
+                b.copy(OUTPUT, piece.offset, STAGING, slot, piece.length, ready[k])
+            elif b.rank != root:
+                b.await_(root, b.posts + 1)
+                b.copy(STAGING, slot, OUTPUT, *piece, staging_of=root)
+            b.post()
+
+
+def barrier(rank: int, world_size: int) -> Plan:
+    """Ends on no rank before it has begun on all."""
+    b = PlanBuilder(rank, world_size)
+    with b.chain():
+        b.post()
+        await_all(b, [peer for peer in range(world_size) if peer != rank], b.posts)
+    return b.build()
+
+
+def await_all(b: PlanBuilder, ranks: Sequence[int], value: int) -> None:
+    """Waits until each of the ranks has posted `value` times."""
+    for rank in ranks:
+        if rank != b.rank:
+            b.await_(rank, value)
+
+
+def staging_area(staging_bytes: int, areas: int, parts: int, itemsize: int) -> tuple[int, int]:
+    """Divides a rank's staging into `areas` areas of two slots, which hold `parts` parts of a segment each.
+
+    Returns the bytes of a slot and the most bytes of a part.
+    """
+    slot_bytes = staging_bytes // (areas * SLOTS) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    part_bytes = slot_bytes // parts
+    part_bytes = part_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES or part_bytes // itemsize * itemsize
+    if part_bytes == 0:
+        raise ConfigError(
+            f"staging of {staging_bytes} bytes per rank is too small: {areas * SLOTS} slots must hold {parts} elements "
+            f"of {itemsize} bytes each; raise the staging size"
+        )
+    return slot_bytes, part_bytes

@@ -1,0 +1,149 @@
+"""Runs the plans of all ranks together on numpy arrays: what a plan means, without sockets, threads or time.
+
+The order of events is random (and repeatable): any order that the dependencies allow may happen, and every transfer
+happens in two parts at different times, as packets and parallel processes would have it. So a missing dependency or a
+slot that is used again too early shows as a wrong result for some seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..transport.base import Op
+from .plan import Buffer, Plan, StepKind
+
+Array = npt.NDArray[Any]
+
+REDUCTIONS: dict[Op, np.ufunc] = {Op.SUM: np.add, Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}
+RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
+
+
+def run(plans: Sequence[Plan], inputs: Sequence[Array], outputs: Sequence[Array], op: Op, *, seed: int = 0) -> None:
+    """Executes plans[r] on inputs[r] and outputs[r], flat arrays of one dtype, until every step is done.
+
+    Raises RuntimeError when no step can go on: a deadlock, or messages without a match.
+    """
+    Interpreter(plans, inputs, outputs, op, seed).run()
+
+
+class Event(NamedTuple):
+    """Part of a step that may happen now."""
+
+    rank: int
+    step: int
+    offset: int
+    length: int
+    payload: Array | None = None
+
+
+class Interpreter:
+    """The state of all ranks: what is left of each step, what is in memory, and what is on the wire."""
+
+    def __init__(
+        self, plans: Sequence[Plan], inputs: Sequence[Array], outputs: Sequence[Array], op: Op, seed: int
+    ) -> None:
+        self.dtype, self.reduction, self.random = outputs[0].dtype, REDUCTIONS[op], random.Random(seed)  # noqa: S311
+        self.steps = [plan.steps.tolist() for plan in plans]
+        self.successors = [plan.successors.tolist() for plan in plans]
+        self.dependencies = [plan.steps["dependencies"].tolist() for plan in plans]
+        self.left = [[max(step[6], 1) for step in steps] for steps in self.steps]  # bytes; POST and AWAIT have 1
+        self.posted = [0] * len(plans)
+        self.awaits: list[tuple[int, int]] = []
+        self.events: list[Event] = []
+        self.wire: dict[tuple[int, int, int], list[tuple[int, Array]]] = {}  # by sender, receiver, message
+        self.receivers: dict[tuple[int, int, int], int] = {}  # the receive step of a message, once it may begin
+        garbage = np.random.default_rng(seed)
+        self.memory = [
+            {
+                Buffer.INPUT: inputs[rank].view(np.uint8),
+                Buffer.OUTPUT: outputs[rank].view(np.uint8),
+                Buffer.SCRATCH: garbage.integers(1, 99, plan.scratch_bytes, np.uint8),
+                Buffer.STAGING: garbage.integers(1, 99, plan.staging_bytes, np.uint8),
+            }
+            for rank, plan in enumerate(plans)
+        ]
+
+    def run(self) -> None:
+        for rank, counts in enumerate(self.dependencies):
+            for step, count in enumerate(counts):
+                if count == 0:
+                    self.begin(rank, step)
+        while self.events:
+            at = self.random.randrange(len(self.events))
+            self.events[at], self.events[-1] = self.events[-1], self.events[at]
+            self.happen(self.events.pop())
+        stuck = [(rank, step) for rank, left in enumerate(self.left) for step, more in enumerate(left) if more]
+        if stuck:
+            raise RuntimeError(f"{len(stuck)} steps never ended; the first (rank, step) is {stuck[0]}")
+
+    def begin(self, rank: int, step: int) -> None:
+        """The step's dependencies are done: from now on its parts may happen."""
+        kind, peer, _, _, _, _, length, message = self.steps[rank][step][:8]
+        if kind == StepKind.AWAIT and self.posted[peer] < message:
+            self.awaits.append((rank, step))
+        elif kind in (StepKind.POST, StepKind.AWAIT):
+            self.events.append(Event(rank, step, 0, 1))
+        elif kind in RECEIVES:
+            name = (peer, rank, message)
+            self.receivers[name] = step
+            for offset, payload in self.wire.pop(name, []):
+                self.events.append(Event(rank, step, offset, payload.nbytes, payload))
+        else:
+            elements = length // self.dtype.itemsize
+            cut = self.random.randint(1, elements - 1) * self.dtype.itemsize if elements > 1 else length
+            self.events.append(Event(rank, step, 0, cut))
+            if cut < length:
+                self.events.append(Event(rank, step, cut, length - cut))
+
+    def happen(self, event: Event) -> None:
+        rank, step, offset, length, payload = event
+        kind, peer, source, target, source_offset, target_offset, _, message = self.steps[rank][step][:8]
+        if kind == StepKind.POST:
+            self.posted[rank] = message
+            woken = [each for each in self.awaits if self.awaited(*each)]
+            self.awaits = [each for each in self.awaits if each not in woken]
+            self.events += [Event(*each, 0, 1) for each in woken]
+        elif kind == StepKind.SEND:
+            self.arrive((rank, peer, message), offset, self.part(rank, peer, source, source_offset + offset, length))
+        elif kind != StepKind.AWAIT:
+            into = self.part(rank, peer, target, target_offset + offset, length)
+            if kind == StepKind.SCALE:
+                into[:] = into / peer if self.dtype.kind == "f" else np.trunc(into / peer).astype(self.dtype)
+            else:
+                data = payload if payload is not None else self.part(rank, peer, source, source_offset + offset, length)
+                reduces = kind in (StepKind.REDUCE, StepKind.RECV_REDUCE)
+                into[:] = self.reduction(into, data) if reduces else data
+        self.end(rank, step, length)
+
+    def arrive(self, name: tuple[int, int, int], offset: int, data: Array) -> None:
+        """Bytes reach the receiver, which keeps them until its receive step begins."""
+        payload = data.copy()
+        if name in self.receivers:
+            self.events.append(Event(name[1], self.receivers[name], offset, payload.nbytes, payload))
+        else:
+            self.wire.setdefault(name, []).append((offset, payload))
+
+    def end(self, rank: int, step: int, length: int) -> None:
+        self.left[rank][step] -= length
+        if self.left[rank][step] == 0:
+            first, count = self.steps[rank][step][9:]
+            for successor in self.successors[rank][first : first + count]:
+                self.dependencies[rank][successor] -= 1
+                if self.dependencies[rank][successor] == 0:
+                    self.begin(rank, successor)
+
+    def awaited(self, rank: int, step: int) -> bool:
+        _, peer, _, _, _, _, _, message = self.steps[rank][step][:8]
+        return bool(self.posted[peer] >= message)
+
+    def part(self, rank: int, peer: int, buffer: int, offset: int, length: int) -> Array:
+        """A range of a buffer as elements; a range outside of the buffer is an error and not a short one."""
+        memory = self.memory[peer if buffer == Buffer.STAGING else rank][Buffer(buffer)]
+        if offset + length > memory.nbytes:
+            raise IndexError(f"rank {rank}: bytes {offset}..{offset + length} of {memory.nbytes} in {Buffer(buffer)!r}")
+        return memory[offset : offset + length].view(self.dtype)

@@ -1,0 +1,28 @@
+"""Scratch memory used in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .plan import PlanBuilder
+
+
+class Window:
+    """A few slots of scratch, handed out in turn; a slot's next user waits until its last user is done.
+
+    It bounds a plan's scratch however many segments there are, and with that how many of them are in flight.
+    """
+
+    def __init__(self, builder: PlanBuilder, slot_bytes: int, slots: int) -> None:
+        self._offsets = [builder.scratch(slot_bytes) for _ in range(slots)]
+        self._users: list[Sequence[int]] = [()] * slots
+        self._turn = 0
+
+    def take(self) -> tuple[int, Sequence[int]]:
+        """The next slot: its offset in SCRATCH, and the steps to wait for before writing it."""
+        return self._offsets[self._turn], self._users[self._turn]
+
+    def release(self, after: Sequence[int]) -> None:
+        """Ends the use of the slot taken last: it is free after these steps."""
+        self._users[self._turn] = after
+        self._turn = (self._turn + 1) % len(self._offsets)

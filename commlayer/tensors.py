@@ -1,0 +1,102 @@
+"""Tensors as the engine sees them: addresses, element types, and stretches of memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from .transport.base import DType, Op
+
+
+class Kind(NamedTuple):
+    """What the engine does with the elements of a torch type."""
+
+    dtype: DType
+    op: Op = Op.SUM
+    average: bool = False
+    parts: int = 1
+    """Elements of `dtype` in one torch element: 2 for complex numbers."""
+
+
+def _kinds() -> dict[tuple[torch.dtype, int], Kind]:
+    red = ReduceOp
+    ops = {red.SUM: Op.SUM, red.PRODUCT: Op.PRODUCT, red.MIN: Op.MIN, red.MAX: Op.MAX}
+    # On 0 and 1 a sum is "or" and a product is "and".
+    logic = {red.SUM: Op.MAX, red.MAX: Op.MAX, red.PRODUCT: Op.MIN, red.MIN: Op.MIN}
+    floats = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32, torch.float64: DType.F64}
+    integers = {
+        torch.uint8: DType.U8,
+        torch.int8: DType.I8,
+        torch.int16: DType.I16,
+        torch.int32: DType.I32,
+        torch.int64: DType.I64,
+        torch.uint16: DType.U16,
+        torch.uint32: DType.U32,
+        torch.uint64: DType.U64,
+    }
+    kinds = {(t, r.value): Kind(dtype, op) for t, dtype in (floats | integers).items() for r, op in ops.items()}
+    kinds |= {(torch.bool, r.value): Kind(DType.U8, op) for r, op in logic.items()}
+    for t, dtype in floats.items():
+        kinds[t, red.AVG.value] = Kind(dtype, Op.SUM, average=True)
+    for t, dtype in ((torch.complex64, DType.F32), (torch.complex128, DType.F64)):
+        kinds[t, red.SUM.value] = Kind(dtype, Op.SUM, parts=2)
+        kinds[t, red.AVG.value] = Kind(dtype, Op.SUM, average=True, parts=2)
+    return kinds
+
+
+REDUCTIONS = _kinds()
+"""The reductions that are ours, by torch type and operator. Everything else falls through to gloo."""
+
+MOVES = {
+    1: Kind(DType.U8),
+    2: Kind(DType.U16),
+    4: Kind(DType.U32),
+    8: Kind(DType.U64),
+    16: Kind(DType.U64, parts=2),
+}
+"""How to move elements that nobody computes with, by their size in bytes."""
+
+
+def are_plain(tensors: list[Tensor]) -> bool:
+    """Whether the engine can reach these tensors: strided, on the CPU, of one type."""
+    dtype = tensors[0].dtype
+    return all(tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype is dtype for tensor in tensors)
+
+
+def are_alike(tensors: list[Tensor], one: Tensor) -> bool:
+    """Whether a list's tensors are all as long as the one: lists of uneven tensors fall through."""
+    return all(tensor.numel() == one.numel() for tensor in tensors)
+
+
+def _are_consecutive(tensors: list[Tensor]) -> bool:
+    """Whether the elements lie in memory one after the other, as chunks of one tensor do."""
+    address = tensors[0].data_ptr()
+    for tensor in tensors:
+        if not tensor.is_contiguous() or tensor.data_ptr() != address or tensor.is_conj() or tensor.is_neg():
+            return False
+        address += tensor.nbytes
+    return True
+
+
+def flatten(tensors: list[Tensor]) -> Tensor:
+    """The elements of these tensors in one stretch: the first tensor if they are already, else a copy."""
+    if _are_consecutive(tensors):
+        return tensors[0]
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def space(tensors: list[Tensor]) -> Tensor:
+    """Room for the elements of these tensors in one stretch: the first tensor if they are, else new memory."""
+    if _are_consecutive(tensors):
+        return tensors[0]
+    return tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
+
+
+def copy_back(copies: list[tuple[Tensor, list[Tensor]]]) -> None:
+    with torch.no_grad():
+        for flat, tensors in copies:
+            for part, tensor in zip(flat.split([tensor.numel() for tensor in tensors]), tensors, strict=True):
+                tensor.copy_(part.view(tensor.shape))

@@ -1,0 +1,87 @@
+"""What the layers above may ask of a transport, and the types shared with plans and compress.
+
+A `Group` is one communicator seen from one rank: it runs plans. `transport/native.py` is the real one; tests have
+fakes. Nothing here imports torch or the compiled module.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..plans.plan import Plan
+
+
+class DType(enum.IntEnum):
+    """Element types the native kernels reduce; values equal `enum cl_dtype`."""
+
+    U8 = 0
+    I8 = 1
+    I16 = 2
+    I32 = 3
+    I64 = 4
+    F16 = 5
+    BF16 = 6
+    F32 = 7
+    F64 = 8
+    U16 = 9
+    U32 = 10
+    U64 = 11
+
+
+class Op(enum.IntEnum):
+    """Reductions; values equal `enum cl_op`. AVG is SUM with the plan's SCALE steps."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+
+
+class Handle(Protocol):
+    """One submitted operation."""
+
+    def done(self) -> bool:
+        """True once the operation ended, well or not. Never blocks."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Blocks without the GIL until the operation ended.
+
+        Raises the operation's CommError if it failed, OperationTimeoutError if `timeout_s` passed first (the
+        operation itself goes on until its own timeout).
+        """
+
+    def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Calls `callback(error or None)` exactly once, from the completion thread, or at once when already done."""
+
+
+class Group(Protocol):
+    """A communicator. Every rank must submit the same operations in the same order."""
+
+    rank: int
+    size: int
+    hosts: tuple[tuple[int, ...], ...]
+    """Group ranks by host, each host's ranks ascending, hosts ordered by their lowest rank."""
+    staging_bytes: int
+    """Staging memory per rank that one operation's plan may address with CL_STAGING."""
+
+    def submit(
+        self, plan: Plan, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
+    ) -> Handle:
+        """Starts a plan on the memory at addresses `source` (CL_INPUT) and `target` (CL_OUTPUT).
+
+        The caller keeps both alive until the handle is done.
+        """
+
+    def run(
+        self, plan: Plan, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
+    ) -> None:
+        """Submit and wait in one call: the fast path of synchronous collectives. Raises as `Handle.wait`."""
+
+    def abort(self, reason: str) -> None:
+        """Fails every operation in flight, here and on the peers."""
+
+    def close(self) -> None:
+        """Releases the group; idempotent."""

@@ -1,0 +1,77 @@
+"""Which local address talks to which address of a peer: the paths between two processes.
+
+Both ends compute the list on their own and must agree on its order, since packets name their path by number.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+PATHS_MAX = 8
+"""Most paths between two processes, and most addresses of one (`CL_PORTS_MAX`)."""
+
+
+class Path(NamedTuple):
+    """From the local port with this index to an address and UDP port of the peer."""
+
+    local: int
+    address: str
+    port: int
+
+
+def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
+    """The paths from the process described by `own` to that described by `peer` (see `Engine.describe`).
+
+    Processes of one host use loopback. Others: addresses of the same network are paired one to one; where no network
+    is shared (routed hosts), the n-th address of one goes with the n-th of the other. Empty when they share no
+    address family.
+    """
+    swapped = own["peer"] > peer["peer"]
+    first, second = (peer, own) if swapped else (own, peer)
+    pairs = _pairs(first["ports"], second["ports"], same_host=own["host"] == peer["host"])
+    paths = []
+    for one, two in pairs[:PATHS_MAX]:
+        local, remote = (two, one) if swapped else (one, two)
+        port = peer["ports"][remote]
+        paths.append(Path(local, port["address"], port["port"]))
+    return paths
+
+
+def _pairs(first: Sequence[Any], second: Sequence[Any], same_host: bool) -> list[tuple[int, int]]:
+    if same_host:
+        pairs = [
+            (i, j) for i, a in enumerate(first) for j, b in enumerate(second) if a["loopback"] and b["loopback"]
+        ]
+        if pairs:
+            return pairs[:1]
+    else:
+        first_usable = [i for i, port in enumerate(first) if not port["loopback"]]
+        second_usable = [j for j, port in enumerate(second) if not port["loopback"]]
+        return _match(first, second, first_usable, second_usable)
+    return _match(first, second, list(range(len(first))), list(range(len(second))))
+
+
+def _match(first: Sequence[Any], second: Sequence[Any], mine: list[int], theirs: list[int]) -> list[tuple[int, int]]:
+    pairs = []
+    free = list(theirs)
+    for i in mine:
+        # An address that both have is private to each host (a container bridge): no way from one to the other.
+        shared = [j for j in free if _network(first[i]) == _network(second[j])]
+        shared = [j for j in shared if first[i]["address"] != second[j]["address"]]
+        if shared:
+            pairs.append((i, shared[0]))
+            free.remove(shared[0])
+    if pairs:
+        return pairs
+    routed = [(i, j) for i, j in zip(mine, theirs, strict=False) if _family(first[i]) == _family(second[j])]
+    return [(i, j) for i, j in routed if first[i]["address"] != second[j]["address"]] or routed
+
+
+def _family(port: Mapping[str, Any]) -> int:
+    return ipaddress.ip_address(port["address"]).version
+
+
+def _network(port: Mapping[str, Any]) -> object:
+    return ipaddress.ip_interface(f"{port['address']}/{port['prefix']}").network

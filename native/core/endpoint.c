@@ -1,0 +1,476 @@
+#include "core/endpoint_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DATAGRAM_BYTES_MIN = 128,
+    DATAGRAM_BYTES_MAX = 65000,
+    STALL_US = 500000, /* timers that are this late: we were asleep, so silence proves nothing */
+};
+
+int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint)
+{
+    struct cl_cc probe;
+    if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX ||
+        !cl_cc_init(&probe, config->congestion, config->datagram_bytes, config->fixed_rate_bps / 8) ||
+        (probe.type == &cl_cc_type_fixed && config->fixed_rate_bps < 8000))
+        return CL_EINVAL;
+    struct cl_endpoint *made = calloc(1, sizeof(*made));
+    if (!made)
+        return CL_ENOMEM;
+    made->config = *config;
+    made->config.congestion = probe.type->name; /* the caller's string need not live on */
+    made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
+    cl_stash_init(&made->stash, config->stash_limit_bytes, made->payload_bytes);
+    *endpoint = made;
+    return CL_OK;
+}
+
+static void drop_stash(struct cl_message *message, void *argument)
+{
+    struct cl_endpoint *endpoint = argument;
+    cl_stash_drop(&endpoint->stash, &message->stash);
+}
+
+void cl_endpoint_destroy(struct cl_endpoint *endpoint)
+{
+    if (!endpoint)
+        return;
+    cl_table_each(&endpoint->table, drop_stash, endpoint);
+    cl_table_free(&endpoint->table);
+    cl_stash_free(&endpoint->stash);
+    cl_timers_free(&endpoint->timers);
+    cl_retired_free(&endpoint->retired);
+    for (uint32_t i = 0; i < endpoint->peers_length; i++)
+        if (endpoint->peers[i])
+            cl_peer_destroy(endpoint->peers[i]);
+    free(endpoint->peers);
+    free(endpoint->aborts);
+    free(endpoint);
+}
+
+int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count)
+{
+    if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_endpoint_peer(endpoint, peer))
+        return CL_EINVAL;
+    if (peer >= endpoint->peers_length) {
+        uint32_t length = (uint32_t)peer + 1;
+        struct cl_peer **peers = realloc(endpoint->peers, length * sizeof(struct cl_peer *));
+        if (!peers)
+            return CL_ENOMEM;
+        memset(peers + endpoint->peers_length, 0, (length - endpoint->peers_length) * sizeof(struct cl_peer *));
+        endpoint->peers = peers;
+        endpoint->peers_length = length;
+    }
+    if (!cl_timers_reserve(&endpoint->timers, endpoint->peer_count + 1))
+        return CL_ENOMEM;
+    struct cl_peer *made = cl_peer_create(peer, path_count, endpoint->config.congestion,
+                                          endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
+    if (!made)
+        return CL_ENOMEM;
+    endpoint->peers[peer] = made;
+    endpoint->peer_count++;
+    cl_endpoint_urge(endpoint, made); /* the first pings measure the empty network */
+    cl_endpoint_arm(endpoint, made, 0);
+    return CL_OK;
+}
+
+void cl_endpoint_urge(struct cl_endpoint *endpoint, struct cl_peer *peer)
+{
+    if (peer->urgent || !peer->alive)
+        return;
+    peer->urgent = true;
+    peer->urgent_next = NULL;
+    *(endpoint->urgent_last ? &endpoint->urgent_last->urgent_next : &endpoint->urgent_first) = peer;
+    endpoint->urgent_last = peer;
+}
+
+void cl_endpoint_tell(struct cl_endpoint *endpoint, struct cl_peer *peer, uint8_t kind, struct cl_control control)
+{
+    if (cl_controls_push(&peer->controls, kind, &control))
+        cl_endpoint_urge(endpoint, peer);
+}
+
+/* ---- messages ---- */
+
+static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    struct cl_peer *peer = endpoint->peers[message->peer];
+    if (message->queued)
+        cl_queue_remove(&endpoint->queue, &peer->node, message);
+    if (message->held)
+        cl_peer_unhold(peer, message);
+    if (message->posted)
+        peer->outstanding--;
+    cl_stash_drop(&endpoint->stash, &message->stash);
+    cl_table_remove(&endpoint->table, message);
+}
+
+void cl_endpoint_complete(struct cl_endpoint *endpoint, struct cl_message *message, int status)
+{
+    if (!message->posted) {
+        cl_endpoint_discard(endpoint, message);
+        return;
+    }
+    unlink_message(endpoint, message);
+    message->status = status;
+    message->next = NULL;
+    *(endpoint->completed_last ? &endpoint->completed_last->next : &endpoint->completed_first) = message;
+    endpoint->completed_last = message;
+}
+
+void cl_endpoint_discard(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    unlink_message(endpoint, message);
+    cl_table_recycle(&endpoint->table, message);
+}
+
+void cl_endpoint_requeue(struct cl_endpoint *endpoint, struct cl_message *message, bool first)
+{
+    if (message->queued || message->held || !cl_message_sendable(message))
+        return;
+    cl_queue_push(&endpoint->queue, &endpoint->peers[message->peer]->node, message, first);
+}
+
+bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_completion *completion)
+{
+    struct cl_message *message = endpoint->completed_first;
+    if (!message)
+        return false;
+    endpoint->completed_first = message->next;
+    if (!endpoint->completed_first)
+        endpoint->completed_last = NULL;
+    *completion = (struct cl_completion){.context = message->context, .status = message->status, .peer = message->peer};
+    cl_table_recycle(&endpoint->table, message);
+    return true;
+}
+
+/* What both kinds of post check and do first. */
+static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message, uint32_t length,
+                 uint64_t now_us, void *context)
+{
+    if (!cl_message_begin(message, length, endpoint->payload_bytes)) {
+        cl_endpoint_discard(endpoint, message);
+        return CL_ENOMEM;
+    }
+    message->posted = true;
+    message->context = context;
+    if (!peer->outstanding++ && !peer->heard)
+        peer->heard_us = now_us; /* it may have had no reason to speak so far: its silence begins now */
+    cl_endpoint_arm(endpoint, peer, peer->heard_us + CL_PEER_TIMEOUT_US);
+    return CL_OK;
+}
+
+static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_message_id *id)
+{
+    if (!peer || id->sequence == UINT32_MAX)
+        return CL_EINVAL;
+    if (!peer->alive)
+        return CL_EPEERLOST;
+    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, id->group);
+    if (retired)
+        return retired->reason ? CL_EABORTED : CL_ECLOSED;
+    return CL_OK;
+}
+
+int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
+                          uint32_t length, uint8_t priority, uint64_t now_us, void *context)
+{
+    struct cl_peer *to = cl_endpoint_peer(endpoint, peer);
+    int status = check_post(endpoint, to, &id);
+    if (status != CL_OK)
+        return status;
+    if (priority >= CL_QUEUE_CLASSES || cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer, &id))
+        return CL_EINVAL;
+    struct cl_message *message = cl_table_add(&endpoint->table, CL_MESSAGE_SEND, peer, &id);
+    if (!message)
+        return CL_ENOMEM;
+    if ((status = begin(endpoint, to, message, length, now_us, context)) != CL_OK)
+        return status;
+    message->data = data;
+    message->priority = priority;
+    cl_endpoint_requeue(endpoint, message, false);
+    return CL_OK;
+}
+
+enum cl_placed cl_endpoint_place(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t offset, bool last,
+                                 const uint8_t *payload, uint16_t length)
+{
+    struct cl_peer *peer = endpoint->peers[message->peer];
+    uint64_t end = (uint64_t)offset + length;
+    if (last ? end != message->length : end >= message->length) {
+        cl_history_add(&peer->history, &message->id);
+        cl_endpoint_tell(endpoint, peer, CL_PACKET_MISMATCH,
+                         (struct cl_control){
+                             .group = message->id.group, .sequence = message->id.sequence, .index = message->id.index});
+        cl_endpoint_complete(endpoint, message, CL_EMISMATCH);
+        return CL_PLACED_NOWHERE;
+    }
+    if (!cl_message_done(message, offset / endpoint->payload_bytes))
+        return CL_PLACED_BEFORE;
+    endpoint->stats.payload_bytes_received += length;
+    const struct cl_sink *sink = &message->sink;
+    if (length && sink->deliver)
+        sink->deliver(sink->target + offset, payload, length, sink->argument);
+    else if (length)
+        memcpy(sink->target + offset, payload, length);
+    if (cl_message_complete(message)) {
+        cl_history_add(&peer->history, &message->id);
+        cl_endpoint_complete(endpoint, message, CL_OK);
+    }
+    return CL_PLACED;
+}
+
+/* Delivers what was stashed. False when that ended the message. */
+static bool replay(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    struct cl_stash_chain chain = message->stash;
+    message->stash = (struct cl_stash_chain){0};
+    uint32_t generation = message->generation;
+    struct cl_stash_packet *packet;
+    while (message->generation == generation && (packet = cl_stash_take(&chain))) {
+        cl_endpoint_place(endpoint, message, packet->offset, packet->last, packet->payload, packet->length);
+        cl_stash_release(&endpoint->stash, packet);
+    }
+    cl_stash_drop(&endpoint->stash, &chain);
+    return message->generation == generation;
+}
+
+int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
+                             uint32_t length, uint64_t now_us, void *context)
+{
+    struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
+    int status = check_post(endpoint, from, &id);
+    if (status != CL_OK)
+        return status;
+    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id);
+    if ((message && message->posted) || cl_history_contains(&from->history, &id))
+        return CL_EINVAL;
+    if (!message && !(message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id)))
+        return CL_ENOMEM;
+    if ((status = begin(endpoint, from, message, length, now_us, context)) != CL_OK)
+        return status;
+    message->sink = sink;
+    if (replay(endpoint, message) && from->refused_us && now_us < from->refused_us + CL_PEER_REFUSED_US)
+        cl_endpoint_tell(endpoint, from, CL_PACKET_READY,
+                         (struct cl_control){.group = id.group, .sequence = id.sequence});
+    return CL_OK;
+}
+
+/* ---- the ends of groups and peers ---- */
+
+struct selection {
+    struct cl_endpoint *endpoint;
+    uint32_t group, sequence; /* UINT32_MAX: every sequence */
+    uint16_t peer;
+    int status;
+};
+
+static bool selected(const struct cl_message *message, const struct selection *selection)
+{
+    return message->id.group == selection->group &&
+           (selection->sequence == UINT32_MAX || message->id.sequence == selection->sequence);
+}
+
+static void discard_selected(struct cl_message *message, void *argument)
+{
+    const struct selection *selection = argument;
+    if (selected(message, selection))
+        cl_endpoint_discard(selection->endpoint, message);
+}
+
+static void complete_selected(struct cl_message *message, void *argument)
+{
+    const struct selection *selection = argument;
+    if (selected(message, selection))
+        cl_endpoint_complete(selection->endpoint, message, selection->status);
+}
+
+static void complete_peer(struct cl_message *message, void *argument)
+{
+    const struct selection *selection = argument;
+    if (message->peer == selection->peer)
+        cl_endpoint_complete(selection->endpoint, message, selection->status);
+}
+
+static void drop_completions(struct cl_endpoint *endpoint, const struct selection *selection)
+{
+    struct cl_message *kept_last = NULL, **link = &endpoint->completed_first;
+    while (*link) {
+        struct cl_message *message = *link;
+        if (selected(message, selection)) {
+            *link = message->next;
+            cl_table_recycle(&endpoint->table, message);
+        } else {
+            kept_last = message;
+            link = &message->next;
+        }
+    }
+    endpoint->completed_last = kept_last;
+}
+
+void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    struct selection selection = {.endpoint = endpoint, .group = group, .sequence = sequence};
+    cl_table_each(&endpoint->table, discard_selected, &selection);
+    drop_completions(endpoint, &selection);
+    if (sequence == UINT32_MAX)
+        cl_retired_add(&endpoint->retired, group, 0);
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        struct cl_peer *peer = endpoint->peers[i];
+        if (peer && sequence == UINT32_MAX)
+            cl_history_drop_group(&peer->history, group);
+        else if (peer)
+            cl_history_add_sequence(&peer->history, group, sequence);
+    }
+}
+
+bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason)
+{
+    if (!cl_retired_add(&endpoint->retired, group, reason))
+        return false;
+    struct selection selection = {.endpoint = endpoint, .group = group, .sequence = UINT32_MAX, .status = CL_EABORTED};
+    cl_table_each(&endpoint->table, complete_selected, &selection);
+    return true;
+}
+
+void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
+                       uint64_t now_us)
+{
+    (void)now_us;
+    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED);
+    for (size_t i = 0; i < count; i++) {
+        struct cl_peer *peer = cl_endpoint_peer(endpoint, peers[i]);
+        if (peer && peer->alive)
+            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, (struct cl_control){.group = group, .reason = reason});
+    }
+}
+
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason)
+{
+    if (!endpoint->abort_count)
+        return false;
+    *group = endpoint->aborts[0].group;
+    *peer = endpoint->aborts[0].peer;
+    *reason = endpoint->aborts[0].reason;
+    memmove(endpoint->aborts, endpoint->aborts + 1, --endpoint->abort_count * sizeof(*endpoint->aborts));
+    return true;
+}
+
+void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
+{
+    struct cl_peer *lost = cl_endpoint_peer(endpoint, peer);
+    if (!lost || !lost->alive)
+        return;
+    struct selection selection = {.endpoint = endpoint, .peer = peer, .status = CL_EPEERLOST};
+    cl_table_each(&endpoint->table, complete_peer, &selection);
+    lost->alive = false;
+    cl_controls_free(&lost->controls);
+    for (uint16_t i = 0; i < lost->path_count; i++)
+        cl_path_free(&lost->paths[i]);
+}
+
+bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer)
+{
+    const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
+    return found && found->alive;
+}
+
+const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint)
+{
+    return &endpoint->stats;
+}
+
+/* ---- timers ---- */
+
+uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint)
+{
+    return cl_timers_first_us(&endpoint->timers);
+}
+
+static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us)
+{
+    struct cl_outcome outcome = {endpoint, peer, now_us};
+    struct cl_path_callbacks callbacks = cl_outcome_callbacks(&outcome);
+    if (path->ack.deadline_us <= now_us)
+        cl_endpoint_urge(endpoint, peer);
+    if (path->loss.deadline_us <= now_us)
+        cl_path_on_loss_timer(path, now_us, &callbacks);
+    if (path->dead) {
+        if (path->next_probe_us <= now_us) {
+            path->next_probe_us = now_us + CL_PATH_PROBE_US;
+            path->ping = true;
+            cl_endpoint_urge(endpoint, peer);
+        }
+    } else if (!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us) {
+        cl_path_on_pto(path, now_us);
+        if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
+            path->dead = true;
+            path->probe = false;
+            path->next_probe_us = now_us + CL_PATH_PROBE_US;
+            cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
+        }
+        cl_endpoint_urge(endpoint, peer);
+    }
+}
+
+/* The first held message may try one packet; the others wait for how it fares. */
+static void try_held(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
+{
+    struct cl_message *message = peer->held_first;
+    cl_peer_unhold(peer, message);
+    message->probing = true;
+    message->accepted = false;
+    cl_endpoint_requeue(endpoint, message, true);
+    peer->held_wait_us = 2 * peer->held_wait_us < CL_PEER_HELD_MAX_US ? 2 * peer->held_wait_us : CL_PEER_HELD_MAX_US;
+    peer->held_us = now_us + peer->held_wait_us;
+}
+
+static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
+{
+    if (!peer->alive)
+        return;
+    if (!peer->heard_us) {
+        peer->heard_us = now_us;
+        peer->next_ping_us = now_us + CL_PEER_PING_US;
+    }
+    if (now_us >= peer->heard_us + CL_PEER_TIMEOUT_US) {
+        if (peer->heard || peer->outstanding) {
+            cl_endpoint_peer_lost(endpoint, peer->id);
+            return;
+        }
+        peer->heard_us = now_us; /* nobody waits for it */
+    }
+    for (uint16_t i = 0; i < peer->path_count; i++)
+        service_path(endpoint, peer, &peer->paths[i], now_us);
+    if (peer->pacer_us <= now_us) {
+        peer->pacer_us = UINT64_MAX;
+        cl_queue_unblock(&endpoint->queue, &peer->node);
+    }
+    if (peer->held_first && peer->held_us <= now_us)
+        try_held(endpoint, peer, now_us);
+    if (peer->next_ping_us <= now_us) {
+        if (now_us >= peer->heard_us + CL_PEER_PING_US) {
+            for (uint16_t i = 0; i < peer->path_count; i++)
+                peer->paths[i].ping = true;
+            cl_endpoint_urge(endpoint, peer);
+            peer->next_ping_us = now_us + CL_PEER_PING_US;
+        } else {
+            peer->next_ping_us = peer->heard_us + CL_PEER_PING_US;
+        }
+    }
+    cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
+}
+
+void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
+{
+    uint64_t expected_us = cl_timers_first_us(&endpoint->timers);
+    if (expected_us > 0 && expected_us < now_us && now_us - expected_us > STALL_US)
+        for (uint32_t i = 0; i < endpoint->peers_length; i++)
+            if (endpoint->peers[i] && endpoint->peers[i]->heard_us)
+                endpoint->peers[i]->heard_us = now_us;
+    struct cl_timer *timer;
+    while ((timer = cl_timers_pop(&endpoint->timers, now_us)))
+        service(endpoint, timer->owner, now_us);
+}

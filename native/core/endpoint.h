@@ -1,0 +1,117 @@
+/*
+ * Endpoint: one process's side of the DLCP protocol, without I/O: no socket, no clock, no thread, no global state.
+ *
+ * The engine (or the simulator) drives it:
+ *   1. cl_endpoint_receive for each datagram that came in,
+ *   2. cl_endpoint_send to fill datagrams that may leave now, until it returns 0,
+ *   3. cl_endpoint_next_completion until it returns false,
+ *   4. sleep until a datagram comes or cl_endpoint_next_timeout is reached; then cl_endpoint_timeout.
+ * All calls must come from one thread (or be serialised). Times are microseconds of any monotonic clock.
+ *
+ * A message is one transfer from one rank to another, named by (group, sequence, index); both sides post it with the
+ * same length. Its packets carry their own place, may come in any order and over any path, and are delivered to the
+ * sink exactly once per byte. A message may arrive before its receive is posted: its packets are stashed up to
+ * stash_limit_bytes, above which they are dropped unacknowledged, and the sender is told when there is room again.
+ */
+#ifndef CL_CORE_ENDPOINT_H
+#define CL_CORE_ENDPOINT_H
+
+#include <stdbool.h>
+
+#include "commlayer.h"
+
+struct cl_endpoint;
+
+struct cl_endpoint_config {
+    uint64_t job;             /* every packet must carry it: stale or foreign packets are dropped */
+    uint16_t self;            /* this process's peer id, unique within the job */
+    uint16_t epoch;           /* how often this job was initialised before: older epochs' packets are dropped */
+    uint32_t datagram_bytes;  /* largest UDP payload, header included (1472 for MTU 1500) */
+    size_t stash_limit_bytes; /* bound on memory for packets that came before their receive was posted */
+    const char *congestion;   /* "delay" or "fixed" */
+    uint64_t fixed_rate_bps;  /* for "fixed": bits per second per path */
+    uint32_t seed;            /* for probes' jitter; the only source of randomness */
+};
+
+struct cl_message_id {
+    uint32_t group;
+    uint32_t sequence; /* the operation within the group */
+    uint32_t index;    /* the message within the operation, per (sender, receiver) pair */
+};
+
+/* Where received bytes go: deliver(target + offset, payload, length, argument). Offsets and lengths are multiples of
+ * 8 bytes except at the end of the message, so elements are never split. */
+typedef void (*cl_deliver_fn)(void *target, const void *payload, size_t length, void *argument);
+struct cl_sink {
+    uint8_t *target;
+    cl_deliver_fn deliver; /* NULL: memcpy */
+    void *argument;
+};
+
+enum { CL_HEAD_BYTES_MAX = 512 };
+
+/* A datagram to be sent: head (always there, may be the whole of it), then payload, which points into the memory of a
+ * posted message and stays valid until that message completes. */
+struct cl_datagram {
+    uint16_t peer;
+    uint16_t path;
+    uint8_t priority;
+    uint16_t head_length;
+    uint32_t payload_length;
+    const uint8_t *payload;
+    uint8_t head[CL_HEAD_BYTES_MAX];
+};
+
+struct cl_completion {
+    void *context; /* as given to cl_endpoint_post_* */
+    int status;    /* CL_OK, CL_EPEERLOST, CL_EABORTED, CL_EMISMATCH */
+    uint16_t peer;
+};
+
+/* Counters since init; all monotonic. */
+struct cl_endpoint_stats {
+    uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
+    uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
+    uint64_t packets_foreign; /* bad magic, version, job, epoch, source or length */
+    uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
+};
+
+int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint);
+void cl_endpoint_destroy(struct cl_endpoint *endpoint);
+
+/* path_count 1..8; paths start with the given base delay guess. Adding a peer twice is CL_EINVAL. */
+int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count);
+
+/* length may be 0: the message then consists of one empty packet. priority 0 (first) to 7 (last). A send completes when
+ * the peer has acknowledged every byte. A receive completes when every byte has been delivered. */
+int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
+                          uint32_t length, uint8_t priority, uint64_t now_us, void *context);
+int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
+                             uint32_t length, uint64_t now_us, void *context);
+
+/* Forgets every message of (group, sequence) without completions, and drops what comes for it later. The sequence
+ * UINT32_MAX means the whole group: used when the group closes. */
+void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
+
+/* Tells every peer in `peers` that the group failed; CL_EABORTED then completes their posted messages of that group,
+ * and cl_endpoint_next_abort reports it there. */
+void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
+                       uint64_t now_us);
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason);
+
+/* received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
+ * in the acknowledgement so that the sender's congestion control sees the network and not a busy receiver. */
+void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, uint64_t received_us,
+                         uint64_t now_us);
+size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity);
+uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint); /* UINT64_MAX: none */
+void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us);
+bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_completion *completion);
+
+/* Marks a peer dead: its messages complete with CL_EPEERLOST. Also called by the endpoint itself when a peer with
+ * outstanding messages or heartbeats has not been heard for peer_timeout_us (3 s). */
+void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
+bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
+const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
+
+#endif

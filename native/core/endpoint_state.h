@@ -1,0 +1,78 @@
+/*
+ * The inside of struct cl_endpoint, shared by its three parts: endpoint.c (posting, timers, failure), inbound.c
+ * (datagrams that come) and outbound.c (datagrams that go).
+ */
+#ifndef CL_CORE_ENDPOINT_STATE_H
+#define CL_CORE_ENDPOINT_STATE_H
+
+#include "core/endpoint.h"
+#include "core/peer.h"
+#include "core/retired.h"
+#include "core/stash.h"
+#include "core/table.h"
+
+struct cl_endpoint_abort {
+    uint32_t group;
+    uint16_t peer;
+    int reason;
+};
+
+struct cl_endpoint {
+    struct cl_endpoint_config config;
+    struct cl_endpoint_stats stats;
+    uint32_t payload_bytes; /* of a full DATA packet */
+
+    struct cl_peer **peers; /* by id; NULL where there is none */
+    uint32_t peers_length;
+    uint32_t peer_count;
+    struct cl_peer *urgent_first, *urgent_last; /* peers with something to send before any data */
+
+    struct cl_table table;
+    struct cl_queue queue;
+    struct cl_stash stash;
+    struct cl_timers timers;
+    struct cl_retired retired;
+    struct cl_message *completed_first, *completed_last; /* linked by `next` */
+    struct cl_endpoint_abort *aborts;
+    uint32_t abort_count, abort_capacity;
+};
+
+/* NULL when there is no such peer. */
+static inline struct cl_peer *cl_endpoint_peer(const struct cl_endpoint *endpoint, uint16_t id)
+{
+    return id < endpoint->peers_length ? endpoint->peers[id] : NULL;
+}
+
+/* The peer has an acknowledgement, a control packet, a probe or a ping to send. */
+void cl_endpoint_urge(struct cl_endpoint *endpoint, struct cl_peer *peer);
+static inline void cl_endpoint_arm(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t deadline_us)
+{
+    cl_timers_arm(&endpoint->timers, &peer->timer, deadline_us);
+}
+void cl_endpoint_tell(struct cl_endpoint *endpoint, struct cl_peer *peer, uint8_t kind, struct cl_control control);
+
+/* Ends a posted message: out of all lists, into the completions. */
+void cl_endpoint_complete(struct cl_endpoint *endpoint, struct cl_message *message, int status);
+/* Forgets a message without completion. */
+void cl_endpoint_discard(struct cl_endpoint *endpoint, struct cl_message *message);
+/* Puts a message with something to send into the queue, unless it waits for room at the receiver. */
+void cl_endpoint_requeue(struct cl_endpoint *endpoint, struct cl_message *message, bool first);
+
+/* The group failed: remembers it and completes its messages with CL_EABORTED. False when it was retired before. */
+bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason);
+
+/* What became of a packet of a posted receive. */
+enum cl_placed { CL_PLACED, CL_PLACED_BEFORE, CL_PLACED_NOWHERE /* other length than posted */ };
+/* Delivers the packet; completes the message when it is the last one, or does not fit. */
+enum cl_placed cl_endpoint_place(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t offset, bool last,
+                                 const uint8_t *payload, uint16_t length);
+
+/* What happens to packets of ours, as callbacks for a path of `peer`. */
+struct cl_outcome {
+    struct cl_endpoint *endpoint;
+    struct cl_peer *peer;
+    uint64_t now_us;
+};
+struct cl_path_callbacks cl_outcome_callbacks(struct cl_outcome *outcome);
+
+#endif

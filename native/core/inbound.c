@@ -1,0 +1,259 @@
+/* The part of the endpoint that takes datagrams in, and what acknowledgements do to messages. */
+#include <stdlib.h>
+
+#include "core/endpoint_state.h"
+#include "core/packet.h"
+
+/* ---- outcomes of packets of ours ---- */
+
+/* The message of a DATA packet, if it is still the same one. */
+static struct cl_message *message_of(const struct cl_sent_packet *packet)
+{
+    struct cl_message *message = packet->data.message;
+    return packet->kind == CL_PACKET_DATA && message->generation == packet->data.generation ? message : NULL;
+}
+
+static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
+{
+    message->accepted = true;
+    message->probing = false;
+    if (cl_message_done(message, packet) && cl_message_complete(message))
+        cl_endpoint_complete(endpoint, message, CL_OK);
+    else
+        cl_endpoint_requeue(endpoint, message, false); /* it may have waited for this: see cl_peer_wary */
+}
+
+static void on_acked(void *argument, const struct cl_sent_packet *packet)
+{
+    struct cl_outcome *outcome = argument;
+    struct cl_message *message = message_of(packet);
+    if (!message)
+        return;
+    message->packets_in_flight--;
+    struct cl_peer *peer = outcome->peer;
+    if (message->probing && peer->held_first) {
+        /* there is room again: try the next one at once */
+        peer->held_us = outcome->now_us;
+        peer->held_wait_us = CL_PEER_HELD_MIN_US;
+        cl_endpoint_arm(outcome->endpoint, peer, peer->held_us);
+    }
+    on_done(outcome->endpoint, message, packet->data.packet);
+}
+
+static void on_late(void *argument, const struct cl_sent_packet *packet)
+{
+    struct cl_outcome *outcome = argument;
+    outcome->endpoint->stats.packets_spurious++;
+    struct cl_message *message = message_of(packet);
+    if (message)
+        on_done(outcome->endpoint, message, packet->data.packet);
+}
+
+static void on_refused(void *argument, const struct cl_sent_packet *packet)
+{
+    struct cl_outcome *outcome = argument;
+    struct cl_endpoint *endpoint = outcome->endpoint;
+    struct cl_message *message = message_of(packet);
+    if (!message)
+        return;
+    message->packets_in_flight--;
+    message->probing = false;
+    cl_message_give_back(message, packet->data.packet);
+    if (message->held || cl_peer_ready_since(outcome->peer, &message->id, packet->sent_us)) {
+        cl_endpoint_requeue(endpoint, message, true);
+        return;
+    }
+    if (message->queued)
+        cl_queue_remove(&endpoint->queue, &outcome->peer->node, message);
+    cl_peer_hold(outcome->peer, message, outcome->now_us);
+    cl_endpoint_arm(endpoint, outcome->peer, outcome->peer->held_us);
+}
+
+static void on_lost(void *argument, const struct cl_sent_packet *packet)
+{
+    struct cl_outcome *outcome = argument;
+    outcome->endpoint->stats.packets_lost++;
+    struct cl_message *message = message_of(packet);
+    if (message) {
+        message->packets_in_flight--;
+        cl_message_give_back(message, packet->data.packet);
+        if (message->queued) /* lost packets put their message first */
+            cl_queue_remove(&outcome->endpoint->queue, &outcome->peer->node, message);
+        cl_endpoint_requeue(outcome->endpoint, message, true);
+    } else if (packet->kind != CL_PACKET_DATA && packet->kind != CL_PACKET_PING) {
+        cl_endpoint_tell(outcome->endpoint, outcome->peer, packet->kind, packet->control);
+    }
+}
+
+struct cl_path_callbacks cl_outcome_callbacks(struct cl_outcome *outcome)
+{
+    return (struct cl_path_callbacks){
+        .acked = on_acked, .refused = on_refused, .lost = on_lost, .late = on_late, .argument = outcome};
+}
+
+/* ---- packets of theirs ---- */
+
+enum answer { ACCEPT, ACCEPT_AT_ONCE, REFUSE, FOREIGN };
+
+static enum answer stash(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message,
+                         const struct cl_message_id *id, const struct cl_packet *packet, const uint8_t *payload,
+                         uint64_t now_us)
+{
+    if (!message)
+        message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, id);
+    if (message && cl_stash_put(&endpoint->stash, &message->stash, packet->offset, packet->flags & CL_PACKET_LAST,
+                                payload, packet->length)) {
+        endpoint->stats.packets_stashed++;
+        return ACCEPT;
+    }
+    if (message && !message->stash.first)
+        cl_endpoint_discard(endpoint, message);
+    endpoint->stats.packets_stash_dropped++;
+    peer->refused_us = now_us ? now_us : 1;
+    return REFUSE;
+}
+
+static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
+                           const uint8_t *payload, uint64_t now_us)
+{
+    bool last = packet->flags & CL_PACKET_LAST;
+    if (packet->offset % endpoint->payload_bytes || packet->length > endpoint->payload_bytes ||
+        (packet->length < endpoint->payload_bytes && !last) || (!packet->length && packet->offset))
+        return FOREIGN;
+    struct cl_message_id id = {packet->group, packet->sequence, packet->index};
+    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
+    if (message && message->posted) {
+        uint32_t generation = message->generation;
+        switch (cl_endpoint_place(endpoint, message, packet->offset, last, payload, packet->length)) {
+        case CL_PLACED:
+            return message->generation != generation ? ACCEPT_AT_ONCE : ACCEPT; /* complete: the sender waits */
+        case CL_PLACED_BEFORE:
+            endpoint->stats.packets_duplicate++;
+            return ACCEPT_AT_ONCE;
+        case CL_PLACED_NOWHERE:
+            return REFUSE;
+        }
+    }
+    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, packet->group);
+    if (retired && retired->reason) {
+        cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
+                         (struct cl_control){.group = packet->group, .reason = retired->reason});
+        return REFUSE;
+    }
+    if (retired || cl_history_contains(&peer->history, &id)) {
+        endpoint->stats.packets_duplicate++;
+        return ACCEPT_AT_ONCE;
+    }
+    return stash(endpoint, peer, message, &id, packet, payload, now_us);
+}
+
+static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
+                     uint64_t now_us)
+{
+    cl_peer_note_ready(peer, packet->group, packet->sequence, now_us);
+    for (struct cl_message *message = peer->held_first, *next; message; message = next) {
+        next = message->next;
+        if (message->id.group != packet->group || message->id.sequence != packet->sequence)
+            continue;
+        cl_peer_unhold(peer, message);
+        message->accepted = true; /* no need to be wary */
+        cl_endpoint_requeue(endpoint, message, false);
+    }
+}
+
+static void on_abort(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
+{
+    int reason = (int32_t)packet->offset;
+    if (!cl_endpoint_fail_group(endpoint, packet->group, reason < 0 ? reason : CL_EABORTED))
+        return;
+    if (endpoint->abort_count == endpoint->abort_capacity) {
+        uint32_t capacity = endpoint->abort_capacity ? 2 * endpoint->abort_capacity : 8;
+        struct cl_endpoint_abort *aborts = realloc(endpoint->aborts, capacity * sizeof(*aborts));
+        if (!aborts)
+            return;
+        endpoint->aborts = aborts;
+        endpoint->abort_capacity = capacity;
+    }
+    endpoint->aborts[endpoint->abort_count++] = (struct cl_endpoint_abort){packet->group, peer->id, reason};
+}
+
+static void on_mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
+{
+    struct cl_message_id id = {packet->group, packet->sequence, packet->index};
+    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
+    if (message)
+        cl_endpoint_complete(endpoint, message, CL_EMISMATCH);
+}
+
+static bool on_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
+                   const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us, uint64_t now_us)
+{
+    struct cl_outcome outcome = {endpoint, peer, now_us};
+    struct cl_path_callbacks callbacks = cl_outcome_callbacks(&outcome);
+    if (!cl_path_on_ack(path, packet, payload, received_us, now_us, &callbacks))
+        return false;
+    endpoint->stats.acks_received++;
+    cl_queue_unblock(&endpoint->queue, &peer->node);
+    cl_endpoint_arm(endpoint, peer, cl_path_deadline_us(path));
+    return true;
+}
+
+static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
+                             const uint8_t *payload, uint64_t now_us)
+{
+    switch (packet->kind) {
+    case CL_PACKET_DATA:
+        return on_data(endpoint, peer, packet, payload, now_us);
+    case CL_PACKET_READY:
+        on_ready(endpoint, peer, packet, now_us);
+        break;
+    case CL_PACKET_ABORT:
+        on_abort(endpoint, peer, packet);
+        break;
+    case CL_PACKET_MISMATCH:
+        on_mismatch(endpoint, peer, packet);
+        break;
+    default:
+        break;
+    }
+    return ACCEPT_AT_ONCE;
+}
+
+void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, uint64_t received_us,
+                         uint64_t now_us)
+{
+    struct cl_packet packet;
+    struct cl_peer *peer = NULL;
+    if (cl_packet_decode(&packet, bytes, length) && packet.epoch == endpoint->config.epoch &&
+        cl_packet_open(bytes, length, endpoint->config.job))
+        peer = cl_endpoint_peer(endpoint, packet.source);
+    if (!peer || packet.path >= peer->path_count) {
+        endpoint->stats.packets_foreign++;
+        return;
+    }
+    if (!peer->alive)
+        return;
+    struct cl_path *path = &peer->paths[packet.path];
+    const uint8_t *payload = bytes + CL_PACKET_HEAD_BYTES;
+    enum answer answer;
+    if (packet.kind == CL_PACKET_ACK)
+        answer = on_ack(endpoint, peer, path, &packet, payload, received_us, now_us) ? ACCEPT : FOREIGN;
+    else
+        answer = on_packet(endpoint, peer, &packet, payload, now_us);
+    if (answer == FOREIGN) {
+        endpoint->stats.packets_foreign++;
+        return;
+    }
+    endpoint->stats.packets_received++;
+    peer->heard = true;
+    peer->heard_us = now_us ? now_us : 1;
+    if (packet.kind == CL_PACKET_ACK)
+        return;
+    uint64_t number = cl_packet_number(path->ack.largest, packet.number);
+    bool at_once = answer == ACCEPT_AT_ONCE || packet.flags & CL_PACKET_ACK_NOW;
+    cl_ack_on_packet(&path->ack, number, answer == REFUSE, at_once, received_us, now_us);
+    if (path->ack.deadline_us <= now_us)
+        cl_endpoint_urge(endpoint, peer);
+    else
+        cl_endpoint_arm(endpoint, peer, path->ack.deadline_us);
+}

@@ -1,0 +1,77 @@
+/*
+ * Message: one transfer, on either side of it.
+ *
+ * A message is always cut at the same places: packet i covers the bytes from i * payload_bytes on. So every packet is
+ * either wholly there or not, retransmissions never overlap partially, and one bit per packet is the whole state. At
+ * the sender a bit means acknowledged, at the receiver delivered.
+ */
+#ifndef CL_CORE_MESSAGE_H
+#define CL_CORE_MESSAGE_H
+
+#include "core/endpoint.h"
+#include "core/ranges.h"
+#include "core/stash.h"
+
+enum cl_message_side { CL_MESSAGE_SEND, CL_MESSAGE_RECEIVE };
+
+struct cl_message {
+    /* name */
+    struct cl_message_id id;
+    uint16_t peer;
+    uint8_t side;
+
+    uint8_t priority;
+    bool posted;         /* false: a receive that only holds stashed packets so far */
+    bool queued;         /* send: in the queue */
+    bool held;           /* send: refused by a receiver without room, waiting for its READY */
+    bool accepted;       /* send: the receiver has taken some packet of it */
+    bool probing;        /* send: held before, one packet was let go to see */
+    uint32_t generation; /* changes when the struct is reused: see cl_sent_packet */
+    uint32_t length;
+    uint32_t packet_count;
+    uint32_t packets_done;
+    uint32_t packets_in_flight;  /* send */
+    uint32_t next_packet;        /* send: the lowest never sent */
+    struct cl_ranges lost;       /* send: packets to send again */
+    const uint8_t *data;         /* send */
+    struct cl_sink sink;         /* receive */
+    struct cl_stash_chain stash; /* receive: until it is posted */
+    void *context;
+    int status; /* once completed */
+
+    uint64_t *bits;
+    uint64_t inline_bits;
+    uint32_t bits_words; /* capacity of `bits` */
+
+    struct cl_message *hash_next;
+    struct cl_message *previous, *next; /* in the queue, among the held or among the completed */
+};
+
+/* Makes the message `length` bytes long, with no packet done. False when there is no memory. */
+bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t payload_bytes);
+/* Releases what the message owns except the stash chain; the struct may be begun again. */
+void cl_message_free(struct cl_message *message);
+
+/* The packet to send next, lost ones first; false when there is none. */
+bool cl_message_take(struct cl_message *message, uint32_t *packet);
+/* Marks a packet done; false when it already was. */
+bool cl_message_done(struct cl_message *message, uint32_t packet);
+/* Gives a packet back to be sent again, unless it is done. False when there is no memory. */
+bool cl_message_give_back(struct cl_message *message, uint32_t packet);
+
+static inline bool cl_message_is_done(const struct cl_message *message, uint32_t packet)
+{
+    return message->bits[packet / 64] >> (packet % 64) & 1;
+}
+
+static inline bool cl_message_complete(const struct cl_message *message)
+{
+    return message->packets_done == message->packet_count;
+}
+
+static inline bool cl_message_sendable(const struct cl_message *message)
+{
+    return message->lost.count > 0 || message->next_packet < message->packet_count;
+}
+
+#endif

@@ -1,0 +1,208 @@
+/* The part of the endpoint that fills datagrams. */
+#include "core/endpoint_state.h"
+#include "core/packet.h"
+#include "core/spray.h"
+
+/* Writes the header of `packet` into `out`, sealed. */
+static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_packet *packet,
+                           struct cl_datagram *out)
+{
+    packet->source = endpoint->config.self;
+    packet->epoch = endpoint->config.epoch;
+    out->peer = peer->id;
+    out->path = packet->path;
+    out->priority = packet->flags & CL_PACKET_PRIORITY;
+    cl_packet_encode(packet, out->head);
+    const uint8_t *payload = out->payload_length ? out->payload : out->head + CL_PACKET_HEAD_BYTES;
+    cl_packet_seal(out->head, payload, packet->length, endpoint->config.job);
+    endpoint->stats.packets_sent++;
+}
+
+static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us,
+                     struct cl_datagram *out)
+{
+    struct cl_packet packet = {.kind = CL_PACKET_ACK, .path = path->index};
+    cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
+    out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
+    out->payload_length = 0;
+    out->payload = NULL;
+    write_datagram(endpoint, peer, &packet, out);
+    endpoint->stats.acks_sent++;
+}
+
+/* A PING or a control packet. False when there is no memory. */
+static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
+                         const struct cl_control *control, uint64_t now_us, struct cl_datagram *out)
+{
+    struct cl_packet packet = {.kind = kind,
+                               .flags = CL_PACKET_ACK_NOW,
+                               .path = path->index,
+                               .group = control->group,
+                               .sequence = control->sequence,
+                               .index = control->index,
+                               .offset = (uint32_t)control->reason,
+                               .number = (uint32_t)path->sent.next};
+    struct cl_sent_packet sent = {.sent_us = now_us, .control = *control, .bytes = CL_PACKET_HEAD_BYTES, .kind = kind};
+    if (!cl_sent_push(&path->sent, &sent))
+        return false;
+    out->head_length = CL_PACKET_HEAD_BYTES;
+    out->payload_length = 0;
+    out->payload = NULL;
+    write_datagram(endpoint, peer, &packet, out);
+    endpoint->stats.probes_sent += kind == CL_PACKET_PING;
+    return true;
+}
+
+/* One packet of a message. False when there is no memory. */
+static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
+                      struct cl_message *message, uint32_t number_in_message, bool ask, uint64_t now_us,
+                      struct cl_datagram *out)
+{
+    uint32_t offset = number_in_message * endpoint->payload_bytes;
+    bool last = number_in_message + 1 == message->packet_count;
+    uint32_t length = last ? message->length - offset : endpoint->payload_bytes;
+    struct cl_sent_packet sent = {
+        .sent_us = now_us,
+        .data = {.message = message, .generation = message->generation, .packet = number_in_message},
+        .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
+        .kind = CL_PACKET_DATA};
+    struct cl_packet packet = {.kind = CL_PACKET_DATA,
+                               .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0)),
+                               .length = (uint16_t)length,
+                               .path = path->index,
+                               .group = message->id.group,
+                               .sequence = message->id.sequence,
+                               .index = message->id.index,
+                               .offset = offset,
+                               .number = (uint32_t)path->sent.next};
+    if (!cl_sent_push(&path->sent, &sent))
+        return false;
+    if (cl_path_asks(path, 0) || ask)
+        packet.flags |= CL_PACKET_ACK_NOW;
+    cl_pacer_sent(&path->pacer, sent.bytes);
+    message->packets_in_flight++;
+    out->head_length = CL_PACKET_HEAD_BYTES;
+    out->payload_length = length;
+    out->payload = message->data + offset;
+    write_datagram(endpoint, peer, &packet, out);
+    endpoint->stats.payload_bytes_sent += length;
+    return true;
+}
+
+/* The packet a PTO asks for, whatever the window says: the oldest one in flight again, for it may be the one that is
+ * missing; a PING when nobody needs that any more. */
+static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us,
+                       struct cl_datagram *out)
+{
+    static const struct cl_control NOTHING = {0};
+    for (uint64_t number = path->sent.low; number < path->sent.next; number++) {
+        const struct cl_sent_packet *oldest = cl_sent_find(&path->sent, number);
+        if (!oldest || oldest->kind == CL_PACKET_PING)
+            continue;
+        if (oldest->kind != CL_PACKET_DATA) {
+            struct cl_control control = oldest->control;
+            return send_control(endpoint, peer, path, oldest->kind, &control, now_us, out);
+        }
+        struct cl_message *message = oldest->data.message;
+        if (message->generation != oldest->data.generation || message->held ||
+            cl_message_is_done(message, oldest->data.packet))
+            continue;
+        endpoint->stats.packets_retransmitted++;
+        return send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
+    }
+    path->sent.last_sent_us = now_us; /* a PING alone would leave the timer where it is */
+    return send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, out);
+}
+
+/* Everything the peer is owed before data. Returns how many datagrams; `capacity` of them: perhaps not all. */
+static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
+                          size_t capacity)
+{
+    static const struct cl_control NOTHING = {0};
+    size_t count = 0;
+    for (uint16_t i = 0; i < peer->path_count; i++) {
+        struct cl_path *path = &peer->paths[i];
+        if (path->ack.deadline_us <= now_us && count < capacity)
+            send_ack(endpoint, peer, path, now_us, &out[count++]);
+        if (path->ping && count < capacity) {
+            path->ping = false;
+            if (path->sent.packets == path->sent.pings) /* unanswered ones must not pile up */
+                cl_sent_clear(&path->sent);
+            count += send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, &out[count]);
+        }
+        if (path->probe && count < capacity) {
+            path->probe = false;
+            count += send_probe(endpoint, peer, path, now_us, &out[count]);
+        }
+    }
+    struct cl_control_entry entry;
+    while (count < capacity && cl_controls_pop(&peer->controls, &entry))
+        count += send_control(endpoint, peer, cl_spray_fastest(peer->paths, peer->path_count), entry.kind,
+                              &entry.control, now_us, &out[count]);
+    cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
+    return count;
+}
+
+static size_t send_all_urgent(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
+{
+    size_t count = 0;
+    while (endpoint->urgent_first && count < capacity) {
+        struct cl_peer *peer = endpoint->urgent_first;
+        if (peer->alive)
+            count += send_urgent(endpoint, peer, now_us, out + count, capacity - count);
+        if (count == capacity)
+            break; /* perhaps there is more: the peer stays first */
+        endpoint->urgent_first = peer->urgent_next;
+        if (!endpoint->urgent_first)
+            endpoint->urgent_last = NULL;
+        peer->urgent = false;
+    }
+    return count;
+}
+
+/* One packet of the message whose turn it is. False when it cannot send now; it is out of the queue then, or its peer
+ * is blocked. */
+static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
+                      struct cl_datagram *out)
+{
+    struct cl_peer *peer = endpoint->peers[message->peer];
+    if (message->packets_in_flight && cl_peer_wary(peer, message)) {
+        cl_queue_remove(&endpoint->queue, &peer->node, message);
+        return false;
+    }
+    uint64_t ready_us;
+    struct cl_path *path =
+        cl_spray_pick(peer->paths, peer->path_count, endpoint->config.datagram_bytes, now_us, &ready_us);
+    if (!path) {
+        cl_queue_block(&endpoint->queue, &peer->node);
+        peer->pacer_us = ready_us;
+        cl_endpoint_arm(endpoint, peer, ready_us);
+        return false;
+    }
+    uint32_t fresh = message->next_packet, packet;
+    if (!cl_message_take(message, &packet)) {
+        cl_queue_remove(&endpoint->queue, &peer->node, message);
+        return false;
+    }
+    bool more = cl_message_sendable(message);
+    bool sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
+    if (sent)
+        endpoint->stats.packets_retransmitted += packet < fresh;
+    else
+        cl_message_give_back(message, packet);
+    if (sent && path->sent.packets - path->sent.pings == 1)
+        cl_endpoint_arm(endpoint, peer, cl_loss_pto_us(&path->loss, &path->sent, &path->rtt));
+    cl_queue_sent(&endpoint->queue, &peer->node, message);
+    if (!more)
+        cl_queue_remove(&endpoint->queue, &peer->node, message);
+    return sent;
+}
+
+size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
+{
+    size_t count = send_all_urgent(endpoint, now_us, out, capacity);
+    struct cl_message *message;
+    while (count < capacity && (message = cl_queue_next(&endpoint->queue)))
+        count += send_next(endpoint, message, now_us, &out[count]);
+    return count;
+}

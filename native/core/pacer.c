@@ -1,0 +1,59 @@
+#include "core/pacer.h"
+
+static const int64_t MILLION = 1000000;
+
+static void refill(struct cl_pacer *pacer, uint64_t now_us)
+{
+    if (now_us <= pacer->last_us)
+        return;
+    int64_t full = (int64_t)pacer->burst * MILLION;
+    uint64_t elapsed_us = now_us - pacer->last_us;
+    pacer->last_us = now_us;
+    /* a second fills any bucket out of any debt of one packet: capping keeps the product within 64 bits */
+    if (elapsed_us > (uint64_t)MILLION)
+        elapsed_us = (uint64_t)MILLION;
+    pacer->tokens += (int64_t)(pacer->rate * elapsed_us);
+    if (pacer->tokens > full)
+        pacer->tokens = full;
+}
+
+static uint64_t burst_bytes(uint64_t rate, uint32_t packet_bytes)
+{
+    uint64_t timed = rate * CL_PACER_BURST_US / (uint64_t)MILLION;
+    uint64_t least = (uint64_t)CL_PACER_BURST_PACKETS * packet_bytes;
+    return timed > least ? timed : least;
+}
+
+void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint32_t packet_bytes, uint64_t now_us)
+{
+    *pacer = (struct cl_pacer){.rate = rate, .burst = burst_bytes(rate, packet_bytes), .last_us = now_us};
+    pacer->tokens = (int64_t)pacer->burst * MILLION;
+}
+
+void cl_pacer_set_rate(struct cl_pacer *pacer, uint64_t rate, uint32_t packet_bytes, uint64_t now_us)
+{
+    if (rate == pacer->rate)
+        return;
+    refill(pacer, now_us);
+    pacer->rate = rate;
+    pacer->burst = burst_bytes(rate, packet_bytes);
+    if (pacer->tokens > (int64_t)pacer->burst * MILLION)
+        pacer->tokens = (int64_t)pacer->burst * MILLION;
+}
+
+uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, uint64_t now_us)
+{
+    if (!pacer->rate)
+        return now_us;
+    refill(pacer, now_us);
+    if (pacer->tokens > 0)
+        return now_us;
+    int64_t wanted = (int64_t)(pacer->burst / 4) * MILLION - pacer->tokens;
+    return now_us + (uint64_t)wanted / pacer->rate + 1;
+}
+
+void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes)
+{
+    if (pacer->rate)
+        pacer->tokens -= (int64_t)bytes * MILLION;
+}

@@ -1,0 +1,30 @@
+/*
+ * Pacer: a token bucket. In any interval of d seconds in which the rate does not change,
+ *
+ *     bytes sent <= rate * d + burst + one packet
+ *
+ * The burst is generous (milliseconds of rate) on purpose: an engine thread that shares its core wakes up late, and
+ * what it could not send meanwhile it must be able to send then; and fewer timers mean bigger batches for the kernel.
+ */
+#ifndef CL_CORE_PACER_H
+#define CL_CORE_PACER_H
+
+#include <stdint.h>
+
+enum { CL_PACER_BURST_US = 4000, CL_PACER_BURST_PACKETS = 10 };
+
+struct cl_pacer {
+    uint64_t rate;  /* bytes per second; 0: no limit */
+    uint64_t burst; /* bytes */
+    int64_t tokens; /* millionths of a byte; negative: in debt */
+    uint64_t last_us;
+};
+
+/* Starts with a full bucket. */
+void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint32_t packet_bytes, uint64_t now_us);
+void cl_pacer_set_rate(struct cl_pacer *pacer, uint64_t rate, uint32_t packet_bytes, uint64_t now_us);
+/* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. */
+uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, uint64_t now_us);
+void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
+
+#endif

@@ -1,0 +1,56 @@
+#include "core/packet.h"
+
+enum { TAG_AT = 32 };
+
+uint32_t cl_packet_payload_bytes(uint32_t datagram_bytes)
+{
+    return (datagram_bytes - CL_PACKET_HEAD_BYTES) & ~(uint32_t)7;
+}
+
+void cl_packet_encode(const struct cl_packet *packet, uint8_t *head)
+{
+    cl_store_u16(head, CL_PACKET_MAGIC);
+    head[2] = (uint8_t)(CL_PACKET_VERSION << 4 | packet->kind);
+    head[3] = packet->flags;
+    cl_store_u16(head + 4, packet->source);
+    cl_store_u16(head + 6, packet->length);
+    cl_store_u32(head + 8, packet->group);
+    cl_store_u32(head + 12, packet->sequence);
+    cl_store_u32(head + 16, packet->index);
+    cl_store_u32(head + 20, packet->offset);
+    cl_store_u32(head + 24, packet->number);
+    cl_store_u16(head + 28, packet->path);
+    cl_store_u16(head + 30, packet->epoch);
+}
+
+bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t length)
+{
+    if (length < CL_PACKET_HEAD_BYTES || cl_load_u16(bytes) != CL_PACKET_MAGIC || bytes[2] >> 4 != CL_PACKET_VERSION)
+        return false;
+    *packet = (struct cl_packet){.kind = bytes[2] & 0x0F,
+                                 .flags = bytes[3],
+                                 .source = cl_load_u16(bytes + 4),
+                                 .length = cl_load_u16(bytes + 6),
+                                 .group = cl_load_u32(bytes + 8),
+                                 .sequence = cl_load_u32(bytes + 12),
+                                 .index = cl_load_u32(bytes + 16),
+                                 .offset = cl_load_u32(bytes + 20),
+                                 .number = cl_load_u32(bytes + 24),
+                                 .path = cl_load_u16(bytes + 28),
+                                 .epoch = cl_load_u16(bytes + 30)};
+    return packet->kind < CL_PACKET_KINDS && packet->length == length - CL_PACKET_HEAD_BYTES;
+}
+
+void cl_packet_seal(uint8_t *head, const uint8_t *payload, size_t payload_length, uint64_t job)
+{
+    (void)payload;
+    (void)payload_length;
+    cl_store_u32(head + TAG_AT, (uint32_t)job);
+    cl_store_u32(head + TAG_AT + 4, (uint32_t)(job >> 32));
+}
+
+bool cl_packet_open(const uint8_t *bytes, size_t length, uint64_t job)
+{
+    return length >= CL_PACKET_HEAD_BYTES &&
+           (cl_load_u32(bytes + TAG_AT) | (uint64_t)cl_load_u32(bytes + TAG_AT + 4) << 32) == job;
+}

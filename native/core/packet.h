@@ -1,0 +1,105 @@
+/*
+ * Packet: the fixed 40-byte little-endian header that starts every datagram. Every byte here costs goodput.
+ *
+ *    0 u16 magic          8 u32 group       24 u32 number   per path and direction, wraps
+ *    2 u8  version, kind 12 u32 sequence    28 u16 path
+ *    3 u8  flags         16 u32 index       30 u16 epoch
+ *    4 u16 source        20 u32 offset      32 u64 tag
+ *    6 u16 length        of what follows the header
+ *
+ * DATA uses the fields by their names. What the other kinds mean by them:
+ *   ACK       number = largest received, path = the path acknowledged, sequence = receive time of the largest
+ *             (receiver's clock, low 32 bits, us), index = host delay in us; the ranges follow (see ack.h)
+ *   PING      asks for an acknowledgement, nothing else
+ *   READY     every message of (group, sequence) that was refused may be sent again
+ *   ABORT     group, offset = the reason (an enum cl_error)
+ *   MISMATCH  (group, sequence, index) has another length at the receiver
+ */
+#ifndef CL_CORE_PACKET_H
+#define CL_CORE_PACKET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    CL_PACKET_HEAD_BYTES = 40,
+    CL_PACKET_MAGIC = 0x4C43,
+    CL_PACKET_VERSION = 1,
+};
+
+enum cl_packet_kind {
+    CL_PACKET_DATA = 0,
+    CL_PACKET_ACK = 1,
+    CL_PACKET_PING = 2,
+    CL_PACKET_READY = 3,
+    CL_PACKET_ABORT = 4,
+    CL_PACKET_MISMATCH = 5,
+    CL_PACKET_KINDS = 6,
+};
+
+/* flags; the low three bits are the priority */
+enum {
+    CL_PACKET_PRIORITY = 0x07,
+    CL_PACKET_LAST = 0x08,    /* ends its message: makes the sender's length known to the receiver */
+    CL_PACKET_ACK_NOW = 0x10, /* the sender wants an acknowledgement without delay */
+};
+
+struct cl_packet {
+    uint8_t kind;
+    uint8_t flags;
+    uint16_t source;
+    uint16_t length;
+    uint16_t path;
+    uint16_t epoch;
+    uint32_t group;
+    uint32_t sequence;
+    uint32_t index;
+    uint32_t offset;
+    uint32_t number;
+};
+
+/* Payload bytes of a full DATA packet: whole 8-byte elements, so that no element is ever split. */
+uint32_t cl_packet_payload_bytes(uint32_t datagram_bytes);
+
+/* Writes everything but the tag. */
+void cl_packet_encode(const struct cl_packet *packet, uint8_t *head);
+
+/* False when the bytes are not one of our packets: short, magic, version, kind, or length. The tag is not looked at. */
+bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t length);
+
+/* The tag binds a packet to its job. Today it is the job id itself; these two are the place for a MAC, which is why
+ * they are given the payload. */
+void cl_packet_seal(uint8_t *head, const uint8_t *payload, size_t payload_length, uint64_t job);
+bool cl_packet_open(const uint8_t *bytes, size_t length, uint64_t job);
+
+/* The 64-bit number whose low half is `low` and that is nearest to `near`: numbers wrap on the wire, not in here. */
+static inline uint64_t cl_packet_number(uint64_t near, uint32_t low)
+{
+    int64_t distance = (int32_t)(low - (uint32_t)near);
+    return distance < 0 && (uint64_t)-distance > near ? low : near + (uint64_t)distance;
+}
+
+static inline uint16_t cl_load_u16(const uint8_t *p)
+{
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+
+static inline uint32_t cl_load_u32(const uint8_t *p)
+{
+    return cl_load_u16(p) | (uint32_t)cl_load_u16(p + 2) << 16;
+}
+
+static inline void cl_store_u16(uint8_t *p, uint32_t value)
+{
+    p[0] = (uint8_t)value;
+    p[1] = (uint8_t)(value >> 8);
+}
+
+static inline void cl_store_u32(uint8_t *p, uint32_t value)
+{
+    cl_store_u16(p, value);
+    cl_store_u16(p + 2, value >> 16);
+}
+
+#endif

@@ -1,0 +1,131 @@
+#include "core/path.h"
+
+bool cl_path_init(struct cl_path *path, uint16_t index, const char *congestion, uint32_t datagram_bytes,
+                  uint64_t fixed_rate)
+{
+    *path = (struct cl_path){.index = index, .ping = true};
+    cl_rtt_init(&path->rtt);
+    cl_loss_init(&path->loss);
+    cl_ack_init(&path->ack);
+    if (!cl_cc_init(&path->cc, congestion, datagram_bytes, fixed_rate))
+        return false;
+    cl_pacer_init(&path->pacer, path->cc.rate, datagram_bytes, 0);
+    return true;
+}
+
+void cl_path_free(struct cl_path *path)
+{
+    cl_sent_free(&path->sent);
+    cl_ack_free(&path->ack);
+}
+
+bool cl_path_asks(struct cl_path *path, uint32_t bytes)
+{
+    uint64_t quarter = path->cc.window / path->cc.packet_bytes / 4;
+    bool fills = !cl_path_open(path, bytes + path->cc.packet_bytes);
+    bool asks = fills || ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked >= quarter;
+    if (asks)
+        path->unasked = 0;
+    return asks;
+}
+
+/* Takes the packets of `range` out of flight, giving each to `taken`. */
+static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn taken, void *argument,
+                 struct cl_cc_sample *sample)
+{
+    uint64_t number = range->start > path->sent.low ? range->start : path->sent.low;
+    for (; number < range->end; number++) {
+        const struct cl_sent_packet *found = cl_sent_find(&path->sent, number);
+        if (!found)
+            continue;
+        struct cl_sent_packet packet = *found;
+        cl_sent_remove(&path->sent, number);
+        sample->bytes += packet.bytes;
+        sample->packets++;
+        taken(argument, &packet);
+    }
+}
+
+struct losses {
+    const struct cl_path_callbacks *callbacks;
+    uint64_t bytes;
+    uint32_t packets;
+};
+
+static void count_lost(void *argument, const struct cl_sent_packet *packet)
+{
+    struct losses *losses = argument;
+    losses->bytes += packet->bytes;
+    losses->packets++;
+    losses->callbacks->lost(losses->callbacks->argument, packet);
+}
+
+static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
+{
+    struct losses losses = {.callbacks = callbacks};
+    cl_loss_detect(&path->loss, &path->sent, &path->rtt, now_us, count_lost, &losses);
+    if (losses.packets)
+        path->cc.type->on_lost(&path->cc, losses.bytes, losses.packets, path->sent.next, now_us);
+}
+
+bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us,
+                    uint64_t now_us, const struct cl_path_callbacks *callbacks)
+{
+    struct cl_ack_frame frame;
+    if (!cl_ack_read(&frame, packet, payload, path->sent.next))
+        return false;
+    struct cl_cc_sample sample = {.largest = frame.largest, .next = path->sent.next};
+    const struct cl_sent_packet *largest = cl_sent_find(&path->sent, frame.largest);
+    if (largest) {
+        cl_rtt_update(&path->rtt, largest->sent_us, received_us, frame.clock_us, frame.host_delay_us);
+        sample.timed = true;
+        sample.queue_us = path->rtt.queue_us;
+    }
+    sample.rtt_us = path->rtt.smoothed_us;
+    sample.base_us = cl_rtt_base_us(&path->rtt);
+    sample.limited = frame.largest < path->limited_until;
+
+    cl_loss_on_frame(&path->loss, &frame, callbacks->late, callbacks->argument);
+    for (uint32_t i = 0; i < frame.refused_count; i++)
+        take(path, &frame.refused[i], callbacks->refused, callbacks->argument, &sample);
+    for (uint32_t i = 0; i < frame.came_count; i++)
+        take(path, &frame.came[i], callbacks->acked, callbacks->argument, &sample);
+    if (!sample.packets)
+        return true;
+    if (!path->loss.any_acked || frame.largest > path->loss.largest_acked)
+        path->loss.largest_acked = frame.largest;
+    path->loss.any_acked = true;
+    path->loss.pto_count = 0;
+    path->probe = false;
+    path->dead = false;
+    path->delivered_us = now_us;
+    path->cc.type->on_acked(&path->cc, &sample, now_us);
+    cl_pacer_set_rate(&path->pacer, path->cc.rate, path->cc.packet_bytes, now_us);
+    detect(path, now_us, callbacks);
+    return true;
+}
+
+void cl_path_on_loss_timer(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
+{
+    detect(path, now_us, callbacks);
+}
+
+void cl_path_on_pto(struct cl_path *path, uint64_t now_us)
+{
+    path->loss.pto_count++;
+    path->probe = true;
+    path->cc.type->on_pto(&path->cc, path->loss.pto_count, now_us);
+}
+
+uint64_t cl_path_deadline_us(const struct cl_path *path)
+{
+    uint64_t deadline_us = path->ack.deadline_us;
+    if (path->loss.deadline_us < deadline_us)
+        deadline_us = path->loss.deadline_us;
+    uint64_t pto_us = path->dead || path->probe ? UINT64_MAX : cl_loss_pto_us(&path->loss, &path->sent, &path->rtt);
+    if (pto_us < deadline_us)
+        deadline_us = pto_us;
+    if (path->dead && path->next_probe_us < deadline_us)
+        deadline_us = path->next_probe_us;
+    return deadline_us;
+}

@@ -1,0 +1,68 @@
+/*
+ * Path: one way to one peer, in both directions: what we sent over it and how that fares, and what came over it.
+ */
+#ifndef CL_CORE_PATH_H
+#define CL_CORE_PATH_H
+
+#include "core/ack.h"
+#include "core/cc.h"
+#include "core/loss.h"
+#include "core/pacer.h"
+#include "core/rtt.h"
+#include "core/sent.h"
+
+enum {
+    CL_PATH_DEAD_PTOS = 3,      /* timeouts in a row, while another path delivers, that make a path dead */
+    CL_PATH_PROBE_US = 50000,   /* how often a dead path is tried */
+    CL_PATH_ACK_EVERY_MAX = 32, /* packets after which a sender with a large window asks for an acknowledgement */
+};
+
+struct cl_path {
+    uint16_t index;
+    bool dead;              /* gets probes only */
+    bool probe;             /* a PTO fired: send one packet, whatever the window says */
+    bool ping;              /* send a PING */
+    uint32_t unasked;       /* packets sent since one asked for an acknowledgement */
+    uint64_t limited_until; /* packets below this number left while the window was the limit */
+    uint64_t delivered_us;  /* when an acknowledgement last said that something arrived */
+    uint64_t next_probe_us; /* while dead */
+    struct cl_sent sent;
+    struct cl_rtt rtt;
+    struct cl_loss loss;
+    struct cl_cc cc;
+    struct cl_pacer pacer;
+    struct cl_ack ack;
+};
+
+/* False when there is no congestion control of that name. */
+bool cl_path_init(struct cl_path *path, uint16_t index, const char *congestion, uint32_t datagram_bytes,
+                  uint64_t fixed_rate);
+void cl_path_free(struct cl_path *path);
+
+/* Room in the window for one more packet. */
+static inline bool cl_path_open(const struct cl_path *path, uint32_t bytes)
+{
+    return path->sent.bytes + bytes <= path->cc.window;
+}
+
+/* Counts a packet about to be sent; true when it should ask for an acknowledgement: several times per window, and when
+ * it fills the window. */
+bool cl_path_asks(struct cl_path *path, uint32_t bytes);
+
+/* What an acknowledgement changed in this path; the packets themselves went to the callbacks. */
+struct cl_path_callbacks {
+    cl_loss_fn acked, refused, lost, late;
+    void *argument;
+};
+/* False, and nothing changed, when the frame is malformed. */
+bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us,
+                    uint64_t now_us, const struct cl_path_callbacks *callbacks);
+/* The loss timer fired. */
+void cl_path_on_loss_timer(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);
+/* The probe timer fired. */
+void cl_path_on_pto(struct cl_path *path, uint64_t now_us);
+
+/* The earliest of this path's timers; UINT64_MAX: none. */
+uint64_t cl_path_deadline_us(const struct cl_path *path);
+
+#endif

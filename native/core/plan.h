@@ -1,0 +1,33 @@
+/*
+ * Plan: the checked, immutable copy of what Python built. Reference counted, shared by all operations that run it.
+ */
+#ifndef CL_CORE_PLAN_H
+#define CL_CORE_PLAN_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "commlayer.h"
+
+struct cl_plan {
+    atomic_uint references;
+    uint32_t rank, world_size;
+    uint32_t step_count;
+    uint32_t network_steps; /* SEND and RECV: 0 means that no packet is needed */
+    uint32_t posts;         /* how far the plan raises this rank's host counter */
+    bool uses_host;         /* it reads or writes staging, posts or awaits */
+    uint64_t scratch_bytes;
+    uint64_t staging_bytes;
+    struct cl_step *steps;
+    uint32_t *successors;
+    uint32_t *roots; /* steps without dependencies, in order */
+    uint32_t root_count;
+};
+
+/* Whether steps of this kind read `source` / write `target`. */
+bool cl_step_reads(uint32_t kind);
+bool cl_step_writes(uint32_t kind);
+
+void cl_plan_retain(struct cl_plan *plan);
+
+#endif

@@ -1,0 +1,46 @@
+/*
+ * Queue: which message sends the next packet.
+ *
+ * Strict priority over all messages of the endpoint, per packet. Inside a class the peers take turns, and each peer's
+ * messages go first in, first out; lost packets put their message first. One packet in CL_QUEUE_GUARD goes to the last
+ * class that has any, so that nothing starves. A blocked peer (no window, no tokens) is out of all turns until it is
+ * unblocked: it costs nothing and holds nobody up.
+ */
+#ifndef CL_CORE_QUEUE_H
+#define CL_CORE_QUEUE_H
+
+#include "core/message.h"
+
+enum { CL_QUEUE_CLASSES = 8, CL_QUEUE_GUARD = 64, CL_QUEUE_TURN = 4 /* packets */ };
+
+struct cl_queue_node;
+
+/* One peer's messages of one class. */
+struct cl_queue_lane {
+    struct cl_message *first, *last;
+    struct cl_queue_node *previous, *next; /* the ring of peers that have a turn in this class */
+};
+
+/* One peer's place in the queue. */
+struct cl_queue_node {
+    struct cl_queue_lane lanes[CL_QUEUE_CLASSES];
+    bool blocked;
+};
+
+struct cl_queue {
+    struct cl_queue_node *turn[CL_QUEUE_CLASSES]; /* whose turn it is; NULL: nobody has anything */
+    uint8_t classes;                              /* bit c: turn[c] is not NULL */
+    uint32_t packets;                             /* taken so far, for the guard */
+    uint32_t turn_packets;
+};
+
+void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message, bool first);
+void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message);
+/* The message to send a packet of; NULL when there is none. */
+struct cl_message *cl_queue_next(const struct cl_queue *queue);
+/* A packet of cl_queue_next's message, which is in `node`, was sent: moves the turn on. Call before removing it. */
+void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message);
+void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node);
+void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node);
+
+#endif

@@ -1,0 +1,563 @@
+/*
+ * Engine: the only file with a thread. It is where the protocol (core/) meets the sockets (wire/): packets in, plans
+ * forward, packets out, sleep until something happens.
+ */
+#include "engine.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    LINGER_QUIET_US = 20000, /* at close: until no peer has needed an answer for so long ... */
+    LINGER_MAX_US = 300000,  /* ... but no longer than this */
+    RECEIVE_BATCHES = 8,     /* between two looks at what may be sent */
+    EVENTS_INITIAL = 256,
+};
+
+uint64_t cl_now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+const char *cl_error_text(int code)
+{
+    switch (code) {
+    case CL_OK:
+        return "success";
+    case CL_EINVAL:
+        return "invalid argument";
+    case CL_ENOMEM:
+        return "out of memory";
+    case CL_ESYSTEM:
+        return "the operating system refused a call the engine needs";
+    case CL_ETIMEDOUT:
+        return "the operation timed out";
+    case CL_EPEERLOST:
+        return "a peer died or stopped answering";
+    case CL_EABORTED:
+        return "the group was aborted because another rank failed first";
+    case CL_ECLOSED:
+        return "the engine or group is closed";
+    case CL_EMISMATCH:
+        return "ranks disagree on the operation";
+    case CL_EAGAIN:
+        return "not done yet";
+    default:
+        return "unknown error";
+    }
+}
+
+/* ---- completion events ---- */
+
+void cl_engine_push_event(struct cl_engine *engine, uint64_t token, int status)
+{
+    pthread_mutex_lock(&engine->events);
+    if (engine->event_count == engine->event_capacity) {
+        size_t capacity = engine->event_capacity == 0 ? EVENTS_INITIAL : 2 * engine->event_capacity;
+        struct cl_event *ring = malloc(capacity * sizeof *ring);
+        for (size_t i = 0; ring != NULL && i < engine->event_count; i++)
+            ring[i] = engine->event_ring[(engine->event_head + i) % engine->event_capacity];
+        if (ring != NULL) {
+            free(engine->event_ring);
+            engine->event_ring = ring;
+            engine->event_capacity = capacity;
+            engine->event_head = 0;
+        }
+    }
+    if (engine->event_count < engine->event_capacity) /* else no memory for 24 bytes: the waiter's timeout reports it */
+        engine->event_ring[(engine->event_head + engine->event_count++) % engine->event_capacity] =
+            (struct cl_event){token, status};
+    pthread_cond_signal(&engine->events_ready);
+    pthread_mutex_unlock(&engine->events);
+}
+
+int cl_engine_events(cl_engine *engine, struct cl_event *events, uint32_t capacity, uint64_t timeout_us)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)(timeout_us / 1000000);
+    until.tv_nsec += (long)(timeout_us % 1000000) * 1000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    uint32_t count = 0;
+    pthread_mutex_lock(&engine->events);
+    while (engine->event_count == 0 && !engine->events_stopped)
+        if (pthread_cond_timedwait(&engine->events_ready, &engine->events, &until) == ETIMEDOUT)
+            break;
+    while (count < capacity && engine->event_count > 0) {
+        events[count++] = engine->event_ring[engine->event_head];
+        engine->event_head = (engine->event_head + 1) % engine->event_capacity;
+        engine->event_count--;
+    }
+    bool stopped = engine->events_stopped && count == 0;
+    pthread_mutex_unlock(&engine->events);
+    return stopped ? CL_ECLOSED : (int)count;
+}
+
+void cl_engine_stop_events(cl_engine *engine)
+{
+    pthread_mutex_lock(&engine->events);
+    engine->events_stopped = true;
+    pthread_cond_broadcast(&engine->events_ready);
+    pthread_mutex_unlock(&engine->events);
+}
+
+/* ---- packets, under core ---- */
+
+void cl_engine_drop_batch(struct cl_engine *engine) { engine->batch_count = engine->batch_first = 0; }
+
+struct arrival {
+    struct cl_engine *engine;
+    uint64_t now_us;
+};
+
+static void receive_datagram(void *context, const uint8_t *bytes, size_t length, uint64_t received_us)
+{
+    const struct arrival *arrival = context;
+    uint64_t now = arrival->now_us;
+    if (arrival->engine->endpoint == NULL)
+        return;
+    cl_endpoint_receive(arrival->engine->endpoint, bytes, length,
+                        received_us == 0 || received_us > now ? now : received_us, now);
+}
+
+static bool flush_batch(struct cl_engine *engine)
+{
+    struct cl_wire_datagram out[CL_SEND_BATCH];
+    size_t count = 0, first = engine->batch_first;
+    for (size_t i = first; i < engine->batch_count; i++) {
+        const struct cl_datagram *datagram = &engine->batch[i];
+        out[count++] = (struct cl_wire_datagram){.link = engine->links[datagram->peer][datagram->path],
+                                                 .head_length = datagram->head_length,
+                                                 .payload_length = datagram->payload_length,
+                                                 .head = datagram->head,
+                                                 .payload = datagram->payload};
+    }
+    if (count > 0) {
+        engine->batch_first += engine->wire_type->send(engine->wire, out, count);
+        atomic_fetch_add_explicit(&engine->send_calls, 1, memory_order_relaxed);
+    }
+    if (engine->batch_first < engine->batch_count)
+        return false;
+    cl_engine_drop_batch(engine);
+    return true;
+}
+
+/* Returns false when the wire is full: poll for room. */
+static bool send_packets(struct cl_engine *engine)
+{
+    for (;;) {
+        if (!flush_batch(engine))
+            return false;
+        engine->batch_count = cl_endpoint_send(engine->endpoint, cl_now_us(), engine->batch, CL_SEND_BATCH);
+        if (engine->batch_count == 0)
+            return true;
+    }
+}
+
+static bool receive_packets(struct cl_engine *engine)
+{
+    bool any = false;
+    for (uint32_t port = 0; port < engine->port_count; port++) {
+        for (int i = 0; i < RECEIVE_BATCHES; i++) {
+            struct arrival arrival = {engine, cl_now_us()};
+            size_t count = engine->wire_type->receive(engine->wire, port, receive_datagram, &arrival);
+            atomic_fetch_add_explicit(&engine->receive_calls, 1, memory_order_relaxed);
+            if (count == 0)
+                break;
+            any = true;
+            engine->last_heard_us = arrival.now_us;
+        }
+    }
+    return any;
+}
+
+static void take_completions(struct cl_engine *engine)
+{
+    struct cl_completion completion;
+    while (cl_endpoint_next_completion(engine->endpoint, &completion))
+        cl_executor_complete(completion.context, completion.status);
+    uint32_t id;
+    uint16_t peer;
+    int reason;
+    while (cl_endpoint_next_abort(engine->endpoint, &id, &peer, &reason)) {
+        for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
+            if (group->id != id)
+                continue;
+            uint32_t rank = 0;
+            while (rank < group->size && group->peers[rank] != peer)
+                rank++;
+            /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. */
+            bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
+            cl_group_fail(group, shared ? reason : CL_EABORTED, rank < group->size ? rank : UINT32_MAX);
+        }
+    }
+}
+
+/* ---- the loop ---- */
+
+static void take_inbox(struct cl_engine *engine)
+{
+    pthread_mutex_lock(&engine->inbox);
+    struct cl_operation *operation = engine->inbox_first;
+    engine->inbox_first = NULL;
+    engine->inbox_last = &engine->inbox_first;
+    pthread_mutex_unlock(&engine->inbox);
+    while (operation != NULL) {
+        struct cl_operation *next = operation->next;
+        operation->next = NULL;
+        *operation->group->last = operation;
+        operation->group->last = &operation->next;
+        operation = next;
+    }
+}
+
+static bool progress_groups(struct cl_engine *engine, uint64_t *deadline_us)
+{
+    bool more = false;
+    uint64_t now = cl_now_us();
+    for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+        more |= cl_group_progress(group, now, deadline_us);
+    return more;
+}
+
+static bool arm_bells(struct cl_engine *engine)
+{
+    bool armed = true;
+    for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+        armed &= cl_group_arm_bells(group);
+    return armed;
+}
+
+/* One turn. Returns until when the thread may sleep (0: not at all) and whether it waits for room on the wire. */
+static uint64_t turn(struct cl_engine *engine, bool *wire_full)
+{
+    uint64_t deadline = UINT64_MAX;
+    *wire_full = false;
+    take_inbox(engine);
+    if (engine->wire != NULL)
+        receive_packets(engine);
+    if (engine->endpoint != NULL) {
+        uint64_t now = cl_now_us();
+        if (cl_endpoint_next_timeout(engine->endpoint) <= now)
+            cl_endpoint_timeout(engine->endpoint, now);
+        take_completions(engine);
+    }
+    bool more = progress_groups(engine, &deadline);
+    if (engine->endpoint != NULL) {
+        *wire_full = !send_packets(engine);
+        take_completions(engine); /* sending may find a peer lost */
+        uint64_t next = cl_endpoint_next_timeout(engine->endpoint);
+        if (next < deadline && !*wire_full)
+            deadline = next;
+    }
+    return more || !arm_bells(engine) ? 0 : deadline;
+}
+
+static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wire_full)
+{
+    struct pollfd fds[2 + CL_PORTS_MAX + CL_WATCHED_MAX];
+    nfds_t count = 0;
+    fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
+    for (uint32_t i = 0; i < engine->port_count; i++)
+        fds[count++] = (struct pollfd){.fd = engine->wire_type->descriptor(engine->wire, i),
+                                       .events = (short)(wire_full ? POLLIN | POLLOUT : POLLIN)};
+    nfds_t first_watched = count;
+    uint32_t watched = engine->watched_count;
+    for (uint32_t i = 0; i < watched; i++)
+        fds[count++] = (struct pollfd){.fd = engine->watched[i].pidfd, .events = POLLIN};
+    pthread_mutex_unlock(&engine->core);
+
+    uint64_t now = cl_now_us();
+    uint64_t sleep_us = deadline_us <= now ? 0 : deadline_us - now;
+    struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000), .tv_nsec = (long)(sleep_us % 1000000) * 1000};
+    int ready = ppoll(fds, count, deadline_us == UINT64_MAX ? NULL : &timeout, NULL);
+    atomic_fetch_add_explicit(&engine->wakeups, 1, memory_order_relaxed);
+
+    pthread_mutex_lock(&engine->core);
+    if (ready <= 0)
+        return;
+    if (fds[0].revents != 0) {
+        eventfd_t ignored;
+        eventfd_read(engine->wake_fd, &ignored);
+    }
+    if (fds[1].revents != 0)
+        cl_bell_drain(engine->bell_fd);
+    for (uint32_t i = 0; i < watched; i++) {
+        if (fds[first_watched + i].revents == 0 || engine->watched[i].pidfd < 0)
+            continue;
+        close(engine->watched[i].pidfd);
+        engine->watched[i].pidfd = -1; /* poll ignores it from now on */
+        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+            cl_group_peer_died(group, engine->watched[i].peer);
+    }
+}
+
+static void linger(struct cl_engine *engine)
+{
+    uint64_t start = cl_now_us();
+    engine->last_heard_us = start;
+    for (uint64_t now = start; now - start < LINGER_MAX_US && now - engine->last_heard_us < LINGER_QUIET_US;) {
+        bool wire_full;
+        uint64_t deadline = turn(engine, &wire_full);
+        now = cl_now_us();
+        uint64_t quiet = engine->last_heard_us + LINGER_QUIET_US;
+        sleep_until(engine, deadline < quiet ? deadline : quiet, wire_full);
+        now = cl_now_us();
+    }
+}
+
+static void *run(void *argument)
+{
+    struct cl_engine *engine = argument;
+    prctl(PR_SET_NAME, "commlayer");
+    prctl(PR_SET_TIMERSLACK, 1000ul); /* ns: pacing needs better than the default 50 us */
+    pthread_mutex_lock(&engine->core);
+    while (!atomic_load(&engine->stopping)) {
+        bool wire_full;
+        uint64_t deadline = turn(engine, &wire_full);
+        sleep_until(engine, deadline, wire_full);
+    }
+    if (engine->endpoint != NULL && engine->peer_count > 0)
+        linger(engine);
+    pthread_mutex_unlock(&engine->core);
+    return NULL;
+}
+
+void cl_engine_wake(struct cl_engine *engine) { eventfd_write(engine->wake_fd, 1); }
+
+/* ---- opening and closing ---- */
+
+static void free_engine(struct cl_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->watched_count; i++)
+        if (engine->watched[i].pidfd >= 0)
+            close(engine->watched[i].pidfd);
+    if (engine->endpoint != NULL)
+        cl_endpoint_destroy(engine->endpoint);
+    if (engine->wire != NULL)
+        engine->wire_type->close(engine->wire);
+    if (engine->wake_fd >= 0)
+        close(engine->wake_fd);
+    if (engine->bell_fd >= 0)
+        close(engine->bell_fd);
+    for (uint32_t i = 0; engine->links != NULL && i < CL_PEERS_MAX; i++)
+        free(engine->links[i]);
+    free(engine->links);
+    free(engine->batch);
+    free(engine->event_ring);
+    pthread_mutex_destroy(&engine->core);
+    pthread_mutex_destroy(&engine->inbox);
+    pthread_mutex_destroy(&engine->events);
+    pthread_cond_destroy(&engine->events_ready);
+    free(engine);
+}
+
+static int open_wire(struct cl_engine *engine, const struct cl_engine_options *options)
+{
+    if (strcmp(options->wire, "none") == 0)
+        return CL_OK;
+    engine->wire_type = cl_wire_find(options->wire);
+    if (engine->wire_type == NULL || options->address_count == 0 || options->address_count > CL_PORTS_MAX)
+        return CL_EINVAL;
+    struct cl_wire_config config = {.addresses = options->addresses,
+                                    .address_count = options->address_count,
+                                    .datagram_bytes = options->datagram_bytes,
+                                    .loss_ppm = options->mem_loss_ppm,
+                                    .seed = options->mem_seed};
+    int status = engine->wire_type->open(&config, &engine->wire);
+    if (status == CL_OK)
+        engine->port_count = options->address_count;
+    return status;
+}
+
+int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
+{
+    if (options == NULL || out == NULL || options->wire == NULL || options->congestion == NULL ||
+        strlen(options->congestion) >= sizeof((struct cl_engine *)0)->congestion)
+        return CL_EINVAL;
+    struct cl_engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL)
+        return CL_ENOMEM;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&engine->core, NULL);
+    pthread_mutex_init(&engine->inbox, NULL);
+    pthread_mutex_init(&engine->events, NULL);
+    pthread_cond_init(&engine->events_ready, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    engine->inbox_last = &engine->inbox_first;
+    engine->options = *options;
+    strcpy(engine->congestion, options->congestion);
+    engine->bell_fd = -1;
+    engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->links = calloc(CL_PEERS_MAX, sizeof *engine->links);
+    engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
+    int status = engine->links == NULL || engine->batch == NULL ? CL_ENOMEM : CL_OK;
+    if (status == CL_OK)
+        status = engine->wake_fd < 0 ? CL_ESYSTEM : CL_OK;
+    if (status == CL_OK) {
+        engine->bell_fd = cl_bell_open(engine->bell);
+        status = engine->bell_fd < 0 ? CL_ESYSTEM : open_wire(engine, options);
+    }
+    if (status == CL_OK && pthread_create(&engine->thread, NULL, run, engine) != 0)
+        status = CL_ESYSTEM;
+    if (status != CL_OK) {
+        free_engine(engine);
+        return status;
+    }
+    *out = engine;
+    return CL_OK;
+}
+
+void cl_engine_close(cl_engine *engine)
+{
+    if (engine == NULL)
+        return;
+    for (;;) {
+        pthread_mutex_lock(&engine->core);
+        struct cl_group *group = engine->groups;
+        pthread_mutex_unlock(&engine->core);
+        if (group == NULL)
+            break;
+        cl_group_close(group);
+    }
+    atomic_store(&engine->stopping, true);
+    cl_engine_wake(engine);
+    pthread_join(engine->thread, NULL);
+    cl_engine_stop_events(engine);
+    free_engine(engine);
+}
+
+int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
+{
+    if (engine->wire == NULL || index >= engine->port_count)
+        return CL_EINVAL;
+    return engine->wire_type->port_number(engine->wire, index, port);
+}
+
+int cl_engine_bell(cl_engine *engine, char *name)
+{
+    memcpy(name, engine->bell, CL_BELL_BYTES);
+    return CL_OK;
+}
+
+int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t epoch)
+{
+    pthread_mutex_lock(&engine->core);
+    int status = CL_OK;
+    if (engine->endpoint != NULL) {
+        status = engine->job == job && engine->self == self && engine->epoch == epoch ? CL_OK : CL_EINVAL;
+    } else if (engine->wire != NULL) {
+        struct cl_endpoint_config config = {.job = job,
+                                            .self = self,
+                                            .epoch = epoch,
+                                            .datagram_bytes = engine->options.datagram_bytes,
+                                            .stash_limit_bytes = engine->options.stash_bytes,
+                                            .congestion = engine->congestion,
+                                            .fixed_rate_bps = engine->options.fixed_rate_bps,
+                                            .seed = (uint32_t)job ^ self};
+        status = cl_endpoint_create(&config, &engine->endpoint);
+        engine->job = job;
+        engine->self = self;
+        engine->epoch = epoch;
+    }
+    pthread_mutex_unlock(&engine->core);
+    return status;
+}
+
+int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
+                       const char *const *remote_addresses, const uint32_t *remote_ports)
+{
+    if (peer >= CL_PEERS_MAX || path_count == 0 || path_count > CL_PORTS_MAX)
+        return CL_EINVAL;
+    pthread_mutex_lock(&engine->core);
+    int status = engine->endpoint == NULL ? CL_EINVAL : CL_OK;
+    if (status == CL_OK && engine->links[peer] == NULL) {
+        uint32_t *links = calloc(path_count, sizeof *links);
+        status = links == NULL ? CL_ENOMEM : CL_OK;
+        for (uint32_t i = 0; status == CL_OK && i < path_count; i++) {
+            int link = local[i] >= engine->port_count
+                           ? CL_EINVAL
+                           : engine->wire_type->link(engine->wire, local[i], remote_addresses[i], remote_ports[i]);
+            if (link < 0)
+                status = link;
+            else
+                links[i] = (uint32_t)link;
+        }
+        if (status == CL_OK)
+            status = cl_endpoint_add_peer(engine->endpoint, peer, (uint16_t)path_count);
+        if (status == CL_OK) {
+            engine->links[peer] = links;
+            engine->peer_count++;
+        } else {
+            free(links);
+        }
+    }
+    pthread_mutex_unlock(&engine->core);
+    return status;
+}
+
+int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
+{
+    int status = CL_OK;
+    pthread_mutex_lock(&engine->core);
+    bool known = false;
+    for (uint32_t i = 0; i < engine->watched_count; i++)
+        known |= engine->watched[i].peer == peer;
+    if (!known && engine->watched_count == CL_WATCHED_MAX) {
+        status = CL_ENOMEM;
+    } else if (!known) {
+        int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+        if (fd >= 0)
+            engine->watched[engine->watched_count++] = (struct watched){peer, fd};
+        else
+            status = CL_ESYSTEM;
+    }
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine);
+    return status;
+}
+
+int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
+{
+    memset(stats, 0, sizeof *stats);
+    pthread_mutex_lock(&engine->core);
+    if (engine->endpoint != NULL) {
+        const struct cl_endpoint_stats *from = cl_endpoint_stats(engine->endpoint);
+        stats->packets_sent = from->packets_sent;
+        stats->packets_received = from->packets_received;
+        stats->payload_bytes_sent = from->payload_bytes_sent;
+        stats->payload_bytes_received = from->payload_bytes_received;
+        stats->packets_retransmitted = from->packets_retransmitted;
+        stats->packets_lost = from->packets_lost;
+        stats->packets_spurious = from->packets_spurious;
+        stats->packets_duplicate = from->packets_duplicate;
+        stats->packets_foreign = from->packets_foreign;
+        stats->packets_stashed = from->packets_stashed;
+        stats->packets_stash_dropped = from->packets_stash_dropped;
+        stats->acks_sent = from->acks_sent;
+        stats->acks_received = from->acks_received;
+        stats->probes_sent = from->probes_sent;
+    }
+    pthread_mutex_unlock(&engine->core);
+    stats->operations_done = atomic_load(&engine->operations_done);
+    stats->operations_failed = atomic_load(&engine->operations_failed);
+    stats->wakeups = atomic_load(&engine->wakeups);
+    stats->send_calls = atomic_load(&engine->send_calls);
+    stats->receive_calls = atomic_load(&engine->receive_calls);
+    return CL_OK;
+}

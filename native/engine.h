@@ -1,0 +1,140 @@
+/*
+ * Engine internals shared by engine.c (the thread), group.c (communicators) and operation.c (what was submitted).
+ *
+ * Locks, always taken in this order:
+ *   engine->core    everything the engine thread works on: endpoint, wire, groups' operations; held while it works;
+ *   group->lane     who may run host operations, and the order of submission;
+ *   engine->inbox   the hand-over from submitting threads, held for a few instructions;
+ *   engine->events  completions for Python's completion thread.
+ */
+#ifndef CL_ENGINE_H
+#define CL_ENGINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "commlayer.h"
+#include "core/endpoint.h"
+#include "core/executor.h"
+#include "wire/host.h"
+#include "wire/wire.h"
+
+enum {
+    CL_PEERS_MAX = 4096,
+    CL_WATCHED_MAX = CL_HOST_RANKS_MAX,
+    CL_SEND_BATCH = 64,
+    CL_WORK_BUDGET_BYTES = 1 << 20, /* local copying between two looks at the sockets */
+    CL_SLEEP_MAX_US = 100000,       /* no wait is longer: a lost wake-up costs this much, never a hang */
+};
+
+struct cl_operation {
+    atomic_uint references;
+    _Atomic int32_t status;  /* CL_EAGAIN while in flight */
+    _Atomic uint32_t done;   /* futex word */
+    _Atomic uint32_t notify; /* 0 nobody asked, 1 asked, 2 done */
+    uint64_t token;
+    struct cl_group *group;
+    struct cl_plan *plan;
+    uint8_t *input, *output;
+    struct cl_arithmetic arithmetic;
+    uint8_t priority;
+    uint64_t deadline_us;  /* UINT64_MAX: none */
+    uint64_t timeout_us;
+    uint32_t sequence;     /* names the operation in packets */
+    uint32_t host_base;    /* host counters at its start */
+    uint32_t host_gate;    /* every local rank's counter must have come this far first: see group.c */
+    uint32_t host_parity;
+    struct cl_executor *executor; /* once started */
+    struct cl_operation *next;    /* in the inbox, then in the group */
+};
+
+struct cl_group {
+    struct cl_engine *engine;
+    uint32_t id, rank, size;
+    uint16_t *peers;
+    _Atomic int32_t status; /* 0, or why it failed */
+    _Atomic uint32_t culprit;
+    _Atomic uint32_t lost_rank; /* a local rank whose process died, UINT32_MAX: none */
+    bool announced;         /* peers have been told (core) */
+    /* host lane */
+    struct cl_host *host;   /* NULL: no shared memory */
+    uint32_t local_count;
+    uint32_t *local;        /* local index -> group rank */
+    uint32_t self;          /* own local index */
+    uint8_t **staging[2];   /* by parity, by group rank */
+    _Atomic uint32_t **counters;
+    pthread_mutex_t lane;
+    uint32_t host_queued;   /* host operations submitted to the engine and not yet done (lane) */
+    bool lane_taken;        /* a calling thread runs a host operation (lane) */
+    uint32_t sequence, host_sequence, host_base, host_previous_base; /* (lane) */
+    uint64_t spin_us;
+    uint64_t spin_ewma_us;  /* how long recent waits of calling threads took */
+    struct cl_operation *first, **last; /* in flight, in order of submission (core) */
+    struct cl_group *next;  /* (core) */
+};
+
+struct watched {
+    uint16_t peer;
+    int pidfd;
+};
+
+struct cl_engine {
+    pthread_t thread;
+    pthread_mutex_t core, inbox, events;
+    pthread_cond_t events_ready;
+    atomic_bool stopping;
+    bool events_stopped;
+    int wake_fd, bell_fd;
+    char bell[CL_BELL_BYTES];
+    struct cl_engine_options options;
+    char congestion[16];
+    /* network (core) */
+    const struct cl_wire_type *wire_type;
+    struct cl_wire *wire;
+    uint32_t port_count;
+    struct cl_endpoint *endpoint;
+    uint64_t job;
+    uint16_t self, epoch;
+    uint32_t **links;    /* peer -> path -> link */
+    struct cl_datagram *batch;
+    size_t batch_first, batch_count; /* what the wire had no room for */
+    uint32_t peer_count;
+    uint64_t last_heard_us;
+    struct watched watched[CL_WATCHED_MAX];
+    uint32_t watched_count;
+    struct cl_group *groups;
+    /* hand-over (inbox) */
+    struct cl_operation *inbox_first, **inbox_last;
+    /* completions (events) */
+    struct cl_event *event_ring;
+    size_t event_head, event_count, event_capacity;
+    /* counters (core, or atomic where callers add) */
+    _Atomic uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
+};
+
+uint64_t cl_now_us(void);
+void cl_engine_wake(struct cl_engine *engine);
+void cl_engine_push_event(struct cl_engine *engine, uint64_t token, int status);
+/* Drops packets handed out by the endpoint and not yet taken by the wire: they point into buffers about to go. */
+void cl_engine_drop_batch(struct cl_engine *engine);
+
+/* operation.c */
+int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *input, void *output, int dtype, int op,
+                        uint32_t priority, uint64_t timeout_us, struct cl_operation **operation);
+/* Ends an operation: frees its executor, publishes the status, wakes waiters, sends the event. */
+void cl_operation_finish(struct cl_operation *operation, int status);
+/* Creates the executor; the group's order (sequence, host_*) must have been assigned. */
+int cl_operation_start(struct cl_operation *operation);
+
+/* group.c: both under core, by the engine thread */
+/* Runs what can run; returns whether there is more to do at once. *deadline_us is lowered to the next one. */
+bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
+/* Notes that the process of a local peer died. */
+void cl_group_peer_died(struct cl_group *group, uint16_t peer);
+/* Marks the group failed; the first reason stays. Any thread. */
+void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
+/* Asks for bells for whatever the group's operations wait for; false when something moved meanwhile. */
+bool cl_group_arm_bells(struct cl_group *group);
+
+#endif

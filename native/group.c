@@ -1,0 +1,557 @@
+/*
+ * Groups: the order of operations on one communicator, and the two ways in which they run.
+ *
+ * Operations that need packets are run by the engine thread, any number at a time. Operations that touch the host's
+ * shared memory run one after another, in the order of submission, in the group's lane: by the engine thread, or, when
+ * the caller waits anyway and nobody is before it, by the calling thread, which saves two thread switches.
+ *
+ * Host counters. Each operation owns the counter values base+1 .. base+posts of its plan, and base+posts+1, which every
+ * rank posts when it has ended the operation: its own reads of others' staging are over then. Consecutive operations
+ * use alternate halves of the staging, so before one starts, every local rank must have ended the operation two before
+ * it (host_gate); that has nearly always happened long ago.
+ */
+#include "engine.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define relax() _mm_pause()
+#else
+#define relax() sched_yield()
+#endif
+
+static bool copy_names(struct cl_group *group, const struct cl_group_options *options)
+{
+    group->peers = calloc(options->size, sizeof *group->peers);
+    group->local = calloc(options->local_count, sizeof *group->local);
+    group->staging[0] = calloc(options->size, sizeof *group->staging[0]);
+    group->staging[1] = calloc(options->size, sizeof *group->staging[1]);
+    group->counters = calloc(options->size, sizeof *group->counters);
+    if (group->peers == NULL || group->local == NULL || group->staging[0] == NULL || group->staging[1] == NULL ||
+        group->counters == NULL)
+        return false;
+    memcpy(group->peers, options->peers, options->size * sizeof *group->peers);
+    memcpy(group->local, options->local, options->local_count * sizeof *group->local);
+    return true;
+}
+
+static void free_group(struct cl_group *group)
+{
+    cl_host_unmap(group->host);
+    free(group->peers);
+    free(group->local);
+    free(group->staging[0]);
+    free(group->staging[1]);
+    free(group->counters);
+    pthread_mutex_destroy(&group->lane);
+    free(group);
+}
+
+static int map_host(struct cl_group *group, const struct cl_group_options *options)
+{
+    if (options->local_count <= 1)
+        return CL_OK;
+    int status = cl_host_map(options->host_fd, options->local_count, group->self, options->staging_bytes,
+                             options->bells, group->engine->bell_fd, &group->host);
+    if (status != CL_OK)
+        return status;
+    for (uint32_t i = 0; i < group->local_count; i++) {
+        uint32_t rank = group->local[i];
+        group->counters[rank] = cl_host_counter(group->host, i);
+        for (uint32_t parity = 0; parity < 2; parity++)
+            group->staging[parity][rank] = cl_host_staging(group->host, i, parity);
+    }
+    return CL_OK;
+}
+
+int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **out)
+{
+    if (engine == NULL || options == NULL || out == NULL || options->rank >= options->size ||
+        options->local_count == 0 || options->local_count > options->size)
+        return CL_EINVAL;
+    struct cl_group *group = calloc(1, sizeof *group);
+    if (group == NULL)
+        return CL_ENOMEM;
+    pthread_mutex_init(&group->lane, NULL);
+    group->engine = engine;
+    group->id = options->id;
+    group->rank = options->rank;
+    group->size = options->size;
+    group->local_count = options->local_count;
+    group->spin_us = options->spin_us;
+    group->last = &group->first;
+    atomic_init(&group->culprit, UINT32_MAX);
+    atomic_init(&group->lost_rank, UINT32_MAX);
+    int status = copy_names(group, options) ? CL_OK : CL_ENOMEM;
+    bool found = false;
+    for (uint32_t i = 0; status == CL_OK && i < options->local_count; i++) {
+        if (options->local[i] == options->rank) {
+            group->self = i;
+            found = true;
+        }
+    }
+    if (status == CL_OK)
+        status = found ? map_host(group, options) : CL_EINVAL;
+    if (status != CL_OK) {
+        free_group(group);
+        return status;
+    }
+    pthread_mutex_lock(&engine->core);
+    group->next = engine->groups;
+    engine->groups = group;
+    pthread_mutex_unlock(&engine->core);
+    *out = group;
+    return CL_OK;
+}
+
+/* Under core: ends every operation of the group. */
+static void end_all(struct cl_group *group, int status)
+{
+    if (group->first == NULL)
+        return;
+    if (group->engine->endpoint != NULL) {
+        cl_engine_drop_batch(group->engine);
+        cl_endpoint_cancel(group->engine->endpoint, group->id, UINT32_MAX);
+    }
+    while (group->first != NULL) {
+        struct cl_operation *operation = group->first;
+        group->first = operation->next;
+        if (operation->plan->uses_host) {
+            pthread_mutex_lock(&group->lane);
+            group->host_queued--;
+            pthread_mutex_unlock(&group->lane);
+        }
+        int own = operation->executor != NULL ? cl_executor_status(operation->executor) : CL_OK;
+        cl_operation_finish(operation, own != CL_OK ? own : status);
+    }
+    group->last = &group->first;
+}
+
+void cl_group_close(cl_group *group)
+{
+    if (group == NULL)
+        return;
+    struct cl_engine *engine = group->engine;
+    int32_t open = 0;
+    atomic_compare_exchange_strong(&group->status, &open, CL_ECLOSED);
+    if (group->host != NULL)
+        cl_host_wake_all(group->host); /* a calling thread inside the lane must leave it first */
+    for (bool taken = true; taken;) {
+        pthread_mutex_lock(&group->lane);
+        taken = group->lane_taken;
+        pthread_mutex_unlock(&group->lane);
+        if (taken)
+            sched_yield();
+    }
+    pthread_mutex_lock(&engine->core);
+    /* What still sits in the inbox belongs to groups by pointer: take it over before this one goes. */
+    pthread_mutex_lock(&engine->inbox);
+    struct cl_operation **at = &engine->inbox_first;
+    while (*at != NULL) {
+        struct cl_operation *operation = *at;
+        if (operation->group == group) {
+            *at = operation->next;
+            operation->next = NULL;
+            *group->last = operation;
+            group->last = &operation->next;
+        } else {
+            at = &operation->next;
+        }
+    }
+    engine->inbox_last = at;
+    pthread_mutex_unlock(&engine->inbox);
+    end_all(group, CL_ECLOSED);
+    for (struct cl_group **link = &engine->groups; *link != NULL; link = &(*link)->next) {
+        if (*link == group) {
+            *link = group->next;
+            break;
+        }
+    }
+    if (engine->endpoint != NULL) {
+        cl_engine_drop_batch(engine);
+        cl_endpoint_cancel(engine->endpoint, group->id, UINT32_MAX);
+    }
+    pthread_mutex_unlock(&engine->core);
+    free_group(group);
+}
+
+void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
+{
+    int32_t open = 0;
+    if (!atomic_compare_exchange_strong(&group->status, &open, reason))
+        return;
+    atomic_store(&group->culprit, culprit);
+    if (group->host != NULL)
+        cl_host_abort(group->host, reason);
+    cl_engine_wake(group->engine); /* it tells the peers and ends what is in flight */
+}
+
+void cl_group_abort(cl_group *group, int reason) { cl_group_fail(group, reason < 0 ? reason : CL_EABORTED, UINT32_MAX); }
+
+int cl_group_status(cl_group *group, uint32_t *peer)
+{
+    if (peer != NULL)
+        *peer = atomic_load(&group->culprit);
+    return atomic_load(&group->status);
+}
+
+void cl_group_peer_died(struct cl_group *group, uint16_t peer)
+{
+    for (uint32_t i = 0; i < group->local_count; i++) {
+        if (i == group->self || group->peers[group->local[i]] != peer)
+            continue;
+        atomic_store(&group->lost_rank, group->local[i]);
+        if (group->host != NULL)
+            cl_host_wake_all(group->host);
+    }
+}
+
+/* Under lane: gives the operation its place in the group's order. */
+static void assign_order(struct cl_group *group, struct cl_operation *operation)
+{
+    operation->sequence = group->sequence++;
+    if (!operation->plan->uses_host)
+        return;
+    operation->host_parity = group->host_sequence++ & 1;
+    operation->host_gate = group->host_previous_base;
+    operation->host_base = group->host_base;
+    group->host_previous_base = group->host_base;
+    group->host_base += operation->plan->posts + 1;
+}
+
+static bool gate_is_open(const struct cl_group *group, const struct cl_operation *operation, uint32_t *behind)
+{
+    for (uint32_t i = 0; i < group->local_count; i++) {
+        if (!cl_host_reached(group->host, i, operation->host_gate)) {
+            *behind = i;
+            return false;
+        }
+    }
+    return true;
+}
+
+static void leave_lane(struct cl_group *group, const struct cl_operation *operation)
+{
+    cl_host_post(group->host, operation->host_base + operation->plan->posts + 1);
+}
+
+/* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for. */
+static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us, uint64_t deadline_us)
+{
+    int status = atomic_load(&group->status);
+    if (status != CL_OK)
+        return status;
+    int aborted = cl_host_aborted(group->host);
+    if (aborted != CL_OK) {
+        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        return atomic_load(&group->status);
+    }
+    if (atomic_load(&group->lost_rank) == rank) {
+        cl_group_fail(group, CL_EPEERLOST, rank);
+        return CL_EPEERLOST;
+    }
+    if (now_us >= deadline_us) {
+        cl_group_fail(group, CL_ETIMEDOUT, rank);
+        return CL_ETIMEDOUT;
+    }
+    return CL_OK;
+}
+
+/* The calling thread waits for a counter: a spin as long as recent waits suggest, then sleep. */
+static int wait_for(struct cl_group *group, uint32_t index, uint32_t value, uint64_t deadline_us)
+{
+    uint64_t start = cl_now_us(), now = start;
+    uint64_t limit = group->spin_us;
+    if (limit > 0 && group->spin_ewma_us <= limit) {
+        while (now - start < limit) {
+            for (int i = 0; i < 64; i++) {
+                if (cl_host_reached(group->host, index, value))
+                    goto reached;
+                relax();
+            }
+            now = cl_now_us();
+        }
+    }
+    while (!cl_host_reached(group->host, index, value)) {
+        int stop = reason_to_stop(group, group->local[index], now, deadline_us);
+        if (stop != CL_OK)
+            return stop;
+        uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
+        cl_host_sleep(group->host, index, value, left);
+        now = cl_now_us();
+    }
+reached:
+    now = cl_now_us();
+    /* Capped, so that one late rank does not turn spinning off for long. */
+    uint64_t took = now - start > 4 * limit ? 4 * limit : now - start;
+    group->spin_ewma_us = (7 * group->spin_ewma_us + took) / 8;
+    return CL_OK;
+}
+
+static uint32_t local_index(const struct cl_group *group, uint32_t rank)
+{
+    uint32_t index = 0;
+    while (group->local[index] != rank)
+        index++;
+    return index;
+}
+
+static int run_here(struct cl_group *group, struct cl_operation *operation)
+{
+    int status = atomic_load(&group->status);
+    uint32_t behind = 0;
+    while (status == CL_OK && !gate_is_open(group, operation, &behind))
+        status = wait_for(group, behind, operation->host_gate, operation->deadline_us);
+    if (status == CL_OK)
+        status = cl_operation_start(operation);
+    while (status == CL_OK) {
+        enum cl_progress progress = cl_executor_poll(operation->executor, SIZE_MAX, 0);
+        uint32_t rank, value;
+        if (progress == CL_PROGRESS_DONE)
+            break;
+        if (progress == CL_PROGRESS_FAILED || !cl_executor_awaits(operation->executor, 0, &rank, &value))
+            status = CL_EINVAL; /* a plan that waits for nothing: cannot be, cl_plan_create saw to it */
+        else
+            status = wait_for(group, local_index(group, rank), value, operation->deadline_us);
+    }
+    leave_lane(group, operation);
+    return status;
+}
+
+static void hand_over(struct cl_engine *engine, struct cl_operation *operation)
+{
+    pthread_mutex_lock(&engine->inbox);
+    bool was_empty = engine->inbox_first == NULL;
+    *engine->inbox_last = operation;
+    engine->inbox_last = &operation->next;
+    pthread_mutex_unlock(&engine->inbox);
+    if (was_empty)
+        cl_engine_wake(engine);
+}
+
+int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
+              uint64_t timeout_us, cl_operation **out)
+{
+    struct cl_operation *operation;
+    int status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
+    if (status != CL_OK)
+        return status;
+    if (plan->uses_host && group->host == NULL) {
+        cl_operation_release(operation);
+        cl_operation_release(operation);
+        return CL_EINVAL;
+    }
+    pthread_mutex_lock(&group->lane);
+    assign_order(group, operation);
+    group->host_queued += plan->uses_host;
+    hand_over(group->engine, operation); /* inside the lane: the inbox keeps the group's order */
+    pthread_mutex_unlock(&group->lane);
+    *out = operation;
+    return CL_OK;
+}
+
+int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
+           uint64_t timeout_us)
+{
+    struct cl_operation *operation;
+    int status;
+    bool here = false;
+    if (group != NULL && plan != NULL && group->host != NULL && plan->uses_host && plan->network_steps == 0) {
+        status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
+        if (status != CL_OK)
+            return status;
+        pthread_mutex_lock(&group->lane);
+        here = !group->lane_taken && group->host_queued == 0;
+        if (here) {
+            group->lane_taken = true;
+            assign_order(group, operation);
+        }
+        pthread_mutex_unlock(&group->lane);
+        if (here) {
+            status = run_here(group, operation);
+            cl_operation_finish(operation, status);
+            pthread_mutex_lock(&group->lane);
+            group->lane_taken = false;
+            bool waiting = group->host_queued > 0;
+            pthread_mutex_unlock(&group->lane);
+            if (waiting)
+                cl_engine_wake(group->engine);
+        } else {
+            cl_operation_release(operation);
+        }
+        cl_operation_release(operation);
+        if (here)
+            return status;
+    }
+    status = cl_submit(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
+    if (status != CL_OK)
+        return status;
+    status = cl_operation_wait(operation, 0);
+    cl_operation_release(operation);
+    return status;
+}
+
+/* ---- the engine thread's side, under core ---- */
+
+static bool take_lane(struct cl_group *group)
+{
+    pthread_mutex_lock(&group->lane);
+    bool free_lane = !group->lane_taken;
+    pthread_mutex_unlock(&group->lane);
+    return free_lane; /* host_queued > 0 keeps calling threads out from here on */
+}
+
+/* Whether this host operation may run now: first in the lane, the lane free, and the gate open. */
+static bool may_start(struct cl_group *group, struct cl_operation *operation, bool *host_before)
+{
+    uint32_t behind;
+    if (!operation->plan->uses_host)
+        return true;
+    bool first = !*host_before;
+    *host_before = true;
+    return first && take_lane(group) && gate_is_open(group, operation, &behind);
+}
+
+static void tell_peers(struct cl_group *group, int status, uint64_t now_us)
+{
+    group->announced = true;
+    if (group->engine->endpoint == NULL || status == CL_ECLOSED)
+        return;
+    uint16_t *peers = calloc(group->size, sizeof *peers);
+    size_t count = 0;
+    for (uint32_t rank = 0; peers != NULL && rank < group->size; rank++)
+        if (group->counters[rank] == NULL && rank != group->rank)
+            peers[count++] = group->peers[rank];
+    if (count > 0)
+        cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, status, now_us);
+    free(peers);
+}
+
+static int step_operation(struct cl_group *group, struct cl_operation *operation, uint64_t now_us, bool *more)
+{
+    if (operation->executor == NULL) {
+        int status = cl_operation_start(operation);
+        if (status != CL_OK)
+            return status;
+        cl_executor_set_owner(operation->executor, operation);
+    }
+    switch (cl_executor_poll(operation->executor, CL_WORK_BUDGET_BYTES, now_us)) {
+    case CL_PROGRESS_DONE:
+        if (operation->plan->uses_host)
+            leave_lane(group, operation);
+        return CL_OK;
+    case CL_PROGRESS_FAILED:
+        return cl_executor_status(operation->executor);
+    case CL_PROGRESS_MORE:
+        *more = true;
+        return CL_EAGAIN;
+    default:
+        return CL_EAGAIN;
+    }
+}
+
+/* Looks whether a blocked host operation waits for a rank that is gone, or for a group that failed. */
+static int check_host(struct cl_group *group, struct cl_operation *operation, uint64_t now_us)
+{
+    uint32_t rank = UINT32_MAX, value = 0;
+    if (group->host == NULL || !operation->plan->uses_host)
+        return CL_OK;
+    if (operation->executor == NULL) {
+        uint32_t behind;
+        if (!gate_is_open(group, operation, &behind))
+            rank = group->local[behind];
+        return reason_to_stop(group, rank, now_us, UINT64_MAX);
+    }
+    for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
+        int status = reason_to_stop(group, rank, now_us, UINT64_MAX);
+        if (status != CL_OK)
+            return status;
+    }
+    return CL_OK;
+}
+
+static void remove_operation(struct cl_group *group, struct cl_operation **at)
+{
+    struct cl_operation *operation = *at;
+    *at = operation->next;
+    if (operation->next == NULL)
+        group->last = at;
+    if (operation->plan->uses_host) {
+        pthread_mutex_lock(&group->lane);
+        group->host_queued--;
+        pthread_mutex_unlock(&group->lane);
+    }
+}
+
+bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
+{
+    bool more = false, host_before = false;
+    struct cl_operation **at = &group->first;
+    int aborted = group->host != NULL ? cl_host_aborted(group->host) : CL_OK;
+    if (aborted != CL_OK)
+        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+    while (*at != NULL && atomic_load(&group->status) == CL_OK) {
+        struct cl_operation *operation = *at;
+        int status = CL_EAGAIN;
+        if (may_start(group, operation, &host_before))
+            status = step_operation(group, operation, now_us, &more);
+        if (status == CL_OK) {
+            remove_operation(group, at);
+            cl_operation_finish(operation, CL_OK);
+            host_before = false;
+            for (struct cl_operation *o = group->first; o != *at; o = o->next)
+                host_before |= o->plan->uses_host;
+            continue;
+        }
+        if (status == CL_EAGAIN && check_host(group, operation, now_us) != CL_OK)
+            break;
+        if (status == CL_EAGAIN && now_us >= operation->deadline_us)
+            status = CL_ETIMEDOUT;
+        if (status != CL_EAGAIN) {
+            cl_group_fail(group, status, UINT32_MAX);
+            break;
+        }
+        if (operation->deadline_us < *deadline_us)
+            *deadline_us = operation->deadline_us;
+        at = &operation->next;
+    }
+    int failed = atomic_load(&group->status);
+    if (failed != CL_OK) {
+        if (!group->announced)
+            tell_peers(group, failed, now_us);
+        end_all(group, failed);
+        return false;
+    }
+    return more;
+}
+
+bool cl_group_arm_bells(struct cl_group *group)
+{
+    if (group->host == NULL)
+        return true;
+    bool host_before = false;
+    for (struct cl_operation *o = group->first; o != NULL; o = o->next) {
+        if (!o->plan->uses_host || host_before)
+            continue;
+        host_before = true;
+        uint32_t rank, value, behind;
+        if (o->executor == NULL) {
+            if (gate_is_open(group, o, &behind))
+                continue; /* a calling thread has the lane; it wakes the engine when it leaves */
+            cl_host_request_bell(group->host, behind);
+            if (gate_is_open(group, o, &behind))
+                return false;
+            continue;
+        }
+        for (uint32_t i = 0; cl_executor_awaits(o->executor, i, &rank, &value); i++) {
+            uint32_t index = local_index(group, rank);
+            cl_host_request_bell(group->host, index);
+            if (cl_host_reached(group->host, index, value))
+                return false;
+        }
+    }
+    return true;
+}

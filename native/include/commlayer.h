@@ -1,0 +1,221 @@
+/*
+ * commlayer native engine: the one public header.
+ *
+ * An engine is one process's thread, its peers and its wires; a group is a communicator (a torch process group) that
+ * runs plans on an engine. A plan is data: what one rank sends, receives and adds, in which order. Python builds plans
+ * and submits them; from there to the completion no Python runs.
+ *
+ * Rules that hold for every function:
+ *  - return codes are 0 or a negative enum cl_error; errno is never returned and nothing aborts;
+ *  - buffers belong to the caller, and are used by the engine from submit to completion;
+ *  - every call is thread-safe except *_close, which must be the last call on its object;
+ *  - lengths and offsets are bytes, times are microseconds unless the name says otherwise.
+ *
+ * The text between the CFFI markers is the whole binding: native/build.py hands it to cffi as it stands, so it must
+ * stay free of preprocessor lines.
+ */
+#ifndef COMMLAYER_H
+#define COMMLAYER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* CFFI-BEGIN */
+enum cl_error {
+    CL_OK = 0,
+    CL_EINVAL = -1,    /* an argument is out of range */
+    CL_ENOMEM = -2,    /* no memory */
+    CL_ESYSTEM = -3,   /* the operating system refused a call the engine cannot do without */
+    CL_ETIMEDOUT = -4, /* the operation did not end within its timeout */
+    CL_EPEERLOST = -5, /* a peer died or stopped answering */
+    CL_EABORTED = -6,  /* the group was aborted, here or by a peer */
+    CL_ECLOSED = -7,   /* the engine or group is closed */
+    CL_EMISMATCH = -8, /* ranks disagree on what they are doing */
+    CL_EAGAIN = -9,    /* nothing there yet */
+};
+
+enum cl_dtype {
+    CL_U8 = 0,
+    CL_I8 = 1,
+    CL_I16 = 2,
+    CL_I32 = 3,
+    CL_I64 = 4,
+    CL_F16 = 5,
+    CL_BF16 = 6,
+    CL_F32 = 7,
+    CL_F64 = 8,
+    CL_U16 = 9,
+    CL_U32 = 10,
+    CL_U64 = 11,
+};
+
+/* AVG travels as SUM; the plan's SCALE steps divide by the number of ranks. */
+enum cl_op {
+    CL_SUM = 0,
+    CL_PRODUCT = 1,
+    CL_MIN = 2,
+    CL_MAX = 3,
+};
+
+enum cl_step_kind {
+    CL_SEND = 0,        /* source range -> peer, over the network */
+    CL_RECV_COPY = 1,   /* from peer, over the network: target = received */
+    CL_RECV_REDUCE = 2, /* from peer, over the network: target = target (op) received, in order of arrival */
+    CL_COPY = 3,        /* target = source, within memory this process can address */
+    CL_REDUCE = 4,      /* target = target (op) source, likewise */
+    CL_SCALE = 5,       /* target = target / peer, where the field `peer` holds the divisor (AVG) */
+    CL_POST = 6,        /* raise this rank's host counter to `message` (counted from the start of the operation) */
+    CL_AWAIT = 7,       /* until the host counter of `peer` is at least `message` */
+};
+
+enum cl_buffer {
+    CL_INPUT = 0,
+    CL_OUTPUT = 1,  /* the same memory as CL_INPUT for in-place collectives */
+    CL_SCRATCH = 2, /* private to the operation, contents undefined at the start */
+    CL_STAGING = 3, /* the staging memory of rank `peer`, mapped by every rank of its host */
+};
+
+/* One step of a plan. A step is ready when `dependencies` other steps that name it as successor are done. */
+struct cl_step {
+    uint32_t kind;            /* enum cl_step_kind */
+    uint32_t peer;            /* group rank (CL_SCALE: the divisor); for CL_STAGING, whose staging */
+    uint32_t source;          /* enum cl_buffer */
+    uint32_t target;          /* enum cl_buffer */
+    uint64_t source_offset;   /* bytes */
+    uint64_t target_offset;   /* bytes */
+    uint64_t length;          /* bytes */
+    uint32_t message;         /* SEND/RECV: the n-th message from sender to receiver in this plan; POST/AWAIT: value */
+    uint32_t dependencies;    /* how many steps must end first */
+    uint32_t successor_first; /* this step's slice of the plan's successor array */
+    uint32_t successor_count;
+};
+typedef struct cl_plan cl_plan;
+typedef struct cl_engine cl_engine;
+typedef struct cl_group cl_group;
+typedef struct cl_operation cl_operation;
+
+/* One short sentence for a code; never NULL. */
+const char *cl_error_text(int code);
+/* "avx512", "avx2" or "scalar": the kernels this process uses. */
+const char *cl_kernels_level(void);
+/* CL_EINVAL when this CPU lacks the level. For tests and comparisons. */
+int cl_kernels_select(const char *level);
+
+/* ---- plans ---- */
+
+/* Copies and checks a plan: kinds, buffers, peers < world_size, successors in range, no cycle, posts. */
+int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,
+                   uint32_t successor_count, uint32_t rank, uint32_t world_size, uint64_t input_bytes,
+                   uint64_t output_bytes, uint64_t scratch_bytes, uint64_t staging_bytes, cl_plan **plan);
+/* Operations in flight keep their plan alive. */
+void cl_plan_release(cl_plan *plan);
+
+/* ---- interfaces ---- */
+
+struct cl_interface {
+    char name[16];
+    char address[48]; /* numeric */
+    uint32_t prefix_bits;
+    uint32_t mtu;
+    int32_t is_loopback;
+    int32_t is_ipv6;
+};
+/* Interfaces that are up and have an address; returns how many there are, or a negative error. */
+int cl_interfaces(struct cl_interface *out, uint32_t capacity);
+
+/* ---- engine ---- */
+
+struct cl_engine_options {
+    const char *wire;              /* "udp", "mem" (ranks of one process, tests) or "none" (shared memory only) */
+    const char *const *addresses;  /* numeric local addresses, one socket each (mem: any text) */
+    uint32_t address_count;        /* at most 8 */
+    uint32_t datagram_bytes;       /* largest UDP payload, header included */
+    const char *congestion;        /* "delay" or "fixed" */
+    uint64_t fixed_rate_bps;       /* for "fixed" */
+    uint64_t stash_bytes;          /* bound on memory for packets that come before their operation */
+    uint64_t peer_timeout_us;      /* silence after which a peer is lost */
+    uint32_t mem_loss_ppm;         /* mem: share of datagrams dropped, parts per million */
+    uint32_t mem_seed;
+};
+
+int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
+/* Aborts what is in flight, lingers briefly for peers that still need acknowledgements, joins the thread. */
+void cl_engine_close(cl_engine *engine);
+/* UDP port of the n-th address (mem: mailbox number). */
+int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
+/* Names this process within its job; once, before the first group. The same values again are accepted. */
+int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t epoch);
+/* Makes a peer reachable: path i goes from local address local[i] to the remote address and port. Adding a known peer
+ * again is accepted and changes nothing. */
+int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
+                       const char *const *remote_addresses, const uint32_t *remote_ports);
+/* Watches a process of this host: its death is reported as the loss of the peer. */
+int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
+
+struct cl_engine_stats {
+    uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
+    uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
+    uint64_t packets_foreign, packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
+    uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
+};
+int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
+
+/* ---- shared memory of the ranks of one host ---- */
+
+/* Creates the region (anonymous: it vanishes with its last user) for `ranks` ranks; *fd is its descriptor, which the
+ * others open as /proc/PID/fd/FD. */
+int cl_host_create(uint32_t ranks, uint64_t staging_bytes, int32_t *fd);
+int cl_host_open(int32_t pid, int32_t fd, int32_t *own_fd);
+void cl_host_close_fd(int32_t fd);
+
+/* ---- groups ---- */
+
+struct cl_group_options {
+    uint32_t id;               /* the same on every rank, unique within the job */
+    uint32_t rank;
+    uint32_t size;
+    const uint16_t *peers;     /* job-wide peer id of each rank */
+    const uint32_t *local;     /* group ranks that share this host's memory, ascending, this rank included */
+    uint32_t local_count;      /* 1: no shared memory */
+    int32_t host_fd;           /* from cl_host_create or cl_host_open; -1 when local_count is 1; not consumed */
+    uint64_t staging_bytes;    /* as given to cl_host_create: staging per rank and operation */
+    uint32_t spin_us;          /* longest spin before a blocked wait sleeps; 0 when ranks outnumber cores */
+    const char *bells;         /* one name per local rank, of 32 characters each: cl_engine_bell */
+};
+int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **group);
+/* Fails what is in flight with CL_ECLOSED and frees the group. */
+void cl_group_close(cl_group *group);
+/* Fails every operation of the group, here with `reason` and on the peers with CL_EABORTED. */
+void cl_group_abort(cl_group *group, int reason);
+/* 0, or why the group is of no more use; *peer is the rank to blame where known, else UINT32_MAX. */
+int cl_group_status(cl_group *group, uint32_t *peer);
+/* Name by which peers wake this engine: 31 characters and a NUL. */
+int cl_engine_bell(cl_engine *engine, char *name);
+
+/* ---- operations ---- */
+
+/* Starts a plan. input and output belong to the engine until the operation is done. timeout_us 0 means none. */
+int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
+              uint64_t timeout_us, cl_operation **operation);
+/* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
+int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
+           uint64_t timeout_us);
+/* CL_EAGAIN while in flight, else the status. */
+int cl_operation_status(cl_operation *operation);
+/* Sleeps until done or timeout_us passed (0: no limit); CL_EAGAIN when it is still in flight. */
+int cl_operation_wait(cl_operation *operation, uint64_t timeout_us);
+/* Asks for a completion event. Returns CL_EAGAIN when the event will come, else the status: no event then. */
+int cl_operation_notify(cl_operation *operation, uint64_t token);
+void cl_operation_release(cl_operation *operation);
+
+struct cl_event {
+    uint64_t token;
+    int32_t status;
+};
+/* Blocks up to timeout_us for completion events; returns how many, 0 after the timeout, CL_ECLOSED after
+ * cl_engine_stop_events. */
+int cl_engine_events(cl_engine *engine, struct cl_event *events, uint32_t capacity, uint64_t timeout_us);
+void cl_engine_stop_events(cl_engine *engine);
+/* CFFI-END */
+
+#endif

@@ -1,0 +1,40 @@
+/* cl_copy_stream. */
+#include "reduce.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+
+#define STREAM_MIN_BYTES ((size_t)256 << 10)
+#define CACHE_LINE_BYTES 64
+
+void cl_copy_stream(void *target, const void *source, size_t length)
+{
+    if (length < STREAM_MIN_BYTES || target == source) {
+        memmove(target, source, length);
+        return;
+    }
+    char *to = target;
+    const char *from = source;
+    size_t head = -(uintptr_t)to % CACHE_LINE_BYTES;
+    memcpy(to, from, head);
+    size_t lines = (length - head) / CACHE_LINE_BYTES, done = head + lines * CACHE_LINE_BYTES;
+    for (size_t at = head; at < done; at += CACHE_LINE_BYTES) {
+        __m128i a = _mm_loadu_si128((const void *)(from + at)), b = _mm_loadu_si128((const void *)(from + at + 16));
+        __m128i c = _mm_loadu_si128((const void *)(from + at + 32)),
+                d = _mm_loadu_si128((const void *)(from + at + 48));
+        _mm_stream_si128((void *)(to + at), a);
+        _mm_stream_si128((void *)(to + at + 16), b);
+        _mm_stream_si128((void *)(to + at + 32), c);
+        _mm_stream_si128((void *)(to + at + 48), d);
+    }
+    _mm_sfence(); /* other threads are told of the copy by ordinary stores, which may not overtake it */
+    memcpy(to + done, from + done, length - done);
+}
+#else
+void cl_copy_stream(void *target, const void *source, size_t length)
+{
+    memmove(target, source, length);
+}
+#endif

@@ -1,0 +1,35 @@
+/*
+ * Element-wise kernels on plain memory: reductions, scaling and copies. Chosen once per process at run time
+ * (AVX-512, AVX2, scalar); all variants give the same bits for the same input.
+ *
+ * Pointers need no alignment beyond that of their element type; ranges either coincide or do not overlap. count 0 is
+ * allowed. f16 and bf16 are computed in f32 and rounded to nearest even on each call; integers wrap.
+ * MIN and MAX propagate NaN (as torch.minimum/maximum do).
+ */
+#ifndef CL_KERNELS_REDUCE_H
+#define CL_KERNELS_REDUCE_H
+
+#include "commlayer.h"
+
+/* target[i] = target[i] (op) source[i]. */
+typedef void (*cl_reduce_fn)(void *target, const void *source, size_t count);
+
+/* target[i] = target[i] / divisor; integers truncate toward zero. */
+typedef void (*cl_scale_fn)(void *target, size_t count, uint32_t divisor);
+
+/* NULL when dtype or op is out of range. */
+cl_reduce_fn cl_reduce_kernel(enum cl_dtype dtype, enum cl_op op);
+cl_scale_fn cl_scale_kernel(enum cl_dtype dtype);
+
+/* Bytes per element; 0 when out of range. */
+size_t cl_dtype_size(enum cl_dtype dtype);
+
+/* Copies that leave the cache alone when `length` is large (non-temporal stores to the target). */
+void cl_copy_stream(void *target, const void *source, size_t length);
+
+/* "avx512", "avx2" or "scalar"; CL_KERNELS=scalar|avx2|avx512 in the environment of tests is NOT read here:
+ * cl_kernels_select is the only way to override the choice. Returns CL_EINVAL when this CPU lacks the level. */
+const char *cl_kernels_level(void);
+int cl_kernels_select(const char *level);
+
+#endif

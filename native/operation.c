@@ -1,0 +1,116 @@
+/*
+ * Operations: one submitted plan each, waited for by futex or announced by an event.
+ */
+#include "engine.h"
+
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/reduce.h"
+
+enum { NOTIFY_NONE = 0, NOTIFY_ASKED = 1, NOTIFY_DONE = 2 };
+
+static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *timeout)
+{
+    return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
+}
+
+int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *input, void *output, int dtype, int op,
+                        uint32_t priority, uint64_t timeout_us, struct cl_operation **out)
+{
+    if (group == NULL || plan == NULL || priority > 7 || dtype < 0 || op < 0)
+        return CL_EINVAL;
+    cl_reduce_fn reduce = cl_reduce_kernel((enum cl_dtype)dtype, (enum cl_op)op);
+    cl_scale_fn scale = cl_scale_kernel((enum cl_dtype)dtype);
+    if (reduce == NULL || scale == NULL || plan->world_size != group->size || plan->rank != group->rank)
+        return CL_EINVAL;
+    struct cl_operation *operation = calloc(1, sizeof *operation);
+    if (operation == NULL)
+        return CL_ENOMEM;
+    atomic_init(&operation->references, 2); /* the caller's, and the engine's until it is done */
+    atomic_init(&operation->status, CL_EAGAIN);
+    operation->group = group;
+    operation->plan = plan;
+    cl_plan_retain(plan);
+    operation->input = input;
+    operation->output = output;
+    operation->arithmetic =
+        (struct cl_arithmetic){cl_dtype_size((enum cl_dtype)dtype), reduce, scale, cl_copy_stream};
+    operation->priority = (uint8_t)priority;
+    operation->timeout_us = timeout_us;
+    operation->deadline_us = timeout_us == 0 ? UINT64_MAX : cl_now_us() + timeout_us;
+    *out = operation;
+    return CL_OK;
+}
+
+int cl_operation_start(struct cl_operation *operation)
+{
+    struct cl_group *group = operation->group;
+    struct cl_host_view view = {.staging = group->staging[operation->host_parity],
+                                .counters = group->counters,
+                                .base = operation->host_base,
+                                .post = (void (*)(void *, uint32_t))cl_host_post,
+                                .context = group->host};
+    struct cl_executor_config config = {.plan = operation->plan,
+                                        .input = operation->input,
+                                        .output = operation->output,
+                                        .arithmetic = operation->arithmetic,
+                                        .host = group->host != NULL ? &view : NULL,
+                                        .endpoint = group->engine->endpoint,
+                                        .peers = group->peers,
+                                        .group = group->id,
+                                        .sequence = operation->sequence,
+                                        .priority = operation->priority};
+    return cl_executor_create(&config, &operation->executor);
+}
+
+void cl_operation_finish(struct cl_operation *operation, int status)
+{
+    struct cl_engine *engine = operation->group->engine;
+    cl_executor_destroy(operation->executor);
+    operation->executor = NULL;
+    atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
+    atomic_store(&operation->status, status);
+    atomic_store(&operation->done, 1);
+    futex(&operation->done, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
+    if (atomic_exchange(&operation->notify, NOTIFY_DONE) == NOTIFY_ASKED)
+        cl_engine_push_event(engine, operation->token, status);
+    cl_operation_release(operation);
+}
+
+int cl_operation_status(cl_operation *operation) { return atomic_load(&operation->status); }
+
+int cl_operation_wait(cl_operation *operation, uint64_t timeout_us)
+{
+    uint64_t deadline = timeout_us == 0 ? UINT64_MAX : cl_now_us() + timeout_us;
+    while (atomic_load(&operation->done) == 0) {
+        uint64_t now = cl_now_us();
+        if (now >= deadline)
+            return CL_EAGAIN;
+        uint64_t left = deadline - now < 1000000 ? deadline - now : 1000000;
+        struct timespec timeout = {.tv_sec = (time_t)(left / 1000000), .tv_nsec = (long)(left % 1000000) * 1000};
+        futex(&operation->done, FUTEX_WAIT_PRIVATE, 0, &timeout);
+    }
+    return atomic_load(&operation->status);
+}
+
+int cl_operation_notify(cl_operation *operation, uint64_t token)
+{
+    operation->token = token; /* published by the exchange below; read only by whoever sees NOTIFY_ASKED */
+    uint32_t expected = NOTIFY_NONE;
+    if (atomic_compare_exchange_strong(&operation->notify, &expected, NOTIFY_ASKED))
+        return CL_EAGAIN;
+    return expected == NOTIFY_ASKED ? CL_EINVAL : atomic_load(&operation->status);
+}
+
+void cl_operation_release(cl_operation *operation)
+{
+    if (operation == NULL || atomic_fetch_sub(&operation->references, 1) != 1)
+        return;
+    cl_plan_release(operation->plan);
+    free(operation);
+}

@@ -1,0 +1,332 @@
+/*
+ * udp: datagrams over the kernel's UDP sockets, in batches (sendmmsg, recvmmsg). Runs of equal-sized packets on one link
+ * leave as one super-packet (UDP_SEGMENT) where the kernel has it, and come back as one (UDP_GRO): both are probed at
+ * open, and segmentation is given up for good when the route refuses it.
+ *
+ * Payloads are never copied here: head and payload go out as two pieces of one message.
+ */
+#include "wire/wire.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/udp.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+enum {
+    SEND_MESSAGES = 64,       /* messages per sendmmsg */
+    SEGMENTS_MAX = 32,        /* packets per super-packet: 64 at most in every kernel; 32 keeps bursts short */
+    SUPER_BYTES_MAX = 65000,  /* an IP packet, less its headers */
+    RECEIVE_MESSAGES = 32,    /* per recvmmsg */
+    GRO_BYTES = 65536,
+    JUMBO_BYTES = 9216, /* without GRO: a peer's packets may be larger than ours */
+    BUFFER_BYTES = 8 << 20,   /* socket buffers: receive overflow is the usual hidden loss */
+};
+
+struct link {
+    uint32_t port;
+    struct sockaddr_storage address;
+    socklen_t address_length;
+};
+
+union control {
+    struct cmsghdr header; /* for alignment */
+    uint8_t bytes[CMSG_SPACE(sizeof(struct timespec)) + CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(uint32_t))];
+};
+
+struct cl_wire {
+    int sockets[CL_PORTS_MAX];
+    uint32_t port_count;
+    bool segmentation;
+    bool coalescing[CL_PORTS_MAX];
+    uint32_t slot_bytes; /* size of one receive buffer */
+    struct link *links;
+    uint32_t link_count, link_capacity;
+    /* receiving */
+    struct mmsghdr in[RECEIVE_MESSAGES];
+    struct iovec in_pieces[RECEIVE_MESSAGES];
+    union control in_control[RECEIVE_MESSAGES];
+    uint8_t *slots;
+    /* sending */
+    struct mmsghdr out[SEND_MESSAGES];
+    struct iovec out_pieces[SEND_MESSAGES][2 * SEGMENTS_MAX];
+    union control out_control[SEND_MESSAGES];
+    size_t out_datagrams[SEND_MESSAGES];
+};
+
+static uint64_t clock_us(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+static bool parse_address(const char *text, uint32_t port, struct sockaddr_storage *out, socklen_t *length)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    memset(out, 0, sizeof *out);
+    if (inet_pton(AF_INET, text, &v4.sin_addr) == 1) {
+        memcpy(out, &v4, sizeof v4);
+        *length = sizeof v4;
+        return true;
+    }
+    if (inet_pton(AF_INET6, text, &v6.sin6_addr) == 1) {
+        memcpy(out, &v6, sizeof v6);
+        *length = sizeof v6;
+        return true;
+    }
+    return false;
+}
+
+static void grow_buffer(int fd, int force, int option)
+{
+    int bytes = BUFFER_BYTES;
+    if (setsockopt(fd, SOL_SOCKET, force, &bytes, sizeof bytes) != 0) /* root may exceed the system's limit */
+        setsockopt(fd, SOL_SOCKET, option, &bytes, sizeof bytes);
+}
+
+static int open_port(struct cl_wire *wire, const char *text)
+{
+    struct sockaddr_storage address;
+    socklen_t length;
+    if (!parse_address(text, 0, &address, &length))
+        return CL_EINVAL;
+    int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return CL_ESYSTEM;
+    if (bind(fd, (const struct sockaddr *)&address, length) != 0) {
+        close(fd);
+        return CL_ESYSTEM;
+    }
+    grow_buffer(fd, SO_RCVBUFFORCE, SO_RCVBUF);
+    grow_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF);
+    int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
+    wire->coalescing[wire->port_count] = setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0;
+    int off = 0; /* setting it to 0 changes nothing, and says whether the kernel knows it */
+    if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &off, sizeof off) != 0)
+        wire->segmentation = false;
+    wire->sockets[wire->port_count++] = fd;
+    return CL_OK;
+}
+
+static void udp_close(struct cl_wire *wire)
+{
+    for (uint32_t i = 0; i < wire->port_count; i++)
+        close(wire->sockets[i]);
+    free(wire->links);
+    free(wire->slots);
+    free(wire);
+}
+
+static int udp_open(const struct cl_wire_config *config, struct cl_wire **out)
+{
+    struct cl_wire *wire = calloc(1, sizeof *wire);
+    if (wire == NULL)
+        return CL_ENOMEM;
+    wire->segmentation = true;
+    int status = CL_OK;
+    for (uint32_t i = 0; i < config->address_count && status == CL_OK; i++)
+        status = open_port(wire, config->addresses[i]);
+    bool coalescing = false;
+    for (uint32_t i = 0; i < wire->port_count; i++)
+        coalescing |= wire->coalescing[i];
+    wire->slot_bytes = coalescing || config->datagram_bytes > JUMBO_BYTES ? GRO_BYTES : JUMBO_BYTES;
+    wire->slots = malloc((size_t)RECEIVE_MESSAGES * wire->slot_bytes);
+    if (status == CL_OK && wire->slots == NULL)
+        status = CL_ENOMEM;
+    if (status != CL_OK) {
+        udp_close(wire);
+        return status;
+    }
+    for (size_t i = 0; i < RECEIVE_MESSAGES; i++) {
+        wire->in_pieces[i] = (struct iovec){wire->slots + i * wire->slot_bytes, wire->slot_bytes};
+        wire->in[i].msg_hdr = (struct msghdr){.msg_iov = &wire->in_pieces[i], .msg_iovlen = 1};
+    }
+    *out = wire;
+    return CL_OK;
+}
+
+static int udp_descriptor(struct cl_wire *wire, uint32_t port) { return wire->sockets[port]; }
+
+static int udp_port_number(struct cl_wire *wire, uint32_t port, uint32_t *number)
+{
+    struct sockaddr_storage address;
+    socklen_t length = sizeof address;
+    if (getsockname(wire->sockets[port], (struct sockaddr *)&address, &length) != 0)
+        return CL_ESYSTEM;
+    uint16_t raw;
+    if (address.ss_family == AF_INET6) {
+        struct sockaddr_in6 v6;
+        memcpy(&v6, &address, sizeof v6);
+        raw = v6.sin6_port;
+    } else {
+        struct sockaddr_in v4;
+        memcpy(&v4, &address, sizeof v4);
+        raw = v4.sin_port;
+    }
+    *number = ntohs(raw);
+    return CL_OK;
+}
+
+static int udp_link(struct cl_wire *wire, uint32_t port, const char *remote_address, uint32_t remote_port)
+{
+    if (port >= wire->port_count || remote_port == 0 || remote_port > UINT16_MAX)
+        return CL_EINVAL;
+    if (wire->link_count == wire->link_capacity) {
+        uint32_t capacity = wire->link_capacity == 0 ? 16 : 2 * wire->link_capacity;
+        struct link *links = realloc(wire->links, capacity * sizeof *links);
+        if (links == NULL)
+            return CL_ENOMEM;
+        wire->links = links;
+        wire->link_capacity = capacity;
+    }
+    struct link *link = &wire->links[wire->link_count];
+    link->port = port;
+    if (!parse_address(remote_address, remote_port, &link->address, &link->address_length))
+        return CL_EINVAL;
+    return (int)wire->link_count++;
+}
+
+/* How many datagrams from the first one can leave as one super-packet: one link, equal sizes, only the last shorter. */
+static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)
+{
+    size_t size = datagrams[0].head_length + datagrams[0].payload_length;
+    size_t total = size, run = 1;
+    if (!wire->segmentation)
+        return 1;
+    while (run < count && run < SEGMENTS_MAX && datagrams[run].link == datagrams[0].link) {
+        size_t next = datagrams[run].head_length + datagrams[run].payload_length;
+        if (next > size || total + next > SUPER_BYTES_MAX)
+            break;
+        total += next;
+        run++;
+        if (next < size)
+            break;
+    }
+    return run;
+}
+
+static void fill_message(struct cl_wire *wire, size_t slot, const struct cl_wire_datagram *datagrams, size_t run)
+{
+    struct iovec *pieces = wire->out_pieces[slot];
+    size_t used = 0;
+    for (size_t i = 0; i < run; i++) {
+        pieces[used++] = (struct iovec){(void *)(uintptr_t)datagrams[i].head, datagrams[i].head_length};
+        if (datagrams[i].payload_length > 0)
+            pieces[used++] = (struct iovec){(void *)(uintptr_t)datagrams[i].payload, datagrams[i].payload_length};
+    }
+    struct link *link = &wire->links[datagrams[0].link];
+    struct msghdr *message = &wire->out[slot].msg_hdr;
+    *message = (struct msghdr){.msg_name = &link->address,
+                               .msg_namelen = link->address_length,
+                               .msg_iov = pieces,
+                               .msg_iovlen = used};
+    wire->out_datagrams[slot] = run;
+    if (run == 1)
+        return;
+    message->msg_control = &wire->out_control[slot];
+    message->msg_controllen = CMSG_SPACE(sizeof(uint16_t));
+    struct cmsghdr *control = CMSG_FIRSTHDR(message);
+    control->cmsg_level = IPPROTO_UDP;
+    control->cmsg_type = UDP_SEGMENT;
+    control->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+    uint16_t size = (uint16_t)(datagrams[0].head_length + datagrams[0].payload_length);
+    memcpy(CMSG_DATA(control), &size, sizeof size);
+}
+
+static size_t udp_send(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)
+{
+    size_t taken = 0;
+    while (taken < count) {
+        uint32_t port = wire->links[datagrams[taken].link].port;
+        size_t filled = 0, messages = 0;
+        while (messages < SEND_MESSAGES && taken + filled < count &&
+               wire->links[datagrams[taken + filled].link].port == port) {
+            size_t run = run_length(wire, &datagrams[taken + filled], count - taken - filled);
+            fill_message(wire, messages++, &datagrams[taken + filled], run);
+            filled += run;
+        }
+        int sent = sendmmsg(wire->sockets[port], wire->out, (unsigned)messages, 0);
+        if (sent > 0) {
+            for (int i = 0; i < sent; i++)
+                taken += wire->out_datagrams[i];
+            continue;
+        }
+        if (errno == EINTR)
+            continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
+            return taken;
+        if (wire->out_datagrams[0] > 1 && (errno == EIO || errno == EINVAL || errno == EMSGSIZE)) {
+            wire->segmentation = false; /* this route cannot segment: single packets from now on */
+            continue;
+        }
+        taken += wire->out_datagrams[0]; /* unreachable, no route, filtered: lost like any other packet */
+    }
+    return taken;
+}
+
+static void hand_over(struct mmsghdr *message, uint64_t offset_us, cl_wire_receive_fn handle, void *context)
+{
+    size_t segment = message->msg_len;
+    uint64_t received_us = 0;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&message->msg_hdr); c != NULL; c = CMSG_NXTHDR(&message->msg_hdr, c)) {
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_TIMESTAMPNS) {
+            struct timespec stamp;
+            memcpy(&stamp, CMSG_DATA(c), sizeof stamp);
+            received_us = (uint64_t)stamp.tv_sec * 1000000u + (uint64_t)stamp.tv_nsec / 1000u - offset_us;
+        } else if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
+            int size;
+            memcpy(&size, CMSG_DATA(c), sizeof size);
+            if (size > 0)
+                segment = (size_t)size;
+        }
+    }
+    const uint8_t *bytes = message->msg_hdr.msg_iov->iov_base;
+    for (size_t at = 0; at < message->msg_len; at += segment) {
+        size_t left = message->msg_len - at;
+        handle(context, bytes + at, left < segment ? left : segment, received_us);
+    }
+}
+
+static size_t udp_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context)
+{
+    for (size_t i = 0; i < RECEIVE_MESSAGES; i++) {
+        wire->in[i].msg_hdr.msg_control = &wire->in_control[i];
+        wire->in[i].msg_hdr.msg_controllen = sizeof wire->in_control[i];
+    }
+    int count = recvmmsg(wire->sockets[port], wire->in, RECEIVE_MESSAGES, MSG_DONTWAIT, NULL);
+    if (count <= 0)
+        return 0;
+    /* The kernel stamps wall-clock time; the engine runs on the monotonic clock. */
+    uint64_t offset_us = clock_us(CLOCK_REALTIME) - clock_us(CLOCK_MONOTONIC);
+    for (int i = 0; i < count; i++)
+        if ((wire->in[i].msg_hdr.msg_flags & MSG_TRUNC) == 0)
+            hand_over(&wire->in[i], offset_us, handle, context);
+    return (size_t)count;
+}
+
+const struct cl_wire_type cl_wire_udp = {
+    .name = "udp",
+    .open = udp_open,
+    .close = udp_close,
+    .descriptor = udp_descriptor,
+    .port_number = udp_port_number,
+    .link = udp_link,
+    .send = udp_send,
+    .receive = udp_receive,
+};

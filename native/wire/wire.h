@@ -1,0 +1,56 @@
+/*
+ * Wire: a way to move datagrams. It knows addresses and links, and nothing of messages, acknowledgements or ranks.
+ *
+ * A wire has ports (one per local address) and links (a local port and a remote address); datagrams leave on links and
+ * arrive at ports. Loss, duplication and reordering are the protocol's business. All calls but `close` come from the
+ * engine thread once the wire is open.
+ */
+#ifndef CL_WIRE_WIRE_H
+#define CL_WIRE_WIRE_H
+
+#include "commlayer.h"
+
+enum { CL_PORTS_MAX = 8 };
+
+struct cl_wire; /* each type has its own */
+
+struct cl_wire_config {
+    const char *const *addresses;
+    uint32_t address_count;
+    uint32_t datagram_bytes;
+    uint32_t loss_ppm; /* mem only */
+    uint32_t seed;     /* mem only */
+};
+
+/* One datagram: head then payload, contiguous on the wire. */
+struct cl_wire_datagram {
+    uint32_t link;
+    uint32_t head_length, payload_length;
+    const uint8_t *head, *payload;
+};
+
+/* received_us is the kernel's receive time on the engine's clock (CLOCK_MONOTONIC), 0 where unknown. */
+typedef void (*cl_wire_receive_fn)(void *context, const uint8_t *bytes, size_t length, uint64_t received_us);
+
+struct cl_wire_type {
+    const char *name;
+    int (*open)(const struct cl_wire_config *config, struct cl_wire **wire);
+    void (*close)(struct cl_wire *wire);
+    /* A descriptor that polls readable when datagrams wait at the port. */
+    int (*descriptor)(struct cl_wire *wire, uint32_t port);
+    int (*port_number)(struct cl_wire *wire, uint32_t port, uint32_t *number);
+    /* Returns the link's number, or a negative error. */
+    int (*link)(struct cl_wire *wire, uint32_t port, const char *remote_address, uint32_t remote_port);
+    /* Returns how many of the datagrams were taken, from the first: fewer when the system has no room for more. */
+    size_t (*send)(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count);
+    /* Hands over what waits at the port, up to an implementation's batch; returns how many. */
+    size_t (*receive)(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context);
+};
+
+extern const struct cl_wire_type cl_wire_udp;
+extern const struct cl_wire_type cl_wire_mem;
+
+/* The type of that name, or NULL. */
+const struct cl_wire_type *cl_wire_find(const char *name);
+
+#endif

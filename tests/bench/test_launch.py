@@ -1,0 +1,74 @@
+"""The bench from end to end, as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["--rounds", "2", "--iters", "6", "--warmup", "2"]
+
+
+def bench(*arguments: str, before: tuple[str, ...] = ("-m", "commlayer")) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    command = [sys.executable, *before, "bench", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def rows(output: str) -> list[list[str]]:
+    return [line.split() for line in output.splitlines() if not line.startswith("#")]
+
+
+def test_two_ranks_of_gloo(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = bench("all_reduce", "--backends", "gloo", "--sizes", "4K,1000", "--json", str(out), *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert [row[0] for row in rows(done.stdout)] == ["4096", "1000"]
+    assert "0 OK" in done.stdout
+
+    document: dict[str, Any] = json.loads(out.read_text())
+    assert document["ranks"] == 2
+    assert document["link"] is None
+    assert document["wrong"] == 0
+    assert document["command"][:3] == ["commlayer", "bench", "all_reduce"]
+    assert [result["size_bytes"] for result in document["results"]] == [4096, 1000]
+    for result in document["results"]:
+        assert result["samples"] == 12
+        assert len(result["rounds_us"]) == 2
+        assert 0 < result["min_us"] <= result["p50_us"] <= result["p99_us"] <= result["max_us"]
+        assert result["busbw_gb_s"] == result["algbw_gb_s"] > 0
+        assert result["cpu_process_s_per_gb"] > 0
+        assert result["speedup"] == 1.0
+        assert result["tcp_congestion_control"]  # gloo's connections were found and asked
+
+
+def test_one_wrong_element_in_one_run_fails(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = bench(
+        *("--backends", "gloo,corrupting", "--import", "tests.bench.corrupting", "--sizes", "4K"),
+        *("--json", str(out), *SHORT),
+    )
+    assert done.returncode == 1, done.stderr
+    assert "FAILED" in done.stdout
+    wrong = {result["backend"]: result["wrong"] for result in json.loads(out.read_text())["results"]}
+    assert wrong["gloo"] == 0
+    # rank 1's element, which the later runs of the stretch spread to both ranks
+    assert wrong["corrupting"] == 2
+
+
+def test_unknown_backend_is_a_clear_error() -> None:
+    done = bench("--backends", "gloo,nonesuch", "--sizes", "4K", *SHORT)
+    assert done.returncode == 2
+    assert "cannot create backend 'nonesuch'" in done.stderr
+
+
+def test_under_torchrun_the_ranks_that_are_there_are_used() -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "commlayer")
+    done = bench("--backends", "gloo", "--sizes", "4K", *SHORT, before=torchrun)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(done.stdout)) == 1
+    assert "2 ranks" in done.stdout

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import json
+import socket
+
+from commlayer.bench import machine
+
+
+def test_facts_are_complete_and_say_nothing_private() -> None:
+    facts = machine.facts()
+    for name in ("cpu", "cores", "kernel", "python", "torch", "commlayer"):
+        assert facts[name]
+    assert {"tcp_congestion_control", "git_commit"} <= facts.keys()
+    text = json.dumps(facts)
+    assert socket.gethostname() not in text.split('"')

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from commlayer.bench import report
+from commlayer.bench.backends import Backend
+from commlayer.bench.collectives import AllReduce, Barrier
+from commlayer.bench.link import Link
+from commlayer.bench.measure import Measurement
+from commlayer.bench.spec import BackendSpec, Spec
+
+FACTS = {"cores": 2, "cpu": "a cpu", "kernel": "Linux 6", "torch": "2.13", "commlayer": "0.1"}
+SPEC = Spec(backends=(BackendSpec("gloo"), BackendSpec("fast")), sizes=(8_000_000,))
+
+
+def measurement(name: str, time_us: float, world: int = 4, wrong: int = 0) -> Measurement:
+    backend = Backend(BackendSpec(name), cast("Any", None), ("cubic",))
+    collective = AllReduce(8_000_000, torch.float32, "sum", 0, world)
+    return Measurement(
+        backend, collective, [[time_us] * 2] * 3, wrong, process_cpu_s=4.8, machine_cpu_s=9.6, softirq_cpu_s=0.48
+    )
+
+
+def test_bandwidths_of_an_all_reduce() -> None:
+    result = report.row(SPEC, measurement("gloo", 1000.0), measurement("gloo", 1000.0))
+    assert result["algbw_gb_s"] == pytest.approx(8.0)  # 8 MB in 1 ms
+    assert result["busbw_gb_s"] == pytest.approx(12.0)
+    assert result["link_share"] is None
+
+
+def test_cpu_is_per_gb_of_all_timed_iterations() -> None:
+    result = report.row(SPEC, measurement("gloo", 1000.0), measurement("gloo", 1000.0))
+    # 6 iterations of 8 MB are 0.048 GB
+    assert result["cpu_process_s_per_gb"] == pytest.approx(100)
+    assert result["cpu_machine_s_per_gb"] == pytest.approx(200)
+    assert result["cpu_softirq_s_per_gb"] == pytest.approx(10)
+
+
+def test_speedup_is_over_the_baseline() -> None:
+    result = report.row(SPEC, measurement("fast", 500.0), measurement("gloo", 1000.0))
+    assert result["speedup"] == pytest.approx(2.0)
+
+
+def test_link_share_is_busbw_over_the_payload_rate() -> None:
+    spec = Spec(backends=SPEC.backends, sizes=SPEC.sizes, link=Link(rate_bps=200e6), hosts=4)
+    result = report.row(spec, measurement("gloo", 600_000.0), measurement("gloo", 600_000.0))
+    assert result["link_share"] == pytest.approx((8e-3 / 0.6 * 1.5) / (0.025 * 1472 / 1514))
+
+
+def test_link_share_needs_one_rank_per_host() -> None:
+    spec = Spec(backends=SPEC.backends, sizes=SPEC.sizes, link=Link(rate_bps=200e6), hosts=2)
+    assert report.row(spec, measurement("gloo", 1.0), measurement("gloo", 1.0))["link_share"] is None
+
+
+def test_table_can_be_read_by_its_columns() -> None:
+    lines = report.header(SPEC, 4, FACTS)
+    assert all(line.startswith("#") for line in lines)
+    titles = lines[-2].lstrip("#").split()
+    cells = report.format_row(
+        report.row(SPEC, measurement("fast", 500.0, wrong=3), measurement("gloo", 1000.0))
+    ).split()
+    row = dict(zip(titles, cells, strict=True))
+    assert row == {
+        "size": "8000000",
+        "count": "2000000",
+        "type": "float32",
+        "redop": "sum",
+        "time": "500.0",
+        "algbw": "16.000",
+        "busbw": "24.000",
+        "#wrong": "3",
+        "p50": "500.0",
+        "p99": "500.0",
+        "cpu": "100.00",
+        "machine": "200.00",
+        "link": "-",
+        "speedup": "2.00",
+        "backend": "fast",
+    }
+
+
+def test_columns_keep_their_place() -> None:
+    header = report.header(SPEC, 4, FACTS)
+    row = report.format_row(report.row(SPEC, measurement("fast", 500.0), measurement("gloo", 1000.0)))
+    assert header[-2].index("backend") == row.index("fast")
+
+
+def test_barrier_has_times_only() -> None:
+    spec = Spec(backends=SPEC.backends, sizes=(1,), collective="barrier", link=Link(rate_bps=1e6), hosts=4)
+    backend = Backend(BackendSpec("gloo"), cast("Any", None), ())
+    barrier = Measurement(backend, Barrier(1, torch.float32, "sum", 0, 4), [[10.0]], process_cpu_s=1.0)
+    result = report.row(spec, barrier, barrier)
+    assert (result["time_us"], result["busbw_gb_s"], result["op"]) == (10.0, 0.0, None)
+    assert result["cpu_process_s_per_gb"] is None
+    assert result["link_share"] is None
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [(0, "0 OK"), (7, "7 FAILED")])
+def test_footer_gives_the_verdict_and_the_average_of_each_backend(wrong: int, verdict: str) -> None:
+    baseline = measurement("gloo", 1000.0)
+    fast = measurement("fast", 500.0, wrong=wrong)
+    lines = report.footer([report.row(SPEC, each, baseline) for each in (baseline, fast)])
+    assert lines[0].endswith(verdict)
+    assert [line.split()[-2:] for line in lines[1:]] == [["12.0000", "gloo"], ["24.0000", "fast"]]
+
+
+def test_document_says_under_which_conditions() -> None:
+    spec = Spec(
+        backends=SPEC.backends, sizes=(1,), link=Link(rate_bps=1e6, buffer_packets=99), hosts=4, command=("commlayer",)
+    )
+    document = report.document(spec, 4, FACTS, [])
+    assert document["link"]["buffer_packets"] == 99
+    assert document["link"]["hosts"] == 4
+    assert document["command"] == ["commlayer"]
+    assert document["machine"] == FACTS
+    assert document["baseline"] == "gloo"

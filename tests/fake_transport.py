@@ -1,0 +1,180 @@
+"""A transport for tests of the frontends: the contract of `transport.base.Group`, without engine or plans.
+
+`install()` puts it in the place of the native one. A collective gathers everybody's bytes with gloo and is then done in
+torch, in rank order. A test can make operations fail or hang.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from commlayer import backend
+from commlayer.errors import CommError, OperationTimeoutError
+from commlayer.transport.base import DType, Op
+from commlayer.transport.bootstrap import Rendezvous
+
+_TORCH = {
+    DType.U8: torch.uint8,
+    DType.I8: torch.int8,
+    DType.I16: torch.int16,
+    DType.I32: torch.int32,
+    DType.I64: torch.int64,
+    DType.F16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.F32: torch.float32,
+    DType.F64: torch.float64,
+    DType.U16: torch.uint16,
+    DType.U32: torch.uint32,
+    DType.U64: torch.uint64,
+}
+
+
+class Call(NamedTuple):
+    """Stands for a plan: what it is to do."""
+
+    collective: str
+    numel: int
+    itemsize: int
+    average: bool
+    root: int
+
+
+class FakeHandle:
+    """One operation."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[BaseException | None], None]] = []
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if not self._ended.wait(timeout_s):
+            raise OperationTimeoutError(f"the operation did not end within {timeout_s} s")
+        if self._error is not None:
+            raise self._error
+
+    def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self._error)
+
+    def end(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._error = error
+            self._ended.set()
+        for callback in self._callbacks:
+            callback(error)
+
+
+class FakeGroup:
+    """A group. `failure`, when set, is what every later operation ends with; `delay_s` comes before each."""
+
+    staging_bytes = 0
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.rank, self.size = rendezvous.rank, rendezvous.size
+        self.hosts = tuple((rank,) for rank in range(self.size))
+        self.failure: CommError | None = None
+        self.delay_s = 0.0
+        self.operations: list[tuple[Call, float, int]] = []
+        """Every call, its timeout and its priority."""
+        store = dist.PrefixStore("fake", rendezvous.store)
+        self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=30))
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, plan: Any, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
+    ) -> FakeHandle:
+        self.operations.append((plan, timeout_s, priority))
+        handle = FakeHandle()
+
+        def operation() -> None:
+            time.sleep(self.delay_s)
+            if self.failure is None:
+                self._execute(plan, source, target, dtype, op)
+            handle.end(self.failure)
+
+        self._work.put(operation)
+        return handle
+
+    def run(
+        self, plan: Any, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
+    ) -> None:
+        self.submit(plan, source, target, dtype, op, timeout_s=timeout_s, priority=priority).wait(timeout_s)
+
+    def abort(self, reason: str) -> None:
+        self.failure = CommError(reason)
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (operation := self._work.get()) is not None:
+            operation()
+
+    def _execute(self, call: Call, source: int, target: int, dtype: DType, op: Op) -> None:
+        collective, numel, itemsize, average, root = call
+        sent = numel * (self.size if collective == "reduce_scatter" else 1)
+        mine = _memory(source, sent * itemsize)
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        self._gloo.allgather([parts], [mine.clone()]).wait()
+        if collective == "barrier":
+            return
+        if collective == "broadcast":
+            result = parts[root]
+        elif collective == "all_gather":
+            result = torch.cat(parts)
+        else:
+            values = [part.view(_TORCH[dtype]) for part in parts]
+            if collective == "reduce_scatter":
+                values = [value[self.rank * numel : (self.rank + 1) * numel] for value in values]
+            result = _reduce(values, op, average).view(torch.uint8)
+        _memory(target, len(result)).copy_(result)
+
+
+def _reduce(values: list[torch.Tensor], op: Op, average: bool) -> torch.Tensor:
+    dtype = values[0].dtype
+    wide = torch.stack([value.to(torch.float64 if dtype.is_floating_point else torch.int64) for value in values])
+    if op == Op.SUM:
+        result = wide.sum(0)
+    elif op == Op.PRODUCT:
+        result = wide.prod(0)
+    else:
+        result = wide.amin(0) if op == Op.MIN else wide.amax(0)
+    return (result / len(values) if average else result).to(dtype)
+
+
+def _memory(address: int, length: int) -> torch.Tensor:
+    if length == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=torch.uint8)
+
+
+def install() -> None:
+    """From here on, groups made in this process use the fake."""
+
+    def plan_for(collective: str, *, numel: int, itemsize: int, average: bool = False, root: int = 0, **_: Any) -> Call:
+        return Call(collective, numel, itemsize, average, root)
+
+    def connect(rendezvous: Rendezvous, *_: Any, **__: Any) -> FakeGroup:
+        return FakeGroup(rendezvous)
+
+    vars(backend).update(plan_for=plan_for, connect=connect)

@@ -1,0 +1,174 @@
+"""One way to check any collective: run all ranks' plans on random data and compare with numpy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commlayer.plans import interpreter
+from commlayer.plans.plan import Buffer, Plan, StepKind
+from commlayer.transport.base import Op
+
+REFERENCES = {Op.SUM: np.sum, Op.PRODUCT: np.prod, Op.MIN: np.min, Op.MAX: np.max}
+RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
+MEMORY = (StepKind.COPY, StepKind.REDUCE)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def check_structure(plans: Sequence[Plan], input_bytes: int, output_bytes: int) -> None:
+    """What must hold whatever the data: messages have both ends, ranges lie in their buffers, counts add up."""
+    sends: dict[tuple[int, int, int], int] = {}
+    receives: dict[tuple[int, int, int], int] = {}
+    for rank, plan in enumerate(plans):
+        assert (plan.rank, plan.world_size) == (rank, len(plans))
+        assert plan.posts == plans[0].posts == (plan.steps["kind"] == StepKind.POST).sum()
+        assert plan.staging_bytes <= max(each.staging_bytes for each in plans)
+        dependencies = Counter(plan.successors.tolist())
+        sizes = {Buffer.INPUT: input_bytes, Buffer.OUTPUT: output_bytes}
+        sizes |= {Buffer.SCRATCH: plan.scratch_bytes, Buffer.STAGING: plan.staging_bytes}
+        for index, step in enumerate(plan.steps):
+            kind, length = StepKind(step["kind"]), int(step["length"])
+            assert step["dependencies"] == dependencies[index]
+            successors = plan.successors[step["successor_first"] :][: step["successor_count"]]
+            assert (successors > index).all()
+            if kind == StepKind.SEND:
+                sends[rank, int(step["peer"]), int(step["message"])] = length
+            if kind in RECEIVES:
+                receives[int(step["peer"]), rank, int(step["message"])] = length
+            if kind in (StepKind.SEND, *RECEIVES):
+                assert step["peer"] != rank
+                assert length <= 16 << 20
+            if kind == StepKind.SEND or kind in MEMORY:
+                assert step["source_offset"] + length <= sizes[Buffer(step["source"])]
+            if kind in RECEIVES or kind in MEMORY or kind == StepKind.SCALE:
+                assert step["target_offset"] + length <= sizes[Buffer(step["target"])]
+                assert step["target"] != Buffer.INPUT
+            if kind not in (StepKind.POST, StepKind.AWAIT):
+                assert length > 0
+    assert sends == receives
+
+
+def data(n: int, numel: int, op: Op, dtype: str, seed: int) -> list[Array]:
+    """One random array per rank. Floats are such that a different order of addition gives different bits."""
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "i":
+        bound = 3 if op == Op.PRODUCT else 999
+        return [rng.integers(-bound, bound, numel).astype(dtype) for _ in range(n)]
+    return [(rng.normal(size=numel) + 2).astype(dtype) for _ in range(n)]
+
+
+def reduced(parts: Sequence[Array], op: Op, average: bool) -> Array:
+    total = REFERENCES[op](np.stack(parts), axis=0).astype(parts[0].dtype)
+    if not average:
+        return total
+    return total / len(parts) if total.dtype.kind == "f" else np.trunc(total / len(parts)).astype(total.dtype)
+
+
+def same(actual: Array, expected: Array) -> None:
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(actual, expected, rtol=1e-4 if expected.dtype == np.float32 else 1e-12)
+    else:
+        np.testing.assert_array_equal(actual, expected)
+
+
+def conform(
+    collective: str,
+    make: Callable[[int], Plan],
+    n: int,
+    numel: int,
+    *,
+    op: Op = Op.SUM,
+    average: bool = False,
+    dtype: str = "f8",
+    root: int = 0,
+    in_place: bool = False,
+    seed: int = 0,
+) -> list[Array]:
+    """Runs make(rank) of every rank and checks everything that the collective promises; returns the outputs.
+
+    `in_place`: the smaller of INPUT and OUTPUT is this rank's part of the larger.
+    """
+    plans = [make(rank) for rank in range(n)]
+    itemsize = np.dtype(dtype).itemsize
+    if collective in ("all_reduce", "broadcast"):
+        inputs = data(n, numel, op, dtype, seed)
+        outputs = [each.copy() for each in inputs]
+        check_structure(plans, 0, numel * itemsize)
+        interpreter.run(plans, outputs, outputs, op, seed=seed)
+        expected = reduced(inputs, op, average) if collective == "all_reduce" else inputs[root]
+        same(outputs[0], expected)
+        for output in outputs[1:]:
+            assert output.tobytes() == outputs[0].tobytes()
+    elif collective == "reduce_scatter":
+        originals = data(n, n * numel, op, dtype, seed)
+        inputs = [each.copy() for each in originals]
+        parts = [slice(rank * numel, (rank + 1) * numel) for rank in range(n)]
+        outputs = [inputs[rank][parts[rank]] if in_place else np.zeros(numel, dtype) for rank in range(n)]
+        check_structure(plans, n * numel * itemsize, numel * itemsize)
+        interpreter.run(plans, inputs, outputs, op, seed=seed)
+        expected = reduced(originals, op, average)
+        for rank, output in enumerate(outputs):
+            same(output, expected[parts[rank]])
+            unchanged = inputs[rank].copy()
+            if in_place:
+                unchanged[parts[rank]] = originals[rank][parts[rank]]
+            np.testing.assert_array_equal(unchanged, originals[rank])
+    else:
+        assert collective == "all_gather"
+        originals = data(n, numel, op, dtype, seed)
+        outputs = [np.zeros(n * numel, dtype) for _ in range(n)]
+        inputs = [each.copy() for each in originals]
+        if in_place:
+            for rank, output in enumerate(outputs):
+                inputs[rank] = output[rank * numel : (rank + 1) * numel]
+                inputs[rank][:] = originals[rank]
+        check_structure(plans, numel * itemsize, n * numel * itemsize)
+        interpreter.run(plans, inputs, outputs, op, seed=seed)
+        for output in outputs:
+            np.testing.assert_array_equal(output, np.concatenate(originals))
+    return outputs
+
+
+def barrier_holds(make: Callable[[int], Plan], n: int, seed: int = 0) -> None:
+    """No rank ends before all have begun: with any one rank missing, no other one gets through."""
+    plans = [make(rank) for rank in range(n)]
+    check_structure(plans, 0, 0)
+    nothing = [np.zeros(0, "f4") for _ in range(n)]
+    interpreter.run(plans, nothing, nothing, Op.SUM, seed=seed)
+    for missing in range(n):
+        state = interpreter.Interpreter(plans, nothing, nothing, Op.SUM, seed)
+        state.dependencies[missing] = [count + 1 for count in state.dependencies[missing]]
+        with pytest.raises(RuntimeError, match="never ended"):
+            state.run()
+        assert all(any(left) for left in state.left)
+
+
+def outcomes(make: Callable[[int], Plan], n: int, numel: int) -> int:
+    """How many different results an all-reduce of the same float32 data has in differently ordered runs."""
+    plans = [make(rank) for rank in range(n)]
+    seen = set()
+    for seed in range(10):
+        replicas = data(n, numel, Op.SUM, "f4", seed=1)
+        interpreter.run(plans, replicas, replicas, Op.SUM, seed=seed)
+        seen.add(replicas[0].tobytes())
+    return len(seen)
+
+
+@pytest.fixture(name="outcomes", scope="session")
+def outcomes_fixture() -> Callable[..., int]:
+    return outcomes
+
+
+@pytest.fixture(name="conform", scope="session")
+def conform_fixture() -> Callable[..., list[Array]]:
+    return conform
+
+
+@pytest.fixture(name="barrier_holds", scope="session")
+def barrier_holds_fixture() -> Callable[..., None]:
+    return barrier_holds

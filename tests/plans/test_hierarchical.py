@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commlayer.plans import hierarchical
+from commlayer.plans.plan import StepKind
+from commlayer.plans.settings import Settings
+from commlayer.transport.base import Op
+
+HOSTS = (
+    ((0, 1), (2,)),
+    ((0, 2), (1, 3)),
+    ((0, 1, 2), (3,)),
+    ((0,), (1, 2), (3,)),
+    ((0, 1, 2), (3, 4, 5), (6, 7)),
+    ((0, 8), (1, 7), (2, 6), (3, 4, 5)),
+)
+
+
+@st.composite
+def partitions(draw):
+    """Ranks 0..n-1 dealt to at least two hosts, some of them to share one."""
+    n = draw(st.integers(3, 9))
+    count = draw(st.integers(2, n - 1))
+    places = draw(
+        st.permutations(
+            [*range(count), *draw(st.lists(st.integers(0, count - 1), min_size=n - count, max_size=n - count))]
+        )
+    )
+    return tuple(sorted(tuple(rank for rank in range(n) if places[rank] == host) for host in range(count)))
+
+
+def check_all(conform, hosts, numel, s, *, average=False, in_place=False, op=Op.SUM, dtype="f8", seed=0):
+    n, size = sum(map(len, hosts)), int(dtype[1])
+    divisor, root = n if average else 1, seed % n
+    o = {"op": op, "dtype": dtype, "seed": seed}
+    reduces = {**o, "average": average}
+    conform("all_reduce", lambda r: hierarchical.all_reduce(r, hosts, numel, size, divisor, s), n, numel, **reduces)
+    conform("broadcast", lambda r: hierarchical.broadcast(r, hosts, numel, size, root, s), n, numel, root=root, **o)
+    numel //= n
+    reduces["in_place"] = o["in_place"] = in_place
+    conform(
+        "reduce_scatter", lambda r: hierarchical.reduce_scatter(r, hosts, numel, size, divisor, s), n, numel, **reduces
+    )
+    conform("all_gather", lambda r: hierarchical.all_gather(r, hosts, numel, size, s), n, numel, **o)
+
+
+@pytest.mark.parametrize("numel", [0, 1, 2, 7, 61, 331, 1009])
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+def test_table(conform, hosts, numel):
+    s = Settings(segment_bytes=400, staging_bytes=4096)
+    check_all(conform, hosts, numel, s, average=True, seed=numel)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    hosts=partitions(),
+    numel=st.integers(0, 500),
+    op=st.sampled_from(Op),
+    dtype=st.sampled_from(("f4", "f8", "i4")),
+    segment_bytes=st.integers(100, 900),
+    staging_bytes=st.sampled_from((512, 1000, 4096)),
+    deterministic=st.booleans(),
+    in_place=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+)
+def test_any_shape(conform, hosts, numel, op, dtype, segment_bytes, staging_bytes, deterministic, in_place, seed):
+    s = Settings(segment_bytes=segment_bytes, staging_bytes=staging_bytes, deterministic=deterministic)
+    check_all(conform, hosts, numel, s, op=op, dtype=dtype, in_place=in_place, seed=seed)
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+def test_barrier(barrier_holds, hosts):
+    barrier_holds(lambda r: hierarchical.barrier(r, hosts), sum(map(len, hosts)))
+
+
+def test_deterministic_results_do_not_depend_on_timing(outcomes):
+    hosts = ((0, 1), (2, 3), (4, 5))
+    s = Settings(segment_bytes=300)
+    assert outcomes(lambda r: hierarchical.all_reduce(r, hosts, 200, 4, 1, s), 6, 200) > 1
+    s = Settings(segment_bytes=300, deterministic=True)
+    assert outcomes(lambda r: hierarchical.all_reduce(r, hosts, 200, 4, 1, s), 6, 200) == 1
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+def test_data_crosses_the_network_once_per_host(collective):
+    """Two hosts of four: each sends half of an all-reduce twice, and the root's host sends a broadcast once."""
+    hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
+    length = 1 << 20
+    sent = 0
+    for rank in hosts[0]:
+        steps = getattr(hierarchical, collective)(rank, hosts, length, 1, 1, Settings()).steps
+        sends = steps[steps["kind"] == StepKind.SEND]
+        assert set(sends["peer"]) <= {rank + 4, *hosts[1]}
+        sent += int(sends["length"].sum())
+    assert sent == length

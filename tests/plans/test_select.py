@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from commlayer.plans import direct, select
+from commlayer.plans.plan import StepKind
+from commlayer.plans.select import Settings, plan_for
+
+ONE_HOST = ((0, 1, 2, 3),)
+FLAT = ((0,), (1,), (2,), (3,))
+MIXED = ((0, 1), (2, 3))
+
+
+def equal(a, b):
+    return np.array_equal(a.steps, b.steps) and np.array_equal(a.successors, b.successors)
+
+
+@pytest.mark.parametrize(
+    ("collective", "hosts", "average", "numel"),
+    list(
+        itertools.product(
+            ("all_reduce", "reduce_scatter", "all_gather", "broadcast"),
+            (((0,),), ((0, 1),), ((0,), (1,)), ONE_HOST, FLAT, MIXED, ((0, 2), (1,))),
+            (False, True),
+            (0, 1, 13, 5000),
+        )
+    ),
+)
+def test_every_choice_gives_a_correct_plan(conform, collective, hosts, average, numel):
+    n = sum(map(len, hosts))
+    reduces = collective in ("all_reduce", "reduce_scatter")
+    for algorithm in ("auto", "direct", "ring"):
+        s = Settings(algorithm=algorithm, segment_bytes=4096, exchange_limit_bytes=1000, staging_bytes=16 << 10)
+
+        def make(rank, s=s):
+            return plan_for(
+                collective, rank=rank, hosts=hosts, numel=numel, itemsize=8, average=average, root=n - 1, settings=s
+            )
+
+        conform(collective, make, n, numel, average=average and reduces, root=n - 1, in_place=n > 1)
+
+
+@pytest.mark.parametrize("hosts", [ONE_HOST, FLAT, MIXED], ids=str)
+def test_barrier(barrier_holds, hosts):
+    def make(rank):
+        return plan_for("barrier", rank=rank, hosts=hosts, numel=0, itemsize=1, settings=Settings())
+
+    barrier_holds(make, 4)
+
+
+def test_alone_there_is_nothing_to_do_but_copy():
+    for collective, steps in {
+        "all_reduce": 0,
+        "reduce_scatter": 1,
+        "all_gather": 1,
+        "broadcast": 0,
+        "barrier": 0,
+    }.items():
+        plan = plan_for(collective, rank=0, hosts=((0,),), numel=9, itemsize=4, average=True, settings=Settings())
+        assert plan.steps["kind"].tolist() == [StepKind.COPY] * steps
+
+
+def test_small_all_reduces_take_one_network_step():
+    def all_reduce(numel, **settings):
+        s = Settings(**settings)
+        return plan_for("all_reduce", rank=1, hosts=FLAT, numel=numel, itemsize=4, settings=s)
+
+    limit = Settings().exchange_limit_bytes // 3 // 4
+    assert equal(all_reduce(limit), direct.exchange(1, 4, limit, 4, 1))
+    assert equal(all_reduce(limit + 1), direct.all_reduce(1, 4, limit + 1, 4, 1, Settings()))
+    assert equal(all_reduce(limit, algorithm="direct"), direct.all_reduce(1, 4, limit, 4, 1, Settings()))
+
+
+@pytest.mark.parametrize(("n", "numel", "peers"), [(16, 1 << 20, 15), (17, 1 << 20, 1), (17, 1 << 14, 16)])
+def test_large_worlds_use_the_ring_for_long_messages(n, numel, peers):
+    hosts = tuple((rank,) for rank in range(n))
+    for collective in ("all_reduce", "reduce_scatter", "all_gather"):
+        count = numel if collective == "all_reduce" else numel // n
+        plan = plan_for(collective, rank=0, hosts=hosts, numel=count, itemsize=4, settings=Settings())
+        assert len(set(plan.steps["peer"][plan.steps["kind"] == StepKind.SEND])) == peers
+
+
+def test_plans_are_cached():
+    def plan():
+        return plan_for("all_reduce", rank=0, hosts=FLAT, numel=12345, itemsize=4, settings=Settings())
+
+    assert plan() is plan()
+    assert select.plan_for.cache_info().maxsize is not None

@@ -1,0 +1,154 @@
+"""Runs a function as the N ranks of a job, each in a process of its own.
+
+    def body(rank: int, size: int) -> float: ...         # at module level: it is sent by name
+    results = ranks.run(body, 4)                         # raises RanksError, with every rank's traceback
+
+The processes are forked from a server that has imported torch, so that a test does not pay for N imports. A Store for
+the job lives in the parent; `init(rank, size, backend)` joins it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+TIMEOUT_S = 60.0
+_PORT = "RANKS_STORE_PORT"
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel", "numpy"])
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How one rank's process ended."""
+
+    result: Any = None
+    error: str | None = None
+    """The traceback of what the function raised, or how the process died."""
+    exit_code: int | None = None
+    """None: still running at the timeout, and killed."""
+
+
+class RanksError(AssertionError):
+    """At least one rank raised, died or did not end."""
+
+
+def run(
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    timeout_s: float = TIMEOUT_S,
+    environ: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Calls `function(rank, size, *args)` on every rank; returns the results in rank order."""
+    ended = outcomes(function, size, *args, timeout_s=timeout_s, environ=environ)
+    errors = [f"rank {rank}: {outcome.error}" for rank, outcome in enumerate(ended) if outcome.error]
+    if errors:
+        raise RanksError("\n".join(errors))
+    return [outcome.result for outcome in ended]
+
+
+def outcomes(
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    timeout_s: float = TIMEOUT_S,
+    environ: Mapping[str, str] | None = None,
+) -> list[Outcome]:
+    """As `run`, but a failure is a result: for tests of failures."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    environment = {**(environ or {}), _PORT: str(store.port)}
+    ended = [Outcome() for _ in range(size)]
+    processes = []
+    running: dict[multiprocessing.connection.Connection, int] = {}
+    for rank in range(size):
+        here, there = _context.Pipe(duplex=False)
+        process = _context.Process(target=_main, args=(there, environment, function, rank, size, args))
+        process.start()
+        there.close()
+        processes.append(process)
+        running[here] = rank
+    deadline = time.monotonic() + timeout_s
+    while running and (left := deadline - time.monotonic()) > 0:
+        for ready in multiprocessing.connection.wait(list(running), left):
+            assert isinstance(ready, multiprocessing.connection.Connection)
+            rank = running.pop(ready)
+            with contextlib.suppress(EOFError):  # it died before it could say anything
+                ended[rank].result, ended[rank].error = ready.recv()
+    for rank in running.values():
+        ended[rank].error = f"did not end within {timeout_s:g} s; its stacks are on stderr"
+        _signal(processes[rank].pid, signal.SIGUSR1)
+    if running:
+        time.sleep(1.0)  # for the stacks
+    for rank, process in enumerate(processes):
+        if rank in running.values():
+            process.kill()
+        process.join(10.0)
+        if process.is_alive():
+            ended[rank].error = ended[rank].error or "returned, but its process did not end within 10 s"
+            process.kill()
+            process.join()
+        elif rank not in running.values():
+            ended[rank].exit_code = process.exitcode
+            if process.exitcode != 0:
+                ended[rank].error = ended[rank].error or f"died with exit code {process.exitcode}"
+    return ended
+
+
+def init(rank: int, size: int, backend: str = "commlayer", **options: Any) -> None:
+    """`init_process_group` with the Store of this `run`."""
+    import commlayer  # noqa: F401  # registers the backend
+
+    options.setdefault("timeout", timedelta(seconds=30))
+    dist.init_process_group(backend, store=store(), rank=rank, world_size=size, **options)
+
+
+def store() -> dist.Store:
+    """A new connection to the Store of this `run`."""
+    return dist.TCPStore("127.0.0.1", int(os.environ[_PORT]), None, False, timedelta(seconds=30))
+
+
+@contextlib.contextmanager
+def job(rank: int, size: int, backend: str = "commlayer", **options: Any) -> Iterator[None]:
+    """A job within `with`: init, and destroy when it ended well."""
+    init(rank, size, backend, **options)
+    yield
+    dist.destroy_process_group()
+
+
+def _main(
+    pipe: multiprocessing.connection.Connection,
+    environ: Mapping[str, str],
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    args: tuple[Any, ...],
+) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    os.environ.update(environ)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        pipe.send((function(rank, size, *args), None))
+    except BaseException:
+        pipe.send((None, traceback.format_exc()))
+
+
+def _signal(pid: int | None, number: int) -> None:
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

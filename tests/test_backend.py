@@ -1,0 +1,366 @@
+"""The process group, on a transport that needs no engine: what it takes, how it takes it, what falls through to gloo."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch._C._distributed_c10d import AllreduceOptions
+from torch.distributed.device_mesh import init_device_mesh
+
+import commlayer
+from commlayer.backend import CommProcessGroup
+from tests import conformance, fake_transport, ranks
+
+
+def world() -> Any:
+    """The commlayer group of this process."""
+    group = dist.group.WORLD
+    assert isinstance(group, CommProcessGroup)
+    return group
+
+
+def engine() -> fake_transport.FakeGroup:
+    """Its transport."""
+    fake: fake_transport.FakeGroup = world()._native
+    return fake
+
+
+def called() -> list[str]:
+    """The collectives that reached the transport since the last call of this."""
+    names = [call.collective for call, _, _ in engine().operations]
+    engine().operations.clear()
+    return names
+
+
+def on_fake(body: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
+    """Runs `body` on the ranks of a job that uses the fake."""
+    return ranks.run(_job, size, body, *args, **options)
+
+
+def _job(rank: int, size: int, body: Callable[..., Any], *args: Any) -> Any:
+    fake_transport.install()
+    with ranks.job(rank, size):
+        return body(rank, size, *args)
+
+
+def _conformance(rank: int, size: int) -> None:
+    for case in conformance.cases(5000):
+        conformance.check(case)
+        conformance.check(case, async_op=True)
+        if case.numel and case.collective != "broadcast":
+            assert called(), case
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_case_of_the_table_is_ours_and_right(size: int) -> None:
+    on_fake(_conformance, size)
+
+
+def _overloads(rank: int, size: int) -> None:
+    group = world()
+    tensor = torch.ones(4)
+    group.allreduce(tensor).wait()
+    group.allreduce([tensor], dist.ReduceOp.MAX).wait()
+    group.allreduce(tensor, op=dist.ReduceOp.SUM, timeout=timedelta(seconds=9)).wait()
+    assert tensor.tolist() == [4.0] * 4
+    group.broadcast(tensor * (rank + 1), 1).wait()
+    group.broadcast(tensor, root=0, timeout=timedelta(seconds=9)).wait()
+    outputs = [torch.empty(4), torch.empty(4)]
+    group.allgather(outputs, tensor).wait()
+    group.allgather([outputs], [tensor]).wait()
+    group.allgather(outputs, tensor, timedelta(seconds=9)).wait()
+    assert torch.equal(torch.cat(outputs), torch.cat([tensor, tensor]))
+    group.reduce_scatter(tensor, outputs).wait()
+    group.reduce_scatter([tensor], [outputs], opts=dist.ReduceScatterOptions()).wait()
+    group.reduce_scatter(tensor, outputs, dist.ReduceOp.SUM, timedelta(seconds=9)).wait()
+    assert tensor.tolist() == [8.0] * 4
+    group.barrier().wait()
+    group.barrier(timedelta(seconds=9)).wait()
+    timeouts = [timeout_s for _, timeout_s, _ in engine().operations]
+    assert sorted(timeouts) == [9.0] * 5 + [30.0] * 8
+    assert len(called()) == 13
+
+
+def test_all_overloads_of_torch_are_accepted() -> None:
+    on_fake(_overloads, 2)
+
+
+def _formers(rank: int, size: int) -> None:
+    group = world()
+    shard, whole = torch.full((2,), float(rank)), torch.empty(4)
+    group._allgather_base(whole, shard).wait()
+    group.allgather_into_tensor_coalesced([whole, whole.clone()], [shard, shard]).wait()
+    assert whole.tolist() == [0.0, 0.0, 1.0, 1.0]
+    group._reduce_scatter_base(shard, whole).wait()
+    group.reduce_scatter_tensor_coalesced([shard, torch.empty(2)], [whole, whole]).wait()
+    assert shard.tolist() == [2.0 * rank] * 2
+    assert called() == ["all_gather"] * 3 + ["reduce_scatter"] * 3
+
+
+def test_the_names_of_earlier_torch_reach_us() -> None:
+    on_fake(_formers, 2)
+
+
+def _functional(rank: int, size: int) -> None:
+    group = world()
+    tensor = torch.full((4,), rank + 1.0)
+    assert funcol.all_reduce(tensor, "avg", group).tolist() == [1.5] * 4
+    assert funcol.all_gather_tensor(tensor, 0, group).tolist() == [1.0] * 4 + [2.0] * 4
+    assert funcol.reduce_scatter_tensor(tensor, "sum", 0, group).tolist() == [3.0] * 2
+    assert funcol.broadcast(tensor, 1, group).tolist() == [2.0] * 4
+    first, second = funcol.all_reduce_coalesced([tensor, tensor * 2], "sum", group)
+    assert (first.tolist(), second.tolist()) == ([3.0] * 4, [6.0] * 4)
+    first, second = funcol.all_gather_into_tensor_coalesced([tensor, tensor * 2], group)
+    assert second.tolist() == [2.0] * 4 + [4.0] * 4
+    assert called() == ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_reduce"] + ["all_gather"] * 2
+
+
+def test_functional_collectives_reach_us() -> None:
+    on_fake(_functional, 2)
+
+
+def _falls_through(rank: int, size: int) -> None:
+    tensor = torch.full((4,), rank + 1)
+    dist.all_reduce(tensor, dist.ReduceOp.BOR)
+    assert tensor.tolist() == [3] * 4
+    sparse = torch.eye(3).to_sparse()
+    dist.all_reduce(sparse)
+    assert torch.equal(sparse.to_dense(), torch.eye(3) * size)
+    outputs = [torch.empty(1 + peer) for peer in range(size)]
+    with pytest.raises(RuntimeError):  # gloo's opinion of uneven tensors
+        dist.all_gather(outputs, torch.ones(1 + rank))
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG)
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fn))
+    exchanged = torch.empty(2)
+    dist.all_to_all_single(exchanged, torch.full((2,), float(rank)))
+    assert exchanged.tolist() == [0.0, 1.0]
+    if rank == 0:
+        dist.send(torch.arange(3), 1)
+    else:
+        received = torch.empty(3, dtype=torch.int64)
+        dist.recv(received, 0)
+        assert received.tolist() == [0, 1, 2]
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    assert set(called()) == {"all_gather"}  # the objects
+    dist.reduce(tensor, 0)
+    dist.scatter(tensor, [tensor, tensor] if rank == 0 else None)
+    dist.gather(tensor, [tensor, tensor.clone()] if rank == 0 else None)
+    assert called() == []
+
+
+def test_what_is_not_ours_falls_through_to_gloo() -> None:
+    on_fake(_falls_through, 2)
+
+
+def _strange_memory(rank: int, size: int) -> None:
+    whole = torch.zeros(6, 4)
+    column = whole[:, 1]
+    column += rank + 1
+    work = dist.all_reduce(column, async_op=True)
+    assert work is not None
+    work.wait()
+    assert whole.tolist() == [[0.0, 3.0, 0.0, 0.0]] * 6
+    transposed = torch.arange(6.0).reshape(2, 3).t()
+    dist.all_reduce(transposed)
+    assert torch.equal(transposed, torch.arange(6.0).reshape(2, 3).t() * 2)
+    leaf = torch.ones(3, requires_grad=True)
+    dist.all_reduce(leaf)
+    dist.broadcast(leaf[::2], 0)
+    assert leaf.tolist() == [2.0] * 3
+    conjugate = torch.tensor([1 + 2j, 3 + 4j])
+    world().allreduce([conjugate.conj()]).wait()
+    assert conjugate.tolist() == [2 + 4j, 6 + 8j]
+    outputs = torch.zeros(2, 4)
+    dist.all_gather([outputs[:, 0], outputs[:, 2]], torch.full((2,), float(rank)))
+    assert outputs.tolist() == [[0.0, 0.0, 1.0, 0.0]] * 2
+    dist.all_gather_object([None] * size, rank)
+    dist.all_gather(list(outputs), torch.full((4,), float(rank)))  # consecutive: nothing is copied
+    assert outputs.tolist() == [[0.0] * 4, [1.0] * 4]
+    scattered = torch.zeros(2, 3).t()
+    dist.reduce_scatter(scattered, [torch.ones(2, 3).t(), torch.ones(2, 3).t() * 2])
+    assert scattered.tolist() == [[2.0 * (rank + 1)] * 2] * 3
+
+
+def test_tensors_of_any_layout() -> None:
+    on_fake(_strange_memory, 2)
+
+
+def _future_values(rank: int, size: int) -> None:
+    tensor = torch.ones(3)
+    columns = torch.zeros(3, 2)
+    for work, expected in (
+        (dist.all_reduce(tensor, async_op=True), [tensor]),
+        (dist.all_reduce(columns[:, 0], async_op=True), [columns[:, 0]]),
+        (dist.barrier(async_op=True), []),
+        (world().allgather([list(columns.t())], [tensor]), list(columns.t())),
+    ):
+        value = work.get_future().wait()
+        assert len(value) == len(expected)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(value, expected, strict=True))
+        assert all(mine.data_ptr() == theirs.data_ptr() for mine, theirs in zip(value, expected, strict=True))
+    assert columns.tolist() == [[2.0, 2.0]] * 3
+
+
+def test_futures_hold_the_callers_tensors() -> None:
+    on_fake(_future_values, 2)
+
+
+def _without_a_work(rank: int, size: int) -> None:
+    engine().delay_s = 0.2
+    tensor = torch.ones(1000)
+    seen = weakref.ref(tensor)
+    dist.all_reduce(tensor, async_op=True)
+    del tensor
+    gc.collect()
+    assert seen() is not None  # the engine is still at it
+    dist.barrier()
+    dist.barrier()
+    gc.collect()
+    assert seen() is None
+
+
+def test_memory_outlives_a_work_that_nobody_keeps() -> None:
+    on_fake(_without_a_work, 2)
+
+
+def _timeouts(rank: int, size: int) -> list[float]:
+    group = world()
+    opts = AllreduceOptions()
+    group.allreduce([torch.ones(1)], opts).wait()
+    opts.timeout = timedelta(seconds=3)
+    group.allreduce([torch.ones(1)], opts).wait()
+    group.set_timeout(timedelta(seconds=5))
+    group.barrier().wait()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7))
+    dist.barrier()
+    return [timeout_s for _, timeout_s, _ in engine().operations]
+
+
+def test_timeouts_are_those_of_the_operation_or_the_group() -> None:
+    assert on_fake(_timeouts, 2) == [[30.0, 3.0, 5.0, 7.0]] * 2
+
+
+def _policies(rank: int, size: int) -> None:
+    options = commlayer.Options(commlayer.Policy(priority=1))
+    urgent = dist.new_group([0, 1], pg_options=options)
+    assert isinstance(urgent, CommProcessGroup)
+    assert urgent.policy.priority == 1
+    dist.all_reduce(torch.ones(1), group=urgent)
+    fake: Any = urgent._native
+    assert [priority for _, _, priority in fake.operations] == [1]
+    mesh = init_device_mesh(
+        "cpu", (1, 2), mesh_dim_names=("dp", "tp"), backend_override={"tp": ("commlayer", options)}
+    )
+    of_mesh = mesh["tp"].get_group()
+    assert isinstance(of_mesh, CommProcessGroup)
+    assert of_mesh.policy.priority == 1
+    with pytest.raises(commlayer.ConfigError, match="pass commlayer.Options"):
+        dist.new_group([0, 1], pg_options={"priority": 1})
+
+
+def test_a_group_has_the_policy_of_its_options() -> None:
+    on_fake(_policies, 2)
+
+
+def _subgroups(rank: int, size: int) -> None:
+    even, odd, pair = dist.new_group([0, 2]), dist.new_group([1]), dist.new_group([2, 1])
+    mine = even if rank % 2 == 0 else odd
+    works = []
+    tensors = [torch.full((5,), float(rank)) for _ in range(12)]
+    for number, tensor in enumerate(tensors):  # three groups in flight at a time, on every rank that has them
+        group = (None, mine, pair)[number % 3]
+        if group is not pair or rank in (1, 2):
+            works.append(dist.all_reduce(tensor, group=group, async_op=True))
+    for work in works:
+        assert work is not None
+        work.wait()
+    expected = (3.0, 2.0 if rank % 2 == 0 else 1.0, 3.0 if rank else 0.0)
+    assert [tensor[0].item() for tensor in tensors] == [*expected] * 4
+    assert dist.get_backend(pair if rank else even) == "commlayer"
+    dist.broadcast(tensors[0], 2, group=even) if rank != 1 else None
+    if rank in (1, 2):
+        dist.destroy_process_group(pair)
+    dist.barrier()
+
+
+def test_several_groups_in_flight() -> None:
+    on_fake(_subgroups, 3)
+
+
+def _threads(rank: int, size: int) -> None:
+    groups = [dist.new_group() for _ in range(3)]
+    results: list[float] = []
+
+    def train(group: dist.ProcessGroup) -> None:
+        tensor = torch.ones(100)
+        for _ in range(50):
+            dist.all_reduce(tensor, dist.ReduceOp.AVG, group)
+        results.append(tensor.sum().item())
+
+    threads = [threading.Thread(target=train, args=[group]) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [100.0] * 3
+
+
+def test_groups_are_used_from_several_threads() -> None:
+    on_fake(_threads, 2)
+
+
+def _lives(rank: int, size: int) -> None:
+    fake_transport.install()
+    for life in range(3):  # in one Store, whose keys outlive each
+        ranks.init(rank, size)
+        group: Any = world()
+        tensor = torch.full((3,), float(life))
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0 * life] * 3
+        dist.destroy_process_group()
+        assert group.closed
+        group.shutdown()
+
+
+def test_init_and_destroy_again_in_one_process() -> None:
+    ranks.run(_lives, 2)
+
+
+def _abort(rank: int, size: int) -> None:
+    world().abort()
+    with pytest.raises(commlayer.CommError, match=f"rank {rank} aborted"):
+        dist.all_reduce(torch.ones(1))
+
+
+def test_abort_fails_what_follows() -> None:
+    on_fake(_abort, 1)
+
+
+def _absent(rank: int, size: int) -> str:
+    fake_transport.install()
+    from commlayer.transport.bootstrap import Rendezvous
+
+    rendezvous = Rendezvous(ranks.store(), "pair", rank, size, timedelta(seconds=1))
+    if rank == 1:
+        return ""
+    with pytest.raises(commlayer.OperationTimeoutError) as caught:
+        rendezvous.exchange("describe", b"x")
+    return str(caught.value)
+
+
+def test_the_rendezvous_names_the_ranks_that_did_not_come() -> None:
+    text = ranks.run(_absent, 3)[0]
+    assert text.startswith("rank 0 of group 'pair': rank(s) 1 did not reach step 'describe' of the start within 1 s")

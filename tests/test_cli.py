@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from commlayer import cli
+from commlayer.bench import launch
+from commlayer.bench.spec import Spec
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spec, int]]:
+    """What would have been started."""
+    calls: list[tuple[Spec, int]] = []
+
+    def record(spec: Spec, ranks: int) -> int:
+        calls.append((spec, ranks))
+        return 0
+
+    monkeypatch.setattr(launch, "launch", record)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return calls
+
+
+def bench(*arguments: str) -> Any:
+    return RUNNER.invoke(cli.app, ["bench", *arguments])
+
+
+def test_arguments_become_the_spec(started: list[tuple[Spec, int]], tmp_path: Path) -> None:
+    out = str(tmp_path / "out.json")
+    words = "all_gather --backends gloo,commlayer --ranks 3 --min 1K --max 4K --dtype int32 --iters 7 --warmup 3"
+    assert bench(*words.split(), "--json", out).exit_code == 0
+    spec, ranks = started[0]
+    assert ranks == 3
+    assert [str(backend) for backend in spec.backends] == ["gloo", "commlayer"]
+    assert (spec.collective, spec.sizes, spec.dtype) == ("all_gather", (1024, 2048, 4096), "int32")
+    assert (spec.iters, spec.warmup, spec.json_path, spec.link) == (7, 3, out, None)
+
+
+def test_network_arguments_become_the_link(started: list[tuple[Spec, int]]) -> None:
+    words = "--netns 4 --rate 200M --loss 0.01 --buffer-packets 64 --nics 2 --backends gloo --tcp-cc cubic,bbr"
+    assert bench(*words.split()).exit_code == 0
+    spec, ranks = started[0]
+    assert ranks == spec.hosts == 4
+    assert spec.link is not None
+    assert (spec.link.rate_bps, spec.link.loss, spec.link.buffer_packets, spec.link.nics) == (200e6, 0.01, 64, 2)
+    assert not spec.link.offloads
+    assert [str(backend) for backend in spec.backends] == ["gloo/cubic", "gloo/bbr"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--loss 0.1", "--netns"),
+        ("--rate 1G", "--netns"),
+        ("--backends gloo/bbr", "--netns"),
+        ("--min 4Q", "4Q"),
+        ("--min 2K --max 1K", "min <= max"),
+        ("--dtype float7", "float7"),
+        ("--netns 2 --rate fast", "fast"),
+        ("--netns 2 --loss 2", "loss 2"),
+    ],
+)
+def test_bad_arguments_are_named_and_nothing_starts(
+    started: list[tuple[Spec, int]], arguments: str, message: str
+) -> None:
+    result = bench(*arguments.split())
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not started
+
+
+def test_failure_to_start_is_an_error_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(spec: Spec, ranks: int) -> int:
+        raise RuntimeError(f"no room for {ranks} ranks")
+
+    monkeypatch.setattr(launch, "launch", fail)
+    result = bench("--ranks", "9")
+    assert result.exit_code == 2
+    assert "no room for 9 ranks" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("arguments", ["--ranks 2", "--netns 2"])
+def test_torchrun_and_starting_ranks_exclude_each_other(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = bench(*arguments.split())
+    assert result.exit_code == 2
+    assert "torchrun" in result.output

@@ -1,0 +1,107 @@
+"""Settings and policies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from commlayer.config import Config, Policy
+from commlayer.errors import ConfigError
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert Config.from_environment({}) == Config()
+    assert Config.from_environment({"COMMLAYER_SHM": " ", "PATH": "/bin"}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("IFNAME", "eth0, ib*,^ib3", ("eth0", "ib*", "^ib3")),
+        ("SHM", "0", False),
+        ("ALGORITHM", "Ring", "ring"),
+        ("SEGMENT_BYTES", "64K", 64 << 10),
+        ("SEGMENT_BYTES", "1048576", 1 << 20),
+        ("CONGESTION", "ecn", "ecn"),
+        ("PEER_TIMEOUT_S", "2.5", 2.5),
+        ("MTU", "9000", 9000),
+        ("LOG", "debug", "debug"),
+    ],
+)
+def test_each_variable_sets_its_field(variable: str, text: str, value: object) -> None:
+    config = Config.from_environment({f"COMMLAYER_{variable}": text})
+    assert config == dataclasses.replace(Config(), **{variable.lower(): value})
+
+
+def test_a_fixed_rate_takes_two_variables() -> None:
+    config = Config.from_environment({"COMMLAYER_CONGESTION": "fixed", "COMMLAYER_RATE_BPS": "200M"})
+    assert (config.congestion, config.rate_bps) == ("fixed", 200_000_000)
+    with pytest.raises(ConfigError, match="COMMLAYER_RATE_BPS=0"):
+        Config.from_environment({"COMMLAYER_CONGESTION": "fixed"})
+    with pytest.raises(ConfigError, match="COMMLAYER_RATE_BPS=5: only the fixed"):
+        Config.from_environment({"COMMLAYER_RATE_BPS": "5"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "remedy"),
+    [
+        ("SHM", "yes", "use 0 or 1"),
+        ("ALGORITHM", "tree", "auto, direct, ring"),
+        ("SEGMENT_BYTES", "-1", "use a whole number"),
+        ("SEGMENT_BYTES", "64Q", "use a whole number"),
+        ("SEGMENT_BYTES", "K", "use a whole number"),
+        ("SEGMENT_BYTES", "100", "from 4K to 1G"),
+        ("SEGMENT_BYTES", "4100", "multiple of 64"),
+        ("CONGESTION", "cubic", "delay, ecn, fixed"),
+        ("PEER_TIMEOUT_S", "soon", "number of seconds"),
+        ("PEER_TIMEOUT_S", "nan", "0.1 to 86400"),
+        ("PEER_TIMEOUT_S", "0", "0.1 to 86400"),
+        ("MTU", "100", "576 to 65535"),
+        ("MTU", "1K", "use a whole number"),
+        ("LOG", "all", "debug, info, warning, error"),
+        ("IFNAME", "eth0,,eth1", "comma list"),
+        ("IFNAME", "^", "comma list"),
+    ],
+)
+def test_a_bad_value_is_refused_with_variable_value_and_remedy(variable: str, text: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy) as caught:
+        Config.from_environment({f"COMMLAYER_{variable}": text})
+    assert str(caught.value).startswith(f"COMMLAYER_{variable}=")
+    assert variable in ("SEGMENT_BYTES", "PEER_TIMEOUT_S", "MTU", "RATE_BPS") or text.lower() in str(caught.value)
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"COMMLAYER_IFNAMES=eth0: .*known: COMMLAYER_IFNAME, COMMLAYER_SHM"):
+        Config.from_environment({"COMMLAYER_IFNAMES": "eth0"})
+
+
+EXISTING = ["eth0", "eth1", "ib0", "docker0"]
+
+
+@pytest.mark.parametrize(
+    ("ifname", "chosen"),
+    [
+        ((), EXISTING),
+        (("eth1",), ["eth1"]),
+        (("ib0", "eth0"), ["eth0", "ib0"]),
+        (("eth*",), ["eth0", "eth1"]),
+        (("^docker0",), ["eth0", "eth1", "ib0"]),
+        (("eth*", "^eth0"), ["eth1"]),
+    ],
+)
+def test_interfaces_are_chosen_by_name(ifname: tuple[str, ...], chosen: list[str]) -> None:
+    assert Config(ifname=ifname).choose_interfaces(EXISTING) == chosen
+
+
+@pytest.mark.parametrize("ifname", [("eth",), ("^*",)])
+def test_no_matching_interface_is_an_error_that_lists_what_exists(ifname: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="has eth0, eth1, ib0, docker0"):
+        Config(ifname=ifname).choose_interfaces(EXISTING)
+
+
+@pytest.mark.parametrize("bad", [{"priority": 8}, {"priority": -1}, {"priority": "high"}, {"algorithm": "tree"}])
+def test_a_bad_policy_is_refused(bad: dict[str, object]) -> None:
+    ((field, value),) = bad.items()
+    with pytest.raises(ConfigError, match=rf"Policy\({field}={value!r}\): use"):
+        Policy(**bad)  # type: ignore[arg-type]

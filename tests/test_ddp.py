@@ -1,0 +1,150 @@
+"""Training with DistributedDataParallel: the same gradients as gloo, whatever the model and the flags."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.backend import CommProcessGroup
+from tests import fake_transport, ranks
+
+STEPS = 4
+HOOK = "gloo with our hook"
+BACKENDS = ["commlayer", "commlayer with our hook", HOOK]
+
+
+class Branches(nn.Module):
+    """A model that leaves out one of its branches, a different one each step."""
+
+    def __init__(self, leave_out: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 50)
+        self.branches = nn.ModuleList(nn.Linear(50, 40) for _ in range(3))
+        self.norm = nn.BatchNorm1d(40)
+        self.head = nn.Linear(40, 2)
+        self.leave_out = leave_out
+
+    def forward(self, inputs: Tensor, step: int) -> Tensor:
+        hidden = self.stem(inputs).relu()
+        chosen = [branch for i, branch in enumerate(self.branches) if not self.leave_out or i != step % 3]
+        return self.head(self.norm(sum(branch(hidden) for branch in chosen)))  # type: ignore[no-any-return]
+
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "small buckets, rebuilt": {"bucket_cap_mb": 0.005},
+    "bucket views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.005},
+    "unused parameters": {"find_unused_parameters": True, "bucket_cap_mb": 0.005},
+    "static graph": {"static_graph": True, "bucket_cap_mb": 0.005},
+    "accumulation": {"bucket_cap_mb": 0.005},
+    "without buffers": {"broadcast_buffers": False},
+}
+
+
+def train(backend: str, name: str, rank: int) -> list[Tensor]:
+    """A few steps of SGD; returns the parameters, and the gradients of the last step."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(Branches(leave_out=name == "unused parameters"), **FLAGS[name])
+    if "hook" in backend:
+        model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        parts = 3 if name == "accumulation" else 1
+        for part in range(parts):
+            with nullcontext() if part == parts - 1 else model.no_sync():
+                loss = model(torch.randn(5, 6, generator=generator), step).square().mean()
+                loss.backward()
+        optimizer.step()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [value.detach().clone() for value in [*model.state_dict().values(), *gradients]]
+
+
+def _compare(rank: int, size: int, name: str, fake: bool) -> None:
+    if fake:
+        fake_transport.install()
+    results = {}
+    for backend in ["gloo", *BACKENDS]:
+        ranks.init(rank, size, backend.split()[0])
+        results[backend] = train(backend, name, rank)
+        dist.barrier()
+        dist.destroy_process_group()
+    for backend in BACKENDS:
+        assert len(results[backend]) == len(results["gloo"])
+        for mine, theirs in zip(results[backend], results["gloo"], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_training_is_that_of_gloo(name: str) -> None:
+    ranks.run(_compare, 2, name, True)
+
+
+def _replicas(rank: int, size: int) -> bytes:
+    fake_transport.install()
+    with ranks.job(rank, size):
+        buffer = io.BytesIO()
+        torch.save(train("commlayer with our hook", "small buckets, rebuilt", rank)[:8], buffer)
+        return buffer.getvalue()
+
+
+def test_replicas_are_bit_identical() -> None:
+    first, *others = ranks.run(_replicas, 3)
+    assert all(other == first for other in others)
+
+
+def _group_of(rank: int, size: int) -> None:
+    fake_transport.install()
+    ranks.init(rank, size)
+    assert commlayer.HookState().group() is dist.group.WORLD
+    urgent = commlayer.HookState(commlayer.Policy(priority=1))
+    assert urgent.group() is not dist.group.WORLD
+    assert urgent.group() is urgent.group()
+    assert urgent.group().policy.priority == 1
+    dist.destroy_process_group()
+    ranks.init(rank, size, "gloo")
+    former = urgent.group()
+    assert isinstance(former, CommProcessGroup)
+    assert not former.closed
+    if rank != 1:  # the others take no part
+        pair = dist.new_group([0, 2], use_local_synchronization=True)
+        of_pair = commlayer.HookState(process_group=pair).group()
+        assert dist.get_process_group_ranks(of_pair) == [0, 2]
+    dist.destroy_process_group()
+
+
+def test_a_state_finds_or_makes_its_group() -> None:
+    ranks.run(_group_of, 3)
+
+
+@pytest.mark.parametrize("copy", [lambda s: pickle.loads(pickle.dumps(s)), lambda s: _loaded(s.state_dict())])
+def test_a_state_is_saved_without_its_group(copy: Callable[[commlayer.HookState], commlayer.HookState]) -> None:
+    state = commlayer.HookState(commlayer.Policy(priority=2, algorithm="ring"))
+    restored = copy(state)
+    assert restored.policy == state.policy
+    assert restored.process_group is None
+
+
+def _loaded(saved: dict[str, Any]) -> commlayer.HookState:
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    state = commlayer.HookState()
+    state.load_state_dict(torch.load(buffer, weights_only=True))
+    return state
+
+
+def test_a_saved_policy_that_is_out_of_range_is_refused() -> None:
+    with pytest.raises(commlayer.ConfigError, match="priority=9"):
+        commlayer.HookState().load_state_dict({"policy": {"priority": 9}})
