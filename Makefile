@@ -2,7 +2,6 @@
 
 PYTHON ?= python3
 RANKS ?= 2
-CC ?= gcc
 CLANG ?= clang
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,18 +36,18 @@ $(VENV)/.stamp-torch: requirements/demo.txt
 	touch $@
 
 $(VENV)/.stamp-demo: requirements/demo.txt $(VENV)/.stamp-torch
-	$(PIP) install -r $<
+	$(PIP) install -q -r $<
 	touch $@
 
 $(VENV)/.stamp-dev: requirements/dev.txt $(VENV)/.stamp-demo
-	$(PIP) install -r $<
+	$(PIP) install -q -r $<
 	touch $@
 
-NATIVE_HEADERS := $(wildcard native/*/*.h)
-NATIVE_SOURCES := $(wildcard native/core/*.c native/wire/*.c native/kernels/*.c native/engine.c)
+NATIVE_HEADERS := $(wildcard native/*.h native/*/*.h)
+NATIVE_SOURCES := $(wildcard native/core/*.c native/wire/*.c native/kernels/*.c native/*.c)
 
 $(VENV)/.stamp-package: setup.py pyproject.toml native/build.py $(NATIVE_HEADERS) $(NATIVE_SOURCES) $(VENV)/.stamp-demo
-	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 venv: $(VENV)/.stamp-dev
@@ -93,13 +92,13 @@ comma := ,
 # $(1) variant, $(2) compiler, $(3) flags
 define variant
 build/$(1)/%.o: native/%.c Makefile
-	@mkdir -p $$(@D)
-	$(2) $(C_FLAGS) $(3) -MMD -MP -c -o $$@ $$<
+	@mkdir -p $$(@D); echo '$(1): $$<'
+	@$(2) $(C_FLAGS) $(3) -MMD -MP -c -o $$@ $$<
 build/$(1)/libcommlayer.a: $(patsubst native/%.c,build/$(1)/%.o,$(filter-out $(C_MAINS),$(C_ARCHIVED)))
 	@rm -f $$@
 	@ar rcs $$@ $$^
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libcommlayer.a
-	$(2) $(3) -o $$@ $$^ $(C_LIBS)
+	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
 .SECONDARY: $(patsubst native/%.c,build/$(1)/%.o,$(C_FILES))
 -include $(wildcard build/$(1)/*.d build/$(1)/*/*.d)
 endef

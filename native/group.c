@@ -233,7 +233,7 @@ static bool gate_is_open(const struct cl_group *group, const struct cl_operation
     return true;
 }
 
-static void leave_lane(struct cl_group *group, const struct cl_operation *operation)
+static void post_end(struct cl_group *group, const struct cl_operation *operation)
 {
     cl_host_post(group->host, operation->host_base + operation->plan->posts + 1);
 }
@@ -299,11 +299,13 @@ static uint32_t local_index(const struct cl_group *group, uint32_t rank)
     return index;
 }
 
+/* The calling thread runs the operation, which must have entered the lane. */
 static int run_here(struct cl_group *group, struct cl_operation *operation)
 {
     int status = atomic_load(&group->status);
     uint32_t behind = 0;
-    while (status == CL_OK && !gate_is_open(group, operation, &behind))
+    bool host = operation->plan->uses_host;
+    while (status == CL_OK && host && !gate_is_open(group, operation, &behind))
         status = wait_for(group, behind, operation->host_gate, operation->deadline_us);
     if (status == CL_OK)
         status = cl_operation_start(operation);
@@ -317,12 +319,37 @@ static int run_here(struct cl_group *group, struct cl_operation *operation)
         else
             status = wait_for(group, local_index(group, rank), value, operation->deadline_us);
     }
-    leave_lane(group, operation);
+    if (host)
+        post_end(group, operation);
     return status;
 }
 
-static void hand_over(struct cl_engine *engine, struct cl_operation *operation)
+/* Under lane: the operation's place in the order is that in which it enters here or the inbox. */
+static bool enter_lane(struct cl_group *group, struct cl_operation *operation)
 {
+    if (operation->plan->network_steps > 0 || group->lane_taken || group->host_queued > 0)
+        return false;
+    group->lane_taken = true;
+    assign_order(group, operation);
+    return true;
+}
+
+static void leave_lane(struct cl_group *group)
+{
+    pthread_mutex_lock(&group->lane);
+    group->lane_taken = false;
+    bool waiting = group->host_queued > 0;
+    pthread_mutex_unlock(&group->lane);
+    if (waiting)
+        cl_engine_wake(group->engine);
+}
+
+/* Under lane. */
+static void hand_over(struct cl_group *group, struct cl_operation *operation)
+{
+    struct cl_engine *engine = group->engine;
+    assign_order(group, operation);
+    group->host_queued += operation->plan->uses_host;
     pthread_mutex_lock(&engine->inbox);
     bool was_empty = engine->inbox_first == NULL;
     *engine->inbox_last = operation;
@@ -339,15 +366,8 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
     int status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
     if (status != CL_OK)
         return status;
-    if (plan->uses_host && group->host == NULL) {
-        cl_operation_release(operation);
-        cl_operation_release(operation);
-        return CL_EINVAL;
-    }
     pthread_mutex_lock(&group->lane);
-    assign_order(group, operation);
-    group->host_queued += plan->uses_host;
-    hand_over(group->engine, operation); /* inside the lane: the inbox keeps the group's order */
+    hand_over(group, operation);
     pthread_mutex_unlock(&group->lane);
     *out = operation;
     return CL_OK;
@@ -357,39 +377,21 @@ int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype,
            uint64_t timeout_us)
 {
     struct cl_operation *operation;
-    int status;
-    bool here = false;
-    if (group != NULL && plan != NULL && group->host != NULL && plan->uses_host && plan->network_steps == 0) {
-        status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
-        if (status != CL_OK)
-            return status;
-        pthread_mutex_lock(&group->lane);
-        here = !group->lane_taken && group->host_queued == 0;
-        if (here) {
-            group->lane_taken = true;
-            assign_order(group, operation);
-        }
-        pthread_mutex_unlock(&group->lane);
-        if (here) {
-            status = run_here(group, operation);
-            cl_operation_finish(operation, status);
-            pthread_mutex_lock(&group->lane);
-            group->lane_taken = false;
-            bool waiting = group->host_queued > 0;
-            pthread_mutex_unlock(&group->lane);
-            if (waiting)
-                cl_engine_wake(group->engine);
-        } else {
-            cl_operation_release(operation);
-        }
-        cl_operation_release(operation);
-        if (here)
-            return status;
-    }
-    status = cl_submit(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
+    int status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
     if (status != CL_OK)
         return status;
-    status = cl_operation_wait(operation, 0);
+    pthread_mutex_lock(&group->lane);
+    bool here = enter_lane(group, operation);
+    if (!here)
+        hand_over(group, operation);
+    pthread_mutex_unlock(&group->lane);
+    if (here) {
+        status = run_here(group, operation);
+        cl_operation_finish(operation, status);
+        leave_lane(group);
+    } else {
+        status = cl_operation_wait(operation, 0);
+    }
     cl_operation_release(operation);
     return status;
 }
@@ -441,7 +443,7 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
     switch (cl_executor_poll(operation->executor, CL_WORK_BUDGET_BYTES, now_us)) {
     case CL_PROGRESS_DONE:
         if (operation->plan->uses_host)
-            leave_lane(group, operation);
+            post_end(group, operation);
         return CL_OK;
     case CL_PROGRESS_FAILED:
         return cl_executor_status(operation->executor);

@@ -28,6 +28,8 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
     cl_scale_fn scale = cl_scale_kernel((enum cl_dtype)dtype);
     if (reduce == NULL || scale == NULL || plan->world_size != group->size || plan->rank != group->rank)
         return CL_EINVAL;
+    if ((plan->uses_host && group->host == NULL) || (plan->network_steps > 0 && group->engine->wire == NULL))
+        return CL_EINVAL;
     struct cl_operation *operation = calloc(1, sizeof *operation);
     if (operation == NULL)
         return CL_ENOMEM;

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -27,8 +28,10 @@ import torch.distributed as dist
 TIMEOUT_S = 60.0
 _PORT = "RANKS_STORE_PORT"
 
+_inits = itertools.count()
+
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel", "numpy"])
+_context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel", "torch._dynamo", "numpy"])
 
 
 @dataclasses.dataclass
@@ -109,11 +112,12 @@ def outcomes(
 
 
 def init(rank: int, size: int, backend: str = "commlayer", **options: Any) -> None:
-    """`init_process_group` with the Store of this `run`."""
+    """`init_process_group` with the Store of this `run`, a fresh part of it at each call."""
     import commlayer  # noqa: F401  # registers the backend
 
     options.setdefault("timeout", timedelta(seconds=30))
-    dist.init_process_group(backend, store=store(), rank=rank, world_size=size, **options)
+    options.setdefault("store", dist.PrefixStore(f"init {next(_inits)}", store()))
+    dist.init_process_group(backend, rank=rank, world_size=size, **options)
 
 
 def store() -> dist.Store:

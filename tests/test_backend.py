@@ -1,4 +1,4 @@
-"""The process group, on a transport that needs no engine: what it takes, how it takes it, what falls through to gloo."""
+"""The process group, on a transport that needs no engine: what it takes and how, and what falls through to gloo."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _conformance(rank: int, size: int) -> None:
             assert called(), case
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_every_case_of_the_table_is_ours_and_right(size: int) -> None:
     on_fake(_conformance, size)
 
@@ -261,13 +261,11 @@ def _policies(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(1), group=urgent)
     fake: Any = urgent._native
     assert [priority for _, _, priority in fake.operations] == [1]
-    mesh = init_device_mesh(
-        "cpu", (1, 2), mesh_dim_names=("dp", "tp"), backend_override={"tp": ("commlayer", options)}
-    )
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"), backend_override={"tp": ("commlayer", options)})
     of_mesh = mesh["tp"].get_group()
     assert isinstance(of_mesh, CommProcessGroup)
     assert of_mesh.policy.priority == 1
-    with pytest.raises(commlayer.ConfigError, match="pass commlayer.Options"):
+    with pytest.raises(commlayer.ConfigError, match=r"pass commlayer\.Options"):
         dist.new_group([0, 1], pg_options={"priority": 1})
 
 
@@ -325,7 +323,7 @@ def test_groups_are_used_from_several_threads() -> None:
 def _lives(rank: int, size: int) -> None:
     fake_transport.install()
     for life in range(3):  # in one Store, whose keys outlive each
-        ranks.init(rank, size)
+        ranks.init(rank, size, store=ranks.store())
         group: Any = world()
         tensor = torch.full((3,), float(life))
         dist.all_reduce(tensor)

@@ -44,12 +44,12 @@ def then() -> None:
 
 
 def functional() -> None:
-    funcol.wait_tensor(funcol.all_reduce(torch.ones(3), "sum", dist.group.WORLD))
+    funcol.wait_tensor(funcol.all_reduce(torch.ones(3), "sum", [0]))
 
 
 def coalesced() -> None:
     tensors = [torch.ones(3), torch.ones(4)]
-    for tensor in funcol.all_gather_into_tensor_coalesced(tensors, dist.group.WORLD):
+    for tensor in funcol.all_gather_into_tensor_coalesced(tensors, [0]):
         funcol.wait_tensor(tensor)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ def test_an_empty_environment_gives_the_defaults() -> None:
 )
 def test_each_variable_sets_its_field(variable: str, text: str, value: object) -> None:
     config = Config.from_environment({f"COMMLAYER_{variable}": text})
-    assert config == dataclasses.replace(Config(), **{variable.lower(): value})
+    changes: dict[str, Any] = {variable.lower(): value}
+    assert config == dataclasses.replace(Config(), **changes)
 
 
 def test_a_fixed_rate_takes_two_variables() -> None:
@@ -101,7 +103,7 @@ def test_no_matching_interface_is_an_error_that_lists_what_exists(ifname: tuple[
 
 
 @pytest.mark.parametrize("bad", [{"priority": 8}, {"priority": -1}, {"priority": "high"}, {"algorithm": "tree"}])
-def test_a_bad_policy_is_refused(bad: dict[str, object]) -> None:
+def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
     ((field, value),) = bad.items()
     with pytest.raises(ConfigError, match=rf"Policy\({field}={value!r}\): use"):
-        Policy(**bad)  # type: ignore[arg-type]
+        Policy(**bad)

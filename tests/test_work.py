@@ -50,7 +50,7 @@ def test_wait_returns_once_the_operation_is_done() -> None:
 def test_wait_honours_a_timeout_and_zero_is_none() -> None:
     handle = FakeHandle()
     work = CommWork(handle, [])
-    with pytest.raises(OperationTimeoutError, match="did not end within 0.01 s"):
+    with pytest.raises(OperationTimeoutError, match=r"did not end within 0\.01 s"):
         work.wait(timedelta(milliseconds=10))
     threading.Timer(0.05, handle.end, [None]).start()
     assert work.wait(timedelta(0))

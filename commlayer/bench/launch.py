@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -43,14 +44,24 @@ def launch(spec: Spec, ranks: int) -> int:
     if ranks % spec.hosts:
         raise ValueError(f"{ranks} ranks on {spec.hosts} hosts: expected a multiple of the hosts")
     per_host = ranks // spec.hosts
-    with Namespaces(spec.hosts, **asdict(spec.link)) as network:
+    with _terminable(), Namespaces(spec.hosts, **asdict(spec.link)) as network:
         network.allow_tcp_cc({backend.tcp_cc for backend in spec.backends if backend.tcp_cc})
         environment = {
             "MASTER_ADDR": network.address(0),
             "MASTER_PORT": str(_NAMESPACE_PORT),
-            "GLOO_SOCKET_IFNAME": network.interface(0),
+            "GLOO_SOCKET_IFNAME": ",".join(network.interface(nic) for nic in range(spec.link.nics)),
         }
         return _run_ranks(spec, ranks, environment, lambda rank, command: network.command(rank // per_host, command))
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM, which `timeout` and batch systems send, end the process in the way that removes the namespaces."""
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _free_port() -> int:

@@ -50,10 +50,14 @@ def _git_commit() -> str | None:
 
 
 def facts() -> dict[str, Any]:
-    """What a reader needs to judge a result; no host name, no address, no path."""
+    """What a reader needs to judge a result; no host name, no address, no path.
+
+    The load average (1 minute, at the start) tells whether the machine was busy with something else.
+    """
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 2),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -13,25 +13,26 @@ SCHEMA = 1
 
 # heading, unit, width
 _COLUMNS = (
-    ("size", "(B)", 12),
-    ("count", "(elements)", 12),
-    ("type", "", 9),
-    ("redop", "", 8),
-    ("time", "(us)", 11),
-    ("algbw", "(GB/s)", 8),
-    ("busbw", "(GB/s)", 8),
-    ("#wrong", "", 7),
-    ("p50", "(us)", 11),
-    ("p99", "(us)", 11),
-    ("cpu", "(s/GB)", 8),
-    ("machine", "(s/GB)", 8),
-    ("link", "(%)", 7),
-    ("speedup", "(x)", 8),
+    ("size", "(B)", 11),
+    ("count", "(elements)", 11),
+    ("type", "", 8),
+    ("redop", "", 7),
+    ("time", "(us)", 10),
+    ("algbw", "(GB/s)", 7),
+    ("busbw", "(GB/s)", 7),
+    ("#wrong", "", 6),
+    ("p50", "(us)", 10),
+    ("p99", "(us)", 10),
+    ("cpu", "(s/GB)", 7),
+    ("machine", "(s/GB)", 7),
+    ("link", "(%)", 6),
+    ("speedup", "(x)", 7),
 )
 
 
 def _line(cells: Sequence[str], backend: str, lead: str = " ") -> str:
-    padded = (cell.rjust(width) for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True))
+    # the space keeps a number too long for its column readable
+    padded = (f" {cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True))
     return f"{lead}{''.join(padded)}  {backend}"
 
 

@@ -107,26 +107,34 @@ def ordered_window(b: PlanBuilder, members: int, owned: Sequence[Range]) -> Wind
 
 
 def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int) -> Plan:
-    """All-reduce in one network step, for small messages: everybody sends everything to everybody.
-
-    Every rank reduces rank 0's + rank 1's + ... in that order, so all replicas have the same bits.
-    """
+    """All-reduce in one network step, for small messages. In place in OUTPUT."""
     b = PlanBuilder(rank, world_size)
-    length = numel * itemsize
-    if length:
-        slots = [b.scratch(length) for _ in range(world_size)]
-        # The sends read a snapshot: OUTPUT may be overwritten before they have been acknowledged.
-        arrived = {rank: b.copy(OUTPUT, 0, SCRATCH, slots[rank], length)}
-        for peer in others(range(world_size), rank):
-            b.send(peer, SCRATCH, slots[rank], length, [arrived[rank]])
-        for peer in others(range(world_size), rank):
-            arrived[peer] = b.recv_copy(peer, SCRATCH, slots[peer], length)
-        done = b.copy(SCRATCH, slots[0], OUTPUT, 0, length, [arrived[0], arrived[rank]])
-        for peer in range(1, world_size):
-            done = b.reduce(SCRATCH, slots[peer], OUTPUT, 0, length, [done, arrived[peer]])
-        if divisor > 1:
-            b.scale(OUTPUT, 0, length, divisor, [done])
+    if numel:
+        exchange_segment(b, range(world_size), Range(0, numel * itemsize), divisor=divisor)
     return b.build()
+
+
+def exchange_segment(
+    b: PlanBuilder, members: Sequence[int], piece: Range, *, divisor: int, after: Sequence[int] = ()
+) -> list[int]:
+    """All-reduces a range of OUTPUT by sending all of it to every other member; arguments as of all_reduce_segment.
+
+    Everybody reduces the first member's + the second's + ... in that order, so all replicas have the same bits.
+    """
+    me = members.index(b.rank)
+    slots = [b.scratch(piece.length) for _ in members]
+    # The sends read a snapshot: OUTPUT may be overwritten before they have been acknowledged.
+    arrived = {me: b.copy(OUTPUT, piece.offset, SCRATCH, slots[me], piece.length, after)}
+    for i in others(members, me):
+        b.send(members[i], SCRATCH, slots[me], piece.length, [arrived[me]])
+    for i in others(members, me):
+        arrived[i] = b.recv_copy(members[i], SCRATCH, slots[i], piece.length)
+    done = [b.copy(SCRATCH, slots[0], OUTPUT, *piece, [arrived[0], arrived[me]])]
+    for i in range(1, len(members)):
+        done = [b.reduce(SCRATCH, slots[i], OUTPUT, *piece, [*done, arrived[i]])]
+    if divisor > 1:
+        done = [b.scale(OUTPUT, *piece, divisor, done)]
+    return done
 
 
 def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:

@@ -36,13 +36,17 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_bytes, longest), longest)
     members = [host[me] for host in hosts] if me < owners else []
+    # A short message takes one network step: as in select, but only among the owners of a shard.
+    short = (len(hosts) - 1) * numel * itemsize <= settings.exchange_limit_bytes and len(pieces) == 1
     window = None
-    if settings.deterministic and members:
+    if settings.deterministic and members and not short:
         shards = [partition(piece, owners, itemsize)[me] for piece in pieces]
         owned = [partition(shard, len(hosts), itemsize)[members.index(rank)] for shard in shards]
         window = direct.ordered_window(b, len(hosts), owned)
 
     def finish(own: Range, after: Sequence[int]) -> list[int]:
+        if short:
+            return direct.exchange_segment(b, members, own, divisor=divisor, after=after)
         shards = partition(own, len(hosts), itemsize)
         return direct.all_reduce_segment(b, members, shards, divisor=divisor, window=window, after=after)
 

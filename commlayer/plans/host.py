@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..errors import ConfigError
-from .partition import ALIGNMENT_BYTES, Range, partition, segments
+from .partition import ALIGNMENT_BYTES, MESSAGE_LIMIT_BYTES, Range, partition, segments
 from .plan import Buffer, Chain, Plan, PlanBuilder
 from .settings import Settings
 
@@ -245,7 +245,7 @@ def staging_area(staging_bytes: int, areas: int, parts: int, itemsize: int) -> t
     Returns the bytes of a slot and the most bytes of a part.
     """
     slot_bytes = staging_bytes // (areas * SLOTS) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    part_bytes = slot_bytes // parts
+    part_bytes = min(slot_bytes // parts, MESSAGE_LIMIT_BYTES)  # between hosts a part is a message, too
     part_bytes = part_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES or part_bytes // itemsize * itemsize
     if part_bytes == 0:
         raise ConfigError(

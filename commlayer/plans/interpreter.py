@@ -58,7 +58,7 @@ class Interpreter:
         self.wire: dict[tuple[int, int, int], list[tuple[int, Array]]] = {}  # by sender, receiver, message
         self.receivers: dict[tuple[int, int, int], int] = {}  # the receive step of a message, once it may begin
         garbage = np.random.default_rng(seed)
-        self.memory = [
+        self.memory: list[dict[int, Array]] = [
             {
                 Buffer.INPUT: inputs[rank].view(np.uint8),
                 Buffer.OUTPUT: outputs[rank].view(np.uint8),
@@ -143,7 +143,7 @@ class Interpreter:
 
     def part(self, rank: int, peer: int, buffer: int, offset: int, length: int) -> Array:
         """A range of a buffer as elements; a range outside of the buffer is an error and not a short one."""
-        memory = self.memory[peer if buffer == Buffer.STAGING else rank][Buffer(buffer)]
+        memory = self.memory[peer if buffer == Buffer.STAGING else rank][buffer]
         if offset + length > memory.nbytes:
             raise IndexError(f"rank {rank}: bytes {offset}..{offset + length} of {memory.nbytes} in {Buffer(buffer)!r}")
         return memory[offset : offset + length].view(self.dtype)

@@ -21,7 +21,7 @@ RING_CHUNK_BYTES = 32 << 10
 """With shorter chunks the 2 (n-1) latencies of a ring weigh more than what it avoids."""
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def plan_for(
     collective: Collective,
     *,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import secrets
 from datetime import timedelta
-from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
@@ -37,18 +36,16 @@ class Rendezvous:
         life = (store.add("commlayer/arrivals", 1) - 1) // size
         self.store = PrefixStore(f"commlayer/{life}", store)
         """For anything else the group stores during this life."""
+        self._steps = 0
 
-    def publish(self, key: str, value: bytes) -> None:
-        """This rank's half of `exchange(key, value)`, for a rank that will not wait for the others."""
-        self.store.set(f"{key}/{self.rank}", value)  # type: ignore[arg-type]  # bytes pass, the stub says str
+    def exchange(self, step: str, value: bytes) -> list[bytes]:
+        """All-gather, and thereby a barrier: every rank's value, in rank order. All ranks take the same steps.
 
-    def exchange(self, key: str, value: bytes) -> list[bytes]:
-        """All-gather, and thereby a barrier: every rank's value under `key`, in rank order. Use each key once.
-
-        Raises OperationTimeoutError naming the ranks that did not come.
+        Raises OperationTimeoutError naming the ranks that did not come, or CommError with what one gave up for.
         """
-        keys = [f"{key}/{rank}" for rank in range(self.size)]
-        self.publish(key, value)
+        number = self._steps
+        self._publish(b"+" + value)
+        keys = [f"{number}/{rank}" for rank in range(self.size)]
         try:
             self.store.wait(keys, self.timeout)
         except RuntimeError as error:
@@ -56,42 +53,48 @@ class Rendezvous:
             if not missing:
                 raise
             raise OperationTimeoutError(
-                f"rank {self.rank} of group {self.name!r}: rank(s) {', '.join(missing)} did not reach step {key!r} of "
+                f"rank {self.rank} of group {self.name!r}: rank(s) {', '.join(missing)} did not reach step {step!r} of "
                 f"the start within {self.timeout.total_seconds():g} s; look at their logs for the reason, or raise "
                 f"the timeout of the process group"
             ) from error
         values = self.store.multi_get(keys)
-        if self.store.add(f"{key}/read", 1) == self.size:
-            for each in (*keys, f"{key}/read"):
+        if self.store.add(f"{number}/read", 1) == self.size:
+            for each in (*keys, f"{number}/read"):
                 self.store.delete_key(each)
-        return values
+        for rank, answer in enumerate(values):
+            if answer[:1] == b"-":
+                raise CommError(f"rank {rank} of group {self.name!r} could not start: {answer[1:].decode()}")
+        return [answer[1:] for answer in values]
+
+    def give_up(self, reason: BaseException) -> None:
+        """Makes the next step fail on all ranks, at once rather than at the timeout."""
+        self._publish(b"-" + str(reason).encode())
+
+    def _publish(self, value: bytes) -> None:
+        self.store.set(f"{self._steps}/{self.rank}", value)  # type: ignore[arg-type]  # bytes pass, the stub says str
+        self._steps += 1
 
 
 def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool) -> base.Group:
     """Opens this rank's end of a group; every rank of the group calls it.
 
     `peer` names this process to every other process of the job: its rank in WORLD.
-    Raises ConfigError (settings that this host cannot fulfil) or OperationTimeoutError (a rank that did not come).
+    Raises ConfigError (settings that this host cannot fulfil), OperationTimeoutError (a rank did not come) or another
+    CommError (a rank could not start).
     """
     from . import native  # here, so that what needs no engine can be used, and tested, without one
 
     try:
         engine = native.Engine.shared(config)
     except Exception as error:
-        rendezvous.publish("describe", json.dumps({"error": str(error)}).encode())
+        rendezvous.give_up(error)
         raise
     try:
-        description = dict(engine.describe())
-        description["peer"] = peer
+        description = {**engine.describe(), "peer": peer}
         if rendezvous.rank == 0:
             root = _root(rendezvous.store)
-            description["job"] = _job(root, is_world)
-            description["group"] = root.add(_GROUPS_KEY, 1)
-        published = rendezvous.exchange("describe", json.dumps(description).encode())
-        descriptions: list[dict[str, Any]] = [json.loads(each) for each in published]
-        for rank, each in enumerate(descriptions):
-            if "error" in each:
-                raise CommError(f"rank {rank} of group {rendezvous.name!r} could not start its engine: {each['error']}")
+            description |= {"job": _job(root, is_world), "group": root.add(_GROUPS_KEY, 1)}
+        descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
         return native.NativeGroup.open(
             engine,
             rendezvous.name,
@@ -102,8 +105,9 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
             descriptions[0]["group"],
             rendezvous.exchange,
         )
-    except BaseException:
+    except Exception as error:
         engine.release()
+        rendezvous.give_up(error)
         raise
 
 

@@ -25,6 +25,7 @@ struct cl_cc_sample {
 
 struct cl_cc_type {
     const char *name;
+    bool shares_egress; /* one more window over all paths of an interface: see egress.h */
     void (*init)(struct cl_cc *cc);
     void (*on_acked)(struct cl_cc *cc, const struct cl_cc_sample *sample, uint64_t now_us);
     /* next: the next packet number to be sent when the loss was noticed */

@@ -122,4 +122,4 @@ static void on_pto(struct cl_cc *cc, uint32_t count, uint64_t now_us)
         cc->window /= 2;
 }
 
-const struct cl_cc_type cl_cc_type_delay = {"delay", init, on_acked, on_lost, on_pto};
+const struct cl_cc_type cl_cc_type_delay = {"delay", true, init, on_acked, on_lost, on_pto};

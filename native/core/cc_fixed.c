@@ -37,4 +37,4 @@ static void on_pto(struct cl_cc *cc, uint32_t count, uint64_t now_us)
     (void)now_us;
 }
 
-const struct cl_cc_type cl_cc_type_fixed = {"fixed", init, on_acked, on_lost, on_pto};
+const struct cl_cc_type cl_cc_type_fixed = {"fixed", false, init, on_acked, on_lost, on_pto};

@@ -22,6 +22,8 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     made->config = *config;
     made->config.congestion = probe.type->name; /* the caller's string need not live on */
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
+    for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
+        cl_egress_init(&made->egresses[i], probe.type, config->datagram_bytes, config->fixed_rate_bps / 8);
     cl_stash_init(&made->stash, config->stash_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;
@@ -65,7 +67,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
     }
     if (!cl_timers_reserve(&endpoint->timers, endpoint->peer_count + 1))
         return CL_ENOMEM;
-    struct cl_peer *made = cl_peer_create(peer, path_count, endpoint->config.congestion,
+    struct cl_peer *made = cl_peer_create(peer, path_count, endpoint->egresses, endpoint->config.congestion,
                                           endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
     if (!made)
         return CL_ENOMEM;
@@ -460,7 +462,8 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
             peer->next_ping_us = peer->heard_us + CL_PEER_PING_US;
         }
     }
-    cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
+    if (!peer->urgent) /* otherwise what is due is about to be sent, and that arms the timer */
+        cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
 }
 
 void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)

@@ -25,6 +25,7 @@ struct cl_endpoint {
     struct cl_peer **peers; /* by id; NULL where there is none */
     uint32_t peers_length;
     uint32_t peer_count;
+    struct cl_egress egresses[CL_PEER_PATHS_MAX];
     struct cl_peer *urgent_first, *urgent_last; /* peers with something to send before any data */
 
     struct cl_table table;

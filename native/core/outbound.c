@@ -75,10 +75,10 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
                                .index = message->id.index,
                                .offset = offset,
                                .number = (uint32_t)path->sent.next};
+    if (cl_path_asks(path, sent.bytes + endpoint->config.datagram_bytes) || ask)
+        packet.flags |= CL_PACKET_ACK_NOW;
     if (!cl_sent_push(&path->sent, &sent))
         return false;
-    if (cl_path_asks(path, 0) || ask)
-        packet.flags |= CL_PACKET_ACK_NOW;
     cl_pacer_sent(&path->pacer, sent.bytes);
     message->packets_in_flight++;
     out->head_length = CL_PACKET_HEAD_BYTES;

@@ -1,9 +1,9 @@
 #include "core/path.h"
 
-bool cl_path_init(struct cl_path *path, uint16_t index, const char *congestion, uint32_t datagram_bytes,
-                  uint64_t fixed_rate)
+bool cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const char *congestion,
+                  uint32_t datagram_bytes, uint64_t fixed_rate)
 {
-    *path = (struct cl_path){.index = index, .ping = true};
+    *path = (struct cl_path){.index = index, .ping = true, .egress = egress, .sent.flight = &egress->flight};
     cl_rtt_init(&path->rtt);
     cl_loss_init(&path->loss);
     cl_ack_init(&path->ack);
@@ -21,11 +21,14 @@ void cl_path_free(struct cl_path *path)
 
 bool cl_path_asks(struct cl_path *path, uint32_t bytes)
 {
-    uint64_t quarter = path->cc.window / path->cc.packet_bytes / 4;
-    bool fills = !cl_path_open(path, bytes + path->cc.packet_bytes);
-    bool asks = fills || ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked >= quarter;
-    if (asks)
+    bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
+    /* a full window without a question in it would wait for the receiver's timer */
+    if (!asks && !cl_path_open(path, bytes))
+        asks = path->loss.any_acked && path->asked <= path->loss.largest_acked;
+    if (asks) {
         path->unasked = 0;
+        path->asked = path->sent.next;
+    }
     return asks;
 }
 
@@ -64,8 +67,10 @@ static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_c
 {
     struct losses losses = {.callbacks = callbacks};
     cl_loss_detect(&path->loss, &path->sent, &path->rtt, now_us, count_lost, &losses);
-    if (losses.packets)
-        path->cc.type->on_lost(&path->cc, losses.bytes, losses.packets, path->sent.next, now_us);
+    if (!losses.packets)
+        return;
+    cl_egress_on_lost(path->egress, losses.bytes, losses.packets, now_us);
+    path->cc.type->on_lost(&path->cc, losses.bytes, losses.packets, path->sent.next, now_us);
 }
 
 bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us,
@@ -99,6 +104,8 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     path->probe = false;
     path->dead = false;
     path->delivered_us = now_us;
+    cl_sent_set_apart(&path->sent, false);
+    cl_egress_on_acked(path->egress, &sample, now_us);
     path->cc.type->on_acked(&path->cc, &sample, now_us);
     cl_pacer_set_rate(&path->pacer, path->cc.rate, path->cc.packet_bytes, now_us);
     detect(path, now_us, callbacks);
@@ -114,6 +121,7 @@ void cl_path_on_pto(struct cl_path *path, uint64_t now_us)
 {
     path->loss.pto_count++;
     path->probe = true;
+    cl_sent_set_apart(&path->sent, true);
     path->cc.type->on_pto(&path->cc, path->loss.pto_count, now_us);
 }
 

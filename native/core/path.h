@@ -6,6 +6,7 @@
 
 #include "core/ack.h"
 #include "core/cc.h"
+#include "core/egress.h"
 #include "core/loss.h"
 #include "core/pacer.h"
 #include "core/rtt.h"
@@ -23,9 +24,11 @@ struct cl_path {
     bool probe;             /* a PTO fired: send one packet, whatever the window says */
     bool ping;              /* send a PING */
     uint32_t unasked;       /* packets sent since one asked for an acknowledgement */
+    uint64_t asked;         /* number of that one */
     uint64_t limited_until; /* packets below this number left while the window was the limit */
     uint64_t delivered_us;  /* when an acknowledgement last said that something arrived */
     uint64_t next_probe_us; /* while dead */
+    struct cl_egress *egress;
     struct cl_sent sent;
     struct cl_rtt rtt;
     struct cl_loss loss;
@@ -35,8 +38,8 @@ struct cl_path {
 };
 
 /* False when there is no congestion control of that name. */
-bool cl_path_init(struct cl_path *path, uint16_t index, const char *congestion, uint32_t datagram_bytes,
-                  uint64_t fixed_rate);
+bool cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const char *congestion,
+                  uint32_t datagram_bytes, uint64_t fixed_rate);
 void cl_path_free(struct cl_path *path);
 
 /* Room in the window for one more packet. */
@@ -45,8 +48,8 @@ static inline bool cl_path_open(const struct cl_path *path, uint32_t bytes)
     return path->sent.bytes + bytes <= path->cc.window;
 }
 
-/* Counts a packet about to be sent; true when it should ask for an acknowledgement: several times per window, and when
- * it fills the window. */
+/* Counts the packet about to be sent; true when it should ask for an acknowledgement: several times per window. bytes: of
+ * this one and the next. */
 bool cl_path_asks(struct cl_path *path, uint32_t bytes);
 
 /* What an acknowledgement changed in this path; the packets themselves went to the callbacks. */

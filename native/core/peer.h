@@ -57,8 +57,8 @@ struct cl_peer {
 };
 
 /* NULL when there is no memory or no such congestion control. */
-struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, const char *congestion, uint32_t datagram_bytes,
-                               uint64_t fixed_rate);
+struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *egresses, const char *congestion,
+                               uint32_t datagram_bytes, uint64_t fixed_rate);
 void cl_peer_destroy(struct cl_peer *peer);
 
 void cl_peer_hold(struct cl_peer *peer, struct cl_message *message, uint64_t now_us);

@@ -29,6 +29,8 @@ static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan
         return false;
     if (network && ((step->kind == CL_SEND ? step->source : step->target) == CL_STAGING))
         return false; /* staging belongs to the host phase; `peer` would be ambiguous */
+    if (step->kind == CL_SCALE && step->target == CL_STAGING)
+        return false; /* likewise: there `peer` is the divisor */
     if (cl_step_reads(step->kind) && !range_fits(step->source_offset, step->length, sizes[step->source]))
         return false;
     return !cl_step_writes(step->kind) || range_fits(step->target_offset, step->length, sizes[step->target]);
@@ -38,8 +40,8 @@ static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan
 static bool order_is_valid(const struct cl_plan *plan, uint32_t successor_count)
 {
     bool valid = false;
-    uint32_t *pending = calloc(plan->step_count + 1, sizeof *pending);
-    uint32_t *queue = calloc(plan->step_count + 1, sizeof *queue);
+    uint32_t *pending = calloc((size_t)plan->step_count + 1, sizeof *pending);
+    uint32_t *queue = calloc((size_t)plan->step_count + 1, sizeof *queue);
     if (pending == NULL || queue == NULL)
         goto out;
     uint32_t head = 0, tail = 0;
@@ -70,14 +72,19 @@ out:
 
 static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
 {
+    uint32_t posts = 0;
     for (uint32_t i = 0; i < plan->step_count; i++) {
         const struct cl_step *step = &plan->steps[i];
         if (!step_is_valid(step, plan, sizes))
             return false;
         if (step->kind <= CL_RECV_REDUCE)
             plan->network_steps++;
-        if (step->kind == CL_POST && step->message > plan->posts)
-            plan->posts = step->message;
+        if (step->kind == CL_POST) {
+            if (step->message == 0)
+                return false;
+            posts++;
+            plan->posts = step->message > plan->posts ? step->message : plan->posts;
+        }
         if (step->kind == CL_POST || step->kind == CL_AWAIT ||
             (cl_step_reads(step->kind) && step->source == CL_STAGING) ||
             (cl_step_writes(step->kind) && step->target == CL_STAGING))
@@ -85,7 +92,7 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
         if (step->dependencies == 0)
             plan->roots[plan->root_count++] = i;
     }
-    return true;
+    return plan->posts <= posts; /* counters are compared modulo 2^32: they must not leap */
 }
 
 int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,
@@ -105,9 +112,9 @@ int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint3
     plan->step_count = step_count;
     plan->scratch_bytes = scratch_bytes;
     plan->staging_bytes = staging_bytes;
-    plan->steps = calloc(step_count + 1, sizeof *plan->steps);
-    plan->successors = calloc(successor_count + 1, sizeof *plan->successors);
-    plan->roots = calloc(step_count + 1, sizeof *plan->roots);
+    plan->steps = calloc((size_t)step_count + 1, sizeof *plan->steps);
+    plan->successors = calloc((size_t)successor_count + 1, sizeof *plan->successors);
+    plan->roots = calloc((size_t)step_count + 1, sizeof *plan->roots);
     if (plan->steps == NULL || plan->successors == NULL || plan->roots == NULL) {
         cl_plan_release(plan);
         return CL_ENOMEM;

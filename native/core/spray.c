@@ -21,6 +21,11 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t by
             path->limited_until = path->sent.next;
             continue;
         }
+        if (!cl_egress_open(path->egress, bytes)) {
+            cl_egress_limit(path->egress);
+            path->egress->waited_for = true;
+            continue;
+        }
         uint64_t path_ready_us = cl_pacer_ready_us(&path->pacer, now_us);
         if (path_ready_us > now_us) {
             if (path_ready_us < *ready_us)

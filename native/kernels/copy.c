@@ -6,7 +6,12 @@
 #if defined(__x86_64__)
 #include <emmintrin.h>
 
-#define STREAM_MIN_BYTES ((size_t)256 << 10)
+/*
+ * Measured on Zen 5 with 1 MiB of L2: into cold memory both ways are equal up to 512 KiB, and from 1 MiB on streaming
+ * takes 15 to 25 % less time, the cache left to others included. Into memory already in L2 or L3 memcpy is faster, up
+ * to three times.
+ */
+#define STREAM_MIN_BYTES ((size_t)1 << 20)
 #define CACHE_LINE_BYTES 64
 
 void cl_copy_stream(void *target, const void *source, size_t length)

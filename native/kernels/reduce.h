@@ -1,10 +1,10 @@
 /*
  * Element-wise kernels on plain memory: reductions, scaling and copies. Chosen once per process at run time
- * (AVX-512, AVX2, scalar); all variants give the same bits for the same input.
+ * (AVX-512, AVX2, scalar); all variants give the same bits for the same input, except the payload and sign of NaN.
  *
- * Pointers need no alignment beyond that of their element type; ranges either coincide or do not overlap. count 0 is
- * allowed. f16 and bf16 are computed in f32 and rounded to nearest even on each call; integers wrap.
- * MIN and MAX propagate NaN (as torch.minimum/maximum do).
+ * Pointers need no alignment at all: packets put elements at odd addresses. Ranges either coincide or do not overlap.
+ * count 0 is allowed. f16 and bf16 are computed in f32 and rounded to nearest even on each call; integers wrap.
+ * MIN and MAX propagate NaN (as torch.minimum/maximum do); of 0 and -0 they give the source's.
  */
 #ifndef CL_KERNELS_REDUCE_H
 #define CL_KERNELS_REDUCE_H
@@ -14,7 +14,7 @@
 /* target[i] = target[i] (op) source[i]. */
 typedef void (*cl_reduce_fn)(void *target, const void *source, size_t count);
 
-/* target[i] = target[i] / divisor; integers truncate toward zero. */
+/* target[i] = target[i] / divisor; integers truncate toward zero. The divisor is at least 1. */
 typedef void (*cl_scale_fn)(void *target, size_t count, uint32_t divisor);
 
 /* NULL when dtype or op is out of range. */
@@ -24,7 +24,8 @@ cl_scale_fn cl_scale_kernel(enum cl_dtype dtype);
 /* Bytes per element; 0 when out of range. */
 size_t cl_dtype_size(enum cl_dtype dtype);
 
-/* Copies that leave the cache alone when `length` is large (non-temporal stores to the target). */
+/* memcpy, except that it leaves the cache alone when `length` is large (non-temporal stores to the target). For a
+ * target that is neither in the cache nor read soon: else memcpy is faster. Source and target may also be the same. */
 void cl_copy_stream(void *target, const void *source, size_t length);
 
 /* "avx512", "avx2" or "scalar"; CL_KERNELS=scalar|avx2|avx512 in the environment of tests is NOT read here:

@@ -1,6 +1,6 @@
 /* The kernels of every level this machine has, bit for bit, against arithmetic written another way. */
 #include "check.h"
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -361,6 +361,8 @@ static void test_copy_stream(void)
 {
     for (size_t length = 0; length < 200; length += 33)
         copy_and_check(length, length % 3, length % 5);
+    for (size_t beyond = 0; beyond < 3; beyond++)
+        copy_and_check(((size_t)1 << 20) - 1 + beyond, beyond, 0);
     for (size_t offset = 0; offset < 67; offset += 11)
         copy_and_check(((size_t)3 << 20) + offset * 7, offset, 66 - offset);
 }

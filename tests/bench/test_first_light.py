@@ -36,7 +36,7 @@ def test_every_claim_has_its_run_and_size() -> None:
 
 
 def test_less_time_is_a_higher_ratio() -> None:
-    runs = {"one": run(gloo={"time_us": 500.0}, commlayer={"time_us": 100.0})}
+    runs = {"one": run(gloo={"p50_us": 500.0}, commlayer={"p50_us": 100.0})}
     row = row_of(claim(LATENCY, 5), runs)
     assert row is not None
     assert row.ratio == 5.0
@@ -64,7 +64,7 @@ def test_bound_of_a_figure_where_less_is_better(p99_us: float, good: bool) -> No
 
 
 def test_wrong_results_reach_nothing() -> None:
-    runs = {"one": run(gloo={"time_us": 500.0}, commlayer={"time_us": 1.0, "wrong": 1})}
+    runs = {"one": run(gloo={"p50_us": 500.0}, commlayer={"p50_us": 1.0, "wrong": 1})}
     assert not reached(claim(LATENCY, 2), runs)
 
 

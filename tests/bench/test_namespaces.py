@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -212,6 +213,18 @@ def test_bench_in_namespaces(tmp_path: Path) -> None:
     assert used == {"gloo/reno": ["reno"], "gloo/bbr": ["bbr"]}
     for result in document["results"]:
         assert 0 < result["link_share"] < 1
+
+
+@needs_root
+def test_terminated_bench_leaves_nothing() -> None:
+    command = [sys.executable, "-m", "commlayer", "bench", "--backends", "gloo", "--netns", "2", "--rounds", "1000"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        assert bench.stdout.readline().startswith("#")  # the ranks run
+        bench.terminate()
+    assert bench.returncode == 128 + signal.SIGTERM
+    assert not [name for name in existing() if name.startswith(f"cl{bench.pid}-")]
 
 
 def test_without_root_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,14 @@ def test_columns_keep_their_place() -> None:
     assert header[-2].index("backend") == row.index("fast")
 
 
+def test_number_longer_than_its_column_stays_a_word_of_its_own() -> None:
+    slow = measurement("fast", 1e12)
+    slow.process_cpu_s = slow.machine_cpu_s = 1e9
+    result = report.row(SPEC, slow, slow)
+    columns = report.header(SPEC, 4, FACTS)[-2].lstrip("#").split()
+    assert len(report.format_row(result).split()) == len(columns)
+
+
 def test_barrier_has_times_only() -> None:
     spec = Spec(backends=SPEC.backends, sizes=(1,), collective="barrier", link=Link(rate_bps=1e6), hosts=4)
     backend = Backend(BackendSpec("gloo"), cast("Any", None), ())

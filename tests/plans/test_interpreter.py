@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -10,18 +12,20 @@ from commlayer.transport.base import Op
 INPUT, OUTPUT, SCRATCH, STAGING = Buffer
 
 
-def run(builders, values, op=Op.SUM, seed=0):
-    """Runs one-element-per-rank plans in place... on float64 arrays."""
+def run(
+    builders: Sequence[PlanBuilder], values: Sequence[Sequence[float]], op: Op = Op.SUM, seed: int = 0
+) -> list[list[float]]:
+    """Runs plans in place on float64 arrays, one per rank; returns what they become."""
     arrays = [np.array(value, "f8") for value in values]
     interpreter.run([b.build() for b in builders], arrays, arrays, op, seed=seed)
     return [array.tolist() for array in arrays]
 
 
-def pair():
+def pair() -> tuple[PlanBuilder, PlanBuilder]:
     return PlanBuilder(0, 2), PlanBuilder(1, 2)
 
 
-def test_send_and_receive():
+def test_send_and_receive() -> None:
     a, b = pair()
     a.send(1, INPUT, 8, 16)
     b.recv_copy(0, OUTPUT, 0, 16)
@@ -31,13 +35,13 @@ def test_send_and_receive():
 
 
 @pytest.mark.parametrize(("op", "expected"), [(Op.SUM, 5), (Op.PRODUCT, 6), (Op.MIN, 2), (Op.MAX, 3)])
-def test_operations(op, expected):
+def test_operations(op: Op, expected: float) -> None:
     a = PlanBuilder(0, 1)
     a.reduce(INPUT, 0, OUTPUT, 8, 8)
     assert run((a,), ([2, 3],), op) == [[2, expected]]
 
 
-def test_scale_truncates_integers_toward_zero():
+def test_scale_truncates_integers_toward_zero() -> None:
     a = PlanBuilder(0, 1)
     a.scale(OUTPUT, 0, 8, 2)
     values = np.array([-3, 3], "i4")
@@ -45,7 +49,7 @@ def test_scale_truncates_integers_toward_zero():
     assert values.tolist() == [-1, 1]
 
 
-def test_host_counters_and_staging():
+def test_host_counters_and_staging() -> None:
     a, b = pair()
     with a.chain():
         a.copy(INPUT, 0, STAGING, 0, 8)
@@ -58,21 +62,21 @@ def test_host_counters_and_staging():
     assert run((a, b), ([1], [2])) == [[1], [1]]
 
 
-def test_what_nobody_posts_is_a_deadlock():
+def test_what_nobody_posts_is_a_deadlock() -> None:
     a, b = pair()
     a.await_(1, 1)
     with pytest.raises(RuntimeError, match=r"1 steps never ended; the first \(rank, step\) is \(0, 0\)"):
         run((a, b), ([1], [2]))
 
 
-def test_what_nobody_sends_is_a_deadlock():
+def test_what_nobody_sends_is_a_deadlock() -> None:
     a, b = pair()
     a.recv_copy(1, OUTPUT, 0, 8)
     with pytest.raises(RuntimeError, match="never ended"):
         run((a, b), ([1], [2]))
 
 
-def test_a_missing_dependency_shows_in_some_order():
+def test_a_missing_dependency_shows_in_some_order() -> None:
     results = set()
     for seed in range(20):
         a = PlanBuilder(0, 1)
@@ -82,7 +86,7 @@ def test_a_missing_dependency_shows_in_some_order():
     assert results == {4, 2}
 
 
-def test_transfers_happen_in_parts():
+def test_transfers_happen_in_parts() -> None:
     """Another step may come between the halves of a copy, as another process may read what is half written."""
     results = set()
     for seed in range(20):
@@ -95,7 +99,7 @@ def test_transfers_happen_in_parts():
 
 
 @pytest.mark.parametrize(("target", "offset"), [(OUTPUT, 8), (SCRATCH, 0), (OUTPUT, 1)])
-def test_ranges_outside_of_a_buffer_are_errors(target, offset):
+def test_ranges_outside_of_a_buffer_are_errors(target: Buffer, offset: int) -> None:
     a = PlanBuilder(0, 1)
     a.copy(INPUT, 0, target, offset, 8)
     with pytest.raises(IndexError, match="rank 0: bytes"):

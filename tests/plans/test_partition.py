@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,7 +10,7 @@ from commlayer.plans.partition import ALIGNMENT_BYTES, MESSAGE_LIMIT_BYTES, SEGM
 ITEMSIZES = st.sampled_from((1, 2, 4, 8, 16))
 
 
-def covers(ranges, whole):
+def covers(ranges: Sequence[Range], whole: Range) -> None:
     end = whole.offset
     for offset, length in ranges:
         assert offset == end
@@ -18,7 +20,7 @@ def covers(ranges, whole):
 
 
 @given(offset=st.integers(0, 9), numel=st.integers(0, 5000), itemsize=ITEMSIZES, parts=st.integers(1, 70))
-def test_partition_covers_the_whole_in_whole_elements(offset, numel, itemsize, parts):
+def test_partition_covers_the_whole_in_whole_elements(offset: int, numel: int, itemsize: int, parts: int) -> None:
     whole = Range(offset * itemsize, numel * itemsize)
     ranges = partition(whole, parts, itemsize)
     assert len(ranges) == parts
@@ -33,7 +35,7 @@ def test_partition_covers_the_whole_in_whole_elements(offset, numel, itemsize, p
 
 
 @given(numel=st.integers(0, 5000), itemsize=ITEMSIZES, segment_bytes=st.integers(1, 9000), longest=st.integers(1, 300))
-def test_segments_are_never_empty_nor_too_long(numel, itemsize, segment_bytes, longest):
+def test_segments_are_never_empty_nor_too_long(numel: int, itemsize: int, segment_bytes: int, longest: int) -> None:
     longest_bytes = longest // 16 * 64 or 16
     whole = Range(0, numel * itemsize)
     ranges = segments(whole, itemsize, min(segment_bytes, longest_bytes), longest_bytes)
@@ -41,7 +43,7 @@ def test_segments_are_never_empty_nor_too_long(numel, itemsize, segment_bytes, l
     assert all(0 < length <= longest_bytes for _, length in ranges)
 
 
-def test_many_segments_become_longer_ones_until_messages_get_too_long():
+def test_many_segments_become_longer_ones_until_messages_get_too_long() -> None:
     assert len(segments(Range(0, 1 << 30), 4, 128 << 10, MESSAGE_LIMIT_BYTES)) == SEGMENT_LIMIT
     ranges = segments(Range(0, 1 << 40), 4, 128 << 10, MESSAGE_LIMIT_BYTES)
     assert {r.length for r in ranges} == {MESSAGE_LIMIT_BYTES}

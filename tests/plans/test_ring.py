@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,13 +12,13 @@ from commlayer.plans.plan import StepKind
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
 
-SIZES = (0, 1, 2, 7, 61, 128, 331)
-WORLDS = (2, 3, 4, 7, 9)
+SIZES = (0, 1, 2, 7, 61, 128, 251)
+WORLDS = (2, 3, 4, 9)
 
 
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("n", WORLDS)
-def test_table(conform, n, numel):
+def test_table(conform: Callable[..., Any], n: int, numel: int) -> None:
     s = Settings(segment_bytes=100)
     conform("all_reduce", lambda r: ring.all_reduce(r, n, numel, 8, n, s), n, numel, average=True)
     numel = -(-numel // n)
@@ -23,7 +26,7 @@ def test_table(conform, n, numel):
     conform("all_gather", lambda r: ring.all_gather(r, n, numel, 8, s), n, numel)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     n=st.integers(2, 9),
     numel=st.integers(0, 200),
@@ -33,7 +36,9 @@ def test_table(conform, n, numel):
     in_place=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
-def test_any_shape(conform, n, numel, op, dtype, segment_bytes, in_place, seed):
+def test_any_shape(
+    conform: Callable[..., Any], n: int, numel: int, op: Op, dtype: str, segment_bytes: int, in_place: bool, seed: int
+) -> None:
     size = int(dtype[1])
     s = Settings(segment_bytes=segment_bytes)
     options = {"op": op, "dtype": dtype, "seed": seed}
@@ -44,11 +49,11 @@ def test_any_shape(conform, n, numel, op, dtype, segment_bytes, in_place, seed):
     conform("all_gather", lambda r: ring.all_gather(r, n, numel, size, s), n, numel, **options)
 
 
-def test_results_do_not_depend_on_timing(outcomes):
+def test_results_do_not_depend_on_timing(outcomes: Callable[..., Any]) -> None:
     assert outcomes(lambda r: ring.all_reduce(r, 5, 100, 4, 1, Settings(segment_bytes=40)), 5, 100) == 1
 
 
-def test_everything_goes_to_the_next_rank_in_two_segments_or_more():
+def test_everything_goes_to_the_next_rank_in_two_segments_or_more() -> None:
     n, length = 4, 1 << 20
     steps = ring.all_reduce(3, n, length, 1, 1, Settings(segment_bytes=length)).steps
     sends = steps[steps["kind"] == StepKind.SEND]
@@ -57,6 +62,6 @@ def test_everything_goes_to_the_next_rank_in_two_segments_or_more():
     assert len(sends) == 2 * (n - 1) * 2
 
 
-def test_reduce_scatter_needs_two_chunks_of_scratch_at_most():
+def test_reduce_scatter_needs_two_chunks_of_scratch_at_most() -> None:
     assert ring.reduce_scatter(0, 2, 1000, 4, 1, Settings()).scratch_bytes == 0
     assert ring.reduce_scatter(0, 9, 1000, 4, 1, Settings()).scratch_bytes <= 2 * 4032

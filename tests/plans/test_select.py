@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from commlayer.plans import direct, select
-from commlayer.plans.plan import StepKind
-from commlayer.plans.select import Settings, plan_for
+from commlayer.plans.hierarchical import Hosts
+from commlayer.plans.plan import Plan, StepKind
+from commlayer.plans.select import Collective, Settings, plan_for
 
 ONE_HOST = ((0, 1, 2, 3),)
 FLAT = ((0,), (1,), (2,), (3,))
 MIXED = ((0, 1), (2, 3))
 
 
-def equal(a, b):
+def equal(a: Plan, b: Plan) -> bool:
     return np.array_equal(a.steps, b.steps) and np.array_equal(a.successors, b.successors)
 
 
@@ -29,13 +32,15 @@ def equal(a, b):
         )
     ),
 )
-def test_every_choice_gives_a_correct_plan(conform, collective, hosts, average, numel):
+def test_every_choice_gives_a_correct_plan(
+    conform: Callable[..., Any], collective: Collective, hosts: Hosts, average: bool, numel: int
+) -> None:
     n = sum(map(len, hosts))
     reduces = collective in ("all_reduce", "reduce_scatter")
     for algorithm in ("auto", "direct", "ring"):
         s = Settings(algorithm=algorithm, segment_bytes=4096, exchange_limit_bytes=1000, staging_bytes=16 << 10)
 
-        def make(rank, s=s):
+        def make(rank: int, s: Settings = s) -> Plan:
             return plan_for(
                 collective, rank=rank, hosts=hosts, numel=numel, itemsize=8, average=average, root=n - 1, settings=s
             )
@@ -44,14 +49,14 @@ def test_every_choice_gives_a_correct_plan(conform, collective, hosts, average, 
 
 
 @pytest.mark.parametrize("hosts", [ONE_HOST, FLAT, MIXED], ids=str)
-def test_barrier(barrier_holds, hosts):
-    def make(rank):
+def test_barrier(barrier_holds: Callable[..., Any], hosts: Hosts) -> None:
+    def make(rank: int) -> Plan:
         return plan_for("barrier", rank=rank, hosts=hosts, numel=0, itemsize=1, settings=Settings())
 
     barrier_holds(make, 4)
 
 
-def test_alone_there_is_nothing_to_do_but_copy():
+def test_alone_there_is_nothing_to_do_but_copy() -> None:
     for collective, steps in {
         "all_reduce": 0,
         "reduce_scatter": 1,
@@ -63,8 +68,8 @@ def test_alone_there_is_nothing_to_do_but_copy():
         assert plan.steps["kind"].tolist() == [StepKind.COPY] * steps
 
 
-def test_small_all_reduces_take_one_network_step():
-    def all_reduce(numel, **settings):
+def test_small_all_reduces_take_one_network_step() -> None:
+    def all_reduce(numel: int, **settings: Any) -> Plan:
         s = Settings(**settings)
         return plan_for("all_reduce", rank=1, hosts=FLAT, numel=numel, itemsize=4, settings=s)
 
@@ -75,7 +80,7 @@ def test_small_all_reduces_take_one_network_step():
 
 
 @pytest.mark.parametrize(("n", "numel", "peers"), [(16, 1 << 20, 15), (17, 1 << 20, 1), (17, 1 << 14, 16)])
-def test_large_worlds_use_the_ring_for_long_messages(n, numel, peers):
+def test_large_worlds_use_the_ring_for_long_messages(n: int, numel: int, peers: int) -> None:
     hosts = tuple((rank,) for rank in range(n))
     for collective in ("all_reduce", "reduce_scatter", "all_gather"):
         count = numel if collective == "all_reduce" else numel // n
@@ -83,8 +88,8 @@ def test_large_worlds_use_the_ring_for_long_messages(n, numel, peers):
         assert len(set(plan.steps["peer"][plan.steps["kind"] == StepKind.SEND])) == peers
 
 
-def test_plans_are_cached():
-    def plan():
+def test_plans_are_cached() -> None:
+    def plan() -> Plan:
         return plan_for("all_reduce", rank=0, hosts=FLAT, numel=12345, itemsize=4, settings=Settings())
 
     assert plan() is plan()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from commlayer.errors import ConfigError
@@ -16,11 +18,11 @@ from commlayer.plans.settings import Settings
         {"small_bytes": -1},
     ],
 )
-def test_values_out_of_range_are_refused_by_name(wrong):
+def test_values_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Settings(**wrong)
 
 
-def test_settings_are_keys():
+def test_settings_are_keys() -> None:
     assert hash(Settings()) == hash(Settings(algorithm="auto"))
     assert Settings() != Settings(deterministic=True)

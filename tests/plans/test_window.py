@@ -4,7 +4,7 @@ from commlayer.plans.plan import PlanBuilder
 from commlayer.plans.window import Window
 
 
-def test_a_slot_comes_back_with_what_its_last_user_waits_for():
+def test_a_slot_comes_back_with_what_its_last_user_waits_for() -> None:
     b = PlanBuilder(0, 2)
     window = Window(b, 100, 2)
     first, after = window.take()
@@ -19,7 +19,7 @@ def test_a_slot_comes_back_with_what_its_last_user_waits_for():
     assert window.take() == (second, [8, 9])
 
 
-def test_the_scratch_is_reserved_in_the_plan():
+def test_the_scratch_is_reserved_in_the_plan() -> None:
     b = PlanBuilder(0, 2)
     Window(b, 100, 3)
     assert b.build().scratch_bytes >= 300

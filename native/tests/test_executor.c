@@ -1,0 +1,384 @@
+/* Executors: what they do in which order, what they wait for, and how they fail. Two endpoints joined by hand are the
+ * network, arrays are the shared memory. */
+#include "check.h"
+#include "core/executor.h"
+#include "draft.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void add(void *target, const void *source, size_t count)
+{
+    uint32_t *to = target;
+    const uint32_t *from = source;
+    for (size_t i = 0; i < count; i++)
+        to[i] += from[i];
+}
+
+static void divide(void *target, size_t count, uint32_t divisor)
+{
+    uint32_t *to = target;
+    for (size_t i = 0; i < count; i++)
+        to[i] /= divisor;
+}
+
+static void copy(void *target, const void *source, size_t length)
+{
+    memcpy(target, source, length);
+}
+
+static const struct cl_arithmetic ARITHMETIC = {4, add, divide, copy};
+static const uint16_t PEERS[] = {0, 1, 2};
+
+enum { WORDS = 4, BYTES = 4 * WORDS };
+
+static cl_plan *one_step(struct cl_step step)
+{
+    struct draft draft = {
+        .world_size = 3, .input_bytes = BYTES, .output_bytes = BYTES, .scratch_bytes = BYTES, .staging_bytes = BYTES};
+    draft_add(&draft, step, DRAFT_NONE);
+    return draft_finish(&draft);
+}
+
+static void test_moves(void)
+{
+    struct draft draft = {.world_size = 1, .input_bytes = BYTES, .output_bytes = BYTES, .scratch_bytes = BYTES};
+    struct cl_step step = {.kind = CL_COPY, .target = CL_SCRATCH, .length = BYTES};
+    uint32_t last = draft_add(&draft, step, DRAFT_NONE);
+    step = (struct cl_step){.kind = CL_REDUCE, .target = CL_SCRATCH, .source_offset = 4, .length = 4};
+    last = draft_add(&draft, step, last);
+    step = (struct cl_step){.kind = CL_SCALE, .peer = 5, .target = CL_SCRATCH, .target_offset = 8, .length = 8};
+    last = draft_add(&draft, step, last);
+    step = (struct cl_step){.kind = CL_COPY, .source = CL_SCRATCH, .target = CL_OUTPUT, .length = BYTES};
+    last = draft_add(&draft, step, last);
+    draft_add(&draft, (struct cl_step){.kind = CL_COPY, .source = CL_OUTPUT, .target = CL_OUTPUT}, last); /* nothing */
+    uint32_t input[WORDS] = {1, 20, 300, 4000}, output[WORDS] = {0};
+    struct cl_executor_config config = {.plan = draft_finish(&draft),
+                                        .input = (uint8_t *)input,
+                                        .output = (uint8_t *)output,
+                                        .arithmetic = ARITHMETIC,
+                                        .peers = PEERS};
+    struct cl_executor *executor;
+    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    cl_executor_set_owner(executor, &config);
+    CHECK(cl_executor_owner(executor) == &config);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_DONE);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_DONE);
+    CHECK_EQ(output[0], 21);
+    CHECK_EQ(output[1], 20);
+    CHECK_EQ(output[2], 60);
+    CHECK_EQ(output[3], 800);
+    cl_executor_destroy(executor);
+    cl_executor_destroy(NULL);
+    cl_plan_release(config.plan);
+}
+
+static void test_budget(void)
+{
+    struct draft draft = {.world_size = 1, .input_bytes = BYTES, .output_bytes = BYTES};
+    for (uint32_t i = 0; i < WORDS; i++)
+        draft_add(&draft,
+                  (struct cl_step){.kind = CL_COPY,
+                                   .source_offset = 4 * i,
+                                   .target = CL_OUTPUT,
+                                   .target_offset = 4 * i,
+                                   .length = 4},
+                  DRAFT_NONE);
+    uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
+    struct cl_executor_config config = {.plan = draft_finish(&draft),
+                                        .input = (uint8_t *)input,
+                                        .output = (uint8_t *)output,
+                                        .arithmetic = ARITHMETIC};
+    struct cl_executor *executor;
+    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    CHECK_EQ(cl_executor_poll(executor, 5, 0), CL_PROGRESS_MORE); /* two steps: the first leaves some of the budget */
+    CHECK_EQ(output[1], 2);
+    CHECK_EQ(output[2], 0);
+    CHECK_EQ(cl_executor_poll(executor, 5, 0), CL_PROGRESS_DONE);
+    CHECK_EQ(output[3], 4);
+    cl_executor_destroy(executor);
+    cl_plan_release(config.plan);
+}
+
+/* ---- shared memory ---- */
+
+struct host {
+    uint32_t staging[3][WORDS];
+    uint8_t *places[3];
+    _Atomic uint32_t counters[3];
+    _Atomic uint32_t *counter_places[3];
+    uint32_t posted;
+};
+
+static void note_post(void *context, uint32_t value)
+{
+    struct host *host = context;
+    host->posted++;
+    atomic_store(&host->counters[0], value);
+}
+
+static struct cl_host_view view_of(struct host *host, uint32_t base)
+{
+    memset(host, 0, sizeof *host);
+    for (size_t i = 0; i < 3; i++) {
+        host->places[i] = (uint8_t *)host->staging[i];
+        host->counter_places[i] = &host->counters[i];
+        atomic_init(&host->counters[i], base);
+    }
+    return (struct cl_host_view){host->places, host->counter_places, base, note_post, host};
+}
+
+/* Stages, posts, and waits for two others, at a base that makes the counters wrap around on the way. */
+static void host_exchange_from(uint32_t base)
+{
+    struct host host;
+    struct cl_host_view view = view_of(&host, base);
+    uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
+    struct cl_executor_config config = {.plan = draft_host_exchange(0, 3, BYTES, BYTES),
+                                        .input = (uint8_t *)input,
+                                        .output = (uint8_t *)output,
+                                        .arithmetic = ARITHMETIC,
+                                        .host = &view};
+    struct cl_executor *executor;
+    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    uint32_t rank = 9, value = 9;
+    CHECK(!cl_executor_awaits(executor, 0, &rank, &value));
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
+    CHECK_EQ(host.posted, 1);
+    CHECK_EQ(atomic_load(&host.counters[0]), (uint32_t)(base + 1));
+    CHECK_EQ(host.staging[0][3], 4);
+    CHECK(cl_executor_awaits(executor, 0, &rank, &value));
+    CHECK_EQ(rank, 1);
+    CHECK_EQ(value, (uint32_t)(base + 1));
+    CHECK(!cl_executor_awaits(executor, 1, &rank, &value));
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
+    host.staging[1][0] = 10;
+    atomic_store(&host.counters[1], base + 2); /* further than asked for is as good */
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
+    CHECK_EQ(output[0], 11);
+    CHECK(cl_executor_awaits(executor, 0, &rank, &value));
+    CHECK_EQ(rank, 2);
+    host.staging[2][0] = 100;
+    atomic_store(&host.counters[2], base + 1);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_DONE);
+    CHECK_EQ(output[0], 111);
+    cl_executor_destroy(executor);
+    cl_plan_release(config.plan);
+}
+
+static void test_awaits(void)
+{
+    host_exchange_from(0);
+    host_exchange_from(77);
+}
+
+static void test_counters_wrap(void)
+{
+    host_exchange_from(UINT32_MAX);
+    host_exchange_from(UINT32_MAX - 1);
+    host_exchange_from(INT32_MAX);
+}
+
+static void test_several_awaits(void)
+{
+    struct draft draft = {.world_size = 3};
+    for (uint32_t peer = 1; peer < 3; peer++)
+        draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = peer, .message = peer}, DRAFT_NONE);
+    struct host host;
+    struct cl_host_view view = view_of(&host, 40);
+    struct cl_executor_config config = {.plan = draft_finish(&draft), .arithmetic = ARITHMETIC, .host = &view};
+    struct cl_executor *executor;
+    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
+    uint32_t rank, value;
+    CHECK(cl_executor_awaits(executor, 1, &rank, &value));
+    CHECK_EQ(rank, 2);
+    CHECK_EQ(value, 42);
+    atomic_store(&host.counters[1], 41);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
+    CHECK(cl_executor_awaits(executor, 0, &rank, &value));
+    CHECK_EQ(rank, 2); /* the met one is gone from the list */
+    CHECK(!cl_executor_awaits(executor, 1, &rank, &value));
+    cl_executor_destroy(executor); /* in the middle: nothing to undo */
+    cl_plan_release(config.plan);
+}
+
+/* ---- messages ---- */
+
+struct network {
+    struct cl_endpoint *endpoints[2];
+    uint64_t now_us;
+};
+
+static void open_network(struct network *network)
+{
+    network->now_us = 1;
+    for (uint16_t i = 0; i < 2; i++) {
+        struct cl_endpoint_config config = {.job = 7,
+                                            .self = i,
+                                            .datagram_bytes = 1472,
+                                            .stash_limit_bytes = 1 << 20,
+                                            .congestion = "delay",
+                                            .seed = i};
+        CHECK_EQ(cl_endpoint_create(&config, &network->endpoints[i]), CL_OK);
+        CHECK_EQ(cl_endpoint_add_peer(network->endpoints[i], (uint16_t)(1 - i), 1), CL_OK);
+    }
+}
+
+/* One round: everything that may leave arrives, and completions reach their executors. */
+static void pump(struct network *network)
+{
+    network->now_us += 100;
+    for (size_t i = 0; i < 2; i++) {
+        struct cl_datagram datagrams[8];
+        size_t count;
+        if (cl_endpoint_next_timeout(network->endpoints[i]) <= network->now_us)
+            cl_endpoint_timeout(network->endpoints[i], network->now_us);
+        while ((count = cl_endpoint_send(network->endpoints[i], network->now_us, datagrams, 8)) > 0) {
+            for (size_t j = 0; j < count; j++) {
+                uint8_t bytes[2048];
+                memcpy(bytes, datagrams[j].head, datagrams[j].head_length);
+                if (datagrams[j].payload_length > 0)
+                    memcpy(bytes + datagrams[j].head_length, datagrams[j].payload, datagrams[j].payload_length);
+                cl_endpoint_receive(network->endpoints[1 - i], bytes,
+                                    datagrams[j].head_length + datagrams[j].payload_length, network->now_us,
+                                    network->now_us);
+            }
+        }
+    }
+    for (size_t i = 0; i < 2; i++) {
+        struct cl_completion completion;
+        while (cl_endpoint_next_completion(network->endpoints[i], &completion))
+            cl_executor_complete(completion.context, completion.status);
+    }
+}
+
+static void close_network(struct network *network)
+{
+    for (size_t i = 0; i < 2; i++)
+        cl_endpoint_destroy(network->endpoints[i]);
+}
+
+static struct cl_executor *start(struct network *network, uint32_t rank, cl_plan *plan, uint32_t *input,
+                                 uint32_t *output)
+{
+    struct cl_executor_config config = {.plan = plan,
+                                        .input = (uint8_t *)input,
+                                        .output = (uint8_t *)output,
+                                        .arithmetic = ARITHMETIC,
+                                        .endpoint = network->endpoints[rank],
+                                        .peers = PEERS,
+                                        .group = 3};
+    struct cl_executor *executor = NULL;
+    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    return executor;
+}
+
+static void test_messages(void)
+{
+    enum { MANY = 5000 };
+    static uint32_t input[2][MANY], output[2][MANY];
+    struct network network;
+    struct cl_executor *executors[2];
+    cl_plan *plans[2];
+    open_network(&network);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        for (uint32_t i = 0; i < MANY; i++)
+            input[rank][i] = (rank + 1) * i;
+        plans[rank] = draft_exchange(rank, 2, sizeof input[rank]);
+        executors[rank] = start(&network, rank, plans[rank], input[rank], output[rank]);
+    }
+    enum cl_progress progress[2] = {CL_PROGRESS_MORE, CL_PROGRESS_MORE};
+    for (int round = 0; round < 1000 && (progress[0] != CL_PROGRESS_DONE || progress[1] != CL_PROGRESS_DONE); round++) {
+        for (size_t rank = 0; rank < 2; rank++)
+            progress[rank] = cl_executor_poll(executors[rank], SIZE_MAX, network.now_us);
+        pump(&network);
+    }
+    for (size_t rank = 0; rank < 2; rank++) {
+        CHECK_EQ(progress[rank], CL_PROGRESS_DONE);
+        for (uint32_t i = 0; i < MANY; i++)
+            CHECK_EQ(output[rank][i], 3 * i);
+        cl_executor_destroy(executors[rank]);
+        cl_plan_release(plans[rank]);
+    }
+    close_network(&network);
+}
+
+/* The received replaces what was there, and the steps behind it wait until all of it is. */
+static void test_receive_copy(void)
+{
+    struct network network;
+    open_network(&network);
+    uint32_t input[WORDS] = {6, 7, 8, 9}, output[WORDS] = {1, 1, 1, 1};
+    struct draft sender = {.world_size = 2, .input_bytes = BYTES};
+    draft_add(&sender, (struct cl_step){.kind = CL_SEND, .peer = 1, .length = BYTES}, DRAFT_NONE);
+    struct draft receiver = {.rank = 1, .world_size = 2, .output_bytes = BYTES};
+    uint32_t all =
+        draft_add(&receiver, (struct cl_step){.kind = CL_RECV_COPY, .target = CL_OUTPUT, .length = BYTES}, DRAFT_NONE);
+    draft_add(&receiver, (struct cl_step){.kind = CL_SCALE, .peer = 2, .target = CL_OUTPUT, .length = BYTES}, all);
+    cl_plan *plans[2] = {draft_finish(&sender), draft_finish(&receiver)};
+    struct cl_executor *to = start(&network, 1, plans[1], NULL, output);
+    CHECK_EQ(cl_executor_poll(to, SIZE_MAX, network.now_us), CL_PROGRESS_BLOCKED);
+    CHECK_EQ(output[0], 1);
+    struct cl_executor *from = start(&network, 0, plans[0], input, NULL);
+    CHECK_EQ(cl_executor_poll(from, SIZE_MAX, network.now_us), CL_PROGRESS_BLOCKED); /* sent is not acknowledged */
+    for (int round = 0; round < 100 && cl_executor_poll(from, SIZE_MAX, network.now_us) != CL_PROGRESS_DONE; round++)
+        pump(&network);
+    CHECK_EQ(cl_executor_poll(from, SIZE_MAX, network.now_us), CL_PROGRESS_DONE);
+    CHECK_EQ(cl_executor_poll(to, SIZE_MAX, network.now_us), CL_PROGRESS_DONE);
+    CHECK_EQ(output[0], 3);
+    CHECK_EQ(output[3], 4);
+    cl_executor_destroy(from);
+    cl_executor_destroy(to);
+    cl_plan_release(plans[0]);
+    cl_plan_release(plans[1]);
+    close_network(&network);
+}
+
+static void test_failure(void)
+{
+    struct network network;
+    open_network(&network);
+    uint32_t input[WORDS] = {0}, output[WORDS] = {0};
+    cl_plan *plan = draft_exchange(0, 2, BYTES);
+    struct cl_executor *executor = start(&network, 0, plan, input, output);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, network.now_us), CL_PROGRESS_BLOCKED);
+    CHECK_EQ(cl_executor_status(executor), CL_OK);
+    cl_endpoint_peer_lost(network.endpoints[0], 1);
+    pump(&network);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, network.now_us), CL_PROGRESS_FAILED);
+    CHECK_EQ(cl_executor_status(executor), CL_EPEERLOST);
+    cl_executor_destroy(executor);
+    executor = start(&network, 0, plan, input, output); /* the post itself is refused now */
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, network.now_us), CL_PROGRESS_FAILED);
+    CHECK_EQ(cl_executor_status(executor), CL_EPEERLOST);
+    cl_executor_destroy(executor);
+    cl_plan_release(plan);
+    close_network(&network);
+}
+
+static void test_what_is_missing(void)
+{
+    struct cl_executor *executor;
+    struct cl_executor_config config = {.plan = one_step((struct cl_step){.kind = CL_SEND, .peer = 1, .length = 4}),
+                                        .arithmetic = ARITHMETIC};
+    CHECK_EQ(cl_executor_create(&config, &executor), CL_EINVAL); /* no endpoint */
+    cl_plan_release(config.plan);
+    config.plan = one_step((struct cl_step){.kind = CL_AWAIT, .peer = 1, .message = 1});
+    CHECK_EQ(cl_executor_create(&config, &executor), CL_EINVAL); /* no shared memory */
+    cl_plan_release(config.plan);
+}
+
+int main(void)
+{
+    RUN(test_moves);
+    RUN(test_budget);
+    RUN(test_awaits);
+    RUN(test_counters_wrap);
+    RUN(test_several_awaits);
+    RUN(test_messages);
+    RUN(test_receive_copy);
+    RUN(test_failure);
+    RUN(test_what_is_missing);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,266 @@
+/* The shared region: places, counters, sleeping and bells; between threads, and between processes. */
+#include "check.h"
+#include "wire/host.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { STAGING = 5000, RANKS = 3, FOREVER_US = 20000000 };
+
+struct region {
+    int32_t fd;
+    char bells[RANKS][CL_BELL_BYTES];
+    int bell_fds[RANKS];
+    struct cl_host *hosts[RANKS]; /* each rank's mapping */
+};
+
+static void open_region(struct region *region)
+{
+    CHECK_EQ(cl_host_create(RANKS, STAGING, &region->fd), CL_OK);
+    for (uint32_t i = 0; i < RANKS; i++)
+        region->bell_fds[i] = cl_bell_open(region->bells[i]);
+    for (uint32_t i = 0; i < RANKS; i++)
+        CHECK_EQ(cl_host_map(region->fd, RANKS, i, STAGING, &region->bells[0][0], region->bell_fds[i],
+                             &region->hosts[i]),
+                 CL_OK);
+}
+
+static void close_region(struct region *region)
+{
+    for (uint32_t i = 0; i < RANKS; i++) {
+        cl_host_unmap(region->hosts[i]);
+        close(region->bell_fds[i]);
+    }
+    cl_host_close_fd(region->fd);
+}
+
+static bool rings(const struct region *region, uint32_t rank)
+{
+    struct pollfd fd = {.fd = region->bell_fds[rank], .events = POLLIN};
+    return poll(&fd, 1, 0) == 1;
+}
+
+static void test_errors(void)
+{
+    int32_t fd = -1, other;
+    struct cl_host *host;
+    char bells[2 * CL_BELL_BYTES] = {0};
+    CHECK_EQ(cl_host_create(0, STAGING, &fd), CL_EINVAL);
+    CHECK_EQ(cl_host_create(CL_HOST_RANKS_MAX + 1, STAGING, &fd), CL_EINVAL);
+    CHECK_EQ(cl_host_create(2, STAGING, NULL), CL_EINVAL);
+    CHECK_EQ(cl_host_create(2, STAGING, &fd), CL_OK);
+    CHECK_EQ(cl_host_map(fd, 2, 2, STAGING, bells, -1, &host), CL_EINVAL);
+    CHECK_EQ(cl_host_map(fd, 3, 0, STAGING, bells, -1, &host), CL_EINVAL); /* not the size it was made for */
+    CHECK_EQ(cl_host_map(fd, 2, 0, 2 * STAGING, bells, -1, &host), CL_EINVAL);
+    CHECK_EQ(cl_host_map(-1, 2, 0, STAGING, bells, -1, &host), CL_EINVAL);
+    CHECK_EQ(cl_host_open(getpid(), -1, &other), CL_ESYSTEM);
+    cl_host_close_fd(fd);
+    cl_host_close_fd(-1);
+    cl_host_unmap(NULL);
+}
+
+static void test_staging(void)
+{
+    struct region region;
+    open_region(&region);
+    for (uint32_t rank = 0; rank < RANKS; rank++)
+        for (uint32_t parity = 0; parity < 2; parity++) /* everybody writes its own, through its own mapping */
+            memset(cl_host_staging(region.hosts[rank], rank, parity), (int)(1 + 2 * rank + parity), STAGING);
+    for (uint32_t i = 0; i < RANKS; i++) {
+        CHECK_EQ(atomic_load(cl_host_counter(region.hosts[0], i)), 0);
+        for (uint32_t parity = 0; parity < 2; parity++) {
+            const uint8_t *bytes = cl_host_staging(region.hosts[0], i, parity);
+            CHECK_EQ(bytes[0], 1 + 2 * i + parity);
+            CHECK_EQ(bytes[STAGING - 1], 1 + 2 * i + parity);
+        }
+    }
+    close_region(&region);
+}
+
+static void test_counters(void)
+{
+    struct region region;
+    open_region(&region);
+    CHECK(cl_host_reached(region.hosts[0], 1, 0));
+    CHECK(!cl_host_reached(region.hosts[0], 1, 1));
+    cl_host_post(region.hosts[1], 3);
+    CHECK(cl_host_reached(region.hosts[0], 1, 3));
+    CHECK(!cl_host_reached(region.hosts[0], 1, 4));
+    CHECK(!cl_host_reached(region.hosts[0], 2, 1));
+    cl_host_post(region.hosts[1], UINT32_MAX);
+    CHECK(!cl_host_reached(region.hosts[0], 1, 1)); /* 1 comes after UINT32_MAX */
+    cl_host_post(region.hosts[1], 2);
+    CHECK(cl_host_reached(region.hosts[0], 1, 1));
+    CHECK(cl_host_reached(region.hosts[0], 1, UINT32_MAX));
+    close_region(&region);
+}
+
+struct sleeper {
+    struct cl_host *host;
+    uint32_t rank, value;
+    atomic_bool awake;
+};
+
+static void *sleep_once(void *argument)
+{
+    struct sleeper *sleeper = argument;
+    while (!cl_host_reached(sleeper->host, sleeper->rank, sleeper->value) && cl_host_aborted(sleeper->host) == 0)
+        cl_host_sleep(sleeper->host, sleeper->rank, sleeper->value, FOREVER_US);
+    atomic_store(&sleeper->awake, true);
+    return NULL;
+}
+
+static void test_sleep(void)
+{
+    struct region region;
+    open_region(&region);
+    cl_host_sleep(region.hosts[0], 1, 0, FOREVER_US); /* reached already */
+    cl_host_sleep(region.hosts[0], 1, 1, 1000);       /* or not, but no longer than asked for */
+    struct sleeper sleeper = {.host = region.hosts[0], .rank = 1, .value = 2};
+    pthread_t thread;
+    pthread_create(&thread, NULL, sleep_once, &sleeper);
+    usleep(20000); /* likely asleep by now; right either way */
+    CHECK(!atomic_load(&sleeper.awake));
+    cl_host_post(region.hosts[2], 2);
+    cl_host_post(region.hosts[1], 1);
+    usleep(20000);
+    CHECK(!atomic_load(&sleeper.awake));
+    cl_host_post(region.hosts[1], 2);
+    pthread_join(thread, NULL);
+    close_region(&region);
+}
+
+/* Two threads take turns: one lost wake-up, and this takes as long as a sleep does: for ever. */
+struct player {
+    struct cl_host *host;
+    uint32_t self, turns;
+};
+
+static void *play(void *argument)
+{
+    const struct player *player = argument;
+    for (uint32_t turn = 1; turn <= player->turns; turn++) {
+        uint32_t wanted = turn - (player->self == 0 ? 1 : 0);
+        while (!cl_host_reached(player->host, 1 - player->self, wanted))
+            cl_host_sleep(player->host, 1 - player->self, wanted, FOREVER_US);
+        cl_host_post(player->host, turn);
+    }
+    return NULL;
+}
+
+static void test_no_wake_up_is_lost(void)
+{
+    struct region region;
+    open_region(&region);
+    struct player players[2] = {{region.hosts[0], 0, 20000}, {region.hosts[1], 1, 20000}};
+    pthread_t thread;
+    pthread_create(&thread, NULL, play, &players[0]);
+    play(&players[1]);
+    pthread_join(thread, NULL);
+    CHECK(cl_host_reached(region.hosts[2], 0, 20000));
+    close_region(&region);
+}
+
+static void test_abort(void)
+{
+    struct region region;
+    open_region(&region);
+    struct sleeper sleeper = {.host = region.hosts[0], .rank = 1, .value = 1};
+    pthread_t thread;
+    pthread_create(&thread, NULL, sleep_once, &sleeper);
+    usleep(20000);
+    CHECK_EQ(cl_host_aborted(region.hosts[2]), CL_OK);
+    cl_host_abort(region.hosts[2], CL_ETIMEDOUT);
+    cl_host_abort(region.hosts[1], CL_EPEERLOST);
+    CHECK_EQ(cl_host_aborted(region.hosts[0]), CL_ETIMEDOUT); /* the first reason stays */
+    for (int i = 0; i < 100 && !atomic_load(&sleeper.awake); i++) {
+        cl_host_wake_all(region.hosts[2]); /* the one wake-up that may be lost: callers bound their sleep */
+        usleep(1000);
+    }
+    pthread_join(thread, NULL);
+    cl_host_sleep(region.hosts[0], 1, 1, FOREVER_US); /* nobody sleeps in a dead region */
+    close_region(&region);
+}
+
+static void test_bells(void)
+{
+    struct region region;
+    open_region(&region);
+    CHECK(strcmp(region.bells[0], region.bells[1]) != 0);
+    CHECK(strlen(region.bells[0]) < CL_BELL_BYTES);
+    cl_host_post(region.hosts[1], 1);
+    CHECK(!rings(&region, 0)); /* nobody asked */
+    cl_host_request_bell(region.hosts[0], 1);
+    cl_host_request_bell(region.hosts[2], 1);
+    cl_host_post(region.hosts[2], 1);
+    CHECK(!rings(&region, 0)); /* asked of another */
+    cl_host_post(region.hosts[1], 2);
+    CHECK(rings(&region, 0));
+    CHECK(rings(&region, 2));
+    CHECK(!rings(&region, 1));
+    cl_bell_drain(region.bell_fds[0]);
+    CHECK(!rings(&region, 0));
+    cl_host_post(region.hosts[1], 3);
+    CHECK(!rings(&region, 0)); /* one request, one ring */
+    cl_host_request_bell(region.hosts[0], 2);
+    cl_host_abort(region.hosts[1], CL_EABORTED);
+    CHECK(rings(&region, 0));
+    cl_bell_drain(region.bell_fds[0]);
+    for (int i = 0; i < 2000; i++) { /* a full queue blocks nobody */
+        cl_host_request_bell(region.hosts[0], 1);
+        cl_host_post(region.hosts[1], 4 + (uint32_t)i);
+    }
+    CHECK(rings(&region, 0));
+    cl_bell_drain(region.bell_fds[0]);
+    CHECK(!rings(&region, 0));
+    close_region(&region);
+}
+
+static void test_between_processes(void)
+{
+    struct region region;
+    open_region(&region);
+    pid_t parent = getpid(), child = fork();
+    if (child == 0) {
+        int32_t fd;
+        struct cl_host *host;
+        bool right = cl_host_open(parent, region.fd, &fd) == CL_OK &&
+                     cl_host_map(fd, RANKS, 2, STAGING, &region.bells[0][0], region.bell_fds[2], &host) == CL_OK;
+        if (right) {
+            memset(cl_host_staging(host, 2, 1), 0x5A, STAGING);
+            while (!cl_host_reached(host, 0, 1))
+                cl_host_sleep(host, 0, 1, FOREVER_US);
+            cl_host_post(host, 1);
+            cl_host_unmap(host);
+            cl_host_close_fd(fd);
+        }
+        _exit(right ? 0 : 1);
+    }
+    cl_host_request_bell(region.hosts[1], 2);
+    cl_host_post(region.hosts[0], 1);
+    struct pollfd bell = {.fd = region.bell_fds[1], .events = POLLIN};
+    int status = 1;
+    CHECK_EQ(poll(&bell, 1, FOREVER_US / 1000), 1);
+    CHECK(cl_host_reached(region.hosts[0], 2, 1));
+    CHECK_EQ(cl_host_staging(region.hosts[0], 2, 1)[STAGING - 1], 0x5A);
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    close_region(&region);
+}
+
+int main(void)
+{
+    RUN(test_errors);
+    RUN(test_staging);
+    RUN(test_counters);
+    RUN(test_sleep);
+    RUN(test_no_wake_up_is_lost);
+    RUN(test_abort);
+    RUN(test_bells);
+    RUN(test_between_processes);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,221 @@
+/* cl_plan_create accepts what can run, and nothing else. */
+#include "check.h"
+#include "core/plan.h"
+#include "draft.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+/* COPY -> SEND, RECV_REDUCE -> SCALE -> POST -> AWAIT -> REDUCE from staging: one of nearly each kind. */
+static struct draft sound(void)
+{
+    struct draft draft = {.rank = 1,
+                          .world_size = 3,
+                          .input_bytes = 64,
+                          .output_bytes = 128,
+                          .scratch_bytes = 32,
+                          .staging_bytes = 16};
+    uint32_t copy =
+        draft_add(&draft, (struct cl_step){.kind = CL_COPY, .peer = 1, .target = CL_SCRATCH, .length = 32}, DRAFT_NONE);
+    draft_add(&draft, (struct cl_step){.kind = CL_SEND, .peer = 2, .source = CL_SCRATCH, .length = 32}, copy);
+    uint32_t receive = draft_add(
+        &draft,
+        (struct cl_step){
+            .kind = CL_RECV_REDUCE, .peer = 0, .target = CL_OUTPUT, .target_offset = 64, .length = 64},
+        DRAFT_NONE);
+    uint32_t scale = draft_add(
+        &draft,
+        (struct cl_step){.kind = CL_SCALE, .peer = 3, .target = CL_OUTPUT, .target_offset = 64, .length = 64},
+        receive);
+    draft_order(&draft, copy, scale);
+    uint32_t post = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = 1, .message = 1}, scale);
+    uint32_t wait = draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = 0, .message = 1}, post);
+    draft_add(&draft,
+              (struct cl_step){.kind = CL_REDUCE,
+                               .peer = 0,
+                               .source = CL_STAGING,
+                               .source_offset = 8,
+                               .target = CL_OUTPUT,
+                               .length = 8},
+              wait);
+    draft_lay_out(&draft);
+    return draft;
+}
+
+static int create(const struct draft *draft)
+{
+    cl_plan *plan;
+    int status = draft_create(draft, &plan);
+    if (status == CL_OK)
+        cl_plan_release(plan);
+    else
+        CHECK(plan == NULL);
+    return status;
+}
+
+static void test_a_sound_plan(void)
+{
+    struct draft draft = sound();
+    cl_plan *plan;
+    CHECK_EQ(draft_create(&draft, &plan), CL_OK);
+    memset(draft.steps, 0xFF, sizeof draft.steps); /* the plan has its own copy */
+    memset(draft.successors, 0xFF, sizeof draft.successors);
+    CHECK_EQ(plan->step_count, 7);
+    CHECK_EQ(plan->network_steps, 2);
+    CHECK_EQ(plan->posts, 1);
+    CHECK(plan->uses_host);
+    CHECK_EQ(plan->root_count, 2);
+    CHECK_EQ(plan->roots[0], 0);
+    CHECK_EQ(plan->roots[1], 2);
+    CHECK_EQ(plan->steps[3].dependencies, 2);
+    cl_plan_retain(plan);
+    cl_plan_release(plan);
+    CHECK_EQ(plan->steps[3].peer, 3);
+    cl_plan_release(plan);
+    cl_plan_release(NULL);
+}
+
+static void test_an_empty_plan(void)
+{
+    cl_plan *plan;
+    CHECK_EQ(cl_plan_create(NULL, 0, NULL, 0, 0, 1, 0, 0, 0, 0, &plan), CL_OK);
+    CHECK(!plan->uses_host);
+    CHECK_EQ(plan->root_count, 0);
+    cl_plan_release(plan);
+}
+
+static void test_arguments(void)
+{
+    struct draft draft = sound();
+    cl_plan *plan;
+    CHECK_EQ(cl_plan_create(draft.steps, 1, NULL, 0, 0, 1, 0, 0, 0, 0, NULL), CL_EINVAL);
+    CHECK_EQ(cl_plan_create(NULL, 1, NULL, 0, 0, 1, 0, 0, 0, 0, &plan), CL_EINVAL);
+    CHECK_EQ(cl_plan_create(NULL, 0, NULL, 1, 0, 1, 0, 0, 0, 0, &plan), CL_EINVAL);
+    draft.rank = draft.world_size;
+    CHECK_EQ(create(&draft), CL_EINVAL);
+}
+
+/* Applies one change to step `step` of the sound plan, and expects it to be refused. */
+#define REFUSED(step, change)                                                                                          \
+    do {                                                                                                               \
+        struct draft spoilt = sound();                                                                                 \
+        struct cl_step *s = &spoilt.steps[step];                                                                       \
+        s->change;                                                                                                     \
+        CHECK_EQ(create(&spoilt), CL_EINVAL);                                                                          \
+    } while (0)
+
+static void test_each_field(void)
+{
+    CHECK_EQ(create(&(struct draft){.rank = 0, .world_size = 1}), CL_OK);
+    REFUSED(0, kind = CL_AWAIT + 1);
+    REFUSED(0, source = CL_STAGING + 1);
+    REFUSED(0, target = CL_STAGING + 1);
+    REFUSED(0, peer = 3);
+    REFUSED(1, peer = 1); /* a message to oneself */
+    REFUSED(1, length = (uint64_t)UINT32_MAX + 1);
+    REFUSED(1, source = CL_STAGING);
+    REFUSED(2, target = CL_STAGING);
+    REFUSED(2, peer = UINT32_MAX);
+    REFUSED(3, peer = 0); /* a division by zero */
+    REFUSED(4, message = 0);
+    REFUSED(4, message = 2); /* more than there are posts */
+    REFUSED(5, peer = 3);
+    struct draft draft = sound();
+    draft.steps[3] = (struct cl_step){.kind = CL_SCALE, .peer = 3, .target = CL_STAGING, .dependencies = 2};
+    draft.steps[3].successor_first = draft.steps[2].successor_first + 1;
+    draft.steps[3].successor_count = 1;
+    CHECK_EQ(create(&draft), CL_EINVAL); /* whose staging? `peer` is the divisor */
+    draft.steps[3].target = CL_OUTPUT;
+    CHECK_EQ(create(&draft), CL_OK);
+}
+
+static void test_ranges(void)
+{
+    REFUSED(0, length = 33);               /* scratch */
+    REFUSED(0, source_offset = 33);        /* input */
+    REFUSED(0, target_offset = 1);         /* scratch */
+    REFUSED(0, source_offset = UINT64_MAX); /* offset + length wraps */
+    REFUSED(1, length = UINT64_MAX);
+    REFUSED(2, target_offset = 65);
+    REFUSED(3, target_offset = UINT64_MAX - 63);
+    REFUSED(6, source_offset = 9); /* staging */
+    struct draft draft = sound();
+    draft.steps[6].source_offset = 16; /* nothing, right at the end */
+    draft.steps[6].length = 0;
+    CHECK_EQ(create(&draft), CL_OK);
+}
+
+static void test_order(void)
+{
+    REFUSED(0, successor_first = 100);
+    REFUSED(0, successor_count = 100);
+    REFUSED(0, successor_first = UINT32_MAX);
+    REFUSED(3, dependencies = 1); /* it would run before its second predecessor has ended, and a step twice */
+    REFUSED(3, dependencies = 3); /* it would never run */
+    REFUSED(0, dependencies = 1);
+    REFUSED(0, successor_count = 0);
+    struct draft draft = sound();
+    draft.successors[0] = draft.step_count;
+    CHECK_EQ(create(&draft), CL_EINVAL);
+    draft = sound();
+    draft_order(&draft, 6, 2); /* a cycle */
+    draft_lay_out(&draft);
+    CHECK_EQ(create(&draft), CL_EINVAL);
+    draft = sound();
+    draft_order(&draft, 0, 0);
+    draft_lay_out(&draft);
+    CHECK_EQ(create(&draft), CL_EINVAL);
+}
+
+static uint32_t draw(uint64_t *state, uint32_t bound) /* xorshift64, Marsaglia 2003 */
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return (uint32_t)(*state >> 32) % bound;
+}
+
+/* Whatever acyclic order is accepted; with one edge backwards it is accepted exactly when no path closes the cycle. */
+static void test_random_orders(void)
+{
+    enum { STEPS = 12 };
+    uint64_t state = 88172645463325252u;
+    int refused = 0;
+    for (int round = 0; round < 500; round++) {
+        struct draft draft = {.world_size = 1};
+        bool reaches[STEPS][STEPS] = {{false}};
+        for (uint32_t i = 0; i < STEPS; i++)
+            draft_add(&draft, (struct cl_step){.kind = CL_COPY}, DRAFT_NONE);
+        for (int e = 0; e < 16; e++) {
+            uint32_t a = draw(&state, STEPS), b = draw(&state, STEPS);
+            if (a == b)
+                continue;
+            draft_order(&draft, a < b ? a : b, a < b ? b : a);
+            reaches[a < b ? a : b][a < b ? b : a] = true;
+        }
+        draft_lay_out(&draft);
+        CHECK_EQ(create(&draft), CL_OK);
+        for (uint32_t k = 0; k < STEPS; k++)
+            for (uint32_t i = 0; i < STEPS; i++)
+                for (uint32_t j = 0; j < STEPS; j++)
+                    reaches[i][j] |= reaches[i][k] && reaches[k][j];
+        uint32_t low = draw(&state, STEPS - 1), high = low + 1 + draw(&state, STEPS - 1 - low);
+        draft_order(&draft, high, low);
+        draft_lay_out(&draft);
+        CHECK_EQ(create(&draft), reaches[low][high] ? CL_EINVAL : CL_OK);
+        refused += reaches[low][high];
+    }
+    CHECK(refused > 50 && refused < 450); /* both answers occurred */
+}
+
+int main(void)
+{
+    RUN(test_a_sound_plan);
+    RUN(test_an_empty_plan);
+    RUN(test_arguments);
+    RUN(test_each_field);
+    RUN(test_ranges);
+    RUN(test_order);
+    RUN(test_random_orders);
+    return CHECK_REPORT();
+}
