@@ -18,6 +18,12 @@ enum {
     LINGER_QUIET_US = 20000, /* at close: until no peer has needed an answer for so long ... */
     LINGER_MAX_US = 300000,  /* ... but no longer than this */
     RECEIVE_BATCHES = 8,     /* between two looks at what may be sent */
+    NAP_WINDOW_US = 2000,    /* over which the rate of arrivals is measured */
+    NAP_PACKETS_LEAST = 16,  /* in such a window: a bulk transfer */
+    NAP_BATCH = 16,          /* packets to wait for */
+    NAP_LEAST_US = 60,       /* less is not worth a system call */
+    NAP_MOST_US = 1000,
+    FOREVER_US = 1 << 30,
     EVENTS_INITIAL = 256,
 };
 
@@ -115,7 +121,15 @@ void cl_engine_stop_events(cl_engine *engine)
 
 /* ---- packets, under core ---- */
 
-void cl_engine_drop_batch(struct cl_engine *engine) { engine->batch_count = engine->batch_first = 0; }
+void cl_engine_drop_payloads(struct cl_engine *engine)
+{
+    size_t kept = 0;
+    for (size_t i = engine->batch_first; i < engine->batch_count; i++)
+        if (engine->batch[i].payload_length == 0)
+            engine->batch[kept++] = engine->batch[i];
+    engine->batch_first = 0;
+    engine->batch_count = kept;
+}
 
 struct arrival {
     struct cl_engine *engine;
@@ -128,6 +142,7 @@ static void receive_datagram(void *context, const uint8_t *bytes, size_t length,
     uint64_t now = arrival->now_us;
     if (arrival->engine->endpoint == NULL)
         return;
+    arrival->engine->arrivals++;
     cl_endpoint_receive(arrival->engine->endpoint, bytes, length,
                         received_us == 0 || received_us > now ? now : received_us, now);
 }
@@ -150,7 +165,7 @@ static bool flush_batch(struct cl_engine *engine)
     }
     if (engine->batch_first < engine->batch_count)
         return false;
-    cl_engine_drop_batch(engine);
+    engine->batch_count = engine->batch_first = 0;
     return true;
 }
 
@@ -166,28 +181,49 @@ static bool send_packets(struct cl_engine *engine)
     }
 }
 
-static bool receive_packets(struct cl_engine *engine)
+static void receive_packets(struct cl_engine *engine)
 {
-    bool any = false;
     for (uint32_t port = 0; port < engine->port_count; port++) {
-        for (int i = 0; i < RECEIVE_BATCHES; i++) {
+        bool more = (engine->readable >> port & 1) != 0;
+        for (int i = 0; more && i < RECEIVE_BATCHES; i++) {
             struct arrival arrival = {engine, cl_now_us()};
-            size_t count = engine->wire_type->receive(engine->wire, port, receive_datagram, &arrival);
+            more = engine->wire_type->receive(engine->wire, port, receive_datagram, &arrival);
             atomic_fetch_add_explicit(&engine->receive_calls, 1, memory_order_relaxed);
-            if (count == 0)
-                break;
-            any = true;
             engine->last_heard_us = arrival.now_us;
         }
     }
-    return any;
 }
 
-static void take_completions(struct cl_engine *engine)
+/* In a bulk transfer every packet would wake the thread. When they come steadily it naps first, for as long as a batch
+ * takes to come in; on fast networks that is no time at all, and with few packets it does not nap. Acknowledgements and
+ * pacing are made for batches of this size. */
+static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
 {
+    uint64_t passed = now_us - engine->arrivals_since_us;
+    if (passed >= NAP_WINDOW_US) {
+        engine->arrivals_per_us = (double)engine->arrivals / (double)passed;
+        engine->arrivals = 0;
+        engine->arrivals_since_us = now_us;
+    }
+    if (engine->arrivals_per_us * NAP_WINDOW_US < NAP_PACKETS_LEAST)
+        return 0;
+    double nap = NAP_BATCH / engine->arrivals_per_us;
+    return nap < NAP_LEAST_US ? 0 : nap > NAP_MOST_US ? NAP_MOST_US : (uint64_t)nap;
+}
+
+/* Returns whether there were any: their operations can go on then. */
+static bool take_completions(struct cl_engine *engine)
+{
+    bool any = false;
     struct cl_completion completion;
-    while (cl_endpoint_next_completion(engine->endpoint, &completion))
-        cl_executor_complete(completion.context, completion.status);
+    while (cl_endpoint_next_completion(engine->endpoint, &completion)) {
+        any = true;
+        const struct cl_executor *executor = cl_executor_complete(completion.context, completion.status);
+        if (completion.status == CL_OK || completion.status == CL_EABORTED)
+            continue; /* of an abort, the reason follows below */
+        const struct cl_operation *operation = cl_executor_owner(executor);
+        cl_group_fail(operation->group, completion.status, cl_group_rank_of(operation->group, completion.peer));
+    }
     uint32_t id;
     uint16_t peer;
     int reason;
@@ -195,14 +231,14 @@ static void take_completions(struct cl_engine *engine)
         for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
             if (group->id != id)
                 continue;
-            uint32_t rank = 0;
-            while (rank < group->size && group->peers[rank] != peer)
-                rank++;
-            /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. */
+            /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. Who passes on
+             * what it has heard itself is not to blame. */
             bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
-            cl_group_fail(group, shared ? reason : CL_EABORTED, rank < group->size ? rank : UINT32_MAX);
+            bool hearsay = shared || reason == CL_EABORTED;
+            cl_group_fail(group, shared ? reason : CL_EABORTED, hearsay ? UINT32_MAX : cl_group_rank_of(group, peer));
         }
     }
+    return any;
 }
 
 /* ---- the loop ---- */
@@ -232,11 +268,12 @@ static bool progress_groups(struct cl_engine *engine, uint64_t *deadline_us)
     return more;
 }
 
-static bool arm_bells(struct cl_engine *engine)
+static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
 {
     bool armed = true;
+    uint64_t now = cl_now_us();
     for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-        armed &= cl_group_arm_bells(group);
+        armed &= cl_group_arm_bells(group, now, deadline_us);
     return armed;
 }
 
@@ -257,12 +294,12 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     bool more = progress_groups(engine, &deadline);
     if (engine->endpoint != NULL) {
         *wire_full = !send_packets(engine);
-        take_completions(engine); /* sending may find a peer lost */
+        more |= take_completions(engine); /* of messages that had come before their receive was posted */
         uint64_t next = cl_endpoint_next_timeout(engine->endpoint);
         if (next < deadline && !*wire_full)
             deadline = next;
     }
-    return more || !arm_bells(engine) ? 0 : deadline;
+    return more || !arm_bells(engine, &deadline) ? 0 : deadline;
 }
 
 static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wire_full)
@@ -271,6 +308,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     nfds_t count = 0;
     fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
+    nfds_t first_port = count;
     for (uint32_t i = 0; i < engine->port_count; i++)
         fds[count++] = (struct pollfd){.fd = engine->wire_type->descriptor(engine->wire, i),
                                        .events = (short)(wire_full ? POLLIN | POLLOUT : POLLIN)};
@@ -281,14 +319,20 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     pthread_mutex_unlock(&engine->core);
 
     uint64_t now = cl_now_us();
-    uint64_t sleep_us = deadline_us <= now ? 0 : deadline_us - now;
+    uint64_t nap = deadline_us > now && !wire_full ? nap_us(engine, now) : 0;
+    uint64_t sleep_us = nap > 0 ? nap : deadline_us <= now ? 0 : deadline_us - now;
     struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000), .tv_nsec = (long)(sleep_us % 1000000) * 1000};
-    int ready = ppoll(fds, count, deadline_us == UINT64_MAX ? NULL : &timeout, NULL);
+    int ready = ppoll(fds, nap > 0 ? first_port : count, sleep_us >= FOREVER_US ? NULL : &timeout, NULL);
     atomic_fetch_add_explicit(&engine->wakeups, 1, memory_order_relaxed);
 
     pthread_mutex_lock(&engine->core);
+    engine->readable = nap > 0 ? engine->ever_readable : 0;
     if (ready <= 0)
         return;
+    for (uint32_t i = 0; i < engine->port_count; i++)
+        if ((fds[first_port + i].revents & ~POLLOUT) != 0)
+            engine->readable |= 1u << i;
+    engine->ever_readable |= engine->readable;
     if (fds[0].revents != 0) {
         eventfd_t ignored;
         eventfd_read(engine->wake_fd, &ignored);
@@ -522,7 +566,7 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
         status = CL_ENOMEM;
     } else if (!known) {
         int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-        if (fd >= 0)
+        if (fd >= 0 || errno == ESRCH)
             engine->watched[engine->watched_count++] = (struct watched){peer, fd};
         else
             status = CL_ESYSTEM;

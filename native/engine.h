@@ -55,10 +55,10 @@ struct cl_group {
     uint16_t *peers;
     _Atomic int32_t status; /* 0, or why it failed */
     _Atomic uint32_t culprit;
-    _Atomic uint32_t lost_rank; /* a local rank whose process died, UINT32_MAX: none */
+    atomic_bool *lost;      /* by group rank: local ranks whose process died */
     bool announced;         /* peers have been told (core) */
     /* host lane */
-    struct cl_host *host;   /* NULL: no shared memory */
+    struct cl_host *host;
     uint32_t local_count;
     uint32_t *local;        /* local index -> group rank */
     uint32_t self;          /* own local index */
@@ -76,7 +76,7 @@ struct cl_group {
 
 struct watched {
     uint16_t peer;
-    int pidfd;
+    int pidfd; /* -1: it is dead */
 };
 
 struct cl_engine {
@@ -101,6 +101,10 @@ struct cl_engine {
     size_t batch_first, batch_count; /* what the wire had no room for */
     uint32_t peer_count;
     uint64_t last_heard_us;
+    uint32_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
+    uint64_t arrivals_since_us;   /* how fast packets come: see nap_us in engine.c */
+    uint32_t arrivals;
+    double arrivals_per_us;
     struct watched watched[CL_WATCHED_MAX];
     uint32_t watched_count;
     struct cl_group *groups;
@@ -117,7 +121,7 @@ uint64_t cl_now_us(void);
 void cl_engine_wake(struct cl_engine *engine);
 void cl_engine_push_event(struct cl_engine *engine, uint64_t token, int status);
 /* Drops packets handed out by the endpoint and not yet taken by the wire: they point into buffers about to go. */
-void cl_engine_drop_batch(struct cl_engine *engine);
+void cl_engine_drop_payloads(struct cl_engine *engine);
 
 /* operation.c */
 int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *input, void *output, int dtype, int op,
@@ -134,7 +138,10 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
 void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 /* Marks the group failed; the first reason stays. Any thread. */
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
-/* Asks for bells for whatever the group's operations wait for; false when something moved meanwhile. */
-bool cl_group_arm_bells(struct cl_group *group);
+/* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
+ * something moved meanwhile. */
+bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
+/* The group rank of a peer; UINT32_MAX when it is no member. */
+uint32_t cl_group_rank_of(const struct cl_group *group, uint16_t peer);
 
 #endif

@@ -30,8 +30,9 @@ static bool copy_names(struct cl_group *group, const struct cl_group_options *op
     group->staging[0] = calloc(options->size, sizeof *group->staging[0]);
     group->staging[1] = calloc(options->size, sizeof *group->staging[1]);
     group->counters = calloc(options->size, sizeof *group->counters);
+    group->lost = calloc(options->size, sizeof *group->lost);
     if (group->peers == NULL || group->local == NULL || group->staging[0] == NULL || group->staging[1] == NULL ||
-        group->counters == NULL)
+        group->counters == NULL || group->lost == NULL)
         return false;
     memcpy(group->peers, options->peers, options->size * sizeof *group->peers);
     memcpy(group->local, options->local, options->local_count * sizeof *group->local);
@@ -46,16 +47,37 @@ static void free_group(struct cl_group *group)
     free(group->staging[0]);
     free(group->staging[1]);
     free(group->counters);
+    free(group->lost);
     pthread_mutex_destroy(&group->lane);
     free(group);
 }
 
+static uint32_t local_index(const struct cl_group *group, uint32_t rank)
+{
+    uint32_t index = 0;
+    while (group->local[index] != rank)
+        index++;
+    return index;
+}
+
+uint32_t cl_group_rank_of(const struct cl_group *group, uint16_t peer)
+{
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->peers[rank] == peer)
+            return rank;
+    return UINT32_MAX;
+}
+
 static int map_host(struct cl_group *group, const struct cl_group_options *options)
 {
-    if (options->local_count <= 1)
-        return CL_OK;
-    int status = cl_host_map(options->host_fd, options->local_count, group->self, options->staging_bytes,
-                             options->bells, group->engine->bell_fd, &group->host);
+    bool alone = options->local_count == 1; /* what its plans post, nobody hears; but they need not know that */
+    int32_t fd = options->host_fd;
+    int status = alone ? cl_host_create(1, options->staging_bytes, &fd) : CL_OK;
+    if (status == CL_OK)
+        status = cl_host_map(fd, options->local_count, group->self, options->staging_bytes,
+                             alone ? group->engine->bell : options->bells, group->engine->bell_fd, &group->host);
+    if (alone)
+        cl_host_close_fd(fd);
     if (status != CL_OK)
         return status;
     for (uint32_t i = 0; i < group->local_count; i++) {
@@ -69,8 +91,16 @@ static int map_host(struct cl_group *group, const struct cl_group_options *optio
 
 int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **out)
 {
-    if (engine == NULL || options == NULL || out == NULL || options->rank >= options->size ||
-        options->local_count == 0 || options->local_count > options->size)
+    if (engine == NULL || options == NULL || out == NULL || options->rank >= options->size || options->peers == NULL ||
+        options->local == NULL || options->local_count == 0 || options->local_count > options->size)
+        return CL_EINVAL;
+    bool found = false;
+    for (uint32_t i = 0; i < options->local_count; i++) {
+        if (options->local[i] >= options->size || (i > 0 && options->local[i] <= options->local[i - 1]))
+            return CL_EINVAL;
+        found |= options->local[i] == options->rank;
+    }
+    if (!found || (options->local_count > 1 && options->bells == NULL))
         return CL_EINVAL;
     struct cl_group *group = calloc(1, sizeof *group);
     if (group == NULL)
@@ -84,17 +114,11 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     group->spin_us = options->spin_us;
     group->last = &group->first;
     atomic_init(&group->culprit, UINT32_MAX);
-    atomic_init(&group->lost_rank, UINT32_MAX);
     int status = copy_names(group, options) ? CL_OK : CL_ENOMEM;
-    bool found = false;
-    for (uint32_t i = 0; status == CL_OK && i < options->local_count; i++) {
-        if (options->local[i] == options->rank) {
-            group->self = i;
-            found = true;
-        }
+    if (status == CL_OK) {
+        group->self = local_index(group, options->rank);
+        status = map_host(group, options);
     }
-    if (status == CL_OK)
-        status = found ? map_host(group, options) : CL_EINVAL;
     if (status != CL_OK) {
         free_group(group);
         return status;
@@ -102,18 +126,40 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     pthread_mutex_lock(&engine->core);
     group->next = engine->groups;
     engine->groups = group;
+    for (uint32_t i = 0; i < engine->watched_count; i++)
+        if (engine->watched[i].pidfd < 0)
+            cl_group_peer_died(group, engine->watched[i].peer);
     pthread_mutex_unlock(&engine->core);
     *out = group;
     return CL_OK;
 }
 
-/* Under core: ends every operation of the group. */
+static void tell_peers(struct cl_group *group, int reason)
+{
+    group->announced = true;
+    cl_host_abort(group->host, reason);
+    if (group->engine->endpoint == NULL)
+        return;
+    uint16_t *peers = calloc(group->size, sizeof *peers);
+    size_t count = 0;
+    for (uint32_t rank = 0; peers != NULL && rank < group->size; rank++)
+        if (group->counters[rank] == NULL && rank != group->rank)
+            peers[count++] = group->peers[rank];
+    if (count > 0)
+        cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, reason, cl_now_us());
+    free(peers);
+}
+
+/* Under core: ends every operation of the group, and tells the peers: of a failure always, of the group's closing only
+ * if they may still wait for it. */
 static void end_all(struct cl_group *group, int status)
 {
+    if (!group->announced && (status != CL_ECLOSED || group->first != NULL))
+        tell_peers(group, status == CL_ECLOSED ? CL_EABORTED : status);
     if (group->first == NULL)
         return;
     if (group->engine->endpoint != NULL) {
-        cl_engine_drop_batch(group->engine);
+        cl_engine_drop_payloads(group->engine);
         cl_endpoint_cancel(group->engine->endpoint, group->id, UINT32_MAX);
     }
     while (group->first != NULL) {
@@ -125,7 +171,7 @@ static void end_all(struct cl_group *group, int status)
             pthread_mutex_unlock(&group->lane);
         }
         int own = operation->executor != NULL ? cl_executor_status(operation->executor) : CL_OK;
-        cl_operation_finish(operation, own != CL_OK ? own : status);
+        cl_operation_finish(operation, own != CL_OK && own != CL_EABORTED ? own : status);
     }
     group->last = &group->first;
 }
@@ -137,8 +183,7 @@ void cl_group_close(cl_group *group)
     struct cl_engine *engine = group->engine;
     int32_t open = 0;
     atomic_compare_exchange_strong(&group->status, &open, CL_ECLOSED);
-    if (group->host != NULL)
-        cl_host_wake_all(group->host); /* a calling thread inside the lane must leave it first */
+    cl_host_wake_all(group->host); /* a calling thread inside the lane must leave it first */
     for (bool taken = true; taken;) {
         pthread_mutex_lock(&group->lane);
         taken = group->lane_taken;
@@ -163,7 +208,7 @@ void cl_group_close(cl_group *group)
     }
     engine->inbox_last = at;
     pthread_mutex_unlock(&engine->inbox);
-    end_all(group, CL_ECLOSED);
+    end_all(group, atomic_load(&group->status));
     for (struct cl_group **link = &engine->groups; *link != NULL; link = &(*link)->next) {
         if (*link == group) {
             *link = group->next;
@@ -171,10 +216,13 @@ void cl_group_close(cl_group *group)
         }
     }
     if (engine->endpoint != NULL) {
-        cl_engine_drop_batch(engine);
+        cl_engine_drop_payloads(engine);
         cl_endpoint_cancel(engine->endpoint, group->id, UINT32_MAX);
     }
+    pthread_mutex_lock(&group->lane); /* who has just submitted is about to leave it */
+    pthread_mutex_unlock(&group->lane);
     pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine); /* there may be something to tell the peers */
     free_group(group);
 }
 
@@ -184,8 +232,7 @@ void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
     if (!atomic_compare_exchange_strong(&group->status, &open, reason))
         return;
     atomic_store(&group->culprit, culprit);
-    if (group->host != NULL)
-        cl_host_abort(group->host, reason);
+    cl_host_abort(group->host, reason);
     cl_engine_wake(group->engine); /* it tells the peers and ends what is in flight */
 }
 
@@ -203,9 +250,8 @@ void cl_group_peer_died(struct cl_group *group, uint16_t peer)
     for (uint32_t i = 0; i < group->local_count; i++) {
         if (i == group->self || group->peers[group->local[i]] != peer)
             continue;
-        atomic_store(&group->lost_rank, group->local[i]);
-        if (group->host != NULL)
-            cl_host_wake_all(group->host);
+        atomic_store(&group->lost[group->local[i]], true);
+        cl_host_wake_all(group->host);
     }
 }
 
@@ -238,7 +284,7 @@ static void post_end(struct cl_group *group, const struct cl_operation *operatio
     cl_host_post(group->host, operation->host_base + operation->plan->posts + 1);
 }
 
-/* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for. */
+/* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for, UINT32_MAX: none. */
 static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us, uint64_t deadline_us)
 {
     int status = atomic_load(&group->status);
@@ -249,7 +295,7 @@ static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us
         cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
         return atomic_load(&group->status);
     }
-    if (atomic_load(&group->lost_rank) == rank) {
+    if (rank != UINT32_MAX && atomic_load(&group->lost[rank])) {
         cl_group_fail(group, CL_EPEERLOST, rank);
         return CL_EPEERLOST;
     }
@@ -291,20 +337,12 @@ reached:
     return CL_OK;
 }
 
-static uint32_t local_index(const struct cl_group *group, uint32_t rank)
-{
-    uint32_t index = 0;
-    while (group->local[index] != rank)
-        index++;
-    return index;
-}
-
 /* The calling thread runs the operation, which must have entered the lane. */
 static int run_here(struct cl_group *group, struct cl_operation *operation)
 {
-    int status = atomic_load(&group->status);
     uint32_t behind = 0;
     bool host = operation->plan->uses_host;
+    int status = reason_to_stop(group, UINT32_MAX, 0, UINT64_MAX);
     while (status == CL_OK && host && !gate_is_open(group, operation, &behind))
         status = wait_for(group, behind, operation->host_gate, operation->deadline_us);
     if (status == CL_OK)
@@ -319,8 +357,12 @@ static int run_here(struct cl_group *group, struct cl_operation *operation)
         else
             status = wait_for(group, local_index(group, rank), value, operation->deadline_us);
     }
-    if (host)
-        post_end(group, operation);
+    if (host && status == CL_OK)
+        post_end(group, operation); /* after a failure it would tell the others that all of the data is there */
+    else if (host && status == CL_ECLOSED)
+        cl_host_abort(group->host, CL_EABORTED); /* they wait for this rank, which is about to go */
+    else if (status != CL_OK)
+        cl_group_fail(group, status, UINT32_MAX);
     return status;
 }
 
@@ -338,10 +380,9 @@ static void leave_lane(struct cl_group *group)
 {
     pthread_mutex_lock(&group->lane);
     group->lane_taken = false;
-    bool waiting = group->host_queued > 0;
-    pthread_mutex_unlock(&group->lane);
-    if (waiting)
+    if (group->host_queued > 0)
         cl_engine_wake(group->engine);
+    pthread_mutex_unlock(&group->lane); /* and not a look at the group more: it may be closed now */
 }
 
 /* Under lane. */
@@ -363,6 +404,8 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
               uint64_t timeout_us, cl_operation **out)
 {
     struct cl_operation *operation;
+    if (out == NULL)
+        return CL_EINVAL;
     int status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
     if (status != CL_OK)
         return status;
@@ -417,21 +460,6 @@ static bool may_start(struct cl_group *group, struct cl_operation *operation, bo
     return first && take_lane(group) && gate_is_open(group, operation, &behind);
 }
 
-static void tell_peers(struct cl_group *group, int status, uint64_t now_us)
-{
-    group->announced = true;
-    if (group->engine->endpoint == NULL || status == CL_ECLOSED)
-        return;
-    uint16_t *peers = calloc(group->size, sizeof *peers);
-    size_t count = 0;
-    for (uint32_t rank = 0; peers != NULL && rank < group->size; rank++)
-        if (group->counters[rank] == NULL && rank != group->rank)
-            peers[count++] = group->peers[rank];
-    if (count > 0)
-        cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, status, now_us);
-    free(peers);
-}
-
 static int step_operation(struct cl_group *group, struct cl_operation *operation, uint64_t now_us, bool *more)
 {
     if (operation->executor == NULL) {
@@ -459,7 +487,7 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
 static int check_host(struct cl_group *group, struct cl_operation *operation, uint64_t now_us)
 {
     uint32_t rank = UINT32_MAX, value = 0;
-    if (group->host == NULL || !operation->plan->uses_host)
+    if (!operation->plan->uses_host)
         return CL_OK;
     if (operation->executor == NULL) {
         uint32_t behind;
@@ -492,7 +520,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
 {
     bool more = false, host_before = false;
     struct cl_operation **at = &group->first;
-    int aborted = group->host != NULL ? cl_host_aborted(group->host) : CL_OK;
+    int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK)
         cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
     while (*at != NULL && atomic_load(&group->status) == CL_OK) {
@@ -502,6 +530,8 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
             status = step_operation(group, operation, now_us, &more);
         if (status == CL_OK) {
             remove_operation(group, at);
+            if (operation->plan->network_steps > 0)
+                cl_engine_drop_payloads(group->engine); /* repetitions that wait for room still name its memory */
             cl_operation_finish(operation, CL_OK);
             host_before = false;
             for (struct cl_operation *o = group->first; o != *at; o = o->next)
@@ -522,31 +552,28 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     }
     int failed = atomic_load(&group->status);
     if (failed != CL_OK) {
-        if (!group->announced)
-            tell_peers(group, failed, now_us);
         end_all(group, failed);
         return false;
     }
     return more;
 }
 
-bool cl_group_arm_bells(struct cl_group *group)
+bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
 {
-    if (group->host == NULL)
-        return true;
     bool host_before = false;
     for (struct cl_operation *o = group->first; o != NULL; o = o->next) {
         if (!o->plan->uses_host || host_before)
             continue;
         host_before = true;
+        if (now_us + CL_SLEEP_MAX_US < *deadline_us)
+            *deadline_us = now_us + CL_SLEEP_MAX_US;
         uint32_t rank, value, behind;
         if (o->executor == NULL) {
-            if (gate_is_open(group, o, &behind))
-                continue; /* a calling thread has the lane; it wakes the engine when it leaves */
-            cl_host_request_bell(group->host, behind);
-            if (gate_is_open(group, o, &behind))
+            if (!gate_is_open(group, o, &behind))
+                cl_host_request_bell(group->host, behind);
+            if (take_lane(group) && gate_is_open(group, o, &behind))
                 return false;
-            continue;
+            continue; /* if a calling thread has the lane: it wakes the engine when it leaves */
         }
         for (uint32_t i = 0; cl_executor_awaits(o->executor, i, &rank, &value); i++) {
             uint32_t index = local_index(group, rank);

@@ -14,6 +14,12 @@
 
 enum { NOTIFY_NONE = 0, NOTIFY_ASKED = 1, NOTIFY_DONE = 2 };
 
+static uint64_t deadline_after(uint64_t timeout_us)
+{
+    uint64_t now = cl_now_us();
+    return timeout_us == 0 || timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;
+}
+
 static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *timeout)
 {
     return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
@@ -28,8 +34,11 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
     cl_scale_fn scale = cl_scale_kernel((enum cl_dtype)dtype);
     if (reduce == NULL || scale == NULL || plan->world_size != group->size || plan->rank != group->rank)
         return CL_EINVAL;
-    if ((plan->uses_host && group->host == NULL) || (plan->network_steps > 0 && group->engine->wire == NULL))
+    if (plan->network_steps > 0 && group->engine->wire == NULL)
         return CL_EINVAL;
+    for (uint32_t i = 0; i < plan->host_rank_count; i++)
+        if (group->counters[plan->host_ranks[i]] == NULL)
+            return CL_EINVAL; /* a rank of another host */
     struct cl_operation *operation = calloc(1, sizeof *operation);
     if (operation == NULL)
         return CL_ENOMEM;
@@ -44,7 +53,7 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
         (struct cl_arithmetic){cl_dtype_size((enum cl_dtype)dtype), reduce, scale, cl_copy_stream};
     operation->priority = (uint8_t)priority;
     operation->timeout_us = timeout_us;
-    operation->deadline_us = timeout_us == 0 ? UINT64_MAX : cl_now_us() + timeout_us;
+    operation->deadline_us = deadline_after(timeout_us);
     *out = operation;
     return CL_OK;
 }
@@ -61,7 +70,7 @@ int cl_operation_start(struct cl_operation *operation)
                                         .input = operation->input,
                                         .output = operation->output,
                                         .arithmetic = operation->arithmetic,
-                                        .host = group->host != NULL ? &view : NULL,
+                                        .host = &view,
                                         .endpoint = group->engine->endpoint,
                                         .peers = group->peers,
                                         .group = group->id,
@@ -88,7 +97,7 @@ int cl_operation_status(cl_operation *operation) { return atomic_load(&operation
 
 int cl_operation_wait(cl_operation *operation, uint64_t timeout_us)
 {
-    uint64_t deadline = timeout_us == 0 ? UINT64_MAX : cl_now_us() + timeout_us;
+    uint64_t deadline = deadline_after(timeout_us);
     while (atomic_load(&operation->done) == 0) {
         uint64_t now = cl_now_us();
         if (now >= deadline)
@@ -102,8 +111,11 @@ int cl_operation_wait(cl_operation *operation, uint64_t timeout_us)
 
 int cl_operation_notify(cl_operation *operation, uint64_t token)
 {
+    uint32_t expected = atomic_load(&operation->notify);
+    if (expected == NOTIFY_ASKED)
+        return CL_EINVAL; /* the token is the first one's */
     operation->token = token; /* published by the exchange below; read only by whoever sees NOTIFY_ASKED */
-    uint32_t expected = NOTIFY_NONE;
+    expected = NOTIFY_NONE;
     if (atomic_compare_exchange_strong(&operation->notify, &expected, NOTIFY_ASKED))
         return CL_EAGAIN;
     return expected == NOTIFY_ASKED ? CL_EINVAL : atomic_load(&operation->status);

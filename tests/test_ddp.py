@@ -71,9 +71,7 @@ def train(backend: str, name: str, rank: int) -> list[Tensor]:
     return [value.detach().clone() for value in [*model.state_dict().values(), *gradients]]
 
 
-def _compare(rank: int, size: int, name: str, fake: bool) -> None:
-    if fake:
-        fake_transport.install()
+def _compare(rank: int, size: int, name: str) -> None:
     results = {}
     for backend in ["gloo", *BACKENDS]:
         ranks.init(rank, size, backend.split()[0])
@@ -88,19 +86,19 @@ def _compare(rank: int, size: int, name: str, fake: bool) -> None:
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_training_is_that_of_gloo(name: str) -> None:
-    ranks.run(_compare, 2, name, True)
+    ranks.run(_compare, 2, name)
 
 
 def _replicas(rank: int, size: int) -> bytes:
-    fake_transport.install()
     with ranks.job(rank, size):
         buffer = io.BytesIO()
         torch.save(train("commlayer with our hook", "small buckets, rebuilt", rank)[:8], buffer)
         return buffer.getvalue()
 
 
-def test_replicas_are_bit_identical() -> None:
-    first, *others = ranks.run(_replicas, 3)
+@pytest.mark.parametrize("shm", ["0", "1"])
+def test_replicas_are_bit_identical(shm: str) -> None:
+    first, *others = ranks.run(_replicas, 3, environ={"COMMLAYER_SHM": shm})
     assert all(other == first for other in others)
 
 

@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._native import ffi, lib
 from ..config import Config
@@ -24,9 +25,11 @@ from ..errors import (
     OperationTimeoutError,
     PeerLostError,
 )
-from ..plans.plan import Plan
 from . import base
 from .paths import PATHS_MAX, pair_paths
+
+if TYPE_CHECKING:
+    from ..plans.plan import Plan
 
 log = logging.getLogger("commlayer")
 
@@ -112,7 +115,7 @@ def choose_ports(config: Config) -> list[dict[str, Any]]:
             names = [name for name in names if name in usable]
     else:
         names = [name for name in usable if not name.startswith(VIRTUAL_INTERFACES)]
-    ports = [by_name[name] for name in names][: PATHS_MAX]
+    ports = [by_name[name] for name in names][:PATHS_MAX]
     loopback = next((port for port in by_name.values() if port["loopback"]), None)
     if loopback is not None and loopback not in ports:
         ports = [*ports[: PATHS_MAX - 1], loopback]
@@ -206,8 +209,10 @@ class Engine:
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
         """Has `callback(status)` called on the completion thread; returns CL_EAGAIN, or the status if it ended."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._complete, name="commlayer-completions", daemon=True)
+            if self._thread is None and self._engine is not None:
+                self._thread = threading.Thread(
+                    target=self._complete, args=(self._engine,), name="commlayer-completions", daemon=True
+                )
                 self._thread.start()
         token = next(self._tokens)
         self._callbacks[token] = callback
@@ -216,15 +221,16 @@ class Engine:
             del self._callbacks[token]
         return status
 
-    def _complete(self) -> None:
+    def _complete(self, engine: Any) -> None:
         events = ffi.new("struct cl_event[64]")
-        engine = self._engine
         while (count := lib.cl_engine_events(engine, events, 64, 1_000_000)) >= 0:
             for event in events[0:count]:
                 try:
                     self._callbacks.pop(event.token)(event.status)
                 except Exception:
                     log.exception("a completion callback raised")
+            if self._thread is None:
+                return  # a callback closed the engine
 
     def release(self) -> None:
         """Gives up one use; the last one closes the engine."""
@@ -240,12 +246,16 @@ class Engine:
 
     def close(self) -> None:
         """Closes the engine and joins its threads. Idempotent."""
-        engine, self._engine = self._engine, None
+        with self._lock:
+            engine, self._engine = self._engine, None
+            thread = self._thread
         if engine is None:
             return
         lib.cl_engine_stop_events(engine)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if thread is threading.current_thread():
+            self._thread = None
+        elif thread is not None:
+            thread.join()
         lib.cl_engine_close(engine)
 
 
@@ -256,7 +266,7 @@ def host_key() -> str:
     """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
-    return ":".join([boot, os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/pid")])
+    return ":".join([boot, *(str(Path("/proc/self/ns", name).readlink()) for name in ("net", "pid"))])
 
 
 def group_hosts(descriptions: Sequence[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
@@ -287,11 +297,11 @@ class NativeHandle:
         elif timeout_s <= 0:
             status = lib.cl_operation_status(self._operation)
         else:
-            status = lib.cl_operation_wait(self._operation, max(1, int(timeout_s * 1e6)))
+            status = lib.cl_operation_wait(self._operation, _timeout_us(timeout_s))
         if status == lib.CL_EAGAIN:
             raise OperationTimeoutError(
-                f"rank {self._group.rank} of group {self._group.name!r}: still in flight after waiting {timeout_s:g} s; "
-                "wait longer, or abort the group"
+                f"rank {self._group.rank} of group {self._group.name!r}: still in flight after waiting "
+                f"{timeout_s:g} s; wait longer, or abort the group"
             )
         if status != 0:
             raise self._group.error(status)
@@ -321,6 +331,8 @@ class NativeGroup:
         self.staging_bytes = staging_bytes
         self._group = group
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._calls = 0  # threads inside the native group, which must not be freed under them
         self._plans: dict[int, tuple[Plan, Any]] = {}
         self._lost: int | None = None
 
@@ -345,17 +357,17 @@ class NativeGroup:
         hosts = group_hosts(descriptions)
         local = next(ranks for ranks in hosts if rank in ranks)
         fd, problem = _share_memory(local, rank, descriptions, exchange)
-        problems = [each.decode() for each in exchange("mapped", problem.encode())]
-        if any(problems):
-            # Everybody sees the same answers, so everybody falls back.
-            log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
-            lib.cl_host_close_fd(fd)
-            hosts, local, fd = tuple((each,) for each in range(size)), (rank,), -1
         try:
+            problems = [each.decode() for each in exchange("mapped", problem.encode())]
+            if any(problems):
+                # Everybody sees the same answers, so everybody falls back.
+                log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
+                lib.cl_host_close_fd(fd)
+                hosts, local, fd = tuple((each,) for each in range(size)), (rank,), -1
             for other in range(size):
                 if other in local:
                     if other != rank:
-                        lib.cl_engine_watch_process(engine.raw, peers[other], descriptions[other]["pid"])
+                        _watch(engine, what, other, descriptions[other])
                 else:
                     _add_peer(engine, what, other, descriptions[rank], descriptions[other])
             bells = b"".join(descriptions[each]["bell"].encode().ljust(32, b"\0") for each in local)
@@ -379,7 +391,11 @@ class NativeGroup:
             check(lib.cl_group_open(engine.raw, options, out), f"{what}: opening the group")
         finally:
             lib.cl_host_close_fd(fd)
-        exchange("open", b"")  # nobody's first packet or post comes before everybody is there to see it
+        try:
+            exchange("open", b"")  # nobody's first packet or post comes before everybody is there to see it
+        except BaseException:
+            lib.cl_group_close(out[0])
+            raise
         return NativeGroup(engine, name, rank, hosts, out[0], STAGING_BYTES)
 
     def submit(
@@ -395,17 +411,21 @@ class NativeGroup:
     ) -> NativeHandle:
         """See `base.Group.submit`."""
         out = ffi.new("cl_operation **")
-        status = lib.cl_submit(
-            self._open(),
-            self._native_plan(plan),
-            ffi.cast("void *", source),
-            ffi.cast("void *", target),
-            dtype,
-            op,
-            priority,
-            int(timeout_s * 1e6),
-            out,
-        )
+        group = self._enter()
+        try:
+            status = lib.cl_submit(
+                group,
+                self._native_plan(plan),
+                ffi.cast("void *", source),
+                ffi.cast("void *", target),
+                dtype,
+                op,
+                priority,
+                _timeout_us(timeout_s),
+                out,
+            )
+        finally:
+            self._leave()
         if status != 0:
             raise self.error(status)
         return NativeHandle(self, out[0])
@@ -422,16 +442,20 @@ class NativeGroup:
         priority: int = 0,
     ) -> None:
         """See `base.Group.run`."""
-        status = lib.cl_run(
-            self._open(),
-            self._native_plan(plan),
-            ffi.cast("void *", source),
-            ffi.cast("void *", target),
-            dtype,
-            op,
-            priority,
-            int(timeout_s * 1e6),
-        )
+        group = self._enter()
+        try:
+            status = lib.cl_run(
+                group,
+                self._native_plan(plan),
+                ffi.cast("void *", source),
+                ffi.cast("void *", target),
+                dtype,
+                op,
+                priority,
+                _timeout_us(timeout_s),
+            )
+        finally:
+            self._leave()
         if status != 0:
             raise self.error(status)
 
@@ -446,19 +470,21 @@ class NativeGroup:
         """See `base.Group.close`."""
         with self._lock:
             group, self._group = self._group, None
-        if group is None:
-            return
-        self._lost = self._culprit(group)
+            if group is None:
+                return
+            self._lost = self._culprit(group)
+            if self._calls:
+                lib.cl_group_abort(group, lib.CL_ECLOSED)
+                self._idle.wait_for(lambda: self._calls == 0)
         lib.cl_group_close(group)
-        for _, native in self._plans.values():
-            lib.cl_plan_release(native)
         self._plans.clear()
         self.engine.release()
 
     def error(self, status: int) -> CommError:
         """The exception for a status of one of this group's operations."""
         kind, remedy = _ERRORS.get(status, (CommError, "unknown status"))
-        rank = self._lost if self._group is None else self._culprit(self._group)
+        with self._lock:
+            rank = self._lost if self._group is None else self._culprit(self._group)
         blame = "" if rank is None else f" (rank {rank})"
         text = ffi.string(lib.cl_error_text(status)).decode()
         return kind(f"rank {self.rank} of group {self.name!r}: {text}{blame}; {remedy}")
@@ -468,20 +494,24 @@ class NativeGroup:
         lib.cl_group_status(group, rank)
         return None if rank[0] == 0xFFFFFFFF else int(rank[0])
 
-    def _open(self) -> Any:
-        if self._group is None:
-            raise self.error(lib.CL_ECLOSED)
-        return self._group
+    def _enter(self) -> Any:
+        with self._lock:
+            if self._group is not None:
+                self._calls += 1
+                return self._group
+        raise self.error(lib.CL_ECLOSED)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            self._idle.notify_all()
 
     def _native_plan(self, plan: Plan) -> Any:
         known = self._plans.get(id(plan))
         if known is not None:
             return known[1]
-        with self._lock:
-            if len(self._plans) >= PLANS_LIMIT:
-                for _, native in self._plans.values():
-                    lib.cl_plan_release(native)
-                self._plans.clear()
+        if len(self._plans) >= PLANS_LIMIT:
+            self._plans.clear()
         out = ffi.new("cl_plan **")
         steps = ffi.from_buffer("struct cl_step[]", plan.steps) if len(plan.steps) else ffi.NULL
         successors = ffi.from_buffer("uint32_t[]", plan.successors) if len(plan.successors) else ffi.NULL
@@ -501,8 +531,13 @@ class NativeGroup:
             out,
         )
         check(status, f"rank {self.rank} of group {self.name!r}: loading a plan of {len(plan.steps)} steps")
-        self._plans[id(plan)] = (plan, out[0])
-        return out[0]
+        native = ffi.gc(out[0], lib.cl_plan_release)  # by whoever uses it last
+        self._plans[id(plan)] = (plan, native)
+        return native
+
+
+def _timeout_us(timeout_s: float) -> int:
+    return int(min(max(timeout_s * 1e6, 1), 1 << 63))  # 0 would mean for ever
 
 
 def _share_memory(
@@ -517,12 +552,22 @@ def _share_memory(
     if len(local) > 1 and rank == local[0]:
         status = lib.cl_host_create(len(local), STAGING_BYTES, fd)
         problem = "" if status == 0 else f"rank {rank} cannot create shared memory"
-    offers: list[int] = [json.loads(each) for each in exchange("memory", json.dumps(fd[0]).encode())]
+    try:
+        offers: list[int] = [json.loads(each) for each in exchange("memory", json.dumps(fd[0]).encode())]
+    except BaseException:
+        lib.cl_host_close_fd(fd[0])
+        raise
     if len(local) > 1 and rank != local[0]:
         owner = local[0]
         status = -1 if offers[owner] < 0 else lib.cl_host_open(descriptions[owner]["pid"], offers[owner], fd)
         problem = "" if status == 0 else f"rank {rank} cannot open the shared memory of rank {owner}"
     return fd[0], problem
+
+
+def _watch(engine: Engine, what: str, other: int, peer: dict[str, Any]) -> None:
+    status = lib.cl_engine_watch_process(engine.raw, peer["peer"], peer["pid"])
+    if status != 0:
+        log.warning("%s: cannot watch rank %d, process %d: its death will show as a timeout", what, other, peer["pid"])
 
 
 def _add_peer(engine: Engine, what: str, other: int, own: dict[str, Any], peer: dict[str, Any]) -> None:

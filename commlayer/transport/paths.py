@@ -41,9 +41,7 @@ def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
 
 def _pairs(first: Sequence[Any], second: Sequence[Any], same_host: bool) -> list[tuple[int, int]]:
     if same_host:
-        pairs = [
-            (i, j) for i, a in enumerate(first) for j, b in enumerate(second) if a["loopback"] and b["loopback"]
-        ]
+        pairs = [(i, j) for i, a in enumerate(first) for j, b in enumerate(second) if a["loopback"] and b["loopback"]]
         if pairs:
             return pairs[:1]
     else:
@@ -65,7 +63,10 @@ def _match(first: Sequence[Any], second: Sequence[Any], mine: list[int], theirs:
             free.remove(shared[0])
     if pairs:
         return pairs
-    routed = [(i, j) for i, j in zip(mine, theirs, strict=False) if _family(first[i]) == _family(second[j])]
+    routed: list[tuple[int, int]] = []
+    for version in (4, 6):
+        ours = [i for i in mine if _family(first[i]) == version]
+        routed += zip(ours, [j for j in theirs if _family(second[j]) == version], strict=False)
     return [(i, j) for i, j in routed if first[i]["address"] != second[j]["address"]] or routed
 
 

@@ -19,7 +19,7 @@
 #include "core/ranges.h"
 
 enum {
-    CL_ACK_DELAY_US = 1000,
+    CL_ACK_DELAY_US = 4000,
     CL_ACK_EVERY = 64,
     CL_ACK_RANGES = 16, /* told per list; older ones have been told many times */
     CL_ACK_BYTES_MAX = 2 * CL_ACK_RANGES * 4,

@@ -1,16 +1,31 @@
 #include "core/cc.h"
 
+#include <stddef.h>
 #include <string.h>
+
+enum { LOSS_PACKETS_MIN = 4 };
+
+static const double LOSS_TOLERATED = 0.05;
 
 static const struct cl_cc_type *const TYPES[] = {&cl_cc_type_delay, &cl_cc_type_fixed};
 
-bool cl_cc_init(struct cl_cc *cc, const char *name, uint32_t packet_bytes, uint64_t fixed_rate)
+const struct cl_cc_type *cl_cc_find(const char *name)
 {
-    for (size_t i = 0; i < sizeof(TYPES) / sizeof(TYPES[0]); i++)
-        if (strcmp(TYPES[i]->name, name) == 0) {
-            *cc = (struct cl_cc){.type = TYPES[i], .packet_bytes = packet_bytes, .fixed_rate = fixed_rate};
-            cc->type->init(cc);
-            return true;
-        }
-    return false;
+    for (size_t i = 0; name && i < sizeof(TYPES) / sizeof(TYPES[0]); i++)
+        if (strcmp(TYPES[i]->name, name) == 0)
+            return TYPES[i];
+    return NULL;
+}
+
+void cl_cc_init(struct cl_cc *cc, const struct cl_cc_type *type, uint32_t packet_bytes, uint64_t fixed_rate)
+{
+    *cc = (struct cl_cc){.type = type, .packet_bytes = packet_bytes, .rate = fixed_rate};
+    type->init(cc);
+}
+
+bool cl_cc_overflowing(uint32_t acked, uint32_t lost)
+{
+    double packets = (double)acked + lost;
+    double excess = lost - LOSS_TOLERATED * packets;
+    return lost >= LOSS_PACKETS_MIN && excess > 0 && excess * excess > 4 * LOSS_TOLERATED * packets;
 }

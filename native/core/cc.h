@@ -1,6 +1,8 @@
 /*
- * Congestion control: how much of one path may be in flight, and how fast it leaves. The kinds are const vtables with a
- * name; their state is a union in struct cl_cc. Bytes are those of datagrams, header included.
+ * Congestion control of one path: how much of it may be in flight, and how fast it leaves. The kinds are const vtables
+ * with a name; their state is a union in struct cl_cc. Bytes are those of datagrams, header included.
+ *
+ * What all paths of an interface share, its own queue, is not their business: see egress.h.
  */
 #ifndef CL_CORE_CC_H
 #define CL_CORE_CC_H
@@ -12,58 +14,51 @@ struct cl_cc;
 
 /* What one acknowledgement says. */
 struct cl_cc_sample {
-    uint64_t bytes;    /* newly acknowledged */
-    uint32_t packets;  /* the same */
-    uint64_t largest;  /* packet number acknowledged */
-    uint64_t next;     /* the next packet number to be sent */
-    bool limited;      /* the window was what kept the sender from sending more */
-    bool timed;        /* the three below are a new sample */
-    uint32_t queue_us; /* time spent in the network's queues */
-    uint32_t rtt_us;   /* smoothed round trip, hosts included */
-    uint32_t base_us;  /* round trip of the empty network */
+    uint64_t bytes;     /* newly acknowledged */
+    uint32_t packets;   /* the same */
+    uint64_t largest;   /* packet number acknowledged */
+    uint64_t next;      /* the next packet number to be sent */
+    bool limited;       /* the window was what kept the sender from sending more */
+    bool timed;         /* the two below are new */
+    uint32_t queue_us;  /* time spent in the network's queues beyond this host's interface */
+    uint32_t packet_us; /* time a full packet takes on this host's interface */
 };
 
 struct cl_cc_type {
     const char *name;
-    bool shares_egress; /* one more window over all paths of an interface: see egress.h */
+    bool shares_egress; /* wants the common pacer of egress.h */
     void (*init)(struct cl_cc *cc);
-    void (*on_acked)(struct cl_cc *cc, const struct cl_cc_sample *sample, uint64_t now_us);
-    /* next: the next packet number to be sent when the loss was noticed */
-    void (*on_lost)(struct cl_cc *cc, uint64_t bytes, uint32_t packets, uint64_t next, uint64_t now_us);
-    /* count: timeouts in a row */
-    void (*on_pto)(struct cl_cc *cc, uint32_t count, uint64_t now_us);
+    void (*on_acked)(struct cl_cc *cc, const struct cl_cc_sample *sample);
+    void (*on_lost)(struct cl_cc *cc, uint32_t packets);
+    void (*on_pto)(struct cl_cc *cc, uint32_t count); /* timeouts in a row */
 };
 
 struct cl_cc_delay {
     bool slow_start;
+    uint32_t target_us;
     uint64_t round_end;               /* the round ends when this number is acknowledged */
     uint64_t decrease_after;          /* no second decrease before this number is acknowledged */
     uint32_t round_acked, round_lost; /* packets */
-    uint32_t round_queue_us;          /* smallest of the round */
-    uint32_t queue_us;                /* smoothed */
-    uint32_t target_us;
-};
-
-struct cl_cc_fixed {
-    uint64_t rate; /* bytes per second */
 };
 
 struct cl_cc {
     const struct cl_cc_type *type;
     uint32_t packet_bytes; /* of a full packet */
     uint64_t window;       /* bytes that may be in flight */
-    uint64_t rate;         /* bytes per second for the pacer; 0: not paced */
-    uint64_t fixed_rate;   /* as configured, bytes per second */
-    union {
-        struct cl_cc_delay delay;
-        struct cl_cc_fixed fixed;
-    };
+    uint64_t rate;         /* bytes per second for the path's pacer; 0: not paced */
+    uint32_t queue_us;     /* sample.queue_us, smoothed */
+    struct cl_cc_delay delay;
 };
 
 extern const struct cl_cc_type cl_cc_type_delay;
 extern const struct cl_cc_type cl_cc_type_fixed;
 
-/* False when there is no such type. */
-bool cl_cc_init(struct cl_cc *cc, const char *name, uint32_t packet_bytes, uint64_t fixed_rate);
+/* NULL when there is no such type. */
+const struct cl_cc_type *cl_cc_find(const char *name);
+/* fixed_rate: bytes per second, for cl_cc_type_fixed. */
+void cl_cc_init(struct cl_cc *cc, const struct cl_cc_type *type, uint32_t packet_bytes, uint64_t fixed_rate);
+
+/* More losses than a lossy link explains, by two standard deviations: a buffer overflows. */
+bool cl_cc_overflowing(uint32_t acked, uint32_t lost);
 
 #endif

@@ -1,45 +1,183 @@
 #include "core/egress.h"
 
-enum { START_FACTOR = 2 /* initial window, in initial windows of one path */ };
+#include "core/cc.h"
 
-void cl_egress_init(struct cl_egress *egress, const struct cl_cc_type *type, uint32_t datagram_bytes,
-                    uint64_t fixed_rate)
+enum {
+    DEPTH_MAX_US = 4000,
+    DEPTH_MIN_US = 100,
+    DEPTH_START_PACKETS = 128,
+    DEPTH_MIN_PACKETS = 10,
+    START_PACKETS = 64, /* sent at once when nothing is known: enough to measure the link */
+    START_US = 4000,    /* and that many again in this time */
+    EPOCH_US = 5000,
+    EPOCH_SAMPLES = 4,
+    SPAN_PACKETS = 16, /* least length of a measurement of capacity */
+    SPAN_DEPTHS = 3,
+    SPAN_STARTUP_US = 50,
+    SPAN_MAX_US = 1000000,
+    BUSY_SLACK_US = 100,
+    RECOVERY = 8, /* depths */
+    TARGET_PACKETS = 8,
+    WEIGHT_MAX = 8,
+    CUT_US = 20000, /* one overflow is seen that long */
+};
+
+static const double TARGET_DEPTHS = 0.45;
+static const double GAIN_STARTUP = 2;
+static const double GAIN_EMPTY = 1.5; /* nothing waits: the link can do more */
+static const double GAIN_MIN = 0.5;
+
+/* The queue to keep. A fixed number of packets is part of it, so that of several hosts that share a bottleneck the
+ * slower ones want more of its queue, and get a larger share, until they are equal. */
+static double target_us(const struct cl_egress *egress)
 {
-    *egress = (struct cl_egress){.round_queue_us = UINT32_MAX};
-    cl_cc_init(&egress->cc, type->name, datagram_bytes, fixed_rate);
-    if (type->shares_egress)
-        egress->cc.window *= START_FACTOR;
-    else
-        egress->cc.window = UINT64_MAX;
+    return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
 }
 
-void cl_egress_limit(struct cl_egress *egress) { egress->limited_until = egress->flight.sent; }
-
-void cl_egress_on_acked(struct cl_egress *egress, struct cl_cc_sample *sample, uint64_t now_us)
+/* The time `packets` take on the link, within the limits of a depth. */
+static uint32_t depth_of(const struct cl_egress *egress, double packets)
 {
-    if (!egress->cc.type->shares_egress)
-        return;
-    if (sample->timed && sample->queue_us < egress->round_queue_us)
-        egress->round_queue_us = sample->queue_us;
-    if (egress->round_queue_us < egress->queue_us)
-        egress->queue_us = egress->round_queue_us;
-    if (egress->flight.settled >= egress->round_end) {
-        if (egress->round_queue_us != UINT32_MAX)
-            egress->queue_us = egress->round_queue_us;
-        egress->round_queue_us = UINT32_MAX;
-        egress->round_end = egress->flight.sent;
+    double packet_us = cl_egress_packet_us(egress), depth_us = packets * packet_us;
+    double least_us = packet_us * DEPTH_MIN_PACKETS, most_us = least_us > DEPTH_MAX_US ? least_us : DEPTH_MAX_US;
+    least_us = least_us < DEPTH_MIN_US ? DEPTH_MIN_US : least_us;
+    return (uint32_t)(depth_us < least_us ? least_us : depth_us < most_us ? depth_us : most_us);
+}
+
+static void set_rate(struct cl_egress *egress, uint64_t now_us)
+{
+    double gain = 1 + (target_us(egress) - egress->queue_us) / (RECOVERY * egress->depth_us);
+    gain = egress->startup ? GAIN_STARTUP : egress->empty ? GAIN_EMPTY : gain < GAIN_MIN ? GAIN_MIN : gain;
+    double burst = egress->capacity * egress->depth_us / 1e6;
+    double least = (double)CL_PACER_BURST_PACKETS * egress->datagram_bytes;
+    cl_pacer_set(&egress->pacer, (uint64_t)(gain * egress->capacity) + 1, (uint64_t)(burst < least ? least : burst),
+                 now_us);
+}
+
+void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes)
+{
+    *egress = (struct cl_egress){.controlled = controlled,
+                                 .startup = true,
+                                 .datagram_bytes = datagram_bytes + CL_EGRESS_OVERHEAD_BYTES,
+                                 .depth_us = DEPTH_MAX_US,
+                                 .epoch_queue_us = UINT32_MAX};
+    uint64_t start = (uint64_t)START_PACKETS * egress->datagram_bytes;
+    egress->capacity = (double)start * 1e6 / START_US;
+    cl_pacer_init(&egress->pacer, (uint64_t)egress->capacity, start, 0);
+}
+
+uint64_t cl_egress_ready_us(struct cl_egress *egress, uint64_t now_us)
+{
+    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, now_us) : now_us;
+}
+
+void cl_egress_sent(struct cl_egress *egress, uint32_t bytes)
+{
+    egress->bytes += bytes + CL_EGRESS_OVERHEAD_BYTES;
+    cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
+}
+
+static void set_depth(struct cl_egress *egress, bool startup)
+{
+    egress->startup = startup;
+    egress->overflow_us = depth_of(egress, DEPTH_START_PACKETS);
+    egress->depth_us = startup ? egress->overflow_us / 2 : egress->overflow_us;
+}
+
+/* Halfway to what overflowed last time the depth grows fast, then it only tries whether there is more room. */
+static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
+{
+    if (cl_cc_overflowing(egress->epoch_acked, egress->epoch_lost)) {
+        if (now_us < egress->cut_us + CUT_US)
+            return;
+        egress->cut_us = now_us;
+        egress->overflow_us = egress->depth_us;
+        egress->depth_us = depth_of(egress, 0.7 * egress->depth_us / cl_egress_packet_us(egress));
+    } else {
+        bool far = egress->depth_us < egress->overflow_us * 8 / 10;
+        double grown_us = egress->depth_us + egress->depth_us / (far ? 32 : 512) + 1;
+        egress->depth_us = depth_of(egress, grown_us / cl_egress_packet_us(egress));
     }
-    struct cl_cc_sample common = *sample;
-    common.largest = egress->flight.settled;
-    common.next = egress->flight.sent;
-    common.limited = egress->flight.settled < egress->limited_until + sample->packets;
-    common.queue_us = egress->queue_us;
-    egress->cc.type->on_acked(&egress->cc, &common, now_us);
-    sample->queue_us -= sample->queue_us < egress->queue_us ? sample->queue_us : egress->queue_us;
 }
 
-void cl_egress_on_lost(struct cl_egress *egress, uint64_t bytes, uint32_t packets, uint64_t now_us)
+static void end_epoch(struct cl_egress *egress, uint64_t now_us)
 {
-    if (egress->cc.type->shares_egress)
-        egress->cc.type->on_lost(&egress->cc, bytes, packets, egress->flight.sent, now_us);
+    egress->queue_us = egress->epoch_queue_us;
+    if (egress->startup)
+        set_depth(egress, egress->queue_us < target_us(egress) / 2);
+    else
+        adapt_depth(egress, now_us);
+    egress->empty = egress->epoch_longest_us < target_us(egress) / 4;
+    egress->epoch_queue_us = UINT32_MAX;
+    egress->epoch_longest_us = 0;
+    egress->epoch_samples = egress->epoch_acked = egress->epoch_lost = 0;
+    egress->epoch_end_us = now_us + (egress->depth_us < EPOCH_US ? egress->depth_us : EPOCH_US);
+}
+
+static void measure(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
+                    uint32_t clock_us)
+{
+    int32_t arrived_us = (int32_t)(clock_us - view->clock_us); /* between the two arrivals */
+    if (view->any && bytes > view->bytes && arrived_us >= 0 && arrived_us < SPAN_MAX_US) {
+        uint64_t span = bytes - view->bytes, left_us = sent_us - view->sent_us;
+        if (span < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
+            arrived_us < (egress->startup ? SPAN_STARTUP_US : SPAN_DEPTHS * (int32_t)egress->depth_us))
+            return;
+        double capacity = (double)span * 1e6 / arrived_us;
+        bool busy = view->bytes >= egress->idle_at;
+        if (busy && egress->startup && left_us < (uint64_t)arrived_us * 8 / 10) {
+            egress->capacity = capacity; /* they came slower than they left: the link was the limit */
+            set_depth(egress, false);
+        } else if (busy && !egress->startup) {
+            /* the first measurement replaces what the start found, the next ones are averaged */
+            if (egress->weight < WEIGHT_MAX)
+                egress->weight++;
+            egress->capacity += (capacity - egress->capacity) / egress->weight;
+        } else {
+            /* The link may have been idle at times: it can do this at least. Had they come faster than they left, it
+             * would only mean that some queue elsewhere has drained. */
+            if (left_us > (uint64_t)arrived_us)
+                capacity = (double)span * 1e6 / (double)left_us;
+            if (capacity > egress->capacity)
+                egress->capacity = capacity;
+        }
+    }
+    view->bytes = bytes;
+    view->sent_us = sent_us;
+    view->clock_us = clock_us;
+}
+
+uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
+                             uint32_t clock_us, uint32_t queue_us, uint64_t now_us)
+{
+    if (!egress->controlled)
+        return queue_us;
+    /* The link is busy as long as each packet leaves before the one before it is through. */
+    if (sent_us > egress->busy_until_us + BUSY_SLACK_US)
+        egress->idle_at = bytes;
+    if (sent_us + queue_us > egress->busy_until_us)
+        egress->busy_until_us = sent_us + queue_us;
+    measure(egress, view, bytes, sent_us, clock_us);
+    view->queue_us = view->any && !egress->startup ? (3 * view->queue_us + queue_us) / 4 : queue_us;
+    view->any = true;
+    if (view->queue_us < egress->epoch_queue_us)
+        egress->epoch_queue_us = view->queue_us;
+    if (queue_us > egress->epoch_longest_us)
+        egress->epoch_longest_us = queue_us;
+    egress->epoch_samples++;
+    if (egress->startup || (now_us >= egress->epoch_end_us && egress->epoch_samples >= EPOCH_SAMPLES))
+        end_epoch(egress, now_us);
+    set_rate(egress, now_us);
+    return queue_us > egress->queue_us ? queue_us - egress->queue_us : 0;
+}
+
+void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost)
+{
+    egress->epoch_acked += acked;
+    egress->epoch_lost += lost;
+}
+
+uint64_t cl_egress_backlog_us(const struct cl_egress *egress)
+{
+    double backlog = (double)egress->pacer.burst - (double)egress->pacer.tokens / 1e6;
+    return backlog > 0 ? (uint64_t)(backlog * 1e6 / egress->capacity) : 0;
 }

@@ -1,42 +1,80 @@
 /*
  * Egress: what the n-th paths to all peers share: this host's n-th interface and the queue in front of it.
  *
- * Each path has its own congestion control, but when the queue is our own, windows fighting each other for it would share
- * it by chance. So the queueing delay is split: the part that all paths see is the interface's, and one window over all of
- * them keeps it at the target; inside that window the peers take turns, which is fair by construction. What a path sees on
- * top of it lies elsewhere (a receiver's port, the fabric), and is the business of the path's own window.
+ * The windows of the paths could fight for that queue, but it is our own: one pacer over all of them keeps a small
+ * standing queue, and inside it the peers take turns, which is fair by construction and at once. The pacer needs two
+ * facts:
+ *
+ *  - capacity: bytes we sent between two packets to one peer, over the time between their arrivals there (the peer's
+ * clock, as its acknowledgements tell it). That is the rate of the link as long as it was busy, whatever our own or the
+ * peer's scheduling does to the acknowledgements; when it was not busy it is less, so it can only raise the estimate.
+ *  - queue: the delay above the minimum that all paths see; what one path sees on top lies elsewhere (a receiver's
+ * port, the fabric) and is the business of that path's window.
+ *
+ * rate = capacity * (1 + (target - queue) / RECOVERY), and more while there is no queue at all. The bucket holds
+ * `depth` of rate: after sleeping that long the engine can put into the link's queue all that it could not before. The
+ * depth shrinks when losses show that the queue does not have that room, and grows again slowly.
  */
 #ifndef CL_CORE_EGRESS_H
 #define CL_CORE_EGRESS_H
 
-#include "core/cc.h"
-#include "core/sent.h"
+#include <stdbool.h>
+
+#include "core/pacer.h"
+
+enum { CL_EGRESS_OVERHEAD_BYTES = 42 /* Ethernet, IP and UDP headers: small packets cost more than their bytes */ };
 
 struct cl_egress {
-    struct cl_flight flight;
-    struct cl_cc cc;
-    uint32_t queue_us;       /* the smallest that any path saw in the last full round, or since */
-    uint32_t round_queue_us; /* the same for the round that goes on */
-    uint64_t round_end;      /* in packets settled */
-    uint64_t limited_until;  /* in packets settled: those below left while the window was the limit */
-    bool waited_for;         /* peers were blocked while it was full */
+    bool controlled; /* false: no limit */
+    bool startup;    /* doubling until a queue appears */
+    bool waited_for; /* peers are blocked until the pacer lets go */
+    uint32_t datagram_bytes;
+    struct cl_pacer pacer;
+    uint64_t bytes;   /* sent ever */
+    uint64_t idle_at; /* the value of `bytes` when the link last was idle */
+    uint64_t busy_until_us;
+    double capacity; /* bytes per second */
+    uint32_t weight; /* measurements of capacity, up to a maximum */
+    uint32_t depth_us;
+    uint32_t overflow_us;      /* the depth at which the queue overflowed last, or may */
+    uint64_t cut_us;           /* when that was */
+    uint32_t queue_us;         /* common to all paths */
+    uint32_t epoch_queue_us;   /* smallest in this epoch */
+    uint32_t epoch_longest_us; /* longest in this epoch */
+    bool empty;                /* nobody waited at all in the last epoch */
+    uint32_t epoch_samples, epoch_acked, epoch_lost;
+    uint64_t epoch_end_us;
 };
 
-void cl_egress_init(struct cl_egress *egress, const struct cl_cc_type *type, uint32_t datagram_bytes,
-                    uint64_t fixed_rate);
+/* What one path remembers between its samples. */
+struct cl_egress_view {
+    bool any;
+    uint32_t queue_us; /* smoothed */
+    uint64_t bytes;    /* where the measurement of capacity began */
+    uint64_t sent_us;
+    uint32_t clock_us;
+};
 
-/* Room for one more packet. */
-static inline bool cl_egress_open(const struct cl_egress *egress, uint32_t bytes)
+void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes);
+
+/* When packets may leave: now_us or later. */
+uint64_t cl_egress_ready_us(struct cl_egress *egress, uint64_t now_us);
+/* Counts any packet. */
+void cl_egress_sent(struct cl_egress *egress, uint32_t bytes);
+
+/* A packet sent at sent_us when the count was `bytes` reached the peer at clock_us (its clock) after queue_us in
+ * queues. Returns the part of the delay that is not the interface's. */
+uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
+                             uint32_t clock_us, uint32_t queue_us, uint64_t now_us);
+void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost);
+
+/* How long a full packet takes on the link. */
+static inline double cl_egress_packet_us(const struct cl_egress *egress)
 {
-    return egress->flight.bytes + bytes <= egress->cc.window;
+    return egress->datagram_bytes * 1e6 / egress->capacity;
 }
 
-/* A sender was kept from sending by the window. */
-void cl_egress_limit(struct cl_egress *egress);
-
-/* An acknowledgement came on one of the paths; sample.queue_us is what that path saw, and is reduced to the part that is
- * not the interface's. */
-void cl_egress_on_acked(struct cl_egress *egress, struct cl_cc_sample *sample, uint64_t now_us);
-void cl_egress_on_lost(struct cl_egress *egress, uint64_t bytes, uint32_t packets, uint64_t now_us);
+/* How long what was sent lately will take to leave, by the pacer's account. */
+uint64_t cl_egress_backlog_us(const struct cl_egress *egress);
 
 #endif

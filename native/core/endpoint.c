@@ -11,19 +11,19 @@ enum {
 
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint)
 {
-    struct cl_cc probe;
-    if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX ||
-        !cl_cc_init(&probe, config->congestion, config->datagram_bytes, config->fixed_rate_bps / 8) ||
-        (probe.type == &cl_cc_type_fixed && config->fixed_rate_bps < 8000))
+    const struct cl_cc_type *congestion = cl_cc_find(config->congestion);
+    if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX || !congestion ||
+        (congestion == &cl_cc_type_fixed && config->fixed_rate_bps < 8000))
         return CL_EINVAL;
     struct cl_endpoint *made = calloc(1, sizeof(*made));
     if (!made)
         return CL_ENOMEM;
     made->config = *config;
-    made->config.congestion = probe.type->name; /* the caller's string need not live on */
+    made->config.congestion = congestion->name; /* the caller's string need not live on */
+    made->congestion = congestion;
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
-        cl_egress_init(&made->egresses[i], probe.type, config->datagram_bytes, config->fixed_rate_bps / 8);
+        cl_egress_init(&made->egresses[i], congestion->shares_egress, config->datagram_bytes);
     cl_stash_init(&made->stash, config->stash_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;
@@ -65,14 +65,16 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
         endpoint->peers = peers;
         endpoint->peers_length = length;
     }
-    if (!cl_timers_reserve(&endpoint->timers, endpoint->peer_count + 1))
+    if (!cl_timers_reserve(&endpoint->timers, endpoint->peer_count + 2))
         return CL_ENOMEM;
-    struct cl_peer *made = cl_peer_create(peer, path_count, endpoint->egresses, endpoint->config.congestion,
+    struct cl_peer *made = cl_peer_create(peer, path_count, endpoint->egresses, endpoint->congestion,
                                           endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
     if (!made)
         return CL_ENOMEM;
     endpoint->peers[peer] = made;
     endpoint->peer_count++;
+    if (path_count > endpoint->egress_count)
+        endpoint->egress_count = path_count;
     cl_endpoint_urge(endpoint, made); /* the first pings measure the empty network */
     cl_endpoint_arm(endpoint, made, 0);
     return CL_OK;
@@ -406,7 +408,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
             cl_endpoint_urge(endpoint, peer);
         }
     } else if (!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us) {
-        cl_path_on_pto(path, now_us);
+        cl_path_on_pto(path);
         if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
             path->dead = true;
             path->probe = false;
@@ -466,6 +468,19 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
 }
 
+/* A pacer lets go: whoever waited for it may try again. */
+static void release_egresses(struct cl_endpoint *endpoint)
+{
+    bool waited_for = false;
+    for (int i = 0; i < CL_PEER_PATHS_MAX; i++) {
+        waited_for = waited_for || endpoint->egresses[i].waited_for;
+        endpoint->egresses[i].waited_for = false;
+    }
+    for (uint32_t i = 0; waited_for && i < endpoint->peers_length; i++)
+        if (endpoint->peers[i])
+            cl_queue_unblock(&endpoint->queue, &endpoint->peers[i]->node);
+}
+
 void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
 {
     uint64_t expected_us = cl_timers_first_us(&endpoint->timers);
@@ -474,6 +489,10 @@ void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
             if (endpoint->peers[i] && endpoint->peers[i]->heard_us)
                 endpoint->peers[i]->heard_us = now_us;
     struct cl_timer *timer;
-    while ((timer = cl_timers_pop(&endpoint->timers, now_us)))
-        service(endpoint, timer->owner, now_us);
+    while ((timer = cl_timers_pop(&endpoint->timers, now_us))) {
+        if (timer == &endpoint->egress_timer)
+            release_egresses(endpoint);
+        else
+            service(endpoint, timer->owner, now_us);
+    }
 }

@@ -20,12 +20,15 @@ struct cl_endpoint_abort {
 struct cl_endpoint {
     struct cl_endpoint_config config;
     struct cl_endpoint_stats stats;
+    const struct cl_cc_type *congestion;
     uint32_t payload_bytes; /* of a full DATA packet */
 
     struct cl_peer **peers; /* by id; NULL where there is none */
     uint32_t peers_length;
     uint32_t peer_count;
     struct cl_egress egresses[CL_PEER_PATHS_MAX];
+    uint16_t egress_count;
+    struct cl_timer egress_timer;               /* when the first pacer that is in the way lets go */
     struct cl_peer *urgent_first, *urgent_last; /* peers with something to send before any data */
 
     struct cl_table table;

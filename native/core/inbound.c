@@ -194,12 +194,6 @@ static bool on_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl
         return false;
     endpoint->stats.acks_received++;
     cl_queue_unblock(&endpoint->queue, &peer->node);
-    if (path->egress->waited_for && cl_egress_open(path->egress, endpoint->config.datagram_bytes)) {
-        path->egress->waited_for = false;
-        for (uint32_t i = 0; i < endpoint->peers_length; i++)
-            if (endpoint->peers[i])
-                cl_queue_unblock(&endpoint->queue, &endpoint->peers[i]->node);
-    }
     cl_endpoint_arm(endpoint, peer, cl_path_deadline_us(path));
     return true;
 }

@@ -1,6 +1,9 @@
 #include "core/loss.h"
 
-enum { TOO_OLD = 1 << 14 /* numbers */ };
+enum {
+    TOO_OLD = 1 << 14,   /* numbers */
+    ACK_DELAY_US = 1000, /* less than CL_ACK_DELAY_US: the packet waited for has asked for an acknowledgement at once */
+};
 
 void cl_loss_init(struct cl_loss *loss)
 {
@@ -85,7 +88,13 @@ uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, 
 {
     if (sent->packets == sent->pings)
         return UINT64_MAX;
-    uint64_t wait_us = (uint64_t)rtt->smoothed_us + 4 * (uint64_t)rtt->variation_us + CL_ACK_DELAY_US;
+    uint64_t wait_us = (uint64_t)rtt->smoothed_us + 4 * (uint64_t)rtt->variation_us + ACK_DELAY_US;
+    if (!loss->pto_count) {
+        /* The first one is eager: it costs one packet, and at the end of a message everybody waits for it, just when
+         * the queues have drained and round trips are shorter than they were. */
+        uint32_t least_us = rtt->latest_us < rtt->smoothed_us ? rtt->latest_us : rtt->smoothed_us;
+        wait_us = (uint64_t)least_us + rtt->variation_us + ACK_DELAY_US;
+    }
     if (wait_us < CL_LOSS_PTO_MIN_US)
         wait_us = CL_LOSS_PTO_MIN_US;
     uint64_t backed_off_us = wait_us << (loss->pto_count < 8 ? loss->pto_count : 8);

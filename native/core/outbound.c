@@ -24,6 +24,7 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     struct cl_packet packet = {.kind = CL_PACKET_ACK, .path = path->index};
     cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
     out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
+    cl_egress_sent(path->egress, out->head_length);
     out->payload_length = 0;
     out->payload = NULL;
     write_datagram(endpoint, peer, &packet, out);
@@ -42,9 +43,14 @@ static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, str
                                .index = control->index,
                                .offset = (uint32_t)control->reason,
                                .number = (uint32_t)path->sent.next};
-    struct cl_sent_packet sent = {.sent_us = now_us, .control = *control, .bytes = CL_PACKET_HEAD_BYTES, .kind = kind};
+    struct cl_sent_packet sent = {.sent_us = now_us,
+                                  .egress_bytes = path->egress->bytes,
+                                  .control = *control,
+                                  .bytes = CL_PACKET_HEAD_BYTES,
+                                  .kind = kind};
     if (!cl_sent_push(&path->sent, &sent))
         return false;
+    cl_egress_sent(path->egress, sent.bytes);
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = 0;
     out->payload = NULL;
@@ -63,6 +69,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     uint32_t length = last ? message->length - offset : endpoint->payload_bytes;
     struct cl_sent_packet sent = {
         .sent_us = now_us,
+        .egress_bytes = path->egress->bytes,
         .data = {.message = message, .generation = message->generation, .packet = number_in_message},
         .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
         .kind = CL_PACKET_DATA};
@@ -80,6 +87,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     if (!cl_sent_push(&path->sent, &sent))
         return false;
     cl_pacer_sent(&path->pacer, sent.bytes);
+    cl_egress_sent(path->egress, sent.bytes);
     message->packets_in_flight++;
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = length;
@@ -170,13 +178,14 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         cl_queue_remove(&endpoint->queue, &peer->node, message);
         return false;
     }
-    uint64_t ready_us;
-    struct cl_path *path =
-        cl_spray_pick(peer->paths, peer->path_count, endpoint->config.datagram_bytes, now_us, &ready_us);
+    uint64_t ready_us, egress_ready_us;
+    struct cl_path *path = cl_spray_pick(peer->paths, peer->path_count, endpoint->config.datagram_bytes, now_us,
+                                         &ready_us, &egress_ready_us);
     if (!path) {
         cl_queue_block(&endpoint->queue, &peer->node);
         peer->pacer_us = ready_us;
         cl_endpoint_arm(endpoint, peer, ready_us);
+        cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, egress_ready_us);
         return false;
     }
     uint32_t fresh = message->next_packet, packet;
@@ -198,11 +207,34 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     return sent;
 }
 
+/* When the first interface may take a packet. */
+static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint64_t now_us)
+{
+    uint64_t first_us = UINT64_MAX;
+    for (uint16_t i = 0; i < endpoint->egress_count; i++) {
+        uint64_t ready_us = cl_egress_ready_us(&endpoint->egresses[i], now_us);
+        if (ready_us <= now_us)
+            return now_us;
+        if (ready_us < first_us)
+            first_us = ready_us;
+    }
+    return first_us;
+}
+
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
 {
     size_t count = send_all_urgent(endpoint, now_us, out, capacity);
-    struct cl_message *message;
-    while (count < capacity && (message = cl_queue_next(&endpoint->queue)))
+    while (count < capacity) {
+        struct cl_message *message = cl_queue_next(&endpoint->queue);
+        if (!message)
+            break;
+        /* mostly it is the interface that is busy: then there is no need to ask every peer in turn */
+        uint64_t ready_us = egresses_ready_us(endpoint, now_us);
+        if (ready_us > now_us) {
+            cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, ready_us);
+            break;
+        }
         count += send_next(endpoint, message, now_us, &out[count]);
+    }
     return count;
 }

@@ -9,36 +9,25 @@ static void refill(struct cl_pacer *pacer, uint64_t now_us)
     int64_t full = (int64_t)pacer->burst * MILLION;
     uint64_t elapsed_us = now_us - pacer->last_us;
     pacer->last_us = now_us;
-    /* a second fills any bucket out of any debt of one packet: capping keeps the product within 64 bits */
-    if (elapsed_us > (uint64_t)MILLION)
-        elapsed_us = (uint64_t)MILLION;
-    pacer->tokens += (int64_t)(pacer->rate * elapsed_us);
-    if (pacer->tokens > full)
+    /* after long pauses the product would not fit in 64 bits */
+    if ((double)pacer->rate * (double)elapsed_us >= (double)(full - pacer->tokens))
         pacer->tokens = full;
+    else
+        pacer->tokens += (int64_t)(pacer->rate * elapsed_us);
 }
 
-static uint64_t burst_bytes(uint64_t rate, uint32_t packet_bytes)
+void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us)
 {
-    uint64_t timed = rate * CL_PACER_BURST_US / (uint64_t)MILLION;
-    uint64_t least = (uint64_t)CL_PACER_BURST_PACKETS * packet_bytes;
-    return timed > least ? timed : least;
+    *pacer = (struct cl_pacer){.rate = rate, .burst = burst, .tokens = (int64_t)burst * MILLION, .last_us = now_us};
 }
 
-void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint32_t packet_bytes, uint64_t now_us)
+void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us)
 {
-    *pacer = (struct cl_pacer){.rate = rate, .burst = burst_bytes(rate, packet_bytes), .last_us = now_us};
-    pacer->tokens = (int64_t)pacer->burst * MILLION;
-}
-
-void cl_pacer_set_rate(struct cl_pacer *pacer, uint64_t rate, uint32_t packet_bytes, uint64_t now_us)
-{
-    if (rate == pacer->rate)
-        return;
     refill(pacer, now_us);
     pacer->rate = rate;
-    pacer->burst = burst_bytes(rate, packet_bytes);
-    if (pacer->tokens > (int64_t)pacer->burst * MILLION)
-        pacer->tokens = (int64_t)pacer->burst * MILLION;
+    pacer->burst = burst;
+    if (pacer->tokens > (int64_t)burst * MILLION)
+        pacer->tokens = (int64_t)burst * MILLION;
 }
 
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, uint64_t now_us)
@@ -56,4 +45,11 @@ void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes)
 {
     if (pacer->rate)
         pacer->tokens -= (int64_t)bytes * MILLION;
+}
+
+uint64_t cl_pacer_burst(uint64_t rate, uint32_t packet_bytes)
+{
+    uint64_t timed = rate * CL_PACER_BURST_US / (uint64_t)MILLION;
+    uint64_t least = (uint64_t)CL_PACER_BURST_PACKETS * packet_bytes;
+    return timed > least ? timed : least;
 }

@@ -1,5 +1,5 @@
 /*
- * Pacer: a token bucket. In any interval of d seconds in which the rate does not change,
+ * Pacer: a token bucket. In any interval of d seconds in which rate and burst do not change,
  *
  *     bytes sent <= rate * d + burst + one packet
  *
@@ -21,10 +21,13 @@ struct cl_pacer {
 };
 
 /* Starts with a full bucket. */
-void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint32_t packet_bytes, uint64_t now_us);
-void cl_pacer_set_rate(struct cl_pacer *pacer, uint64_t rate, uint32_t packet_bytes, uint64_t now_us);
+void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
+void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
 /* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. */
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, uint64_t now_us);
 void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
+
+/* The usual burst for a rate: CL_PACER_BURST_US of it, but at least CL_PACER_BURST_PACKETS. */
+uint64_t cl_pacer_burst(uint64_t rate, uint32_t packet_bytes);
 
 #endif

@@ -1,16 +1,14 @@
 #include "core/path.h"
 
-bool cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const char *congestion,
+void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const struct cl_cc_type *congestion,
                   uint32_t datagram_bytes, uint64_t fixed_rate)
 {
-    *path = (struct cl_path){.index = index, .ping = true, .egress = egress, .sent.flight = &egress->flight};
+    *path = (struct cl_path){.index = index, .ping = true, .egress = egress};
     cl_rtt_init(&path->rtt);
     cl_loss_init(&path->loss);
     cl_ack_init(&path->ack);
-    if (!cl_cc_init(&path->cc, congestion, datagram_bytes, fixed_rate))
-        return false;
-    cl_pacer_init(&path->pacer, path->cc.rate, datagram_bytes, 0);
-    return true;
+    cl_cc_init(&path->cc, congestion, datagram_bytes, fixed_rate);
+    cl_pacer_init(&path->pacer, path->cc.rate, cl_pacer_burst(path->cc.rate, datagram_bytes), 0);
 }
 
 void cl_path_free(struct cl_path *path)
@@ -21,7 +19,7 @@ void cl_path_free(struct cl_path *path)
 
 bool cl_path_asks(struct cl_path *path, uint32_t bytes)
 {
-    bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
+    bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 3;
     /* a full window without a question in it would wait for the receiver's timer */
     if (!asks && !cl_path_open(path, bytes))
         asks = path->loss.any_acked && path->asked <= path->loss.largest_acked;
@@ -51,14 +49,12 @@ static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn 
 
 struct losses {
     const struct cl_path_callbacks *callbacks;
-    uint64_t bytes;
     uint32_t packets;
 };
 
 static void count_lost(void *argument, const struct cl_sent_packet *packet)
 {
     struct losses *losses = argument;
-    losses->bytes += packet->bytes;
     losses->packets++;
     losses->callbacks->lost(losses->callbacks->argument, packet);
 }
@@ -69,8 +65,8 @@ static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_c
     cl_loss_detect(&path->loss, &path->sent, &path->rtt, now_us, count_lost, &losses);
     if (!losses.packets)
         return;
-    cl_egress_on_lost(path->egress, losses.bytes, losses.packets, now_us);
-    path->cc.type->on_lost(&path->cc, losses.bytes, losses.packets, path->sent.next, now_us);
+    cl_egress_on_settled(path->egress, 0, losses.packets);
+    path->cc.type->on_lost(&path->cc, losses.packets);
 }
 
 bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us,
@@ -84,10 +80,10 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     if (largest) {
         cl_rtt_update(&path->rtt, largest->sent_us, received_us, frame.clock_us, frame.host_delay_us);
         sample.timed = true;
-        sample.queue_us = path->rtt.queue_us;
+        sample.packet_us = (uint32_t)cl_egress_packet_us(path->egress);
+        sample.queue_us = cl_egress_on_sample(path->egress, &path->view, largest->egress_bytes, largest->sent_us,
+                                              frame.clock_us, path->rtt.queue_us, now_us);
     }
-    sample.rtt_us = path->rtt.smoothed_us;
-    sample.base_us = cl_rtt_base_us(&path->rtt);
     sample.limited = frame.largest < path->limited_until;
 
     cl_loss_on_frame(&path->loss, &frame, callbacks->late, callbacks->argument);
@@ -104,10 +100,8 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     path->probe = false;
     path->dead = false;
     path->delivered_us = now_us;
-    cl_sent_set_apart(&path->sent, false);
-    cl_egress_on_acked(path->egress, &sample, now_us);
-    path->cc.type->on_acked(&path->cc, &sample, now_us);
-    cl_pacer_set_rate(&path->pacer, path->cc.rate, path->cc.packet_bytes, now_us);
+    cl_egress_on_settled(path->egress, sample.packets, 0);
+    path->cc.type->on_acked(&path->cc, &sample);
     detect(path, now_us, callbacks);
     return true;
 }
@@ -117,12 +111,11 @@ void cl_path_on_loss_timer(struct cl_path *path, uint64_t now_us, const struct c
     detect(path, now_us, callbacks);
 }
 
-void cl_path_on_pto(struct cl_path *path, uint64_t now_us)
+void cl_path_on_pto(struct cl_path *path)
 {
     path->loss.pto_count++;
     path->probe = true;
-    cl_sent_set_apart(&path->sent, true);
-    path->cc.type->on_pto(&path->cc, path->loss.pto_count, now_us);
+    path->cc.type->on_pto(&path->cc, path->loss.pto_count);
 }
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)

@@ -29,6 +29,7 @@ struct cl_path {
     uint64_t delivered_us;  /* when an acknowledgement last said that something arrived */
     uint64_t next_probe_us; /* while dead */
     struct cl_egress *egress;
+    struct cl_egress_view view;
     struct cl_sent sent;
     struct cl_rtt rtt;
     struct cl_loss loss;
@@ -37,8 +38,7 @@ struct cl_path {
     struct cl_ack ack;
 };
 
-/* False when there is no congestion control of that name. */
-bool cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const char *congestion,
+void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const struct cl_cc_type *congestion,
                   uint32_t datagram_bytes, uint64_t fixed_rate);
 void cl_path_free(struct cl_path *path);
 
@@ -48,8 +48,8 @@ static inline bool cl_path_open(const struct cl_path *path, uint32_t bytes)
     return path->sent.bytes + bytes <= path->cc.window;
 }
 
-/* Counts the packet about to be sent; true when it should ask for an acknowledgement: several times per window. bytes: of
- * this one and the next. */
+/* Counts the packet about to be sent; true when it should ask for an acknowledgement: several times per window. bytes:
+ * of this one and the next. */
 bool cl_path_asks(struct cl_path *path, uint32_t bytes);
 
 /* What an acknowledgement changed in this path; the packets themselves went to the callbacks. */
@@ -63,7 +63,7 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
 /* The loss timer fired. */
 void cl_path_on_loss_timer(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);
 /* The probe timer fired. */
-void cl_path_on_pto(struct cl_path *path, uint64_t now_us);
+void cl_path_on_pto(struct cl_path *path);
 
 /* The earliest of this path's timers; UINT64_MAX: none. */
 uint64_t cl_path_deadline_us(const struct cl_path *path);

@@ -56,9 +56,9 @@ struct cl_peer {
     struct cl_path paths[];
 };
 
-/* NULL when there is no memory or no such congestion control. */
-struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *egresses, const char *congestion,
-                               uint32_t datagram_bytes, uint64_t fixed_rate);
+/* NULL when there is no memory. */
+struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *egresses,
+                               const struct cl_cc_type *congestion, uint32_t datagram_bytes, uint64_t fixed_rate);
 void cl_peer_destroy(struct cl_peer *peer);
 
 void cl_peer_hold(struct cl_peer *peer, struct cl_message *message, uint64_t now_us);

@@ -70,6 +70,31 @@ out:
     return valid;
 }
 
+static bool names_host_rank(const struct cl_step *step)
+{
+    return step->kind == CL_AWAIT || (cl_step_reads(step->kind) && step->source == CL_STAGING) ||
+           (cl_step_writes(step->kind) && step->target == CL_STAGING);
+}
+
+/* Collects host_ranks, each once. False when there is no memory. */
+static bool find_host_ranks(struct cl_plan *plan)
+{
+    bool *found = calloc(plan->world_size, sizeof *found);
+    plan->host_ranks = calloc(plan->world_size, sizeof *plan->host_ranks);
+    if (found != NULL && plan->host_ranks != NULL) {
+        for (uint32_t i = 0; i < plan->step_count; i++) {
+            uint32_t rank = plan->steps[i].peer;
+            if (!names_host_rank(&plan->steps[i]) || found[rank])
+                continue;
+            found[rank] = true;
+            plan->host_ranks[plan->host_rank_count++] = rank;
+        }
+    }
+    bool complete = found != NULL && plan->host_ranks != NULL;
+    free(found);
+    return complete;
+}
+
 static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
 {
     uint32_t posts = 0;
@@ -85,9 +110,7 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
             posts++;
             plan->posts = step->message > plan->posts ? step->message : plan->posts;
         }
-        if (step->kind == CL_POST || step->kind == CL_AWAIT ||
-            (cl_step_reads(step->kind) && step->source == CL_STAGING) ||
-            (cl_step_writes(step->kind) && step->target == CL_STAGING))
+        if (step->kind == CL_POST || names_host_rank(step))
             plan->uses_host = true;
         if (step->dependencies == 0)
             plan->roots[plan->root_count++] = i;
@@ -128,6 +151,10 @@ int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint3
         cl_plan_release(plan);
         return CL_EINVAL;
     }
+    if (!find_host_ranks(plan)) {
+        cl_plan_release(plan);
+        return CL_ENOMEM;
+    }
     *out = plan;
     return CL_OK;
 }
@@ -144,5 +171,6 @@ void cl_plan_release(cl_plan *plan)
     free(plan->steps);
     free(plan->successors);
     free(plan->roots);
+    free(plan->host_ranks);
     free(plan);
 }

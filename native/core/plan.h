@@ -22,6 +22,8 @@ struct cl_plan {
     uint32_t *successors;
     uint32_t *roots; /* steps without dependencies, in order */
     uint32_t root_count;
+    uint32_t *host_ranks; /* ranks whose staging or counter it uses: they must be of this host */
+    uint32_t host_rank_count;
 };
 
 /* Whether steps of this kind read `source` / write `target`. */

@@ -36,17 +36,27 @@ static uint32_t distance(uint32_t a, uint32_t b)
     return a > b ? a - b : b - a;
 }
 
+static uint32_t weigh(uint32_t average, uint32_t sample, uint32_t weight)
+{
+    return (uint32_t)(((weight - 1) * (uint64_t)average + sample) / weight);
+}
+
 void cl_rtt_update(struct cl_rtt *rtt, uint64_t sent_us, uint64_t received_us, uint32_t peer_clock_us,
                    uint32_t host_delay_us)
 {
     uint32_t whole_us = received_us > sent_us ? (uint32_t)(received_us - sent_us) : 0;
     rtt->latest_us = whole_us;
+    uint32_t change_us = distance(rtt->smoothed_us, whole_us);
     if (!rtt->any) {
         rtt->smoothed_us = whole_us;
         rtt->variation_us = whole_us / 2;
+    } else if (whole_us < rtt->smoothed_us) {
+        /* a queue has drained: believed quickly, and no reason to be more careful */
+        rtt->variation_us = weigh(rtt->variation_us, change_us, 16);
+        rtt->smoothed_us = weigh(rtt->smoothed_us, whole_us, 4);
     } else {
-        rtt->variation_us = (uint32_t)((3 * (uint64_t)rtt->variation_us + distance(rtt->smoothed_us, whole_us)) / 4);
-        rtt->smoothed_us = (uint32_t)((7 * (uint64_t)rtt->smoothed_us + whole_us) / 8);
+        rtt->variation_us = weigh(rtt->variation_us, change_us, 4);
+        rtt->smoothed_us = weigh(rtt->smoothed_us, whole_us, 8);
     }
     rtt->any = true;
 

@@ -36,10 +36,6 @@ bool cl_sent_push(struct cl_sent *sent, const struct cl_sent_packet *packet)
     kept->in_flight = true;
     sent->packets++;
     sent->bytes += packet->bytes;
-    if (sent->flight && !sent->apart) {
-        sent->flight->bytes += packet->bytes;
-        sent->flight->sent++;
-    }
     if (packet->kind == CL_PACKET_PING)
         sent->pings++;
     else
@@ -61,27 +57,9 @@ void cl_sent_remove(struct cl_sent *sent, uint64_t number)
     packet->in_flight = false;
     sent->packets--;
     sent->bytes -= packet->bytes;
-    if (sent->flight && !sent->apart) {
-        sent->flight->bytes -= packet->bytes;
-        sent->flight->settled++;
-    }
     sent->pings -= packet->kind == CL_PACKET_PING;
     while (sent->low < sent->next && !slot(sent, sent->low)->in_flight)
         sent->low++;
-}
-
-void cl_sent_set_apart(struct cl_sent *sent, bool apart)
-{
-    if (!sent->flight || sent->apart == apart)
-        return;
-    sent->apart = apart;
-    if (apart) {
-        sent->flight->bytes -= sent->bytes;
-        sent->flight->settled += sent->packets;
-    } else {
-        sent->flight->bytes += sent->bytes;
-        sent->flight->sent += sent->packets;
-    }
 }
 
 void cl_sent_clear(struct cl_sent *sent)
@@ -93,7 +71,6 @@ void cl_sent_clear(struct cl_sent *sent)
 
 void cl_sent_free(struct cl_sent *sent)
 {
-    cl_sent_set_apart(sent, true);
     free(sent->ring);
     *sent = (struct cl_sent){0};
 }

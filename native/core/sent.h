@@ -13,6 +13,7 @@ struct cl_message;
 
 struct cl_sent_packet {
     uint64_t sent_us;
+    uint64_t egress_bytes; /* sent over the interface before it */
     union {
         struct {
             struct cl_message *message; /* valid only while its generation is still `generation` */
@@ -26,15 +27,7 @@ struct cl_sent_packet {
     bool in_flight;
 };
 
-/* What several paths have in flight together, and how many packets ever were. */
-struct cl_flight {
-    uint64_t bytes;
-    uint64_t sent, settled; /* packets; the difference is in flight */
-};
-
 struct cl_sent {
-    struct cl_flight *flight; /* counts ours too, unless NULL or `apart` */
-    bool apart;
     struct cl_sent_packet *ring;
     uint32_t capacity; /* a power of two */
     uint32_t packets;  /* in flight */
@@ -50,9 +43,6 @@ bool cl_sent_push(struct cl_sent *sent, const struct cl_sent_packet *packet);
 struct cl_sent_packet *cl_sent_find(const struct cl_sent *sent, uint64_t number);
 /* Takes a packet that is in flight out; its contents stay readable until the next push. */
 void cl_sent_remove(struct cl_sent *sent, uint64_t number);
-/* Takes what is in flight out of the common count, or back in: a peer that does not answer should not use up what all
- * share. */
-void cl_sent_set_apart(struct cl_sent *sent, bool apart);
 /* Forgets everything in flight. */
 void cl_sent_clear(struct cl_sent *sent);
 void cl_sent_free(struct cl_sent *sent);

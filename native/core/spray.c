@@ -1,18 +1,17 @@
 #include "core/spray.h"
 
-/* When a packet of `bytes` sent now would arrive, in us: what is in flight before it drains at the path's rate (one
- * window per round trip), then it travels. */
-static uint64_t arrival_us(const struct cl_path *path, uint32_t bytes)
+static void lower(uint64_t *least, uint64_t value)
 {
-    return (path->sent.bytes + bytes) * path->rtt.smoothed_us / path->cc.window + cl_rtt_base_us(&path->rtt) / 2;
+    if (value < *least)
+        *least = value;
 }
 
 struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t bytes, uint64_t now_us,
-                              uint64_t *ready_us)
+                              uint64_t *ready_us, uint64_t *egress_ready_us)
 {
     struct cl_path *best = NULL;
     uint64_t best_us = UINT64_MAX;
-    *ready_us = UINT64_MAX;
+    *ready_us = *egress_ready_us = UINT64_MAX;
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
         if (path->dead)
@@ -21,18 +20,21 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t by
             path->limited_until = path->sent.next;
             continue;
         }
-        if (!cl_egress_open(path->egress, bytes)) {
-            cl_egress_limit(path->egress);
+        uint64_t path_ready_us = cl_pacer_ready_us(&path->pacer, now_us);
+        if (path_ready_us > now_us) {
+            lower(ready_us, path_ready_us);
+            continue;
+        }
+        uint64_t interface_ready_us = cl_egress_ready_us(path->egress, now_us);
+        if (interface_ready_us > now_us) {
+            lower(egress_ready_us, interface_ready_us);
             path->egress->waited_for = true;
             continue;
         }
-        uint64_t path_ready_us = cl_pacer_ready_us(&path->pacer, now_us);
-        if (path_ready_us > now_us) {
-            if (path_ready_us < *ready_us)
-                *ready_us = path_ready_us;
-            continue;
-        }
-        uint64_t path_us = count == 1 ? 0 : arrival_us(path, bytes);
+        if (count == 1)
+            return path;
+        /* when the packet would arrive: after what is queued before it, at the interface and beyond */
+        uint64_t path_us = cl_egress_backlog_us(path->egress) + path->cc.queue_us + cl_rtt_base_us(&path->rtt) / 2;
         if (path_us < best_us) {
             best = path;
             best_us = path_us;

@@ -1,7 +1,8 @@
 /*
- * A small network in virtual time for tests of the core: endpoints with one interface per path, each with an egress link
- * and an ingress port (rate, drop-tail buffer), a propagation delay between them, and faults: random loss, reordering,
- * duplication, dead interfaces, and hosts that sleep. Deterministic: one seeded generator, ties in order of creation.
+ * A small network in virtual time for tests of the core: endpoints with one interface per path, each with an egress
+ * link and an ingress port (rate, drop-tail buffer), a propagation delay between them, and faults: random loss,
+ * reordering, duplication, dead interfaces, and hosts that sleep. Deterministic: one seeded generator, ties in order of
+ * creation.
  */
 #ifndef CL_TESTS_NETWORK_H
 #define CL_TESTS_NETWORK_H
@@ -142,7 +143,10 @@ static inline bool network_pass(struct network *network, struct network_link *li
     return !link->dead;
 }
 
-static inline uint64_t network_now_us(const struct network *network) { return network->now_ns / 1000; }
+static inline uint64_t network_now_us(const struct network *network)
+{
+    return network->now_ns / 1000;
+}
 
 static inline void network_wake(struct network *network, uint32_t host_index, uint64_t at_ns)
 {
@@ -236,8 +240,7 @@ static inline bool network_step(struct network *network, uint64_t until_us)
     struct network_host *host = &network->hosts[packet->to];
     uint64_t left_ns;
     if (packet->event == AT_INGRESS && !host->dead &&
-        network_pass(network, &network->ingress[packet->to][packet->path], packet->length, network->now_ns,
-                     &left_ns)) {
+        network_pass(network, &network->ingress[packet->to][packet->path], packet->length, network->now_ns, &left_ns)) {
         packet->event = AT_HOST;
         network_schedule(network, packet, left_ns);
     } else if (packet->event == AT_HOST && !host->dead) {
@@ -252,7 +255,10 @@ static inline bool network_step(struct network *network, uint64_t until_us)
         network_packet_free(network, packet);
         if (run) {
             host->run_ns = UINT64_MAX;
-            network_run_host(network, to);
+            if (network->now_ns < host->awake_ns)
+                network_wake(network, to, host->awake_ns);
+            else
+                network_run_host(network, to);
         }
     }
     return true;

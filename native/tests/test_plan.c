@@ -44,7 +44,7 @@ static struct draft sound(void)
 
 static int create(const struct draft *draft)
 {
-    cl_plan *plan;
+    cl_plan *plan = NULL;
     int status = draft_create(draft, &plan);
     if (status == CL_OK)
         cl_plan_release(plan);
@@ -68,6 +68,8 @@ static void test_a_sound_plan(void)
     CHECK_EQ(plan->roots[0], 0);
     CHECK_EQ(plan->roots[1], 2);
     CHECK_EQ(plan->steps[3].dependencies, 2);
+    CHECK_EQ(plan->host_rank_count, 1);
+    CHECK_EQ(plan->host_ranks[0], 0);
     cl_plan_retain(plan);
     cl_plan_release(plan);
     CHECK_EQ(plan->steps[3].peer, 3);

@@ -9,8 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 enum { DATAGRAM_BYTES = 1472, MANY = 200, PATIENCE_MS = 5000 };
+
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
 
 static const char *const LOCALHOST[] = {"127.0.0.1", "127.0.0.1"};
 
@@ -98,9 +106,9 @@ static void set(int fd, int level, int option, int value)
 static bool batches(void) /* whether this kernel segments and coalesces on loopback */
 {
     int fd = socket(AF_INET, SOCK_DGRAM, 0), on = 1, off = 0;
-    bool both = setsockopt(fd, IPPROTO_UDP, 104, &on, sizeof on) == 0 &&
-                setsockopt(fd, IPPROTO_UDP, 103, &off, sizeof off) == 0;
-    shutdown(fd, SHUT_RDWR);
+    bool both = setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0 &&
+                setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &off, sizeof off) == 0;
+    close(fd);
     return both;
 }
 
@@ -120,7 +128,7 @@ static void test_udp_without_coalescing(void)
     struct cl_wire *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     struct inbox inbox = {0};
     if (batches())
-        set(cl_wire_udp.descriptor(to, 0), IPPROTO_UDP, 104, 0);
+        set(cl_wire_udp.descriptor(to, 0), IPPROTO_UDP, UDP_GRO, 0);
     send_and_check(&cl_wire_udp, from, to, &inbox);
     CHECK_EQ(inbox.messages, MANY);
     cl_wire_udp.close(from);
@@ -198,7 +206,7 @@ static void test_udp_strangers(void)
     struct inbox inbox = {0};
     collect(&cl_wire_udp, wire, 0, 1, &inbox);
     CHECK_EQ(inbox.lengths[inbox.count - 1], 1);
-    shutdown(fd, SHUT_RDWR);
+    close(fd);
     cl_wire_udp.close(wire);
 }
 

@@ -150,7 +150,7 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const s
 static void ring_bells(struct cl_host *host, struct line *line)
 {
     for (uint32_t i = 0; i < MASKS; i++) {
-        if (atomic_load_explicit(&line->bells[i], memory_order_relaxed) == 0)
+        if (atomic_load(&line->bells[i]) == 0)
             continue;
         uint64_t mask = atomic_exchange(&line->bells[i], 0);
         while (mask != 0) {
@@ -174,7 +174,7 @@ static void wake_line(struct cl_host *host, struct line *line)
 void cl_host_post(struct cl_host *host, uint32_t value)
 {
     struct line *line = line_of(host, host->self);
-    /* Sequentially consistent: either the sleeper sees the new value, or this rank sees the sleeper. */
+    /* Sequentially consistent here and there: either the sleeper sees the new value, or this rank sees the sleeper. */
     atomic_store(&line->counter, value);
     wake_line(host, line);
 }
@@ -194,6 +194,7 @@ void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t
 void cl_host_request_bell(struct cl_host *host, uint32_t rank)
 {
     atomic_fetch_or(&line_of(host, rank)->bells[host->self / 64], (uint64_t)1 << (host->self % 64));
+    atomic_thread_fence(memory_order_seq_cst); /* the caller's look at the counter must not come first */
 }
 
 void cl_host_wake_all(struct cl_host *host)
@@ -213,7 +214,7 @@ void cl_host_abort(struct cl_host *host, int reason)
 int cl_host_aborted(struct cl_host *host)
 {
     struct head *head = (struct head *)(void *)host->memory;
-    return atomic_load_explicit(&head->aborted, memory_order_acquire);
+    return atomic_load(&head->aborted);
 }
 
 int cl_bell_open(char name[CL_BELL_BYTES])

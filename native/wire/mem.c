@@ -146,7 +146,7 @@ static size_t mem_send(struct cl_wire *wire, const struct cl_wire_datagram *data
     return count;
 }
 
-static size_t mem_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context)
+static bool mem_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context)
 {
     struct letter batch[BATCH];
     size_t count = 0;
@@ -166,7 +166,7 @@ static size_t mem_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_f
         handle(context, batch[i].bytes, batch[i].length, 0);
         free(batch[i].bytes);
     }
-    return count;
+    return count == BATCH;
 }
 
 const struct cl_wire_type cl_wire_mem = {

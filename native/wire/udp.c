@@ -49,6 +49,7 @@ union control {
 
 struct cl_wire {
     int sockets[CL_PORTS_MAX];
+    sa_family_t families[CL_PORTS_MAX];
     uint32_t port_count;
     bool segmentation;
     bool coalescing[CL_PORTS_MAX];
@@ -120,6 +121,7 @@ static int open_port(struct cl_wire *wire, const char *text)
     int off = 0; /* setting it to 0 changes nothing, and says whether the kernel knows it */
     if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &off, sizeof off) != 0)
         wire->segmentation = false;
+    wire->families[wire->port_count] = address.ss_family;
     wire->sockets[wire->port_count++] = fd;
     return CL_OK;
 }
@@ -197,7 +199,8 @@ static int udp_link(struct cl_wire *wire, uint32_t port, const char *remote_addr
     }
     struct link *link = &wire->links[wire->link_count];
     link->port = port;
-    if (!parse_address(remote_address, remote_port, &link->address, &link->address_length))
+    if (!parse_address(remote_address, remote_port, &link->address, &link->address_length) ||
+        link->address.ss_family != wire->families[port])
         return CL_EINVAL;
     return (int)wire->link_count++;
 }
@@ -303,7 +306,7 @@ static void hand_over(struct mmsghdr *message, uint64_t offset_us, cl_wire_recei
     }
 }
 
-static size_t udp_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context)
+static bool udp_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context)
 {
     for (size_t i = 0; i < RECEIVE_MESSAGES; i++) {
         wire->in[i].msg_hdr.msg_control = &wire->in_control[i];
@@ -311,13 +314,13 @@ static size_t udp_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_f
     }
     int count = recvmmsg(wire->sockets[port], wire->in, RECEIVE_MESSAGES, MSG_DONTWAIT, NULL);
     if (count <= 0)
-        return 0;
+        return false;
     /* The kernel stamps wall-clock time; the engine runs on the monotonic clock. */
     uint64_t offset_us = clock_us(CLOCK_REALTIME) - clock_us(CLOCK_MONOTONIC);
     for (int i = 0; i < count; i++)
         if ((wire->in[i].msg_hdr.msg_flags & MSG_TRUNC) == 0)
             hand_over(&wire->in[i], offset_us, handle, context);
-    return (size_t)count;
+    return count == RECEIVE_MESSAGES;
 }
 
 const struct cl_wire_type cl_wire_udp = {

@@ -8,6 +8,8 @@
 #ifndef CL_WIRE_WIRE_H
 #define CL_WIRE_WIRE_H
 
+#include <stdbool.h>
+
 #include "commlayer.h"
 
 enum { CL_PORTS_MAX = 8 };
@@ -43,8 +45,8 @@ struct cl_wire_type {
     int (*link)(struct cl_wire *wire, uint32_t port, const char *remote_address, uint32_t remote_port);
     /* Returns how many of the datagrams were taken, from the first: fewer when the system has no room for more. */
     size_t (*send)(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count);
-    /* Hands over what waits at the port, up to an implementation's batch; returns how many. */
-    size_t (*receive)(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context);
+    /* Hands over what waits at the port, up to an implementation's batch; returns whether more may be waiting. */
+    bool (*receive)(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context);
 };
 
 extern const struct cl_wire_type cl_wire_udp;

@@ -1,0 +1,122 @@
+#include "core/ack.h"
+
+#include "tests/check.h"
+
+/* Writes what is known and reads it back as the sender would. */
+static struct cl_ack_frame frame_of(struct cl_ack *ack, uint64_t next_number, uint64_t now_us)
+{
+    struct cl_packet packet = {.kind = CL_PACKET_ACK};
+    struct cl_ack_frame frame = {0};
+    uint8_t payload[CL_ACK_BYTES_MAX];
+    cl_ack_write(ack, &packet, payload, now_us);
+    CHECK(cl_ack_read(&frame, &packet, payload, next_number));
+    return frame;
+}
+
+static void test_round_trip(void)
+{
+    struct cl_ack ack;
+    cl_ack_init(&ack);
+    static const uint64_t CAME[] = {0, 1, 2, 5, 6, 9};
+    for (int i = 0; i < 6; i++)
+        cl_ack_on_packet(&ack, CAME[i], CAME[i] == 5, false, 1000 + CAME[i], 1500);
+    struct cl_ack_frame frame = frame_of(&ack, 10, 2000);
+    CHECK_EQ(frame.largest, 9);
+    CHECK_EQ(frame.clock_us, 1009);
+    CHECK_EQ(frame.host_delay_us, 991);
+    CHECK_EQ(frame.came_count, 3);
+    CHECK_EQ(frame.came[0].start, 9);
+    CHECK_EQ(frame.came[1].start, 5);
+    CHECK_EQ(frame.came[1].end, 7);
+    CHECK_EQ(frame.came[2].start, 0);
+    CHECK_EQ(frame.came[2].end, 3);
+    CHECK_EQ(frame.refused_count, 1);
+    CHECK_EQ(frame.refused[0].start, 5);
+    CHECK_EQ(frame.refused[0].end, 6);
+    cl_ack_free(&ack);
+}
+
+static void test_when_due(void)
+{
+    struct cl_ack ack;
+    cl_ack_init(&ack);
+    CHECK_EQ(ack.deadline_us, UINT64_MAX);
+    cl_ack_on_packet(&ack, 0, false, false, 100, 100);
+    CHECK_EQ(ack.deadline_us, 100 + CL_ACK_DELAY_US);
+    cl_ack_on_packet(&ack, 1, false, false, 200, 200);
+    CHECK_EQ(ack.deadline_us, 100 + CL_ACK_DELAY_US);  /* counts from the first */
+    cl_ack_on_packet(&ack, 3, false, false, 300, 300); /* a gap */
+    CHECK_EQ(ack.deadline_us, 300);
+    frame_of(&ack, 10, 400);
+    CHECK_EQ(ack.deadline_us, UINT64_MAX);
+    cl_ack_on_packet(&ack, 4, false, true, 500, 500); /* asked for */
+    CHECK_EQ(ack.deadline_us, 500);
+    frame_of(&ack, 10, 500);
+    for (uint64_t i = 5; i < 5 + CL_ACK_EVERY; i++)
+        cl_ack_on_packet(&ack, i, false, false, 600, 600);
+    CHECK_EQ(ack.deadline_us, 600);
+    cl_ack_free(&ack);
+}
+
+/* However many gaps there are, a refused packet is told as refused or not at all. */
+static void test_refused_is_never_told_as_accepted(void)
+{
+    struct cl_ack ack;
+    cl_ack_init(&ack);
+    for (uint64_t number = 0; number < 400; number++) {
+        if (number % 7 == 3)
+            continue;
+        cl_ack_on_packet(&ack, number, number % 3 == 0, false, number, number);
+        struct cl_ack_frame frame = frame_of(&ack, number + 1, number);
+        for (uint64_t told = 0; told <= number; told++) {
+            bool came = false, refused = false;
+            for (uint32_t i = 0; i < frame.came_count; i++)
+                came = came || (told >= frame.came[i].start && told < frame.came[i].end);
+            for (uint32_t i = 0; i < frame.refused_count; i++)
+                refused = refused || (told >= frame.refused[i].start && told < frame.refused[i].end);
+            CHECK(!came || told % 7 != 3);
+            CHECK(!came || refused == (told % 3 == 0));
+        }
+    }
+    cl_ack_free(&ack);
+}
+
+static void test_malformed_is_refused(void)
+{
+    struct cl_packet packet = {.number = 5, .offset = 1, .length = 4};
+    struct cl_ack_frame frame;
+    uint8_t payload[CL_ACK_BYTES_MAX] = {0, 0, 3, 0};
+    CHECK(cl_ack_read(&frame, &packet, payload, 6));
+    CHECK(!cl_ack_read(&frame, &packet, payload, 5)); /* of a packet never sent */
+    packet.length = 8;
+    CHECK(!cl_ack_read(&frame, &packet, payload, 6)); /* length and counts disagree */
+    packet.length = 4;
+    packet.offset = CL_ACK_RANGES + 1;
+    CHECK(!cl_ack_read(&frame, &packet, payload, 6));
+    packet.offset = 1;
+    payload[2] = 7; /* more packets than there are numbers */
+    CHECK(!cl_ack_read(&frame, &packet, payload, 6));
+}
+
+static void test_long_ranges_are_cut(void)
+{
+    struct cl_ack ack;
+    cl_ack_init(&ack);
+    for (uint64_t number = 0; number < 100000; number++)
+        cl_ack_on_packet(&ack, number, false, false, 0, 0);
+    struct cl_ack_frame frame = frame_of(&ack, 100000, 0);
+    CHECK_EQ(frame.came_count, 1);
+    CHECK_EQ(frame.came[0].end, 100000);
+    CHECK_EQ(frame.came[0].start, 100000 - UINT16_MAX);
+    cl_ack_free(&ack);
+}
+
+int main(void)
+{
+    RUN(test_round_trip);
+    RUN(test_when_due);
+    RUN(test_refused_is_never_told_as_accepted);
+    RUN(test_malformed_is_refused);
+    RUN(test_long_ranges_are_cut);
+    return CHECK_REPORT();
+}

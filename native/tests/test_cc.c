@@ -1,0 +1,48 @@
+#include "core/cc.h"
+
+#include <stddef.h>
+
+#include "tests/check.h"
+
+enum { BYTES = 1472 };
+
+static void test_names(void)
+{
+    CHECK(cl_cc_find("delay") == &cl_cc_type_delay);
+    CHECK(cl_cc_find("fixed") == &cl_cc_type_fixed);
+    CHECK(!cl_cc_find("cubic"));
+    CHECK(!cl_cc_find(NULL));
+}
+
+static void test_overflowing(void)
+{
+    static const struct {
+        uint32_t acked, lost;
+        bool overflowing;
+    } CASES[] = {{1000, 0, false}, {990, 10, false}, {970, 30, false}, {30, 3, false}, {27, 3, false},
+                 {20, 8, true},    {900, 100, true}, {0, 4, true},     {0, 3, false}};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        CHECK_EQ(cl_cc_overflowing(CASES[i].acked, CASES[i].lost), CASES[i].overflowing);
+}
+
+static void test_fixed(void)
+{
+    struct cl_cc cc;
+    cl_cc_init(&cc, &cl_cc_type_fixed, BYTES, 25000000);
+    CHECK_EQ(cc.rate, 25000000);
+    CHECK_EQ(cc.window, 5000000); /* 200 ms of it */
+    cc.type->on_lost(&cc, 1000);
+    cc.type->on_pto(&cc, 10);
+    CHECK_EQ(cc.rate, 25000000);
+    CHECK_EQ(cc.window, 5000000);
+    cl_cc_init(&cc, &cl_cc_type_fixed, BYTES, 1000);
+    CHECK_EQ(cc.window, 32 * BYTES);
+}
+
+int main(void)
+{
+    RUN(test_names);
+    RUN(test_overflowing);
+    RUN(test_fixed);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,131 @@
+#include "core/cc.h"
+
+#include "tests/check.h"
+
+enum { BYTES = 1472 };
+
+static struct cl_cc cc;
+static uint64_t number;
+
+static void start(void)
+{
+    cl_cc_init(&cc, &cl_cc_type_delay, BYTES, 0);
+    number = 0;
+}
+
+/* One round trip: everything in the window is acknowledged, after queue_us in queues; `lost` of the packets are lost.
+ */
+static void round_trip(uint32_t queue_us, uint32_t lost, bool limited)
+{
+    uint64_t packets = cc.window / BYTES, next = number + 2 * packets;
+    for (uint64_t i = 0; i < packets; i++) {
+        number++;
+        if (i < lost) {
+            cc.type->on_lost(&cc, 1);
+            continue;
+        }
+        struct cl_cc_sample sample = {.bytes = BYTES,
+                                      .packets = 1,
+                                      .largest = number,
+                                      .next = next,
+                                      .limited = limited,
+                                      .timed = true,
+                                      .queue_us = queue_us,
+                                      .packet_us = 60};
+        cc.type->on_acked(&cc, &sample);
+    }
+}
+
+static uint64_t window(void)
+{
+    return cc.window / BYTES;
+}
+
+static void test_slow_start_doubles_until_a_queue_appears(void)
+{
+    start();
+    CHECK_EQ(window(), 32);
+    round_trip(0, 0, true);
+    CHECK_EQ(window(), 64);
+    round_trip(100, 0, true);
+    CHECK_EQ(window(), 128);
+    round_trip(3500, 0, true);
+    uint64_t before = window();
+    round_trip(3500, 0, true);
+    CHECK(window() > before && window() <= before + 3);
+}
+
+static void test_converges_to_the_target(void)
+{
+    start();
+    /* a link with room for 40 packets in flight; what exceeds them waits 100 us each */
+    for (int i = 0; i < 300; i++)
+        round_trip(window() > 40 ? (uint32_t)(window() - 40) * 100 : 0, 0, true);
+    for (int i = 0; i < 50; i++) {
+        round_trip(window() > 40 ? (uint32_t)(window() - 40) * 100 : 0, 0, true);
+        CHECK(window() > 60 && window() < 90); /* 80 is where the target is */
+    }
+}
+
+static void test_decreases_once_per_round(void)
+{
+    start();
+    round_trip(10000, 0, true);
+    CHECK(window() >= 16);
+}
+
+static void test_random_loss_does_not_matter(void)
+{
+    start();
+    round_trip(0, 0, true);
+    round_trip(0, 0, true);
+    uint64_t before = window();
+    for (int i = 0; i < 20; i++)
+        round_trip(3900, 4, true); /* 3 % */
+    CHECK(window() >= before);
+}
+
+static void test_overflow_shrinks_window_and_target(void)
+{
+    start();
+    round_trip(0, 0, true);
+    uint64_t before = window();
+    for (int i = 0; i < 3; i++)
+        round_trip(1500, (uint32_t)(window() / 4), true);
+    CHECK(window() < before);
+    CHECK(cc.delay.target_us < 1500);
+    for (int i = 0; i < 500; i++)
+        round_trip(0, 0, false);
+    CHECK_EQ(cc.delay.target_us, 4000); /* forgiven after a while */
+}
+
+static void test_idle_sender_does_not_grow(void)
+{
+    start();
+    for (int i = 0; i < 10; i++)
+        round_trip(0, 0, false);
+    CHECK_EQ(window(), 32);
+}
+
+static void test_timeouts(void)
+{
+    start();
+    cc.type->on_pto(&cc, 1);
+    cc.type->on_pto(&cc, 2);
+    CHECK_EQ(window(), 32);
+    for (uint32_t i = 3; i < 20; i++)
+        cc.type->on_pto(&cc, i);
+    CHECK_EQ(window(), 8);
+}
+
+int main(void)
+{
+    RUN(test_slow_start_doubles_until_a_queue_appears);
+    RUN(test_converges_to_the_target);
+    RUN(test_decreases_once_per_round);
+    RUN(test_random_loss_does_not_matter);
+    RUN(test_overflow_shrinks_window_and_target);
+    RUN(test_idle_sender_does_not_grow);
+    RUN(test_timeouts);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,203 @@
+/* Egress by itself, and what it is for: goodput of whole endpoints in virtual time, which is deterministic. */
+#include "core/egress.h"
+
+#include "tests/check.h"
+#include "tests/network.h"
+
+enum { DATAGRAM = 1472, ON_WIRE = DATAGRAM + CL_EGRESS_OVERHEAD_BYTES };
+
+/* A link of ns_per_byte behind the interface: sends whatever the pacer lets go, and reports each packet at its arrival.
+ */
+static double run_link(struct cl_egress *egress, double us_per_packet, uint64_t from_us, uint64_t until_us)
+{
+    struct cl_egress_view view = {0};
+    double free_us = 0, queue_sum = 0;
+    uint32_t queue_count = 0;
+    for (uint64_t now_us = from_us; now_us < until_us; now_us += 100)
+        while (cl_egress_ready_us(egress, now_us) <= now_us) {
+            uint64_t bytes = egress->bytes;
+            cl_egress_sent(egress, DATAGRAM);
+            free_us = (free_us > (double)now_us ? free_us : (double)now_us) + us_per_packet;
+            uint32_t queue_us = (uint32_t)(free_us - us_per_packet - (double)now_us);
+            cl_egress_on_sample(egress, &view, bytes, now_us, (uint32_t)free_us, queue_us, now_us);
+            cl_egress_on_settled(egress, 1, 0);
+            queue_sum += queue_us;
+            queue_count++;
+        }
+    return queue_count ? queue_sum / queue_count : 0;
+}
+
+static void test_finds_capacity_and_keeps_a_queue(void)
+{
+    static const double US_PER_PACKET[] = {12, 60, 1000}; /* 1 Gbit/s, 200 Mbit/s, 12 Mbit/s */
+    for (int i = 0; i < 3; i++) {
+        struct cl_egress egress;
+        cl_egress_init(&egress, true, DATAGRAM);
+        run_link(&egress, US_PER_PACKET[i], 1000000, 2000000);
+        double queue_us = run_link(&egress, US_PER_PACKET[i], 2000000, 3000000);
+        double capacity = ON_WIRE * 1e6 / US_PER_PACKET[i];
+        CHECK(egress.capacity > 0.97 * capacity && egress.capacity < 1.03 * capacity);
+        CHECK(queue_us > 0.3 * egress.depth_us && queue_us < 0.9 * egress.depth_us);
+    }
+}
+
+static void test_follows_a_change(void)
+{
+    struct cl_egress egress;
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    run_link(&egress, 120, 2000000, 3000000);
+    CHECK(egress.capacity < 1.05 * ON_WIRE * 1e6 / 120);
+    run_link(&egress, 30, 3000000, 4000000);
+    CHECK(egress.capacity > 0.95 * ON_WIRE * 1e6 / 30);
+}
+
+static void test_idle_time_does_not_lower_capacity(void)
+{
+    struct cl_egress egress;
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    for (uint64_t start_us = 2000000; start_us < 4000000; start_us += 20000)
+        run_link(&egress, 60, start_us, start_us + 1500); /* a burst now and then */
+    CHECK(egress.capacity > 0.97 * ON_WIRE * 1e6 / 60);
+}
+
+static void test_overflow_makes_it_shallower(void)
+{
+    struct cl_egress egress;
+    struct cl_egress_view view = {0};
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    uint32_t depth_us = egress.depth_us;
+    for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
+        cl_egress_on_settled(&egress, 15, 5);
+        cl_egress_on_sample(&egress, &view, egress.bytes, now_us, (uint32_t)now_us, 2000, now_us);
+    }
+    CHECK(egress.depth_us < depth_us / 2);
+    run_link(&egress, 60, 2100000, 4000000);
+    CHECK(egress.depth_us > depth_us / 2); /* and comes back */
+}
+
+static void test_uncontrolled_lets_all_pass(void)
+{
+    struct cl_egress egress;
+    struct cl_egress_view view = {0};
+    cl_egress_init(&egress, false, DATAGRAM);
+    for (int i = 0; i < 10000; i++)
+        cl_egress_sent(&egress, DATAGRAM);
+    CHECK_EQ(cl_egress_ready_us(&egress, 5), 5);
+    CHECK_EQ(cl_egress_on_sample(&egress, &view, 0, 0, 0, 123, 0), 123);
+}
+
+/* All hosts send each other `bytes` at once; returns their share of what Ethernet leaves of the link, in percent. */
+static double goodput(struct network *network, uint32_t bytes, double mbit_per_s)
+{
+    uint32_t hosts = network->host_count;
+    uint8_t *source = calloc(1, bytes), *target = malloc(bytes);
+    uint64_t start_us = network_now_us(network), end_us = start_us;
+    struct cl_message_id id = {1, 1, 0};
+    for (uint16_t from = 0; from < hosts; from++)
+        for (uint16_t to = 0; to < hosts; to++)
+            if (from != to) {
+                struct cl_sink sink = {.target = target};
+                cl_endpoint_post_send(network->hosts[from].endpoint, to, id, source, bytes, 0, start_us, NULL);
+                cl_endpoint_post_receive(network->hosts[to].endpoint, from, id, sink, bytes, start_us, NULL);
+            }
+    CHECK(network_run_completions(network, 2 * (hosts - 1), start_us + 60000000));
+    for (uint32_t i = 0; i < hosts; i++)
+        if (network->hosts[i].last_completed_us > end_us)
+            end_us = network->hosts[i].last_completed_us;
+    double seconds = (double)(end_us - start_us) / 1e6;
+    double ideal = mbit_per_s * 1e6 / 8 * 1432 / 1514;
+    network_free(network);
+    free(source);
+    free(target);
+    return 100 * (double)bytes * (hosts - 1) / seconds / ideal;
+}
+
+static struct network *four_hosts(double mbit_per_s, double loss, uint64_t sleep_us)
+{
+    struct network *network = network_new(4, 1, mbit_per_s, 150, 64 << 20, 1);
+    network->loss = loss;
+    network->sleep_ns = sleep_us * 1000;
+    return network;
+}
+
+enum { MIB = 1 << 20 };
+
+static void test_goodput_all_to_all(void)
+{
+    CHECK(goodput(four_hosts(200, 0, 0), 2 * MIB, 200) >= 98);
+    CHECK(goodput(four_hosts(200, 0.01, 0), 2 * MIB, 200) >= 95);
+    CHECK(goodput(four_hosts(200, 0.03, 0), 8 * MIB, 200) >= 93);
+    CHECK(goodput(four_hosts(1000, 0, 0), 8 * MIB, 1000) >= 97);
+    CHECK(goodput(four_hosts(10, 0, 0), MIB / 2, 10) >= 93);
+}
+
+/* Hosts that sleep up to 3 ms after each time they ran. */
+static void test_goodput_with_sleeping_hosts(void)
+{
+    CHECK(goodput(four_hosts(200, 0, 3000), 8 * MIB, 200) >= 97);
+    CHECK(goodput(four_hosts(200, 0.01, 3000), 8 * MIB, 200) >= 95);
+}
+
+static void test_no_overflow(void)
+{
+    struct network *network = four_hosts(200, 0, 0);
+    uint8_t *source = calloc(1, 2 * MIB);
+    struct cl_message_id id = {1, 1, 0};
+    for (uint16_t to = 1; to < 4; to++)
+        cl_endpoint_post_send(network->hosts[0].endpoint, to, id, source, 2 * MIB, 0, network_now_us(network), NULL);
+    network_run_until(network, network_now_us(network) + 1000000);
+    CHECK_EQ(network->hosts[0].completed, 3);
+    CHECK_EQ(network->drops_full, 0);
+    network_free(network);
+    free(source);
+}
+
+static void test_goodput_unequal_paths(void)
+{
+    struct network *network = network_new(2, 2, 150, 150, 64 << 20, 1);
+    for (int i = 0; i < 2; i++) {
+        network_set_link(&network->egress[i][1], 50, 150);
+        network_set_link(&network->ingress[i][1], 50, 150);
+    }
+    CHECK(goodput(network, 4 * MIB, 200) >= 96);
+}
+
+/* Three send to one: its port is what is scarce, and nobody but the senders' windows knows. */
+static void test_goodput_incast(void)
+{
+    struct network *network = network_new(4, 1, 200, 150, 64 << 20, 1);
+    uint8_t *source = calloc(1, 4 * MIB), *target = malloc(4 * MIB);
+    uint64_t start_us = network_now_us(network);
+    struct cl_message_id id = {1, 1, 0};
+    for (uint16_t from = 1; from < 4; from++) {
+        struct cl_sink sink = {.target = target};
+        cl_endpoint_post_send(network->hosts[from].endpoint, 0, id, source, 4 * MIB, 0, start_us, NULL);
+        cl_endpoint_post_receive(network->hosts[0].endpoint, from, id, sink, 4 * MIB, start_us, NULL);
+    }
+    while (network->hosts[0].completed < 3 && network_step(network, start_us + 10000000))
+        ;
+    double seconds = (double)(network->hosts[0].last_completed_us - start_us) / 1e6;
+    CHECK(12.0 * MIB / seconds >= 0.95 * 25e6 * 1432 / 1514);
+    CHECK(network->drops_full < network->packets / 50);
+    network_free(network);
+    free(source);
+    free(target);
+}
+
+int main(void)
+{
+    RUN(test_finds_capacity_and_keeps_a_queue);
+    RUN(test_follows_a_change);
+    RUN(test_idle_time_does_not_lower_capacity);
+    RUN(test_overflow_makes_it_shallower);
+    RUN(test_uncontrolled_lets_all_pass);
+    RUN(test_goodput_all_to_all);
+    RUN(test_goodput_with_sleeping_hosts);
+    RUN(test_no_overflow);
+    RUN(test_goodput_unequal_paths);
+    RUN(test_goodput_incast);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,146 @@
+#include "core/loss.h"
+
+#include <stddef.h>
+
+#include "core/packet.h"
+#include "tests/check.h"
+
+static struct cl_sent sent;
+static struct cl_loss loss;
+static struct cl_rtt rtt;
+static uint32_t lost_count, late_count;
+
+static void on_lost(void *argument, const struct cl_sent_packet *packet)
+{
+    (void)argument;
+    (void)packet;
+    lost_count++;
+}
+
+static void on_late(void *argument, const struct cl_sent_packet *packet)
+{
+    (void)argument;
+    (void)packet;
+    late_count++;
+}
+
+/* `count` packets, one per 10 us from 0 on, over a path with a round trip of 800 us. */
+static void start(uint32_t count)
+{
+    sent = (struct cl_sent){0};
+    cl_loss_init(&loss);
+    cl_rtt_init(&rtt);
+    cl_rtt_update(&rtt, 0, 800, 0, 0);
+    lost_count = late_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = 1000, .sent_us = 10 * i};
+        cl_sent_push(&sent, &packet);
+    }
+}
+
+static void acknowledge(uint64_t number)
+{
+    if (cl_sent_find(&sent, number))
+        cl_sent_remove(&sent, number);
+    if (!loss.any_acked || number > loss.largest_acked)
+        loss.largest_acked = number;
+    loss.any_acked = true;
+}
+
+static void detect(uint64_t now_us)
+{
+    cl_loss_detect(&loss, &sent, &rtt, now_us, on_lost, NULL);
+}
+
+static void test_packet_threshold(void)
+{
+    start(10);
+    detect(100000);
+    CHECK_EQ(lost_count, 0); /* without any acknowledgement nothing is lost */
+    acknowledge(2);
+    detect(500);
+    CHECK_EQ(lost_count, 0);
+    acknowledge(4);
+    detect(500);
+    CHECK_EQ(lost_count, 2); /* 0 and 1, not 3 */
+    CHECK(!cl_sent_find(&sent, 1));
+    CHECK(cl_sent_find(&sent, 3) != NULL);
+    cl_sent_free(&sent);
+}
+
+static void test_time_threshold(void)
+{
+    start(10);
+    acknowledge(1);
+    detect(500);
+    CHECK_EQ(loss.deadline_us, 0 + 800 + 100 + 1);
+    detect(900);
+    CHECK_EQ(lost_count, 0);
+    detect(901);
+    CHECK_EQ(lost_count, 1);
+    CHECK_EQ(loss.deadline_us, UINT64_MAX); /* later packets were not overtaken */
+    cl_sent_free(&sent);
+}
+
+static void test_late_acknowledgement_adapts(void)
+{
+    start(30);
+    acknowledge(20);
+    detect(500);
+    CHECK_EQ(lost_count, 18);
+    struct cl_ack_frame frame = {.largest = 20, .came_count = 1, .came = {{12, 13}}};
+    uint32_t shift = loss.time_shift;
+    cl_loss_on_frame(&loss, &frame, on_late, NULL);
+    CHECK_EQ(late_count, 1);
+    CHECK_EQ(loss.packet_threshold, 9); /* 12 would not have been lost */
+    CHECK_EQ(loss.time_shift, shift - 1);
+    cl_loss_on_frame(&loss, &frame, on_late, NULL);
+    CHECK_EQ(late_count, 1); /* once only */
+    frame.refused_count = 1;
+    frame.refused[0] = frame.came[0] = (struct cl_range){13, 14};
+    cl_loss_on_frame(&loss, &frame, on_late, NULL);
+    CHECK_EQ(late_count, 1); /* refused is not acknowledged */
+    cl_sent_free(&sent);
+}
+
+static void test_pto(void)
+{
+    start(0);
+    CHECK_EQ(cl_loss_pto_us(&loss, &sent, &rtt), UINT64_MAX);
+    struct cl_sent_packet ping = {.kind = CL_PACKET_PING, .sent_us = 1000};
+    cl_sent_push(&sent, &ping);
+    CHECK_EQ(cl_loss_pto_us(&loss, &sent, &rtt), UINT64_MAX); /* nobody waits for a heartbeat */
+    struct cl_sent_packet data = {.kind = CL_PACKET_DATA, .sent_us = 5000};
+    cl_sent_push(&sent, &data);
+    uint64_t first_us = cl_loss_pto_us(&loss, &sent, &rtt) - 5000, before_us = first_us;
+    CHECK(first_us >= CL_LOSS_PTO_MIN_US && first_us < 5000);
+    for (loss.pto_count = 1; loss.pto_count < 20; loss.pto_count++) {
+        uint64_t wait_us = cl_loss_pto_us(&loss, &sent, &rtt) - 5000;
+        CHECK(wait_us >= before_us && wait_us <= CL_LOSS_PTO_MAX_US);
+        before_us = wait_us;
+    }
+    CHECK_EQ(before_us, CL_LOSS_PTO_MAX_US);
+    rtt.smoothed_us = 300000; /* a slow link: the cap must not make every packet spurious */
+    CHECK(cl_loss_pto_us(&loss, &sent, &rtt) > 5000 + 300000);
+    cl_sent_free(&sent);
+}
+
+static void test_give_up(void)
+{
+    start(5);
+    acknowledge(2);
+    cl_loss_give_up(&loss, &sent, on_lost, NULL);
+    CHECK_EQ(lost_count, 4);
+    CHECK_EQ(sent.packets, 0);
+    cl_sent_free(&sent);
+}
+
+int main(void)
+{
+    RUN(test_packet_threshold);
+    RUN(test_time_threshold);
+    RUN(test_late_acknowledgement_adapts);
+    RUN(test_pto);
+    RUN(test_give_up);
+    return CHECK_REPORT();
+}

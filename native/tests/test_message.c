@@ -1,0 +1,78 @@
+#include "core/message.h"
+
+#include "tests/check.h"
+
+enum { PAYLOAD = 100 };
+
+static void test_cut(void)
+{
+    static const struct {
+        uint32_t length, packets;
+    } CASES[] = {{0, 1}, {1, 1}, {100, 1}, {101, 2}, {6400, 64}, {6401, 65}, {UINT32_MAX, 42949673}};
+    struct cl_message message = {0};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        CHECK(cl_message_begin(&message, CASES[i].length, PAYLOAD));
+        CHECK_EQ(message.packet_count, CASES[i].packets);
+        CHECK(!cl_message_complete(&message));
+        CHECK(!cl_message_is_done(&message, message.packet_count - 1));
+    }
+    cl_message_free(&message);
+}
+
+static void test_lost_go_first(void)
+{
+    struct cl_message message = {0};
+    uint32_t packet;
+    cl_message_begin(&message, 5 * PAYLOAD, PAYLOAD);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK(cl_message_take(&message, &packet) && packet == i);
+    CHECK(cl_message_give_back(&message, 2));
+    CHECK(cl_message_give_back(&message, 0));
+    CHECK(cl_message_take(&message, &packet) && packet == 0);
+    CHECK(cl_message_take(&message, &packet) && packet == 2);
+    CHECK(cl_message_take(&message, &packet) && packet == 3);
+    CHECK(cl_message_take(&message, &packet) && packet == 4);
+    CHECK(!cl_message_take(&message, &packet));
+    CHECK(!cl_message_sendable(&message));
+    cl_message_free(&message);
+}
+
+static void test_done_packets_are_not_sent_again(void)
+{
+    struct cl_message message = {0};
+    uint32_t packet;
+    cl_message_begin(&message, 2 * PAYLOAD, PAYLOAD);
+    cl_message_take(&message, &packet);
+    cl_message_take(&message, &packet);
+    cl_message_give_back(&message, 0);
+    CHECK(cl_message_done(&message, 0)); /* late acknowledgement */
+    CHECK(!cl_message_done(&message, 0));
+    CHECK(!cl_message_take(&message, &packet));
+    CHECK(cl_message_done(&message, 1));
+    CHECK(cl_message_give_back(&message, 1));
+    CHECK(!cl_message_sendable(&message));
+    CHECK(cl_message_complete(&message));
+    cl_message_free(&message);
+}
+
+static void test_struct_is_reused(void)
+{
+    struct cl_message message = {0};
+    cl_message_begin(&message, 1000 * PAYLOAD, PAYLOAD);
+    for (uint32_t i = 0; i < 1000; i++)
+        CHECK(cl_message_done(&message, i));
+    cl_message_begin(&message, 3 * PAYLOAD, PAYLOAD);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK(cl_message_done(&message, i));
+    CHECK(cl_message_complete(&message));
+    cl_message_free(&message);
+}
+
+int main(void)
+{
+    RUN(test_cut);
+    RUN(test_lost_go_first);
+    RUN(test_done_packets_are_not_sent_again);
+    RUN(test_struct_is_reused);
+    return CHECK_REPORT();
+}

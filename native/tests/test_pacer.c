@@ -1,0 +1,68 @@
+#include "core/pacer.h"
+
+#include "tests/check.h"
+
+enum { PACKET = 1500 };
+
+/* Sends packets as fast as the pacer lets go, looking every step_us; returns the bytes sent. */
+static uint64_t drain(struct cl_pacer *pacer, uint64_t from_us, uint64_t until_us, uint64_t step_us)
+{
+    uint64_t sent = 0;
+    for (uint64_t now_us = from_us; now_us < until_us; now_us += step_us)
+        while (cl_pacer_ready_us(pacer, now_us) <= now_us) {
+            cl_pacer_sent(pacer, PACKET);
+            sent += PACKET;
+        }
+    return sent;
+}
+
+/* The inequality of the header, and that no rate is wasted unless the sender sleeps longer than the burst. */
+static void test_invariant(void)
+{
+    static const struct {
+        uint64_t rate, step_us;
+    } CASES[] = {{125000, 10}, {125000, 5000}, {25000000, 1}, {25000000, 3000}, {12500000000u, 100}};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        struct cl_pacer pacer;
+        uint64_t burst = cl_pacer_burst(CASES[i].rate, PACKET), duration_us = 1000000;
+        cl_pacer_init(&pacer, CASES[i].rate, burst, 500);
+        uint64_t sent = drain(&pacer, 500, 500 + duration_us, CASES[i].step_us);
+        CHECK(sent <= CASES[i].rate + burst + PACKET);
+        CHECK(sent + CASES[i].rate / 50 >= CASES[i].rate);
+    }
+}
+
+static void test_ready_gathers_a_quarter(void)
+{
+    struct cl_pacer pacer;
+    cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0); /* a byte per us */
+    CHECK_EQ(cl_pacer_ready_us(&pacer, 0), 0);
+    cl_pacer_sent(&pacer, 40 * PACKET);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, 0), 10 * PACKET + 1);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, 10 * PACKET + 1), 10 * PACKET + 1);
+}
+
+static void test_no_rate_means_no_limit(void)
+{
+    struct cl_pacer pacer;
+    cl_pacer_init(&pacer, 0, 0, 0);
+    cl_pacer_sent(&pacer, 1 << 30);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, 7), 7);
+}
+
+static void test_smaller_burst_takes_tokens_away(void)
+{
+    struct cl_pacer pacer;
+    cl_pacer_init(&pacer, 1000000, 100 * PACKET, 0);
+    cl_pacer_set(&pacer, 1000000, 2 * PACKET, 0);
+    CHECK_EQ(drain(&pacer, 0, 1, 1), 2 * PACKET);
+}
+
+int main(void)
+{
+    RUN(test_invariant);
+    RUN(test_ready_gathers_a_quarter);
+    RUN(test_no_rate_means_no_limit);
+    RUN(test_smaller_burst_takes_tokens_away);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,111 @@
+#include "core/packet.h"
+
+#include <string.h>
+
+#include "tests/check.h"
+
+static const struct cl_packet SAMPLE = {.kind = CL_PACKET_DATA,
+                                        .flags = 5 | CL_PACKET_LAST,
+                                        .source = 0x1234,
+                                        .length = 8,
+                                        .path = 3,
+                                        .epoch = 0xABCD,
+                                        .group = 0x01020304,
+                                        .sequence = 0x05060708,
+                                        .index = 0x090A0B0C,
+                                        .offset = 0x0D0E0F10,
+                                        .number = 0xFFFFFFFE};
+
+/* The layout is a contract with the dissector and with other machines: byte for byte. */
+static void test_layout(void)
+{
+    static const uint8_t EXPECTED[CL_PACKET_HEAD_BYTES] = {0x43, 0x4C, 0x10, 0x0D, 0x34, 0x12, 0x08, 0x00, 0x04, 0x03,
+                                                           0x02, 0x01, 0x08, 0x07, 0x06, 0x05, 0x0C, 0x0B, 0x0A, 0x09,
+                                                           0x10, 0x0F, 0x0E, 0x0D, 0xFE, 0xFF, 0xFF, 0xFF, 0x03, 0x00,
+                                                           0xCD, 0xAB, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
+    uint8_t head[CL_PACKET_HEAD_BYTES];
+    cl_packet_encode(&SAMPLE, head);
+    cl_packet_seal(head, NULL, 0, 0x1122334455667788u);
+    CHECK(memcmp(head, EXPECTED, sizeof(head)) == 0);
+}
+
+static void test_round_trip(void)
+{
+    uint8_t bytes[CL_PACKET_HEAD_BYTES + 8] = {0};
+    struct cl_packet packet;
+    cl_packet_encode(&SAMPLE, bytes);
+    CHECK(cl_packet_decode(&packet, bytes, sizeof(bytes)));
+    CHECK_EQ(packet.kind, SAMPLE.kind);
+    CHECK_EQ(packet.flags, SAMPLE.flags);
+    CHECK_EQ(packet.source, SAMPLE.source);
+    CHECK_EQ(packet.length, SAMPLE.length);
+    CHECK_EQ(packet.path, SAMPLE.path);
+    CHECK_EQ(packet.epoch, SAMPLE.epoch);
+    CHECK_EQ(packet.group, SAMPLE.group);
+    CHECK_EQ(packet.sequence, SAMPLE.sequence);
+    CHECK_EQ(packet.index, SAMPLE.index);
+    CHECK_EQ(packet.offset, SAMPLE.offset);
+    CHECK_EQ(packet.number, SAMPLE.number);
+}
+
+static void test_decode_refuses(void)
+{
+    uint8_t good[CL_PACKET_HEAD_BYTES + 8] = {0}, bad[sizeof(good)];
+    struct cl_packet packet;
+    cl_packet_encode(&SAMPLE, good);
+    for (size_t length = 0; length < sizeof(good); length++)
+        CHECK(!cl_packet_decode(&packet, good, length));
+    static const struct {
+        size_t at;
+        uint8_t value;
+    } CHANGES[] = {{0, 0}, {1, 0}, {2, 0x20}, {2, 0x10 | CL_PACKET_KINDS}, {6, 7}, {7, 1}};
+    for (size_t i = 0; i < sizeof(CHANGES) / sizeof(CHANGES[0]); i++) {
+        memcpy(bad, good, sizeof(good));
+        bad[CHANGES[i].at] = CHANGES[i].value;
+        CHECK(!cl_packet_decode(&packet, bad, sizeof(bad)));
+    }
+}
+
+static void test_seal(void)
+{
+    uint8_t bytes[CL_PACKET_HEAD_BYTES] = {0};
+    cl_packet_seal(bytes, NULL, 0, 42);
+    CHECK(cl_packet_open(bytes, sizeof(bytes), 42));
+    CHECK(!cl_packet_open(bytes, sizeof(bytes), 43));
+    CHECK(!cl_packet_open(bytes, sizeof(bytes) - 1, 42));
+}
+
+static void test_payload_bytes(void)
+{
+    CHECK_EQ(cl_packet_payload_bytes(1472), 1432);
+    CHECK_EQ(cl_packet_payload_bytes(1479), 1432);
+    CHECK_EQ(cl_packet_payload_bytes(1480), 1440);
+}
+
+static void test_numbers_wrap(void)
+{
+    static const struct {
+        uint64_t near;
+        uint32_t low;
+        uint64_t expected;
+    } CASES[] = {{0, 0, 0},
+                 {0, 5, 5},
+                 {100, 90, 90},
+                 {0xFFFFFFFF, 1, 0x100000001},
+                 {0x100000001, 0xFFFFFFFF, 0xFFFFFFFF},
+                 {0x5FFFFFFF0, 3, 0x600000003},
+                 {10, 0xFFFFFFF0, 0xFFFFFFF0}}; /* never below zero */
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        CHECK_EQ(cl_packet_number(CASES[i].near, CASES[i].low), CASES[i].expected);
+}
+
+int main(void)
+{
+    RUN(test_layout);
+    RUN(test_round_trip);
+    RUN(test_decode_refuses);
+    RUN(test_seal);
+    RUN(test_payload_bytes);
+    RUN(test_numbers_wrap);
+    return CHECK_REPORT();
+}

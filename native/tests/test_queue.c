@@ -1,0 +1,98 @@
+#include "core/queue.h"
+
+#include "tests/check.h"
+
+enum { PEERS = 3, EACH = 4 };
+
+static struct cl_queue queue;
+static struct cl_queue_node nodes[PEERS];
+static struct cl_message messages[PEERS][EACH];
+
+static void start(void)
+{
+    queue = (struct cl_queue){0};
+    for (uint16_t i = 0; i < PEERS; i++) {
+        nodes[i] = (struct cl_queue_node){0};
+        for (uint32_t j = 0; j < EACH; j++)
+            messages[i][j] = (struct cl_message){.peer = i, .id.index = j, .priority = 3};
+    }
+}
+
+/* Sends one packet of whatever is next, and says of which peer. */
+static int send_one(void)
+{
+    struct cl_message *message = cl_queue_next(&queue);
+    cl_queue_sent(&queue, &nodes[message->peer], message);
+    return message->peer;
+}
+
+static void test_fifo_and_front(void)
+{
+    start();
+    CHECK(!cl_queue_next(&queue));
+    cl_queue_push(&queue, &nodes[0], &messages[0][0], false);
+    cl_queue_push(&queue, &nodes[0], &messages[0][1], false);
+    cl_queue_push(&queue, &nodes[0], &messages[0][2], true);
+    CHECK(cl_queue_next(&queue) == &messages[0][2]);
+    cl_queue_remove(&queue, &nodes[0], &messages[0][2]);
+    CHECK(cl_queue_next(&queue) == &messages[0][0]);
+    cl_queue_remove(&queue, &nodes[0], &messages[0][1]); /* from the end */
+    cl_queue_remove(&queue, &nodes[0], &messages[0][0]);
+    CHECK(!cl_queue_next(&queue));
+    CHECK(!messages[0][0].queued);
+}
+
+static void test_peers_take_turns(void)
+{
+    start();
+    int sent[PEERS] = {0};
+    for (int i = 0; i < PEERS; i++)
+        cl_queue_push(&queue, &nodes[i], &messages[i][0], false);
+    for (int i = 0; i < PEERS * CL_QUEUE_TURN * 10; i++)
+        sent[send_one()]++;
+    for (int i = 0; i < PEERS; i++)
+        CHECK_EQ(sent[i], CL_QUEUE_TURN * 10);
+}
+
+static void test_priority_is_strict_but_for_the_guard(void)
+{
+    start();
+    messages[0][0].priority = 6;
+    messages[1][0].priority = 1;
+    messages[2][0].priority = 4;
+    for (int i = 0; i < PEERS; i++)
+        cl_queue_push(&queue, &nodes[i], &messages[i][0], false);
+    int sent[PEERS] = {0};
+    for (int i = 0; i < 10 * CL_QUEUE_GUARD; i++)
+        sent[send_one()]++;
+    CHECK_EQ(sent[0], 10); /* the last class gets its share, the one between does not */
+    CHECK_EQ(sent[1], 10 * CL_QUEUE_GUARD - 10);
+    CHECK_EQ(sent[2], 0);
+}
+
+static void test_blocked_peer_holds_nobody_up(void)
+{
+    start();
+    for (int i = 0; i < PEERS; i++)
+        cl_queue_push(&queue, &nodes[i], &messages[i][0], false);
+    cl_queue_block(&queue, &nodes[0]);
+    cl_queue_block(&queue, &nodes[0]);
+    cl_queue_push(&queue, &nodes[0], &messages[0][1], false); /* posting goes on */
+    cl_queue_remove(&queue, &nodes[0], &messages[0][0]);
+    for (int i = 0; i < 20; i++)
+        CHECK(send_one() != 0);
+    cl_queue_block(&queue, &nodes[1]);
+    cl_queue_block(&queue, &nodes[2]);
+    CHECK(!cl_queue_next(&queue));
+    cl_queue_unblock(&queue, &nodes[0]);
+    CHECK(cl_queue_next(&queue) == &messages[0][1]);
+}
+
+int main(void)
+{
+    RUN(test_fifo_and_front);
+    RUN(test_peers_take_turns);
+    RUN(test_priority_is_strict_but_for_the_guard);
+    RUN(test_blocked_peer_holds_nobody_up);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,36 @@
+#include "core/retired.h"
+
+#include <stddef.h>
+
+#include "core/endpoint.h"
+#include "tests/check.h"
+
+static void test_first_reason_stays(void)
+{
+    struct cl_retired retired = {0};
+    CHECK(!cl_retired_find(&retired, 5));
+    CHECK(cl_retired_add(&retired, 5, CL_EPEERLOST));
+    CHECK(!cl_retired_add(&retired, 5, 0));
+    CHECK_EQ(cl_retired_find(&retired, 5)->reason, CL_EPEERLOST);
+    CHECK(!cl_retired_find(&retired, 6));
+    cl_retired_free(&retired);
+}
+
+static void test_bounded(void)
+{
+    struct cl_retired retired = {0};
+    for (uint32_t group = 0; group < CL_RETIRED_MAX + 10; group++)
+        CHECK(cl_retired_add(&retired, group, 0));
+    CHECK_EQ(retired.count, CL_RETIRED_MAX);
+    CHECK(!cl_retired_find(&retired, 9));
+    CHECK(cl_retired_find(&retired, 10) != NULL);
+    CHECK(cl_retired_find(&retired, CL_RETIRED_MAX + 9) != NULL);
+    cl_retired_free(&retired);
+}
+
+int main(void)
+{
+    RUN(test_first_reason_stays);
+    RUN(test_bounded);
+    return CHECK_REPORT();
+}

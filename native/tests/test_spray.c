@@ -1,0 +1,87 @@
+#include "core/spray.h"
+
+#include <stddef.h>
+
+#include "tests/check.h"
+
+enum { BYTES = 1472, PATHS = 3 };
+
+static struct cl_egress egresses[PATHS];
+static struct cl_path paths[PATHS];
+static uint64_t ready_us, egress_ready_us;
+
+static void start(const char *congestion)
+{
+    for (uint16_t i = 0; i < PATHS; i++) {
+        const struct cl_cc_type *type = cl_cc_find(congestion);
+        cl_egress_init(&egresses[i], type->shares_egress, BYTES);
+        cl_path_init(&paths[i], i, &egresses[i], type, BYTES, 1000000);
+    }
+}
+
+static struct cl_path *pick(void)
+{
+    return cl_spray_pick(paths, PATHS, BYTES, 1000, &ready_us, &egress_ready_us);
+}
+
+static void test_least_expected_delay(void)
+{
+    start("delay");
+    paths[0].cc.queue_us = 900;
+    paths[2].cc.queue_us = 500;
+    CHECK(pick() == &paths[1]);
+    for (int i = 0; i < 30; i++) /* 30 packets of backlog take longer than 500 us */
+        cl_egress_sent(&egresses[1], BYTES);
+    CHECK(pick() == &paths[2]);
+    paths[2].dead = true;
+    CHECK(pick() == &paths[0]);
+}
+
+static void test_no_room(void)
+{
+    start("delay");
+    for (int i = 0; i < PATHS; i++)
+        paths[i].cc.window = 0;
+    CHECK(!pick());
+    CHECK_EQ(ready_us, UINT64_MAX);
+    CHECK_EQ(egress_ready_us, UINT64_MAX);
+    paths[1].cc.window = 10 * BYTES;
+    CHECK(pick() == &paths[1]);
+    for (int i = 0; i < 100; i++)
+        cl_egress_sent(&egresses[1], BYTES);
+    CHECK(!pick());
+    CHECK(egress_ready_us > 1000 && egress_ready_us < 100000);
+    CHECK(egresses[1].waited_for);
+}
+
+static void test_own_pacer(void)
+{
+    start("fixed");
+    for (int i = 0; i < PATHS; i++)
+        for (int j = 0; j < 100; j++)
+            cl_pacer_sent(&paths[i].pacer, BYTES);
+    CHECK(!pick());
+    CHECK(ready_us > 1000 && ready_us < 1000000);
+}
+
+static void test_fastest(void)
+{
+    start("delay");
+    paths[0].rtt.smoothed_us = 300;
+    paths[1].rtt.smoothed_us = 100;
+    paths[2].rtt.smoothed_us = 200;
+    CHECK(cl_spray_fastest(paths, PATHS) == &paths[1]);
+    paths[1].dead = true;
+    CHECK(cl_spray_fastest(paths, PATHS) == &paths[2]);
+    paths[0].dead = paths[2].dead = true;
+    CHECK(cl_spray_fastest(paths, PATHS) != NULL);
+}
+
+int main(void)
+{
+    RUN(test_least_expected_delay);
+    RUN(test_no_room);
+    RUN(test_own_pacer);
+    RUN(test_fastest);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,105 @@
+"""Which address talks to which: sensible pairs, and the same list at both ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commlayer.transport.paths import PATHS_MAX, Path, pair_paths
+
+LOOPBACK = "127.0.0.1/8"
+
+
+def process(peer: int, *addresses: str, host: str | None = None) -> dict[str, Any]:
+    """A description; the n-th address has UDP port 1000 * peer + n."""
+    ports = []
+    for number, each in enumerate(addresses):
+        address, prefix = each.split("/")
+        ports.append({"address": address, "prefix": int(prefix), "port": 1000 * peer + number})
+        ports[-1]["loopback"] = address.startswith("127.") or address == "::1"
+    return {"peer": peer, "host": host or f"host {peer}", "ports": ports}
+
+
+def pairs(own: dict[str, Any], peer: dict[str, Any]) -> list[tuple[int, int]]:
+    """(Own port, peer's port) of each path, checked for agreement with the other end's list."""
+    there = [(path.port - 1000 * own["peer"], path.local) for path in pair_paths(peer, own)]
+    here = [(path.local, path.port - 1000 * peer["peer"]) for path in pair_paths(own, peer)]
+    assert here == there
+    for path in pair_paths(own, peer):
+        assert path.address == peer["ports"][path.port - 1000 * peer["peer"]]["address"]
+    return here
+
+
+def test_one_interface_each() -> None:
+    one, two = process(1, "10.0.0.1/24", LOOPBACK), process(2, "10.0.0.2/24", LOOPBACK)
+    assert pair_paths(one, two) == [Path(0, "10.0.0.2", 2000)]
+    assert pairs(one, two) == [(0, 0)]
+
+
+def test_networks_are_paired_whatever_their_order() -> None:
+    one, two = process(1, "10.0.0.1/24", "10.0.1.1/24"), process(2, "10.0.1.2/24", "10.0.0.2/24")
+    assert pairs(one, two) == [(0, 1), (1, 0)]
+
+
+def test_several_addresses_in_one_network_are_paired_one_to_one() -> None:
+    one, two = process(1, "10.0.0.1/24", "10.0.0.2/24"), process(2, "10.0.0.3/24", "10.0.0.4/24", "10.0.0.5/24")
+    assert pairs(one, two) == [(0, 0), (1, 1)]
+
+
+def test_a_shared_network_excludes_the_others() -> None:
+    one, two = process(1, "10.0.0.1/24", "172.16.0.1/16"), process(2, "10.0.0.2/24", "192.168.0.1/24")
+    assert pairs(one, two) == [(0, 0)]
+
+
+def test_a_bridge_that_every_host_has_is_no_path() -> None:
+    one, two = process(1, "172.17.0.1/16", "10.0.0.1/24"), process(2, "172.17.0.1/16", "10.0.0.2/24")
+    assert pairs(one, two) == [(1, 1)]
+
+
+def test_routed_hosts() -> None:
+    one, two = process(1, "10.1.0.1/24", "10.2.0.1/24"), process(2, "10.3.0.1/24", "10.4.0.1/24", "10.5.0.1/24")
+    assert pairs(one, two) == [(0, 0), (1, 1)]
+
+
+def test_routed_hosts_with_families_in_different_order() -> None:
+    one, two = process(1, "10.1.0.1/24", "2001:db8:1::1/64"), process(2, "2001:db8:2::1/64", "10.2.0.1/24")
+    assert pairs(one, two) == [(0, 1), (1, 0)]
+
+
+def test_no_common_family() -> None:
+    assert pairs(process(1, "10.1.0.1/24", LOOPBACK), process(2, "2001:db8::1/64", LOOPBACK)) == []
+    assert pairs(process(1), process(2, "10.1.0.1/24")) == []
+
+
+def test_one_host_uses_loopback() -> None:
+    one = process(1, "10.0.0.1/24", LOOPBACK, host="a")
+    assert pairs(one, process(2, LOOPBACK, "10.0.0.1/24", host="a")) == [(1, 0)]
+    assert pairs(one, process(2, "10.0.0.1/24", LOOPBACK, host="b")) == [(0, 0)]  # two hosts never do
+
+
+def test_one_host_without_loopback() -> None:
+    assert pairs(process(1, "10.0.0.1/24", host="a"), process(2, "10.0.0.1/24", host="a")) == [(0, 0)]
+
+
+ADDRESSES = st.lists(
+    st.sampled_from(["10.0.0.{}/24", "10.0.1.{}/24", "10.9.9.{}/16", "2001:db8::{}/64", "2001:db8:1::{}/64"]),
+    max_size=PATHS_MAX,
+)
+
+
+@given(ADDRESSES, ADDRESSES, st.booleans(), st.booleans())
+def test_both_ends_agree(first: list[str], second: list[str], same_host: bool, swapped: bool) -> None:
+    one = process(1, *(each.format(i + 1) for i, each in enumerate(first)), LOOPBACK, host="a")
+    two = process(2, LOOPBACK, *(each.format(i + 101) for i, each in enumerate(second)), host="a" if same_host else "b")
+    if swapped:
+        one, two = two, one
+    found = pairs(one, two)
+    assert len(found) <= PATHS_MAX
+    assert len({a for a, _ in found}) == len({b for _, b in found}) == len(found)
+    families = [{":" in port["address"] for port in end["ports"] if not port["loopback"]} for end in (one, two)]
+    assert bool(found) == (same_host or bool(families[0] & families[1]))
+    for a, b in found:
+        assert (":" in one["ports"][a]["address"]) == (":" in two["ports"][b]["address"])
+        assert one["ports"][a]["loopback"] == two["ports"][b]["loopback"] == same_host

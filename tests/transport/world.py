@@ -1,0 +1,115 @@
+"""A job whose ranks are threads of this process: an `Engine` each, joined by memory or UDP, some sharing memory.
+
+All engines of one process have the same process id, so shared memory works here exactly as between processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from commlayer.config import Config
+from commlayer.transport.native import Engine, NativeGroup
+
+T = TypeVar("T")
+
+PATIENCE_S = 30.0
+"""For what must happen: a test that hangs ends."""
+
+_jobs = itertools.count(1)
+
+
+class Exchange:
+    """All-gather between the threads of a world, as the Store's: `exchange(rank)(step, value)`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: dict[str, dict[int, bytes]] = {}
+        self._changed = threading.Condition()
+
+    def __call__(self, rank: int) -> Callable[[str, bytes], list[bytes]]:
+        def exchange(step: str, value: bytes) -> list[bytes]:
+            with self._changed:
+                values = self._values.setdefault(step, {})
+                assert rank not in values
+                values[rank] = value
+                self._changed.notify_all()
+                if not self._changed.wait_for(lambda: len(values) == self._size, PATIENCE_S):
+                    raise TimeoutError(step)
+                return [values[each] for each in range(self._size)]
+
+        return exchange
+
+
+class World:
+    """Engines of a job. `hosts` says which ranks share memory, as `base.Group.hosts` does."""
+
+    def __init__(self, hosts: Sequence[Sequence[int]], wire: str = "mem", loss_ppm: int = 0, **config: Any) -> None:
+        self.hosts = tuple(tuple(host) for host in hosts)
+        self.size = sum(map(len, hosts))
+        self.job = next(_jobs)
+        self._groups = itertools.count(1)
+        self.threads = ThreadPoolExecutor(2 * self.size)
+        host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
+        self.engines = []
+        self.descriptions: list[dict[str, Any]] = []
+        for rank in range(self.size):
+            # UDP: all of 127.0.0.0/8 is ours, and taken for a network here. mem: addresses mean nothing to it.
+            port = {"ifname": wire, "address": f"127.0.0.{rank + 1}", "prefix": 8, "mtu": 1500}
+            port |= {"loopback": False, "version": 4}
+            ports = [] if wire == "none" else [port]
+            self.engines.append(Engine(Config(**config), ports, wire, loss_ppm))
+            host = f"host {host_of[rank]}"
+            self.descriptions.append({**self.engines[rank].describe(), "peer": rank, "host": host})
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.threads.shutdown()
+        for engine in self.engines:
+            engine.close()
+
+    def on_each(self, body: Callable[[int], T]) -> list[T]:
+        """Runs `body(rank)` on a thread per rank; raises what the lowest rank that failed raised."""
+        futures = [self.threads.submit(body, rank) for rank in range(self.size)]
+        return [future.result(PATIENCE_S) for future in futures]
+
+    def open_group(self, exchange: Callable[[int], Callable[[str, bytes], list[bytes]]] | None = None) -> Team:
+        """A new group of all ranks."""
+        meet = exchange or Exchange(self.size)
+        number = next(self._groups)
+
+        def connect(rank: int) -> NativeGroup:
+            return NativeGroup.open(
+                self.engines[rank], f"group {number}", rank, self.size, self.descriptions, self.job, number, meet(rank)
+            )
+
+        return Team(self, self.on_each(connect))
+
+
+class Team:
+    """The ends of one group, by rank; closes them."""
+
+    def __init__(self, world: World, groups: Sequence[NativeGroup]) -> None:
+        self.world = world
+        self.groups = groups
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for group in self.groups:
+            group.close()
+
+    def __getitem__(self, rank: int) -> NativeGroup:
+        return self.groups[rank]
+
+
+def open_descriptors() -> int:
+    """How many file descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
