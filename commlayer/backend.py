@@ -8,6 +8,7 @@ falls through to gloo. The two never share a channel, so their operations need n
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -93,15 +94,17 @@ class CommProcessGroup(dist.ProcessGroup):
         self.closed = False
         """Whether `shutdown` or `abort` was called."""
         rendezvous = Rendezvous(store, name, rank, size, timeout)
-        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, timeout)
+        peer = global_ranks[rank] if global_ranks else rank
+        self._native = connect(rendezvous, config, peer=peer, is_world=not global_ranks)
+        self._gloo = dist.ProcessGroupGloo(
+            dist.PrefixStore("gloo", rendezvous.store), rank, size, _gloo_options(self._native.interface, timeout)
+        )
         # The same gloo as a plain group: the gloo object itself lacks today's names of the collectives.
         self._fallback = dist.ProcessGroup(store, rank, size)
         for group in (self, self._fallback):
             for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
                 group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        peer = global_ranks[rank] if global_ranks else rank
-        self._native = connect(rendezvous, config, peer=peer, is_world=not global_ranks)
         self._settings = Settings(
             algorithm=self.policy.algorithm or config.algorithm,
             deterministic=self.policy.deterministic,
@@ -325,6 +328,19 @@ class CommProcessGroup(dist.ProcessGroup):
         """Forgets the operations that have ended, up to the first that has not."""
         while self._in_flight and self._in_flight[0][0].done():
             self._in_flight.popleft()
+
+
+def _gloo_options(interface: str, timeout: timedelta) -> Any:
+    """gloo takes the address that the host's name resolves to, often 127.0.1.1 or none: give it a working interface.
+
+    GLOO_SOCKET_IFNAME still has the last word.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub has another name
+    options._timeout = timeout
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    names = chosen.split(",") if chosen else [interface]
+    options._devices = [dist.ProcessGroupGloo.create_device(interface=name) for name in names]
+    return options
 
 
 def _former(*names: str) -> Any:

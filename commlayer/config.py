@@ -40,7 +40,7 @@ class Config:
     at `rate_bps`."""
     rate_bps: int = 0
     """COMMLAYER_RATE_BPS: with `fixed`, what this process sends per path, in bits per second; else 0."""
-    peer_timeout_s: float = 10.0
+    peer_timeout_s: float = 3.0
     """COMMLAYER_PEER_TIMEOUT_S: a peer that has been silent this long, in seconds, is lost."""
     mtu: int = 0
     """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: that of the path."""

@@ -96,6 +96,8 @@ def space(tensors: list[Tensor]) -> Tensor:
 
 
 def copy_back(copies: list[tuple[Tensor, list[Tensor]]]) -> None:
+    if not copies:
+        return  # entering no_grad alone would be a tenth of a small operation
     with torch.no_grad():
         for flat, tensors in copies:
             for part, tensor in zip(flat.split([tensor.numel() for tensor in tensors]), tensors, strict=True):

@@ -380,7 +380,10 @@ static void *run(void *argument)
     return NULL;
 }
 
-void cl_engine_wake(struct cl_engine *engine) { eventfd_write(engine->wake_fd, 1); }
+void cl_engine_wake(struct cl_engine *engine)
+{
+    eventfd_write(engine->wake_fd, 1);
+}
 
 /* ---- opening and closing ---- */
 

@@ -39,11 +39,11 @@ struct cl_operation {
     uint8_t *input, *output;
     struct cl_arithmetic arithmetic;
     uint8_t priority;
-    uint64_t deadline_us;  /* UINT64_MAX: none */
+    uint64_t deadline_us; /* UINT64_MAX: none */
     uint64_t timeout_us;
-    uint32_t sequence;     /* names the operation in packets */
-    uint32_t host_base;    /* host counters at its start */
-    uint32_t host_gate;    /* every local rank's counter must have come this far first: see group.c */
+    uint32_t sequence;  /* names the operation in packets */
+    uint32_t host_base; /* host counters at its start */
+    uint32_t host_gate; /* every local rank's counter must have come this far first: see group.c */
     uint32_t host_parity;
     struct cl_executor *executor; /* once started */
     struct cl_operation *next;    /* in the inbox, then in the group */
@@ -55,23 +55,23 @@ struct cl_group {
     uint16_t *peers;
     _Atomic int32_t status; /* 0, or why it failed */
     _Atomic uint32_t culprit;
-    atomic_bool *lost;      /* by group rank: local ranks whose process died */
-    bool announced;         /* peers have been told (core) */
+    atomic_bool *lost; /* by group rank: local ranks whose process died */
+    bool announced;    /* peers have been told (core) */
     /* host lane */
     struct cl_host *host;
     uint32_t local_count;
-    uint32_t *local;        /* local index -> group rank */
-    uint32_t self;          /* own local index */
-    uint8_t **staging[2];   /* by parity, by group rank */
+    uint32_t *local;      /* local index -> group rank */
+    uint32_t self;        /* own local index */
+    uint8_t **staging[2]; /* by parity, by group rank */
     _Atomic uint32_t **counters;
     pthread_mutex_t lane;
-    uint32_t host_queued;   /* host operations submitted to the engine and not yet done (lane) */
-    bool lane_taken;        /* a calling thread runs a host operation (lane) */
+    uint32_t host_queued; /* host operations submitted to the engine and not yet done (lane) */
+    bool lane_taken;      /* a calling thread runs a host operation (lane) */
     uint32_t sequence, host_sequence, host_base, host_previous_base; /* (lane) */
     uint64_t spin_us;
-    uint64_t spin_ewma_us;  /* how long recent waits of calling threads took */
+    uint64_t spin_ewma_us;              /* how long recent waits of calling threads took */
     struct cl_operation *first, **last; /* in flight, in order of submission (core) */
-    struct cl_group *next;  /* (core) */
+    struct cl_group *next;              /* (core) */
 };
 
 struct watched {
@@ -96,13 +96,13 @@ struct cl_engine {
     struct cl_endpoint *endpoint;
     uint64_t job;
     uint16_t self, epoch;
-    uint32_t **links;    /* peer -> path -> link */
+    uint32_t **links; /* peer -> path -> link */
     struct cl_datagram *batch;
     size_t batch_first, batch_count; /* what the wire had no room for */
     uint32_t peer_count;
     uint64_t last_heard_us;
     uint32_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
-    uint64_t arrivals_since_us;   /* how fast packets come: see nap_us in engine.c */
+    uint64_t arrivals_since_us;       /* how fast packets come: see nap_us in engine.c */
     uint32_t arrivals;
     double arrivals_per_us;
     struct watched watched[CL_WATCHED_MAX];

@@ -236,7 +236,10 @@ void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
     cl_engine_wake(group->engine); /* it tells the peers and ends what is in flight */
 }
 
-void cl_group_abort(cl_group *group, int reason) { cl_group_fail(group, reason < 0 ? reason : CL_EABORTED, UINT32_MAX); }
+void cl_group_abort(cl_group *group, int reason)
+{
+    cl_group_fail(group, reason < 0 ? reason : CL_EABORTED, UINT32_MAX);
+}
 
 int cl_group_status(cl_group *group, uint32_t *peer)
 {

@@ -49,8 +49,7 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
     cl_plan_retain(plan);
     operation->input = input;
     operation->output = output;
-    operation->arithmetic =
-        (struct cl_arithmetic){cl_dtype_size((enum cl_dtype)dtype), reduce, scale, cl_copy_stream};
+    operation->arithmetic = (struct cl_arithmetic){cl_dtype_size((enum cl_dtype)dtype), reduce, scale, cl_copy_stream};
     operation->priority = (uint8_t)priority;
     operation->timeout_us = timeout_us;
     operation->deadline_us = deadline_after(timeout_us);
@@ -93,7 +92,10 @@ void cl_operation_finish(struct cl_operation *operation, int status)
     cl_operation_release(operation);
 }
 
-int cl_operation_status(cl_operation *operation) { return atomic_load(&operation->status); }
+int cl_operation_status(cl_operation *operation)
+{
+    return atomic_load(&operation->status);
+}
 
 int cl_operation_wait(cl_operation *operation, uint64_t timeout_us)
 {
@@ -113,7 +115,7 @@ int cl_operation_notify(cl_operation *operation, uint64_t token)
 {
     uint32_t expected = atomic_load(&operation->notify);
     if (expected == NOTIFY_ASKED)
-        return CL_EINVAL; /* the token is the first one's */
+        return CL_EINVAL;     /* the token is the first one's */
     operation->token = token; /* published by the exchange below; read only by whoever sees NOTIFY_ASKED */
     expected = NOTIFY_NONE;
     if (atomic_compare_exchange_strong(&operation->notify, &expected, NOTIFY_ASKED))

@@ -89,6 +89,7 @@ class FakeGroup:
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rank, self.size = rendezvous.rank, rendezvous.size
         self.hosts = tuple((rank,) for rank in range(self.size))
+        self.interface = "lo"
         self.failure: CommError | None = None
         self.delay_s = 0.0
         self.operations: list[tuple[Call, float, int]] = []

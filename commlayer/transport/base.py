@@ -64,6 +64,8 @@ class Group(Protocol):
     size: int
     hosts: tuple[tuple[int, ...], ...]
     """Group ranks by host, each host's ranks ascending, hosts ordered by their lowest rank."""
+    interface: str
+    """Name of this host's network interface that reaches the other ranks: loopback when all are on this host."""
     staging_bytes: int
     """Staging memory per rank that one operation's plan may address with CL_STAGING."""
 

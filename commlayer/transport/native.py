@@ -134,6 +134,7 @@ class Engine:
         """The process's engine, opened by its first user; each user calls `release` once."""
         with cls._guard:
             if cls._shared is None:
+                log.setLevel(config.log.upper())
                 cls._shared = cls(config, choose_ports(config))
                 cls._users = 0
             cls._users += 1
@@ -173,7 +174,7 @@ class Engine:
             port["port"] = number[0]
 
     def _datagram_bytes(self) -> int:
-        sizes = []
+        sizes: list[int] = []
         for port in self._ports:
             mtu = min(port["mtu"], LOOPBACK_MTU_BYTES) if port["loopback"] else port["mtu"]
             sizes.append(min(mtu, self.config.mtu or mtu) - IP_UDP_HEADER_BYTES[port["version"]])
@@ -321,14 +322,21 @@ class NativeGroup:
     """A communicator on the native engine; see `base.Group`. Made by `open`."""
 
     def __init__(
-        self, engine: Engine, name: str, rank: int, hosts: tuple[tuple[int, ...], ...], group: Any, staging_bytes: int
+        self,
+        engine: Engine,
+        name: str,
+        rank: int,
+        hosts: tuple[tuple[int, ...], ...],
+        group: Any,
+        interface: str,
     ) -> None:
         self.engine = engine
         self.name = name
         self.rank = rank
         self.size = sum(map(len, hosts))
         self.hosts = hosts
-        self.staging_bytes = staging_bytes
+        self.interface = interface
+        self.staging_bytes = STAGING_BYTES
         self._group = group
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -396,7 +404,7 @@ class NativeGroup:
         except BaseException:
             lib.cl_group_close(out[0])
             raise
-        return NativeGroup(engine, name, rank, hosts, out[0], STAGING_BYTES)
+        return NativeGroup(engine, name, rank, hosts, out[0], _interface(descriptions, rank))
 
     def submit(
         self,
@@ -568,6 +576,13 @@ def _watch(engine: Engine, what: str, other: int, peer: dict[str, Any]) -> None:
     status = lib.cl_engine_watch_process(engine.raw, peer["peer"], peer["pid"])
     if status != 0:
         log.warning("%s: cannot watch rank %d, process %d: its death will show as a timeout", what, other, peer["pid"])
+
+
+def _interface(descriptions: Sequence[dict[str, Any]], rank: int) -> str:
+    """The interface through which this rank reaches all others."""
+    one_host = len({each["host"] for each in descriptions}) == 1
+    ports = sorted(descriptions[rank]["ports"], key=lambda port: port["loopback"] != one_host)
+    return str(ports[0]["ifname"]) if ports else ""
 
 
 def _add_peer(engine: Engine, what: str, other: int, own: dict[str, Any], peer: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@
 
 enum { LOSS_PACKETS_MIN = 4 };
 
-static const double LOSS_TOLERATED = 0.05;
+static const double LOSS_TOLERATED = 0.08;
 
 static const struct cl_cc_type *const TYPES[] = {&cl_cc_type_delay, &cl_cc_type_fixed};
 

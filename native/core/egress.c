@@ -22,9 +22,9 @@ enum {
     CUT_US = 20000, /* one overflow is seen that long */
 };
 
-static const double TARGET_DEPTHS = 0.45;
+static const double TARGET_DEPTHS = 0.5;
 static const double GAIN_STARTUP = 2;
-static const double GAIN_EMPTY = 1.5; /* nothing waits: the link can do more */
+static const double GAIN_EMPTY = 1.25; /* nothing waits: the link can do more */
 static const double GAIN_MIN = 0.5;
 
 /* The queue to keep. A fixed number of packets is part of it, so that of several hosts that share a bottleneck the

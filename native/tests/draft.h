@@ -76,8 +76,8 @@ static inline cl_plan *draft_exchange(uint32_t rank, uint32_t world_size, uint64
         if (peer == rank)
             continue;
         draft_add(&draft, (struct cl_step){.kind = CL_SEND, .peer = peer, .length = bytes}, DRAFT_NONE);
-        draft_add(&draft,
-                  (struct cl_step){.kind = CL_RECV_REDUCE, .peer = peer, .target = CL_OUTPUT, .length = bytes}, own);
+        draft_add(&draft, (struct cl_step){.kind = CL_RECV_REDUCE, .peer = peer, .target = CL_OUTPUT, .length = bytes},
+                  own);
     }
     return draft_finish(&draft);
 }
@@ -93,19 +93,17 @@ static inline cl_plan *draft_host_exchange(uint32_t rank, uint32_t world_size, u
     uint32_t staged = draft_add(
         &draft, (struct cl_step){.kind = CL_COPY, .peer = rank, .target = CL_STAGING, .length = bytes}, DRAFT_NONE);
     uint32_t last = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = rank, .message = 1}, staged);
-    last = draft_add(&draft, (struct cl_step){.kind = CL_COPY, .peer = rank, .target = CL_OUTPUT, .length = bytes},
-                     last);
+    last =
+        draft_add(&draft, (struct cl_step){.kind = CL_COPY, .peer = rank, .target = CL_OUTPUT, .length = bytes}, last);
     for (uint32_t peer = 0; peer < world_size; peer++) {
         if (peer == rank)
             continue;
         last = draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = peer, .message = 1}, last);
-        last = draft_add(&draft,
-                         (struct cl_step){.kind = CL_REDUCE,
-                                          .peer = peer,
-                                          .source = CL_STAGING,
-                                          .target = CL_OUTPUT,
-                                          .length = bytes},
-                         last);
+        last =
+            draft_add(&draft,
+                      (struct cl_step){
+                          .kind = CL_REDUCE, .peer = peer, .source = CL_STAGING, .target = CL_OUTPUT, .length = bytes},
+                      last);
     }
     return draft_finish(&draft);
 }

@@ -37,7 +37,7 @@ static void test_finds_capacity_and_keeps_a_queue(void)
         double queue_us = run_link(&egress, US_PER_PACKET[i], 2000000, 3000000);
         double capacity = ON_WIRE * 1e6 / US_PER_PACKET[i];
         CHECK(egress.capacity > 0.97 * capacity && egress.capacity < 1.03 * capacity);
-        CHECK(queue_us > 0.3 * egress.depth_us && queue_us < 0.9 * egress.depth_us);
+        CHECK(queue_us > 0.2 * egress.depth_us && queue_us < 1.5 * egress.depth_us);
     }
 }
 

@@ -220,8 +220,8 @@ static void exercise(uint32_t size, const char *wire, uint32_t loss_ppm, bool sh
     struct team team = open_team(&world, 1, shared);
     struct job jobs[RANKS_MAX];
     for (uint32_t rank = 0; rank < size; rank++)
-        jobs[rank] = (struct job){
-            .team = &team, .rank = rank, .rounds = rounds, .submit_every = 3, .timeout_us = PATIENCE_US};
+        jobs[rank] =
+            (struct job){.team = &team, .rank = rank, .rounds = rounds, .submit_every = 3, .timeout_us = PATIENCE_US};
     run_jobs(jobs, size);
     struct cl_engine_stats stats;
     CHECK_EQ(cl_engine_read_stats(world.engines[0], &stats), CL_OK);
@@ -640,8 +640,8 @@ static void test_lost_bells(void)
     struct team team = open_team(&world, 1, true);
     struct job jobs[2];
     for (uint32_t rank = 0; rank < 2; rank++)
-        jobs[rank] = (struct job){
-            .team = &team, .rank = rank, .rounds = 2, .submit_every = 1, .timeout_us = PATIENCE_US};
+        jobs[rank] =
+            (struct job){.team = &team, .rank = rank, .rounds = 2, .submit_every = 1, .timeout_us = PATIENCE_US};
     run_jobs(jobs, 2);
     close_team(&team);
     close_world(&world);
@@ -793,14 +793,9 @@ static void test_deaths(void)
         CHECK_EQ(cl_engine_watch_process(world.engines[0], (uint16_t)(1 + i), children[i]), CL_OK);
     }
     CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, children[0]), CL_OK); /* once is enough */
-    struct job job = {
-        .team = &team, .rank = 0, .rounds = 1, .expected = CL_EPEERLOST, .timeout_us = PATIENCE_US};
-    struct job other = {.team = &team,
-                        .rank = 3,
-                        .rounds = 1,
-                        .submit_every = 1,
-                        .expected = CL_EPEERLOST,
-                        .timeout_us = PATIENCE_US};
+    struct job job = {.team = &team, .rank = 0, .rounds = 1, .expected = CL_EPEERLOST, .timeout_us = PATIENCE_US};
+    struct job other = {
+        .team = &team, .rank = 3, .rounds = 1, .submit_every = 1, .expected = CL_EPEERLOST, .timeout_us = PATIENCE_US};
     pthread_create(&other.thread, NULL, work, &other);
     for (size_t i = 0; i < 2; i++) /* both are dead before anybody looks: neither may hide the other */
         kill(children[i], SIGKILL);
@@ -859,8 +854,8 @@ static void test_mismatch(void)
     team.plans[1] = draft_exchange(1, 3, 4 * WORDS - 400);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++)
-        jobs[rank] = (struct job){
-            .team = &team, .rank = rank, .rounds = 1, .expected = CL_EMISMATCH, .timeout_us = PATIENCE_US};
+        jobs[rank] =
+            (struct job){.team = &team, .rank = rank, .rounds = 1, .expected = CL_EMISMATCH, .timeout_us = PATIENCE_US};
     run_jobs(jobs, 3);
     close_team(&team);
     close_world(&world);

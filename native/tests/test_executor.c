@@ -77,18 +77,14 @@ static void test_budget(void)
 {
     struct draft draft = {.world_size = 1, .input_bytes = BYTES, .output_bytes = BYTES};
     for (uint32_t i = 0; i < WORDS; i++)
-        draft_add(&draft,
-                  (struct cl_step){.kind = CL_COPY,
-                                   .source_offset = 4 * i,
-                                   .target = CL_OUTPUT,
-                                   .target_offset = 4 * i,
-                                   .length = 4},
-                  DRAFT_NONE);
+        draft_add(
+            &draft,
+            (struct cl_step){
+                .kind = CL_COPY, .source_offset = 4 * i, .target = CL_OUTPUT, .target_offset = 4 * i, .length = 4},
+            DRAFT_NONE);
     uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
-    struct cl_executor_config config = {.plan = draft_finish(&draft),
-                                        .input = (uint8_t *)input,
-                                        .output = (uint8_t *)output,
-                                        .arithmetic = ARITHMETIC};
+    struct cl_executor_config config = {
+        .plan = draft_finish(&draft), .input = (uint8_t *)input, .output = (uint8_t *)output, .arithmetic = ARITHMETIC};
     struct cl_executor *executor;
     CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
     CHECK_EQ(cl_executor_poll(executor, 5, 0), CL_PROGRESS_MORE); /* two steps: the first leaves some of the budget */

@@ -24,9 +24,9 @@ static void open_region(struct region *region)
     for (uint32_t i = 0; i < RANKS; i++)
         region->bell_fds[i] = cl_bell_open(region->bells[i]);
     for (uint32_t i = 0; i < RANKS; i++)
-        CHECK_EQ(cl_host_map(region->fd, RANKS, i, STAGING, &region->bells[0][0], region->bell_fds[i],
-                             &region->hosts[i]),
-                 CL_OK);
+        CHECK_EQ(
+            cl_host_map(region->fd, RANKS, i, STAGING, &region->bells[0][0], region->bell_fds[i], &region->hosts[i]),
+            CL_OK);
 }
 
 static void close_region(struct region *region)

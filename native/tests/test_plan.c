@@ -9,35 +9,26 @@
 /* COPY -> SEND, RECV_REDUCE -> SCALE -> POST -> AWAIT -> REDUCE from staging: one of nearly each kind. */
 static struct draft sound(void)
 {
-    struct draft draft = {.rank = 1,
-                          .world_size = 3,
-                          .input_bytes = 64,
-                          .output_bytes = 128,
-                          .scratch_bytes = 32,
-                          .staging_bytes = 16};
+    struct draft draft = {
+        .rank = 1, .world_size = 3, .input_bytes = 64, .output_bytes = 128, .scratch_bytes = 32, .staging_bytes = 16};
     uint32_t copy =
         draft_add(&draft, (struct cl_step){.kind = CL_COPY, .peer = 1, .target = CL_SCRATCH, .length = 32}, DRAFT_NONE);
     draft_add(&draft, (struct cl_step){.kind = CL_SEND, .peer = 2, .source = CL_SCRATCH, .length = 32}, copy);
     uint32_t receive = draft_add(
         &draft,
-        (struct cl_step){
-            .kind = CL_RECV_REDUCE, .peer = 0, .target = CL_OUTPUT, .target_offset = 64, .length = 64},
+        (struct cl_step){.kind = CL_RECV_REDUCE, .peer = 0, .target = CL_OUTPUT, .target_offset = 64, .length = 64},
         DRAFT_NONE);
     uint32_t scale = draft_add(
-        &draft,
-        (struct cl_step){.kind = CL_SCALE, .peer = 3, .target = CL_OUTPUT, .target_offset = 64, .length = 64},
+        &draft, (struct cl_step){.kind = CL_SCALE, .peer = 3, .target = CL_OUTPUT, .target_offset = 64, .length = 64},
         receive);
     draft_order(&draft, copy, scale);
     uint32_t post = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = 1, .message = 1}, scale);
     uint32_t wait = draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = 0, .message = 1}, post);
-    draft_add(&draft,
-              (struct cl_step){.kind = CL_REDUCE,
-                               .peer = 0,
-                               .source = CL_STAGING,
-                               .source_offset = 8,
-                               .target = CL_OUTPUT,
-                               .length = 8},
-              wait);
+    draft_add(
+        &draft,
+        (struct cl_step){
+            .kind = CL_REDUCE, .peer = 0, .source = CL_STAGING, .source_offset = 8, .target = CL_OUTPUT, .length = 8},
+        wait);
     draft_lay_out(&draft);
     return draft;
 }
@@ -133,9 +124,9 @@ static void test_each_field(void)
 
 static void test_ranges(void)
 {
-    REFUSED(0, length = 33);               /* scratch */
-    REFUSED(0, source_offset = 33);        /* input */
-    REFUSED(0, target_offset = 1);         /* scratch */
+    REFUSED(0, length = 33);                /* scratch */
+    REFUSED(0, source_offset = 33);         /* input */
+    REFUSED(0, target_offset = 1);          /* scratch */
     REFUSED(0, source_offset = UINT64_MAX); /* offset + length wraps */
     REFUSED(1, length = UINT64_MAX);
     REFUSED(2, target_offset = 65);

@@ -176,7 +176,8 @@ static void test_udp_sizes(void)
     static uint8_t big[60000];
     struct cl_wire *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     int link = cl_wire_udp.link(from, 0, LOCALHOST[0], number_of(&cl_wire_udp, to, 0));
-    struct cl_wire_datagram datagrams[] = {make(1, (uint32_t)link, 0), make(2, (uint32_t)link, 0),
+    struct cl_wire_datagram datagrams[] = {make(1, (uint32_t)link, 0),
+                                           make(2, (uint32_t)link, 0),
                                            make(3, (uint32_t)link, 1),
                                            {(uint32_t)link, 8, 8000, big, big}};
     CHECK_EQ(cl_wire_udp.send(from, datagrams, 4), 4);

@@ -19,8 +19,8 @@ enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
 /* Alone on its cache lines: written by one rank, read by the others. */
 struct line {
     _Atomic uint32_t counter;
-    _Atomic uint32_t sleepers;       /* threads that sleep on the counter */
-    _Atomic uint64_t bells[MASKS];   /* ranks whose bell is to ring */
+    _Atomic uint32_t sleepers;     /* threads that sleep on the counter */
+    _Atomic uint64_t bells[MASKS]; /* ranks whose bell is to ring */
     uint8_t padding[LINE_BYTES - 8 - 8 * MASKS];
 };
 
@@ -37,9 +37,15 @@ struct cl_host {
     struct sockaddr_un *bell_addresses;
 };
 
-static uint64_t round_up(uint64_t bytes) { return (bytes + 4095) & ~(uint64_t)4095; }
+static uint64_t round_up(uint64_t bytes)
+{
+    return (bytes + 4095) & ~(uint64_t)4095;
+}
 
-static uint64_t lines_bytes(uint32_t ranks) { return round_up((uint64_t)ranks * LINE_BYTES); }
+static uint64_t lines_bytes(uint32_t ranks)
+{
+    return round_up((uint64_t)ranks * LINE_BYTES);
+}
 
 static uint64_t region_bytes(uint32_t ranks, uint64_t staging_bytes)
 {
@@ -135,7 +141,10 @@ uint8_t *cl_host_staging(struct cl_host *host, uint32_t rank, uint32_t parity)
     return host->memory + HEAD_BYTES + lines_bytes(host->ranks) + (2 * (uint64_t)rank + parity) * host->staging_bytes;
 }
 
-_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank) { return &line_of(host, rank)->counter; }
+_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank)
+{
+    return &line_of(host, rank)->counter;
+}
 
 bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value)
 {

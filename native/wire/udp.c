@@ -1,7 +1,7 @@
 /*
- * udp: datagrams over the kernel's UDP sockets, in batches (sendmmsg, recvmmsg). Runs of equal-sized packets on one link
- * leave as one super-packet (UDP_SEGMENT) where the kernel has it, and come back as one (UDP_GRO): both are probed at
- * open, and segmentation is given up for good when the route refuses it.
+ * udp: datagrams over the kernel's UDP sockets, in batches (sendmmsg, recvmmsg). Runs of equal-sized packets on one
+ * link leave as one super-packet (UDP_SEGMENT) where the kernel has it, and come back as one (UDP_GRO): both are probed
+ * at open, and segmentation is given up for good when the route refuses it.
  *
  * Payloads are never copied here: head and payload go out as two pieces of one message.
  */
@@ -27,13 +27,13 @@
 #endif
 
 enum {
-    SEND_MESSAGES = 64,       /* messages per sendmmsg */
-    SEGMENTS_MAX = 32,        /* packets per super-packet: 64 at most in every kernel; 32 keeps bursts short */
-    SUPER_BYTES_MAX = 65000,  /* an IP packet, less its headers */
-    RECEIVE_MESSAGES = 32,    /* per recvmmsg */
+    SEND_MESSAGES = 64,      /* messages per sendmmsg */
+    SEGMENTS_MAX = 32,       /* packets per super-packet: 64 at most in every kernel; 32 keeps bursts short */
+    SUPER_BYTES_MAX = 65000, /* an IP packet, less its headers */
+    RECEIVE_MESSAGES = 32,   /* per recvmmsg */
     GRO_BYTES = 65536,
-    JUMBO_BYTES = 9216, /* without GRO: a peer's packets may be larger than ours */
-    BUFFER_BYTES = 8 << 20,   /* socket buffers: receive overflow is the usual hidden loss */
+    JUMBO_BYTES = 9216,     /* without GRO: a peer's packets may be larger than ours */
+    BUFFER_BYTES = 8 << 20, /* socket buffers: receive overflow is the usual hidden loss */
 };
 
 struct link {
@@ -163,7 +163,10 @@ static int udp_open(const struct cl_wire_config *config, struct cl_wire **out)
     return CL_OK;
 }
 
-static int udp_descriptor(struct cl_wire *wire, uint32_t port) { return wire->sockets[port]; }
+static int udp_descriptor(struct cl_wire *wire, uint32_t port)
+{
+    return wire->sockets[port];
+}
 
 static int udp_port_number(struct cl_wire *wire, uint32_t port, uint32_t *number)
 {
@@ -235,10 +238,8 @@ static void fill_message(struct cl_wire *wire, size_t slot, const struct cl_wire
     }
     struct link *link = &wire->links[datagrams[0].link];
     struct msghdr *message = &wire->out[slot].msg_hdr;
-    *message = (struct msghdr){.msg_name = &link->address,
-                               .msg_namelen = link->address_length,
-                               .msg_iov = pieces,
-                               .msg_iovlen = used};
+    *message = (struct msghdr){
+        .msg_name = &link->address, .msg_namelen = link->address_length, .msg_iov = pieces, .msg_iovlen = used};
     wire->out_datagrams[slot] = run;
     if (run == 1)
         return;
