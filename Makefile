@@ -16,7 +16,7 @@ JOBS := $(shell nproc)
 help:
 	@echo 'make demo         train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4 for more ranks)'
 	@echo 'make test         every test this machine can run; the others say why they are skipped'
-	@echo 'make bench        commlayer against gloo, all-reduce on loopback'
+	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
 	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for the engine'
 	@echo 'make native       build the native engine in place'
@@ -58,7 +58,7 @@ demo: native
 	$(BIN)/python examples/demo.py --ranks $(RANKS)
 
 bench: native
-	$(BIN)/commlayer bench all_reduce --backends commlayer,gloo --ranks $(RANKS) --min 4K --max 64M
+	$(BIN)/python bench/first_light.py
 
 test: venv native native-test
 	$(BIN)/python -m pytest -q -rs

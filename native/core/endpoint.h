@@ -30,7 +30,7 @@ struct cl_endpoint_config {
     size_t stash_limit_bytes; /* bound on memory for packets that came before their receive was posted */
     const char *congestion;   /* "delay" or "fixed" */
     uint64_t fixed_rate_bps;  /* for "fixed": bits per second per path */
-    uint32_t seed;            /* for probes' jitter; the only source of randomness */
+    uint32_t seed;            /* for jitter; not used so far: nothing here is random */
 };
 
 struct cl_message_id {
@@ -79,10 +79,13 @@ struct cl_endpoint_stats {
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint);
 void cl_endpoint_destroy(struct cl_endpoint *endpoint);
 
-/* path_count 1..8; paths start with the given base delay guess. Adding a peer twice is CL_EINVAL. */
+/* path_count 1..8; the n-th paths to all peers leave through the same interface, which they share fairly. Adding a peer
+ * twice is CL_EINVAL. */
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count);
 
-/* length may be 0: the message then consists of one empty packet. priority 0 (first) to 7 (last). A send completes when
+/* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX or a name that was posted before,
+ * CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when peer or group are gone already; then there is no completion.
+ * length may be 0: the message then consists of one empty packet. priority 0 (first) to 7 (last). A send completes when
  * the peer has acknowledged every byte. A receive completes when every byte has been delivered. */
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
                           uint32_t length, uint8_t priority, uint64_t now_us, void *context);
@@ -90,11 +93,11 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
                              uint32_t length, uint64_t now_us, void *context);
 
 /* Forgets every message of (group, sequence) without completions, and drops what comes for it later. The sequence
- * UINT32_MAX means the whole group: used when the group closes. */
+ * UINT32_MAX means the whole group: used when the group closes; its id cannot be used again. */
 void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* Tells every peer in `peers` that the group failed; CL_EABORTED then completes their posted messages of that group,
- * and cl_endpoint_next_abort reports it there. */
+ * and ours, and cl_endpoint_next_abort reports it there, with the peer it was heard from. */
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
                        uint64_t now_us);
 bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason);

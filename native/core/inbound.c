@@ -4,6 +4,8 @@
 #include "core/endpoint_state.h"
 #include "core/packet.h"
 
+enum { NUMBERS_AHEAD_MAX = 1 << 20 /* more than any window: one such packet would make all others look old */ };
+
 /* ---- outcomes of packets of ours ---- */
 
 /* The message of a DATA packet, if it is still the same one. */
@@ -235,8 +237,11 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
         return;
     struct cl_path *path = &peer->paths[packet.path];
     const uint8_t *payload = bytes + CL_PACKET_HEAD_BYTES;
+    uint64_t number = cl_packet_number(path->ack.largest, packet.number);
     enum answer answer;
-    if (packet.kind == CL_PACKET_ACK)
+    if (packet.kind != CL_PACKET_ACK && number > path->ack.largest + NUMBERS_AHEAD_MAX)
+        answer = FOREIGN;
+    else if (packet.kind == CL_PACKET_ACK)
         answer = on_ack(endpoint, peer, path, &packet, payload, received_us, now_us) ? ACCEPT : FOREIGN;
     else
         answer = on_packet(endpoint, peer, &packet, payload, now_us);
@@ -249,7 +254,6 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     peer->heard_us = now_us ? now_us : 1;
     if (packet.kind == CL_PACKET_ACK)
         return;
-    uint64_t number = cl_packet_number(path->ack.largest, packet.number);
     bool at_once = answer == ACCEPT_AT_ONCE || packet.flags & CL_PACKET_ACK_NOW;
     cl_ack_on_packet(&path->ack, number, answer == REFUSE, at_once, received_us, now_us);
     if (path->ack.deadline_us <= now_us)

@@ -558,6 +558,32 @@ static void test_foreign_packets_change_nothing(void)
     network_free(network);
 }
 
+/* Packets with flipped bits that still carry the right job: whatever they say, nothing breaks. */
+static void test_mutated_packets(void)
+{
+    struct network *network = network_new(3, 2, 200, 150, 100000, 23);
+    network->loss = 0.02;
+    struct transfer *t = transfer_new(0, 1, 0, 1 << 20), *back = transfer_new(1, 0, 0, 1 << 20);
+    post_send(network, t, 1, 0);
+    post_receive(network, t, 1);
+    post_send(network, back, 1, 0); /* never received: stash, refusals and READYs take part */
+    uint64_t until_us = network_now_us(network) + 300000;
+    while (network_step(network, until_us)) {
+        struct network_packet *next = network->heap_count ? network->heap[0] : NULL;
+        if (!next || next->event != AT_HOST || network_random(network) > 0.2)
+            continue;
+        for (int flips = 1 + (int)(network_random(network) * 4); flips > 0; flips--) {
+            uint32_t at = (uint32_t)(network_random(network) * 32); /* all of the header but the tag */
+            next->bytes[at] = (uint8_t)(next->bytes[at] ^ 1u << (int)(network_random(network) * 8));
+        }
+    }
+    CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_foreign > 0);
+    CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_received > 100);
+    transfer_free(t);
+    transfer_free(back);
+    network_free(network);
+}
+
 static void test_arguments(void)
 {
     struct network *network = network_new(2, 1, 200, 150, STASH, 22);
@@ -664,6 +690,7 @@ int main(void)
     RUN(test_cancel_drops_completions);
     RUN(test_priority);
     RUN(test_foreign_packets_change_nothing);
+    RUN(test_mutated_packets);
     RUN(test_arguments);
     RUN(test_random_messages);
     return CHECK_REPORT();

@@ -101,7 +101,10 @@ static int mem_open(const struct cl_wire_config *config, struct cl_wire **out)
     return CL_OK;
 }
 
-static int mem_descriptor(struct cl_wire *wire, uint32_t port) { return mailboxes[wire->ports[port]]->event_fd; }
+static int mem_descriptor(struct cl_wire *wire, uint32_t port)
+{
+    return mailboxes[wire->ports[port]]->event_fd;
+}
 
 static int mem_port_number(struct cl_wire *wire, uint32_t port, uint32_t *number)
 {
