@@ -514,6 +514,7 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t 
                                             .epoch = epoch,
                                             .datagram_bytes = engine->options.datagram_bytes,
                                             .stash_limit_bytes = engine->options.stash_bytes,
+                                            .peer_timeout_us = engine->options.peer_timeout_us,
                                             .congestion = engine->congestion,
                                             .fixed_rate_bps = engine->options.fixed_rate_bps,
                                             .seed = (uint32_t)job ^ self};

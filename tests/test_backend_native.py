@@ -272,4 +272,5 @@ def test_torchrun(tmp_path: Path) -> None:
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.split("\n")) == ["", "life 0: 2.0", "life 0: 2.0", "life 1: 4.0", "life 1: 4.0"]
+    # Counted, not compared: the lines of the two processes may run into each other.
+    assert [ended.stdout.count(line) for line in ("life 0: 2.0", "life 1: 4.0")] == [2, 2], ended.stdout

@@ -16,7 +16,7 @@ class Settings:
     """Between hosts of one rank each; "auto" decides by world size and length. Other groups have one algorithm each."""
     deterministic: bool = False
     """Reduce in a fixed order, so that the same inputs give the same bits in every run. (Replicas agree anyway.)"""
-    segment_bytes: int = 128 << 10
+    segment_bytes: int = 256 << 10
     """Network: data of one segment over all ranks. Smaller pipelines more finely, larger costs fewer steps."""
     exchange_limit_bytes: int = 32 << 10
     """Network: an all-reduce for which a rank would send no more than this to all others together takes one step."""

@@ -71,6 +71,8 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
                                           endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
     if (!made)
         return CL_ENOMEM;
+    if (endpoint->config.peer_timeout_us)
+        made->timeout_us = endpoint->config.peer_timeout_us;
     endpoint->peers[peer] = made;
     endpoint->peer_count++;
     if (path_count > endpoint->egress_count)
@@ -105,8 +107,10 @@ static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *mess
         cl_queue_remove(&endpoint->queue, &peer->node, message);
     if (message->held)
         cl_peer_unhold(peer, message);
-    if (message->posted)
+    if (message->posted) {
         peer->outstanding--;
+        peer->expected -= message->side == CL_MESSAGE_RECEIVE;
+    }
     cl_stash_drop(&endpoint->stash, &message->stash);
     cl_table_remove(&endpoint->table, message);
 }
@@ -160,9 +164,10 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     }
     message->posted = true;
     message->context = context;
-    if (!peer->outstanding++ && !peer->heard)
+    peer->expected += message->side == CL_MESSAGE_RECEIVE;
+    if (!peer->outstanding++)
         peer->heard_us = now_us; /* it may have had no reason to speak so far: its silence begins now */
-    cl_endpoint_arm(endpoint, peer, peer->heard_us + CL_PEER_TIMEOUT_US);
+    cl_endpoint_arm(endpoint, peer, peer->heard_us + peer->timeout_us);
     return CL_OK;
 }
 
@@ -437,14 +442,11 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         return;
     if (!peer->heard_us) {
         peer->heard_us = now_us;
-        peer->next_ping_us = now_us + CL_PEER_PING_US;
+        peer->next_ping_us = now_us + peer->timeout_us / 3;
     }
-    if (now_us >= peer->heard_us + CL_PEER_TIMEOUT_US) {
-        if (peer->heard || peer->outstanding) {
-            cl_endpoint_peer_lost(endpoint, peer->id);
-            return;
-        }
-        peer->heard_us = now_us; /* nobody waits for it */
+    if (peer->outstanding && now_us >= peer->heard_us + peer->timeout_us) {
+        cl_endpoint_peer_lost(endpoint, peer->id);
+        return;
     }
     for (uint16_t i = 0; i < peer->path_count; i++)
         service_path(endpoint, peer, &peer->paths[i], now_us);
@@ -455,13 +457,13 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
     if (peer->held_first && peer->held_us <= now_us)
         try_held(endpoint, peer, now_us);
     if (peer->next_ping_us <= now_us) {
-        if (now_us >= peer->heard_us + CL_PEER_PING_US) {
+        if (now_us >= peer->heard_us + peer->timeout_us / 3) {
             for (uint16_t i = 0; i < peer->path_count; i++)
                 peer->paths[i].ping = true;
             cl_endpoint_urge(endpoint, peer);
-            peer->next_ping_us = now_us + CL_PEER_PING_US;
+            peer->next_ping_us = now_us + peer->timeout_us / 3;
         } else {
-            peer->next_ping_us = peer->heard_us + CL_PEER_PING_US;
+            peer->next_ping_us = peer->heard_us + peer->timeout_us / 3;
         }
     }
     if (!peer->urgent) /* otherwise what is due is about to be sent, and that arms the timer */

@@ -128,7 +128,8 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         uint32_t generation = message->generation;
         switch (cl_endpoint_place(endpoint, message, packet->offset, last, payload, packet->length)) {
         case CL_PLACED:
-            return message->generation != generation ? ACCEPT_AT_ONCE : ACCEPT; /* complete: the sender waits */
+            /* complete: the sender waits, unless it has more to send anyway */
+            return message->generation != generation && !peer->expected ? ACCEPT_AT_ONCE : ACCEPT;
         case CL_PLACED_BEFORE:
             endpoint->stats.packets_duplicate++;
             return ACCEPT_AT_ONCE;

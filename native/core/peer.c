@@ -11,6 +11,7 @@ struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egres
     peer->id = id;
     peer->path_count = path_count;
     peer->alive = true;
+    peer->timeout_us = CL_PEER_TIMEOUT_US;
     peer->pacer_us = UINT64_MAX;
     peer->timer.owner = peer;
     for (uint16_t i = 0; i < path_count; i++)
@@ -91,8 +92,8 @@ uint64_t cl_peer_deadline_us(const struct cl_peer *peer)
     uint64_t deadline_us = earlier(peer->next_ping_us, peer->pacer_us);
     if (peer->held_first)
         deadline_us = earlier(deadline_us, peer->held_us);
-    if (peer->heard || peer->outstanding)
-        deadline_us = earlier(deadline_us, peer->heard_us + CL_PEER_TIMEOUT_US);
+    if (peer->outstanding)
+        deadline_us = earlier(deadline_us, peer->heard_us + peer->timeout_us);
     for (uint16_t i = 0; i < peer->path_count; i++)
         deadline_us = earlier(deadline_us, cl_path_deadline_us(&peer->paths[i]));
     return deadline_us;

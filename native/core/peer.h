@@ -12,8 +12,7 @@
 
 enum {
     CL_PEER_PATHS_MAX = 8,
-    CL_PEER_PING_US = 1000000,    /* silence after which we ask */
-    CL_PEER_TIMEOUT_US = 3000000, /* silence after which it is lost */
+    CL_PEER_TIMEOUT_US = 3000000, /* silence after which it is lost, by default; we ask after a third of it */
     CL_PEER_HELD_MIN_US = 10000,  /* how soon a held message is tried without a READY: only a safety net */
     CL_PEER_HELD_MAX_US = 200000,
     CL_PEER_REFUSED_US = 5000000, /* how long after a refusal posted receives are announced with READY */
@@ -31,12 +30,14 @@ struct cl_peer {
     uint16_t id;
     uint16_t path_count;
     bool alive;
-    bool heard;  /* it has ever sent us something */
-    bool urgent; /* in the endpoint's list of peers with something to send at once */
+    uint64_t timeout_us; /* silence after which it is lost, if anybody waits for it */
+    bool heard;          /* it has ever sent us something */
+    bool urgent;         /* in the endpoint's list of peers with something to send at once */
     struct cl_peer *urgent_next;
     struct cl_timer timer;
 
     uint32_t outstanding; /* posted messages, both sides */
+    uint32_t expected;    /* of those, what it is to send us */
     uint64_t heard_us;    /* since when it is silent; 0: not known yet */
     uint64_t next_ping_us;
     uint64_t pacer_us; /* when a pacer that blocks the peer lets go; UINT64_MAX: none does */
