@@ -19,7 +19,7 @@ void cl_path_free(struct cl_path *path)
 
 bool cl_path_asks(struct cl_path *path, uint32_t bytes)
 {
-    bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 3;
+    bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
     /* a full window without a question in it would wait for the receiver's timer */
     if (!asks && !cl_path_open(path, bytes))
         asks = path->loss.any_acked && path->asked <= path->loss.largest_acked;
