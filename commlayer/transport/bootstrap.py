@@ -82,7 +82,7 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
     Raises ConfigError (settings that this host cannot fulfil), OperationTimeoutError (a rank did not come) or another
     CommError (a rank could not start).
     """
-    from . import native  # here, so that what needs no engine can be used, and tested, without one
+    from . import group, native  # here, so that what needs no engine can be used, and tested, without one
 
     try:
         engine = native.Engine.shared(config)
@@ -95,7 +95,7 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
             root = _root(rendezvous.store)
             description |= {"job": _job(root, is_world), "group": root.add(_GROUPS_KEY, 1)}
         descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
-        return native.NativeGroup.open(
+        return group.NativeGroup.open(
             engine,
             rendezvous.name,
             rendezvous.rank,

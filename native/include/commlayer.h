@@ -126,15 +126,15 @@ int cl_interfaces(struct cl_interface *out, uint32_t capacity);
 /* ---- engine ---- */
 
 struct cl_engine_options {
-    const char *wire;              /* "udp", "mem" (ranks of one process, tests) or "none" (shared memory only) */
-    const char *const *addresses;  /* numeric local addresses, one socket each (mem: any text) */
-    uint32_t address_count;        /* at most 8 */
-    uint32_t datagram_bytes;       /* largest UDP payload, header included */
-    const char *congestion;        /* "delay" or "fixed" */
-    uint64_t fixed_rate_bps;       /* for "fixed" */
-    uint64_t stash_bytes;          /* bound on memory for packets that come before their operation */
-    uint64_t peer_timeout_us;      /* silence after which a peer is lost */
-    uint32_t mem_loss_ppm;         /* mem: share of datagrams dropped, parts per million */
+    const char *wire;             /* "udp", "mem" (ranks of one process, tests) or "none" (shared memory only) */
+    const char *const *addresses; /* numeric local addresses, one socket each (mem: any text) */
+    uint32_t address_count;       /* at most 8 */
+    uint32_t datagram_bytes;      /* largest UDP payload, header included */
+    const char *congestion;       /* "delay" or "fixed" */
+    uint64_t fixed_rate_bps;      /* for "fixed" */
+    uint64_t stash_bytes;         /* bound on memory for packets that come before their operation */
+    uint64_t peer_timeout_us;     /* silence after which a peer is lost */
+    uint32_t mem_loss_ppm;        /* mem: share of datagrams dropped, parts per million */
     uint32_t mem_seed;
 };
 
@@ -171,16 +171,16 @@ void cl_host_close_fd(int32_t fd);
 /* ---- groups ---- */
 
 struct cl_group_options {
-    uint32_t id;               /* the same on every rank, unique within the job */
+    uint32_t id; /* the same on every rank, unique within the job */
     uint32_t rank;
     uint32_t size;
-    const uint16_t *peers;     /* job-wide peer id of each rank */
-    const uint32_t *local;     /* group ranks that share this host's memory, ascending, this rank included */
-    uint32_t local_count;      /* 1: no shared memory */
-    int32_t host_fd;           /* from cl_host_create or cl_host_open; -1 when local_count is 1; not consumed */
-    uint64_t staging_bytes;    /* as given to cl_host_create: staging per rank and operation */
-    uint32_t spin_us;          /* longest spin before a blocked wait sleeps; 0 when ranks outnumber cores */
-    const char *bells;         /* one name per local rank, of 32 characters each: cl_engine_bell */
+    const uint16_t *peers;  /* job-wide peer id of each rank */
+    const uint32_t *local;  /* group ranks that share this host's memory, ascending, this rank included */
+    uint32_t local_count;   /* 1: no shared memory */
+    int32_t host_fd;        /* from cl_host_create or cl_host_open; -1 when local_count is 1; not consumed */
+    uint64_t staging_bytes; /* as given to cl_host_create: staging per rank and operation */
+    uint32_t spin_us;       /* longest spin before a blocked wait sleeps; 0 when ranks outnumber cores */
+    const char *bells;      /* one name per local rank, of 32 characters each: cl_engine_bell */
 };
 int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **group);
 /* Fails what is in flight with CL_ECLOSED and frees the group. */

@@ -22,9 +22,10 @@ from commlayer.errors import (
 )
 from commlayer.plans.plan import Plan
 from commlayer.plans.select import Collective, Settings, plan_for
+from commlayer.transport import group as groups
 from commlayer.transport import native
 from commlayer.transport.base import DType, Op
-from commlayer.transport.native import NativeGroup
+from commlayer.transport.group import NativeGroup
 from commlayer.transport.paths import PATHS_MAX
 
 from .world import PATIENCE_S, Exchange, Team, World, open_descriptors
@@ -262,7 +263,7 @@ def run(group: NativeGroup, case: Case = SMALL, timeout_s: float = PATIENCE_S) -
     return array
 
 
-def submit(group: NativeGroup, array: Array, timeout_s: float = PATIENCE_S) -> native.NativeHandle:
+def submit(group: NativeGroup, array: Array, timeout_s: float = PATIENCE_S) -> groups.NativeHandle:
     plan = make_plan(group, SMALL)
     return group.submit(plan, address(array), address(array), SMALL.dtype, SMALL.op, timeout_s=timeout_s)
 
@@ -395,7 +396,7 @@ def test_a_callback_may_close_everything() -> None:
 
 
 def test_plans_are_forgotten_but_not_under_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PLANS_LIMIT", 2)
+    monkeypatch.setattr(groups, "PLANS_LIMIT", 2)
     with World([(0,)], "none") as world, world.open_group() as team:
 
         def body(_: int) -> None:
@@ -451,13 +452,13 @@ def test_engines_leave_nothing_behind() -> None:
 def test_without_shared_memory_the_network_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    share = native._share_memory
+    share = groups._share_memory
 
     def refuse(local: Any, rank: int, descriptions: Any, exchange: Any) -> tuple[int, str]:
         fd, problem = share(local, rank, descriptions, exchange)
         return fd, "rank 1 has none" if rank == 1 else problem
 
-    monkeypatch.setattr(native, "_share_memory", refuse)
+    monkeypatch.setattr(groups, "_share_memory", refuse)
     with World([(0, 1, 2)]) as world, world.open_group() as team:
         assert team[0].hosts == ((0,), (1,), (2,))
         assert world.on_each(lambda rank: float(run(team[rank])[0])) == [6.0] * 3
@@ -474,7 +475,7 @@ def test_no_path() -> None:
 
 def test_group_hosts() -> None:
     ranks = [{"host": host, "shm": shm} for host, shm in [("b", True), ("a", True), ("b", True), ("a", False)]]
-    assert native.group_hosts(ranks) == ((0, 2), (1,), (3,))
+    assert groups.group_hosts(ranks) == ((0, 2), (1,), (3,))
 
 
 def test_describe() -> None:

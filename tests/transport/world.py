@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from commlayer.config import Config
-from commlayer.transport.native import Engine, NativeGroup
+from commlayer.transport.group import NativeGroup
+from commlayer.transport.native import Engine
 
 T = TypeVar("T")
 
