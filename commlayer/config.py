@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from .errors import ConfigError
 
 Algorithm = Literal["auto", "direct", "ring"]
-Congestion = Literal["delay", "ecn", "fixed"]
+Congestion = Literal["delay", "fixed"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 PRIORITIES = 8
@@ -36,7 +36,7 @@ class Config:
     segment_bytes: int = 0
     """COMMLAYER_SEGMENT_BYTES: unit of pipelining within a collective, in bytes. 0: the default of the plans."""
     congestion: Congestion = "delay"
-    """COMMLAYER_CONGESTION: congestion control. `delay` follows queueing delay, `ecn` follows marks, `fixed` sends
+    """COMMLAYER_CONGESTION: congestion control. `delay` follows queueing delay, `fixed` sends
     at `rate_bps`."""
     rate_bps: int = 0
     """COMMLAYER_RATE_BPS: with `fixed`, what this process sends per path, in bits per second; else 0."""

@@ -28,9 +28,6 @@ size_t cl_dtype_size(enum cl_dtype dtype);
  * target that is neither in the cache nor read soon: else memcpy is faster. Source and target may also be the same. */
 void cl_copy_stream(void *target, const void *source, size_t length);
 
-/* "avx512", "avx2" or "scalar"; CL_KERNELS=scalar|avx2|avx512 in the environment of tests is NOT read here:
- * cl_kernels_select is the only way to override the choice. Returns CL_EINVAL when this CPU lacks the level. */
-const char *cl_kernels_level(void);
-int cl_kernels_select(const char *level);
+/* cl_kernels_level and cl_kernels_select, declared in commlayer.h, say and override which variants are used. */
 
 #endif
