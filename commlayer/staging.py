@@ -159,13 +159,12 @@ class Stager:
                     ready.synchronize()
                 started = call(host_inputs, host_outputs)
             except Exception as error:
+                self._has_started()
                 work.end(error)
                 return
-            finally:
-                with self._lock:
-                    self._waiting -= 1
+            self._has_started()
             work.started(started)
-            started.get_future().add_done_callback(lambda _: self._finish(work, started, device, ready, host, outputs))
+            started.get_future().add_done_callback(lambda _: self._finish(work, started, device, host, outputs))
 
         with self._lock:
             self._waiting += 1
@@ -187,12 +186,15 @@ class Stager:
         while (start := self._queue.get()) is not None:
             start()
 
+    def _has_started(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+
     def _finish(
         self,
         work: StagedWork,
         started: Work,
         device: torch.device | None,
-        ready: Any,
         host: dict[int, Tensor],
         outputs: Sequence[Tensor],
     ) -> None:
@@ -202,8 +204,8 @@ class Stager:
                 work.end(None)
                 return
             _, back = self._side_streams(device)
+            # The caller's earlier work on the outputs is over: the operation started after `ready`, which follows it.
             with torch.no_grad(), self._cuda.stream(back):
-                back.wait_event(ready)  # the caller's earlier work on the outputs is done, too
                 for tensor in outputs:
                     if self._is_there(tensor):
                         tensor.copy_(host[id(tensor)], non_blocking=True)
