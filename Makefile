@@ -19,6 +19,7 @@ help:
 	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
 	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for the engine'
+	@echo 'make fuzz         hostile packets at the protocol core under ASan and UBSan (PACKETS=10000000 SEED=1)'
 	@echo 'make native       build the native engine in place'
 	@echo 'make venv         the virtual environment alone, with the development tools'
 	@echo 'make clean        remove everything built, except $(VENV)'
@@ -71,7 +72,7 @@ lint-python: venv native
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/tests/*.c)
+C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/tests/*.c native/fuzz/*.c)
 lint-c: venv lint-c-gcc $(if $(shell command -v $(CLANG)),lint-c-clang,lint-c-no-clang)
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES) $(NATIVE_HEADERS)
 lint-c-no-clang:
@@ -107,6 +108,26 @@ $(eval $(call variant,asan,$(CC),-O1 -fsanitize=address$(comma)undefined -fno-sa
 $(eval $(call variant,tsan,$(CC),-O1 -fsanitize=thread -fno-omit-frame-pointer))
 $(eval $(call variant,lint-gcc,gcc,-O2 -Werror))
 $(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
+
+# ---- fuzzing -------------------------------------------------------------------------------------------------------
+# The same harness twice: random conversations with gcc's sanitizers, and libFuzzer (clang), which follows coverage.
+PACKETS ?= 10000000
+SEED ?= 1
+SECONDS ?= 60
+$(eval $(call variant,fuzz,$(CLANG),-O1 -fsanitize=fuzzer-no-link$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
+build/asan/receive: build/asan/fuzz/main.o build/asan/fuzz/conversation.o build/asan/libcommlayer.a
+	@$(CC) -fsanitize=address,undefined -o $@ $^ $(C_LIBS)
+build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o build/fuzz/fuzz/conversation.o build/fuzz/libcommlayer.a
+	@$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(C_LIBS)
+
+.PHONY: fuzz fuzz-short fuzz-coverage
+fuzz: build/asan/receive
+	$(CALM) $< $(PACKETS) $(SEED) $(JOBS)
+fuzz-short: build/asan/receive
+	$(CALM) $< 1000000 $$(date +%s) $(JOBS)
+fuzz-coverage: build/fuzz/receive
+	@mkdir -p out/corpus
+	$(CALM) $< -max_total_time=$(SECONDS) -max_len=6000 -print_final_stats=1 out/corpus native/fuzz/corpus
 
 .PHONY: lint-c-gcc lint-c-clang lint-c-no-clang
 lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))

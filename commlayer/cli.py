@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -104,3 +105,32 @@ def _start(spec: Spec, ranks: int | None) -> int:
     from .bench import worker
 
     return worker.run(spec)
+
+
+@app.command()
+def dissect(
+    capture: Annotated[Path, typer.Argument(help="A file of tcpdump or Wireshark", exists=True, dir_okay=False)],
+    key: Annotated[str | None, typer.Option(help="The job's key, 32 hex digits: verifies the packets' tags")] = None,
+    limit: Annotated[int, typer.Option(help="Print at most so many packets; 0: all")] = 0,
+) -> None:
+    """Print the packets of a capture. Needs scapy."""
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        from scapy.error import Scapy_Exception
+        from scapy.utils import rdpcap
+
+        from .transport import packets
+    except ImportError as error:
+        Console(stderr=True).print(f"[red]commlayer dissect:[/red] {error}; install scapy: pip install scapy")
+        raise typer.Exit(EXIT_FAILED) from error
+    try:
+        secret = None if key is None else bytes.fromhex(key)
+        if secret is not None and len(secret) != packets.KEY_BYTES:
+            raise ValueError(f"--key has {len(secret)} bytes: expected {packets.KEY_BYTES}, as 32 hex digits")
+        found = list(packets.captured(rdpcap(str(capture))))
+    except (ValueError, Scapy_Exception) as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]commlayer dissect:[/red] {error}")
+        raise typer.Exit(EXIT_FAILED) from error
+    console.print(packets.table(found, secret, limit))
+    if limit and len(found) > limit:
+        console.print(f"... and {len(found) - limit} more")

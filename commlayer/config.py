@@ -15,6 +15,7 @@ from .errors import ConfigError
 
 Algorithm = Literal["auto", "direct", "ring"]
 Congestion = Literal["delay", "fixed"]
+Auth = Literal["header", "full", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 PRIORITIES = 8
@@ -42,6 +43,9 @@ class Config:
     """COMMLAYER_RATE_BPS: with `fixed`, what this process sends per path, in bits per second; else 0."""
     peer_timeout_s: float = 3.0
     """COMMLAYER_PEER_TIMEOUT_S: a peer that has been silent this long, in seconds, is lost."""
+    auth: Auth = "header"
+    """COMMLAYER_AUTH: what of a packet the job's key authenticates. `header`: everything but the tensors' bytes;
+    `full`: those, too; `off`: nothing. All ranks must have the same. See docs/security.md."""
     mtu: int = 0
     """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: that of the path."""
     log: LogLevel = "warning"
@@ -50,6 +54,7 @@ class Config:
     def __post_init__(self) -> None:
         _check(self.algorithm in get_args(Algorithm), "algorithm", self.algorithm, _one_of(Algorithm))
         _check(self.congestion in get_args(Congestion), "congestion", self.congestion, _one_of(Congestion))
+        _check(self.auth in get_args(Auth), "auth", self.auth, _one_of(Auth))
         _check(self.log in get_args(LogLevel), "log", self.log, _one_of(LogLevel))
         _check(
             self.segment_bytes == 0 or 4096 <= self.segment_bytes <= 1 << 30,
@@ -179,6 +184,7 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "COMMLAYER_CONGESTION": _word,
     "COMMLAYER_RATE_BPS": _number(_RATES),
     "COMMLAYER_PEER_TIMEOUT_S": _seconds,
+    "COMMLAYER_AUTH": _word,
     "COMMLAYER_MTU": _number({"": 1}),
     "COMMLAYER_LOG": _word,
 }

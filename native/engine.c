@@ -433,7 +433,7 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
 {
     if (options == NULL || out == NULL || options->wire == NULL || options->congestion == NULL ||
-        strlen(options->congestion) >= sizeof((struct cl_engine *)0)->congestion)
+        options->auth > CL_AUTH_OFF || strlen(options->congestion) >= sizeof((struct cl_engine *)0)->congestion)
         return CL_EINVAL;
     struct cl_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
@@ -502,14 +502,17 @@ int cl_engine_bell(cl_engine *engine, char *name)
     return CL_OK;
 }
 
-int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t epoch)
+int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch)
 {
     pthread_mutex_lock(&engine->core);
     int status = CL_OK;
     if (engine->endpoint != NULL) {
-        status = engine->job == job && engine->self == self && engine->epoch == epoch ? CL_OK : CL_EINVAL;
+        bool same = engine->job == job && engine->self == self && engine->epoch == epoch &&
+                    memcmp(engine->key, key, sizeof engine->key) == 0;
+        status = same ? CL_OK : CL_EINVAL;
     } else if (engine->wire != NULL) {
-        struct cl_endpoint_config config = {.job = job,
+        struct cl_endpoint_config config = {.auth = (enum cl_auth)engine->options.auth,
+                                            .job = job,
                                             .self = self,
                                             .epoch = epoch,
                                             .datagram_bytes = engine->options.datagram_bytes,
@@ -518,6 +521,8 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t 
                                             .congestion = engine->congestion,
                                             .fixed_rate_bps = engine->options.fixed_rate_bps,
                                             .seed = (uint32_t)job ^ self};
+        memcpy(config.key, key, sizeof config.key);
+        memcpy(engine->key, key, sizeof engine->key);
         status = cl_endpoint_create(&config, &engine->endpoint);
         engine->job = job;
         engine->self = self;
@@ -595,6 +600,8 @@ int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
         stats->packets_spurious = from->packets_spurious;
         stats->packets_duplicate = from->packets_duplicate;
         stats->packets_foreign = from->packets_foreign;
+        stats->packets_forged = from->packets_forged;
+        stats->packets_replayed = from->packets_replayed;
         stats->packets_stashed = from->packets_stashed;
         stats->packets_stash_dropped = from->packets_stash_dropped;
         stats->acks_sent = from->acks_sent;

@@ -95,6 +95,7 @@ struct cl_engine {
     uint32_t port_count;
     struct cl_endpoint *endpoint;
     uint64_t job;
+    uint8_t key[16];
     uint16_t self, epoch;
     uint32_t **links; /* peer -> path -> link */
     struct cl_datagram *batch;

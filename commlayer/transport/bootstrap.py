@@ -1,22 +1,25 @@
 """How ranks find each other: everything a group must agree on before its first packet, through the torch Store.
 
 A `Rendezvous` is one meeting of a group's ranks. `connect` uses it to exchange the engines' descriptions (host,
-process, addresses), and opens the native group.
+process, addresses) and the job's secret key, and opens the native group.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
 from ..config import Config
-from ..errors import CommError, OperationTimeoutError
+from ..errors import CommError, ConfigError, OperationTimeoutError
 from . import base
 
-_JOB_KEY = "commlayer/job"
+_JOB = "commlayer/job"
+_KEY_BYTES = 16
 _GROUPS_KEY = "commlayer/groups"
 
 
@@ -93,8 +96,10 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
         description = {**engine.describe(), "peer": peer}
         if rendezvous.rank == 0:
             root = _root(rendezvous.store)
-            description |= {"job": _job(root, is_world), "group": root.add(_GROUPS_KEY, 1)}
+            job, key = _job(root, is_world)
+            description |= {"job": job, "key": key.hex(), "group": root.add(_GROUPS_KEY, 1)}
         descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
+        _agree_on_auth(rendezvous.name, descriptions)
         return group.NativeGroup.open(
             engine,
             rendezvous.name,
@@ -102,6 +107,7 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
             rendezvous.size,
             descriptions,
             descriptions[0]["job"],
+            bytes.fromhex(descriptions[0]["key"]),
             descriptions[0]["group"],
             rendezvous.exchange,
         )
@@ -118,14 +124,28 @@ def _root(store: Store) -> Store:
     return store
 
 
-def _job(root: Store, is_world: bool) -> int:
-    """The number, 64 bits, that keeps the packets of different jobs apart.
+def _agree_on_auth(name: str, descriptions: list[dict[str, Any]]) -> None:
+    """Raises ConfigError naming ranks and values where the ranks' COMMLAYER_AUTH differ: they would all be silent."""
+    ranks: dict[str, list[str]] = {}
+    for rank, each in enumerate(descriptions):
+        ranks.setdefault(each["auth"], []).append(str(rank))
+    if len(ranks) > 1:
+        values = "; ".join(f"{auth} on rank(s) {', '.join(which)}" for auth, which in ranks.items())
+        raise ConfigError(f"COMMLAYER_AUTH differs within group {name!r}: {values}; set the same on every rank")
+
+
+def _job(root: Store, is_world: bool) -> tuple[int, bytes]:
+    """The number, 64 bits, that keeps the packets of different jobs apart, and the key that keeps strangers out.
+
+    Whoever can read the Store can join the job: the key is as secret as the Store.
 
     WORLD makes a new one each time it is made. A group that comes first because WORLD belongs to another backend
     takes what is there, or is first to put one there: groups with a process in common must have the same.
     """
-    made = str(secrets.randbits(63) | 1)
+    made = f"{secrets.randbits(63) | 1} {os.urandom(_KEY_BYTES).hex()}"
     if is_world:
-        root.set(_JOB_KEY, made)
-        return int(made)
-    return int(root.compare_set(_JOB_KEY, "", made))
+        root.set(_JOB, made)
+    else:
+        made = root.compare_set(_JOB, "", made).decode()
+    number, key = made.split()
+    return int(number), bytes.fromhex(key)

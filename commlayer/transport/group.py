@@ -110,16 +110,19 @@ class NativeGroup:
         size: int,
         descriptions: Sequence[dict[str, Any]],
         job: int,
+        key: bytes,
         group: int,
         exchange: Callable[[str, bytes], list[bytes]],
     ) -> NativeGroup:
         """Opens this rank's end of a group whose ranks described their engines; every rank calls it.
 
-        `exchange(key, value)` all-gathers through the Store. `job` and `group` are the same numbers on every rank.
+        `exchange(key, value)` all-gathers through the Store. `job`, its `key` (16 bytes, secret) and `group` are the
+        same on every rank.
         """
         what = f"rank {rank} of group {name!r}"
         peers = [each["peer"] for each in descriptions]
-        check(lib.cl_engine_identify(engine.raw, job, peers[rank], 0), f"{what}: joining job {job:x}")
+        epoch = job & 0xFFFF  # of the job's lives this one: packets of the others are told from forged ones
+        check(lib.cl_engine_identify(engine.raw, job, key, peers[rank], epoch), f"{what}: joining job {job:x}")
         hosts = group_hosts(descriptions)
         local = next(ranks for ranks in hosts if rank in ranks)
         fd, problem = _share_memory(local, rank, descriptions, exchange)

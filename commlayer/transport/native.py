@@ -151,6 +151,7 @@ class Engine:
                 "fixed_rate_bps": config.rate_bps,
                 "stash_bytes": STASH_BYTES,
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
+                "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
                 "mem_loss_ppm": loss_ppm,
             },
         )
@@ -186,6 +187,7 @@ class Engine:
         return {
             "host": host_key(),
             "shm": self.config.shm,
+            "auth": self.config.auth,
             "pid": os.getpid(),
             "bell": ffi.string(bell).decode(),
             "ports": self._ports,

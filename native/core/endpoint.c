@@ -13,13 +13,14 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
 {
     const struct cl_cc_type *congestion = cl_cc_find(config->congestion);
     if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX || !congestion ||
-        (congestion == &cl_cc_type_fixed && config->fixed_rate_bps < 8000))
+        (congestion == &cl_cc_type_fixed && config->fixed_rate_bps < 8000) || config->auth > CL_AUTH_OFF)
         return CL_EINVAL;
     struct cl_endpoint *made = calloc(1, sizeof(*made));
     if (!made)
         return CL_ENOMEM;
     made->config = *config;
     made->config.congestion = congestion->name; /* the caller's string need not live on */
+    made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key)};
     made->congestion = congestion;
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)

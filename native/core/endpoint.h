@@ -23,9 +23,11 @@
 struct cl_endpoint;
 
 struct cl_endpoint_config {
-    uint64_t job;             /* every packet must carry it: stale or foreign packets are dropped */
+    enum cl_auth auth;        /* the same in the whole job */
+    uint64_t job;             /* with CL_AUTH_OFF every packet carries it */
+    uint8_t key[16];          /* otherwise this secret of the job makes the packets' tags */
     uint16_t self;            /* this process's peer id, unique within the job */
-    uint16_t epoch;           /* how often this job was initialised before: older epochs' packets are dropped */
+    uint16_t epoch;           /* every packet carries it: those of the job's former lives are known by it */
     uint32_t datagram_bytes;  /* largest UDP payload, header included (1472 for MTU 1500) */
     uint64_t peer_timeout_us; /* silence after which a peer that is waited for is lost; 0: 3 s */
     size_t stash_limit_bytes; /* bound on memory for packets that came before their receive was posted */
@@ -73,7 +75,9 @@ struct cl_completion {
 struct cl_endpoint_stats {
     uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
     uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
-    uint64_t packets_foreign; /* bad magic, version, job, epoch, source or length */
+    /* dropped before they touch anything: not of our making (magic, version, job, epoch, source, path, place), with a
+     * wrong tag, or seen before */
+    uint64_t packets_foreign, packets_forged, packets_replayed;
     uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
 };
 
@@ -103,7 +107,8 @@ void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint1
                        uint64_t now_us);
 bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason);
 
-/* received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
+/* What comes from outside the job changes nothing but a counter: no reply, no memory, no sign of life.
+ * received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
  * in the acknowledgement so that the sender's congestion control sees the network and not a busy receiver. */
 void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, uint64_t received_us,
                          uint64_t now_us);

@@ -19,6 +19,7 @@ struct cl_endpoint_abort {
 
 struct cl_endpoint {
     struct cl_endpoint_config config;
+    struct cl_seal seal;
     struct cl_endpoint_stats stats;
     const struct cl_cc_type *congestion;
     uint32_t payload_bytes; /* of a full DATA packet */

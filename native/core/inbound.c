@@ -222,27 +222,45 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     return ACCEPT_AT_ONCE;
 }
 
+/* Whether a packet was made for us by a rank of this job, and comes for the first time; counts it if not. *number: the
+ * whole number of the packet, or of the acknowledgement. */
+static bool authentic(struct cl_endpoint *endpoint, struct cl_path *path, const struct cl_packet *packet,
+                      const uint8_t *bytes, uint64_t *number)
+{
+    bool ack = packet->kind == CL_PACKET_ACK;
+    struct cl_replay *seen = ack ? &path->acks : &path->packets;
+    *number = cl_packet_number(seen->next, ack ? packet->group : packet->number);
+    uint64_t *counter = NULL;
+    if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number))
+        counter =
+            endpoint->seal.auth == CL_AUTH_OFF ? &endpoint->stats.packets_foreign : &endpoint->stats.packets_forged;
+    else if (*number > seen->next + NUMBERS_AHEAD_MAX)
+        counter = &endpoint->stats.packets_foreign;
+    else if (!cl_replay_admit(seen, *number))
+        counter = &endpoint->stats.packets_replayed;
+    if (counter)
+        ++*counter;
+    return !counter;
+}
+
 void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, uint64_t received_us,
                          uint64_t now_us)
 {
     struct cl_packet packet;
     struct cl_peer *peer = NULL;
-    if (cl_packet_decode(&packet, bytes, length) && packet.epoch == endpoint->config.epoch &&
-        cl_packet_open(bytes, length, endpoint->config.job))
+    if (cl_packet_decode(&packet, bytes, length) && packet.epoch == endpoint->config.epoch)
         peer = cl_endpoint_peer(endpoint, packet.source);
     if (!peer || packet.path >= peer->path_count) {
         endpoint->stats.packets_foreign++;
         return;
     }
-    if (!peer->alive)
-        return;
     struct cl_path *path = &peer->paths[packet.path];
+    uint64_t number;
+    if (!authentic(endpoint, path, &packet, bytes, &number) || !peer->alive)
+        return;
     const uint8_t *payload = bytes + CL_PACKET_HEAD_BYTES;
-    uint64_t number = cl_packet_number(path->ack.largest, packet.number);
     enum answer answer;
-    if (packet.kind != CL_PACKET_ACK && number > path->ack.largest + NUMBERS_AHEAD_MAX)
-        answer = FOREIGN;
-    else if (packet.kind == CL_PACKET_ACK)
+    if (packet.kind == CL_PACKET_ACK)
         answer = on_ack(endpoint, peer, path, &packet, payload, received_us, now_us) ? ACCEPT : FOREIGN;
     else
         answer = on_packet(endpoint, peer, &packet, payload, now_us);

@@ -3,9 +3,9 @@
 #include "core/packet.h"
 #include "core/spray.h"
 
-/* Writes the header of `packet` into `out`, sealed. */
+/* Writes the header of `packet` into `out`, sealed. number: whole, of the packet or acknowledgement. */
 static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_packet *packet,
-                           struct cl_datagram *out)
+                           uint64_t number, struct cl_datagram *out)
 {
     packet->source = endpoint->config.self;
     packet->epoch = endpoint->config.epoch;
@@ -14,7 +14,7 @@ static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *p
     out->priority = packet->flags & CL_PACKET_PRIORITY;
     cl_packet_encode(packet, out->head);
     const uint8_t *payload = out->payload_length ? out->payload : out->head + CL_PACKET_HEAD_BYTES;
-    cl_packet_seal(out->head, payload, packet->length, endpoint->config.job);
+    cl_packet_seal(out->head, payload, &endpoint->seal, peer->id, number);
     endpoint->stats.packets_sent++;
 }
 
@@ -22,12 +22,13 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
                      struct cl_datagram *out)
 {
     struct cl_packet packet = {.kind = CL_PACKET_ACK, .path = path->index};
+    uint64_t number = path->ack.written;
     cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
     out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
     cl_egress_sent(path->egress, out->head_length);
     out->payload_length = 0;
     out->payload = NULL;
-    write_datagram(endpoint, peer, &packet, out);
+    write_datagram(endpoint, peer, &packet, number, out);
     endpoint->stats.acks_sent++;
 }
 
@@ -54,7 +55,7 @@ static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = 0;
     out->payload = NULL;
-    write_datagram(endpoint, peer, &packet, out);
+    write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     endpoint->stats.probes_sent += kind == CL_PACKET_PING;
     return true;
 }
@@ -92,7 +93,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = length;
     out->payload = message->data + offset;
-    write_datagram(endpoint, peer, &packet, out);
+    write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     endpoint->stats.payload_bytes_sent += length;
     return true;
 }

@@ -1,6 +1,6 @@
 #include "core/packet.h"
 
-enum { TAG_AT = 32 };
+enum { LENGTH_AT = 6, TAG_AT = 32 };
 
 uint32_t cl_packet_payload_bytes(uint32_t datagram_bytes)
 {
@@ -41,16 +41,34 @@ bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t len
     return packet->kind < CL_PACKET_KINDS && packet->length == length - CL_PACKET_HEAD_BYTES;
 }
 
-void cl_packet_seal(uint8_t *head, const uint8_t *payload, size_t payload_length, uint64_t job)
+static uint64_t tag_of(const uint8_t *head, const uint8_t *payload, const struct cl_seal *seal, uint16_t destination,
+                       uint64_t number)
 {
-    (void)payload;
-    (void)payload_length;
-    cl_store_u32(head + TAG_AT, (uint32_t)job);
-    cl_store_u32(head + TAG_AT + 4, (uint32_t)(job >> 32));
+    if (seal->auth == CL_AUTH_OFF)
+        return seal->job;
+    bool bare = seal->auth == CL_AUTH_HEADER && (head[2] & 0x0F) == CL_PACKET_DATA;
+    uint8_t implied[8];
+    cl_store_u32(implied, (uint32_t)(number >> 32));
+    cl_store_u16(implied + 4, destination);
+    cl_store_u16(implied + 6, seal->auth);
+    struct cl_siphash hash;
+    cl_siphash_begin(&hash, &seal->key);
+    cl_siphash_add(&hash, head, TAG_AT);
+    cl_siphash_add(&hash, implied, sizeof(implied));
+    return cl_siphash_end(&hash, payload, bare ? 0 : cl_load_u16(head + LENGTH_AT));
 }
 
-bool cl_packet_open(const uint8_t *bytes, size_t length, uint64_t job)
+void cl_packet_seal(uint8_t *head, const uint8_t *payload, const struct cl_seal *seal, uint16_t destination,
+                    uint64_t number)
 {
-    return length >= CL_PACKET_HEAD_BYTES &&
-           (cl_load_u32(bytes + TAG_AT) | (uint64_t)cl_load_u32(bytes + TAG_AT + 4) << 32) == job;
+    uint64_t tag = tag_of(head, payload, seal, destination, number);
+    cl_store_u32(head + TAG_AT, (uint32_t)tag);
+    cl_store_u32(head + TAG_AT + 4, (uint32_t)(tag >> 32));
+}
+
+bool cl_packet_open(const uint8_t *bytes, const struct cl_seal *seal, uint16_t destination, uint64_t number)
+{
+    uint64_t tag = cl_load_u32(bytes + TAG_AT) | (uint64_t)cl_load_u32(bytes + TAG_AT + 4) << 32;
+    /* one comparison of whole words: its time tells nothing about how much of a forged tag is right */
+    return (tag ^ tag_of(bytes, bytes + CL_PACKET_HEAD_BYTES, seal, destination, number)) == 0;
 }

@@ -49,6 +49,13 @@ enum cl_dtype {
     CL_U64 = 11,
 };
 
+/* How packets prove that they are of this job; the same on every rank. */
+enum cl_auth {
+    CL_AUTH_HEADER = 0, /* a keyed tag over the header and over everything but the payload of DATA packets */
+    CL_AUTH_FULL = 1,   /* over the payload, too */
+    CL_AUTH_OFF = 2,    /* by the job's number, in plain sight */
+};
+
 /* AVG travels as SUM; the plan's SCALE steps divide by the number of ranks. */
 enum cl_op {
     CL_SUM = 0,
@@ -134,6 +141,7 @@ struct cl_engine_options {
     uint64_t fixed_rate_bps;      /* for "fixed" */
     uint64_t stash_bytes;         /* bound on memory for packets that come before their operation */
     uint64_t peer_timeout_us;     /* silence after which a peer is lost */
+    uint32_t auth;                /* enum cl_auth */
     uint32_t mem_loss_ppm;        /* mem: share of datagrams dropped, parts per million */
     uint32_t mem_seed;
 };
@@ -143,8 +151,9 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
 void cl_engine_close(cl_engine *engine);
 /* UDP port of the n-th address (mem: mailbox number). */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
-/* Names this process within its job; once, before the first group. The same values again are accepted. */
-int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t epoch);
+/* Names this process within its job, whose key of 16 bytes its ranks share as a secret; once, before the first group.
+ * The same values again are accepted. */
+int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch);
 /* Makes a peer reachable: path i goes from local address local[i] to the remote address and port. Adding a known peer
  * again is accepted and changes nothing. */
 int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
@@ -155,7 +164,8 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 struct cl_engine_stats {
     uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
     uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
-    uint64_t packets_foreign, packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
+    uint64_t packets_foreign, packets_forged, packets_replayed; /* dropped: of other jobs, wrong tag, seen before */
+    uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
     uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);

@@ -32,6 +32,8 @@ enum {
     LOSS_PPM = 50000,
 };
 
+static const uint8_t KEY[16] = "of these tests", OTHER_KEY[16] = "of nobody here";
+
 /* ---- a world of ranks, one engine each ---- */
 
 struct world {
@@ -66,7 +68,7 @@ static struct world open_world(uint32_t size, const char *wire, uint32_t loss_pp
         options.mem_seed = rank;
         CHECK_EQ(cl_engine_open(&options, &world.engines[rank]), CL_OK);
         CHECK_EQ(cl_engine_bell(world.engines[rank], world.bells[rank]), CL_OK);
-        CHECK_EQ(cl_engine_identify(world.engines[rank], job, (uint16_t)rank, 0), CL_OK);
+        CHECK_EQ(cl_engine_identify(world.engines[rank], job, KEY, (uint16_t)rank, 0), CL_OK);
         if (options.address_count > 0)
             CHECK_EQ(cl_engine_port(world.engines[rank], 0, &ports[rank]), CL_OK);
     }
@@ -528,14 +530,18 @@ static void test_open_errors(void)
     options.addresses = nowhere;
     CHECK_EQ(cl_engine_open(&options, &engine), CL_ESYSTEM);
     options = options_of("mem", 0);
+    options.auth = 3;
+    CHECK_EQ(cl_engine_open(&options, &engine), CL_EINVAL);
+    options = options_of("mem", 0);
     CHECK_EQ(cl_engine_open(&options, &engine), CL_OK);
     uint32_t port, local = 7, remote = 3;
     const char *address = "127.0.0.1";
     CHECK_EQ(cl_engine_port(engine, 1, &port), CL_EINVAL);
     CHECK_EQ(cl_engine_add_peer(engine, 1, 1, &local, &address, &remote), CL_EINVAL); /* who are we? */
-    CHECK_EQ(cl_engine_identify(engine, 5, 0, 0), CL_OK);
-    CHECK_EQ(cl_engine_identify(engine, 5, 0, 0), CL_OK);
-    CHECK_EQ(cl_engine_identify(engine, 6, 0, 0), CL_EINVAL);
+    CHECK_EQ(cl_engine_identify(engine, 5, KEY, 0, 0), CL_OK);
+    CHECK_EQ(cl_engine_identify(engine, 5, KEY, 0, 0), CL_OK);
+    CHECK_EQ(cl_engine_identify(engine, 6, KEY, 0, 0), CL_EINVAL);
+    CHECK_EQ(cl_engine_identify(engine, 5, OTHER_KEY, 0, 0), CL_EINVAL);
     CHECK_EQ(cl_engine_add_peer(engine, 1, 1, &local, &address, &remote), CL_EINVAL); /* no such port of ours */
     CHECK_EQ(cl_engine_add_peer(engine, CL_PEERS_MAX, 1, &local, &address, &remote), CL_EINVAL);
     cl_engine_close(engine);
@@ -1076,7 +1082,7 @@ static void test_open_and_close(void)
         cl_engine *engine;
         CHECK_EQ(cl_engine_open(&options, &engine), CL_OK);
         if (cycle % 4 < 2) {
-            CHECK_EQ(cl_engine_identify(engine, 1, 0, 0), CL_OK);
+            CHECK_EQ(cl_engine_identify(engine, 1, KEY, 0, 0), CL_OK);
             CHECK_EQ(cl_engine_watch_process(engine, 1, getpid()), CL_OK);
         }
         struct world one = {.size = 1, .engines = {engine}};
