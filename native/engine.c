@@ -277,6 +277,19 @@ static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
     return armed;
 }
 
+static void report_deaths(struct cl_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->watched_count; i++) {
+        if (!engine->watched[i].died)
+            continue;
+        engine->watched[i].died = false;
+        if (engine->endpoint != NULL)
+            cl_endpoint_peer_lost(engine->endpoint, engine->watched[i].peer);
+        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+            cl_group_peer_died(group, engine->watched[i].peer);
+    }
+}
+
 /* One turn. Returns until when the thread may sleep (0: not at all) and whether it waits for room on the wire. */
 static uint64_t turn(struct cl_engine *engine, bool *wire_full)
 {
@@ -285,6 +298,7 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     take_inbox(engine);
     if (engine->wire != NULL)
         receive_packets(engine);
+    report_deaths(engine); /* after what they said last */
     if (engine->endpoint != NULL) {
         uint64_t now = cl_now_us();
         if (cl_endpoint_next_timeout(engine->endpoint) <= now)
@@ -344,8 +358,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
             continue;
         close(engine->watched[i].pidfd);
         engine->watched[i].pidfd = -1; /* poll ignores it from now on */
-        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-            cl_group_peer_died(group, engine->watched[i].peer);
+        engine->watched[i].died = true;
     }
 }
 
@@ -552,7 +565,7 @@ int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, co
                 links[i] = (uint32_t)link;
         }
         if (status == CL_OK)
-            status = cl_endpoint_add_peer(engine->endpoint, peer, (uint16_t)path_count);
+            status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, local);
         if (status == CL_OK) {
             engine->links[peer] = links;
             engine->peer_count++;
@@ -576,7 +589,7 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
     } else if (!known) {
         int fd = (int)syscall(SYS_pidfd_open, pid, 0);
         if (fd >= 0 || errno == ESRCH)
-            engine->watched[engine->watched_count++] = (struct watched){peer, fd};
+            engine->watched[engine->watched_count++] = (struct watched){.peer = peer, .died = fd < 0, .pidfd = fd};
         else
             status = CL_ESYSTEM;
     }
