@@ -32,12 +32,15 @@ class DType(enum.IntEnum):
 
 
 class Op(enum.IntEnum):
-    """Reductions; values equal `enum cl_op`. AVG is SUM with the plan's SCALE steps."""
+    """Reductions; values equal `enum cl_op`. AVG is SUM with the plan's SCALE steps; the bitwise are for integers."""
 
     SUM = 0
     PRODUCT = 1
     MIN = 2
     MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
 
 
 class Handle(Protocol):
