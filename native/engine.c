@@ -225,17 +225,14 @@ static bool take_completions(struct cl_engine *engine)
         cl_group_fail(operation->group, completion.status, cl_group_rank_of(operation->group, completion.peer));
     }
     uint32_t id;
-    uint16_t peer;
+    uint16_t blame;
     int reason;
-    while (cl_endpoint_next_abort(engine->endpoint, &id, &peer, &reason)) {
+    while (cl_endpoint_next_abort(engine->endpoint, &id, &blame, &reason)) {
+        any = true;
         for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
             if (group->id != id)
                 continue;
-            /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. Who passes on
-             * what it has heard itself is not to blame. */
-            bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
-            bool hearsay = shared || reason == CL_EABORTED;
-            cl_group_fail(group, shared ? reason : CL_EABORTED, hearsay ? UINT32_MAX : cl_group_rank_of(group, peer));
+            cl_group_hear(group, reason, cl_group_rank_of(group, blame));
         }
     }
     return any;

@@ -45,6 +45,8 @@ struct cl_operation {
     uint32_t host_base; /* host counters at its start */
     uint32_t host_gate; /* every local rank's counter must have come this far first: see group.c */
     uint32_t host_parity;
+    uint64_t call;                /* what the group has called, up to this one: equal on all ranks */
+    uint64_t host_call;           /* as others of this host see it: see compare in group.c */
     struct cl_executor *executor; /* once started */
     struct cl_operation *next;    /* in the inbox, then in the group */
 };
@@ -63,11 +65,13 @@ struct cl_group {
     uint32_t *local;      /* local index -> group rank */
     uint32_t self;        /* own local index */
     uint8_t **staging[2]; /* by parity, by group rank */
+    _Atomic uint64_t **calls[2];
     _Atomic uint32_t **counters;
     pthread_mutex_t lane;
     uint32_t host_queued; /* host operations submitted to the engine and not yet done (lane) */
     bool lane_taken;      /* a calling thread runs a host operation (lane) */
     uint32_t sequence, host_sequence, host_base, host_previous_base; /* (lane) */
+    uint64_t call;                                                   /* of the latest operation (lane) */
     uint64_t spin_us;
     uint64_t spin_ewma_us;              /* how long recent waits of calling threads took */
     struct cl_operation *first, **last; /* in flight, in order of submission (core) */
@@ -138,6 +142,8 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
 void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 /* Marks the group failed; the first reason stays. Any thread. */
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
+/* Notes that another rank has failed the group. */
+void cl_group_hear(struct cl_group *group, int reason, uint32_t blame);
 /* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
  * something moved meanwhile. */
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);

@@ -9,6 +9,9 @@
  * rank posts when it has ended the operation: its own reads of others' staging are over then. Consecutive operations
  * use alternate halves of the staging, so before one starts, every local rank must have ended the operation two before
  * it (host_gate); that has nearly always happened long ago.
+ *
+ * Calls. All ranks must call the same operations in the same order. Each operation has a number that says what was
+ * called so far, and which others can compare: in packets (core/calls.h) and, in the host's memory, beside the counter.
  */
 #include "engine.h"
 
@@ -29,10 +32,12 @@ static bool copy_names(struct cl_group *group, const struct cl_group_options *op
     group->local = calloc(options->local_count, sizeof *group->local);
     group->staging[0] = calloc(options->size, sizeof *group->staging[0]);
     group->staging[1] = calloc(options->size, sizeof *group->staging[1]);
+    group->calls[0] = calloc(options->size, sizeof *group->calls[0]);
+    group->calls[1] = calloc(options->size, sizeof *group->calls[1]);
     group->counters = calloc(options->size, sizeof *group->counters);
     group->lost = calloc(options->size, sizeof *group->lost);
     if (group->peers == NULL || group->local == NULL || group->staging[0] == NULL || group->staging[1] == NULL ||
-        group->counters == NULL || group->lost == NULL)
+        group->calls[0] == NULL || group->calls[1] == NULL || group->counters == NULL || group->lost == NULL)
         return false;
     memcpy(group->peers, options->peers, options->size * sizeof *group->peers);
     memcpy(group->local, options->local, options->local_count * sizeof *group->local);
@@ -46,6 +51,8 @@ static void free_group(struct cl_group *group)
     free(group->local);
     free(group->staging[0]);
     free(group->staging[1]);
+    free(group->calls[0]);
+    free(group->calls[1]);
     free(group->counters);
     free(group->lost);
     pthread_mutex_destroy(&group->lane);
@@ -83,8 +90,10 @@ static int map_host(struct cl_group *group, const struct cl_group_options *optio
     for (uint32_t i = 0; i < group->local_count; i++) {
         uint32_t rank = group->local[i];
         group->counters[rank] = cl_host_counter(group->host, i);
-        for (uint32_t parity = 0; parity < 2; parity++)
+        for (uint32_t parity = 0; parity < 2; parity++) {
             group->staging[parity][rank] = cl_host_staging(group->host, i, parity);
+            group->calls[parity][rank] = cl_host_call(group->host, i, parity);
+        }
     }
     return CL_OK;
 }
@@ -134,10 +143,18 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     return CL_OK;
 }
 
+/* Which rank others should look at: the cause where it is known to be another one, else the one that failed first. */
+static uint32_t to_blame(const struct cl_group *group, int reason)
+{
+    bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH || reason == CL_EABORTED;
+    return shared ? atomic_load(&group->culprit) : group->rank;
+}
+
 static void tell_peers(struct cl_group *group, int reason)
 {
+    uint32_t blame = to_blame(group, reason);
     group->announced = true;
-    cl_host_abort(group->host, reason);
+    cl_host_abort(group->host, reason, blame);
     if (group->engine->endpoint == NULL)
         return;
     uint16_t *peers = calloc(group->size, sizeof *peers);
@@ -146,7 +163,8 @@ static void tell_peers(struct cl_group *group, int reason)
         if (group->counters[rank] == NULL && rank != group->rank)
             peers[count++] = group->peers[rank];
     if (count > 0)
-        cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, reason, cl_now_us());
+        cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, reason,
+                          blame == UINT32_MAX ? UINT16_MAX : group->peers[blame], cl_now_us());
     free(peers);
 }
 
@@ -229,16 +247,25 @@ void cl_group_close(cl_group *group)
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
 {
     int32_t open = 0;
+    uint32_t nobody = UINT32_MAX;
+    if (atomic_load(&group->status) == CL_OK) /* before the status: who sees that looks for the culprit */
+        atomic_compare_exchange_strong(&group->culprit, &nobody, culprit);
     if (!atomic_compare_exchange_strong(&group->status, &open, reason))
         return;
-    atomic_store(&group->culprit, culprit);
-    cl_host_abort(group->host, reason);
+    cl_host_abort(group->host, reason, to_blame(group, reason));
     cl_engine_wake(group->engine); /* it tells the peers and ends what is in flight */
+}
+
+void cl_group_hear(struct cl_group *group, int reason, uint32_t blame)
+{
+    /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. */
+    bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
+    cl_group_fail(group, shared ? reason : CL_EABORTED, blame);
 }
 
 void cl_group_abort(cl_group *group, int reason)
 {
-    cl_group_fail(group, reason < 0 ? reason : CL_EABORTED, UINT32_MAX);
+    cl_group_fail(group, reason < 0 ? reason : CL_EABORTED, group->rank);
 }
 
 int cl_group_status(cl_group *group, uint32_t *peer)
@@ -262,8 +289,14 @@ void cl_group_peer_died(struct cl_group *group, uint16_t peer)
 static void assign_order(struct cl_group *group, struct cl_operation *operation)
 {
     operation->sequence = group->sequence++;
+    if (operation->call != 0) {
+        group->call = (group->call ^ operation->call) * 0xD6E8FEB86659FD93u;
+        group->call ^= group->call >> 32;
+        operation->call = group->call;
+    }
     if (!operation->plan->uses_host)
         return;
+    operation->host_call = (uint64_t)(group->host_sequence + 1) << 32 | (uint32_t)group->call;
     operation->host_parity = group->host_sequence++ & 1;
     operation->host_gate = group->host_previous_base;
     operation->host_base = group->host_base;
@@ -287,6 +320,18 @@ static void post_end(struct cl_group *group, const struct cl_operation *operatio
     cl_host_post(group->host, operation->host_base + operation->plan->posts + 1);
 }
 
+/* Whether a rank of this host has called something else, as far as the two are within sight of each other. */
+static bool disagrees(const struct cl_group *group, uint32_t rank)
+{
+    for (uint32_t parity = 0; parity < 2; parity++) {
+        uint64_t own = atomic_load_explicit(group->calls[parity][group->rank], memory_order_relaxed);
+        uint64_t other = atomic_load_explicit(group->calls[parity][rank], memory_order_relaxed);
+        if (own != other && own >> 32 == other >> 32)
+            return true;
+    }
+    return false;
+}
+
 /* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for, UINT32_MAX: none. */
 static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us, uint64_t deadline_us)
 {
@@ -295,8 +340,12 @@ static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us
         return status;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK) {
-        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        cl_group_hear(group, aborted, cl_host_blamed(group->host));
         return atomic_load(&group->status);
+    }
+    if (rank != UINT32_MAX && disagrees(group, rank)) {
+        cl_group_fail(group, CL_EMISMATCH, rank);
+        return CL_EMISMATCH;
     }
     if (rank != UINT32_MAX && atomic_load(&group->lost[rank])) {
         cl_group_fail(group, CL_EPEERLOST, rank);
@@ -355,15 +404,19 @@ static int run_here(struct cl_group *group, struct cl_operation *operation)
         uint32_t rank, value;
         if (progress == CL_PROGRESS_DONE)
             break;
-        if (progress == CL_PROGRESS_FAILED || !cl_executor_awaits(operation->executor, 0, &rank, &value))
+        if (progress == CL_PROGRESS_FAILED) {
+            status = cl_executor_status(operation->executor);
+            cl_group_fail(group, status, cl_executor_culprit(operation->executor));
+        } else if (!cl_executor_awaits(operation->executor, 0, &rank, &value)) {
             status = CL_EINVAL; /* a plan that waits for nothing: cannot be, cl_plan_create saw to it */
-        else
+        } else {
             status = wait_for(group, local_index(group, rank), value, operation->deadline_us);
+        }
     }
     if (host && status == CL_OK)
         post_end(group, operation); /* after a failure it would tell the others that all of the data is there */
     else if (host && status == CL_ECLOSED)
-        cl_host_abort(group->host, CL_EABORTED); /* they wait for this rank, which is about to go */
+        cl_host_abort(group->host, CL_EABORTED, group->rank); /* they wait for this rank, which is about to go */
     else if (status != CL_OK)
         cl_group_fail(group, status, UINT32_MAX);
     return status;
@@ -506,6 +559,21 @@ static int check_host(struct cl_group *group, struct cl_operation *operation, ui
     return CL_OK;
 }
 
+/* The rank to name when an operation fails: who disagrees, or who is late; UINT32_MAX: nobody known. */
+static uint32_t culprit_of(const struct cl_group *group, const struct cl_operation *operation, int status)
+{
+    uint32_t rank = UINT32_MAX, value, behind;
+    if (operation->executor == NULL) {
+        bool gated = operation->plan->uses_host && !gate_is_open(group, operation, &behind);
+        return status == CL_ETIMEDOUT && gated ? group->local[behind] : UINT32_MAX;
+    }
+    if (status != CL_ETIMEDOUT)
+        return cl_executor_culprit(operation->executor);
+    if (!cl_executor_awaits(operation->executor, 0, &rank, &value) && operation->plan->network_steps > 0)
+        rank = cl_group_rank_of(group, cl_endpoint_late_peer(group->engine->endpoint, group->id, operation->sequence));
+    return rank;
+}
+
 static void remove_operation(struct cl_group *group, struct cl_operation **at)
 {
     struct cl_operation *operation = *at;
@@ -525,7 +593,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     struct cl_operation **at = &group->first;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK)
-        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        cl_group_hear(group, aborted, cl_host_blamed(group->host));
     while (*at != NULL && atomic_load(&group->status) == CL_OK) {
         struct cl_operation *operation = *at;
         int status = CL_EAGAIN;
@@ -545,8 +613,10 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
             break;
         if (status == CL_EAGAIN && now_us >= operation->deadline_us)
             status = CL_ETIMEDOUT;
+        if (status == CL_EABORTED) /* heard while it started: the reason follows, see take_completions */
+            break;
         if (status != CL_EAGAIN) {
-            cl_group_fail(group, status, UINT32_MAX);
+            cl_group_fail(group, status, culprit_of(group, operation, status));
             break;
         }
         if (operation->deadline_us < *deadline_us)

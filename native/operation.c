@@ -53,6 +53,8 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
     operation->priority = (uint8_t)priority;
     operation->timeout_us = timeout_us;
     operation->deadline_us = deadline_after(timeout_us);
+    if (plan->signature != 0)
+        operation->call = (uint64_t)plan->signature << 32 | (uint32_t)(op << 8 | dtype) | 1u << 31;
     *out = operation;
     return CL_OK;
 }
@@ -60,7 +62,12 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
 int cl_operation_start(struct cl_operation *operation)
 {
     struct cl_group *group = operation->group;
+    if (operation->plan->uses_host)
+        atomic_store_explicit(group->calls[operation->host_parity][group->rank], operation->host_call,
+                              memory_order_relaxed); /* the first post publishes it */
     struct cl_host_view view = {.staging = group->staging[operation->host_parity],
+                                .calls = group->calls[operation->host_parity],
+                                .call = operation->host_call,
                                 .counters = group->counters,
                                 .base = operation->host_base,
                                 .post = (void (*)(void *, uint32_t))cl_host_post,
@@ -74,6 +81,7 @@ int cl_operation_start(struct cl_operation *operation)
                                         .peers = group->peers,
                                         .group = group->id,
                                         .sequence = operation->sequence,
+                                        .signature = operation->call == 0 ? 0 : (uint16_t)(1 + operation->call % 4095),
                                         .priority = operation->priority};
     return cl_executor_create(&config, &operation->executor);
 }

@@ -46,14 +46,15 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_ESYSTEM: (CommError, "see the kernel's log and the limits of this process (ulimit -a)"),
     lib.CL_ETIMEDOUT: (
         OperationTimeoutError,
-        "a rank is late or never called this operation; compare the ranks' logs, or raise the timeout",
+        "that rank, or another, is late or never called this operation; compare the ranks' logs, or raise the timeout",
     ),
     lib.CL_EPEERLOST: (PeerLostError, "look at that rank's log; restart the job or the group without it"),
     lib.CL_EABORTED: (AbortedError, "look for the first error in the other ranks' logs"),
     lib.CL_ECLOSED: (ClosedError, "no operation may follow destroy_process_group"),
     lib.CL_EMISMATCH: (
         MismatchError,
-        "all ranks must call the same operations in the same order with the same sizes and dtypes",
+        "all ranks must call the same operations in the same order with the same sizes and dtypes; of this call or the "
+        "one before, compare collective, size, dtype, reduction and root",
     ),
 }
 

@@ -84,6 +84,11 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint);
  * twice is CL_EINVAL. */
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count);
 
+/* An operation begins: its messages carry the signature (0 to 4095), and messages of peers that carry another one fail
+ * the group with CL_EMISMATCH. 0: they are not compared. Ends with cl_endpoint_end. CL_ENOMEM. */
+int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature);
+void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
+
 /* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX or a name that was posted before,
  * CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when peer or group are gone already; then there is no completion.
  * length may be 0: the message then consists of one empty packet. priority 0 (first) to 7 (last). A send completes when
@@ -98,10 +103,13 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
 void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* Tells every peer in `peers` that the group failed; CL_EABORTED then completes their posted messages of that group,
- * and ours, and cl_endpoint_next_abort reports it there, with the peer it was heard from. */
+ * and ours, and cl_endpoint_next_abort reports it there, with `blame`: the peer that is the cause (UINT16_MAX: not
+ * known). */
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint64_t now_us);
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason);
+                       uint16_t blame, uint64_t now_us);
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *blame, int *reason);
+/* Of an operation in flight, the peer whose message is missing first; UINT16_MAX: none. Walks through all messages. */
+uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
  * in the acknowledgement so that the sender's congestion control sees the network and not a busy receiver. */
