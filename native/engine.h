@@ -83,6 +83,11 @@ struct watched {
     int pidfd; /* -1: it is dead */
 };
 
+struct cl_link {
+    uint32_t number; /* of the wire */
+    uint32_t port;
+};
+
 struct cl_engine {
     pthread_t thread;
     pthread_mutex_t core, inbox, events;
@@ -100,7 +105,7 @@ struct cl_engine {
     struct cl_endpoint *endpoint;
     uint64_t job;
     uint16_t self, epoch;
-    uint32_t **links; /* peer -> path -> link */
+    struct cl_link **links; /* peer -> path -> link */
     struct cl_datagram *batch;
     size_t batch_first, batch_count; /* what the wire had no room for */
     uint32_t peer_count;

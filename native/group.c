@@ -227,6 +227,7 @@ void cl_group_close(cl_group *group)
     engine->inbox_last = at;
     pthread_mutex_unlock(&engine->inbox);
     end_all(group, atomic_load(&group->status));
+    cl_host_leave(group->host);
     for (struct cl_group **link = &engine->groups; *link != NULL; link = &(*link)->next) {
         if (*link == group) {
             *link = group->next;
@@ -332,8 +333,16 @@ static bool disagrees(const struct cl_group *group, uint32_t rank)
     return false;
 }
 
-/* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for, UINT32_MAX: none. */
-static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us, uint64_t deadline_us)
+/* Whether a rank of this host posts no more. Its last post may have come just before: look here first, and then at the
+ * counter. */
+static bool is_gone(const struct cl_group *group, uint32_t index)
+{
+    return atomic_load(&group->lost[group->local[index]]) || cl_host_left(group->host, index);
+}
+
+/* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for, UINT32_MAX: none; `gone`
+ * says that it waits in vain. */
+static int reason_to_stop(struct cl_group *group, uint32_t rank, bool gone, uint64_t now_us, uint64_t deadline_us)
 {
     int status = atomic_load(&group->status);
     if (status != CL_OK)
@@ -347,7 +356,7 @@ static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us
         cl_group_fail(group, CL_EMISMATCH, rank);
         return CL_EMISMATCH;
     }
-    if (rank != UINT32_MAX && atomic_load(&group->lost[rank])) {
+    if (gone) {
         cl_group_fail(group, CL_EPEERLOST, rank);
         return CL_EPEERLOST;
     }
@@ -373,8 +382,11 @@ static int wait_for(struct cl_group *group, uint32_t index, uint32_t value, uint
             now = cl_now_us();
         }
     }
-    while (!cl_host_reached(group->host, index, value)) {
-        int stop = reason_to_stop(group, group->local[index], now, deadline_us);
+    for (;;) {
+        bool gone = is_gone(group, index);
+        if (cl_host_reached(group->host, index, value))
+            break;
+        int stop = reason_to_stop(group, group->local[index], gone, now, deadline_us);
         if (stop != CL_OK)
             return stop;
         uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
@@ -394,7 +406,7 @@ static int run_here(struct cl_group *group, struct cl_operation *operation)
 {
     uint32_t behind = 0;
     bool host = operation->plan->uses_host;
-    int status = reason_to_stop(group, UINT32_MAX, 0, UINT64_MAX);
+    int status = reason_to_stop(group, UINT32_MAX, false, 0, UINT64_MAX);
     while (status == CL_OK && host && !gate_is_open(group, operation, &behind))
         status = wait_for(group, behind, operation->host_gate, operation->deadline_us);
     if (status == CL_OK)
@@ -546,13 +558,15 @@ static int check_host(struct cl_group *group, struct cl_operation *operation, ui
     if (!operation->plan->uses_host)
         return CL_OK;
     if (operation->executor == NULL) {
-        uint32_t behind;
-        if (!gate_is_open(group, operation, &behind))
-            rank = group->local[behind];
-        return reason_to_stop(group, rank, now_us, UINT64_MAX);
+        uint32_t behind = 0;
+        bool waits = !gate_is_open(group, operation, &behind);
+        bool gone = waits && is_gone(group, behind) && !cl_host_reached(group->host, behind, operation->host_gate);
+        return reason_to_stop(group, waits ? group->local[behind] : UINT32_MAX, gone, now_us, UINT64_MAX);
     }
     for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
-        int status = reason_to_stop(group, rank, now_us, UINT64_MAX);
+        uint32_t index = local_index(group, rank);
+        bool gone = is_gone(group, index) && !cl_host_reached(group->host, index, value);
+        int status = reason_to_stop(group, rank, gone, now_us, UINT64_MAX);
         if (status != CL_OK)
             return status;
     }

@@ -436,6 +436,21 @@ void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
         cl_path_free(&lost->paths[i]);
 }
 
+uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
+{
+    uint32_t slowest_us = 0;
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        const struct cl_peer *peer = endpoint->peers[i];
+        for (uint16_t j = 0; peer && peer->alive && j < peer->path_count; j++) {
+            const struct cl_rtt *rtt = &peer->paths[j].rtt;
+            uint32_t probe_us = rtt->smoothed_us + 4 * rtt->variation_us;
+            if (rtt->any && probe_us > slowest_us)
+                slowest_us = probe_us;
+        }
+    }
+    return slowest_us < CL_LOSS_PTO_MAX_US ? slowest_us : CL_LOSS_PTO_MAX_US;
+}
+
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer)
 {
     const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);

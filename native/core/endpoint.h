@@ -123,6 +123,8 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
 /* Marks a peer dead: its messages complete with CL_EPEERLOST. Also called by the endpoint itself when a peer with
  * outstanding messages has not been heard for peer_timeout_us. */
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
+/* The longest time after which a live peer that misses an acknowledgement asks again, as far as known. */
+uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint);
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
 const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 

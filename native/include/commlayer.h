@@ -145,6 +145,8 @@ struct cl_engine_options {
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
 /* Aborts what is in flight, lingers briefly for peers that still need acknowledgements, joins the thread. */
 void cl_engine_close(cl_engine *engine);
+/* Waits, briefly, until no peer needs an acknowledgement any more: for a process that ends without closing. */
+void cl_engine_linger(cl_engine *engine);
 /* UDP port of the n-th address (mem: mailbox number). */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
 /* Names this process within its job; once, before the first group. The same values again are accepted. */

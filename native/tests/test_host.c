@@ -174,6 +174,9 @@ static void test_abort(void)
     pthread_create(&thread, NULL, sleep_once, &sleeper);
     usleep(20000);
     CHECK_EQ(cl_host_aborted(region.hosts[2]), CL_OK);
+    cl_host_leave(region.hosts[1]);
+    CHECK(cl_host_left(region.hosts[2], 1));
+    CHECK(!cl_host_left(region.hosts[2], 0));
     cl_host_abort(region.hosts[2], CL_ETIMEDOUT, 2);
     cl_host_abort(region.hosts[1], CL_EPEERLOST, 1);
     CHECK_EQ(cl_host_aborted(region.hosts[0]), CL_ETIMEDOUT); /* the first reason stays */

@@ -19,7 +19,8 @@ enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
 /* Alone on its cache lines: written by one rank, read by the others. */
 struct line {
     _Atomic uint32_t counter;
-    _Atomic uint32_t sleepers;     /* threads that sleep on the counter */
+    _Atomic uint16_t sleepers; /* threads that sleep on the counter */
+    _Atomic uint16_t left;
     _Atomic uint64_t calls[2];     /* which operation runs, by parity */
     _Atomic uint64_t bells[MASKS]; /* ranks whose bell is to ring */
     uint8_t padding[LINE_BYTES - 24 - 8 * MASKS];
@@ -216,6 +217,18 @@ void cl_host_wake_all(struct cl_host *host)
 {
     for (uint32_t i = 0; i < host->ranks; i++)
         wake_line(host, line_of(host, i));
+}
+
+void cl_host_leave(struct cl_host *host)
+{
+    struct line *line = line_of(host, host->self);
+    atomic_store(&line->left, 1);
+    wake_line(host, line);
+}
+
+bool cl_host_left(struct cl_host *host, uint32_t rank)
+{
+    return atomic_load_explicit(&line_of(host, rank)->left, memory_order_acquire) != 0;
 }
 
 void cl_host_abort(struct cl_host *host, int reason, uint32_t blame)

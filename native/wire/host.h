@@ -40,6 +40,10 @@ void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t
 /* Asks that this rank's bell rings when `rank` posts next. The caller must check the counter once more afterwards. */
 void cl_host_request_bell(struct cl_host *host, uint32_t rank);
 
+/* Says that this rank leaves: it posts no more, and nobody should wait for it. */
+void cl_host_leave(struct cl_host *host);
+bool cl_host_left(struct cl_host *host, uint32_t rank);
+
 /* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; blame is the group rank
  * that is the cause, UINT32_MAX: not known. */
 void cl_host_abort(struct cl_host *host, int reason, uint32_t blame);
