@@ -15,13 +15,14 @@
 #include <unistd.h>
 
 enum {
-    LINGER_QUIET_US = 20000, /* at close: until no peer has needed an answer for so long ... */
-    LINGER_MAX_US = 300000,  /* ... but no longer than this */
-    RECEIVE_BATCHES = 8,     /* between two looks at what may be sent */
-    NAP_WINDOW_US = 2000,    /* over which the rate of arrivals is measured */
-    NAP_PACKETS_LEAST = 16,  /* in such a window: a bulk transfer */
-    NAP_BATCH = 16,          /* packets to wait for */
-    NAP_LEAST_US = 60,       /* less is not worth a system call */
+    LINGER_QUIET_US =
+        20000, /* at close: until no peer has needed an answer for so long, beyond the time it asks again */
+    LINGER_QUIETS_MAX = 15, /* but no longer than so many times that */
+    RECEIVE_BATCHES = 8,    /* between two looks at what may be sent */
+    NAP_WINDOW_US = 2000,   /* over which the rate of arrivals is measured */
+    NAP_PACKETS_LEAST = 16, /* in such a window: a bulk transfer */
+    NAP_BATCH = 16,         /* packets to wait for */
+    NAP_LEAST_US = 60,      /* less is not worth a system call */
     NAP_MOST_US = 1000,
     FOREVER_US = 1 << 30,
     EVENTS_INITIAL = 256,
@@ -153,7 +154,7 @@ static bool flush_batch(struct cl_engine *engine)
     size_t count = 0, first = engine->batch_first;
     for (size_t i = first; i < engine->batch_count; i++) {
         const struct cl_datagram *datagram = &engine->batch[i];
-        out[count++] = (struct cl_wire_datagram){.link = engine->links[datagram->peer][datagram->path],
+        out[count++] = (struct cl_wire_datagram){.link = engine->links[datagram->peer][datagram->path].number,
                                                  .head_length = datagram->head_length,
                                                  .payload_length = datagram->payload_length,
                                                  .head = datagram->head,
@@ -225,17 +226,14 @@ static bool take_completions(struct cl_engine *engine)
         cl_group_fail(operation->group, completion.status, cl_group_rank_of(operation->group, completion.peer));
     }
     uint32_t id;
-    uint16_t peer;
+    uint16_t blame;
     int reason;
-    while (cl_endpoint_next_abort(engine->endpoint, &id, &peer, &reason)) {
+    while (cl_endpoint_next_abort(engine->endpoint, &id, &blame, &reason)) {
+        any = true;
         for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
             if (group->id != id)
                 continue;
-            /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. Who passes on
-             * what it has heard itself is not to blame. */
-            bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
-            bool hearsay = shared || reason == CL_EABORTED;
-            cl_group_fail(group, shared ? reason : CL_EABORTED, hearsay ? UINT32_MAX : cl_group_rank_of(group, peer));
+            cl_group_hear(group, reason, cl_group_rank_of(group, blame));
         }
     }
     return any;
@@ -323,9 +321,13 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
     nfds_t first_port = count;
+    uint32_t full_port = UINT32_MAX; /* room at another one would not help the first packet that waits */
+    if (wire_full)
+        full_port =
+            engine->links[engine->batch[engine->batch_first].peer][engine->batch[engine->batch_first].path].port;
     for (uint32_t i = 0; i < engine->port_count; i++)
         fds[count++] = (struct pollfd){.fd = engine->wire_type->descriptor(engine->wire, i),
-                                       .events = (short)(wire_full ? POLLIN | POLLOUT : POLLIN)};
+                                       .events = (short)(i == full_port ? POLLIN | POLLOUT : POLLIN)};
     nfds_t first_watched = count;
     uint32_t watched = engine->watched_count;
     for (uint32_t i = 0; i < watched; i++)
@@ -362,16 +364,23 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     }
 }
 
+/* How long the slowest peer that misses an acknowledgement may be silent: it asks again after a probe timeout, and the
+ * question needs its time, too. */
+static uint64_t quiet_us(const struct cl_engine *engine)
+{
+    return LINGER_QUIET_US + 2 * (uint64_t)cl_endpoint_slowest_us(engine->endpoint);
+}
+
 static void linger(struct cl_engine *engine)
 {
-    uint64_t start = cl_now_us();
+    uint64_t start = cl_now_us(), quiet = quiet_us(engine);
     engine->last_heard_us = start;
-    for (uint64_t now = start; now - start < LINGER_MAX_US && now - engine->last_heard_us < LINGER_QUIET_US;) {
+    for (uint64_t now = start; now - start < LINGER_QUIETS_MAX * quiet && now - engine->last_heard_us < quiet;) {
         bool wire_full;
         uint64_t deadline = turn(engine, &wire_full);
         now = cl_now_us();
-        uint64_t quiet = engine->last_heard_us + LINGER_QUIET_US;
-        sleep_until(engine, deadline < quiet ? deadline : quiet, wire_full);
+        uint64_t until = engine->last_heard_us + quiet;
+        sleep_until(engine, deadline < until ? deadline : until, wire_full);
         now = cl_now_us();
     }
 }
@@ -502,6 +511,20 @@ void cl_engine_close(cl_engine *engine)
     free_engine(engine);
 }
 
+void cl_engine_linger(cl_engine *engine)
+{
+    uint64_t start = cl_now_us(), heard = start, now = start, quiet = 0;
+    do {
+        usleep((useconds_t)quiet / 4);
+        pthread_mutex_lock(&engine->core);
+        quiet = engine->endpoint != NULL && engine->peer_count > 0 ? quiet_us(engine) : 0;
+        if (engine->last_heard_us > heard)
+            heard = engine->last_heard_us;
+        pthread_mutex_unlock(&engine->core);
+        now = cl_now_us();
+    } while (now - heard < quiet && now - start < LINGER_QUIETS_MAX * quiet);
+}
+
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
 {
     if (engine->wire == NULL || index >= engine->port_count)
@@ -553,7 +576,7 @@ int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, co
     pthread_mutex_lock(&engine->core);
     int status = engine->endpoint == NULL ? CL_EINVAL : CL_OK;
     if (status == CL_OK && engine->links[peer] == NULL) {
-        uint32_t *links = calloc(path_count, sizeof *links);
+        struct cl_link *links = calloc(path_count, sizeof *links);
         status = links == NULL ? CL_ENOMEM : CL_OK;
         for (uint32_t i = 0; status == CL_OK && i < path_count; i++) {
             int link = local[i] >= engine->port_count
@@ -562,7 +585,7 @@ int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, co
             if (link < 0)
                 status = link;
             else
-                links[i] = (uint32_t)link;
+                links[i] = (struct cl_link){(uint32_t)link, local[i]};
         }
         if (status == CL_OK)
             status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, local);

@@ -53,6 +53,8 @@ struct cl_operation {
     struct cl_ticket ticket;      /* point-to-point: the other rank and the name of its messages */
     uint16_t pair[2];             /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
     bool waits;                   /* a receive in the mailbox, not bound yet (core) */
+    uint64_t call;                /* what the group has called, up to this one: equal on all ranks */
+    uint64_t host_call;           /* as others of this host see it: see compare in group.c */
     struct cl_executor *executor; /* once started */
     struct cl_operation *next;    /* in the inbox, then in the group */
 };
@@ -71,11 +73,13 @@ struct cl_group {
     uint32_t *local;      /* local index -> group rank */
     uint32_t self;        /* own local index */
     uint8_t **staging[2]; /* by parity, by group rank */
+    _Atomic uint64_t **calls[2];
     _Atomic uint32_t **counters;
     pthread_mutex_t lane;
     uint32_t host_queued; /* host operations submitted to the engine and not yet done (lane) */
     bool lane_taken;      /* a calling thread runs a host operation (lane) */
     uint32_t sequence, host_sequence, host_base, host_previous_base; /* (lane) */
+    uint64_t call;                                                   /* of the latest operation (lane) */
     uint64_t spin_us;
     uint64_t spin_ewma_us;              /* how long recent waits of calling threads took */
     struct cl_operation *first, **last; /* in flight, in order of submission (core) */
@@ -87,6 +91,11 @@ struct watched {
     uint16_t peer;
     bool died; /* and its groups do not know yet */
     int pidfd; /* -1: it is dead */
+};
+
+struct cl_link {
+    uint32_t number; /* of the wire */
+    uint32_t port;
 };
 
 struct cl_engine {
@@ -107,7 +116,7 @@ struct cl_engine {
     uint64_t job;
     uint8_t key[16];
     uint16_t self, epoch;
-    uint32_t **links; /* peer -> path -> link */
+    struct cl_link **links; /* peer -> path -> link */
     struct cl_datagram *batch;
     size_t batch_first, batch_count; /* what the wire had no room for */
     uint32_t peer_count;
@@ -162,6 +171,8 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
 void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 /* Marks the group failed; the first reason stays. Any thread. */
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
+/* Notes that another rank has failed the group. */
+void cl_group_hear(struct cl_group *group, int reason, uint32_t blame);
 /* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
  * something moved meanwhile. */
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);

@@ -40,7 +40,11 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
         if (group->counters[plan->host_ranks[i]] == NULL)
             return CL_EINVAL; /* a rank of another host */
     struct cl_arithmetic arithmetic = {cl_dtype_size((enum cl_dtype)dtype), reduce, scale, cl_copy_stream};
-    return cl_operation_new(group, CL_OPERATION_PLAN, plan, input, output, &arithmetic, priority, timeout_us, out);
+    int status =
+        cl_operation_new(group, CL_OPERATION_PLAN, plan, input, output, &arithmetic, priority, timeout_us, out);
+    if (status == CL_OK && plan->signature != 0)
+        (*out)->call = (uint64_t)plan->signature << 32 | (uint32_t)(op << 8 | dtype) | 1u << 31;
+    return status;
 }
 
 int cl_operation_new(struct cl_group *group, enum cl_operation_kind kind, struct cl_plan *plan, void *input,
@@ -69,8 +73,13 @@ int cl_operation_new(struct cl_group *group, enum cl_operation_kind kind, struct
 int cl_operation_start(struct cl_operation *operation)
 {
     struct cl_group *group = operation->group;
+    if (operation->plan->uses_host)
+        atomic_store_explicit(group->calls[operation->host_parity][group->rank], operation->host_call,
+                              memory_order_relaxed); /* the first post publishes it */
     bool p2p = operation->kind != CL_OPERATION_PLAN;
     struct cl_host_view view = {.staging = group->staging[operation->host_parity],
+                                .calls = group->calls[operation->host_parity],
+                                .call = operation->host_call,
                                 .counters = group->counters,
                                 .base = operation->host_base,
                                 .post = (void (*)(void *, uint32_t))cl_host_post,
@@ -85,6 +94,7 @@ int cl_operation_start(struct cl_operation *operation)
                                         .group = p2p ? group->id | CL_GROUP_P2P : group->id,
                                         .sequence = operation->sequence,
                                         .first_message = operation->ticket.index,
+                                        .signature = operation->call == 0 ? 0 : (uint16_t)(1 + operation->call % 4095),
                                         .priority = operation->priority};
     return cl_executor_create(&config, &operation->executor);
 }

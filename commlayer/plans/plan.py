@@ -78,6 +78,9 @@ class Plan:
     """How much of each rank's staging this plan addresses, from offset 0."""
     posts: int
     """How far this rank's host counter rises from start to end; equal on all ranks of the operation."""
+    signature: int = 0
+    """Of the collective as a whole, 32 bits, the same on all ranks, so that they can tell whether they called the same;
+    0: they cannot."""
 
 
 class Chain:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import zlib
 from typing import Literal
 
 from . import direct, hierarchical, host, ring
@@ -43,6 +45,29 @@ def plan_for(
 
     Raises ConfigError when the staging in `settings` is too small for this many ranks.
     """
+    plan = _plan(collective, rank, hosts, numel, itemsize, average, root, settings)
+    return dataclasses.replace(plan, signature=_signature(collective, numel, itemsize, average, root, settings))
+
+
+SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+"""Collectives of which every rank passes the same `numel` and `root`."""
+
+
+def _signature(collective: str, numel: int, itemsize: int, average: bool, root: int, settings: Settings) -> int:
+    sizes = (numel, root) if collective in SIZED else ()
+    return zlib.crc32(repr((collective, itemsize, average, sizes, settings)).encode()) or 1
+
+
+def _plan(
+    collective: Collective,
+    rank: int,
+    hosts: Hosts,
+    numel: int,
+    itemsize: int,
+    average: bool,
+    root: int,
+    settings: Settings,
+) -> Plan:
     n = sum(map(len, hosts))
     length = numel * itemsize
     divisor = n if average else 1

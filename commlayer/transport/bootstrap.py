@@ -6,12 +6,15 @@ process, addresses) and the job's secret key, and opens the native group.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from ..config import Config
@@ -28,7 +31,7 @@ class Rendezvous:
 
     The same group can be made again in the same Store (torchrun's Store outlives `destroy_process_group`), where the
     keys of its former life would be taken for answers. So the ranks count themselves in: everybody of the n-th life
-    arrives before anybody of the next.
+    arrives before anybody of the next. They may be more or fewer then: each size counts for itself.
     """
 
     def __init__(self, store: Store, name: str, rank: int, size: int, timeout: timedelta) -> None:
@@ -36,8 +39,9 @@ class Rendezvous:
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        life = (store.add("commlayer/arrivals", 1) - 1) // size
-        self.store = PrefixStore(f"commlayer/{life}", store)
+        with self._store_errors():
+            life = (store.add(f"commlayer/arrivals/{size}", 1) - 1) // size
+        self.store = PrefixStore(f"commlayer/{size}/{life}", store)
         """For anything else the group stores during this life."""
         self._steps = 0
 
@@ -46,6 +50,19 @@ class Rendezvous:
 
         Raises OperationTimeoutError naming the ranks that did not come, or CommError with what one gave up for.
         """
+        with self._store_errors():
+            values = self._gather(step, value)
+        for rank, answer in enumerate(values):
+            if answer[:1] == b"-":
+                raise CommError(f"rank {rank} of group {self.name!r} could not start: {answer[1:].decode()}")
+        return [answer[1:] for answer in values]
+
+    def give_up(self, reason: BaseException) -> None:
+        """Makes the next step fail on all ranks, at once rather than at the timeout."""
+        with contextlib.suppress(dist.DistError):  # the Store may be what failed
+            self._publish(b"-" + str(reason).encode())
+
+    def _gather(self, step: str, value: bytes) -> list[bytes]:
         number = self._steps
         self._publish(b"+" + value)
         keys = [f"{number}/{rank}" for rank in range(self.size)]
@@ -64,14 +81,17 @@ class Rendezvous:
         if self.store.add(f"{number}/read", 1) == self.size:
             for each in (*keys, f"{number}/read"):
                 self.store.delete_key(each)
-        for rank, answer in enumerate(values):
-            if answer[:1] == b"-":
-                raise CommError(f"rank {rank} of group {self.name!r} could not start: {answer[1:].decode()}")
-        return [answer[1:] for answer in values]
+        return values
 
-    def give_up(self, reason: BaseException) -> None:
-        """Makes the next step fail on all ranks, at once rather than at the timeout."""
-        self._publish(b"-" + str(reason).encode())
+    @contextlib.contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except dist.DistError as error:
+            raise CommError(
+                f"rank {self.rank} of group {self.name!r}: the job's Store does not answer; the process that serves "
+                f"it (rank 0, or torchrun's agent) is gone: look at its log, and restart the job. ({error})"
+            ) from error
 
     def _publish(self, value: bytes) -> None:
         self.store.set(f"{self._steps}/{self.rank}", value)  # type: ignore[arg-type]  # bytes pass, the stub says str

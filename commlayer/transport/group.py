@@ -254,7 +254,7 @@ class NativeGroup:
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         with self._lock:
             rank = self._lost if self._group is None else self._culprit(self._group)
-        blame = "" if rank is None else f" (rank {rank})"
+        blame = "" if rank is None or rank == self.rank else f" (rank {rank})"
         text = ffi.string(lib.cl_error_text(status)).decode()
         return kind(f"rank {self.rank} of group {self.name!r}: {text}{blame}; {remedy}")
 
@@ -300,6 +300,7 @@ class NativeGroup:
             out,
         )
         check(status, f"rank {self.rank} of group {self.name!r}: loading a plan of {len(plan.steps)} steps")
+        lib.cl_plan_sign(out[0], plan.signature)
         native = ffi.gc(out[0], lib.cl_plan_release)  # by whoever uses it last
         self._plans[id(plan)] = (plan, native)
         return native

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -46,7 +47,7 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_ESYSTEM: (CommError, "see the kernel's log and the limits of this process (ulimit -a)"),
     lib.CL_ETIMEDOUT: (
         OperationTimeoutError,
-        "a rank is late or never called this operation; compare the ranks' logs, or raise the timeout",
+        "that rank, or another, is late or never called this operation; compare the ranks' logs, or raise the timeout",
     ),
     lib.CL_EPEERLOST: (PeerLostError, "look at that rank's log; restart the job or the group without it"),
     lib.CL_EABORTED: (AbortedError, "look for the first error in the other ranks' logs"),
@@ -117,6 +118,7 @@ class Engine:
 
     _shared: ClassVar[Engine | None] = None
     _users: ClassVar[int] = 0
+    _at_exit: ClassVar[Finalize]
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
@@ -125,6 +127,8 @@ class Engine:
         with cls._guard:
             if cls._shared is None:
                 log.setLevel(config.log.upper())
+                # Not atexit, which processes made by multiprocessing do not run.
+                cls._at_exit = Finalize(None, cls._linger, exitpriority=0)
                 cls._shared = cls(config, choose_ports(config))
                 cls._users = 0
             cls._users += 1
@@ -235,7 +239,14 @@ class Engine:
             if cls._users > 0:
                 return
             cls._shared = None
+            cls._at_exit.cancel()
         self.close()
+
+    @classmethod
+    def _linger(cls) -> None:
+        """The process ends with its groups open: what peers still need of it is an acknowledgement or two."""
+        if cls._shared is not None:
+            lib.cl_engine_linger(cls._shared.raw)
 
     def close(self) -> None:
         """Closes the engine and joins its threads. Idempotent."""

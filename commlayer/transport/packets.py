@@ -57,7 +57,8 @@ class DLCP(Packet):
         LEIntField("index", 0),
         LEIntField("offset", 0),
         LEIntField("number", 0),
-        LEShortField("path", 0),
+        BitField("signature", 0, 12, tot_size=-2),  # -2: a little-endian pair of bytes
+        BitField("path", 0, 4, end_tot_size=-2),
         LEShortField("epoch", 0),
         LELongField("tag", 0),
     ]

@@ -45,6 +45,7 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
     cl_stash_free(&endpoint->stash);
     cl_timers_free(&endpoint->timers);
     cl_retired_free(&endpoint->retired);
+    cl_calls_free(&endpoint->calls);
     for (uint32_t i = 0; i < endpoint->peers_length; i++)
         if (endpoint->peers[i])
             cl_peer_destroy(endpoint->peers[i]);
@@ -199,6 +200,7 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
         return CL_ENOMEM;
     }
     message->posted = true;
+    message->signature = cl_calls_find(&endpoint->calls, message->id.group, message->id.sequence);
     message->context = context;
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
     if (!peer->outstanding++)
@@ -384,6 +386,40 @@ void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t t
     }
 }
 
+/* ---- operations ---- */
+
+struct comparison {
+    struct cl_endpoint *endpoint;
+    uint32_t group, sequence;
+    uint16_t signature;
+    struct cl_peer *differs;
+};
+
+static void compare_stashed(struct cl_message *message, void *argument)
+{
+    struct comparison *comparison = argument;
+    if (message->side == CL_MESSAGE_RECEIVE && !message->posted && message->id.group == comparison->group &&
+        message->id.sequence == comparison->sequence && cl_calls_differ(message->signature, comparison->signature))
+        comparison->differs = comparison->endpoint->peers[message->peer];
+}
+
+int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature)
+{
+    if (!cl_calls_add(&endpoint->calls, group, sequence, signature))
+        return CL_ENOMEM;
+    struct comparison comparison = {endpoint, group, sequence, signature, NULL};
+    if (endpoint->stash.used_bytes > 0)
+        cl_table_each(&endpoint->table, compare_stashed, &comparison);
+    if (comparison.differs)
+        cl_endpoint_disagree(endpoint, comparison.differs, group);
+    return CL_OK;
+}
+
+void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    cl_calls_remove(&endpoint->calls, group, sequence);
+}
+
 /* ---- the ends of groups and peers ---- */
 
 struct selection {
@@ -443,7 +479,7 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
     cl_table_each(&endpoint->table, discard_selected, &selection);
     drop_completions(endpoint, &selection);
     if (sequence == UINT32_MAX)
-        cl_retired_add(&endpoint->retired, group, 0);
+        cl_retired_add(&endpoint->retired, group, 0, UINT16_MAX);
     for (uint32_t i = 0; i < endpoint->peers_length; i++) {
         struct cl_peer *peer = endpoint->peers[i];
         if (!peer)
@@ -457,9 +493,9 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
     }
 }
 
-bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason)
+bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t blame)
 {
-    if (!cl_retired_add(&endpoint->retired, group, reason))
+    if (!cl_retired_add(&endpoint->retired, group, reason, blame))
         return false;
     struct selection selection = {.endpoint = endpoint, .group = group, .sequence = UINT32_MAX, .status = CL_EABORTED};
     cl_table_each(&endpoint->table, complete_selected, &selection);
@@ -467,26 +503,46 @@ bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int re
 }
 
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint64_t now_us)
+                       uint16_t blame, uint64_t now_us)
 {
     (void)now_us;
-    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED);
+    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, blame);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_endpoint_peer(endpoint, peers[i]);
         if (peer && peer->alive)
-            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, (struct cl_control){.group = group, .reason = reason});
+            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, blame));
     }
 }
 
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason)
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *blame, int *reason)
 {
     if (!endpoint->abort_count)
         return false;
     *group = endpoint->aborts[0].group;
-    *peer = endpoint->aborts[0].peer;
+    *blame = endpoint->aborts[0].blame;
     *reason = endpoint->aborts[0].reason;
     memmove(endpoint->aborts, endpoint->aborts + 1, --endpoint->abort_count * sizeof(*endpoint->aborts));
     return true;
+}
+
+struct lateness {
+    uint32_t group, sequence;
+    const struct cl_message *first; /* the lowest of its pair: what comes later may wait for others */
+};
+
+static void find_late(struct cl_message *message, void *argument)
+{
+    struct lateness *late = argument;
+    if (message->posted && message->side == CL_MESSAGE_RECEIVE && message->id.group == late->group &&
+        message->id.sequence == late->sequence && (!late->first || message->id.index < late->first->id.index))
+        late->first = message;
+}
+
+uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    struct lateness late = {group, sequence, NULL};
+    cl_table_each(&endpoint->table, find_late, &late);
+    return late.first ? late.first->peer : UINT16_MAX;
 }
 
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
@@ -500,6 +556,21 @@ void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
     cl_controls_free(&lost->controls);
     for (uint16_t i = 0; i < lost->path_count; i++)
         cl_path_free(&lost->paths[i]);
+}
+
+uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
+{
+    uint32_t slowest_us = 0;
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        const struct cl_peer *peer = endpoint->peers[i];
+        for (uint16_t j = 0; peer && peer->alive && j < peer->path_count; j++) {
+            const struct cl_rtt *rtt = &peer->paths[j].rtt;
+            uint32_t probe_us = rtt->smoothed_us + 4 * rtt->variation_us;
+            if (rtt->any && probe_us > slowest_us)
+                slowest_us = probe_us;
+        }
+    }
+    return slowest_us < CL_LOSS_PTO_MAX_US ? slowest_us : CL_LOSS_PTO_MAX_US;
 }
 
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer)

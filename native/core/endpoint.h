@@ -98,6 +98,11 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
 int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
                                  const uint32_t *interfaces);
 
+/* An operation begins: its messages carry the signature (0 to 4095), and messages of peers that carry another one fail
+ * the group with CL_EMISMATCH. 0: they are not compared. Ends with cl_endpoint_end. CL_ENOMEM. */
+int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature);
+void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
+
 /* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX, a name that was posted before or
  * a point-to-point receive out of turn,
  * CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when peer or group are gone already; then there is no completion. What a lost
@@ -123,10 +128,13 @@ void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t t
 void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* Tells every peer in `peers` that the group failed; CL_EABORTED then completes their posted messages of that group,
- * and ours, and cl_endpoint_next_abort reports it there, with the peer it was heard from. */
+ * and ours, and cl_endpoint_next_abort reports it there, with `blame`: the peer that is the cause (UINT16_MAX: not
+ * known). */
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint64_t now_us);
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason);
+                       uint16_t blame, uint64_t now_us);
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *blame, int *reason);
+/* Of an operation in flight, the peer whose message is missing first; UINT16_MAX: none. Walks through all messages. */
+uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* What comes from outside the job changes nothing but a counter: no reply, no memory, no sign of life.
  * received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
@@ -143,6 +151,8 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
 /* Lost, or so silent that it would be if anything were expected from it; also true for an unknown peer. */
 bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us);
+/* The longest time after which a live peer that misses an acknowledgement asks again, as far as known. */
+uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint);
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
 const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 

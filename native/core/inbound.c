@@ -117,6 +117,7 @@ static enum answer stash(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     if (message && cl_stash_put(&endpoint->stash, &message->stash, packet->offset, packet->flags & CL_PACKET_LAST,
                                 payload, packet->length)) {
         endpoint->stats.packets_stashed++;
+        message->signature = packet->signature;
         return ACCEPT;
     }
     if (message && !message->stash.first && !is_next_wanted(endpoint, peer, id))
@@ -136,6 +137,10 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
     if (message && message->posted) {
+        if (cl_calls_differ(message->signature, packet->signature)) {
+            cl_endpoint_disagree(endpoint, peer, packet->group);
+            return REFUSE;
+        }
         uint32_t generation = message->generation;
         switch (cl_endpoint_place(endpoint, message, packet->offset, last, payload, packet->length)) {
         case CL_PLACED:
@@ -151,12 +156,16 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
     const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, packet->group & ~CL_GROUP_P2P);
     if (retired && retired->reason) {
         cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
-                         (struct cl_control){.group = retired->group, .reason = retired->reason});
+                         cl_control_abort(retired->group, retired->reason, retired->blame));
         return REFUSE;
     }
     if (retired || cl_history_contains(&peer->history, &id)) {
         endpoint->stats.packets_duplicate++;
         return ACCEPT_AT_ONCE;
+    }
+    if (cl_calls_differ(cl_calls_find(&endpoint->calls, id.group, id.sequence), packet->signature)) {
+        cl_endpoint_disagree(endpoint, peer, packet->group);
+        return REFUSE;
     }
     return stash(endpoint, peer, message, &id, packet, payload, now_us);
 }
@@ -175,10 +184,9 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
     }
 }
 
-static void on_abort(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
+static void fail_group(struct cl_endpoint *endpoint, uint32_t group, uint16_t blame, int reason)
 {
-    int reason = (int32_t)packet->offset;
-    if (!cl_endpoint_fail_group(endpoint, packet->group, reason < 0 ? reason : CL_EABORTED))
+    if (!cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, blame))
         return;
     if (endpoint->abort_count == endpoint->abort_capacity) {
         uint32_t capacity = endpoint->abort_capacity ? 2 * endpoint->abort_capacity : 8;
@@ -188,7 +196,12 @@ static void on_abort(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
         endpoint->aborts = aborts;
         endpoint->abort_capacity = capacity;
     }
-    endpoint->aborts[endpoint->abort_count++] = (struct cl_endpoint_abort){packet->group, peer->id, reason};
+    endpoint->aborts[endpoint->abort_count++] = (struct cl_endpoint_abort){group, blame, reason};
+}
+
+void cl_endpoint_disagree(struct cl_endpoint *endpoint, struct cl_peer *peer, uint32_t group)
+{
+    fail_group(endpoint, group, peer->id, CL_EMISMATCH);
 }
 
 static void on_mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
@@ -222,7 +235,7 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
         on_ready(endpoint, peer, packet, now_us);
         break;
     case CL_PACKET_ABORT:
-        on_abort(endpoint, peer, packet);
+        fail_group(endpoint, packet->group, (uint16_t)(packet->index - 1), (int32_t)packet->offset);
         break;
     case CL_PACKET_MISMATCH:
         on_mismatch(endpoint, peer, packet);

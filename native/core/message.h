@@ -19,6 +19,7 @@ struct cl_message {
     struct cl_message_id id;
     uint16_t peer;
     uint8_t side;
+    uint16_t signature; /* of its operation: here, or while not posted, at the sender */
 
     uint8_t priority;
     bool posted;         /* false: a receive that only holds stashed packets so far */

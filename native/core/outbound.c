@@ -78,6 +78,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
                                .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0)),
                                .length = (uint16_t)length,
                                .path = path->index,
+                               .signature = message->signature,
                                .group = message->id.group,
                                .sequence = message->id.sequence,
                                .index = message->id.index,

@@ -19,7 +19,7 @@ void cl_packet_encode(const struct cl_packet *packet, uint8_t *head)
     cl_store_u32(head + 16, packet->index);
     cl_store_u32(head + 20, packet->offset);
     cl_store_u32(head + 24, packet->number);
-    cl_store_u16(head + 28, packet->path);
+    cl_store_u16(head + 28, (uint32_t)packet->path | (uint32_t)packet->signature << 4);
     cl_store_u16(head + 30, packet->epoch);
 }
 
@@ -36,7 +36,8 @@ bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t len
                                  .index = cl_load_u32(bytes + 16),
                                  .offset = cl_load_u32(bytes + 20),
                                  .number = cl_load_u32(bytes + 24),
-                                 .path = cl_load_u16(bytes + 28),
+                                 .path = cl_load_u16(bytes + 28) & 0x0F,
+                                 .signature = (uint16_t)(cl_load_u16(bytes + 28) >> 4),
                                  .epoch = cl_load_u16(bytes + 30)};
     return packet->kind < CL_PACKET_KINDS && packet->length == length - CL_PACKET_HEAD_BYTES;
 }

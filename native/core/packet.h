@@ -2,7 +2,7 @@
  * Packet: the fixed 40-byte little-endian header that starts every datagram. Every byte here costs goodput.
  *
  *    0 u16 magic          8 u32 group       24 u32 number   per path and direction, wraps
- *    2 u8  version, kind 12 u32 sequence    28 u16 path
+ *    2 u8  version, kind 12 u32 sequence    28 u16 path (4 bits), signature (12 bits, see calls.h)
  *    3 u8  flags         16 u32 index       30 u16 epoch
  *    4 u16 source        20 u32 offset      32 u64 tag
  *    6 u16 length        of what follows the header          the tag: see cl_packet_seal
@@ -13,7 +13,7 @@
  *             this path, by which replays are known; the ranges follow (see ack.h)
  *   PING      asks for an acknowledgement, nothing else
  *   READY     every message of (group, sequence) that was refused may be sent again
- *   ABORT     group, offset = the reason (an enum cl_error)
+ *   ABORT     group, offset = the reason (an enum cl_error), index = the peer to blame + 1, or 0
  *   MISMATCH  (group, sequence, index) has another length at the receiver
  */
 #ifndef CL_CORE_PACKET_H
@@ -55,6 +55,7 @@ struct cl_packet {
     uint16_t source;
     uint16_t length;
     uint16_t path;
+    uint16_t signature; /* DATA; 0: not to be compared */
     uint16_t epoch;
     uint32_t group;
     uint32_t sequence;

@@ -116,6 +116,11 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
     return true;
 }
 
+void cl_plan_sign(cl_plan *plan, uint32_t signature)
+{
+    plan->signature = signature;
+}
+
 int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,
                    uint32_t successor_count, uint32_t rank, uint32_t world_size, uint64_t input_bytes,
                    uint64_t output_bytes, uint64_t scratch_bytes, uint64_t staging_bytes, cl_plan **out)

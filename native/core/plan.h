@@ -22,6 +22,7 @@ struct cl_plan {
     bool uses_host;         /* it reads or writes staging, posts or awaits */
     uint64_t scratch_bytes;
     uint64_t staging_bytes;
+    uint32_t signature; /* of the collective, the same on all ranks; 0: not to be compared */
     struct cl_step *steps;
     uint32_t *successors;
     uint32_t *roots; /* steps without dependencies, in order */

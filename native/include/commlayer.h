@@ -117,6 +117,10 @@ int cl_kernels_select(const char *level);
 int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,
                    uint32_t successor_count, uint32_t rank, uint32_t world_size, uint64_t input_bytes,
                    uint64_t output_bytes, uint64_t scratch_bytes, uint64_t staging_bytes, cl_plan **plan);
+/* Says of which collective the plan is one rank's part: the same number on all ranks that call the same one, and only
+ * on them; 0, as it is at first: unknown. Ranks whose operations differ in it, in dtype or in op get CL_EMISMATCH, here
+ * or with the next operation. Before the plan is first submitted. */
+void cl_plan_sign(cl_plan *plan, uint32_t signature);
 /* Operations in flight keep their plan alive. */
 void cl_plan_release(cl_plan *plan);
 
@@ -152,6 +156,8 @@ struct cl_engine_options {
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
 /* Aborts what is in flight, lingers briefly for peers that still need acknowledgements, joins the thread. */
 void cl_engine_close(cl_engine *engine);
+/* Waits, briefly, until no peer needs an acknowledgement any more: for a process that ends without closing. */
+void cl_engine_linger(cl_engine *engine);
 /* UDP port of the n-th address (mem: mailbox number). */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
 /* Names this process within its job, whose key of 16 bytes its ranks share as a secret; once, before the first group.

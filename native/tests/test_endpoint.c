@@ -1,4 +1,5 @@
 /* Whole endpoints over the virtual network of network.h. Every scenario is deterministic. */
+#include "core/calls.h"
 #include "core/endpoint.h"
 
 #include "core/endpoint_state.h"
@@ -419,7 +420,7 @@ static void test_abort(void)
     post_receive(network, sends, 1);
     network_run_until(network, network_now_us(network) + 5000);
     static const uint16_t PEERS[] = {1, 2};
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, 7, network_now_us(network));
     network_wake(network, 0, network->now_ns);
     network_run_until(network, network_now_us(network) + 50000);
     CHECK_EQ(statuses[0][-CL_EABORTED], 2);
@@ -430,7 +431,7 @@ static void test_abort(void)
         int reason;
         CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &peer, &reason));
         CHECK_EQ(group, 9);
-        CHECK(peer != i); /* host 0, or the other one, which passed it on */
+        CHECK_EQ(peer, 7); /* as host 0 said */
         CHECK_EQ(reason, CL_ETIMEDOUT);
         CHECK(!cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &peer, &reason));
     }
@@ -449,13 +450,72 @@ static void test_abort_answers_data(void)
     int statuses[16] = {0};
     network->hosts[1].on_completion = note_status;
     network->hosts[1].argument = statuses;
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, NULL, 0, CL_EABORTED, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, NULL, 0, CL_EABORTED, UINT16_MAX, network_now_us(network));
     struct transfer *t = transfer_new(1, 0, 0, 100000);
     post_send(network, t, 1, 0);
     CHECK(network_run_completions(network, 0, 0));
     network_run_until(network, network_now_us(network) + 20000);
     CHECK_EQ(statuses[-CL_EABORTED], 1);
     transfer_free(t);
+    network_free(network);
+}
+
+/* Both sides of an operation, each with a signature of its own. The receiver calls first or last. */
+static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bool posts)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 18);
+    struct transfer *t = transfer_new(0, 1, 0, 20000);
+    bool agree = !cl_calls_differ(sender, receiver);
+    for (int i = 0; i < 2; i++) {
+        if ((i == 0) == receiver_first) {
+            CHECK_EQ(cl_endpoint_begin(network->hosts[1].endpoint, 9, 1, receiver), CL_OK);
+            if (posts && (agree || receiver_first))
+                post_receive(network, t, 1);
+        } else {
+            CHECK_EQ(cl_endpoint_begin(network->hosts[0].endpoint, 9, 1, sender), CL_OK);
+            post_send(network, t, 1, 0);
+        }
+        network_run_until(network, network_now_us(network) + 50000);
+    }
+    uint32_t group;
+    uint16_t blame;
+    int reason;
+    bool failed = cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &blame, &reason);
+    CHECK_EQ(failed, !agree);
+    if (failed) {
+        CHECK_EQ(group, 9);
+        CHECK_EQ(blame, 0);
+        CHECK_EQ(reason, CL_EMISMATCH);
+    }
+    cl_endpoint_end(network->hosts[1].endpoint, 9, 1);
+    transfer_free(t);
+    network_free(network);
+}
+
+static void test_signatures(void)
+{
+    for (int order = 0; order < 2; order++) {
+        disagree(4095, 4095, order, true);
+        disagree(5, 0, order, true);
+        disagree(0, 5, order, true);
+        disagree(5, 6, order, true);
+        disagree(5, 6, order, false); /* a message that nobody waits for */
+    }
+}
+
+static void test_late_peer(void)
+{
+    struct network *network = network_new(3, 1, 200, 150, STASH, 19);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    uint8_t bytes[8];
+    struct cl_sink sink = {bytes, NULL, NULL};
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), UINT16_MAX);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 1, 1}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 2, (struct cl_message_id){9, 1, 0}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 2, 0}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), 2);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 2), 1);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 8, 1), UINT16_MAX);
     network_free(network);
 }
 
@@ -691,6 +751,8 @@ int main(void)
     RUN(test_mismatch);
     RUN(test_abort);
     RUN(test_abort_answers_data);
+    RUN(test_signatures);
+    RUN(test_late_peer);
     RUN(test_cancel);
     RUN(test_cancel_drops_completions);
     RUN(test_priority);

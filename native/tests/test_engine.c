@@ -847,7 +847,7 @@ static void test_silence(void)
         CHECK_EQ(cl_group_status(team.groups[rank], &culprits[rank]), CL_EPEERLOST);
     }
     CHECK_EQ(culprits[0], 2);
-    CHECK_EQ(culprits[1], UINT32_MAX); /* it knows from rank 0 that a peer is lost, and rank 0 is not */
+    CHECK_EQ(culprits[1], 2); /* rank 0 has told it */
     close_team(&team);
     close_world(&world);
 }
@@ -865,6 +865,35 @@ static void test_mismatch(void)
     run_jobs(jobs, 3);
     close_team(&team);
     close_world(&world);
+}
+
+/* Calls of one shape that are not the same: only their signatures tell them apart. */
+static void check_signatures(bool shared)
+{
+    struct world world = open_world(3, "mem", 0);
+    struct team team = open_team(&world, 1, shared);
+    struct job jobs[3];
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        cl_plan_sign(team.plans[rank], 77);
+        jobs[rank] =
+            (struct job){.team = &team, .rank = rank, .rounds = 5, .submit_every = 2, .timeout_us = PATIENCE_US};
+    }
+    run_jobs(jobs, 3);
+    cl_plan_sign(team.plans[1], 78);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        jobs[rank].expected = CL_EMISMATCH;
+    run_jobs(jobs, 3);
+    uint32_t culprit = 9;
+    CHECK_EQ(cl_group_status(team.groups[1], &culprit), CL_EMISMATCH);
+    CHECK(culprit < 3);
+    close_team(&team);
+    close_world(&world);
+}
+
+static void test_signatures(void)
+{
+    check_signatures(false);
+    check_signatures(true);
 }
 
 /* ---- a wire that is full at the wrong moment ---- */
@@ -1129,6 +1158,7 @@ int main(void)
     RUN(test_deaths);
     RUN(test_silence);
     RUN(test_mismatch);
+    RUN(test_signatures);
     RUN(test_repetition_stuck_in_a_full_wire);
     RUN(test_idle_engines_sleep);
     RUN(test_waiting_threads_sleep);

@@ -121,7 +121,8 @@ static struct cl_host_view view_of(struct host *host, uint32_t base)
         host->counter_places[i] = &host->counters[i];
         atomic_init(&host->counters[i], base);
     }
-    return (struct cl_host_view){host->places, host->counter_places, base, note_post, host};
+    return (struct cl_host_view){
+        .staging = host->places, .counters = host->counter_places, .base = base, .post = note_post, .context = host};
 }
 
 /* Stages, posts, and waits for two others, at a base that makes the counters wrap around on the way. */

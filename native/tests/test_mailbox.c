@@ -444,7 +444,7 @@ static void test_end_of_the_group(void)
     receive(town, 1, 0, 1, 10);
     send(town, 1, 0, 2, 10, 1);
     pass(town, 100000);
-    cl_endpoint_abort(town->network->hosts[0].endpoint, GROUP, &peers[1], 1, CL_ETIMEDOUT,
+    cl_endpoint_abort(town->network->hosts[0].endpoint, GROUP, &peers[1], 1, CL_ETIMEDOUT, UINT16_MAX,
                       network_now_us(town->network));
     network_wake(town->network, 0, town->network->now_ns);
     pass(town, 100000);

@@ -8,7 +8,8 @@ static const struct cl_packet SAMPLE = {.kind = CL_PACKET_DATA,
                                         .flags = 5 | CL_PACKET_LAST,
                                         .source = 0x1234,
                                         .length = 8,
-                                        .path = 3,
+                                        .path = 7,
+                                        .signature = 0xABC,
                                         .epoch = 0xABCD,
                                         .group = 0x01020304,
                                         .sequence = 0x05060708,
@@ -21,7 +22,7 @@ static void test_layout(void)
 {
     static const uint8_t EXPECTED[CL_PACKET_HEAD_BYTES] = {0x43, 0x4C, 0x10, 0x0D, 0x34, 0x12, 0x08, 0x00, 0x04, 0x03,
                                                            0x02, 0x01, 0x08, 0x07, 0x06, 0x05, 0x0C, 0x0B, 0x0A, 0x09,
-                                                           0x10, 0x0F, 0x0E, 0x0D, 0xFE, 0xFF, 0xFF, 0xFF, 0x03, 0x00,
+                                                           0x10, 0x0F, 0x0E, 0x0D, 0xFE, 0xFF, 0xFF, 0xFF, 0xC7, 0xAB,
                                                            0xCD, 0xAB, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
     uint8_t head[CL_PACKET_HEAD_BYTES];
     cl_packet_encode(&SAMPLE, head);
@@ -41,6 +42,7 @@ static void test_round_trip(void)
     CHECK_EQ(packet.source, SAMPLE.source);
     CHECK_EQ(packet.length, SAMPLE.length);
     CHECK_EQ(packet.path, SAMPLE.path);
+    CHECK_EQ(packet.signature, SAMPLE.signature);
     CHECK_EQ(packet.epoch, SAMPLE.epoch);
     CHECK_EQ(packet.group, SAMPLE.group);
     CHECK_EQ(packet.sequence, SAMPLE.sequence);
@@ -133,7 +135,7 @@ static void test_seal_layout(void)
     cl_packet_encode(&SAMPLE, bytes);
     memcpy(bytes + CL_PACKET_HEAD_BYTES, "payload!", 8);
     cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &seal, 0x0203, 0x5FFFFFFFE);
-    static const uint8_t TAG[8] = {0xF0, 0x88, 0x07, 0x32, 0x6C, 0xCE, 0x25, 0xB2};
+    static const uint8_t TAG[8] = {0x54, 0x3B, 0xF0, 0x0F, 0x8F, 0xAF, 0x17, 0xA3};
     CHECK(memcmp(bytes + 32, TAG, sizeof(TAG)) == 0);
 }
 

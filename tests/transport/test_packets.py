@@ -32,7 +32,8 @@ FIELDS = st.fixed_dictionaries(
         "last": st.integers(0, 1),
         "ack_now": st.integers(0, 1),
         "source": U16,
-        "path": U16,
+        "path": st.integers(0, 15),
+        "signature": st.integers(0, 4095),
         "epoch": U16,
         **dict.fromkeys(("group", "sequence", "index", "offset", "number"), U32),
     }
@@ -52,7 +53,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ffi = cffi.FFI()
     ffi.cdef(
         """
-        struct cl_packet { uint8_t kind, flags; uint16_t source, length, path, epoch;
+        struct cl_packet { uint8_t kind, flags; uint16_t source, length, path, signature, epoch;
                            uint32_t group, sequence, index, offset, number; };
         struct cl_siphash_key { uint64_t k0, k1; };
         struct cl_seal { int auth; uint64_t job; struct cl_siphash_key key; };
@@ -82,7 +83,7 @@ def test_python_and_c_agree(
     layer: Any = DLCP  # scapy's types know no keywords
     built = bytes(seal(layer(**fields) / payload, key, destination, auth=auth, number_high=number_high))
 
-    names = ("kind", "source", "path", "epoch", "group", "sequence", "index", "offset", "number")
+    names = ("kind", "source", "path", "signature", "epoch", "group", "sequence", "index", "offset", "number")
     flags = fields["priority"] | fields["last"] << 3 | fields["ack_now"] << 4
     values = {name: fields[name] for name in names} | {"flags": flags, "length": len(payload)}
     buffer = ffi.new("uint8_t[]", len(built))
