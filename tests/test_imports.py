@@ -16,7 +16,7 @@ FLOORS = (
     {"errors", "config"},
     {"scheduler", "compress", "plans", "transport", "telemetry"},
     {"backend", "devices", "staging", "work", "tensors", "ddp", "fsdp", "pipeline", "tp"},
-    {"", "__main__", "cli", "bench"},  # "" is commlayer/__init__.py
+    {"", "__main__", "cli", "bench", "emulate"},  # "" is commlayer/__init__.py
 )
 FRONTENDS = FLOORS[2]
 PACKAGES = FLOORS[1]
