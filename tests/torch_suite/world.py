@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import re
 import tempfile
 import time
 import unittest
@@ -21,11 +20,11 @@ from typing import Any
 
 import commlayer  # noqa: F401  # registers the backend
 
-from .gates import GATES, import_distributed_test
+from .gates import GATES, import_distributed_test, running
 from .outcome import Outcome
 
 
-def suite_class(module: Any) -> type[unittest.TestCase]:
+def suite_class(module: Any, gate: str) -> type[unittest.TestCase]:
     """torch's test class, with forked ranks that cannot outlive their test or die unseen."""
 
     class TorchSuite(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
@@ -38,6 +37,10 @@ def suite_class(module: Any) -> type[unittest.TestCase]:
                 process.kill()
                 process.join()
             super().tearDown()
+
+        def run_test(self, *args: Any) -> None:
+            with running(gate):
+                super().run_test(*args)
 
         def _check_return_codes(self, function: Any, elapsed_s: float) -> None:
             super()._check_return_codes(function, elapsed_s)  # looks at rank 0 alone
@@ -88,17 +91,16 @@ def main() -> None:
     parser.add_argument("--backend", required=True)
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--gate", default="gloo", choices=GATES)
-    parser.add_argument("--only", default="", help="a regular expression that the names of the tests must match")
-    parser.add_argument("--timeout", type=int, default=120, help="seconds for a test that torch gives no other limit")
+    parser.add_argument("--tests", type=Path, help="a file of names, one a line; the default is every test")
+    parser.add_argument("--timeout", type=int, default=120, help="seconds for a test; then it has failed")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         init_method = f"file://{folder}/init"
         module = import_distributed_test(args.gate, args.backend, args.world, args.timeout, init_method)
-        loader = unittest.TestLoader()
-        loader.testMethodPrefix = GATES[args.gate]
-        tests = [test for test in loader.loadTestsFromTestCase(suite_class(module)) if re.search(args.only, test.id())]
-        unittest.TestSuite(tests).run(Recorder(args.gate, args.backend, args.world, args.out))
+        suite = suite_class(module, args.gate)
+        names = args.tests.read_text().split() if args.tests else unittest.TestLoader().getTestCaseNames(suite)
+        unittest.TestSuite(map(suite, names)).run(Recorder(args.gate, args.backend, args.world, args.out))
 
 
 if __name__ == "__main__":
