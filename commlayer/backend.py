@@ -32,6 +32,7 @@ from torch._C._distributed_c10d import (
 )
 
 from .config import Config, Policy
+from .dynamo import untraced
 from .errors import ConfigError
 from .plans.plan import Plan
 from .plans.select import Settings, plan_for
@@ -69,6 +70,7 @@ class _Launch(NamedTuple):
     op: Op
 
 
+@untraced
 class CommProcessGroup(dist.ProcessGroup):
     """A process group whose collectives run on the native engine. torch makes it, see `create`.
 

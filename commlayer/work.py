@@ -17,10 +17,12 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
+from .dynamo import untraced
 from .errors import CommError
 from .transport.base import Handle
 
 
+@untraced
 class CommWork(Work):
     """A collective that has been submitted; `handle` None means that it is over and well.
 
