@@ -116,6 +116,9 @@ class CommProcessGroup(dist.ProcessGroup):
             self._settings = dataclasses.replace(self._settings, segment_bytes=config.segment_bytes)
         self._plans: dict[tuple[str, int, int, bool, int], Plan] = {}
         self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
+        # DDP.join() gives the work of a one-element sum to C++ alone, which keeps the C++ part of a work alive, not ours,
+        # and would wait forever on what is left.
+        self._scalars: deque[CommWork] = deque(maxlen=256)
         self._lock = threading.Lock()
 
     # What is ours. One method stands for all overloads of the name, which the stub wants to see one by one (hence the
@@ -207,6 +210,7 @@ class CommProcessGroup(dist.ProcessGroup):
             self.closed = True
         self._native.close()
         self._in_flight.clear()
+        self._scalars.clear()
         super().shutdown()
 
     def getBackendName(self) -> str:  # noqa: N802  # C++ calls it by this name
@@ -318,7 +322,10 @@ class CommProcessGroup(dist.ProcessGroup):
         if not handles:
             return CommWork(None, results)
         joined = handles[0] if len(handles) == 1 else JoinedHandle(handles)
-        return CommWork(joined, results, memory, partial(copy_back, copies) if copies else None)
+        work = CommWork(joined, results, memory, partial(copy_back, copies) if copies else None)
+        if len(results) == 1 and results[0].numel() == 1:
+            self._scalars.append(work)
+        return work
 
     def _keep(self, handle: Handle, memory: list[Tensor]) -> None:
         """Holds an operation's memory until it ends, whatever the caller does with the work."""
