@@ -58,6 +58,9 @@ STEP = np.dtype(
 
 SCRATCH_ALIGNMENT_BYTES = 64
 
+POSTS_LIMIT = 1 << 20
+"""How far a plan may raise a host counter; equals CL_POSTS_LIMIT."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
@@ -184,6 +187,14 @@ class PlanBuilder:
     def post(self, after: Sequence[int] = ()) -> int:
         """Raises this rank's host counter by one; `posts` is then the value to await."""
         self.posts += 1
+        return self._add(StepKind.POST, self.rank, 0, 0, 0, 0, 0, self.posts, after)
+
+    def post_rest(self, after: Sequence[int] = ()) -> int:
+        """Raises this rank's host counter to POSTS_LIMIT: the last post of a rank that cannot know how often others do.
+
+        Whatever anybody awaits of it is done then.
+        """
+        self.posts = POSTS_LIMIT
         return self._add(StepKind.POST, self.rank, 0, 0, 0, 0, 0, self.posts, after)
 
     def await_(self, peer: int, value: int, after: Sequence[int] = ()) -> int:

@@ -9,6 +9,10 @@
 
 #include "commlayer.h"
 
+/* A plan may leap over values that it does not post, as ranks of unequal work do at their end; but counters of
+ * operations next to each other are compared modulo 2^32. */
+#define CL_POSTS_LIMIT (1u << 20)
+
 struct cl_plan {
     atomic_uint references;
     uint32_t rank, world_size;

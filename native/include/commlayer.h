@@ -49,12 +49,15 @@ enum cl_dtype {
     CL_U64 = 11,
 };
 
-/* AVG travels as SUM; the plan's SCALE steps divide by the number of ranks. */
+/* AVG travels as SUM; the plan's SCALE steps divide by the number of ranks. The bitwise ones are for integers. */
 enum cl_op {
     CL_SUM = 0,
     CL_PRODUCT = 1,
     CL_MIN = 2,
     CL_MAX = 3,
+    CL_BAND = 4,
+    CL_BOR = 5,
+    CL_BXOR = 6,
 };
 
 enum cl_step_kind {
