@@ -15,7 +15,20 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors", "config"},
     {"scheduler", "compress", "plans", "transport", "telemetry"},
-    {"backend", "devices", "staging", "work", "tensors", "ddp", "fsdp", "pipeline", "tp"},
+    {
+        "backend",
+        "collectives",
+        "launcher",
+        "devices",
+        "staging",
+        "work",
+        "tensors",
+        "dynamo",
+        "ddp",
+        "fsdp",
+        "pipeline",
+        "tp",
+    },
     {"", "__main__", "cli", "bench", "emulate"},  # "" is commlayer/__init__.py
 )
 FRONTENDS = FLOORS[2]

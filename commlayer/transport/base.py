@@ -60,6 +60,13 @@ class Handle(Protocol):
         """Calls `callback(error or None)` exactly once, from the completion thread, or at once when already done."""
 
 
+class ReceiveHandle(Handle, Protocol):
+    """One receive."""
+
+    source: int
+    """Group rank that the message came from; valid once done without error."""
+
+
 class Group(Protocol):
     """A communicator. Every rank must submit the same operations in the same order."""
 
@@ -84,6 +91,17 @@ class Group(Protocol):
         self, plan: Plan, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
     ) -> None:
         """Submit and wait in one call: the fast path of synchronous collectives. Raises as `Handle.wait`."""
+
+    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> Handle:
+        """Sends `length` bytes at address `source` to a group rank, in order with the other messages of that tag.
+
+        The caller keeps them alive until the handle is done.
+        """
+
+    def receive(
+        self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
+    ) -> ReceiveHandle:
+        """Receives `length` bytes to address `target` from a group rank, or with None from whichever sends first."""
 
     def abort(self, reason: str) -> None:
         """Fails every operation in flight, here and on the peers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ STAGING_BYTES = 2 << 20
 
 SPIN_US = 60
 """Longest spin before a blocked wait sleeps, where every rank of the host can have a core."""
-
-PLANS_LIMIT = 4096
 
 
 def group_hosts(descriptions: Sequence[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
@@ -99,7 +98,7 @@ class NativeGroup:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._calls = 0  # threads inside the native group, which must not be freed under them
-        self._plans: dict[int, tuple[Plan, Any]] = {}
+        self._plans: dict[int, Any] = {}  # by id(plan), as long as the plan lives
         self._lost: int | None = None
 
     @staticmethod
@@ -278,9 +277,7 @@ class NativeGroup:
     def _native_plan(self, plan: Plan) -> Any:
         known = self._plans.get(id(plan))
         if known is not None:
-            return known[1]
-        if len(self._plans) >= PLANS_LIMIT:
-            self._plans.clear()
+            return known
         out = ffi.new("cl_plan **")
         steps = ffi.from_buffer("struct cl_step[]", plan.steps) if len(plan.steps) else ffi.NULL
         successors = ffi.from_buffer("uint32_t[]", plan.successors) if len(plan.successors) else ffi.NULL
@@ -302,7 +299,8 @@ class NativeGroup:
         check(status, f"rank {self.rank} of group {self.name!r}: loading a plan of {len(plan.steps)} steps")
         lib.cl_plan_sign(out[0], plan.signature)
         native = ffi.gc(out[0], lib.cl_plan_release)  # by whoever uses it last
-        self._plans[id(plan)] = (plan, native)
+        self._plans[id(plan)] = native
+        weakref.finalize(plan, self._plans.pop, id(plan), None).atexit = False
         return native
 
 
