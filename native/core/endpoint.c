@@ -398,6 +398,17 @@ uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint)
     return cl_timers_first_us(&endpoint->timers);
 }
 
+/* Whether it is the path that is silent or the peer, only another path can tell. One with data in flight does so
+ * anyway. */
+static void ask_elsewhere(struct cl_peer *peer, const struct cl_path *silent)
+{
+    for (uint16_t i = 0; i < peer->path_count; i++) {
+        struct cl_path *path = &peer->paths[i];
+        if (path != silent && !path->dead && path->sent.packets == path->sent.pings)
+            path->ping = true;
+    }
+}
+
 static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us)
 {
     struct cl_outcome outcome = {endpoint, peer, now_us};
@@ -419,6 +430,8 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
             path->probe = false;
             path->next_probe_us = now_us + CL_PATH_PROBE_US;
             cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
+        } else {
+            ask_elsewhere(peer, path);
         }
         cl_endpoint_urge(endpoint, peer);
     }

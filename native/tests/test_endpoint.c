@@ -307,6 +307,23 @@ static void test_path_death(void)
     network_free(network);
 }
 
+/* A path dies with all there is to send on it: the other one, which is idle, must be asked whether the peer lives. */
+static void test_path_death_with_everything_on_it(void)
+{
+    for (uint32_t path = 0; path < 2; path++) {
+        struct network *network = network_new(2, 2, 200, 150, STASH, 21);
+        network_run_until(network, network_now_us(network) + 20000);
+        struct transfer *t = transfer_new(0, 1, 0, 100);
+        network->egress[0][path].dead = true;
+        post_receive(network, t, 1);
+        post_send(network, t, 1, 0);
+        CHECK(network_run_completions(network, 1, network_now_us(network) + 100000));
+        CHECK(intact(t));
+        transfer_free(t);
+        network_free(network);
+    }
+}
+
 static void test_peer_death(void)
 {
     struct network *network = network_new(3, 1, 200, 150, STASH, 12);
@@ -680,6 +697,7 @@ int main(void)
     RUN(test_tiny_stash);
     RUN(test_no_stash_with_loss);
     RUN(test_path_death);
+    RUN(test_path_death_with_everything_on_it);
     RUN(test_peer_death);
     RUN(test_idle_peers_stay_alive);
     RUN(test_own_sleep_is_no_silence);
