@@ -167,7 +167,9 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
     if (!peer->outstanding++)
         peer->heard_us = now_us; /* it may have had no reason to speak so far: its silence begins now */
-    cl_endpoint_arm(endpoint, peer, peer->heard_us + peer->timeout_us);
+    if (peer->next_ping_us > peer->heard_us + cl_peer_ask_us(peer))
+        peer->next_ping_us = peer->heard_us + cl_peer_ask_us(peer);
+    cl_endpoint_arm(endpoint, peer, peer->next_ping_us);
     return CL_OK;
 }
 
@@ -455,9 +457,9 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         return;
     if (!peer->heard_us) {
         peer->heard_us = now_us;
-        peer->next_ping_us = now_us + peer->timeout_us / 3;
+        peer->next_ping_us = now_us + cl_peer_ask_us(peer);
     }
-    if (peer->outstanding && now_us >= peer->heard_us + peer->timeout_us) {
+    if (peer->outstanding && now_us >= cl_peer_lost_us(peer)) {
         cl_endpoint_peer_lost(endpoint, peer->id);
         return;
     }
@@ -470,13 +472,14 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
     if (peer->held_first && peer->held_us <= now_us)
         try_held(endpoint, peer, now_us);
     if (peer->next_ping_us <= now_us) {
-        if (now_us >= peer->heard_us + peer->timeout_us / 3) {
+        uint64_t quiet_us = cl_peer_ask_us(peer);
+        if (now_us >= peer->heard_us + quiet_us) {
             for (uint16_t i = 0; i < peer->path_count; i++)
                 peer->paths[i].ping = true;
             cl_endpoint_urge(endpoint, peer);
-            peer->next_ping_us = now_us + peer->timeout_us / 3;
+            peer->next_ping_us = now_us + quiet_us;
         } else {
-            peer->next_ping_us = peer->heard_us + peer->timeout_us / 3;
+            peer->next_ping_us = peer->heard_us + quiet_us;
         }
     }
     if (!peer->urgent) /* otherwise what is due is about to be sent, and that arms the timer */

@@ -383,6 +383,25 @@ static void test_own_sleep_is_no_silence(void)
     network_free(network);
 }
 
+/* A process that is stopped for less than the timeout, just before it would have had something to say, is not lost. */
+static void test_pause_shorter_than_the_timeout(void)
+{
+    for (uint32_t before_us = 0; before_us < 2000000; before_us += 100000) {
+        struct network *network = network_new(2, 1, 200, 150, STASH, 22);
+        network_run_until(network, network_now_us(network) + 10000);
+        struct transfer *t = transfer_new(1, 0, 0, 1000);
+        post_receive(network, t, 1);
+        network_run_until(network, network_now_us(network) + before_us);
+        network->hosts[1].awake_ns = network->now_ns + 2950000000;
+        network_run_until(network, network_now_us(network) + 3000000);
+        CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+        post_send(network, t, 1, 0);
+        CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
+        transfer_free(t);
+        network_free(network);
+    }
+}
+
 static void run_mismatch(uint32_t sent_length, uint32_t received_length, double loss)
 {
     struct network *network = network_new(2, 1, 200, 150, STASH, 15);
@@ -701,6 +720,7 @@ int main(void)
     RUN(test_peer_death);
     RUN(test_idle_peers_stay_alive);
     RUN(test_own_sleep_is_no_silence);
+    RUN(test_pause_shorter_than_the_timeout);
     RUN(test_mismatch);
     RUN(test_abort);
     RUN(test_abort_answers_data);
