@@ -150,7 +150,7 @@ static uint64_t receives(const struct sim_world *world, const struct sim_operati
 void sim_check_ended(struct sim_world *world, struct sim_operation *operation)
 {
     struct sim_rank *rank = operation->member->rank;
-    world->unfinished--;
+    world->unfinished -= operation->awaited;
     world->ended_ns = sim_world_now_ns(world);
     if (operation->status == CL_OK) {
         world->counts.operations_ok++;
@@ -294,7 +294,8 @@ static uint64_t clock_starts_ns(const struct sim_world *world, uint32_t call)
 static void check_delay(struct sim_world *world, const struct sim_operation *operation)
 {
     const struct sim_scenario *scenario = world->scenario;
-    uint64_t from_ns = clock_starts_ns(world, operation->call), allowed_us = scenario->peer_timeout_us;
+    uint64_t from_ns = clock_starts_ns(world, operation->call);
+    uint64_t allowed_us = scenario->peer_timeout_us + scenario->peer_timeout_us / 10; /* see cl_peer_lost_us */
     if (scenario->story == SIM_STORY_ABSENT || scenario->story == SIM_STORY_MISMATCH) {
         from_ns = operation->called_ns;
         allowed_us = scenario->timeout_us;
@@ -309,6 +310,24 @@ static void check_delay(struct sim_world *world, const struct sim_operation *ope
 static bool is_scribbled(const uint8_t *buffer, uint64_t bytes)
 {
     return bytes == 0 || (buffer[0] == SCRIBBLE && memcmp(buffer, buffer + 1, bytes - 1) == 0);
+}
+
+/* Who never made a call hears that it failed for the others. */
+static void check_absent(struct sim_world *world)
+{
+    for (uint32_t i = 0; i < world->scenario->fault_count; i++) {
+        const struct sim_fault *fault = &world->scenario->faults[i];
+        if (fault->kind != SIM_FAULT_ABSENT)
+            continue;
+        uint32_t group = world->scenario->calls[fault->b].group;
+        for (uint32_t rank = 0; rank < world->scenario->world; rank++) {
+            const struct sim_member *member = &world->ranks[rank].members[group];
+            if (member->rank != NULL && member->status != CL_OK &&
+                world->ranks[fault->a].members[group].status == CL_OK)
+                sim_world_fail(world, "rank %u has not heard that group %u failed, as rank %u knows", fault->a,
+                               group + 1, rank);
+        }
+    }
 }
 
 static void check_rank(struct sim_world *world, const struct sim_rank *rank)
@@ -340,4 +359,6 @@ void sim_check_end(struct sim_world *world)
     for (uint32_t i = 0; i < world->scenario->world && world->failure[0] == 0; i++)
         if (!world->ranks[i].dead)
             check_rank(world, &world->ranks[i]);
+    if (world->failure[0] == 0)
+        check_absent(world);
 }

@@ -20,7 +20,8 @@ struct sim_operation {
     uint32_t shape;
     cl_plan *plan;
     enum sim_state state;
-    int status; /* once it ended */
+    bool awaited; /* the world does not end before it */
+    int status;   /* once it ended */
     uint64_t called_ns, ended_ns;
     uint8_t *input, *output; /* the same for collectives in place */
     uint64_t input_bytes, output_bytes;

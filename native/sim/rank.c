@@ -315,7 +315,7 @@ void sim_rank_kill(struct sim_rank *rank)
     sim_clock_cancel(&world->clock, &rank->turn);
     sim_clock_cancel(&world->clock, &rank->due);
     for (uint32_t call = 0; call < world->scenario->call_count; call++)
-        world->unfinished -= rank->operations[call].member != NULL && rank->operations[call].state != SIM_ENDED;
+        world->unfinished -= rank->operations[call].awaited && rank->operations[call].state != SIM_ENDED;
     /* The others of its host see it at once. */
     for (uint32_t i = 0; i < world->scenario->world; i++) {
         struct sim_rank *other = &world->ranks[i];
@@ -369,10 +369,13 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
         for (uint32_t i = 0; i < scenario->groups[group].size; i++)
             if (scenario->groups[group].members[i] == id)
                 sim_member_init(&rank->members[group], rank, group);
+    bool stuck = false; /* in the call it never makes: it may never hear that the others waited in vain */
     for (uint32_t call = 0; call < scenario->call_count; call++) {
         struct sim_member *member = &rank->members[scenario->calls[call].group];
-        rank->operations[call] = (struct sim_operation){.member = member->rank != NULL ? member : NULL, .call = call};
-        world->unfinished += member->rank != NULL;
+        stuck = stuck || fault_of_call(rank, SIM_FAULT_ABSENT, call) != NULL;
+        rank->operations[call] = (struct sim_operation){
+            .member = member->rank != NULL ? member : NULL, .call = call, .awaited = member->rank != NULL && !stuck};
+        world->unfinished += rank->operations[call].awaited;
     }
     struct cl_endpoint_config config = {.job = sim_mix(scenario->seed),
                                         .self = id,

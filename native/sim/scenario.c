@@ -131,6 +131,8 @@ static void draw_network(struct draw *draw)
     scenario->trunks = scenario->hosts > 2 && chance(draw, 0.15) && !path;
     scenario->queue = chance(draw, 0.3) ? &sim_queue_type_priority : &sim_queue_type_droptail;
     scenario->queue_packets = (uint32_t)scale(draw, path ? 100 : 4, 1000);
+    if (scenario->world > LARGE_WORLD) /* each rank may have a packet or two for every other one */
+        scenario->queue_packets += 4 * scenario->world;
     double rate_bps = scale(draw, path ? 1e8 : 2e7, 4e10), delay_ns = scale(draw, 2e3, path ? 1e6 : 2e7);
     for (uint32_t i = 0; i < scenario->paths; i++) {
         bool alike = path || chance(draw, 0.5);
@@ -282,14 +284,18 @@ static void draw_harmless(struct draw *draw, uint64_t span_ns)
     if (scenario->story == SIM_STORY_PATH)
         return;
     bool fatal = !sim_story_must_succeed(scenario->story);
+    /* alone, a pause may be nearly as long as the timeout; on a bad network questions get lost, too */
+    bool bad = scenario->noise.loss > 0.02 || scenario->noise.burst_begin > 0 || scenario->queue_packets < 50;
+    bool storms = chance(draw, 0.25);
+    double longest_ns = (storms || bad ? 0.6 : 0.95) * timeout_ns;
     for (uint64_t i = chance(draw, 0.3) ? 1 + below(draw, 3) : 0; i > 0 && !fatal; i--)
-        add_fault(draw, SIM_FAULT_PAUSE, span_ns)->for_ns = (uint64_t)scale(draw, 1e7, 0.66 * timeout_ns);
+        add_fault(draw, SIM_FAULT_PAUSE, span_ns)->for_ns = (uint64_t)scale(draw, 1e7, longest_ns);
     for (uint64_t i = chance(draw, 0.3) ? 1 + below(draw, 3) : 0; i > 0; i--) {
         struct sim_fault *late = add_fault(draw, SIM_FAULT_LATE, 0);
         late->b = (uint32_t)below(draw, scenario->call_count);
         late->for_ns = (uint64_t)scale(draw, 1e6, 1e10);
     }
-    for (uint64_t i = chance(draw, 0.25) ? 1 + below(draw, 4) : 0; i > 0; i--) {
+    for (uint64_t i = storms ? 1 + below(draw, 4) : 0; i > 0; i--) {
         struct sim_fault *storm = add_fault(draw, SIM_FAULT_STORM, span_ns);
         storm->amount = 0.3 + 0.7 * sim_random_real(&draw->random);
         storm->for_ns = (uint64_t)scale(draw, 1e6, 0.1 * timeout_ns);
