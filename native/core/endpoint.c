@@ -165,11 +165,12 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     message->posted = true;
     message->context = context;
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
-    if (!peer->outstanding++)
+    if (!peer->outstanding++) {
         peer->heard_us = now_us; /* it may have had no reason to speak so far: its silence begins now */
-    if (peer->next_ping_us > peer->heard_us + cl_peer_ask_us(peer))
-        peer->next_ping_us = peer->heard_us + cl_peer_ask_us(peer);
-    cl_endpoint_arm(endpoint, peer, peer->next_ping_us);
+        if (peer->next_ping_us > now_us + cl_peer_ask_us(peer))
+            peer->next_ping_us = now_us + cl_peer_ask_us(peer);
+        cl_endpoint_arm(endpoint, peer, peer->next_ping_us);
+    }
     return CL_OK;
 }
 
@@ -501,7 +502,11 @@ static void release_egresses(struct cl_endpoint *endpoint)
 
 void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
 {
+    /* A timer may also be late because it was armed late. */
     uint64_t expected_us = cl_timers_first_us(&endpoint->timers);
+    if (expected_us < endpoint->awake_us)
+        expected_us = endpoint->awake_us;
+    endpoint->awake_us = now_us;
     if (expected_us > 0 && expected_us < now_us && now_us - expected_us > STALL_US)
         for (uint32_t i = 0; i < endpoint->peers_length; i++)
             if (endpoint->peers[i] && endpoint->peers[i]->heard_us)

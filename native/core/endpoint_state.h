@@ -35,6 +35,7 @@ struct cl_endpoint {
     struct cl_queue queue;
     struct cl_stash stash;
     struct cl_timers timers;
+    uint64_t awake_us; /* when somebody last drove this endpoint */
     struct cl_retired retired;
     struct cl_message *completed_first, *completed_last; /* linked by `next` */
     struct cl_endpoint_abort *aborts;

@@ -223,6 +223,7 @@ static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint64_t now_us)
 
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
 {
+    endpoint->awake_us = now_us;
     size_t count = send_all_urgent(endpoint, now_us, out, capacity);
     while (count < capacity) {
         struct cl_message *message = cl_queue_next(&endpoint->queue);

@@ -208,6 +208,7 @@ static void add_group(struct draw *draw, bool part)
         group->layout = group->size < 2 ? UINT32_MAX : find_layout(draw, group->members, group->size);
     if (group->layout == UINT32_MAX) {
         free(group->members);
+        *group = (struct sim_group){0};
         scenario->group_count--;
     }
 }
