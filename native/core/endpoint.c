@@ -84,7 +84,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
 
 void cl_endpoint_urge(struct cl_endpoint *endpoint, struct cl_peer *peer)
 {
-    if (peer->urgent || !peer->alive)
+    if (peer->urgent)
         return;
     peer->urgent = true;
     peer->urgent_next = NULL;
@@ -354,7 +354,7 @@ void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint1
     cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_endpoint_peer(endpoint, peers[i]);
-        if (peer && peer->alive)
+        if (peer) /* a lost one, too: it may still hear us, and then it need not wait for a timeout of its own */
             cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, (struct cl_control){.group = group, .reason = reason});
     }
 }

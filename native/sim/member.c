@@ -110,8 +110,8 @@ void sim_member_fail(struct sim_member *member, int reason, uint16_t culprit)
 {
     if (member->status != CL_OK)
         return;
-    sim_trace_say(&member->rank->world->trace, "rank %u: group %u fails: %s%s%.0d", member->rank->id, member->group + 1,
-                  cl_error_text(reason), culprit == UINT16_MAX ? "" : ", because of one peer", culprit);
+    sim_trace_say(&member->rank->world->trace, "rank %u: group %u fails: %s (peer %d)", member->rank->id,
+                  member->group + 1, cl_error_text(reason), culprit == UINT16_MAX ? -1 : culprit);
     member->status = reason;
     member->culprit = culprit;
     member->failed_ns = sim_world_now_ns(member->rank->world);

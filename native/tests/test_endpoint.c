@@ -477,6 +477,35 @@ static void test_abort(void)
 }
 
 /* Host 0 aborts without telling host 1, which learns it as soon as it sends. */
+/* Nothing gets from 1 to 0, all gets from 0 to 1: who gives up first tells the other, who would wait twice as long. */
+static void test_abort_reaches_a_lost_peer(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 23);
+    network_run_until(network, network_now_us(network) + 10000);
+    struct transfer *there = transfer_new(0, 1, 0, 1000), *back = transfer_new(1, 0, 0, 1000);
+    network->egress[1][0].dead = true;
+    post_send(network, there, 1, 0);
+    post_receive(network, back, 1);
+    post_send(network, back, 1, 0);
+    network_run_until(network, network_now_us(network) + 3400000);
+    CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
+    uint16_t lost = 1;
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, network_now_us(network));
+    network_wake(network, 0, network->now_ns);
+    network_run_until(network, network_now_us(network) + 10000);
+    uint32_t group;
+    uint16_t peer;
+    int reason;
+    CHECK(cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &peer, &reason));
+    CHECK_EQ(group, 9);
+    CHECK_EQ(reason, CL_EPEERLOST);
+    CHECK_EQ(network->hosts[1].last_status, CL_EABORTED);
+    transfer_free(there);
+    transfer_free(back);
+    network_free(network);
+}
+
 static void test_abort_answers_data(void)
 {
     struct network *network = network_new(2, 1, 200, 150, STASH, 17);
@@ -723,6 +752,7 @@ int main(void)
     RUN(test_pause_shorter_than_the_timeout);
     RUN(test_mismatch);
     RUN(test_abort);
+    RUN(test_abort_reaches_a_lost_peer);
     RUN(test_abort_answers_data);
     RUN(test_cancel);
     RUN(test_cancel_drops_completions);
