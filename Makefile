@@ -100,6 +100,8 @@ build/$(1)/libcommlayer.a: $(patsubst native/%.c,build/$(1)/%.o,$(filter-out $(C
 	@ar rcs $$@ $$^
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
+build/$(1)/simulate: build/$(1)/sim/main.o build/$(1)/libcommlayer.a
+	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
 .SECONDARY: $(patsubst native/%.c,build/$(1)/%.o,$(C_FILES))
 -include $(wildcard build/$(1)/*.d build/$(1)/*/*.d)
 endef

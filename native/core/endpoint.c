@@ -102,7 +102,7 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
 
 void cl_endpoint_urge(struct cl_endpoint *endpoint, struct cl_peer *peer)
 {
-    if (peer->urgent || !peer->alive)
+    if (peer->urgent)
         return;
     peer->urgent = true;
     peer->urgent_next = NULL;
@@ -203,9 +203,12 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     message->signature = cl_calls_find(&endpoint->calls, message->id.group, message->id.sequence);
     message->context = context;
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
-    if (!peer->outstanding++)
+    if (!peer->outstanding++) {
         peer->heard_us = now_us; /* it may have had no reason to speak so far: its silence begins now */
-    cl_endpoint_arm(endpoint, peer, peer->heard_us + peer->timeout_us);
+        if (peer->next_ping_us > now_us + cl_peer_ask_us(peer))
+            peer->next_ping_us = now_us + cl_peer_ask_us(peer);
+        cl_endpoint_arm(endpoint, peer, peer->next_ping_us);
+    }
     return CL_OK;
 }
 
@@ -509,7 +512,7 @@ void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint1
     cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, blame);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_endpoint_peer(endpoint, peers[i]);
-        if (peer && peer->alive)
+        if (peer) /* a lost one, too: it may still hear us, and then it need not wait for a timeout of its own */
             cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, blame));
     }
 }
@@ -597,6 +600,17 @@ uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint)
     return cl_timers_first_us(&endpoint->timers);
 }
 
+/* Whether it is the path that is silent or the peer, only another path can tell. One with data in flight does so
+ * anyway. */
+static void ask_elsewhere(struct cl_peer *peer, const struct cl_path *silent)
+{
+    for (uint16_t i = 0; i < peer->path_count; i++) {
+        struct cl_path *path = &peer->paths[i];
+        if (path != silent && !path->dead && path->sent.packets == path->sent.pings)
+            path->ping = true;
+    }
+}
+
 static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us)
 {
     struct cl_outcome outcome = {endpoint, peer, now_us};
@@ -618,6 +632,8 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
             path->probe = false;
             path->next_probe_us = now_us + CL_PATH_PROBE_US;
             cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
+        } else {
+            ask_elsewhere(peer, path);
         }
         cl_endpoint_urge(endpoint, peer);
     }
@@ -641,9 +657,9 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         return;
     if (!peer->heard_us) {
         peer->heard_us = now_us;
-        peer->next_ping_us = now_us + peer->timeout_us / 3;
+        peer->next_ping_us = now_us + cl_peer_ask_us(peer);
     }
-    if (peer->outstanding && now_us >= peer->heard_us + peer->timeout_us) {
+    if (peer->outstanding && now_us >= cl_peer_lost_us(peer)) {
         cl_endpoint_peer_lost(endpoint, peer->id);
         return;
     }
@@ -656,13 +672,14 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
     if (peer->held_first && peer->held_us <= now_us)
         try_held(endpoint, peer, now_us);
     if (peer->next_ping_us <= now_us) {
-        if (now_us >= peer->heard_us + peer->timeout_us / 3) {
+        uint64_t quiet_us = cl_peer_ask_us(peer);
+        if (now_us >= peer->heard_us + quiet_us) {
             for (uint16_t i = 0; i < peer->path_count; i++)
                 peer->paths[i].ping = true;
             cl_endpoint_urge(endpoint, peer);
-            peer->next_ping_us = now_us + peer->timeout_us / 3;
+            peer->next_ping_us = now_us + quiet_us;
         } else {
-            peer->next_ping_us = peer->heard_us + peer->timeout_us / 3;
+            peer->next_ping_us = peer->heard_us + quiet_us;
         }
     }
     if (!peer->urgent) /* otherwise what is due is about to be sent, and that arms the timer */
@@ -684,7 +701,11 @@ static void release_egresses(struct cl_endpoint *endpoint)
 
 void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
 {
+    /* A timer may also be late because it was armed late. */
     uint64_t expected_us = cl_timers_first_us(&endpoint->timers);
+    if (expected_us < endpoint->awake_us)
+        expected_us = endpoint->awake_us;
+    endpoint->awake_us = now_us;
     if (expected_us > 0 && expected_us < now_us && now_us - expected_us > STALL_US)
         for (uint32_t i = 0; i < endpoint->peers_length; i++)
             if (endpoint->peers[i] && endpoint->peers[i]->heard_us)

@@ -34,7 +34,7 @@ struct cl_endpoint_config {
     uint16_t self;            /* this process's peer id, unique within the job */
     uint16_t epoch;           /* every packet carries it: those of the job's former lives are known by it */
     uint32_t datagram_bytes;  /* largest UDP payload, header included (1472 for MTU 1500) */
-    uint64_t peer_timeout_us; /* silence after which a peer that is waited for is lost; 0: 3 s */
+    uint64_t peer_timeout_us; /* without an answer from a peer that is waited for, after which it is lost; 0: 3 s */
     size_t stash_limit_bytes; /* bound on memory for packets that came before their receive was posted */
     const char *congestion;   /* "delay" or "fixed" */
     uint64_t fixed_rate_bps;  /* for "fixed": bits per second per path */
@@ -147,7 +147,7 @@ void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us);
 bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_completion *completion);
 
 /* Marks a peer dead: its messages complete with CL_EPEERLOST. Also called by the endpoint itself when a peer with
- * outstanding messages has not been heard for peer_timeout_us. */
+ * outstanding messages has not answered for peer_timeout_us, at most a tenth more after it was last heard. */
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
 /* Lost, or so silent that it would be if anything were expected from it; also true for an unknown peer. */
 bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us);

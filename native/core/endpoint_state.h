@@ -41,6 +41,7 @@ struct cl_endpoint {
     struct cl_queue queue;
     struct cl_stash stash;
     struct cl_timers timers;
+    uint64_t awake_us; /* when somebody last drove this endpoint */
     struct cl_retired retired;
     struct cl_calls calls;
     struct cl_message *completed_first, *completed_last; /* linked by `next` */

@@ -124,13 +124,14 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
     return send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, out);
 }
 
-/* Everything the peer is owed before data. Returns how many datagrams; `capacity` of them: perhaps not all. */
+/* Everything the peer is owed before data; a lost one only gets a last word. Returns how many datagrams; `capacity` of
+ * them: perhaps not all. */
 static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
                           size_t capacity)
 {
     static const struct cl_control NOTHING = {0};
     size_t count = 0;
-    for (uint16_t i = 0; i < peer->path_count; i++) {
+    for (uint16_t i = 0; i < peer->path_count && peer->alive; i++) {
         struct cl_path *path = &peer->paths[i];
         if (path->ack.deadline_us <= now_us && count < capacity)
             send_ack(endpoint, peer, path, now_us, &out[count++]);
@@ -158,8 +159,7 @@ static size_t send_all_urgent(struct cl_endpoint *endpoint, uint64_t now_us, str
     size_t count = 0;
     while (endpoint->urgent_first && count < capacity) {
         struct cl_peer *peer = endpoint->urgent_first;
-        if (peer->alive)
-            count += send_urgent(endpoint, peer, now_us, out + count, capacity - count);
+        count += send_urgent(endpoint, peer, now_us, out + count, capacity - count);
         if (count == capacity)
             break; /* perhaps there is more: the peer stays first */
         endpoint->urgent_first = peer->urgent_next;
@@ -225,6 +225,7 @@ static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint64_t now_us)
 
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
 {
+    endpoint->awake_us = now_us;
     size_t count = send_all_urgent(endpoint, now_us, out, capacity);
     while (count < capacity) {
         struct cl_message *message = cl_queue_next(&endpoint->queue);

@@ -80,6 +80,16 @@ bool cl_peer_delivers_elsewhere(const struct cl_peer *peer, const struct cl_path
     return false;
 }
 
+uint64_t cl_peer_ask_us(const struct cl_peer *peer)
+{
+    return peer->timeout_us / (peer->outstanding ? CL_PEER_ASK_WAITING : CL_PEER_ASK_IDLE);
+}
+
+uint64_t cl_peer_lost_us(const struct cl_peer *peer)
+{
+    return peer->heard_us + peer->timeout_us / CL_PEER_ASK_WAITING + peer->timeout_us;
+}
+
 static uint64_t earlier(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
@@ -93,7 +103,7 @@ uint64_t cl_peer_deadline_us(const struct cl_peer *peer)
     if (peer->held_first)
         deadline_us = earlier(deadline_us, peer->held_us);
     if (peer->outstanding)
-        deadline_us = earlier(deadline_us, peer->heard_us + peer->timeout_us);
+        deadline_us = earlier(deadline_us, cl_peer_lost_us(peer));
     for (uint16_t i = 0; i < peer->path_count; i++)
         deadline_us = earlier(deadline_us, cl_path_deadline_us(&peer->paths[i]));
     return deadline_us;

@@ -12,7 +12,9 @@
 
 enum {
     CL_PEER_PATHS_MAX = 8,
-    CL_PEER_TIMEOUT_US = 3000000, /* silence after which it is lost, by default; we ask after a third of it */
+    CL_PEER_TIMEOUT_US = 3000000, /* of a question: the peer is lost after so long without a word, by default */
+    CL_PEER_ASK_WAITING = 10,     /* a peer that is waited for is asked after this part of the timeout in silence ... */
+    CL_PEER_ASK_IDLE = 3,         /* ... and any other one after this */
     CL_PEER_HELD_MIN_US = 10000,  /* how soon a held message is tried without a READY: only a safety net */
     CL_PEER_HELD_MAX_US = 200000,
     CL_PEER_REFUSED_US = 5000000, /* how long after a refusal posted receives are announced with READY */
@@ -30,7 +32,7 @@ struct cl_peer {
     uint16_t id;
     uint16_t path_count;
     bool alive;
-    uint64_t timeout_us; /* silence after which it is lost, if anybody waits for it */
+    uint64_t timeout_us; /* of an unanswered question, if anybody waits for the peer: see cl_peer_lost_us */
     bool heard;          /* it has ever sent us something */
     bool urgent;         /* in the endpoint's list of peers with something to send at once */
     struct cl_peer *urgent_next;
@@ -74,6 +76,12 @@ bool cl_peer_wary(const struct cl_peer *peer, const struct cl_message *message);
 /* Another path than `path` has delivered something since the oldest packet on `path` was sent: so the path is what does
  * not work, not the peer. */
 bool cl_peer_delivers_elsewhere(const struct cl_peer *peer, const struct cl_path *path);
+
+/* How long a silent peer is left in peace. */
+uint64_t cl_peer_ask_us(const struct cl_peer *peer);
+/* When a peer that is waited for and stays silent is lost: the timeout after it was first asked. So a process that was
+ * stopped for less than the timeout is never lost, however long it had been silent before. */
+uint64_t cl_peer_lost_us(const struct cl_peer *peer);
 
 /* The earliest of the peer's timers; UINT64_MAX: none. */
 uint64_t cl_peer_deadline_us(const struct cl_peer *peer);

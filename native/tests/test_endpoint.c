@@ -310,6 +310,23 @@ static void test_path_death(void)
     network_free(network);
 }
 
+/* A path dies with all there is to send on it: the other one, which is idle, must be asked whether the peer lives. */
+static void test_path_death_with_everything_on_it(void)
+{
+    for (uint32_t path = 0; path < 2; path++) {
+        struct network *network = network_new(2, 2, 200, 150, STASH, 21);
+        network_run_until(network, network_now_us(network) + 20000);
+        struct transfer *t = transfer_new(0, 1, 0, 100);
+        network->egress[0][path].dead = true;
+        post_receive(network, t, 1);
+        post_send(network, t, 1, 0);
+        CHECK(network_run_completions(network, 1, network_now_us(network) + 100000));
+        CHECK(intact(t));
+        transfer_free(t);
+        network_free(network);
+    }
+}
+
 static void test_peer_death(void)
 {
     struct network *network = network_new(3, 1, 200, 150, STASH, 12);
@@ -367,6 +384,25 @@ static void test_own_sleep_is_no_silence(void)
     CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
     transfer_free(t);
     network_free(network);
+}
+
+/* A process that is stopped for less than the timeout, just before it would have had something to say, is not lost. */
+static void test_pause_shorter_than_the_timeout(void)
+{
+    for (uint32_t before_us = 0; before_us < 2000000; before_us += 100000) {
+        struct network *network = network_new(2, 1, 200, 150, STASH, 22);
+        network_run_until(network, network_now_us(network) + 10000);
+        struct transfer *t = transfer_new(1, 0, 0, 1000);
+        post_receive(network, t, 1);
+        network_run_until(network, network_now_us(network) + before_us);
+        network->hosts[1].awake_ns = network->now_ns + 2950000000;
+        network_run_until(network, network_now_us(network) + 3000000);
+        CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+        post_send(network, t, 1, 0);
+        CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
+        transfer_free(t);
+        network_free(network);
+    }
 }
 
 static void run_mismatch(uint32_t sent_length, uint32_t received_length, double loss)
@@ -444,6 +480,35 @@ static void test_abort(void)
 }
 
 /* Host 0 aborts without telling host 1, which learns it as soon as it sends. */
+/* Nothing gets from 1 to 0, all gets from 0 to 1: who gives up first tells the other, who would wait twice as long. */
+static void test_abort_reaches_a_lost_peer(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 23);
+    network_run_until(network, network_now_us(network) + 10000);
+    struct transfer *there = transfer_new(0, 1, 0, 1000), *back = transfer_new(1, 0, 0, 1000);
+    network->egress[1][0].dead = true;
+    post_send(network, there, 1, 0);
+    post_receive(network, back, 1);
+    post_send(network, back, 1, 0);
+    network_run_until(network, network_now_us(network) + 3400000);
+    CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
+    uint16_t lost = 1;
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, network_now_us(network));
+    network_wake(network, 0, network->now_ns);
+    network_run_until(network, network_now_us(network) + 10000);
+    uint32_t group;
+    uint16_t peer;
+    int reason;
+    CHECK(cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &peer, &reason));
+    CHECK_EQ(group, 9);
+    CHECK_EQ(reason, CL_EPEERLOST);
+    CHECK_EQ(network->hosts[1].last_status, CL_EABORTED);
+    transfer_free(there);
+    transfer_free(back);
+    network_free(network);
+}
+
 static void test_abort_answers_data(void)
 {
     struct network *network = network_new(2, 1, 200, 150, STASH, 17);
@@ -745,11 +810,14 @@ int main(void)
     RUN(test_tiny_stash);
     RUN(test_no_stash_with_loss);
     RUN(test_path_death);
+    RUN(test_path_death_with_everything_on_it);
     RUN(test_peer_death);
     RUN(test_idle_peers_stay_alive);
     RUN(test_own_sleep_is_no_silence);
+    RUN(test_pause_shorter_than_the_timeout);
     RUN(test_mismatch);
     RUN(test_abort);
+    RUN(test_abort_reaches_a_lost_peer);
     RUN(test_abort_answers_data);
     RUN(test_signatures);
     RUN(test_late_peer);

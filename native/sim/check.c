@@ -1,0 +1,366 @@
+#include "sim/check.h"
+
+#include <string.h>
+
+#include "core/endpoint_state.h"
+#include "core/packet.h"
+#include "kernels/reduce.h"
+#include "sim/element.h"
+#include "sim/memory.h"
+
+enum {
+    SCRIBBLE = 0xDB,       /* what callers write into their buffers once they have them back */
+    LOOK_EVERY = 64,       /* turns between two looks at all peers of a rank */
+    CONTROLS_MOST = 256,   /* control packets that wait for one peer */
+    SENT_MOST = 1 << 16,   /* packets of a path that are remembered */
+    SLACK_NS = 1000000000, /* from the peer timeout to the typed error on every rank, over a lossy network */
+};
+
+/* ---- data ---- */
+
+static const struct sim_shape *shape_of(const struct sim_world *world, uint32_t call)
+{
+    return &world->plans->shapes[world->scenario->calls[call].shape];
+}
+
+static int64_t value_of(const struct sim_world *world, uint32_t call, uint32_t rank, uint64_t index)
+{
+    const struct sim_call *what = &world->scenario->calls[call];
+    return sim_element_value(what->dtype, what->op, shape_of(world, call)->world, rank, world->scenario->seed + call,
+                             index);
+}
+
+static void fill(const struct sim_world *world, uint32_t call, uint32_t rank, uint8_t *input, uint64_t bytes)
+{
+    enum cl_dtype dtype = world->scenario->calls[call].dtype;
+    size_t size = cl_dtype_size(dtype);
+    for (uint64_t i = 0; i < bytes / size; i++)
+        sim_element_write(dtype, input + i * size, value_of(world, call, rank, i), 1);
+}
+
+/* The reduction over all ranks, element by element. */
+static uint8_t *reduce_all(const struct sim_world *world, uint32_t call)
+{
+    const struct sim_shape *shape = shape_of(world, call);
+    const struct sim_call *what = &world->scenario->calls[call];
+    size_t size = cl_dtype_size(what->dtype);
+    uint8_t *reduced = sim_new(shape->input_bytes, 1);
+    for (uint64_t i = 0; i < shape->input_bytes / size; i++) {
+        int64_t value = value_of(world, call, 0, i);
+        for (uint32_t rank = 1; rank < shape->world; rank++)
+            value = sim_element_reduce(what->dtype, what->op, value, value_of(world, call, rank, i));
+        sim_element_write(what->dtype, reduced + i * size, value, shape->average ? shape->world : 1);
+    }
+    return reduced;
+}
+
+void sim_check_prepare(struct sim_world *world, struct sim_operation *operation)
+{
+    const struct sim_shape *shape = &world->plans->shapes[operation->shape];
+    uint32_t self = operation->member->self;
+    operation->input_bytes = shape->input_bytes;
+    operation->output_bytes = shape->output_bytes;
+    operation->input = sim_new(shape->input_bytes, 1);
+    operation->output = shape->in_place ? operation->input : sim_new(shape->output_bytes, 1);
+    if (!shape->in_place)
+        memset(operation->output, 0x5A, shape->output_bytes);
+    fill(world, operation->call, self, operation->input, shape->input_bytes);
+}
+
+static bool compare(struct sim_world *world, const struct sim_operation *operation, const uint8_t *expected,
+                    const struct sim_clause *clause)
+{
+    const uint8_t *got = operation->output + clause->target;
+    if (memcmp(got, expected, clause->length) == 0)
+        return true;
+    uint64_t at = 0;
+    while (got[at] == expected[at])
+        at++;
+    sim_world_fail(world, "rank %u has a wrong result of call %u (%s): byte %llu of OUTPUT is %02x, not %02x",
+                   operation->member->rank->id, operation->call, world->plans->shapes[operation->shape].collective,
+                   (unsigned long long)(clause->target + at), got[at], expected[at]);
+    return false;
+}
+
+static void check_result(struct sim_world *world, const struct sim_operation *operation)
+{
+    struct sim_work *work = &world->work[operation->call];
+    const struct sim_shape *shape = &world->plans->shapes[operation->shape];
+    const struct sim_part *part = sim_plans_part(world->plans, shape, operation->member->self);
+    const struct sim_clause *clauses = sim_plans_clauses(world->plans, part);
+    bool right = true;
+    for (uint32_t i = 0; right && i < part->clause_count; i++) {
+        const struct sim_clause *clause = &clauses[i];
+        if (clause->rank == SIM_ALL_RANKS) {
+            if (work->reduced == NULL)
+                work->reduced = reduce_all(world, operation->call);
+            right = compare(world, operation, work->reduced + clause->source, clause);
+            continue;
+        }
+        if (work->inputs == NULL)
+            work->inputs = sim_new(shape->world, sizeof *work->inputs);
+        if (work->inputs[clause->rank] == NULL) {
+            work->inputs[clause->rank] = sim_new(shape->input_bytes, 1);
+            fill(world, operation->call, clause->rank, work->inputs[clause->rank], shape->input_bytes);
+        }
+        right = compare(world, operation, work->inputs[clause->rank] + clause->source, clause);
+    }
+}
+
+/* ---- operations ---- */
+
+static bool is_mismatched(const struct sim_world *world, uint32_t call)
+{
+    for (uint32_t i = 0; i < world->scenario->fault_count; i++)
+        if (world->scenario->faults[i].kind == SIM_FAULT_MISMATCH && world->scenario->faults[i].b == call)
+            return true;
+    return false;
+}
+
+static bool may_fail_with(enum sim_story story, int status)
+{
+    switch (story) {
+    case SIM_STORY_DEATH:
+    case SIM_STORY_FROZEN:
+    case SIM_STORY_PARTITION:
+        return status == CL_EPEERLOST || status == CL_EABORTED;
+    case SIM_STORY_ABSENT:
+        return status == CL_ETIMEDOUT || status == CL_EABORTED;
+    case SIM_STORY_MISMATCH:
+        return status == CL_EMISMATCH || status == CL_EABORTED || status == CL_ETIMEDOUT;
+    case SIM_STORY_ABORT:
+        return status == CL_EABORTED;
+    default:
+        return false;
+    }
+}
+
+static uint64_t receives(const struct sim_world *world, const struct sim_operation *operation)
+{
+    const struct sim_part *part =
+        sim_plans_part(world->plans, &world->plans->shapes[operation->shape], operation->member->self);
+    const struct cl_step *steps = sim_plans_steps(world->plans, part);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < part->step_count; i++)
+        if (steps[i].kind == CL_RECV_COPY || steps[i].kind == CL_RECV_REDUCE)
+            bytes += steps[i].length;
+    return bytes;
+}
+
+void sim_check_ended(struct sim_world *world, struct sim_operation *operation)
+{
+    struct sim_rank *rank = operation->member->rank;
+    world->unfinished -= operation->awaited;
+    world->ended_ns = sim_world_now_ns(world);
+    if (operation->status == CL_OK) {
+        world->counts.operations_ok++;
+        if (!is_mismatched(world, operation->call))
+            check_result(world, operation);
+        rank->expected_bytes += receives(world, operation);
+    } else {
+        world->counts.operations_failed++;
+        if (!may_fail_with(world->scenario->story, operation->status))
+            sim_world_fail(world, "call %u of rank %u fails in a story of %s: %s", operation->call, rank->id,
+                           sim_story_name(world->scenario->story), cl_error_text(operation->status));
+    }
+    memset(operation->input, SCRIBBLE, operation->input_bytes);
+    memset(operation->output, SCRIBBLE, operation->output_bytes);
+}
+
+void sim_check_lost(struct sim_world *world, const struct sim_rank *rank, uint16_t peer)
+{
+    const struct sim_scenario *scenario = world->scenario;
+    for (uint32_t i = 0; i < scenario->fault_count; i++) {
+        const struct sim_fault *fault = &scenario->faults[i];
+        if ((fault->kind == SIM_FAULT_DEATH && fault->a == peer) ||
+            (scenario->story == SIM_STORY_FROZEN && fault->kind == SIM_FAULT_PAUSE &&
+             (fault->a == peer || fault->a == rank->id)) ||
+            (scenario->story == SIM_STORY_PARTITION && fault->kind == SIM_FAULT_CUT &&
+             ((fault->a == rank->host && fault->b == world->ranks[peer].host) ||
+              (fault->b == rank->host && fault->a == world->ranks[peer].host))))
+            return;
+    }
+    sim_world_fail(world, "rank %u takes rank %u for lost, which lives and can be reached", rank->id, peer);
+}
+
+/* ---- memory and data in flight ---- */
+
+void sim_check_turn(struct sim_world *world, struct sim_rank *rank)
+{
+    const struct cl_endpoint *endpoint = rank->endpoint;
+    if (endpoint->stash.used_bytes > world->counts.most_stash_bytes)
+        world->counts.most_stash_bytes = endpoint->stash.used_bytes;
+    if (endpoint->stash.used_bytes > world->scenario->stash_bytes)
+        sim_world_fail(world, "rank %u stashes %zu bytes; its limit is %llu", rank->id, endpoint->stash.used_bytes,
+                       (unsigned long long)world->scenario->stash_bytes);
+    if (world->counts.turns % LOOK_EVERY != 0)
+        return;
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        const struct cl_peer *peer = endpoint->peers[i];
+        if (peer == NULL || !peer->alive)
+            continue;
+        if (peer->controls.count > CONTROLS_MOST)
+            sim_world_fail(world, "rank %u has %u control packets for rank %u", rank->id, peer->controls.count, i);
+        for (uint16_t p = 0; p < peer->path_count; p++) {
+            const struct cl_path *path = &peer->paths[p];
+            if (path->sent.bytes > world->counts.most_flight_bytes)
+                world->counts.most_flight_bytes = path->sent.bytes;
+            if (path->sent.capacity > SENT_MOST)
+                sim_world_fail(world, "rank %u remembers %u packets to rank %u", rank->id, path->sent.capacity, i);
+            if (path->ack.came.count > CL_ACK_RANGES || path->ack.refused.count > CL_ACK_RANGES)
+                sim_world_fail(world, "rank %u has %u ranges to acknowledge to rank %u", rank->id, path->ack.came.count,
+                               i);
+        }
+    }
+}
+
+/* ---- strangers ---- */
+
+static uint32_t make_stranger(struct sim_world *world, const struct sim_rank *rank, uint8_t *bytes)
+{
+    struct sim_random *random = &world->random;
+    uint32_t length = (uint32_t)sim_random_below(random, world->scenario->datagram_bytes + 1);
+    if (rank->specimen_length == 0 || sim_random_chance(random, 0.3)) {
+        for (uint32_t i = 0; i < length; i++)
+            bytes[i] = (uint8_t)sim_random_next(random);
+        return length;
+    }
+    /* a packet of this job, but for one of the things that make it one */
+    memcpy(bytes, rank->specimen, rank->specimen_length);
+    switch (sim_random_below(random, 5)) {
+    case 0: /* tag */
+        bytes[32 + sim_random_below(random, 8)] ^= (uint8_t)sim_random_between(random, 1, 255);
+        return rank->specimen_length;
+    case 1: /* another life of the job */
+        bytes[30] ^= (uint8_t)sim_random_between(random, 1, 255);
+        return rank->specimen_length;
+    case 2: /* a source that there is not */
+        cl_store_u16(bytes + 4, (uint16_t)sim_random_between(random, world->scenario->world, UINT16_MAX));
+        return rank->specimen_length;
+    case 3: /* cut off */
+        return (uint32_t)sim_random_below(random, rank->specimen_length);
+    default: /* a path that there is not */
+        cl_store_u16(bytes + 28, (uint16_t)sim_random_between(random, world->scenario->paths, UINT16_MAX));
+        return rank->specimen_length;
+    }
+}
+
+void sim_check_stranger(struct sim_world *world, struct sim_rank *rank)
+{
+    struct cl_endpoint *endpoint = rank->endpoint;
+    struct cl_endpoint_stats before = endpoint->stats;
+    const struct cl_peer *urgent = endpoint->urgent_last;
+    uint32_t messages = endpoint->table.count;
+    uint64_t timer_us = cl_endpoint_next_timeout(endpoint), now_us = sim_rank_now_us(rank);
+    uint8_t *bytes = sim_new(world->scenario->datagram_bytes, 1);
+    uint32_t length = make_stranger(world, rank, bytes);
+    cl_endpoint_receive(endpoint, bytes, length, now_us, now_us);
+    free(bytes);
+    world->counts.strangers++;
+    if (endpoint->stats.packets_received != before.packets_received ||
+        endpoint->stats.packets_stashed != before.packets_stashed ||
+        endpoint->stats.packets_stash_dropped != before.packets_stash_dropped ||
+        endpoint->stats.packets_duplicate != before.packets_duplicate ||
+        endpoint->stats.payload_bytes_received != before.payload_bytes_received)
+        sim_world_fail(world, "rank %u takes a stranger's packet for one of its job", rank->id);
+    if (endpoint->urgent_last != urgent || endpoint->table.count != messages ||
+        cl_endpoint_next_timeout(endpoint) != timer_us)
+        sim_world_fail(world, "rank %u is about to answer a stranger, or remembers it", rank->id);
+}
+
+/* ---- the end ---- */
+
+/* When the last live member had made the call, or the fault was there, whichever is later: from then on the clock of
+ * the peer timeout runs on every rank. */
+static uint64_t clock_starts_ns(const struct sim_world *world, uint32_t call)
+{
+    const struct sim_scenario *scenario = world->scenario;
+    uint64_t from_ns = 0;
+    for (uint32_t i = 0; i < scenario->world; i++) {
+        const struct sim_operation *operation = &world->ranks[i].operations[call];
+        if (operation->member != NULL && !world->ranks[i].dead && operation->called_ns > from_ns)
+            from_ns = operation->called_ns;
+    }
+    for (uint32_t i = 0; i < scenario->fault_count; i++) {
+        const struct sim_fault *fault = &scenario->faults[i];
+        uint64_t until_ns = fault->at_ns + (fault->kind == SIM_FAULT_PAUSE ? fault->for_ns : 0);
+        bool counts = fault->kind == SIM_FAULT_DEATH || fault->kind == SIM_FAULT_PAUSE || fault->kind == SIM_FAULT_CUT;
+        if (counts && until_ns > from_ns)
+            from_ns = until_ns;
+    }
+    return from_ns;
+}
+
+static void check_delay(struct sim_world *world, const struct sim_operation *operation)
+{
+    const struct sim_scenario *scenario = world->scenario;
+    uint64_t from_ns = clock_starts_ns(world, operation->call);
+    uint64_t allowed_us = scenario->peer_timeout_us + scenario->peer_timeout_us / 10; /* see cl_peer_lost_us */
+    if (scenario->story == SIM_STORY_ABSENT || scenario->story == SIM_STORY_MISMATCH) {
+        from_ns = operation->called_ns;
+        allowed_us = scenario->timeout_us;
+    }
+    if (scenario->story == SIM_STORY_PARTITION) /* who still hears the others may have to wait for their silence */
+        allowed_us *= 2;
+    uint64_t until_ns = from_ns + allowed_us * 1000 + SLACK_NS;
+    if (operation->status != CL_OK && operation->ended_ns > until_ns)
+        sim_world_fail(world, "call %u of rank %u fails only after %.3f s (%.3f s are documented)", operation->call,
+                       operation->member->rank->id, (double)(operation->ended_ns - from_ns) / 1e9,
+                       (double)allowed_us / 1e6);
+}
+
+static bool is_scribbled(const uint8_t *buffer, uint64_t bytes)
+{
+    return bytes == 0 || (buffer[0] == SCRIBBLE && memcmp(buffer, buffer + 1, bytes - 1) == 0);
+}
+
+/* Who never made a call hears that it failed for the others. */
+static void check_absent(struct sim_world *world)
+{
+    for (uint32_t i = 0; i < world->scenario->fault_count; i++) {
+        const struct sim_fault *fault = &world->scenario->faults[i];
+        if (fault->kind != SIM_FAULT_ABSENT)
+            continue;
+        uint32_t group = world->scenario->calls[fault->b].group;
+        for (uint32_t rank = 0; rank < world->scenario->world; rank++) {
+            const struct sim_member *member = &world->ranks[rank].members[group];
+            if (member->rank != NULL && member->status != CL_OK &&
+                world->ranks[fault->a].members[group].status == CL_OK)
+                sim_world_fail(world, "rank %u has not heard that group %u failed, as rank %u knows", fault->a,
+                               group + 1, rank);
+        }
+    }
+}
+
+static void check_rank(struct sim_world *world, const struct sim_rank *rank)
+{
+    bool clean = true;
+    for (uint32_t call = 0; call < world->scenario->call_count; call++) {
+        const struct sim_operation *operation = &rank->operations[call];
+        if (operation->member == NULL || operation->state == SIM_UNCALLED)
+            continue;
+        clean = clean && operation->status == CL_OK && !is_mismatched(world, call);
+        if (operation->state != SIM_ENDED)
+            continue;
+        check_delay(world, operation);
+        if (!is_scribbled(operation->input, operation->input_bytes) ||
+            !is_scribbled(operation->output, operation->output_bytes))
+            sim_world_fail(world, "something wrote into buffers of rank %u after call %u had ended", rank->id, call);
+    }
+    uint64_t received = cl_endpoint_stats(rank->endpoint)->payload_bytes_received;
+    if (clean && received != rank->expected_bytes)
+        sim_world_fail(world, "%llu bytes were delivered at rank %u; its plans receive %llu",
+                       (unsigned long long)received, rank->id, (unsigned long long)rank->expected_bytes);
+    for (uint32_t i = 0; clean && i < rank->endpoint->peers_length; i++)
+        if (rank->endpoint->peers[i] != NULL && rank->endpoint->peers[i]->outstanding > 0)
+            sim_world_fail(world, "rank %u has messages with rank %u left over", rank->id, i);
+}
+
+void sim_check_end(struct sim_world *world)
+{
+    for (uint32_t i = 0; i < world->scenario->world && world->failure[0] == 0; i++)
+        if (!world->ranks[i].dead)
+            check_rank(world, &world->ranks[i]);
+    if (world->failure[0] == 0)
+        check_absent(world);
+}

@@ -1,0 +1,23 @@
+/*
+ * Check: the invariants. Each function looks at one moment, and reports to sim_world_fail.
+ */
+#ifndef CL_SIM_CHECK_H
+#define CL_SIM_CHECK_H
+
+#include "sim/world.h"
+
+/* Fills a rank's buffers for a call. */
+void sim_check_prepare(struct sim_world *world, struct sim_operation *operation);
+/* An operation ended: its result is right, or its error is one that this story allows. Its buffers are the caller's
+ * again, who writes over them: what is read or written later shows. */
+void sim_check_ended(struct sim_world *world, struct sim_operation *operation);
+/* The endpoint took a peer for lost. */
+void sim_check_lost(struct sim_world *world, const struct sim_rank *rank, uint16_t peer);
+/* A turn ended: memory and data in flight are bounded. */
+void sim_check_turn(struct sim_world *world, struct sim_rank *rank);
+/* Gives a rank one packet of a stranger: no answer, no memory, no trace but a count. */
+void sim_check_stranger(struct sim_world *world, struct sim_rank *rank);
+/* The world ended: everything is done, in time, and nothing is left behind. */
+void sim_check_end(struct sim_world *world);
+
+#endif

@@ -1,0 +1,42 @@
+/*
+ * Datagram: one packet on its way, and the pool it comes from.
+ */
+#ifndef CL_SIM_DATAGRAM_H
+#define CL_SIM_DATAGRAM_H
+
+#include <stdint.h>
+
+#include "sim/clock.h"
+
+enum { SIM_HOPS_MAX = 4 };
+
+struct sim_link;
+
+struct sim_datagram {
+    struct sim_event event;    /* its arrival at the end of a link */
+    struct sim_datagram *next; /* in a queue, an inbox or the pool */
+    struct sim_datagram *made; /* the one allocated before it */
+    struct sim_link *route[SIM_HOPS_MAX];
+    uint8_t hops, hop; /* links of the route; the one it is on */
+    uint8_t priority;
+    uint16_t from, to, path; /* `to` is a rank */
+    uint32_t length;
+    uint64_t arrived_ns;
+    uint8_t bytes[];
+};
+
+struct sim_pool {
+    uint32_t datagram_bytes; /* of the largest one */
+    struct sim_datagram *spare, *made;
+    uint64_t used;
+};
+
+/* Zeroed but for its bytes. */
+struct sim_datagram *sim_pool_take(struct sim_pool *pool);
+/* A second one like it. */
+struct sim_datagram *sim_pool_copy(struct sim_pool *pool, const struct sim_datagram *datagram);
+void sim_pool_give(struct sim_pool *pool, struct sim_datagram *datagram);
+/* Frees all datagrams, wherever they are. */
+void sim_pool_free(struct sim_pool *pool);
+
+#endif

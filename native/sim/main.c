@@ -1,0 +1,167 @@
+/*
+ * Runs seeds: `simulate --plans FILE [--first N] [--seeds N] [--jobs N]`, or one of them with its trace:
+ * `simulate --plans FILE --seed N`. Exits with 1 when an invariant broke; each such seed is printed with the first one.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "sim/summary.h"
+#include "sim/world.h"
+
+enum { JOBS_MAX = 64, AGAIN_EVERY = 64 /* seeds run twice, to see that they do the same */ };
+
+struct arguments {
+    const char *plans;
+    uint64_t first, seeds, seed;
+    uint32_t jobs;
+    bool trace;
+};
+
+/* Runs one seed; false when an invariant broke. */
+static bool run_seed(struct sim_plans *plans, uint64_t seed, struct sim_summary *summary, FILE *trace)
+{
+    static const double PATH_COST_NS = 2e8; /* documented: a path dies while another lives */
+    struct sim_scenario scenario;
+    struct sim_world world;
+    sim_scenario_draw(&scenario, plans, seed);
+    if (trace != NULL)
+        sim_scenario_print(&scenario, plans, trace);
+    sim_world_run(&world, &scenario, plans, true, trace);
+    sim_summary_add(summary, &world);
+    if (world.failure[0] == 0 && (seed % AGAIN_EVERY == 0 || scenario.story == SIM_STORY_PATH)) {
+        bool again = scenario.story != SIM_STORY_PATH;
+        struct sim_world other;
+        sim_world_run(&other, &scenario, plans, again, NULL);
+        double left = 1.0 - 1.0 / scenario.paths; /* of the rate, without one path */
+        double allowed_ns = (double)other.ended_ns * 1.3 / left + PATH_COST_NS;
+        if (again && other.trace.fingerprint != world.trace.fingerprint)
+            sim_world_fail(&world, "the same seed did something else the second time");
+        if (!again && (double)world.ended_ns > allowed_ns)
+            sim_world_fail(&world, "the death of a path costs %.3f s; without it all takes %.3f s",
+                           (double)(world.ended_ns - other.ended_ns) / 1e9, (double)other.ended_ns / 1e9);
+        sim_world_free(&other);
+    }
+    bool good = world.failure[0] == 0;
+    summary->failures += !good;
+    if (!good) {
+        printf("FAILED: seed %" PRIu64 " (%s, %u ranks): %s\n", seed, sim_story_name(scenario.story), scenario.world,
+               world.failure);
+        fflush(stdout);
+    }
+    sim_world_free(&world);
+    sim_scenario_free(&scenario);
+    return good;
+}
+
+static void run_share(struct sim_plans *plans, const struct arguments *arguments, uint32_t job,
+                      struct sim_summary *summary)
+{
+    for (uint64_t i = job; i < arguments->seeds && summary->failures < SIM_FAILURES_MOST; i += arguments->jobs)
+        run_seed(plans, arguments->first + i, summary, NULL);
+}
+
+/* Each job is a process of its own; what it counted comes through a pipe. */
+static void run_jobs(struct sim_plans *plans, const struct arguments *arguments, struct sim_summary *summary)
+{
+    int pipes[JOBS_MAX][2];
+    fflush(stdout);
+    for (uint32_t job = 0; job < arguments->jobs; job++) {
+        if (pipe(pipes[job]) != 0) {
+            perror("simulate: pipe");
+            exit(2);
+        }
+        pid_t child = fork();
+        if (child < 0) {
+            perror("simulate: fork");
+            exit(2);
+        }
+        if (child == 0) {
+            struct sim_summary own = {0};
+            run_share(plans, arguments, job, &own);
+            ssize_t written = write(pipes[job][1], &own, sizeof own);
+            sim_plans_close(plans);
+            exit(written == (ssize_t)sizeof own ? 0 : 2);
+        }
+        close(pipes[job][1]);
+    }
+    for (uint32_t job = 0; job < arguments->jobs; job++) {
+        struct sim_summary part = {0};
+        size_t got = 0;
+        for (ssize_t more;
+             got < sizeof part && (more = read(pipes[job][0], (char *)&part + got, sizeof part - got)) > 0;)
+            got += (size_t)more;
+        if (got == sizeof part) {
+            sim_summary_merge(summary, &part);
+        } else {
+            printf("FAILED: job %u ended early; run its seeds one by one: every %u-th from %" PRIu64 "\n", job,
+                   arguments->jobs, arguments->first + job);
+            summary->failures++;
+        }
+        close(pipes[job][0]);
+    }
+    while (wait(NULL) > 0) {
+    }
+}
+
+static bool read_number(const char *text, uint64_t *number)
+{
+    char *end;
+    *number = strtoull(text, &end, 10);
+    return *text != 0 && *end == 0;
+}
+
+static bool read_arguments(struct arguments *arguments, int count, char **words)
+{
+    *arguments = (struct arguments){.first = 1, .seeds = 100, .jobs = 1};
+    for (int i = 1; i + 1 < count; i += 2) {
+        uint64_t number = 0;
+        bool good = read_number(words[i + 1], &number);
+        if (strcmp(words[i], "--plans") == 0)
+            arguments->plans = words[i + 1];
+        else if (good && strcmp(words[i], "--first") == 0)
+            arguments->first = number;
+        else if (good && strcmp(words[i], "--seeds") == 0)
+            arguments->seeds = number;
+        else if (good && number >= 1 && number <= JOBS_MAX && strcmp(words[i], "--jobs") == 0)
+            arguments->jobs = (uint32_t)number;
+        else if (good && strcmp(words[i], "--seed") == 0) {
+            arguments->seed = number;
+            arguments->trace = true;
+        } else
+            return false;
+    }
+    return count % 2 == 1 && arguments->plans != NULL;
+}
+
+int main(int count, char **words)
+{
+    struct arguments arguments;
+    if (!read_arguments(&arguments, count, words)) {
+        fprintf(stderr,
+                "usage: %s --plans FILE [--first N] [--seeds N] [--jobs 1..%d]\n       %s --plans FILE --seed N\n",
+                words[0], JOBS_MAX, words[0]);
+        return 2;
+    }
+    struct sim_plans plans;
+    const char *problem = sim_plans_open(&plans, arguments.plans);
+    if (problem != NULL) {
+        fprintf(stderr, "simulate: %s %s\n", arguments.plans, problem);
+        return 2;
+    }
+    struct sim_summary summary = {0};
+    if (arguments.trace) {
+        run_seed(&plans, arguments.seed, &summary, stdout);
+    } else if (arguments.jobs > 1) {
+        run_jobs(&plans, &arguments, &summary);
+    } else {
+        run_share(&plans, &arguments, 0, &summary);
+    }
+    sim_summary_print(&summary, stdout);
+    if (summary.failures > 0 && !arguments.trace)
+        printf("replay a seed with its trace: make sim SEED=N\n");
+    sim_plans_close(&plans);
+    return summary.failures > 0 ? 1 : 0;
+}

@@ -1,0 +1,24 @@
+#include "sim/noise.h"
+
+#include "core/packet.h"
+
+bool sim_noise_loses(struct sim_noise *noise, struct sim_random *random)
+{
+    if (noise->burst_begin > 0)
+        noise->in_burst = noise->in_burst ? !sim_random_chance(random, noise->burst_end)
+                                          : sim_random_chance(random, noise->burst_begin);
+    double loss = noise->in_burst && noise->burst_loss > noise->loss ? noise->burst_loss : noise->loss;
+    return sim_random_chance(random, noise->storm_loss > loss ? noise->storm_loss : loss);
+}
+
+/* Nearly all flipped bits are caught by the checksum of UDP, in the kernel: for the endpoint such a packet is lost. Of
+ * the others, these are the bytes that today's core looks at; the tag of an authenticating one covers all of the
+ * header. */
+void sim_noise_flip(struct sim_random *random, uint8_t *bytes, uint32_t length)
+{
+    static const uint8_t CHECKED[] = {0, 1, 6, 7, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39};
+    if (length < CL_PACKET_HEAD_BYTES)
+        return;
+    uint32_t at = CHECKED[sim_random_below(random, sizeof CHECKED)];
+    bytes[at] = (uint8_t)(bytes[at] ^ 1u << sim_random_below(random, 8));
+}

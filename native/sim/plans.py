@@ -1,0 +1,241 @@
+"""Writes the plans that the simulator runs: `python native/sim/plans.py build/plans.bin`; plans.h has the format.
+
+The collectives are those that plans/select.py offers. What each of them means is said here once more, as clauses, in
+the simplest words: the simulator checks results against that and not against the algorithm. It takes every layout, and
+of sizes and settings a sample that is the same each time. Only numpy is needed: no torch, and no compiled module.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+ROOT = Path(__file__).resolve().parents[2]
+# Importing commlayer itself would import torch and the compiled module; its plans need neither.
+_package = types.ModuleType("commlayer")
+_package.__path__ = [str(ROOT / "commlayer")]
+sys.modules.setdefault("commlayer", _package)
+
+from commlayer.errors import ConfigError  # noqa: E402
+from commlayer.plans import select  # noqa: E402
+from commlayer.plans.plan import Plan  # noqa: E402
+from commlayer.plans.settings import Settings  # noqa: E402
+
+Hosts = tuple[tuple[int, ...], ...]
+
+VERSION = 1
+ALL = 0xFFFFFFFF
+HEAD = struct.Struct("<8sIIIIQQ")
+LAYOUT = struct.Struct("<IIQII")
+SHAPE = struct.Struct("<24sIIIIII8sQQQIIQ")
+PART = struct.Struct("<QQQIIIIQQ")
+CLAUSE = struct.Struct("<QQQII")
+
+SMALL_WORLDS = (
+    *(tuple((rank,) for rank in range(n)) for n in (2, 3, 4, 5, 8)),
+    *((tuple(range(n)),) for n in (2, 3, 4)),
+    ((0, 1), (2, 3)),
+    ((0, 1), (2,)),
+    ((0, 2), (1, 3)),
+    ((0, 1, 2), (3, 4)),
+    ((0,), (1, 2), (3,)),
+    ((0, 1), (2, 3), (4, 5)),
+)
+SAMPLES = 18
+"""Shapes of each collective in each small layout."""
+
+MIDDLE_WORLDS = (16, 24, 48)
+LARGE_WORLDS = (128, 512, 1024)
+
+
+class Shape(NamedTuple):
+    """One collective with all that its plan depends on."""
+
+    collective: str
+    numel: int
+    itemsize: int
+    average: bool
+    root: int
+    settings: Settings
+
+
+class Meaning(NamedTuple):
+    """Bytes of INPUT and OUTPUT in terms of one message's length, and the clauses of a rank's OUTPUT.
+
+    A clause is (target, source, rank): that much of OUTPUT from `target` is INPUT of `rank` from `source`.
+    """
+
+    inputs: Callable[[int], int]
+    outputs: Callable[[int], int]
+    in_place: bool
+    clauses: Callable[[int, int, int, int], list[tuple[int, int, int]]]
+    """Of (rank, world size, root, length)."""
+
+
+MEANINGS: dict[str, Meaning] = {
+    "all_reduce": Meaning(lambda _: 1, lambda _: 1, True, lambda _rank, _n, _root, _length: [(0, 0, ALL)]),
+    "broadcast": Meaning(lambda _: 1, lambda _: 1, True, lambda _rank, _n, root, _length: [(0, 0, root)]),
+    "reduce_scatter": Meaning(lambda n: n, lambda _: 1, False, lambda rank, _n, _root, length: [(0, rank * length, ALL)]),
+    "all_gather": Meaning(
+        lambda _: 1, lambda n: n, False, lambda _rank, n, _root, length: [(r * length, 0, r) for r in range(n)]
+    ),
+    "barrier": Meaning(lambda _: 0, lambda _: 0, True, lambda _rank, _n, _root, _length: []),
+}
+
+
+def sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
+    """A shape for a small world: mostly small tensors, now and then one of some hundred kilobytes."""
+    world = sum(map(len, hosts))
+    itemsize = chance.choice((1, 2, 4, 4, 8))
+    most = 600_000 // (world * itemsize)
+    numel = chance.choice((0, 1, 3, world, 100, 1000, 1001, 5000, 5003, 20_000, 65_536, 150_001))
+    settings = Settings(
+        algorithm=chance.choice(("auto", "direct", "ring")),
+        deterministic=chance.random() < 0.3,
+        segment_bytes=chance.choice((4 << 10, 16 << 10, 64 << 10, 256 << 10)),
+        exchange_limit_bytes=chance.choice((0, 32 << 10)),
+        staging_bytes=chance.choice((4 << 10, 16 << 10, 128 << 10)),
+        small_bytes=chance.choice((0, 64 << 10)),
+    )
+    average = collective in ("all_reduce", "reduce_scatter", "reduce") and chance.random() < 0.25
+    return Shape(collective, min(numel, most), itemsize, average, chance.randrange(world), settings)
+
+
+def large(world: int) -> Iterator[Shape]:
+    """Shapes that are possible with very many ranks: few messages each, or one rank that all others talk to."""
+    ring, direct = (Settings(algorithm=name) for name in ("ring", "direct"))
+    chunks = min(world, 16_384 // world)
+    yield Shape("all_reduce", chunks, 4, False, 0, ring)  # this many of the ring's chunks are not empty
+    yield Shape("all_reduce", 4, 4, True, 0, direct)  # four owners: everybody sends to them, they send to everybody
+    yield Shape("broadcast", 3000, 4, False, world // 2, direct)
+    if world <= 128:
+        yield Shape("barrier", 0, 1, False, 0, direct)
+        yield Shape("reduce_scatter", 700, 2, False, 0, ring)
+        yield Shape("all_gather", 300, 4, False, 0, ring)
+
+
+def shapes(hosts: Hosts) -> Iterator[Shape]:
+    """Every shape of a layout, in an order that does not change."""
+    world = sum(map(len, hosts))
+    chance = random.Random(repr(hosts))  # noqa: S311  # a sample
+    if world in LARGE_WORLDS:
+        yield from large(world)
+        return
+    for collective in get_args(select.Collective):
+        if collective not in MEANINGS:
+            raise SystemExit(f"{__file__}: what does {collective!r} mean? MEANINGS must say it before it is simulated")
+        count = 1 if collective == "barrier" else 3 if world in MIDDLE_WORLDS else SAMPLES
+        for _ in range(count):
+            yield sample(hosts, collective, chance)
+
+
+def plans_of(shape: Shape, hosts: Hosts) -> list[Plan]:
+    """The plan of every rank. Raises ConfigError when the settings do not allow one."""
+    world = sum(map(len, hosts))
+    arguments: dict[str, Any] = {**shape._asdict(), "hosts": hosts}
+    collective = arguments.pop("collective")
+    build = select.plan_for.__wrapped__  # the cache would only fill memory
+    return [build(collective, rank=rank, **arguments) for rank in range(world)]
+
+
+class Writer:
+    """Appends records to the file, each at a multiple of 8 bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self.at = 0
+
+    def append(self, data: bytes) -> int:
+        """Returns where it is."""
+        at = self.at
+        self._file.write(data + bytes(-len(data) % 8))
+        self.at += len(data) + -len(data) % 8
+        return at
+
+    def finish(self, head: bytes) -> None:
+        self._file.seek(0)
+        self._file.write(head)
+        self._file.close()
+
+
+def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> bytes | None:
+    """Writes the parts of all ranks; returns the shape's record, None when there is no such plan."""
+    world = sum(map(len, hosts))
+    try:
+        plans = plans_of(shape, hosts)
+    except ConfigError:
+        return None
+    meaning = MEANINGS[shape.collective]
+    length = shape.numel * shape.itemsize
+    parts = []
+    for rank, plan in enumerate(plans):
+        clauses = [
+            CLAUSE.pack(target, source, length, of, 0)
+            for target, source, of in (meaning.clauses(rank, world, shape.root, length) if length else [])
+        ]
+        steps = writer.append(plan.steps.tobytes())
+        successors = writer.append(plan.successors.tobytes())
+        parts.append(
+            PART.pack(
+                steps,
+                successors,
+                writer.append(b"".join(clauses)),
+                len(plan.steps),
+                len(plan.successors),
+                len(clauses),
+                0,
+                plan.scratch_bytes,
+                plan.staging_bytes,
+            )
+        )
+    return SHAPE.pack(
+        shape.collective.encode(),
+        layout,
+        world,
+        shape.itemsize,
+        shape.average,
+        shape.root,
+        shape.settings.deterministic,
+        shape.settings.algorithm.encode(),
+        shape.numel,
+        meaning.inputs(world) * length,
+        meaning.outputs(world) * length,
+        meaning.in_place,
+        0,
+        writer.append(b"".join(parts)),
+    )
+
+
+def main(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    writer = Writer(partial)
+    writer.append(bytes(HEAD.size))
+    flat = [tuple((rank,) for rank in range(n)) for n in (*MIDDLE_WORLDS, *LARGE_WORLDS)]
+    layouts, records = [], []
+    for number, hosts in enumerate((*SMALL_WORLDS, *flat)):
+        world = sum(map(len, hosts))
+        host_of = [next(i for i, host in enumerate(hosts) if rank in host) for rank in range(world)]
+        at = writer.append(struct.pack(f"<{world}I", *host_of))
+        first = len(records)
+        for shape in shapes(hosts):
+            record = write_shape(writer, number, hosts, shape)
+            if record is not None:
+                records.append(record)
+        layouts.append(LAYOUT.pack(world, len(hosts), at, first, len(records)))
+    layouts_at = writer.append(b"".join(layouts))
+    shapes_at = writer.append(b"".join(records))
+    writer.finish(HEAD.pack(b"CLPLANS", VERSION, len(layouts), len(records), 0, layouts_at, shapes_at))
+    partial.replace(path)
+    print(f"{path}: {len(records)} shapes in {len(layouts)} layouts, {writer.at >> 20} MiB")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(f"usage: {sys.argv[0]} FILE")
+    main(Path(sys.argv[1]))

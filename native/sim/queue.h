@@ -1,0 +1,49 @@
+/*
+ * Queue: what waits in front of a link, and who goes first or has to go. Disciplines are const vtables.
+ */
+#ifndef CL_SIM_QUEUE_H
+#define CL_SIM_QUEUE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "sim/datagram.h"
+
+enum { SIM_QUEUE_LANES = 8 };
+
+struct sim_queue;
+
+struct sim_queue_type {
+    const char *name;
+    /* False: there is no room for it, and it stays the caller's. */
+    bool (*push)(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes);
+    /* NULL when it is empty. */
+    struct sim_datagram *(*pop)(struct sim_queue *queue);
+};
+
+struct sim_lane {
+    struct sim_datagram *first, *last;
+};
+
+struct sim_queue {
+    const struct sim_queue_type *type;
+    uint64_t limit_bytes;
+    uint64_t bytes, most_bytes;
+    uint32_t overhead_bytes; /* of lower layers, per datagram */
+    struct sim_lane lanes[SIM_QUEUE_LANES];
+};
+
+extern const struct sim_queue_type sim_queue_type_droptail; /* first in, first out; no room, no entry */
+extern const struct sim_queue_type sim_queue_type_priority; /* strict by the packet's priority; a common limit */
+
+static inline bool sim_queue_push(struct sim_queue *queue, struct sim_datagram *datagram)
+{
+    return queue->type->push(queue, datagram, datagram->length + queue->overhead_bytes);
+}
+
+static inline struct sim_datagram *sim_queue_pop(struct sim_queue *queue)
+{
+    return queue->type->pop(queue);
+}
+
+#endif

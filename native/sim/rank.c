@@ -1,0 +1,416 @@
+#include "sim/rank.h"
+
+#include <string.h>
+
+#include "kernels/reduce.h"
+#include "sim/check.h"
+#include "sim/element.h"
+#include "sim/memory.h"
+
+enum {
+    RECEIVE_PACKETS = 512,         /* between two looks at what may be sent */
+    FULL_US = 200,                 /* after which a wire that was full has room again */
+    DATAGRAM_OVERHEAD_BYTES = 512, /* what the kernel charges a socket's buffer for one, besides its bytes */
+};
+
+/* ---- clocks: every rank has its own, with another start and another speed ---- */
+
+static uint64_t local_us(const struct sim_rank *rank, uint64_t passed_ns)
+{
+    const struct sim_speed *speed = &rank->world->scenario->speeds[rank->id];
+    int64_t drift_ns = (int64_t)(passed_ns / 1000000) * speed->drift_ppm;
+    return speed->clock_us + (passed_ns + (uint64_t)drift_ns) / 1000;
+}
+
+uint64_t sim_rank_now_us(const struct sim_rank *rank)
+{
+    return local_us(rank, sim_world_now_ns(rank->world));
+}
+
+/* When its clock shows `us`, or a little earlier: turns that come too early do no harm. */
+static uint64_t ns_at(const struct sim_rank *rank, uint64_t us)
+{
+    uint64_t now_us = sim_rank_now_us(rank), now_ns = rank->world->clock.now_ns;
+    return us <= now_us ? now_ns : now_ns + (us - now_us) * 1000;
+}
+
+/* ---- turns ---- */
+
+static void schedule_turn(struct sim_rank *rank, uint64_t at_ns)
+{
+    at_ns = at_ns < rank->busy_until_ns ? rank->busy_until_ns : at_ns;
+    at_ns = at_ns < rank->paused_until_ns ? rank->paused_until_ns : at_ns;
+    if (!rank->dead && (rank->turn.slot == 0 || at_ns < rank->turn.at_ns))
+        sim_clock_schedule(&rank->world->clock, &rank->turn, at_ns);
+}
+
+void sim_rank_wake(struct sim_rank *rank)
+{
+    struct sim_world *world = rank->world;
+    if (rank->dead || (rank->turn.slot != 0 && rank->turn.at_ns <= world->clock.now_ns))
+        return;
+    uint64_t wake_ns = world->scenario->speeds[rank->id].wake_ns;
+    schedule_turn(rank, world->clock.now_ns + sim_random_below(&world->random, wake_ns + 1));
+}
+
+void sim_rank_receive(struct sim_rank *rank, struct sim_datagram *datagram)
+{
+    struct sim_world *world = rank->world;
+    uint64_t bytes = datagram->length + DATAGRAM_OVERHEAD_BYTES;
+    if (rank->dead) {
+        sim_network_lose(&world->network, datagram, SIM_LOST_DEAD, "rank");
+        return;
+    }
+    if (rank->inbox_bytes + bytes > world->scenario->socket_bytes) {
+        sim_network_lose(&world->network, datagram, SIM_LOST_SOCKET, "rank");
+        return;
+    }
+    datagram->arrived_ns = sim_world_now_ns(world);
+    datagram->next = NULL;
+    *rank->inbox_last = datagram;
+    rank->inbox_last = &datagram->next;
+    rank->inbox_bytes += bytes;
+    sim_rank_wake(rank);
+}
+
+static uint32_t take_packets(struct sim_rank *rank, uint64_t now_us)
+{
+    struct sim_world *world = rank->world;
+    uint32_t count = 0;
+    for (; rank->inbox != NULL && count < RECEIVE_PACKETS; count++) {
+        struct sim_datagram *datagram = rank->inbox;
+        rank->inbox = datagram->next;
+        if (rank->inbox == NULL)
+            rank->inbox_last = &rank->inbox;
+        rank->inbox_bytes -= datagram->length + DATAGRAM_OVERHEAD_BYTES;
+        world->network.counts.delivered++;
+        sim_trace_mark(&world->trace, (uint64_t)rank->id << 32 | datagram->length);
+        sim_trace_datagram(&world->trace, "received", "", datagram->from, datagram->to, datagram->bytes,
+                           datagram->length);
+        cl_endpoint_receive(rank->endpoint, datagram->bytes, datagram->length, local_us(rank, datagram->arrived_ns),
+                            now_us);
+        if (rank->specimen != NULL) {
+            rank->specimen_length = datagram->length;
+            memcpy(rank->specimen, datagram->bytes, datagram->length);
+        }
+        sim_pool_give(&world->network.pool, datagram);
+    }
+    return count;
+}
+
+static bool take_completions(struct sim_rank *rank)
+{
+    bool any = false;
+    struct cl_completion completion;
+    while (cl_endpoint_next_completion(rank->endpoint, &completion)) {
+        any = true;
+        const struct cl_executor *executor = cl_executor_complete(completion.context, completion.status);
+        const struct sim_operation *operation = cl_executor_owner(executor);
+        sim_trace_say(&rank->world->trace, "rank %u: call %u, a message with %u: %s", rank->id, operation->call,
+                      completion.peer, cl_error_text(completion.status));
+        if (completion.status == CL_EPEERLOST)
+            sim_check_lost(rank->world, rank, completion.peer);
+        if (completion.status != CL_OK && completion.status != CL_EABORTED)
+            sim_member_fail(operation->member, completion.status, completion.peer);
+    }
+    uint32_t group;
+    uint16_t peer;
+    int reason;
+    while (cl_endpoint_next_abort(rank->endpoint, &group, &peer, &reason)) {
+        struct sim_member *member = group - 1 < rank->world->scenario->group_count ? &rank->members[group - 1] : NULL;
+        sim_trace_say(&rank->world->trace, "rank %u: hears from %u that group %u failed", rank->id, peer, group);
+        bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
+        if (member != NULL && member->rank != NULL)
+            sim_member_fail(member, shared ? reason : CL_EABORTED, UINT16_MAX);
+    }
+    return any;
+}
+
+static void emit(struct sim_rank *rank, const struct cl_datagram *from)
+{
+    struct sim_world *world = rank->world;
+    if (from->peer >= world->scenario->world || from->peer == rank->id || from->path >= world->scenario->paths) {
+        sim_world_fail(world, "rank %u sends something to peer %u on path %u, which there is not", rank->id, from->peer,
+                       from->path);
+        return;
+    }
+    struct sim_datagram *datagram = sim_pool_take(&world->network.pool);
+    datagram->from = rank->id;
+    datagram->to = from->peer;
+    datagram->path = from->path;
+    datagram->priority = from->priority;
+    datagram->length = from->head_length + from->payload_length;
+    if (datagram->length > world->scenario->datagram_bytes) {
+        sim_world_fail(world, "rank %u sends a datagram of %u bytes; %u are allowed", rank->id, datagram->length,
+                       world->scenario->datagram_bytes);
+        return;
+    }
+    memcpy(datagram->bytes, from->head, from->head_length);
+    if (from->payload_length > 0)
+        memcpy(datagram->bytes + from->head_length, from->payload, from->payload_length);
+    sim_trace_datagram(&world->trace, "sent", "", datagram->from, datagram->to, datagram->bytes, datagram->length);
+    sim_network_send(&world->network, datagram, rank->host, world->ranks[from->peer].host);
+}
+
+/* Returns false when the wire is full. */
+static bool send_packets(struct sim_rank *rank, uint64_t now_us, uint32_t *count)
+{
+    struct sim_world *world = rank->world;
+    for (;;) {
+        while (rank->batch_first < rank->batch_count) {
+            if (sim_random_chance(&world->random, world->scenario->full_chance))
+                return false;
+            emit(rank, &rank->batch[rank->batch_first++]);
+            ++*count;
+        }
+        rank->batch_first = 0;
+        rank->batch_count = (uint32_t)cl_endpoint_send(rank->endpoint, now_us, rank->batch, rank->batch_capacity);
+        if (rank->batch_count == 0)
+            return true;
+    }
+}
+
+void sim_rank_drop_payloads(struct sim_rank *rank)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = rank->batch_first; i < rank->batch_count; i++)
+        if (rank->batch[i].payload_length == 0)
+            rank->batch[kept++] = rank->batch[i];
+    rank->batch_first = 0;
+    rank->batch_count = kept;
+}
+
+static bool progress(struct sim_rank *rank, uint64_t now_us, uint64_t *deadline_us)
+{
+    bool more = false;
+    for (uint32_t group = 0; group < rank->world->scenario->group_count; group++)
+        if (rank->members[group].rank != NULL)
+            more |= sim_member_progress(&rank->members[group], now_us, deadline_us);
+    return more;
+}
+
+static void run_turn(struct sim_event *event)
+{
+    struct sim_rank *rank = (struct sim_rank *)(void *)event; /* the turn is its first member */
+    struct sim_world *world = rank->world;
+    const struct sim_speed *speed = &world->scenario->speeds[rank->id];
+    uint64_t now_us = sim_rank_now_us(rank), deadline_us = UINT64_MAX;
+    world->counts.turns++;
+    uint32_t packets = take_packets(rank, now_us);
+    if (cl_endpoint_next_timeout(rank->endpoint) <= now_us) {
+        sim_trace_say(&world->trace, "rank %u: timer", rank->id);
+        cl_endpoint_timeout(rank->endpoint, now_us);
+    }
+    take_completions(rank);
+    bool more = progress(rank, now_us, &deadline_us);
+    bool room = send_packets(rank, now_us, &packets);
+    more |= take_completions(rank);
+    sim_rank_call(rank);
+    uint64_t now_ns = world->clock.now_ns;
+    rank->busy_until_ns = now_ns + speed->turn_ns + packets * speed->packet_ns;
+    if (!room)
+        schedule_turn(rank, now_ns + FULL_US * 1000);
+    else if (cl_endpoint_next_timeout(rank->endpoint) < deadline_us)
+        deadline_us = cl_endpoint_next_timeout(rank->endpoint);
+    if (more || rank->inbox != NULL)
+        schedule_turn(rank, now_ns);
+    if (deadline_us != UINT64_MAX)
+        schedule_turn(rank, ns_at(rank, deadline_us > now_us ? deadline_us : now_us + 1));
+    sim_check_turn(world, rank);
+}
+
+/* ---- calls ---- */
+
+static const struct sim_fault *fault_of_call(const struct sim_rank *rank, enum sim_fault_kind kind, uint32_t call)
+{
+    const struct sim_scenario *scenario = rank->world->scenario;
+    for (uint32_t i = 0; i < scenario->fault_count; i++) {
+        const struct sim_fault *fault = &scenario->faults[i];
+        if (fault->kind == kind && fault->a == rank->id && fault->b == call)
+            return fault;
+    }
+    return NULL;
+}
+
+static uint64_t due_ns(const struct sim_rank *rank, uint32_t call)
+{
+    const struct sim_scenario *scenario = rank->world->scenario;
+    const struct sim_fault *late = fault_of_call(rank, SIM_FAULT_LATE, call);
+    uint64_t skew_ns = sim_mix(scenario->seed ^ ((uint64_t)rank->id << 32 | call)) % (scenario->skew_ns + 1);
+    return scenario->calls[call].at_ns + skew_ns + (late != NULL ? late->for_ns : 0);
+}
+
+static void submit(struct sim_rank *rank, struct sim_operation *operation)
+{
+    struct sim_world *world = rank->world;
+    const struct sim_scenario *scenario = world->scenario;
+    const struct sim_call *call = &scenario->calls[operation->call];
+    const struct sim_fault *mismatch = fault_of_call(rank, SIM_FAULT_MISMATCH, operation->call);
+    operation->shape = mismatch != NULL ? (uint32_t)mismatch->amount : call->shape;
+    operation->plan = sim_plans_load(world->plans, operation->shape, operation->member->self);
+    operation->called_ns = sim_world_now_ns(world);
+    operation->deadline_us = sim_rank_now_us(rank) + scenario->timeout_us;
+    operation->arithmetic = (struct cl_arithmetic){cl_dtype_size(call->dtype), cl_reduce_kernel(call->dtype, call->op),
+                                                   cl_scale_kernel(call->dtype), cl_copy_stream};
+    operation->state = SIM_IN_FLIGHT;
+    rank->in_flight++;
+    sim_trace_say(&world->trace, "rank %u: calls %u: %s of %llu x %s, group %u, operation %u, priority %u%s", rank->id,
+                  operation->call, world->plans->shapes[operation->shape].collective,
+                  (unsigned long long)world->plans->shapes[operation->shape].numel, sim_element_name(call->dtype),
+                  call->group + 1, operation->member->sequence, call->priority,
+                  mismatch != NULL ? ", unlike the others" : "");
+    if (operation->plan == NULL) {
+        sim_world_fail(world, "cl_plan_create refuses the plan of rank %u for call %u", rank->id, operation->call);
+        return;
+    }
+    sim_check_prepare(world, operation);
+    sim_member_submit(operation->member, operation);
+    sim_rank_wake(rank);
+}
+
+void sim_rank_call(struct sim_rank *rank)
+{
+    struct sim_world *world = rank->world;
+    const struct sim_scenario *scenario = world->scenario;
+    for (; rank->next_call < scenario->call_count; rank->next_call++) {
+        struct sim_operation *operation = &rank->operations[rank->next_call];
+        if (operation->member == NULL)
+            continue;
+        if (rank->dead || rank->in_flight >= scenario->depth || world->clock.now_ns < rank->paused_until_ns)
+            return;
+        if (fault_of_call(rank, SIM_FAULT_ABSENT, rank->next_call) != NULL && operation->member->status == CL_OK)
+            return; /* it is stuck elsewhere, until it hears that the group has failed */
+        uint64_t at_ns = world->start_ns + due_ns(rank, rank->next_call);
+        if (world->clock.now_ns < at_ns) {
+            sim_clock_schedule(&world->clock, &rank->due, at_ns);
+            return;
+        }
+        submit(rank, operation);
+    }
+}
+
+static void call_due(struct sim_event *event)
+{
+    struct sim_rank *rank = (struct sim_rank *)(void *)((char *)event - offsetof(struct sim_rank, due));
+    sim_rank_call(rank);
+}
+
+void sim_rank_pause(struct sim_rank *rank, uint64_t until_ns)
+{
+    struct sim_clock *clock = &rank->world->clock;
+    if (rank->dead || until_ns <= rank->paused_until_ns)
+        return;
+    rank->paused_until_ns = until_ns;
+    if (rank->turn.slot != 0 && rank->turn.at_ns < until_ns)
+        sim_clock_schedule(clock, &rank->turn, until_ns);
+    sim_clock_schedule(clock, &rank->due, until_ns);
+}
+
+void sim_rank_kill(struct sim_rank *rank)
+{
+    struct sim_world *world = rank->world;
+    if (rank->dead)
+        return;
+    rank->dead = true;
+    sim_clock_cancel(&world->clock, &rank->turn);
+    sim_clock_cancel(&world->clock, &rank->due);
+    for (uint32_t call = 0; call < world->scenario->call_count; call++)
+        world->unfinished -= rank->operations[call].awaited && rank->operations[call].state != SIM_ENDED;
+    /* The others of its host see it at once. */
+    for (uint32_t i = 0; i < world->scenario->world; i++) {
+        struct sim_rank *other = &world->ranks[i];
+        for (uint32_t group = 0; group < world->scenario->group_count; group++) {
+            struct sim_member *mine = &rank->members[group], *member = &other->members[group];
+            if (i == rank->id || mine->rank == NULL || member->rank == NULL || member->host != mine->host)
+                continue;
+            member->lost[mine->self] = true;
+            sim_rank_wake(other);
+        }
+    }
+}
+
+/* ---- beginning and end ---- */
+
+/* Peers in the groups: all others, but in large worlds only those that some plan talks to. */
+static void add_peers(struct sim_rank *rank)
+{
+    enum { LARGE = 64 };
+    struct sim_world *world = rank->world;
+    const struct sim_scenario *scenario = world->scenario;
+    bool *wanted = sim_new(scenario->world, sizeof *wanted);
+    for (uint32_t i = 0; i < scenario->world; i++)
+        wanted[i] = scenario->world <= LARGE;
+    for (uint32_t call = 0; scenario->world > LARGE && call < scenario->call_count; call++) {
+        const struct sim_shape *shape = &world->plans->shapes[scenario->calls[call].shape];
+        const struct sim_part *part = sim_plans_part(world->plans, shape, rank->id);
+        const struct cl_step *steps = sim_plans_steps(world->plans, part);
+        for (uint32_t i = 0; i < part->step_count; i++)
+            if (steps[i].kind <= CL_RECV_REDUCE)
+                wanted[steps[i].peer] = true;
+    }
+    for (uint16_t i = 0; i < scenario->world; i++)
+        if (wanted[i] && i != rank->id && cl_endpoint_add_peer(rank->endpoint, i, (uint16_t)scenario->paths) != CL_OK)
+            sim_world_fail(world, "rank %u cannot add its peer %u", rank->id, i);
+    free(wanted);
+}
+
+void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
+{
+    const struct sim_scenario *scenario = world->scenario;
+    *rank = (struct sim_rank){.world = world, .id = id, .host = scenario->host_of[id]};
+    rank->turn.fire = run_turn;
+    rank->due.fire = call_due;
+    rank->inbox_last = &rank->inbox;
+    rank->batch_capacity = scenario->world > SIM_BATCH ? SIM_BATCH / 8 : SIM_BATCH;
+    rank->batch = sim_new(rank->batch_capacity, sizeof *rank->batch);
+    rank->members = sim_new(scenario->group_count, sizeof *rank->members);
+    rank->operations = sim_new(scenario->call_count, sizeof *rank->operations);
+    for (uint32_t group = 0; group < scenario->group_count; group++)
+        for (uint32_t i = 0; i < scenario->groups[group].size; i++)
+            if (scenario->groups[group].members[i] == id)
+                sim_member_init(&rank->members[group], rank, group);
+    bool stuck = false; /* in the call it never makes: it may never hear that the others waited in vain */
+    for (uint32_t call = 0; call < scenario->call_count; call++) {
+        struct sim_member *member = &rank->members[scenario->calls[call].group];
+        stuck = stuck || fault_of_call(rank, SIM_FAULT_ABSENT, call) != NULL;
+        rank->operations[call] = (struct sim_operation){
+            .member = member->rank != NULL ? member : NULL, .call = call, .awaited = member->rank != NULL && !stuck};
+        world->unfinished += rank->operations[call].awaited;
+    }
+    struct cl_endpoint_config config = {.job = sim_mix(scenario->seed),
+                                        .self = id,
+                                        .epoch = (uint16_t)(scenario->seed % 7),
+                                        .datagram_bytes = scenario->datagram_bytes,
+                                        .peer_timeout_us = scenario->peer_timeout_us,
+                                        .stash_limit_bytes = scenario->stash_bytes,
+                                        .congestion = scenario->congestion,
+                                        .fixed_rate_bps = scenario->fixed_rate_bps,
+                                        .seed = (uint32_t)scenario->seed};
+    if (cl_endpoint_create(&config, &rank->endpoint) != CL_OK) {
+        sim_world_fail(world, "rank %u cannot create its endpoint", id);
+        return;
+    }
+    add_peers(rank);
+    for (uint32_t i = 0; i < scenario->fault_count && rank->specimen == NULL; i++)
+        if (scenario->faults[i].kind == SIM_FAULT_STRANGER && scenario->faults[i].a == id)
+            rank->specimen = sim_new(scenario->datagram_bytes, 1);
+    schedule_turn(rank, world->clock.now_ns);
+    sim_clock_schedule(&world->clock, &rank->due, world->clock.now_ns);
+}
+
+void sim_rank_free(struct sim_rank *rank)
+{
+    const struct sim_scenario *scenario = rank->world->scenario;
+    for (uint32_t group = 0; group < scenario->group_count; group++)
+        sim_member_free(&rank->members[group]);
+    for (uint32_t call = 0; call < scenario->call_count; call++) {
+        if (rank->operations[call].output != rank->operations[call].input)
+            free(rank->operations[call].output);
+        free(rank->operations[call].input);
+    }
+    cl_endpoint_destroy(rank->endpoint);
+    free(rank->batch);
+    free(rank->specimen);
+    free(rank->members);
+    free(rank->operations);
+}

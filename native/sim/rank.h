@@ -1,0 +1,57 @@
+/*
+ * Rank: one process: an endpoint, its groups, its clock and its CPU: the thin equivalent of native/engine.c. It runs in
+ * turns: packets in, timers, completions, plans forward, packets out.
+ */
+#ifndef CL_SIM_RANK_H
+#define CL_SIM_RANK_H
+
+#include "core/endpoint.h"
+#include "sim/datagram.h"
+#include "sim/member.h"
+
+enum { SIM_BATCH = 64 };
+
+struct sim_world;
+
+struct sim_rank {
+    struct sim_event turn; /* the first member: events are cast to ranks */
+    struct sim_event due;  /* the time of its next call has come */
+    struct sim_world *world;
+    uint16_t id;
+    uint32_t host;
+    bool dead;
+    uint64_t paused_until_ns; /* from the start of virtual time, as all *_ns here */
+    uint64_t busy_until_ns;
+    struct cl_endpoint *endpoint;
+
+    struct sim_datagram *inbox, **inbox_last; /* the socket's buffer */
+    uint64_t inbox_bytes;
+    struct cl_datagram *batch; /* what the wire had no room for: from batch_first on */
+    uint32_t batch_capacity, batch_first, batch_count;
+
+    struct sim_member *members;       /* by group; rank is NULL where it is none */
+    struct sim_operation *operations; /* by call; member is NULL where it takes no part */
+    uint32_t next_call, in_flight;
+    uint64_t expected_bytes; /* to be received by the operations that succeeded */
+    uint8_t *specimen;       /* a packet that came, for forgers */
+    uint32_t specimen_length;
+};
+
+void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id);
+void sim_rank_free(struct sim_rank *rank);
+/* Its clock. */
+uint64_t sim_rank_now_us(const struct sim_rank *rank);
+
+/* A datagram has come to its socket. */
+void sim_rank_receive(struct sim_rank *rank, struct sim_datagram *datagram);
+/* Something happened that its engine is woken for: the turn comes as soon as it gets the CPU. */
+void sim_rank_wake(struct sim_rank *rank);
+/* Makes the calls whose time has come. */
+void sim_rank_call(struct sim_rank *rank);
+/* Nothing of it runs until then. */
+void sim_rank_pause(struct sim_rank *rank, uint64_t until_ns);
+void sim_rank_kill(struct sim_rank *rank);
+/* A datagram handed out by the endpoint may point into buffers that are about to go: those are dropped. */
+void sim_rank_drop_payloads(struct sim_rank *rank);
+
+#endif

@@ -1,0 +1,538 @@
+#include "sim/scenario.h"
+
+#include <string.h>
+
+#include "sim/element.h"
+#include "sim/memory.h"
+
+enum { MS = 1000000, SMALL_WORLD = 8, LARGE_WORLD = 64 };
+
+static const double SECOND = 1e9;
+
+const char *sim_story_name(enum sim_story story)
+{
+    static const char *const NAMES[SIM_STORIES] = {"noise",     "path",   "large",    "death", "frozen",
+                                                   "partition", "absent", "mismatch", "abort"};
+    return NAMES[story];
+}
+
+const char *sim_fault_name(enum sim_fault_kind kind)
+{
+    static const char *const NAMES[SIM_FAULTS] = {"pause",    "death", "down",   "cut",      "storm", "clog",
+                                                  "stranger", "late",  "absent", "mismatch", "abort"};
+    return NAMES[kind];
+}
+
+/* What is drawn from while drawing. */
+struct draw {
+    struct sim_scenario *scenario;
+    const struct sim_plans *plans;
+    struct sim_random random;
+};
+
+static bool chance(struct draw *draw, double probability)
+{
+    return sim_random_chance(&draw->random, probability);
+}
+
+static uint64_t below(struct draw *draw, uint64_t bound)
+{
+    return sim_random_below(&draw->random, bound);
+}
+
+static double scale(struct draw *draw, double least, double most)
+{
+    return sim_random_scale(&draw->random, least, most);
+}
+
+static enum sim_story draw_story(struct draw *draw)
+{
+    static const struct {
+        enum sim_story story;
+        uint32_t weight;
+    } STORIES[] = {{SIM_STORY_NOISE, 600}, {SIM_STORY_PATH, 80},     {SIM_STORY_LARGE, 8},
+                   {SIM_STORY_DEATH, 100}, {SIM_STORY_FROZEN, 40},   {SIM_STORY_PARTITION, 40},
+                   {SIM_STORY_ABSENT, 40}, {SIM_STORY_MISMATCH, 50}, {SIM_STORY_ABORT, 42}};
+    uint64_t at = below(draw, 1000);
+    for (size_t i = 0; i < sizeof STORIES / sizeof *STORIES; i++) {
+        if (at < STORIES[i].weight)
+            return STORIES[i].story;
+        at -= STORIES[i].weight;
+    }
+    return SIM_STORY_NOISE;
+}
+
+static bool suits(const struct draw *draw, const struct sim_layout *layout, bool middle)
+{
+    switch (draw->scenario->story) {
+    case SIM_STORY_LARGE:
+        return layout->world > LARGE_WORLD;
+    case SIM_STORY_PATH:
+    case SIM_STORY_PARTITION:
+        return layout->world <= SMALL_WORLD && layout->hosts > 1;
+    case SIM_STORY_MISMATCH: /* in shared memory nothing tells one operation from another: see docs/simulation.md */
+        return layout->world <= SMALL_WORLD && layout->hosts == layout->world;
+    default:
+        return middle ? layout->world > SMALL_WORLD && layout->world <= LARGE_WORLD : layout->world <= SMALL_WORLD;
+    }
+}
+
+static void draw_layout(struct draw *draw)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    bool middle = chance(draw, 0.03);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < draw->plans->head->layout_count; i++)
+        count += suits(draw, &draw->plans->layouts[i], middle);
+    uint64_t left = below(draw, count);
+    for (uint32_t i = 0; i < draw->plans->head->layout_count; i++)
+        if (suits(draw, &draw->plans->layouts[i], middle) && left-- == 0)
+            scenario->layout = i;
+    const struct sim_layout *layout = &draw->plans->layouts[scenario->layout];
+    scenario->world = layout->world;
+    scenario->hosts = layout->hosts;
+    scenario->host_of = sim_plans_hosts(draw->plans, layout);
+}
+
+/* ---- network and endpoints ---- */
+
+static void draw_noise(struct draw *draw)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    struct sim_noise *noise = &scenario->noise;
+    bool large = scenario->story == SIM_STORY_LARGE;
+    scenario->noisy_host = UINT32_MAX;
+    if (scenario->story == SIM_STORY_PATH)
+        return;
+    if (chance(draw, 0.5))
+        noise->loss = scale(draw, 0.0005, large ? 0.01 : 0.15);
+    if (chance(draw, 0.25)) {
+        noise->burst_begin = scale(draw, 0.0005, 0.02);
+        noise->burst_end = scale(draw, 0.02, 0.5);
+        noise->burst_loss = 0.3 + 0.7 * sim_random_real(&draw->random);
+    }
+    if (chance(draw, 0.4)) {
+        noise->reorder = scale(draw, 0.001, 0.5);
+        noise->reorder_ns = (uint64_t)scale(draw, 2e3, 2e7);
+    }
+    if (chance(draw, 0.3))
+        noise->duplicate = scale(draw, 0.001, 0.3);
+    if (chance(draw, 0.3))
+        noise->corrupt = scale(draw, 0.001, 0.05);
+    if (chance(draw, 0.25))
+        scenario->noisy_host = (uint32_t)below(draw, scenario->hosts);
+}
+
+static void draw_network(struct draw *draw)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    bool path = scenario->story == SIM_STORY_PATH;
+    scenario->paths = path ? 2 + (uint32_t)below(draw, 2) : chance(draw, 0.5) ? 1 : 1 + (uint32_t)below(draw, 4);
+    if (scenario->story == SIM_STORY_LARGE)
+        scenario->paths = 1;
+    scenario->trunks = scenario->hosts > 2 && chance(draw, 0.15) && !path;
+    scenario->queue = chance(draw, 0.3) ? &sim_queue_type_priority : &sim_queue_type_droptail;
+    scenario->queue_packets = (uint32_t)scale(draw, path ? 100 : 4, 1000);
+    if (scenario->world > LARGE_WORLD) /* each rank may have a packet or two for every other one */
+        scenario->queue_packets += 4 * scenario->world;
+    double rate_bps = scale(draw, path ? 1e8 : 2e7, 4e10), delay_ns = scale(draw, 2e3, path ? 1e6 : 2e7);
+    for (uint32_t i = 0; i < scenario->paths; i++) {
+        bool alike = path || chance(draw, 0.5);
+        scenario->rates_bps[i] = alike ? rate_bps : rate_bps * scale(draw, 0.2, 1);
+        scenario->delays_ns[i] = (uint64_t)(alike ? delay_ns : delay_ns * scale(draw, 0.2, 5));
+    }
+    scenario->host_rate = sim_new(scenario->hosts, sizeof *scenario->host_rate);
+    for (uint32_t i = 0; i < scenario->hosts; i++)
+        scenario->host_rate[i] = !path && chance(draw, 0.1) ? scale(draw, 0.2, 1) : 1;
+    if (chance(draw, 0.4) && !path)
+        scenario->jitter_ns = (uint64_t)scale(draw, 1e3, 5e6);
+    scenario->socket_bytes = (uint64_t)scale(draw, path ? 4e6 : 2e5, 8e6);
+    if (chance(draw, 0.2))
+        scenario->full_chance = scale(draw, 0.001, 0.2);
+}
+
+static void draw_endpoints(struct draw *draw)
+{
+    static const uint32_t DATAGRAMS[] = {1472, 1472, 1472, 576, 8972, 200};
+    struct sim_scenario *scenario = draw->scenario;
+    scenario->datagram_bytes = DATAGRAMS[below(draw, sizeof DATAGRAMS / sizeof *DATAGRAMS)];
+    scenario->peer_timeout_us = chance(draw, 0.7) ? 3000000 : (uint64_t)scale(draw, 1e6, 1e7);
+    scenario->stash_bytes = chance(draw, 0.6) ? 16 << 20 : (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e6);
+    scenario->congestion = "delay";
+    if (chance(draw, 0.1) && scenario->story != SIM_STORY_PATH) {
+        scenario->congestion = "fixed";
+        scenario->fixed_rate_bps = (uint64_t)(scenario->rates_bps[0] / scenario->world);
+    }
+    bool slow = chance(draw, 0.2) && scenario->story != SIM_STORY_PATH;
+    scenario->speeds = sim_new(scenario->world, sizeof *scenario->speeds);
+    for (uint32_t i = 0; i < scenario->world; i++) {
+        struct sim_speed *speed = &scenario->speeds[i];
+        double factor = slow && chance(draw, 0.4) ? scale(draw, 2, 30) : 1;
+        speed->turn_ns = (uint64_t)(2000 * factor);
+        speed->packet_ns = (uint64_t)(300 * factor);
+        speed->wake_ns = (uint64_t)(scale(draw, 1e3, 1e6) * factor);
+        speed->drift_ppm = (int64_t)below(draw, 201) - 100;
+        speed->clock_us = sim_random_next(&draw->random) >> (18 + below(draw, 30));
+        if (chance(draw, 0.1)) /* the 32 bits that packets have of it wrap soon */
+            speed->clock_us = (speed->clock_us | UINT32_MAX) - below(draw, 2000000);
+    }
+}
+
+/* ---- work ---- */
+
+/* The layout of some of the ranks; UINT32_MAX when there are no plans for it. */
+static uint32_t find_layout(const struct draw *draw, const uint16_t *members, uint32_t size)
+{
+    const struct sim_scenario *scenario = draw->scenario;
+    for (uint32_t i = 0; i < draw->plans->head->layout_count; i++) {
+        const struct sim_layout *layout = &draw->plans->layouts[i];
+        const uint32_t *host_of = sim_plans_hosts(draw->plans, layout);
+        bool same = layout->world == size;
+        for (uint32_t a = 0; same && a < size; a++)
+            for (uint32_t b = 0; same && b < a; b++)
+                same = (host_of[a] == host_of[b]) == (scenario->host_of[members[a]] == scenario->host_of[members[b]]);
+        if (same)
+            return i;
+    }
+    return UINT32_MAX;
+}
+
+static void add_group(struct draw *draw, bool part)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    struct sim_group *group = &scenario->groups[scenario->group_count++];
+    group->members = sim_new(scenario->world, sizeof *group->members);
+    group->layout = scenario->layout;
+    for (uint32_t i = 0; i < scenario->world; i++)
+        if (!part || chance(draw, 0.6))
+            group->members[group->size++] = (uint16_t)i;
+    if (part)
+        group->layout = group->size < 2 ? UINT32_MAX : find_layout(draw, group->members, group->size);
+    if (group->layout == UINT32_MAX) {
+        free(group->members);
+        *group = (struct sim_group){0};
+        scenario->group_count--;
+    }
+}
+
+static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    struct sim_call *call = &scenario->calls[scenario->call_count];
+    call->group = (uint32_t)below(draw, scenario->group_count);
+    struct sim_group *group = &scenario->groups[call->group];
+    const struct sim_layout *layout = &draw->plans->layouts[group->layout];
+    call->shape = layout->shape_first + (uint32_t)below(draw, layout->shape_end - layout->shape_first);
+    const struct sim_shape *shape = &draw->plans->shapes[call->shape];
+    uint64_t messages, bytes = sim_plans_payload(draw->plans, shape, &messages);
+    uint64_t packets = messages + bytes / (scenario->datagram_bytes - 40);
+    if (packets > *budget && scenario->call_count > 0)
+        return;
+    *budget -= packets < *budget ? packets : *budget;
+    scenario->payload_bytes += bytes + messages * 100;
+    for (uint32_t rank = 0; rank < shape->world; rank++) {
+        uint64_t staging_bytes = sim_plans_part(draw->plans, shape, rank)->staging_bytes;
+        group->staging_bytes = group->staging_bytes < staging_bytes ? staging_bytes : group->staging_bytes;
+    }
+    call->dtype = sim_element_dtype(shape->itemsize, below(draw, 60));
+    call->op = shape->average || chance(draw, 0.5) ? CL_SUM : (enum cl_op)below(draw, 4);
+    call->priority = (uint8_t)(chance(draw, 0.5) ? 4 : below(draw, 8));
+    call->at_ns = at_ns;
+    scenario->call_count++;
+}
+
+static void draw_work(struct draw *draw)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    bool large = scenario->world > LARGE_WORLD;
+    add_group(draw, false);
+    for (int i = 1; i < SIM_GROUPS_MAX && !large; i++)
+        if (chance(draw, 0.2))
+            add_group(draw, chance(draw, 0.7));
+    uint32_t wanted = large ? 1 + (uint32_t)below(draw, 2) : (uint32_t)scale(draw, 1, SIM_CALLS_MAX);
+    uint64_t budget = large ? 1 << 20 : (uint64_t)scale(draw, 300, chance(draw, 0.05) ? 30000 : 6000);
+    uint64_t at_ns = below(draw, 5 * MS);
+    double gap_ns = chance(draw, 0.3) ? 0 : scale(draw, 1e4, 5e7);
+    for (uint32_t tries = 0; scenario->call_count < wanted && tries < 2 * SIM_CALLS_MAX; tries++) {
+        draw_call(draw, at_ns, &budget);
+        at_ns += (uint64_t)(2 * gap_ns * sim_random_real(&draw->random));
+    }
+    scenario->depth = chance(draw, 0.3) ? 1 : 1 + (uint32_t)below(draw, 16);
+    scenario->skew_ns = (uint64_t)scale(draw, 1e3, 2e7);
+    scenario->timeout_us = 1800000000;
+}
+
+/* ---- faults ---- */
+
+static struct sim_fault *add_fault(struct draw *draw, enum sim_fault_kind kind, uint64_t span_ns)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    struct sim_fault *fault = &scenario->faults[scenario->fault_count];
+    scenario->fault_count += scenario->fault_count + 1 < SIM_FAULTS_MAX;
+    *fault = (struct sim_fault){.kind = kind, .at_ns = below(draw, span_ns + 1)};
+    fault->path = (uint32_t)below(draw, scenario->paths);
+    fault->amount = 1;
+    bool of_host = kind == SIM_FAULT_DOWN || kind == SIM_FAULT_CUT || kind == SIM_FAULT_STORM || kind == SIM_FAULT_CLOG;
+    uint32_t bound = of_host ? scenario->hosts : scenario->world;
+    fault->a = (uint32_t)below(draw, bound);
+    fault->b = (fault->a + 1 + (uint32_t)below(draw, bound - 1)) % bound;
+    return fault;
+}
+
+/* Faults that must cost nothing but time, in any story. No silence of theirs comes near the peer timeout. */
+static void draw_harmless(struct draw *draw, uint64_t span_ns)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    double timeout_ns = (double)scenario->peer_timeout_us * 1000;
+    if (scenario->story == SIM_STORY_PATH)
+        return;
+    bool fatal = !sim_story_must_succeed(scenario->story);
+    /* alone, a pause may be nearly as long as the timeout; on a bad network questions get lost, too */
+    bool bad = scenario->noise.loss > 0.02 || scenario->noise.burst_begin > 0 || scenario->queue_packets < 50;
+    bool storms = chance(draw, 0.25);
+    double longest_ns = (storms || bad ? 0.6 : 0.95) * timeout_ns;
+    for (uint64_t i = chance(draw, 0.3) ? 1 + below(draw, 3) : 0; i > 0 && !fatal; i--)
+        add_fault(draw, SIM_FAULT_PAUSE, span_ns)->for_ns = (uint64_t)scale(draw, 1e7, longest_ns);
+    for (uint64_t i = chance(draw, 0.3) ? 1 + below(draw, 3) : 0; i > 0; i--) {
+        struct sim_fault *late = add_fault(draw, SIM_FAULT_LATE, 0);
+        late->b = (uint32_t)below(draw, scenario->call_count);
+        late->for_ns = (uint64_t)scale(draw, 1e6, 1e10);
+    }
+    for (uint64_t i = storms ? 1 + below(draw, 4) : 0; i > 0; i--) {
+        struct sim_fault *storm = add_fault(draw, SIM_FAULT_STORM, span_ns);
+        storm->amount = 0.3 + 0.7 * sim_random_real(&draw->random);
+        storm->for_ns = (uint64_t)scale(draw, 1e6, 0.1 * timeout_ns);
+    }
+    for (uint64_t i = chance(draw, 0.25) ? 1 + below(draw, 4) : 0; i > 0; i--) {
+        struct sim_fault *clog = add_fault(draw, SIM_FAULT_CLOG, span_ns);
+        clog->amount = scale(draw, 2, 50);
+        clog->for_ns = (uint64_t)scale(draw, 1e6, 1e9);
+    }
+    for (uint64_t i = chance(draw, 0.3) ? 1 + below(draw, 4) : 0; i > 0; i--)
+        add_fault(draw, SIM_FAULT_STRANGER, span_ns)->amount = (double)(1 + below(draw, 8));
+    /* path 0 always lives */
+    for (uint64_t i = scenario->paths > 1 && chance(draw, 0.4) ? 1 + below(draw, 3) : 0; i > 0; i--) {
+        struct sim_fault *fault = add_fault(draw, chance(draw, 0.5) ? SIM_FAULT_DOWN : SIM_FAULT_CUT, span_ns);
+        fault->path = 1 + (uint32_t)below(draw, scenario->paths - 1);
+        fault->for_ns = chance(draw, 0.5) ? 0 : (uint64_t)scale(draw, 1e6, 3e9);
+        if (fault->kind == SIM_FAULT_CUT && scenario->hosts < 2)
+            fault->kind = SIM_FAULT_DOWN;
+    }
+}
+
+static bool is_member(const struct sim_group *group, uint32_t rank)
+{
+    for (uint32_t i = 0; i < group->size; i++)
+        if (group->members[i] == rank)
+            return true;
+    return false;
+}
+
+/* A rank of the group of a call, as `a`, and the call, as `b`. */
+static void aim_at_call(struct draw *draw, struct sim_fault *fault)
+{
+    const struct sim_scenario *scenario = draw->scenario;
+    fault->b = (uint32_t)below(draw, scenario->call_count);
+    const struct sim_group *group = &scenario->groups[scenario->calls[fault->b].group];
+    fault->a = group->members[below(draw, group->size)];
+}
+
+static void draw_mismatch(struct draw *draw, struct sim_fault *fault)
+{
+    aim_at_call(draw, fault);
+    const struct sim_scenario *scenario = draw->scenario;
+    const struct sim_call *call = &scenario->calls[fault->b];
+    struct sim_group *group = &draw->scenario->groups[call->group];
+    const struct sim_layout *layout = &draw->plans->layouts[group->layout];
+    uint32_t shape = call->shape;
+    for (int tries = 0; tries < 100; tries++) {
+        shape = layout->shape_first + (uint32_t)below(draw, layout->shape_end - layout->shape_first);
+        const struct sim_shape *other = &draw->plans->shapes[shape], *own = &draw->plans->shapes[call->shape];
+        uint32_t self = 0;
+        while (group->members[self] != fault->a)
+            self++;
+        uint64_t staging_bytes = sim_plans_part(draw->plans, other, self)->staging_bytes;
+        if (other->itemsize == own->itemsize && other->numel != own->numel && staging_bytes <= group->staging_bytes)
+            break;
+        shape = call->shape;
+    }
+    fault->amount = shape;
+}
+
+/* What the story is about. */
+static void draw_plot(struct draw *draw, uint64_t span_ns)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    double timeout_ns = (double)scenario->peer_timeout_us * 1000;
+    struct sim_fault *fault;
+    switch (scenario->story) {
+    case SIM_STORY_PATH:
+        fault = add_fault(draw, SIM_FAULT_DOWN, span_ns);
+        fault->for_ns = chance(draw, 0.5) ? 0 : (uint64_t)scale(draw, 1e7, 2e9);
+        break;
+    case SIM_STORY_DEATH:
+        add_fault(draw, SIM_FAULT_DEATH, span_ns);
+        break;
+    case SIM_STORY_FROZEN:
+        add_fault(draw, SIM_FAULT_PAUSE, span_ns)->for_ns = (uint64_t)(scale(draw, 1.3, 4) * timeout_ns);
+        break;
+    case SIM_STORY_PARTITION:
+        fault = add_fault(draw, SIM_FAULT_CUT, span_ns);
+        struct sim_fault cut = *fault;
+        bool both = chance(draw, 0.5);
+        fault->path = 0;
+        for (cut.path = 0; cut.path < scenario->paths; cut.path++) {
+            if (cut.path > 0)
+                scenario->faults[scenario->fault_count++] = cut;
+            if (both) {
+                scenario->faults[scenario->fault_count] = cut;
+                scenario->faults[scenario->fault_count].a = cut.b;
+                scenario->faults[scenario->fault_count++].b = cut.a;
+            }
+        }
+        break;
+    case SIM_STORY_ABSENT:
+        aim_at_call(draw, add_fault(draw, SIM_FAULT_ABSENT, 0));
+        scenario->timeout_us = (uint64_t)scale(draw, 1e6, 2e7) + 11000000; /* longer than anybody else is late */
+        break;
+    case SIM_STORY_MISMATCH:
+        draw_mismatch(draw, add_fault(draw, SIM_FAULT_MISMATCH, 0));
+        scenario->timeout_us = (uint64_t)scale(draw, 1e6, 1e7) + 31000000;
+        break;
+    case SIM_STORY_ABORT:
+        fault = add_fault(draw, SIM_FAULT_ABORT, span_ns);
+        fault->b = (uint32_t)below(draw, scenario->group_count);
+        if (!is_member(&scenario->groups[fault->b], fault->a))
+            fault->b = 0;
+        break;
+    default:
+        break;
+    }
+}
+
+static void draw_limits(struct draw *draw)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    double slowest_bps = 1e18, longest_ns = 0, late_ns = 0;
+    for (uint32_t i = 0; i < scenario->paths; i++) {
+        double one_way_ns = (double)(scenario->delays_ns[i] + scenario->jitter_ns + scenario->noise.reorder_ns);
+        slowest_bps = scenario->rates_bps[i] < slowest_bps ? scenario->rates_bps[i] : slowest_bps;
+        longest_ns = one_way_ns > longest_ns ? one_way_ns : longest_ns;
+    }
+    if (scenario->fixed_rate_bps > 0 && (double)scenario->fixed_rate_bps < slowest_bps)
+        slowest_bps = (double)scenario->fixed_rate_bps;
+    for (uint32_t i = 0; i < scenario->fault_count; i++) {
+        const struct sim_fault *fault = &scenario->faults[i];
+        uint64_t over_ns = fault->at_ns + (fault->kind == SIM_FAULT_LATE ? 0 : fault->for_ns);
+        late_ns += fault->kind == SIM_FAULT_LATE ? (double)fault->for_ns : 0;
+        scenario->settled_ns = over_ns > scenario->settled_ns ? over_ns : scenario->settled_ns;
+    }
+    const struct sim_call *last = &scenario->calls[scenario->call_count - 1];
+    if (last->at_ns > scenario->settled_ns)
+        scenario->settled_ns = last->at_ns;
+    double steps = 2.0 * scenario->world * scenario->call_count;
+    double work_ns = 8 * SECOND * (double)scenario->payload_bytes / slowest_bps + steps * (2 * longest_ns + 2 * MS);
+    scenario->limit_ns = scenario->settled_ns + (uint64_t)(late_ns + 20 * work_ns + 30 * SECOND) +
+                         1000 * (scenario->timeout_us < 100000000 ? scenario->timeout_us : scenario->peer_timeout_us);
+}
+
+void sim_scenario_draw(struct sim_scenario *scenario, const struct sim_plans *plans, uint64_t seed)
+{
+    *scenario = (struct sim_scenario){.seed = seed};
+    struct draw draw = {scenario, plans, sim_random_seeded(seed, 0)};
+    scenario->story = draw_story(&draw);
+    draw_layout(&draw);
+    draw_network(&draw);
+    draw_noise(&draw);
+    draw_endpoints(&draw);
+    draw_work(&draw);
+    double transfer_ns = 8 * SECOND * (double)scenario->payload_bytes / scenario->rates_bps[0] / scenario->hosts;
+    uint64_t span_ns = scenario->calls[scenario->call_count - 1].at_ns + (uint64_t)transfer_ns + 10 * MS;
+    draw_plot(&draw, span_ns);
+    draw_harmless(&draw, span_ns);
+    draw_limits(&draw);
+}
+
+void sim_scenario_free(struct sim_scenario *scenario)
+{
+    free(scenario->host_rate);
+    free(scenario->speeds);
+    for (uint32_t i = 0; i < scenario->group_count; i++)
+        free(scenario->groups[i].members);
+}
+
+static void furnish_link(const struct sim_scenario *scenario, struct sim_link *link, uint32_t path, double rate,
+                         bool noisy)
+{
+    double bits_per_ns = scenario->rates_bps[path] * rate / 1e9;
+    link->ns_per_byte = 8 / bits_per_ns;
+    link->queue.type = scenario->queue;
+    link->queue.limit_bytes = (uint64_t)scenario->queue_packets * (scenario->datagram_bytes + 42);
+    if (noisy)
+        link->noise = scenario->noise;
+}
+
+void sim_scenario_furnish(const struct sim_scenario *scenario, struct sim_network *network)
+{
+    for (uint32_t host = 0; host < scenario->hosts; host++) {
+        for (uint32_t path = 0; path < scenario->paths; path++) {
+            uint32_t at = host * scenario->paths + path;
+            double rate = scenario->host_rate[host];
+            bool noisy = scenario->noisy_host == UINT32_MAX || scenario->noisy_host == host;
+            furnish_link(scenario, &network->egress[at], path, rate, false);
+            furnish_link(scenario, &network->ingress[at], path, rate, noisy);
+            network->egress[at].delay_ns = scenario->delays_ns[path];
+            network->egress[at].jitter_ns = scenario->jitter_ns;
+        }
+    }
+    for (uint32_t path = 0; scenario->trunks && path < scenario->paths; path++)
+        for (int way = 0; way < 2; way++)
+            furnish_link(scenario, &network->trunk[way][path], path, scenario->hosts > 4 ? 2 : 1, false);
+}
+
+void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file)
+{
+    fprintf(file, "seed %llu: a story of %s: %u ranks on %u hosts, %u paths%s\n", (unsigned long long)scenario->seed,
+            sim_story_name(scenario->story), scenario->world, scenario->hosts, scenario->paths,
+            scenario->trunks ? " over two switches" : "");
+    for (uint32_t i = 0; i < scenario->paths; i++)
+        fprintf(file, "  path %u: %.4g Mbit/s, %.4g us\n", i, scenario->rates_bps[i] / 1e6,
+                (double)scenario->delays_ns[i] / 1e3);
+    fprintf(file, "  queues: %s, %u packets; jitter %.4g us; socket buffers %llu bytes; full wire %.3g\n",
+            scenario->queue->name, scenario->queue_packets, (double)scenario->jitter_ns / 1e3,
+            (unsigned long long)scenario->socket_bytes, scenario->full_chance);
+    const struct sim_noise *noise = &scenario->noise;
+    fprintf(file,
+            "  noise: loss %.4g, bursts %.4g/%.4g of %.3g, reordering %.4g by %.4g us, duplicates %.4g, flips %.4g",
+            noise->loss, noise->burst_begin, noise->burst_end, noise->burst_loss, noise->reorder,
+            (double)noise->reorder_ns / 1e3, noise->duplicate, noise->corrupt);
+    if (scenario->noisy_host != UINT32_MAX)
+        fprintf(file, ", at host %u only", scenario->noisy_host);
+    fprintf(file,
+            "\n  datagrams of %u bytes, congestion %s, stash %llu bytes, peer timeout %.3g s, operations %.4g s\n",
+            scenario->datagram_bytes, scenario->congestion, (unsigned long long)scenario->stash_bytes,
+            (double)scenario->peer_timeout_us / 1e6, (double)scenario->timeout_us / 1e6);
+    for (uint32_t i = 0; i < scenario->group_count; i++) {
+        fprintf(file, "  group %u:", i + 1);
+        for (uint32_t rank = 0; rank < scenario->groups[i].size && rank < 16; rank++)
+            fprintf(file, " %u@%u", scenario->groups[i].members[rank],
+                    scenario->host_of[scenario->groups[i].members[rank]]);
+        fprintf(file, "%s\n", scenario->groups[i].size > 16 ? " ..." : "");
+    }
+    for (uint32_t i = 0; i < scenario->call_count; i++) {
+        const struct sim_call *call = &scenario->calls[i];
+        const struct sim_shape *shape = &plans->shapes[call->shape];
+        fprintf(file, "  call %u at %.6f: group %u, %s of %llu x %s, op %d%s, %s%s, priority %u\n", i,
+                (double)call->at_ns / 1e9, call->group + 1, shape->collective, (unsigned long long)shape->numel,
+                sim_element_name(call->dtype), (int)call->op, shape->average ? " averaged" : "", shape->algorithm,
+                shape->deterministic ? ", deterministic" : "", call->priority);
+    }
+    for (uint32_t i = 0; i < scenario->fault_count; i++) {
+        const struct sim_fault *fault = &scenario->faults[i];
+        fprintf(file, "  fault at %.6f for %.6f: %s, a %u, b %u, path %u, amount %g\n", (double)fault->at_ns / 1e9,
+                (double)fault->for_ns / 1e9, sim_fault_name(fault->kind), fault->a, fault->b, fault->path,
+                fault->amount);
+    }
+    fprintf(file, "  up to %u calls in flight; all must have ended at %.3f\n", scenario->depth,
+            (double)scenario->limit_ns / 1e9);
+}

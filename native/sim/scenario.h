@@ -1,0 +1,125 @@
+/*
+ * Scenario: what a seed means: the ranks and their network, what they call and when, and what goes wrong. All of it is
+ * drawn here, before anything runs, except which single packets suffer.
+ *
+ * A story says what may come of it. In the first three every operation must succeed; in the others the ranks that live
+ * must get the right result or a typed error, in time.
+ */
+#ifndef CL_SIM_SCENARIO_H
+#define CL_SIM_SCENARIO_H
+
+#include "sim/network.h"
+#include "sim/plans.h"
+
+enum sim_story {
+    SIM_STORY_NOISE,     /* any mix of faults that must cost nothing but time */
+    SIM_STORY_PATH,      /* a path dies while another one lives, on a clean network: compared with a run without that */
+    SIM_STORY_LARGE,     /* many ranks, little noise */
+    SIM_STORY_DEATH,     /* a rank dies */
+    SIM_STORY_FROZEN,    /* a rank stops for longer than the peer timeout, and goes on */
+    SIM_STORY_PARTITION, /* two hosts do not reach each other any more, in one direction or both */
+    SIM_STORY_ABSENT,    /* a rank never calls an operation */
+    SIM_STORY_MISMATCH,  /* a rank calls another operation than the others */
+    SIM_STORY_ABORT,     /* a rank aborts its group */
+    SIM_STORIES,
+};
+const char *sim_story_name(enum sim_story story);
+static inline bool sim_story_must_succeed(enum sim_story story)
+{
+    return story <= SIM_STORY_LARGE;
+}
+
+enum sim_fault_kind {
+    SIM_FAULT_PAUSE,    /* rank `a` does not run */
+    SIM_FAULT_DEATH,    /* rank `a` ends */
+    SIM_FAULT_DOWN,     /* interface `path` of host `a` carries nothing */
+    SIM_FAULT_CUT,      /* nothing gets from host `a` to host `b` on `path` */
+    SIM_FAULT_STORM,    /* `amount` of all packets to host `a` get lost on `path` */
+    SIM_FAULT_CLOG,     /* interface `path` of host `a` is `amount` times slower */
+    SIM_FAULT_STRANGER, /* rank `a` gets `amount` packets that are not from its job */
+    SIM_FAULT_LATE,     /* rank `a` makes call `b` that much later */
+    SIM_FAULT_ABSENT,   /* rank `a` never makes call `b` or any later one */
+    SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape */
+    SIM_FAULT_ABORT,    /* rank `a` aborts group `b` */
+    SIM_FAULTS,
+};
+const char *sim_fault_name(enum sim_fault_kind kind);
+
+struct sim_fault {
+    enum sim_fault_kind kind;
+    uint64_t at_ns, for_ns; /* from the start; 0: for ever, or at once */
+    uint32_t a, b, path;
+    double amount;
+};
+
+enum { SIM_GROUPS_MAX = 3, SIM_FAULTS_MAX = 48, SIM_CALLS_MAX = 64 };
+
+struct sim_group {
+    uint32_t layout, size;
+    uint16_t *members;      /* group rank -> rank */
+    uint64_t staging_bytes; /* enough for every call */
+};
+
+struct sim_call {
+    uint32_t group, shape;
+    enum cl_dtype dtype;
+    enum cl_op op;
+    uint8_t priority;
+    uint64_t at_ns; /* from the start; ranks differ by up to skew_ns, and are later still when they are not done */
+};
+
+/* How fast a rank is. */
+struct sim_speed {
+    uint64_t turn_ns, packet_ns; /* costs of a turn of its engine */
+    uint64_t wake_ns;            /* most time from an event to the turn */
+    int64_t drift_ppm;           /* of its clock */
+    uint64_t clock_us;           /* its clock at the start */
+};
+
+struct sim_scenario {
+    uint64_t seed;
+    enum sim_story story;
+    uint32_t layout, world, hosts;
+    const uint32_t *host_of;
+
+    /* network */
+    uint32_t paths;
+    bool trunks;
+    const struct sim_queue_type *queue;
+    double rates_bps[SIM_PATHS_MAX]; /* per path; hosts[i] of them differ by host_rate[i] */
+    double *host_rate;
+    uint64_t delays_ns[SIM_PATHS_MAX], jitter_ns;
+    uint32_t queue_packets;
+    struct sim_noise noise;
+    uint32_t noisy_host; /* it alone has the noise; UINT32_MAX: all have it */
+    double full_chance;  /* how often a wire takes only part of a batch */
+    uint64_t socket_bytes;
+
+    /* endpoints */
+    uint32_t datagram_bytes;
+    uint64_t peer_timeout_us, stash_bytes, fixed_rate_bps;
+    const char *congestion;
+    struct sim_speed *speeds; /* by rank */
+
+    /* work */
+    uint32_t group_count, call_count;
+    struct sim_group groups[SIM_GROUPS_MAX];
+    struct sim_call calls[SIM_CALLS_MAX];
+    uint32_t depth; /* calls in flight per rank */
+    uint64_t skew_ns, timeout_us;
+    uint64_t payload_bytes; /* of all calls and ranks together */
+
+    uint32_t fault_count;
+    struct sim_fault faults[SIM_FAULTS_MAX];
+    uint64_t settled_ns; /* nothing goes wrong after that */
+    uint64_t limit_ns;   /* by then everything must have ended */
+};
+
+void sim_scenario_draw(struct sim_scenario *scenario, const struct sim_plans *plans, uint64_t seed);
+void sim_scenario_free(struct sim_scenario *scenario);
+void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file);
+
+/* Gives the links of a network what the scenario says. */
+void sim_scenario_furnish(const struct sim_scenario *scenario, struct sim_network *network);
+
+#endif

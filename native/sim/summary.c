@@ -1,0 +1,90 @@
+#include "sim/summary.h"
+
+#include <inttypes.h>
+
+static void note_cost(struct sim_summary *summary, struct sim_cost cost)
+{
+    for (int i = 0; i < SIM_SLOWEST; i++) {
+        if (cost.events > summary->slowest[i].events) {
+            struct sim_cost lower = summary->slowest[i];
+            summary->slowest[i] = cost;
+            cost = lower;
+        }
+    }
+}
+
+static void add_counts(struct sim_summary *summary, const struct sim_world_counts *counts,
+                       const struct sim_network_counts *network)
+{
+    struct sim_world_counts *all = &summary->counts;
+    all->operations_ok += counts->operations_ok;
+    all->operations_failed += counts->operations_failed;
+    all->strangers += counts->strangers;
+    all->turns += counts->turns;
+    for (int i = 0; i < SIM_FAULTS; i++)
+        all->faults[i] += counts->faults[i];
+    if (counts->most_stash_bytes > all->most_stash_bytes)
+        all->most_stash_bytes = counts->most_stash_bytes;
+    if (counts->most_flight_bytes > all->most_flight_bytes)
+        all->most_flight_bytes = counts->most_flight_bytes;
+    summary->network.sent += network->sent;
+    summary->network.delivered += network->delivered;
+    summary->network.duplicated += network->duplicated;
+    summary->network.reordered += network->reordered;
+    summary->network.corrupted += network->corrupted;
+    for (int i = 0; i < SIM_LOSSES; i++)
+        summary->network.lost[i] += network->lost[i];
+}
+
+void sim_summary_add(struct sim_summary *summary, const struct sim_world *world)
+{
+    summary->seeds++;
+    summary->events += world->clock.events;
+    summary->stories[world->scenario->story]++;
+    summary->virtual_us += sim_world_now_ns(world) / 1000;
+    add_counts(summary, &world->counts, &world->network.counts);
+    note_cost(summary, (struct sim_cost){world->scenario->seed, world->clock.events});
+}
+
+void sim_summary_merge(struct sim_summary *summary, const struct sim_summary *other)
+{
+    summary->seeds += other->seeds;
+    summary->failures += other->failures;
+    summary->events += other->events;
+    summary->virtual_us += other->virtual_us;
+    for (int i = 0; i < SIM_STORIES; i++)
+        summary->stories[i] += other->stories[i];
+    add_counts(summary, &other->counts, &other->network);
+    for (int i = 0; i < SIM_SLOWEST; i++)
+        note_cost(summary, other->slowest[i]);
+}
+
+void sim_summary_print(const struct sim_summary *summary, FILE *file)
+{
+    const struct sim_world_counts *counts = &summary->counts;
+    const struct sim_network_counts *network = &summary->network;
+    fprintf(file, "%" PRIu64 " seeds, %" PRIu64 " failed; %.1f virtual hours, %" PRIu64 " events\n", summary->seeds,
+            summary->failures, (double)summary->virtual_us / 3.6e9, summary->events);
+    fprintf(file, "stories:   ");
+    for (int i = 0; i < SIM_STORIES; i++)
+        fprintf(file, " %s %" PRIu64, sim_story_name((enum sim_story)i), summary->stories[i]);
+    fprintf(file, "\noperations: %" PRIu64 " right, %" PRIu64 " with a typed error\n", counts->operations_ok,
+            counts->operations_failed);
+    fprintf(file,
+            "packets:    %" PRIu64 " sent, %" PRIu64 " received, %" PRIu64 " duplicated, %" PRIu64
+            " reordered, %" PRIu64 " with flipped bits\n",
+            network->sent, network->delivered, network->duplicated, network->reordered, network->corrupted);
+    fprintf(file, "lost:      ");
+    for (int i = 0; i < SIM_LOSSES; i++)
+        fprintf(file, " %s %" PRIu64, sim_loss_name((enum sim_loss)i), network->lost[i]);
+    fprintf(file, "\nfaults:    ");
+    for (int i = 0; i < SIM_FAULTS; i++)
+        fprintf(file, " %s %" PRIu64, sim_fault_name((enum sim_fault_kind)i), counts->faults[i]);
+    fprintf(file,
+            "; %" PRIu64 " packets of strangers\nmost memory: %" PRIu64 " bytes stashed, %" PRIu64
+            " in flight on a path\nslowest seeds (events):",
+            counts->strangers, counts->most_stash_bytes, counts->most_flight_bytes);
+    for (int i = 0; i < SIM_SLOWEST && summary->slowest[i].events > 0; i++)
+        fprintf(file, " %" PRIu64 " (%" PRIu64 ")", summary->slowest[i].seed, summary->slowest[i].events);
+    fputc('\n', file);
+}

@@ -1,0 +1,68 @@
+/*
+ * World: one run of a scenario: the ranks, the network between them, the faults when their time comes, and the first
+ * invariant that broke.
+ */
+#ifndef CL_SIM_WORLD_H
+#define CL_SIM_WORLD_H
+
+#include "sim/host.h"
+#include "sim/rank.h"
+#include "sim/scenario.h"
+
+struct sim_world_group {
+    struct sim_host *hosts; /* by place: the hosts that have members */
+    uint32_t host_count;
+    uint32_t *place_of, *index_of; /* by group rank: its host's place, and its own among the ranks there */
+};
+
+/* What one call is about, for all ranks. */
+struct sim_work {
+    uint8_t **inputs; /* by group rank: as they were when it was called */
+    uint8_t *reduced; /* over all ranks; made when first asked for */
+};
+
+struct sim_world_fault {
+    struct sim_event event;
+    struct sim_world *world;
+    const struct sim_fault *fault;
+    bool begun;
+};
+
+struct sim_world_counts {
+    uint64_t operations_ok, operations_failed, faults[SIM_FAULTS], strangers, turns;
+    uint64_t most_stash_bytes, most_flight_bytes;
+};
+
+struct sim_world {
+    const struct sim_scenario *scenario;
+    struct sim_plans *plans;
+    struct sim_clock clock;
+    struct sim_trace trace;
+    struct sim_network network;
+    struct sim_random random; /* of scheduling */
+    struct sim_rank *ranks;
+    struct sim_world_group groups[SIM_GROUPS_MAX];
+    struct sim_work work[SIM_CALLS_MAX];
+    struct sim_world_fault faults[SIM_FAULTS_MAX];
+    uint64_t start_ns, ended_ns; /* when the last operation ended, from the start */
+    uint32_t unfinished;         /* operations of live ranks, called or not */
+    struct sim_world_counts counts;
+    char failure[512]; /* the first broken invariant; empty: none */
+};
+
+/* Runs the scenario to its end or to the first broken invariant. `faults` false: without those that are scheduled.
+ * With a file, what happens is written there. */
+void sim_world_run(struct sim_world *world, const struct sim_scenario *scenario, struct sim_plans *plans, bool faults,
+                   FILE *trace);
+void sim_world_free(struct sim_world *world);
+
+/* An invariant broke; only the first one counts. */
+__attribute__((format(printf, 2, 3))) void sim_world_fail(struct sim_world *world, const char *format, ...);
+
+/* Since the start. */
+static inline uint64_t sim_world_now_ns(const struct sim_world *world)
+{
+    return world->clock.now_ns - world->start_ns;
+}
+
+#endif
