@@ -126,10 +126,10 @@ build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o build/fuzz/fuzz/conversation.o b
 fuzz: build/asan/receive
 	$(CALM) $< $(PACKETS) $(SEED) $(JOBS)
 fuzz-short: build/asan/receive
-	$(CALM) $< 1000000 $$(date +%s) $(JOBS)
+	$(CALM) $< 5000000 $$(date +%s) $(JOBS)
 fuzz-coverage: build/fuzz/receive
 	@mkdir -p out/corpus
-	$(CALM) $< -max_total_time=$(SECONDS) -max_len=6000 -print_final_stats=1 out/corpus native/fuzz/corpus
+	$(CALM) $< -max_total_time=$(SECONDS) -max_len=6000 -print_final_stats=1 out/corpus
 
 .PHONY: lint-c-gcc lint-c-clang lint-c-no-clang
 lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))

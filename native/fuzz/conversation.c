@@ -247,7 +247,8 @@ static struct flying take_flying(struct conversation *c, uint32_t which)
     return packet;
 }
 
-static void deliver(struct conversation *c, uint32_t which)
+/* run: whether the endpoint looks at once at what came of it. */
+static void deliver(struct conversation *c, uint32_t which, bool run)
 {
     if (!c->flying_count)
         return;
@@ -255,7 +256,8 @@ static void deliver(struct conversation *c, uint32_t which)
     conversation_counters.genuine++;
     give(c, packet.to, packet.bytes, packet.length);
     c->recorded[c->recorded_count++ % RECORDED] = packet;
-    run_endpoint(c, packet.to);
+    if (run)
+        run_endpoint(c, packet.to);
 }
 
 static const struct flying *recorded(struct conversation *c)
@@ -449,7 +451,7 @@ static void obey(struct conversation *c)
         pass_time(c);
         break;
     case 2:
-        deliver(c, take(c));
+        deliver(c, take(c), false);
         break;
     case 3:
         if (c->flying_count)
@@ -480,7 +482,7 @@ static void obey(struct conversation *c)
         break;
     default: /* the rule: packets arrive in order */
         for (uint32_t i = command / 16; i > 0; i--)
-            deliver(c, 0);
+            deliver(c, 0, command % 16 > 11 || i == 1);
         break;
     }
 }
@@ -501,7 +503,7 @@ static void wind_up(struct conversation *c)
             run_endpoint(c, i);
         if (c->flying_count) {
             c->now_us += 10;
-            deliver(c, 0);
+            deliver(c, 0, true);
             continue;
         }
         uint64_t next_us = UINT64_MAX;
