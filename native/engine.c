@@ -231,11 +231,9 @@ static bool take_completions(struct cl_engine *engine)
         for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
             if (group->id != id)
                 continue;
-            /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. Who passes on
-             * what it has heard itself is not to blame. */
-            bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
-            bool hearsay = shared || reason == CL_EABORTED;
-            cl_group_fail(group, shared ? reason : CL_EABORTED, hearsay ? UINT32_MAX : cl_group_rank_of(group, peer));
+            /* Who passes on what it has heard itself is not to blame. */
+            bool hearsay = reason == CL_EPEERLOST || reason == CL_EMISMATCH || reason == CL_EABORTED;
+            cl_group_fail(group, cl_group_news(reason), hearsay ? UINT32_MAX : cl_group_rank_of(group, peer));
         }
     }
     return any;

@@ -165,6 +165,12 @@ void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
 /* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
  * something moved meanwhile. */
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
+/* What another rank's reason means here: a lost peer or a mismatch is everybody's news; a timeout there is only an
+ * abort here. */
+static inline int cl_group_news(int reason)
+{
+    return reason == CL_EPEERLOST || reason == CL_EMISMATCH ? reason : CL_EABORTED;
+}
 /* The group rank of a peer; UINT32_MAX when it is no member. */
 uint32_t cl_group_rank_of(const struct cl_group *group, uint16_t peer);
 

@@ -299,7 +299,7 @@ static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us
         return status;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK) {
-        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        cl_group_fail(group, cl_group_news(aborted), UINT32_MAX);
         return atomic_load(&group->status);
     }
     if (rank != UINT32_MAX && atomic_load(&group->lost[rank])) {
@@ -544,7 +544,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     struct cl_operation **at = &group->first;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK)
-        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        cl_group_fail(group, cl_group_news(aborted), UINT32_MAX);
     struct cl_operation *bound;
     while (group->mailbox.queues != NULL && (bound = cl_p2p_next(group)) != NULL) {
         int status = step_operation(group, bound, now_us, &more);
