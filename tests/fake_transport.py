@@ -81,6 +81,12 @@ class FakeHandle:
             callback(error)
 
 
+class FakeReceiveHandle(FakeHandle):
+    """One receive."""
+
+    source = -1
+
+
 class FakeGroup:
     """A group. `failure`, when set, is what every later operation ends with; `delay_s` comes before each."""
 
@@ -94,6 +100,8 @@ class FakeGroup:
         self.delay_s = 0.0
         self.operations: list[tuple[Call, float, int]] = []
         """Every call, its timeout and its priority."""
+        self.messages: list[tuple[int | None, int, float, int]] = []
+        """Every send's and receive's other rank, tag, timeout and priority."""
         store = dist.PrefixStore("fake", rendezvous.store)
         self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=30))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -119,6 +127,40 @@ class FakeGroup:
         self, plan: Any, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
     ) -> None:
         self.submit(plan, source, target, dtype, op, timeout_s=timeout_s, priority=priority).wait(timeout_s)
+
+    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> FakeHandle:
+        self.messages.append((to, tag, timeout_s, priority))
+        handle = FakeHandle()
+        framed = torch.cat([_memory(source, length), torch.zeros(1, dtype=torch.uint8)])  # gloo: at least one byte
+        self._follow(self._gloo.send([framed], to, tag), handle, lambda _: None)
+        return handle
+
+    def receive(
+        self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
+    ) -> FakeReceiveHandle:
+        self.messages.append((source, tag, timeout_s, priority))
+        handle = FakeReceiveHandle()
+        framed = torch.empty(length + 1, dtype=torch.uint8)
+        work = self._gloo.recv_anysource([framed], tag) if source is None else self._gloo.recv([framed], source, tag)
+
+        def received(work: Any) -> None:
+            handle.source = work._source_rank()
+            _memory(target, length).copy_(framed[:length])
+
+        self._follow(work, handle, received)
+        return handle
+
+    def _follow(self, work: Any, handle: FakeHandle, finish: Callable[[Any], None]) -> None:
+        """Ends the handle when gloo's work has ended, from a thread of its own: messages do not wait for each other."""
+
+        def wait() -> None:
+            time.sleep(self.delay_s)
+            if self.failure is None:
+                work.wait()
+                finish(work)
+            handle.end(self.failure)
+
+        threading.Thread(target=wait, daemon=True).start()
 
     def abort(self, reason: str) -> None:
         self.failure = CommError(reason)
