@@ -50,13 +50,13 @@ struct cl_operation {
     uint32_t host_base; /* host counters at its start */
     uint32_t host_gate; /* every local rank's counter must have come this far first: see group.c */
     uint32_t host_parity;
-    struct cl_ticket ticket;      /* point-to-point: the other rank and the name of its messages */
-    uint16_t pair[2];             /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
-    bool waits;                   /* a receive in the mailbox, not bound yet (core) */
-    uint64_t call;                /* what the group has called, up to this one: equal on all ranks */
-    uint64_t host_call;           /* as others of this host see it: see compare in group.c */
-    struct cl_executor *executor; /* once started */
-    struct cl_operation *next;    /* in the inbox, then in the group */
+    struct cl_ticket ticket; /* point-to-point: the other rank and the name of its messages */
+    uint16_t pair[2];        /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
+    enum { CL_UNNAMED, CL_WAITING, CL_NAMED } name; /* point-to-point, core */
+    uint64_t call;           /* what the group has called, up to this one: equal on all ranks */
+    uint64_t host_call;      /* as others of this host see it: see compare in group.c */
+    struct cl_executor *executor;                   /* once started */
+    struct cl_operation *next;                      /* in the inbox, then in the group */
 };
 
 struct cl_group {
@@ -156,7 +156,8 @@ void cl_operation_finish(struct cl_operation *operation, int status);
 int cl_operation_start(struct cl_operation *operation);
 
 /* p2p.c, under core. Both name the messages of an operation, which must be posted before the next call. */
-/* CL_EAGAIN: the operation waits for a message to come, and cl_p2p_next will return it. */
+/* CL_OK: it has a name, perhaps from before. CL_EAGAIN: it waits for a message to come, and cl_p2p_next will return it.
+ * CL_EPEERLOST: none will come. */
 int cl_p2p_bind(struct cl_operation *operation, uint64_t now_us);
 /* An operation that has waited and need not any more; NULL: there is none. */
 struct cl_operation *cl_p2p_next(struct cl_group *group);

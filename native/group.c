@@ -540,8 +540,6 @@ static bool may_start(struct cl_group *group, struct cl_operation *operation, bo
 
 static int step_operation(struct cl_group *group, struct cl_operation *operation, uint64_t now_us, bool *more)
 {
-    if (operation->waits)
-        return cl_mailbox_deserted(&group->mailbox, now_us) ? CL_EPEERLOST : CL_EAGAIN;
     if (operation->executor == NULL) {
         int status = operation->kind == CL_OPERATION_PLAN ? CL_OK : cl_p2p_bind(operation, now_us);
         if (status == CL_OK)

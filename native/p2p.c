@@ -93,19 +93,29 @@ int cl_operation_source(cl_operation *operation, uint32_t *rank)
 
 /* ---- the engine thread's side, under core ---- */
 
+static void set_name(struct cl_operation *operation)
+{
+    operation->name = CL_NAMED;
+    operation->pair[1] = operation->group->peers[operation->ticket.source];
+}
+
 int cl_p2p_bind(struct cl_operation *operation, uint64_t now_us)
 {
-    struct cl_group *group = operation->group;
+    struct cl_mailbox *mailbox = &operation->group->mailbox;
     struct cl_ticket *ticket = &operation->ticket;
     int status = CL_OK;
+    if (operation->name == CL_WAITING)
+        return cl_mailbox_deserted(mailbox, now_us) ? CL_EPEERLOST : CL_EAGAIN;
+    if (operation->name == CL_NAMED)
+        return CL_OK;
     if (operation->kind == CL_OPERATION_RECEIVE)
-        status = cl_mailbox_receive(&group->mailbox, ticket, now_us);
-    else if (!cl_mailbox_send(&group->mailbox, ticket->source, ticket->tag, operation->plan->step_count,
-                              &ticket->index))
+        status = cl_mailbox_receive(mailbox, ticket, now_us);
+    else if (!cl_mailbox_send(mailbox, ticket->source, ticket->tag, operation->plan->step_count, &ticket->index))
         status = CL_ENOMEM;
-    operation->waits = status == CL_EAGAIN;
     if (status == CL_OK)
-        operation->pair[1] = group->peers[ticket->source];
+        set_name(operation);
+    else if (status == CL_EAGAIN)
+        operation->name = CL_WAITING;
     return status;
 }
 
@@ -116,7 +126,6 @@ struct cl_operation *cl_p2p_next(struct cl_group *group)
         return NULL;
     struct cl_operation *operation =
         (struct cl_operation *)(void *)((char *)ticket - offsetof(struct cl_operation, ticket));
-    operation->waits = false;
-    operation->pair[1] = group->peers[ticket->source];
+    set_name(operation);
     return operation;
 }

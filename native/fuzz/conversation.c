@@ -415,7 +415,7 @@ static void end_something(struct conversation *c)
         cl_endpoint_peer_lost(endpoint, (uint16_t)((self + 1) % ENDPOINTS));
     } else if (what / 16 % 8 == 1) {
         static const uint16_t EVERYBODY[] = {0, 1, 2, 77};
-        cl_endpoint_abort(endpoint, group, EVERYBODY, which % 5, CL_ETIMEDOUT, c->now_us);
+        cl_endpoint_abort(endpoint, group, EVERYBODY, which % 5, CL_ETIMEDOUT, UINT16_MAX, c->now_us);
     } else {
         bool whole = what / 16 % 8 == 2;
         uint32_t sequence = whole ? UINT32_MAX : which % (c->sequence + 1);

@@ -494,7 +494,7 @@ static void test_abort_reaches_a_lost_peer(void)
     CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
     CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
     uint16_t lost = 1;
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, UINT16_MAX, network_now_us(network));
     network_wake(network, 0, network->now_ns);
     network_run_until(network, network_now_us(network) + 10000);
     uint32_t group;
