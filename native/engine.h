@@ -53,8 +53,8 @@ struct cl_operation {
     struct cl_ticket ticket; /* point-to-point: the other rank and the name of its messages */
     uint16_t pair[2];        /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
     enum { CL_UNNAMED, CL_WAITING, CL_NAMED } name; /* point-to-point, core */
-    uint64_t call;           /* what the group has called, up to this one: equal on all ranks */
-    uint64_t host_call;      /* as others of this host see it: see compare in group.c */
+    uint64_t call;                                  /* what the group has called, up to this one: equal on all ranks */
+    uint64_t host_call;                             /* as others of this host see it: see compare in group.c */
     struct cl_executor *executor;                   /* once started */
     struct cl_operation *next;                      /* in the inbox, then in the group */
 };
