@@ -50,6 +50,8 @@ class World:
     """Engines of a job. `hosts` says which ranks share memory, as `base.Group.hosts` does."""
 
     def __init__(self, hosts: Sequence[Sequence[int]], wire: str = "mem", loss_ppm: int = 0, **config: Any) -> None:
+        if wire == "ofi":
+            config |= {"wire": wire, "ofi_provider": "udp"}  # the provider every machine has
         self.hosts = tuple(tuple(host) for host in hosts)
         self.size = sum(map(len, hosts))
         self.job = next(_jobs)
@@ -59,7 +61,7 @@ class World:
         self.engines = []
         self.descriptions: list[dict[str, Any]] = []
         for rank in range(self.size):
-            # UDP: all of 127.0.0.0/8 is ours, and taken for a network here. mem: addresses mean nothing to it.
+            # UDP, libfabric's too: all of 127.0.0.0/8 is ours, and taken for a network here. mem: addresses mean nothing.
             port = {"ifname": wire, "address": f"127.0.0.{rank + 1}", "prefix": 8, "mtu": 1500}
             port |= {"loopback": False, "version": 4}
             ports = [] if wire == "none" else [port]
