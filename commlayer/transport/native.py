@@ -58,8 +58,7 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     ),
     lib.CL_ENOLIBFABRIC: (
         ConfigError,
-        "install libfabric1 (Debian, Ubuntu) or libfabric (Fedora, conda), and build commlayer where its headers are "
-        + "(libfabric-dev, libfabric-devel); or use COMMLAYER_WIRE=udp",
+        "install libfabric1 and build commlayer with libfabric-dev (Debian, Ubuntu), or use COMMLAYER_WIRE=udp",
     ),
     lib.CL_ENODEVICE: (
         ConfigError,

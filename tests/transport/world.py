@@ -61,7 +61,7 @@ class World:
         self.engines = []
         self.descriptions: list[dict[str, Any]] = []
         for rank in range(self.size):
-            # UDP, libfabric's too: all of 127.0.0.0/8 is ours, and taken for a network here. mem: addresses mean nothing.
+            # UDP: all of 127.0.0.0/8 is ours, and taken for a network here. mem: addresses mean nothing to it.
             port = {"ifname": wire, "address": f"127.0.0.{rank + 1}", "prefix": 8, "mtu": 1500}
             port |= {"loopback": False, "version": 4}
             ports = [] if wire == "none" else [port]
