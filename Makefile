@@ -80,7 +80,7 @@ lint-c-no-clang:
 
 # ---- native builds: one folder of objects per variant --------------------------------------------------------------
 C_FLAGS := -std=c11 -D_GNU_SOURCE -g -pthread -Inative/include -Inative -Wall -Wextra -Wshadow -Wconversion
-C_LIBS := -pthread -lrt -lm
+C_LIBS := -pthread -lrt -lm -ldl
 C_TESTS := $(patsubst native/tests/%.c,%,$(wildcard native/tests/test_*.c))
 # Everything but the tests' own main files; an archive, so that each test takes only what it names.
 C_ARCHIVED := $(NATIVE_SOURCES) $(wildcard native/sim/*.c) $(filter-out native/tests/test_%.c,$(wildcard native/tests/*.c))

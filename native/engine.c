@@ -58,6 +58,10 @@ const char *cl_error_text(int code)
         return "ranks disagree on the operation";
     case CL_EAGAIN:
         return "not done yet";
+    case CL_ENOLIBFABRIC:
+        return "libfabric is not available";
+    case CL_ENODEVICE:
+        return "libfabric's provider has no datagram endpoint at this address";
     default:
         return "unknown error";
     }
@@ -445,11 +449,18 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
                                     .address_count = options->address_count,
                                     .datagram_bytes = options->datagram_bytes,
                                     .loss_ppm = options->mem_loss_ppm,
-                                    .seed = options->mem_seed};
+                                    .seed = options->mem_seed,
+                                    .provider = options->ofi_provider};
     int status = engine->wire_type->open(&config, &engine->wire);
-    if (status == CL_OK)
-        engine->port_count = options->address_count;
-    return status;
+    if (status != CL_OK)
+        return status;
+    engine->port_count = options->address_count;
+    if (engine->wire_type->datagram_limit != NULL) {
+        uint32_t limit = engine->wire_type->datagram_limit(engine->wire);
+        if (limit < engine->options.datagram_bytes)
+            engine->options.datagram_bytes = limit;
+    }
+    return CL_OK;
 }
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
@@ -530,6 +541,15 @@ int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
     if (engine->wire == NULL || index >= engine->port_count)
         return CL_EINVAL;
     return engine->wire_type->port_number(engine->wire, index, port);
+}
+
+int cl_engine_address(cl_engine *engine, uint32_t index, char *text)
+{
+    text[0] = '\0';
+    if (engine->wire == NULL || index >= engine->port_count)
+        return CL_EINVAL;
+    return engine->wire_type->address == NULL ? CL_OK
+                                              : engine->wire_type->address(engine->wire, index, text, CL_ADDRESS_BYTES);
 }
 
 int cl_engine_bell(cl_engine *engine, char *name)

@@ -21,6 +21,7 @@ from ..errors import (
     AbortedError,
     ClosedError,
     CommError,
+    ConfigError,
     MismatchError,
     OperationTimeoutError,
     PeerLostError,
@@ -55,6 +56,14 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EMISMATCH: (
         MismatchError,
         "all ranks must call the same operations in the same order with the same sizes and dtypes",
+    ),
+    lib.CL_ENOLIBFABRIC: (
+        ConfigError,
+        "install libfabric1 and build commlayer with libfabric-dev (Debian, Ubuntu), or use COMMLAYER_WIRE=udp",
+    ),
+    lib.CL_ENODEVICE: (
+        ConfigError,
+        "`fi_info -t FI_EP_DGRAM` lists what libfabric has; choose with COMMLAYER_OFI_PROVIDER and COMMLAYER_IFNAME",
     ),
 }
 
@@ -107,6 +116,8 @@ def choose_ports(config: Config) -> list[dict[str, Any]]:
     else:
         names = [name for name in usable if not name.startswith(VIRTUAL_INTERFACES)]
     ports = [by_name[name] for name in names][:PATHS_MAX]
+    if config.wire == "ofi" and config.ofi_provider != "udp":
+        return [port for port in ports if not port["loopback"]]  # hardware has no loopback interface
     loopback = next((port for port in by_name.values() if port["loopback"]), None)
     if loopback is not None and loopback not in ports:
         ports = [*ports[: PATHS_MAX - 1], loopback]
@@ -134,7 +145,8 @@ class Engine:
             cls._users += 1
             return cls._shared
 
-    def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "udp", loss_ppm: int = 0) -> None:
+    def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "", loss_ppm: int = 0) -> None:
+        """`wire`: instead of the one in `config`."""
         self.config = config
         self._ports = ports
         self._tokens = itertools.count(1)
@@ -143,7 +155,9 @@ class Engine:
         self._thread: threading.Thread | None = None
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
-        names = (ffi.new("char[]", wire.encode()), ffi.new("char[]", config.congestion.encode()))
+        names = [
+            ffi.new("char[]", each.encode()) for each in (wire or config.wire, config.congestion, config.ofi_provider)
+        ]
         options = ffi.new(
             "struct cl_engine_options *",
             {
@@ -157,6 +171,7 @@ class Engine:
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
                 "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
                 "mem_loss_ppm": loss_ppm,
+                "ofi_provider": names[2],
             },
         )
         out = ffi.new("cl_engine **")
@@ -167,6 +182,9 @@ class Engine:
         for index, port in enumerate(ports):
             check(lib.cl_engine_port(self._engine, index, number), f"asking for the port of {port['address']}")
             port["port"] = number[0]
+            text = ffi.new("char[]", lib.CL_ADDRESS_BYTES)
+            check(lib.cl_engine_address(self._engine, index, text), f"asking for the endpoint of {port['address']}")
+            port["endpoint"] = ffi.string(text).decode()
 
     def _datagram_bytes(self) -> int:
         sizes: list[int] = []

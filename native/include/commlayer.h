@@ -32,6 +32,9 @@ enum cl_error {
     CL_ECLOSED = -7,   /* the engine or group is closed */
     CL_EMISMATCH = -8, /* ranks disagree on what they are doing */
     CL_EAGAIN = -9,    /* nothing there yet */
+
+    CL_ENOLIBFABRIC = -20, /* libfabric is not there, or its headers were not when this was built */
+    CL_ENODEVICE = -21,    /* the provider has no datagram endpoint at this address */
 };
 
 enum cl_dtype {
@@ -140,7 +143,7 @@ int cl_interfaces(struct cl_interface *out, uint32_t capacity);
 /* ---- engine ---- */
 
 struct cl_engine_options {
-    const char *wire;             /* "udp", "mem" (ranks of one process, tests) or "none" (shared memory only) */
+    const char *wire;             /* "udp", "ofi", "mem" (ranks of one process, tests), "none" (shared memory only) */
     const char *const *addresses; /* numeric local addresses, one socket each (mem: any text) */
     uint32_t address_count;       /* at most 8 */
     uint32_t datagram_bytes;      /* largest UDP payload, header included */
@@ -151,6 +154,7 @@ struct cl_engine_options {
     uint32_t auth;                /* enum cl_auth */
     uint32_t mem_loss_ppm;        /* mem: share of datagrams dropped, parts per million */
     uint32_t mem_seed;
+    const char *ofi_provider; /* ofi: libfabric's name of it; NULL or empty: its first */
 };
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
@@ -160,6 +164,10 @@ void cl_engine_close(cl_engine *engine);
 void cl_engine_linger(cl_engine *engine);
 /* UDP port of the n-th address (mem: mailbox number). */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
+/* What peers give cl_engine_add_peer as the address of this process's n-th port: libfabric's (ofi), as text of at most
+ * CL_ADDRESS_BYTES; empty where it is the numeric address itself. */
+enum { CL_ADDRESS_BYTES = 256 };
+int cl_engine_address(cl_engine *engine, uint32_t index, char *text);
 /* Names this process within its job, whose key of 16 bytes its ranks share as a secret; once, before the first group.
  * The same values again are accepted. */
 int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch);

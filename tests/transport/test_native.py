@@ -208,6 +208,36 @@ def test_udp(size: int) -> None:
     conform(World(flat(size), "udp"))
 
 
+@pytest.fixture
+def libfabric() -> None:
+    """Skips where the ofi wire cannot be opened."""
+    try:
+        World(flat(1), "ofi").engines[0].close()
+    except ConfigError as error:
+        if "libfabric is not available" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_libfabric(libfabric: None, size: int) -> None:
+    conform(World(flat(size), "ofi"))
+
+
+def test_what_libfabric_does_not_have_is_named(libfabric: None) -> None:
+    port = {"ifname": "nic", "address": "192.0.2.1", "prefix": 8, "mtu": 1500, "loopback": False, "version": 4}
+    with pytest.raises(ConfigError, match=r"nic 192.0.2.1: .*no datagram endpoint.*fi_info"):
+        native.Engine(Config(wire="ofi", ofi_provider="udp"), [port])
+    with pytest.raises(ConfigError, match="COMMLAYER_OFI_PROVIDER"):
+        native.Engine(Config(wire="ofi", ofi_provider="pigeon"), [port])
+
+
+@pytest.mark.parametrize(("provider", "loopback"), [("udp", True), ("verbs", False), ("", False)])
+def test_only_the_udp_provider_has_a_loopback(provider: str, loopback: bool) -> None:
+    ports = native.choose_ports(Config(wire="ofi", ofi_provider=provider))
+    assert any(port["loopback"] for port in ports) is loopback
+
+
 @pytest.mark.parametrize("hosts", [[(0, 1), (2,)], [(0, 2), (1, 3)], [(0,), (1, 2, 3, 4)]])
 def test_several_hosts(hosts: list[tuple[int, ...]]) -> None:
     conform(World(hosts, loss_ppm=LOSS_PPM))

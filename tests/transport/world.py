@@ -51,6 +51,8 @@ class World:
     """Engines of a job. `hosts` says which ranks share memory, as `base.Group.hosts` does."""
 
     def __init__(self, hosts: Sequence[Sequence[int]], wire: str = "mem", loss_ppm: int = 0, **config: Any) -> None:
+        if wire == "ofi":
+            config |= {"wire": wire, "ofi_provider": "udp"}  # the provider every machine has
         self.hosts = tuple(tuple(host) for host in hosts)
         self.size = sum(map(len, hosts))
         self.job = next(_jobs)
