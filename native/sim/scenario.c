@@ -108,7 +108,7 @@ static void draw_noise(struct draw *draw)
         noise->loss = scale(draw, 0.0005, large ? 0.01 : 0.15);
     if (chance(draw, 0.25)) {
         noise->burst_begin = scale(draw, 0.0005, 0.02);
-        noise->burst_end = scale(draw, 0.02, 0.5);
+        noise->burst_ns = (uint64_t)scale(draw, 1e5, 5e7);
         noise->burst_loss = 0.3 + 0.7 * sim_random_real(&draw->random);
     }
     if (chance(draw, 0.4)) {
@@ -502,10 +502,11 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
             scenario->queue->name, scenario->queue_packets, (double)scenario->jitter_ns / 1e3,
             (unsigned long long)scenario->socket_bytes, scenario->full_chance);
     const struct sim_noise *noise = &scenario->noise;
-    fprintf(file,
-            "  noise: loss %.4g, bursts %.4g/%.4g of %.3g, reordering %.4g by %.4g us, duplicates %.4g, flips %.4g",
-            noise->loss, noise->burst_begin, noise->burst_end, noise->burst_loss, noise->reorder,
-            (double)noise->reorder_ns / 1e3, noise->duplicate, noise->corrupt);
+    fprintf(
+        file,
+        "  noise: loss %.4g, bursts %.4g of %.4g us and %.3g, reordering %.4g by %.4g us, duplicates %.4g, flips %.4g",
+        noise->loss, noise->burst_begin, (double)noise->burst_ns / 1e3, noise->burst_loss, noise->reorder,
+        (double)noise->reorder_ns / 1e3, noise->duplicate, noise->corrupt);
     if (scenario->noisy_host != UINT32_MAX)
         fprintf(file, ", at host %u only", scenario->noisy_host);
     fprintf(file,
