@@ -10,7 +10,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint lint-c lint-python native native-test venv clean
+.PHONY: help demo test bench lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,9 @@ help:
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
 	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for what has threads'
 	@echo 'make fuzz         hostile packets at the protocol core under ASan and UBSan (PACKETS=10000000 SEED=1)'
+	@echo 'make sim          10,000 seeds of the deterministic simulation (SEEDS=, FIRST=); SEED=n replays one, with a trace'
+	@echo 'make sim-short    1,000 seeds that nobody has seen before; make sim-asan: with ASan and UBSan'
+	@echo 'make sim-mutants  breaks the core in many ways and shows that the simulator finds each'
 	@echo 'make native       build the native engine in place'
 	@echo 'make venv         the virtual environment alone, with the development tools'
 	@echo 'make clean        remove everything built, except $(VENV)'
@@ -142,6 +145,35 @@ native-test: $(NATIVE_TESTS)
 	    echo "-- $$test"; \
 	    if $(CALM) timeout 120 $$test; then passed=$$((passed + 1)); else failed=$$((failed + 1)); echo "FAILED: $$test"; fi; \
 	done; echo "native: $$passed passed, $$failed failed"; test $$failed -eq 0
+
+# ---- deterministic simulation: see docs/simulation.md --------------------------------------------------------------
+SIM_JOBS ?= 2
+FIRST ?= 1
+SEEDS ?= 10000
+SEED ?=
+SIM_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+# The production plans, as one file. Only numpy is needed.
+build/plans.bin: native/sim/plans.py native/include/commlayer.h commlayer/errors.py $(wildcard commlayer/plans/*.py)
+	@mkdir -p build
+	@$(SIM_PYTHON) -c 'import numpy' 2>/dev/null || { echo 'the simulator needs Python with numpy to make its plans: \
+	run `make venv`, or name one with PYTHON='; exit 1; }
+	@$(SIM_PYTHON) native/sim/plans.py $@
+
+sim: build/test/simulate build/plans.bin
+	@build/test/simulate --plans build/plans.bin $(if $(SEED),--seed $(SEED),--first $(FIRST) --seeds $(SEEDS) --jobs $(SIM_JOBS))
+
+# The base is the time, so each run is a new one; it is printed, and a failure names its seed anyway.
+sim-short: build/test/simulate build/plans.bin
+	@first=$$(($$(date +%s) * 1000)); echo "seeds from $$first on"; \
+	build/test/simulate --plans build/plans.bin --first $$first --seeds 1000 --jobs $(SIM_JOBS)
+
+sim-asan: build/asan/simulate build/plans.bin
+	@$(CALM) build/asan/simulate --plans build/plans.bin --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),500,$(SEEDS)) \
+	    --jobs $(SIM_JOBS)
+
+sim-mutants: build/plans.bin
+	@$(SIM_PYTHON) native/sim/mutants.py
 
 clean:
 	rm -rf build dist out *.egg-info commlayer/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis

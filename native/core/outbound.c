@@ -137,8 +137,9 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
             send_ack(endpoint, peer, path, now_us, &out[count++]);
         if (path->ping && count < capacity) {
             path->ping = false;
-            if (path->sent.packets == path->sent.pings) /* unanswered ones must not pile up */
-                cl_sent_clear(&path->sent);
+            /* Unanswered ones must not pile up; but round trips may be longer than the time between two of them. */
+            if (path->sent.packets == path->sent.pings && path->sent.pings >= CL_PATH_PINGS_MAX)
+                cl_sent_remove(&path->sent, path->sent.low);
             count += send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, &out[count]);
         }
         if (path->probe && count < capacity) {

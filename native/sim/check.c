@@ -183,7 +183,25 @@ void sim_check_lost(struct sim_world *world, const struct sim_rank *rank, uint16
     sim_world_fail(world, "rank %u takes rank %u for lost, which lives and can be reached", rank->id, peer);
 }
 
-/* ---- memory and data in flight ---- */
+/* ---- memory, data in flight, turns ---- */
+
+void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t classes)
+{
+    enum { TURNS = 4 /* of the guard: probes and refused turns lie between */ };
+    uint8_t waiting = classes & rank->endpoint->queue.classes; /* these had something to send all the time */
+    uint32_t last = waiting != 0 ? 31 - (uint32_t)__builtin_clz(waiting) : 0;
+    for (uint32_t i = 0; i < rank->batch_count; i++) {
+        struct cl_packet packet;
+        if (!cl_packet_decode(&packet, rank->batch[i].head,
+                              rank->batch[i].head_length + rank->batch[i].payload_length) ||
+            packet.kind != CL_PACKET_DATA)
+            continue;
+        rank->starved = waiting == 0 || rank->batch[i].priority >= last ? 0 : rank->starved + 1;
+    }
+    if (rank->starved > TURNS * CL_QUEUE_GUARD)
+        sim_world_fail(world, "rank %u has sent %u packets while its messages of class %u starve", rank->id,
+                       rank->starved, last);
+}
 
 void sim_check_turn(struct sim_world *world, struct sim_rank *rank)
 {
@@ -337,9 +355,9 @@ static void check_rank(struct sim_world *world, const struct sim_rank *rank)
     bool clean = true;
     for (uint32_t call = 0; call < world->scenario->call_count; call++) {
         const struct sim_operation *operation = &rank->operations[call];
-        if (operation->member == NULL || operation->state == SIM_UNCALLED)
+        if (operation->member == NULL)
             continue;
-        clean = clean && operation->status == CL_OK && !is_mismatched(world, call);
+        clean = clean && operation->state == SIM_ENDED && operation->status == CL_OK && !is_mismatched(world, call);
         if (operation->state != SIM_ENDED)
             continue;
         check_delay(world, operation);
@@ -351,6 +369,9 @@ static void check_rank(struct sim_world *world, const struct sim_rank *rank)
     if (clean && received != rank->expected_bytes)
         sim_world_fail(world, "%llu bytes were delivered at rank %u; its plans receive %llu",
                        (unsigned long long)received, rank->id, (unsigned long long)rank->expected_bytes);
+    if (clean && rank->endpoint->stash.used_bytes > 0)
+        sim_world_fail(world, "rank %u keeps %zu bytes in its stash, for nothing", rank->id,
+                       rank->endpoint->stash.used_bytes);
     for (uint32_t i = 0; clean && i < rank->endpoint->peers_length; i++)
         if (rank->endpoint->peers[i] != NULL && rank->endpoint->peers[i]->outstanding > 0)
             sim_world_fail(world, "rank %u has messages with rank %u left over", rank->id, i);

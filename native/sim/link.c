@@ -35,7 +35,7 @@ static void emit(struct sim_link *link, struct sim_datagram *datagram)
         sim_network_lose(network, datagram, SIM_LOST_DOWN, link->name);
         return;
     }
-    if (sim_noise_loses(&link->noise, &network->random)) {
+    if (sim_noise_loses(&link->noise, &network->random, network->clock->now_ns)) {
         sim_network_lose(network, datagram, SIM_LOST_NOISE, link->name);
         return;
     }

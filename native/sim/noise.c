@@ -2,12 +2,13 @@
 
 #include "core/packet.h"
 
-bool sim_noise_loses(struct sim_noise *noise, struct sim_random *random)
+bool sim_noise_loses(struct sim_noise *noise, struct sim_random *random, uint64_t now_ns)
 {
-    if (noise->burst_begin > 0)
-        noise->in_burst = noise->in_burst ? !sim_random_chance(random, noise->burst_end)
-                                          : sim_random_chance(random, noise->burst_begin);
-    double loss = noise->in_burst && noise->burst_loss > noise->loss ? noise->burst_loss : noise->loss;
+    if (now_ns >= noise->burst_until_ns && sim_random_chance(random, noise->burst_begin))
+        noise->burst_until_ns = now_ns + sim_random_below(random, noise->burst_ns);
+    double loss = noise->loss;
+    if (now_ns < noise->burst_until_ns && noise->burst_loss > loss)
+        loss = noise->burst_loss;
     return sim_random_chance(random, noise->storm_loss > loss ? noise->storm_loss : loss);
 }
 

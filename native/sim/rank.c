@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "core/endpoint_state.h"
 #include "kernels/reduce.h"
 #include "sim/check.h"
 #include "sim/element.h"
@@ -164,7 +165,9 @@ static bool send_packets(struct sim_rank *rank, uint64_t now_us, uint32_t *count
             ++*count;
         }
         rank->batch_first = 0;
+        uint8_t classes = rank->endpoint->queue.classes;
         rank->batch_count = (uint32_t)cl_endpoint_send(rank->endpoint, now_us, rank->batch, rank->batch_capacity);
+        sim_check_batch(world, rank, classes);
         if (rank->batch_count == 0)
             return true;
     }
@@ -224,7 +227,7 @@ static void run_turn(struct sim_event *event)
 static const struct sim_fault *fault_of_call(const struct sim_rank *rank, enum sim_fault_kind kind, uint32_t call)
 {
     const struct sim_scenario *scenario = rank->world->scenario;
-    for (uint32_t i = 0; i < scenario->fault_count; i++) {
+    for (uint32_t i = 0; i < scenario->fault_count && !rank->world->calm; i++) {
         const struct sim_fault *fault = &scenario->faults[i];
         if (fault->kind == kind && fault->a == rank->id && fault->b == call)
             return fault;

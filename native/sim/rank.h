@@ -29,6 +29,8 @@ struct sim_rank {
     struct cl_datagram *batch; /* what the wire had no room for: from batch_first on */
     uint32_t batch_capacity, batch_first, batch_count;
 
+    uint32_t starved; /* packets sent since the last class with anything to send had a turn */
+
     struct sim_member *members;       /* by group; rank is NULL where it is none */
     struct sim_operation *operations; /* by call; member is NULL where it takes no part */
     uint32_t next_call, in_flight;

@@ -11,8 +11,8 @@ static const double SECOND = 1e9;
 
 const char *sim_story_name(enum sim_story story)
 {
-    static const char *const NAMES[SIM_STORIES] = {"noise",     "path",   "large",    "death", "frozen",
-                                                   "partition", "absent", "mismatch", "abort"};
+    static const char *const NAMES[SIM_STORIES] = {"noise",  "path",      "late",   "large",    "death",
+                                                   "frozen", "partition", "absent", "mismatch", "abort"};
     return NAMES[story];
 }
 
@@ -50,9 +50,9 @@ static enum sim_story draw_story(struct draw *draw)
     static const struct {
         enum sim_story story;
         uint32_t weight;
-    } STORIES[] = {{SIM_STORY_NOISE, 600}, {SIM_STORY_PATH, 80},     {SIM_STORY_LARGE, 8},
-                   {SIM_STORY_DEATH, 100}, {SIM_STORY_FROZEN, 40},   {SIM_STORY_PARTITION, 40},
-                   {SIM_STORY_ABSENT, 40}, {SIM_STORY_MISMATCH, 50}, {SIM_STORY_ABORT, 42}};
+    } STORIES[] = {{SIM_STORY_NOISE, 550},   {SIM_STORY_LATE, 50},   {SIM_STORY_PATH, 80},      {SIM_STORY_LARGE, 8},
+                   {SIM_STORY_DEATH, 100},   {SIM_STORY_FROZEN, 40}, {SIM_STORY_PARTITION, 40}, {SIM_STORY_ABSENT, 40},
+                   {SIM_STORY_MISMATCH, 50}, {SIM_STORY_ABORT, 42}};
     uint64_t at = below(draw, 1000);
     for (size_t i = 0; i < sizeof STORIES / sizeof *STORIES; i++) {
         if (at < STORIES[i].weight)
@@ -68,6 +68,7 @@ static bool suits(const struct draw *draw, const struct sim_layout *layout, bool
     case SIM_STORY_LARGE:
         return layout->world > LARGE_WORLD;
     case SIM_STORY_PATH:
+    case SIM_STORY_LATE:
     case SIM_STORY_PARTITION:
         return layout->world <= SMALL_WORLD && layout->hosts > 1;
     case SIM_STORY_MISMATCH: /* in shared memory nothing tells one operation from another: see docs/simulation.md */
@@ -102,13 +103,13 @@ static void draw_noise(struct draw *draw)
     struct sim_noise *noise = &scenario->noise;
     bool large = scenario->story == SIM_STORY_LARGE;
     scenario->noisy_host = UINT32_MAX;
-    if (scenario->story == SIM_STORY_PATH)
+    if (sim_story_is_compared(scenario->story))
         return;
     if (chance(draw, 0.5))
         noise->loss = scale(draw, 0.0005, large ? 0.01 : 0.15);
     if (chance(draw, 0.25)) {
         noise->burst_begin = scale(draw, 0.0005, 0.02);
-        noise->burst_end = scale(draw, 0.02, 0.5);
+        noise->burst_ns = (uint64_t)scale(draw, 1e5, 5e7);
         noise->burst_loss = 0.3 + 0.7 * sim_random_real(&draw->random);
     }
     if (chance(draw, 0.4)) {
@@ -126,28 +127,28 @@ static void draw_noise(struct draw *draw)
 static void draw_network(struct draw *draw)
 {
     struct sim_scenario *scenario = draw->scenario;
-    bool path = scenario->story == SIM_STORY_PATH;
+    bool path = scenario->story == SIM_STORY_PATH, clean = sim_story_is_compared(scenario->story);
     scenario->paths = path ? 2 + (uint32_t)below(draw, 2) : chance(draw, 0.5) ? 1 : 1 + (uint32_t)below(draw, 4);
     if (scenario->story == SIM_STORY_LARGE)
         scenario->paths = 1;
-    scenario->trunks = scenario->hosts > 2 && chance(draw, 0.15) && !path;
+    scenario->trunks = scenario->hosts > 2 && chance(draw, 0.15) && !clean;
     scenario->queue = chance(draw, 0.3) ? &sim_queue_type_priority : &sim_queue_type_droptail;
-    scenario->queue_packets = (uint32_t)scale(draw, path ? 100 : 4, 1000);
+    scenario->queue_packets = (uint32_t)scale(draw, clean ? 100 : 4, 1000);
     if (scenario->world > LARGE_WORLD) /* each rank may have a packet or two for every other one */
         scenario->queue_packets += 4 * scenario->world;
-    double rate_bps = scale(draw, path ? 1e8 : 2e7, 4e10), delay_ns = scale(draw, 2e3, path ? 1e6 : 2e7);
+    double rate_bps = scale(draw, clean ? 1e8 : 2e7, 4e10), delay_ns = scale(draw, 2e3, clean ? 1e6 : 2e7);
     for (uint32_t i = 0; i < scenario->paths; i++) {
-        bool alike = path || chance(draw, 0.5);
+        bool alike = clean || chance(draw, 0.5);
         scenario->rates_bps[i] = alike ? rate_bps : rate_bps * scale(draw, 0.2, 1);
         scenario->delays_ns[i] = (uint64_t)(alike ? delay_ns : delay_ns * scale(draw, 0.2, 5));
     }
     scenario->host_rate = sim_new(scenario->hosts, sizeof *scenario->host_rate);
     for (uint32_t i = 0; i < scenario->hosts; i++)
-        scenario->host_rate[i] = !path && chance(draw, 0.1) ? scale(draw, 0.2, 1) : 1;
-    if (chance(draw, 0.4) && !path)
+        scenario->host_rate[i] = !clean && chance(draw, 0.1) ? scale(draw, 0.2, 1) : 1;
+    if (chance(draw, 0.4) && !clean)
         scenario->jitter_ns = (uint64_t)scale(draw, 1e3, 5e6);
-    scenario->socket_bytes = (uint64_t)scale(draw, path ? 4e6 : 2e5, 8e6);
-    if (chance(draw, 0.2))
+    scenario->socket_bytes = (uint64_t)scale(draw, clean ? 4e6 : 2e5, 8e6);
+    if (chance(draw, 0.2) && !clean)
         scenario->full_chance = scale(draw, 0.001, 0.2);
 }
 
@@ -158,12 +159,14 @@ static void draw_endpoints(struct draw *draw)
     scenario->datagram_bytes = DATAGRAMS[below(draw, sizeof DATAGRAMS / sizeof *DATAGRAMS)];
     scenario->peer_timeout_us = chance(draw, 0.7) ? 3000000 : (uint64_t)scale(draw, 1e6, 1e7);
     scenario->stash_bytes = chance(draw, 0.6) ? 16 << 20 : (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e6);
+    if (scenario->story == SIM_STORY_LATE)
+        scenario->stash_bytes = (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e5);
     scenario->congestion = "delay";
-    if (chance(draw, 0.1) && scenario->story != SIM_STORY_PATH) {
+    if (chance(draw, 0.1) && !sim_story_is_compared(scenario->story)) {
         scenario->congestion = "fixed";
         scenario->fixed_rate_bps = (uint64_t)(scenario->rates_bps[0] / scenario->world);
     }
-    bool slow = chance(draw, 0.2) && scenario->story != SIM_STORY_PATH;
+    bool slow = chance(draw, 0.2) && !sim_story_is_compared(scenario->story);
     scenario->speeds = sim_new(scenario->world, sizeof *scenario->speeds);
     for (uint32_t i = 0; i < scenario->world; i++) {
         struct sim_speed *speed = &scenario->speeds[i];
@@ -284,7 +287,7 @@ static void draw_harmless(struct draw *draw, uint64_t span_ns)
 {
     struct sim_scenario *scenario = draw->scenario;
     double timeout_ns = (double)scenario->peer_timeout_us * 1000;
-    if (scenario->story == SIM_STORY_PATH)
+    if (sim_story_is_compared(scenario->story))
         return;
     bool fatal = !sim_story_must_succeed(scenario->story);
     /* alone, a pause may be nearly as long as the timeout; on a bad network questions get lost, too */
@@ -369,6 +372,11 @@ static void draw_plot(struct draw *draw, uint64_t span_ns)
     case SIM_STORY_PATH:
         fault = add_fault(draw, SIM_FAULT_DOWN, span_ns);
         fault->for_ns = chance(draw, 0.5) ? 0 : (uint64_t)scale(draw, 1e7, 2e9);
+        break;
+    case SIM_STORY_LATE:
+        fault = add_fault(draw, SIM_FAULT_LATE, 0);
+        aim_at_call(draw, fault);
+        fault->for_ns = (uint64_t)scale(draw, 1e7, 2e9);
         break;
     case SIM_STORY_DEATH:
         add_fault(draw, SIM_FAULT_DEATH, span_ns);
@@ -502,10 +510,11 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
             scenario->queue->name, scenario->queue_packets, (double)scenario->jitter_ns / 1e3,
             (unsigned long long)scenario->socket_bytes, scenario->full_chance);
     const struct sim_noise *noise = &scenario->noise;
-    fprintf(file,
-            "  noise: loss %.4g, bursts %.4g/%.4g of %.3g, reordering %.4g by %.4g us, duplicates %.4g, flips %.4g",
-            noise->loss, noise->burst_begin, noise->burst_end, noise->burst_loss, noise->reorder,
-            (double)noise->reorder_ns / 1e3, noise->duplicate, noise->corrupt);
+    fprintf(
+        file,
+        "  noise: loss %.4g, bursts %.4g of %.4g us and %.3g, reordering %.4g by %.4g us, duplicates %.4g, flips %.4g",
+        noise->loss, noise->burst_begin, (double)noise->burst_ns / 1e3, noise->burst_loss, noise->reorder,
+        (double)noise->reorder_ns / 1e3, noise->duplicate, noise->corrupt);
     if (scenario->noisy_host != UINT32_MAX)
         fprintf(file, ", at host %u only", scenario->noisy_host);
     fprintf(file,

@@ -2,7 +2,7 @@
  * Scenario: what a seed means: the ranks and their network, what they call and when, and what goes wrong. All of it is
  * drawn here, before anything runs, except which single packets suffer.
  *
- * A story says what may come of it. In the first three every operation must succeed; in the others the ranks that live
+ * A story says what may come of it. In the first ones every operation must succeed; in the others the ranks that live
  * must get the right result or a typed error, in time.
  */
 #ifndef CL_SIM_SCENARIO_H
@@ -14,6 +14,7 @@
 enum sim_story {
     SIM_STORY_NOISE,     /* any mix of faults that must cost nothing but time */
     SIM_STORY_PATH,      /* a path dies while another one lives, on a clean network: compared with a run without that */
+    SIM_STORY_LATE,      /* a rank calls late, and what comes for it meanwhile has no room: compared in the same way */
     SIM_STORY_LARGE,     /* many ranks, little noise */
     SIM_STORY_DEATH,     /* a rank dies */
     SIM_STORY_FROZEN,    /* a rank stops for longer than the peer timeout, and goes on */
@@ -27,6 +28,11 @@ const char *sim_story_name(enum sim_story story);
 static inline bool sim_story_must_succeed(enum sim_story story)
 {
     return story <= SIM_STORY_LARGE;
+}
+/* Stories with one fault on a clean network, whose cost is measured. */
+static inline bool sim_story_is_compared(enum sim_story story)
+{
+    return story == SIM_STORY_PATH || story == SIM_STORY_LATE;
 }
 
 enum sim_fault_kind {

@@ -39,6 +39,7 @@ static void add_counts(struct sim_summary *summary, const struct sim_world_count
 void sim_summary_add(struct sim_summary *summary, const struct sim_world *world)
 {
     summary->seeds++;
+    summary->failures += world->failure[0] != 0;
     summary->events += world->clock.events;
     summary->stories[world->scenario->story]++;
     summary->virtual_us += sim_world_now_ns(world) / 1000;

@@ -121,7 +121,7 @@ static void make_group(struct sim_world *world, uint32_t index)
     free(count);
 }
 
-static void begin(struct sim_world *world, bool faults)
+static void begin(struct sim_world *world)
 {
     const struct sim_scenario *scenario = world->scenario;
     sim_network_init(&world->network, &world->clock, &world->trace, scenario->seed, scenario->hosts, scenario->paths,
@@ -137,7 +137,7 @@ static void begin(struct sim_world *world, bool faults)
     for (uint32_t i = 0; i < scenario->fault_count; i++) {
         world->faults[i] =
             (struct sim_world_fault){.event = {.fire = strike}, .world = world, .fault = &scenario->faults[i]};
-        if (!faults && is_scheduled(scenario->faults[i].kind))
+        if (world->calm)
             continue;
         world->counts.faults[scenario->faults[i].kind]++;
         if (is_scheduled(scenario->faults[i].kind))
@@ -164,14 +164,14 @@ static void fail_unfinished(struct sim_world *world)
     }
 }
 
-void sim_world_run(struct sim_world *world, const struct sim_scenario *scenario, struct sim_plans *plans, bool faults,
+void sim_world_run(struct sim_world *world, const struct sim_scenario *scenario, struct sim_plans *plans, bool calm,
                    FILE *trace)
 {
-    *world = (struct sim_world){.scenario = scenario, .plans = plans, .start_ns = START_NS};
+    *world = (struct sim_world){.scenario = scenario, .plans = plans, .calm = calm, .start_ns = START_NS};
     world->clock.now_ns = START_NS;
     world->random = sim_random_seeded(scenario->seed, 2);
     world->trace = (struct sim_trace){.file = trace, .clock = &world->clock, .origin_ns = START_NS};
-    begin(world, faults);
+    begin(world);
     while (world->failure[0] == 0 && world->unfinished > 0) {
         if (!sim_clock_step(&world->clock) || sim_world_now_ns(world) > scenario->limit_ns)
             fail_unfinished(world);

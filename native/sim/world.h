@@ -44,15 +44,16 @@ struct sim_world {
     struct sim_world_group groups[SIM_GROUPS_MAX];
     struct sim_work work[SIM_CALLS_MAX];
     struct sim_world_fault faults[SIM_FAULTS_MAX];
+    bool calm;                   /* without the faults that are scheduled, and nobody late */
     uint64_t start_ns, ended_ns; /* when the last operation ended, from the start */
     uint32_t unfinished;         /* operations of live ranks, called or not */
     struct sim_world_counts counts;
     char failure[512]; /* the first broken invariant; empty: none */
 };
 
-/* Runs the scenario to its end or to the first broken invariant. `faults` false: without those that are scheduled.
- * With a file, what happens is written there. */
-void sim_world_run(struct sim_world *world, const struct sim_scenario *scenario, struct sim_plans *plans, bool faults,
+/* Runs the scenario to its end or to the first broken invariant. `calm`: but without its faults. With a file, what
+ * happens is written there. */
+void sim_world_run(struct sim_world *world, const struct sim_scenario *scenario, struct sim_plans *plans, bool calm,
                    FILE *trace);
 void sim_world_free(struct sim_world *world);
 

@@ -310,6 +310,29 @@ static void test_path_death(void)
     network_free(network);
 }
 
+/* A dead path is probed more often than its round trip; it must come back nevertheless. */
+static void test_path_with_long_round_trip_revives(void)
+{
+    struct network *network = network_new(2, 2, 200, 150, STASH, 24);
+    network->delay_ns = 60000000;
+    struct transfer *first = transfer_new(0, 1, 0, 1 << 20), *second = transfer_new(0, 1, 1, 1 << 20);
+    network_run_until(network, network_now_us(network) + 200000);
+    network->egress[0][1].dead = true;
+    post_receive(network, first, 1);
+    post_send(network, first, 1, 0);
+    CHECK(network_run_completions(network, 1, network_now_us(network) + 2 * SECOND_US));
+    network->egress[0][1].dead = false;
+    network_run_until(network, network_now_us(network) + SECOND_US);
+    network->egress[0][0].dead = true;
+    post_receive(network, second, 1);
+    post_send(network, second, 1, 0);
+    CHECK(network_run_completions(network, 2, network_now_us(network) + 3 * SECOND_US));
+    CHECK(intact(second));
+    transfer_free(first);
+    transfer_free(second);
+    network_free(network);
+}
+
 /* A path dies with all there is to send on it: the other one, which is idle, must be asked whether the peer lives. */
 static void test_path_death_with_everything_on_it(void)
 {
@@ -810,6 +833,7 @@ int main(void)
     RUN(test_tiny_stash);
     RUN(test_no_stash_with_loss);
     RUN(test_path_death);
+    RUN(test_path_with_long_round_trip_revives);
     RUN(test_path_death_with_everything_on_it);
     RUN(test_peer_death);
     RUN(test_idle_peers_stay_alive);
