@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -197,6 +198,7 @@ static void receive_packets(struct cl_engine *engine)
             engine->last_heard_us = arrival.now_us;
         }
     }
+    engine->readable = 0;
 }
 
 /* In a bulk transfer every packet would wake the thread. When they come steadily it naps first, for as long as a batch
@@ -318,12 +320,32 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     return more || !arm_bells(engine, &deadline) ? 0 : deadline;
 }
 
+void cl_engine_attend(struct cl_engine *engine)
+{
+    if (pthread_mutex_trylock(&engine->core) != 0) {
+        cl_engine_wake(engine);
+        return;
+    }
+    bool wire_full;
+    uint64_t deadline = turn(engine, &wire_full);
+    if (wire_full || deadline == 0) {
+        cl_engine_wake(engine);
+    } else if (deadline < engine->sleeps_until_us) {
+        struct itimerspec at = {
+            .it_value = {.tv_sec = (time_t)(deadline / 1000000), .tv_nsec = (long)(deadline % 1000000) * 1000}};
+        timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+        engine->sleeps_until_us = deadline;
+    }
+    pthread_mutex_unlock(&engine->core);
+}
+
 static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wire_full)
 {
-    struct pollfd fds[2 + CL_PORTS_MAX + CL_WATCHED_MAX];
+    struct pollfd fds[3 + CL_PORTS_MAX + CL_WATCHED_MAX];
     nfds_t count = 0;
     fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = engine->timer_fd, .events = POLLIN};
     nfds_t first_port = count;
     uint32_t full_port = UINT32_MAX; /* room at another one would not help the first packet that waits */
     if (wire_full)
@@ -334,6 +356,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
                                        .events = (short)(i == full_port ? POLLIN | POLLOUT : POLLIN)};
     nfds_t first_watched = count;
     uint32_t watched = engine->watched_count;
+    engine->sleeps_until_us = deadline_us;
     for (uint32_t i = 0; i < watched; i++)
         fds[count++] = (struct pollfd){.fd = engine->watched[i].pidfd, .events = POLLIN};
     pthread_mutex_unlock(&engine->core);
@@ -359,6 +382,10 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     }
     if (fds[1].revents != 0)
         cl_bell_drain(engine->bell_fd);
+    if (fds[2].revents != 0) {
+        uint64_t ignored;
+        (void)!read(engine->timer_fd, &ignored, sizeof ignored);
+    }
     for (uint32_t i = 0; i < watched; i++) {
         if (fds[first_watched + i].revents == 0 || engine->watched[i].pidfd < 0)
             continue;
@@ -426,6 +453,8 @@ static void free_engine(struct cl_engine *engine)
         close(engine->wake_fd);
     if (engine->bell_fd >= 0)
         close(engine->bell_fd);
+    if (engine->timer_fd >= 0)
+        close(engine->timer_fd);
     for (uint32_t i = 0; engine->links != NULL && i < CL_PEERS_MAX; i++)
         free(engine->links[i]);
     free(engine->links);
@@ -484,11 +513,12 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     strcpy(engine->congestion, options->congestion);
     engine->bell_fd = -1;
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     engine->links = calloc(CL_PEERS_MAX, sizeof *engine->links);
     engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
     int status = engine->links == NULL || engine->batch == NULL ? CL_ENOMEM : CL_OK;
     if (status == CL_OK)
-        status = engine->wake_fd < 0 ? CL_ESYSTEM : CL_OK;
+        status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
     if (status == CL_OK) {
         engine->bell_fd = cl_bell_open(engine->bell);
         status = engine->bell_fd < 0 ? CL_ESYSTEM : open_wire(engine, options);

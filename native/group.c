@@ -458,7 +458,8 @@ static void leave_lane(struct cl_group *group)
 }
 
 /* Under lane. */
-static void hand_over(struct cl_group *group, struct cl_operation *operation)
+/* Returns whether the engine must be told. */
+static bool hand_over(struct cl_group *group, struct cl_operation *operation)
 {
     struct cl_engine *engine = group->engine;
     if (operation->kind == CL_OPERATION_PLAN)
@@ -469,15 +470,19 @@ static void hand_over(struct cl_group *group, struct cl_operation *operation)
     *engine->inbox_last = operation;
     engine->inbox_last = &operation->next;
     pthread_mutex_unlock(&engine->inbox);
-    if (was_empty)
-        cl_engine_wake(engine);
+    return was_empty;
 }
 
-void cl_group_submit(struct cl_group *group, struct cl_operation *operation)
+void cl_group_submit(struct cl_group *group, struct cl_operation *operation, bool now)
 {
+    struct cl_engine *engine = group->engine;
     pthread_mutex_lock(&group->lane);
-    hand_over(group, operation);
+    bool news = hand_over(group, operation);
+    if (news && !now)
+        cl_engine_wake(engine);
     pthread_mutex_unlock(&group->lane);
+    if (news && now)
+        cl_engine_attend(engine);
 }
 
 int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
@@ -489,7 +494,7 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
     int status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
     if (status != CL_OK)
         return status;
-    cl_group_submit(group, operation);
+    cl_group_submit(group, operation, false);
     *out = operation;
     return CL_OK;
 }
@@ -503,8 +508,8 @@ int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype,
         return status;
     pthread_mutex_lock(&group->lane);
     bool here = enter_lane(group, operation);
-    if (!here)
-        hand_over(group, operation);
+    if (!here && hand_over(group, operation))
+        cl_engine_wake(group->engine);
     pthread_mutex_unlock(&group->lane);
     if (here) {
         status = run_here(group, operation);

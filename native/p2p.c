@@ -14,6 +14,7 @@
 enum {
     MESSAGE_LIMIT_BYTES = 16 << 20, /* as in plans/partition.py */
     MESSAGES_INLINE = 16,
+    NOW_BYTES_MAX = 65536, /* a calling thread puts no more than this on the wire itself */
 };
 
 /* A plan between ranks 0, this one, and 1, the other: so it does not depend on who that is. */
@@ -63,7 +64,7 @@ static int submit(cl_group *group, enum cl_operation_kind kind, uint32_t rank, u
         return status;
     operation->ticket = (struct cl_ticket){.source = rank, .tag = tag};
     operation->sequence = tag;
-    cl_group_submit(group, operation);
+    cl_group_submit(group, operation, kind == CL_OPERATION_RECEIVE || length <= NOW_BYTES_MAX);
     *out = operation;
     return CL_OK;
 }

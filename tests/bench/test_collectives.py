@@ -6,7 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlayer.bench.collectives import COLLECTIVES, AllGather, AllReduce, Broadcast, Collective, ReduceScatter
+from commlayer.bench.collectives import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Collective,
+    ReduceScatter,
+    SendRecv,
+)
 from commlayer.bench.spec import COLLECTIVE_NAMES, DTYPE_NAMES
 
 COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -28,6 +36,7 @@ def make(kind: type[Collective], world: int, size_bytes: int = 4000, dtype: torc
         ("reduce_scatter", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("all_gather", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("broadcast", {2: 1.0, 4: 1.0, 8: 1.0}),
+        ("sendrecv", {2: 1.0, 4: 1.0, 8: 1.0}),
         ("barrier", {2: 0.0, 4: 0.0, 8: 0.0}),
     ],
 )
@@ -76,7 +85,7 @@ def test_all_reduce_knows_the_result_of_every_chain(dtype: torch.dtype, op: str)
         assert collective.wrong() == 1
 
 
-@pytest.mark.parametrize("kind", [AllReduce, ReduceScatter, AllGather, Broadcast])
+@pytest.mark.parametrize("kind", [AllReduce, ReduceScatter, AllGather, Broadcast, SendRecv])
 def test_doing_nothing_is_wrong(kind: type[Collective]) -> None:
     collective = kind(40_000, torch.float32, "sum", 1, 2)
     collective.restore()
