@@ -158,7 +158,7 @@ class FakeGroup:
 
     def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> FakeHandle:
         self.operations.append((Message("send", to, length, tag), timeout_s, priority))
-        return self._message(lambda: self._gloo.send([_memory(source, length)], to, tag))
+        return self._message(lambda: self._gloo.send([_memory(source, length)], to, tag), self.rank)
 
     def receive(
         self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
