@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 RANKS ?= 2
+MINUTES ?= 1
 CLANG ?= clang
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,13 +11,15 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
+.PHONY: help demo test bench faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo         train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4 for more ranks)'
 	@echo 'make test         every test this machine can run; the others say why they are skipped'
 	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
+	@echo 'make faults       faults on real processes, with a table of what was noticed when (emulated hosts need root)'
+	@echo 'make soak         random collectives, verified, and no leaks (MINUTES=60 for an hour)'
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
 	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for what has threads'
 	@echo 'make fuzz         hostile packets at the protocol core under ASan and UBSan (PACKETS=10000000 SEED=1)'
@@ -63,6 +66,14 @@ demo: native
 
 bench: native
 	$(BIN)/python bench/first_light.py
+
+faults: venv native
+	rm -f out/faults.json
+	$(BIN)/python -m pytest -q -rs tests/faults
+	$(BIN)/python -m tests.faults
+
+soak: native
+	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
 test: venv native native-test
 	$(BIN)/python -m pytest -q -rs

@@ -41,6 +41,11 @@ void cl_calls_remove(struct cl_calls *calls, uint32_t group, uint32_t sequence)
     memmove(found, found + 1, after * sizeof(*found));
 }
 
+struct cl_call cl_calls_next(struct cl_calls *calls)
+{
+    return calls->count ? calls->list[calls->turn++ % calls->count] : (struct cl_call){0};
+}
+
 void cl_calls_free(struct cl_calls *calls)
 {
     free(calls->list);

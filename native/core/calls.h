@@ -1,6 +1,7 @@
 /*
  * Calls: the operations in flight here, with a signature of what was called. Each DATA packet carries its sender's, so
- * that ranks that disagree learn it at once, instead of waiting for messages that do not fit or never come.
+ * that ranks that disagree learn it at once, instead of waiting for messages that do not fit or never come. PINGs carry
+ * them, too: for ranks that all wait for each other.
  *
  * A signature has 12 bits: there is room for no more in the header, and it is mixed with those before it (see
  * assign_order in group.c), so what one operation misses, once in 4095 times, the next one finds.
@@ -19,6 +20,7 @@ struct cl_call {
 struct cl_calls {
     struct cl_call *list; /* in the order they began */
     uint32_t count, capacity;
+    uint32_t turn; /* of cl_calls_next */
 };
 
 /* False when there is no memory. */
@@ -26,6 +28,8 @@ bool cl_calls_add(struct cl_calls *calls, uint32_t group, uint32_t sequence, uin
 /* The signature of an operation in flight; 0 when it is none, or may not be compared. */
 uint16_t cl_calls_find(const struct cl_calls *calls, uint32_t group, uint32_t sequence);
 void cl_calls_remove(struct cl_calls *calls, uint32_t group, uint32_t sequence);
+/* Each in turn, whatever comes and goes; all zeros when there is none. */
+struct cl_call cl_calls_next(struct cl_calls *calls);
 void cl_calls_free(struct cl_calls *calls);
 
 /* Whether two signatures say that their ranks called different things. */

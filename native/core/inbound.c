@@ -231,6 +231,10 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     switch (packet->kind) {
     case CL_PACKET_DATA:
         return on_data(endpoint, peer, packet, payload, now_us);
+    case CL_PACKET_PING:
+        if (cl_calls_differ(cl_calls_find(&endpoint->calls, packet->group, packet->sequence), packet->signature))
+            cl_endpoint_disagree(endpoint, peer, packet->group);
+        break;
     case CL_PACKET_READY:
         on_ready(endpoint, peer, packet, now_us);
         break;

@@ -36,14 +36,16 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
 static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
                          const struct cl_control *control, uint64_t now_us, struct cl_datagram *out)
 {
-    struct cl_packet packet = {.kind = kind,
-                               .flags = CL_PACKET_ACK_NOW,
-                               .path = path->index,
-                               .group = control->group,
-                               .sequence = control->sequence,
-                               .index = control->index,
-                               .offset = (uint32_t)control->reason,
-                               .number = (uint32_t)path->sent.next};
+    struct cl_packet packet = {
+        .kind = kind,
+        .flags = CL_PACKET_ACK_NOW,
+        .path = path->index,
+        .signature = kind == CL_PACKET_PING ? cl_calls_find(&endpoint->calls, control->group, control->sequence) : 0,
+        .group = control->group,
+        .sequence = control->sequence,
+        .index = control->index,
+        .offset = (uint32_t)control->reason,
+        .number = (uint32_t)path->sent.next};
     struct cl_sent_packet sent = {.sent_us = now_us,
                                   .egress_bytes = path->egress->bytes,
                                   .control = *control,
@@ -129,7 +131,6 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
 static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
                           size_t capacity)
 {
-    static const struct cl_control NOTHING = {0};
     size_t count = 0;
     for (uint16_t i = 0; i < peer->path_count && peer->alive; i++) {
         struct cl_path *path = &peer->paths[i];
@@ -140,7 +141,9 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
             /* Unanswered ones must not pile up; but round trips may be longer than the time between two of them. */
             if (path->sent.packets == path->sent.pings && path->sent.pings >= CL_PATH_PINGS_MAX)
                 cl_sent_remove(&path->sent, path->sent.low);
-            count += send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, &out[count]);
+            struct cl_call call = cl_calls_next(&endpoint->calls);
+            struct cl_control control = {.group = call.group, .sequence = call.sequence};
+            count += send_control(endpoint, peer, path, CL_PACKET_PING, &control, now_us, &out[count]);
         }
         if (path->probe && count < capacity) {
             path->probe = false;

@@ -11,7 +11,7 @@
  *   ACK       number = largest received, path = the path acknowledged, sequence = receive time of the largest
  *             (receiver's clock, low 32 bits, us), index = host delay in us, group = the n-th acknowledgement of
  *             this path, by which replays are known; the ranges follow (see ack.h)
- *   PING      asks for an acknowledgement, nothing else
+ *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
  *   READY     every message of (group, sequence) that was refused may be sent again
  *   ABORT     group, offset = the reason (an enum cl_error), index = the peer to blame + 1, or 0
  *   MISMATCH  (group, sequence, index) has another length at the receiver
@@ -55,7 +55,7 @@ struct cl_packet {
     uint16_t source;
     uint16_t length;
     uint16_t path;
-    uint16_t signature; /* DATA; 0: not to be compared */
+    uint16_t signature; /* DATA, PING; 0: not to be compared */
     uint16_t epoch;
     uint32_t group;
     uint32_t sequence;

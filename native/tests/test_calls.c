@@ -19,6 +19,19 @@ static void test_in_flight_only(void)
     cl_calls_free(&calls);
 }
 
+static void test_turns(void)
+{
+    struct cl_calls calls = {0};
+    CHECK_EQ(cl_calls_next(&calls).signature, 0);
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK(cl_calls_add(&calls, 5, i, (uint16_t)(1 << i)));
+    for (uint32_t i = 0; i < 3; i++)
+        sum += cl_calls_next(&calls).signature;
+    CHECK_EQ(sum, 7);
+    cl_calls_free(&calls);
+}
+
 static void test_many(void)
 {
     struct cl_calls calls = {0};
@@ -43,6 +56,7 @@ static void test_unsigned_agrees_with_all(void)
 int main(void)
 {
     RUN(test_in_flight_only);
+    RUN(test_turns);
     RUN(test_many);
     RUN(test_unsigned_agrees_with_all);
     return CHECK_REPORT();

@@ -591,6 +591,33 @@ static void test_signatures(void)
     }
 }
 
+/* Each waits for the other, and neither sends. */
+static void test_pings_carry_signatures(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 20);
+    uint8_t bytes[8];
+    struct cl_sink sink = {bytes, NULL, NULL};
+    for (uint16_t i = 0; i < 2; i++) {
+        struct cl_endpoint *endpoint = network->hosts[i].endpoint;
+        CHECK_EQ(cl_endpoint_begin(endpoint, 9, 1, (uint16_t)(5 + i)), CL_OK);
+        CHECK_EQ(cl_endpoint_post_receive(endpoint, 1 - i, (struct cl_message_id){9, 1, 0}, sink, 8,
+                                          network_now_us(network), NULL),
+                 CL_OK);
+        network_wake(network, i, network->now_ns);
+    }
+    network_run_until(network, network_now_us(network) + 1500000); /* half of the time after which a peer is lost */
+    for (uint16_t i = 0; i < 2; i++) {
+        uint32_t group;
+        uint16_t blame;
+        int reason;
+        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &blame, &reason));
+        CHECK_EQ(reason, CL_EMISMATCH);
+        CHECK_EQ(blame, 1 - i);
+        cl_endpoint_end(network->hosts[i].endpoint, 9, 1);
+    }
+    network_free(network);
+}
+
 static void test_late_peer(void)
 {
     struct network *network = network_new(3, 1, 200, 150, STASH, 19);
@@ -844,6 +871,7 @@ int main(void)
     RUN(test_abort_reaches_a_lost_peer);
     RUN(test_abort_answers_data);
     RUN(test_signatures);
+    RUN(test_pings_carry_signatures);
     RUN(test_late_peer);
     RUN(test_cancel);
     RUN(test_cancel_drops_completions);

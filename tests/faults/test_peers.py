@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,8 +17,21 @@ import torch.distributed as dist
 
 from tests import ranks
 
-from .scene import PEER_TIMEOUT_S, SLACK_S, Seen, Site, begin, die, freeze_myself, later, mark, note, survived, watch
-from .scene import witness as witness_of
+from .scene import (
+    PEER_TIMEOUT_S,
+    SLACK_S,
+    Seen,
+    Site,
+    begin,
+    die,
+    freeze_myself,
+    later,
+    mark,
+    note,
+    survived,
+    watch,
+    witness,
+)
 
 LARGE = 16 << 20
 """Elements: 64 MiB take tens of milliseconds anywhere."""
@@ -31,13 +45,18 @@ def large() -> None:
     dist.all_reduce(torch.ones(LARGE))
 
 
+def times(count: int, operation: Callable[[], None]) -> None:
+    for _ in range(count):
+        operation()
+
+
 def _killed_idle(rank: int, size: int) -> Seen:
     begin(rank, size)
     if rank == size - 1:
         die()
     time.sleep(0.5)
     mark()  # nobody asked before: from here on somebody waits
-    return witness_of(small)
+    return witness(small)
 
 
 def _killed_in_large(rank: int, size: int) -> Seen:
@@ -45,7 +64,7 @@ def _killed_in_large(rank: int, size: int) -> Seen:
     large()
     dist.barrier()
     with later(0.02, die if rank == size - 1 else lambda: None):
-        return witness_of(lambda: [large() for _ in range(100)])
+        return witness(lambda: times(100, large))
 
 
 def _killed_before_small(rank: int, size: int) -> Seen:
@@ -53,7 +72,7 @@ def _killed_before_small(rank: int, size: int) -> Seen:
     if rank == size - 1:
         time.sleep(0.3)  # the others wait by now
         die()
-    return witness_of(small)
+    return witness(small)
 
 
 def expect_loss(site: Site, outcomes: list[ranks.Outcome], fault: str, victim: int) -> None:
@@ -74,9 +93,9 @@ def expect_loss(site: Site, outcomes: list[ranks.Outcome], fault: str, victim: i
     ],
     ids=["idle", "large", "small"],
 )
-def test_a_killed_rank_is_lost_to_all(site: Site, body: object, fault: str) -> None:
+def test_a_killed_rank_is_lost_to_all(site: Site, body: Callable[..., Seen], fault: str) -> None:
     victim = site.size - 1
-    outcomes = site.outcomes(body)  # type: ignore[arg-type]
+    outcomes = site.outcomes(body)
     assert outcomes[victim].exit_code == -signal.SIGKILL
     expect_loss(site, outcomes, fault, victim)
 
@@ -85,7 +104,7 @@ def _frozen(rank: int, size: int, seconds: float) -> Seen:
     begin(rank, size)
     if rank == size - 1:
         freeze_myself(seconds)
-    return witness_of(lambda: [small() for _ in range(3)])
+    return witness(lambda: times(3, small))
 
 
 def test_a_rank_frozen_for_long_is_lost_to_other_hosts(site: Site) -> None:
@@ -119,7 +138,7 @@ def _leaves(rank: int, size: int, destroys: bool) -> Seen:
             dist.destroy_process_group()
             ranks.store().wait(["noticed"])
         return Seen(None, "", 0.0)
-    seen = witness_of(small)
+    seen = witness(small)
     ranks.store().set("noticed", "1")
     return seen
 
@@ -154,8 +173,8 @@ def _never_calls(rank: int, size: int) -> Seen:
     mark()
     if rank == size - 1:
         ranks.store().wait([f"noticed {each}" for each in range(size - 1)])
-        return witness_of(small)
-    seen = witness_of(small)
+        return witness(small)
+    seen = witness(small)
     ranks.store().set(f"noticed {rank}", "1")
     return seen
 
