@@ -9,7 +9,17 @@ from typing import Any
 
 from .link import Link
 
-COLLECTIVE_NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+COLLECTIVE_NAMES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "barrier",
+)
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 OP_NAMES = ("sum", "product", "min", "max")
 
