@@ -29,7 +29,10 @@ def main() -> None:
 @app.command()
 def bench(
     collective: Annotated[
-        str, typer.Argument(help="all_reduce, reduce_scatter, all_gather, broadcast, sendrecv or barrier")
+        str,
+        typer.Argument(
+            help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv or barrier"
+        ),
     ] = "all_reduce",
     backends: Annotated[str, typer.Option(help="Comma-separated; the first is the baseline")] = "gloo,commlayer",
     ranks: Annotated[int | None, typer.Option(help="Processes to start (default 2, or one per host)")] = None,

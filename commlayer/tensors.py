@@ -101,26 +101,26 @@ def _are_consecutive(tensors: list[Tensor]) -> bool:
 
 
 def flatten(tensors: list[Tensor]) -> Tensor:
-    """The elements of these tensors in one stretch: the first tensor if they are already, else a copy."""
+    """The elements of these tensors in one stretch: a tensor that begins it, the first one if they lie so already."""
     if _are_consecutive(tensors):
         return tensors[0]
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def contribution(tensors: list[Tensor], kind: Kind, op: ReduceOp) -> Tensor:
-    """The elements of these tensors in one stretch, as they go into a reduction: the first tensor if they can."""
-    memory = flatten(tensors)
+    """The elements of these tensors in one stretch, as they go into a reduction; like `flatten` where they do as is."""
+    if kind.wide is None and not kind.is_scaled:
+        return flatten(tensors)
+    memory = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     if kind.wide is not None:
-        memory = memory.detach().to(kind.wide)
-    elif kind.is_scaled:
-        # A number or a tensor of one element. There is no other way to it, and the stub does not have this one.
-        factor = op.__getstate__()[1]  # type: ignore[attr-defined]
-        memory = memory.detach() * (factor.to(memory) if isinstance(factor, Tensor) else factor)
-    return memory
+        return memory.to(kind.wide)
+    # A number or a tensor of one element. There is no other way to it, and the stub does not have this one.
+    factor = op.__getstate__()[1]  # type: ignore[attr-defined]
+    return memory.mul_(factor.to(memory) if isinstance(factor, Tensor) else factor)
 
 
 def space(tensors: list[Tensor], wide: torch.dtype | None = None) -> Tensor:
-    """Room for the elements of these tensors in one stretch: the first tensor if they are, else new memory.
+    """Room for the elements of these tensors in one stretch: what begins it, the first one if they lie so already.
 
     `wide` is another type than theirs for the elements, if any.
     """

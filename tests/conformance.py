@@ -6,7 +6,7 @@ multiples of the number of ranks. A test takes `cases()` and calls `check(case)`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,13 +40,13 @@ class Case(NamedTuple):
         return f"{self.collective} {str(self.dtype).removeprefix('torch.')} x {self.numel} {self.op}"
 
 
-def cases(large: int = LARGE) -> Iterator[Case]:
+def cases(large: int = LARGE, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Case]:
     """The table: all sizes in float32, all types and operators at one odd size, and a large tensor of each form."""
     for collective in COLLECTIVES:
         for numel in SIZES:
             yield Case(collective, torch.float32, numel)
         yield Case(collective, torch.float32, large)
-        for dtype in DTYPES:
+        for dtype in dtypes:
             for op in operators(dtype) if collective in REDUCING else ("SUM",):
                 yield Case(collective, dtype, 37, op)
 
@@ -62,7 +62,11 @@ def operators(dtype: torch.dtype) -> tuple[str, ...]:
 
 def gloo_has(case: Case) -> bool:
     """Whether gloo has this case, too."""
-    if case.op == "PREMUL_SUM" or case.collective in ("all_gather_uneven", "all_to_all_uneven", "reduce_scatter_uneven"):
+    if case.op == "PREMUL_SUM" or case.collective in (
+        "all_gather_uneven",
+        "all_to_all_uneven",
+        "reduce_scatter_uneven",
+    ):
         return False
     if case.dtype.is_complex and case.collective in ("gather", "all_gather_coalesced"):
         return False
@@ -147,7 +151,9 @@ def check(case: Case, group: dist.ProcessGroup | None = None, *, async_op: bool 
         if len(wrong):
             flat, right = result.flatten().tolist(), exact.flatten().tolist()
             shown = [f"[{at}] is {flat[at]} and not {right[at]}" for at in wrong[:3].tolist()]
-            raise AssertionError(f"{case}, rank {rank} of {size}: {len(wrong)} of {len(flat)} wrong: {', '.join(shown)}")
+            raise AssertionError(
+                f"{case}, rank {rank} of {size}: {len(wrong)} of {len(flat)} wrong: {', '.join(shown)}"
+            )
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

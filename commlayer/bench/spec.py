@@ -9,7 +9,18 @@ from typing import Any
 
 from ..emulate.scenario import Scenario
 
-COLLECTIVE_NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "sendrecv", "barrier")
+COLLECTIVE_NAMES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "sendrecv",
+    "barrier",
+)
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 OP_NAMES = ("sum", "product", "min", "max")
 
