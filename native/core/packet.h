@@ -106,6 +106,11 @@ static inline uint32_t cl_load_u32(const uint8_t *p)
     return cl_load_u16(p) | (uint32_t)cl_load_u16(p + 2) << 16;
 }
 
+static inline uint64_t cl_load_u64(const uint8_t *p)
+{
+    return cl_load_u32(p) | (uint64_t)cl_load_u32(p + 4) << 32;
+}
+
 static inline void cl_store_u16(uint8_t *p, uint32_t value)
 {
     p[0] = (uint8_t)value;
