@@ -200,8 +200,8 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
 /* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
 int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
            uint64_t timeout_us);
-/* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received in
- * the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
+/* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received
+ * in the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
  * CL_EMISMATCH. `rank` is the other one, never this one; tags are below UINT32_MAX. A send is done when all of it is
  * with the receiver's engine: small ones before the receive was called. The first failure of one fails the group. */
 int cl_send(cl_group *group, uint32_t rank, uint32_t tag, const void *data, uint64_t length, uint32_t priority,
