@@ -311,7 +311,7 @@ static void test_timeout_of_a_send(void)
  * engines ask nobody anything for so long that only the news can wake them. */
 static void test_abort(void)
 {
-    struct world world = open_patient_world(3, "mem", 60000000);
+    struct world world = open_patient_world(3, "mem", 600000000);
     struct team team = open_team(&world, 1, true);
     uint32_t words[3] = {0};
     cl_operation *operations[3];
@@ -319,9 +319,11 @@ static void test_abort(void)
     for (uint32_t rank = 1; rank < 3; rank++)
         operations[rank] = start_receive(&team, rank, rank == 1 ? 2 : UINT32_MAX, 5, &words[rank], 4, PATIENCE_US);
     usleep(50000);
+    uint64_t start_us = cl_now_us();
     cl_group_abort(team.groups[0], CL_EABORTED);
     for (uint32_t rank = 1; rank < 3; rank++)
         CHECK_EQ(finish(operations[rank]), CL_EABORTED);
+    CHECK(cl_now_us() - start_us < PATIENCE_US / 2); /* at their timeout they would look */
     close_team(&team);
     close_world(&world);
 }
@@ -358,7 +360,7 @@ static void test_close_with_messages_in_flight(void)
 /* The death of a process of this host ends what is to come from it at once; what it had sent is still there. */
 static void test_death(void)
 {
-    struct world world = open_patient_world(3, "mem", 60000000);
+    struct world world = open_patient_world(3, "mem", 600000000);
     struct team team = open_team(&world, 1, true);
     pid_t child = fork();
     if (child == 0)
@@ -388,7 +390,7 @@ static void test_death(void)
 
 static void test_nobody_left(void)
 {
-    struct world world = open_patient_world(2, "mem", 60000000);
+    struct world world = open_patient_world(2, "mem", 600000000);
     struct team team = open_team(&world, 1, false);
     uint32_t word;
     cl_operation *any = start_receive(&team, 0, UINT32_MAX, 9, &word, 4, PATIENCE_US);
