@@ -358,7 +358,6 @@ COLLECTIVES: dict[str, type[Collective]] = {
     for kind in (
         AllReduce,
         ReduceScatter,
-        SendRecv,
         AllGather,
         Broadcast,
         Reduce,

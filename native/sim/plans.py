@@ -80,7 +80,9 @@ class Meaning(NamedTuple):
 MEANINGS: dict[str, Meaning] = {
     "all_reduce": Meaning(lambda _: 1, lambda _: 1, True, lambda _rank, _n, _root, _length: [(0, 0, ALL)]),
     "broadcast": Meaning(lambda _: 1, lambda _: 1, True, lambda _rank, _n, root, _length: [(0, 0, root)]),
-    "reduce_scatter": Meaning(lambda n: n, lambda _: 1, False, lambda rank, _n, _root, length: [(0, rank * length, ALL)]),
+    "reduce_scatter": Meaning(
+        lambda n: n, lambda _: 1, False, lambda rank, _n, _root, length: [(0, rank * length, ALL)]
+    ),
     "all_gather": Meaning(
         lambda _: 1, lambda n: n, False, lambda _rank, n, _root, length: [(r * length, 0, r) for r in range(n)]
     ),

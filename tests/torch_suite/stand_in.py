@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal import common_distributed
 
+
 class Device(TorchFunctionMode):
     """Whatever asks torch for a CUDA device, by name or by number, gets the CPU."""
 
