@@ -1,9 +1,8 @@
 """The `commlayer` backend of torch.distributed: its names, arguments and overloads.
 
 `CommProcessGroup` is a hybrid: every operation on CPU tensors runs on the engine (`collectives.py` says how), and a
-complete gloo group beneath takes what is left: sparse tensors, other devices, reductions that no type defines, the
-monitored barrier. It also words the complaint when arguments make no sense. docs/collectives.md lists what is whose.
-The two never share a channel, so their operations need no common order.
+complete gloo group beneath takes what is left: sparse tensors, reductions that no type defines, the monitored barrier. It also words the complaint when arguments make no sense. docs/collectives.md lists what is whose.
+The two never share a channel, so their operations need no common order. CUDA tensors take the way of `devices.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from torch._C._distributed_c10d import (
 
 from .collectives import Collectives
 from .config import Config, Policy
+from .devices import Devices, placed
 from .dynamo import untraced
 from .errors import ConfigError
 from .launcher import Launcher
@@ -104,11 +104,14 @@ class CommProcessGroup(dist.ProcessGroup):
         self._launcher = Launcher(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
         self._collectives = Collectives(self._launcher, rank, size)
         self._lock = threading.Lock()
+        self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
+        """Takes the tensors that are not on the CPU."""
 
     # One method stands for all overloads of a name, which the stub wants to see one by one (hence the `override`
     # ignored). It either finds its arguments fit for the engine and starts it, or hands them untouched to gloo. The
     # aliases are the names of torch 2.11 and 2.12.
 
+    @placed(inputs=[0], outputs=[0])
     def allreduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
@@ -116,10 +119,12 @@ class CommProcessGroup(dist.ProcessGroup):
         work = self._collectives.all_reduce(tensors, opts) if len(tensors) == 1 else None
         return work or self._fallback.allreduce(tensors, opts)
 
+    @placed(inputs=[0], outputs=[0])
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         opts = _options(AllreduceCoalescedOptions, opts)
         return self._collectives.all_reduce(tensors, opts) or self._fallback.allreduce_coalesced(tensors, opts)
 
+    @placed(inputs=[0], outputs=[0])
     def reduce(  # type: ignore[override]
         self, tensors: Any, root: Any = None, op: Any = None, timeout: timedelta | None = None, *, opts: Any = None
     ) -> Work:
@@ -129,6 +134,7 @@ class CommProcessGroup(dist.ProcessGroup):
         tensors, opts = _as_list(tensors), _options(ReduceOptions, root if opts is None else opts)
         return self._collectives.reduce(tensors, opts) or self._fallback.reduce(tensors, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
@@ -140,17 +146,20 @@ class CommProcessGroup(dist.ProcessGroup):
             work = self._collectives.reduce_scatter_list(outputs[0], inputs[0], opts)
         return work or self._fallback.reduce_scatter(outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
         opts = _options(ReduceScatterOptions, opts)
         work = self._collectives.reduce_scatter([(output, [input])], opts)
         return work or _reduce_scatter_single(self._fallback, output, input, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = _options(ReduceScatterOptions, opts)
         pairs = [(output, [each]) for output, each in zip(outputs, inputs, strict=True)]
         work = self._collectives.reduce_scatter(pairs, opts)
         return work or _reduce_scatter_coalesced(self._fallback, outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def allgather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -162,28 +171,33 @@ class CommProcessGroup(dist.ProcessGroup):
             work = self._collectives.all_gather_list(outputs[0], inputs[0], opts)
         return work or self._fallback.allgather(outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = _options(AllgatherOptions, opts)
         work = self._collectives.all_gather_lists(outputs, inputs, opts)
         return work or self._fallback.allgather_coalesced(outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
         opts = _options(AllgatherOptions, opts)
         work = self._collectives.all_gather([([output], input)], opts)
         return work or _all_gather_single(self._fallback, output, input, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = _options(AllgatherOptions, opts)
         pairs = [([output], each) for output, each in zip(outputs, inputs, strict=True)]
         work = self._collectives.all_gather(pairs, opts)
         return work or _all_gather_coalesced(self._fallback, outputs, inputs, opts)
 
+    @placed(inputs=[0], outputs=[0])
     def broadcast(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
         tensors, opts = _as_list(tensors), _options(BroadcastOptions, root if opts is None else opts, timeout)
         return self._collectives.broadcast(tensors, opts) or self._fallback.broadcast(tensors, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def gather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
@@ -195,6 +209,7 @@ class CommProcessGroup(dist.ProcessGroup):
             work = self._collectives.gather(outputs[0] if outputs else [], inputs[0], opts)
         return work or self._fallback.gather(outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
@@ -206,10 +221,12 @@ class CommProcessGroup(dist.ProcessGroup):
             work = self._collectives.scatter(outputs[0], inputs[0] if inputs else [], opts)
         return work or self._fallback.scatter(outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = _options(AllToAllOptions, opts)
         return self._collectives.all_to_all(outputs, inputs, opts) or self._fallback.alltoall(outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def all_to_all_single(  # type: ignore[override]
         self,
         output: Tensor,
@@ -223,15 +240,19 @@ class CommProcessGroup(dist.ProcessGroup):
         work = self._collectives.all_to_all_single(output, input, output_split_sizes, input_split_sizes, opts)
         return work or self._fallback.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
 
+    @placed()
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:  # type: ignore[override]
         return self._collectives.barrier(_options(BarrierOptions, opts, timeout))
 
+    @placed(inputs=[0])
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
         return self._collectives.send(tensors, dstRank, tag) or self._fallback.send(tensors, dstRank, tag)
 
+    @placed(outputs=[0])
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
         return self._collectives.receive(tensors, srcRank, tag) or self._fallback.recv(tensors, srcRank, tag)
 
+    @placed(outputs=[0])
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
 
@@ -240,12 +261,22 @@ class CommProcessGroup(dist.ProcessGroup):
         timeout = timeout or self._gloo.options._timeout
         self._gloo.monitored_barrier(timeout, wait_all_ranks)  # type: ignore[attr-defined]  # not in the stub
 
-    def _start_coalescing(self, device: torch.device) -> None:  # noqa: ARG002  # there is only the CPU
+    def _start_coalescing(self, device: torch.device) -> None:
         """Until `_end_coalescing`, which returns one work for all of them, operations are also noted."""
-        self._launcher.begin_coalescing()
+        if self.devices is not None and device.type != "cpu":
+            self.devices.begin_coalescing(device)
+        else:
+            self._launcher.begin_coalescing()
 
-    def _end_coalescing(self, device: torch.device) -> Work:  # noqa: ARG002
+    def _end_coalescing(self, device: torch.device) -> Work:
+        if self.devices is not None and device.type != "cpu":
+            return self.devices.end_coalescing(device)
         return self._launcher.end_coalescing()
+
+    def _get_backend(self, device: torch.device) -> Backend:
+        if self.devices is not None:
+            self.devices.neighbour(device.type)  # which makes it, and registers it here
+        return super()._get_backend(device)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
@@ -256,6 +287,8 @@ class CommProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Fails every operation in flight, here and on the peers; the group is of no use afterwards."""
         self._native.abort(f"rank {self.rank()} aborted its process group")
+        if self.devices is not None:
+            self.devices.close(abort=True)
 
     def shutdown(self) -> None:
         """Leaves the group and joins what works for it. Idempotent; `destroy_process_group` calls it."""
@@ -263,6 +296,8 @@ class CommProcessGroup(dist.ProcessGroup):
             if self.closed:
                 return
             self.closed = True
+        if self.devices is not None:
+            self.devices.close()
         self._native.close()
         self._launcher.forget()
         super().shutdown()
@@ -331,4 +366,4 @@ def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProc
 
 
 if NAME not in dist.Backend.backend_list:
-    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])

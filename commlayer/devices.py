@@ -20,9 +20,18 @@ from torch._C._distributed_c10d import Work
 from torch.utils import _pytree as pytree
 
 from .errors import ConfigError
-from .staging import Stager
+from .staging import StagedWork, StagedWorks, Stager
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+FORMER = {
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+"""Names that plain process groups had before torch 2.13."""
 
 
 def backend_for(config: str, device_type: str) -> str | None:
@@ -54,6 +63,7 @@ class Devices:
         self.stager = stager or Stager()
         """Takes the device tensors that have no other backend."""
         self._neighbours: dict[str, dist.ProcessGroup | None] = {}
+        self._coalesced: list[StagedWork] | None = None
 
     def neighbour(self, device_type: str) -> dist.ProcessGroup | None:
         """The group of the backend that the configuration names for a device; None when that is our own, or gloo.
@@ -86,7 +96,8 @@ class Devices:
             return self.stager.run(lambda *_: method(*args), [], []) if self.stager.busy else method(*args)
         neighbour = self.neighbour(min(kinds))
         if neighbour is not None:
-            return getattr(neighbour, method.__name__)(*args)  # type: ignore[no-any-return]
+            name = method.__name__
+            return getattr(neighbour, name if hasattr(neighbour, name) else FORMER[name])(*args)  # type: ignore[no-any-return]
         read = [leaf for at in inputs if at in given for leaf in given[at][0]]
         written = [leaf for at in outputs if at in given for leaf in given[at][0]]
 
@@ -97,7 +108,26 @@ class Devices:
                 moved[at] = pytree.tree_unflatten([host[id(leaf)] for leaf in leaves], spec)
             return method(*moved)
 
-        return self.stager.run(on_host, read, written)
+        work = self.stager.run(on_host, read, written)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def begin_coalescing(self, device: torch.device) -> None:
+        """Until `end_coalescing`, operations on that device are also noted, or coalesced by its own backend."""
+        neighbour = self.neighbour(device.type)
+        if neighbour is not None:
+            neighbour._start_coalescing(device)
+        else:
+            self._coalesced = []
+
+    def end_coalescing(self, device: torch.device) -> Work:
+        """One work for all operations since `begin_coalescing`."""
+        neighbour = self.neighbour(device.type)
+        if neighbour is not None:
+            return neighbour._end_coalescing(device)
+        works, self._coalesced = self._coalesced or [], None
+        return StagedWorks(works)
 
     def close(self, *, abort: bool = False) -> None:
         """Shuts the other backends down, and the stager."""

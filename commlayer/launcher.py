@@ -50,8 +50,8 @@ class Launcher:
         self._timeout = timeout
         self._plans = PlanCache()
         self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
-        # DDP.join() gives the work of a one-element sum to C++ alone, which keeps the C++ part of a work alive, not ours,
-        # and would wait forever on what is left.
+        # DDP.join() gives the work of a one-element sum to C++ alone, which keeps the C++ part of a work alive, not
+        # ours, and would wait forever on what is left.
         self._scalars: deque[CommWork] = deque(maxlen=256)
         self._coalesced: list[CommWork] | None = None
         self._lock = threading.Lock()

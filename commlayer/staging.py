@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -101,6 +102,37 @@ class StagedWork(Work):
             self._source.set_result(self._results)
         else:
             self._source.set_exception(error)
+
+
+class StagedWorks(Work):
+    """Several staged operations as one."""
+
+    def __init__(self, works: list[StagedWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """As `StagedWork.wait`, for each of them, `timeout` in all; raises the first failure."""
+        deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+        for work in self._works:
+            work.wait(None if deadline is None else timedelta(seconds=max(deadline - time.monotonic(), 1e-6)))
+        return True
+
+    def is_completed(self) -> bool:
+        """True once all are."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """True once all are well."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """The first failure there is."""
+        return next(filter(None, (work.exception() for work in self._works)), None)
+
+    def synchronize(self) -> None:
+        """The same as `wait()`."""
+        self.wait()
 
 
 class Stager:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commlayer.devices import Devices, backend_for, placed
-from commlayer.errors import ConfigError
-from commlayer.staging import Stager
+from commlayer.errors import CommError, ConfigError, OperationTimeoutError
+from commlayer.staging import StagedWork, Stager
 from commlayer.work import CommWork
 from tests.test_staging import FakeCuda
 
@@ -117,6 +117,32 @@ def test_device_tensors_go_to_the_neighbour_that_the_configuration_names(monkeyp
     group = Group(devices)
     assert group.double([Elsewhere(torch.zeros(2))], [Elsewhere(torch.ones(2))]) == "the neighbour's"  # type: ignore[comparison-overlap]
     assert not group.seen
+
+
+def test_coalesced_operations_are_one_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubling(Stager):
+        def run(self, call: Any, inputs: Any, outputs: Any) -> StagedWork:
+            call([torch.ones(2)] * len(inputs), [torch.zeros(2)])
+            work = StagedWork(list(outputs), None, FakeCuda())
+            made.append(work)
+            return work
+
+    made: list[StagedWork] = []
+    devices = make(monkeypatch, "cpu:commlayer,cuda:commlayer", Doubling(FakeCuda()))
+    group, device = Group(devices), torch.device("cuda", 0)
+    devices.begin_coalescing(device)
+    for _ in range(2):
+        group.double([Elsewhere(torch.zeros(2))], [Elsewhere(torch.ones(2))])
+    joined = devices.end_coalescing(device)
+    made[0].end(None)
+    assert not joined.is_completed()
+    with pytest.raises(OperationTimeoutError):
+        joined.wait(timedelta(milliseconds=10))
+    made[1].end(CommError("rank 1 died"))
+    with pytest.raises(CommError, match="rank 1 died"):
+        joined.wait()
+    assert joined.is_completed()
+    assert not joined.is_success()
 
 
 class Named:
