@@ -1,8 +1,9 @@
 """The `commlayer` backend of torch.distributed: its names, arguments and overloads.
 
 `CommProcessGroup` is a hybrid: every operation on CPU tensors runs on the engine (`collectives.py` says how), and a
-complete gloo group beneath takes what is left: sparse tensors, reductions that no type defines, the monitored barrier. It also words the complaint when arguments make no sense. docs/collectives.md lists what is whose.
-The two never share a channel, so their operations need no common order. CUDA tensors take the way of `devices.py`.
+complete gloo group beneath takes what is left: sparse tensors, reductions that no type defines, the monitored barrier.
+It also words the complaint when arguments make no sense. docs/collectives.md lists what is whose. The two never share
+a channel, so their operations need no common order. CUDA tensors take the way of `devices.py`.
 """
 
 from __future__ import annotations
