@@ -18,7 +18,7 @@ help:
 	@echo 'make test         every test this machine can run; the others say why they are skipped'
 	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
-	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for the engine'
+	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for what has threads'
 	@echo 'make native       build the native engine in place'
 	@echo 'make venv         the virtual environment alone, with the development tools'
 	@echo 'make clean        remove everything built, except $(VENV)'
@@ -113,7 +113,7 @@ lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))
 lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
-                $(addprefix build/tsan/,$(filter test_engine%,$(C_TESTS)))
+                $(addprefix build/tsan/,$(filter test_engine% test_group% test_operation% test_p2p%,$(C_TESTS)))
 native-test: $(NATIVE_TESTS)
 	@passed=0; failed=0; for test in $^; do \
 	    echo "-- $$test"; \

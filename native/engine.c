@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -192,6 +193,7 @@ static void receive_packets(struct cl_engine *engine)
             engine->last_heard_us = arrival.now_us;
         }
     }
+    engine->readable = 0;
 }
 
 /* In a bulk transfer every packet would wake the thread. When they come steadily it naps first, for as long as a batch
@@ -231,11 +233,9 @@ static bool take_completions(struct cl_engine *engine)
         for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
             if (group->id != id)
                 continue;
-            /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. Who passes on
-             * what it has heard itself is not to blame. */
-            bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
-            bool hearsay = shared || reason == CL_EABORTED;
-            cl_group_fail(group, shared ? reason : CL_EABORTED, hearsay ? UINT32_MAX : cl_group_rank_of(group, peer));
+            /* Who passes on what it has heard itself is not to blame. */
+            bool hearsay = reason == CL_EPEERLOST || reason == CL_EMISMATCH || reason == CL_EABORTED;
+            cl_group_fail(group, cl_group_news(reason), hearsay ? UINT32_MAX : cl_group_rank_of(group, peer));
         }
     }
     return any;
@@ -277,6 +277,19 @@ static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
     return armed;
 }
 
+static void report_deaths(struct cl_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->watched_count; i++) {
+        if (!engine->watched[i].died)
+            continue;
+        engine->watched[i].died = false;
+        if (engine->endpoint != NULL)
+            cl_endpoint_peer_lost(engine->endpoint, engine->watched[i].peer);
+        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+            cl_group_peer_died(group, engine->watched[i].peer);
+    }
+}
+
 /* One turn. Returns until when the thread may sleep (0: not at all) and whether it waits for room on the wire. */
 static uint64_t turn(struct cl_engine *engine, bool *wire_full)
 {
@@ -285,6 +298,7 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     take_inbox(engine);
     if (engine->wire != NULL)
         receive_packets(engine);
+    report_deaths(engine); /* after what they said last */
     if (engine->endpoint != NULL) {
         uint64_t now = cl_now_us();
         if (cl_endpoint_next_timeout(engine->endpoint) <= now)
@@ -302,18 +316,39 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     return more || !arm_bells(engine, &deadline) ? 0 : deadline;
 }
 
+void cl_engine_attend(struct cl_engine *engine)
+{
+    if (pthread_mutex_trylock(&engine->core) != 0) {
+        cl_engine_wake(engine);
+        return;
+    }
+    bool wire_full;
+    uint64_t deadline = turn(engine, &wire_full);
+    if (wire_full || deadline == 0) {
+        cl_engine_wake(engine);
+    } else if (deadline < engine->sleeps_until_us) {
+        struct itimerspec at = {
+            .it_value = {.tv_sec = (time_t)(deadline / 1000000), .tv_nsec = (long)(deadline % 1000000) * 1000}};
+        timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+        engine->sleeps_until_us = deadline;
+    }
+    pthread_mutex_unlock(&engine->core);
+}
+
 static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wire_full)
 {
-    struct pollfd fds[2 + CL_PORTS_MAX + CL_WATCHED_MAX];
+    struct pollfd fds[3 + CL_PORTS_MAX + CL_WATCHED_MAX];
     nfds_t count = 0;
     fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = engine->timer_fd, .events = POLLIN};
     nfds_t first_port = count;
     for (uint32_t i = 0; i < engine->port_count; i++)
         fds[count++] = (struct pollfd){.fd = engine->wire_type->descriptor(engine->wire, i),
                                        .events = (short)(wire_full ? POLLIN | POLLOUT : POLLIN)};
     nfds_t first_watched = count;
     uint32_t watched = engine->watched_count;
+    engine->sleeps_until_us = deadline_us;
     for (uint32_t i = 0; i < watched; i++)
         fds[count++] = (struct pollfd){.fd = engine->watched[i].pidfd, .events = POLLIN};
     pthread_mutex_unlock(&engine->core);
@@ -339,13 +374,16 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     }
     if (fds[1].revents != 0)
         cl_bell_drain(engine->bell_fd);
+    if (fds[2].revents != 0) {
+        uint64_t ignored;
+        (void)!read(engine->timer_fd, &ignored, sizeof ignored);
+    }
     for (uint32_t i = 0; i < watched; i++) {
         if (fds[first_watched + i].revents == 0 || engine->watched[i].pidfd < 0)
             continue;
         close(engine->watched[i].pidfd);
         engine->watched[i].pidfd = -1; /* poll ignores it from now on */
-        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-            cl_group_peer_died(group, engine->watched[i].peer);
+        engine->watched[i].died = true;
     }
 }
 
@@ -400,6 +438,8 @@ static void free_engine(struct cl_engine *engine)
         close(engine->wake_fd);
     if (engine->bell_fd >= 0)
         close(engine->bell_fd);
+    if (engine->timer_fd >= 0)
+        close(engine->timer_fd);
     for (uint32_t i = 0; engine->links != NULL && i < CL_PEERS_MAX; i++)
         free(engine->links[i]);
     free(engine->links);
@@ -451,11 +491,12 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     strcpy(engine->congestion, options->congestion);
     engine->bell_fd = -1;
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     engine->links = calloc(CL_PEERS_MAX, sizeof *engine->links);
     engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
     int status = engine->links == NULL || engine->batch == NULL ? CL_ENOMEM : CL_OK;
     if (status == CL_OK)
-        status = engine->wake_fd < 0 ? CL_ESYSTEM : CL_OK;
+        status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
     if (status == CL_OK) {
         engine->bell_fd = cl_bell_open(engine->bell);
         status = engine->bell_fd < 0 ? CL_ESYSTEM : open_wire(engine, options);
@@ -547,7 +588,7 @@ int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, co
                 links[i] = (uint32_t)link;
         }
         if (status == CL_OK)
-            status = cl_endpoint_add_peer(engine->endpoint, peer, (uint16_t)path_count);
+            status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, local);
         if (status == CL_OK) {
             engine->links[peer] = links;
             engine->peer_count++;
@@ -571,7 +612,7 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
     } else if (!known) {
         int fd = (int)syscall(SYS_pidfd_open, pid, 0);
         if (fd >= 0 || errno == ESRCH)
-            engine->watched[engine->watched_count++] = (struct watched){peer, fd};
+            engine->watched[engine->watched_count++] = (struct watched){.peer = peer, .died = fd < 0, .pidfd = fd};
         else
             status = CL_ESYSTEM;
     }

@@ -92,7 +92,8 @@ static int map_host(struct cl_group *group, const struct cl_group_options *optio
 int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **out)
 {
     if (engine == NULL || options == NULL || out == NULL || options->rank >= options->size || options->peers == NULL ||
-        options->local == NULL || options->local_count == 0 || options->local_count > options->size)
+        options->local == NULL || options->local_count == 0 || options->local_count > options->size ||
+        (options->id & CL_GROUP_P2P) != 0)
         return CL_EINVAL;
     bool found = false;
     for (uint32_t i = 0; i < options->local_count; i++) {
@@ -124,6 +125,7 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
         return status;
     }
     pthread_mutex_lock(&engine->core);
+    cl_mailbox_init(&group->mailbox, engine->endpoint, group->id, group->size, group->peers);
     group->next = engine->groups;
     engine->groups = group;
     for (uint32_t i = 0; i < engine->watched_count; i++)
@@ -143,7 +145,7 @@ static void tell_peers(struct cl_group *group, int reason)
     uint16_t *peers = calloc(group->size, sizeof *peers);
     size_t count = 0;
     for (uint32_t rank = 0; peers != NULL && rank < group->size; rank++)
-        if (group->counters[rank] == NULL && rank != group->rank)
+        if (rank != group->rank) /* ranks of this host, too: their engines may be waiting for packets only */
             peers[count++] = group->peers[rank];
     if (count > 0)
         cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, reason, cl_now_us());
@@ -158,6 +160,7 @@ static void end_all(struct cl_group *group, int status)
         tell_peers(group, status == CL_ECLOSED ? CL_EABORTED : status);
     if (group->first == NULL)
         return;
+    cl_mailbox_free(&group->mailbox);
     if (group->engine->endpoint != NULL) {
         cl_engine_drop_payloads(group->engine);
         cl_endpoint_cancel(group->engine->endpoint, group->id, UINT32_MAX);
@@ -215,6 +218,7 @@ void cl_group_close(cl_group *group)
             break;
         }
     }
+    cl_mailbox_free(&group->mailbox);
     if (engine->endpoint != NULL) {
         cl_engine_drop_payloads(engine);
         cl_endpoint_cancel(engine->endpoint, group->id, UINT32_MAX);
@@ -295,7 +299,7 @@ static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us
         return status;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK) {
-        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        cl_group_fail(group, cl_group_news(aborted), UINT32_MAX);
         return atomic_load(&group->status);
     }
     if (rank != UINT32_MAX && atomic_load(&group->lost[rank])) {
@@ -389,18 +393,31 @@ static void leave_lane(struct cl_group *group)
 }
 
 /* Under lane. */
-static void hand_over(struct cl_group *group, struct cl_operation *operation)
+/* Returns whether the engine must be told. */
+static bool hand_over(struct cl_group *group, struct cl_operation *operation)
 {
     struct cl_engine *engine = group->engine;
-    assign_order(group, operation);
+    if (operation->kind == CL_OPERATION_PLAN)
+        assign_order(group, operation);
     group->host_queued += operation->plan->uses_host;
     pthread_mutex_lock(&engine->inbox);
     bool was_empty = engine->inbox_first == NULL;
     *engine->inbox_last = operation;
     engine->inbox_last = &operation->next;
     pthread_mutex_unlock(&engine->inbox);
-    if (was_empty)
+    return was_empty;
+}
+
+void cl_group_submit(struct cl_group *group, struct cl_operation *operation, bool now)
+{
+    struct cl_engine *engine = group->engine;
+    pthread_mutex_lock(&group->lane);
+    bool news = hand_over(group, operation);
+    if (news && !now)
         cl_engine_wake(engine);
+    pthread_mutex_unlock(&group->lane);
+    if (news && now)
+        cl_engine_attend(engine);
 }
 
 int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
@@ -412,9 +429,7 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
     int status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
     if (status != CL_OK)
         return status;
-    pthread_mutex_lock(&group->lane);
-    hand_over(group, operation);
-    pthread_mutex_unlock(&group->lane);
+    cl_group_submit(group, operation, false);
     *out = operation;
     return CL_OK;
 }
@@ -428,8 +443,8 @@ int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype,
         return status;
     pthread_mutex_lock(&group->lane);
     bool here = enter_lane(group, operation);
-    if (!here)
-        hand_over(group, operation);
+    if (!here && hand_over(group, operation))
+        cl_engine_wake(group->engine);
     pthread_mutex_unlock(&group->lane);
     if (here) {
         status = run_here(group, operation);
@@ -463,10 +478,19 @@ static bool may_start(struct cl_group *group, struct cl_operation *operation, bo
     return first && take_lane(group) && gate_is_open(group, operation, &behind);
 }
 
+/* The rank that an operation waits for, if there is only one. */
+static uint32_t culprit_of(const struct cl_operation *operation, int status)
+{
+    bool waited = status == CL_ETIMEDOUT || status == CL_EPEERLOST;
+    return waited && operation->kind != CL_OPERATION_PLAN ? operation->ticket.source : UINT32_MAX;
+}
+
 static int step_operation(struct cl_group *group, struct cl_operation *operation, uint64_t now_us, bool *more)
 {
     if (operation->executor == NULL) {
-        int status = cl_operation_start(operation);
+        int status = operation->kind == CL_OPERATION_PLAN ? CL_OK : cl_p2p_bind(operation, now_us);
+        if (status == CL_OK)
+            status = cl_operation_start(operation);
         if (status != CL_OK)
             return status;
         cl_executor_set_owner(operation->executor, operation);
@@ -525,7 +549,13 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     struct cl_operation **at = &group->first;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK)
-        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        cl_group_fail(group, cl_group_news(aborted), UINT32_MAX);
+    struct cl_operation *bound;
+    while (group->mailbox.queues != NULL && (bound = cl_p2p_next(group)) != NULL) {
+        int status = step_operation(group, bound, now_us, &more);
+        if (status != CL_EAGAIN)
+            cl_group_fail(group, status, culprit_of(bound, status));
+    }
     while (*at != NULL && atomic_load(&group->status) == CL_OK) {
         struct cl_operation *operation = *at;
         int status = CL_EAGAIN;
@@ -546,7 +576,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
         if (status == CL_EAGAIN && now_us >= operation->deadline_us)
             status = CL_ETIMEDOUT;
         if (status != CL_EAGAIN) {
-            cl_group_fail(group, status, UINT32_MAX);
+            cl_group_fail(group, status, culprit_of(operation, status));
             break;
         }
         if (operation->deadline_us < *deadline_us)

@@ -294,6 +294,39 @@ class Scatter(Collective):
         return self._mismatches(self.result, self.expected)
 
 
+class SendRecv(Collective):
+    """Every rank sends to the next one and receives from the one before, at the same time."""
+
+    name = "sendrecv"
+
+    @property
+    def bus_factor(self) -> float:
+        return 1.0
+
+    def prepare(self) -> None:
+        self.source, self.result, self.expected = (self._new(self.count) for _ in range(3))
+        self.to, self.origin = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+        pattern.fill(self.source, self.rank, self.world, "sum")
+        pattern.fill(self.expected, self.origin, self.world, "sum")
+
+    def restore(self) -> None:
+        self.result.fill_(77)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        if self.world == 1:
+            self.result.copy_(self.source)  # torch has no messages to oneself
+            return
+        operations = [
+            dist.P2POp(dist.isend, self.source, group=group, group_peer=self.to),
+            dist.P2POp(dist.irecv, self.result, group=group, group_peer=self.origin),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def wrong(self) -> int:
+        return self._mismatches(self.result, self.expected)
+
+
 class Barrier(Collective):
     """Latency only: there is no data, hence no bandwidth and nothing to be wrong."""
 
@@ -322,5 +355,5 @@ class Barrier(Collective):
 
 COLLECTIVES: dict[str, type[Collective]] = {
     kind.name: kind
-    for kind in (AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll, Gather, Scatter, Barrier)
+    for kind in (AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll, Gather, Scatter, SendRecv, Barrier)
 }

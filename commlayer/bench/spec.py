@@ -18,6 +18,7 @@ COLLECTIVE_NAMES = (
     "all_to_all",
     "gather",
     "scatter",
+    "sendrecv",
     "barrier",
 )
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")

@@ -61,10 +61,11 @@ class Handle(Protocol):
 
 
 class ReceiveHandle(Handle, Protocol):
-    """One receive."""
+    """One submitted receive."""
 
-    source: int
-    """Group rank that the message came from; valid once done without error."""
+    @property
+    def source(self) -> int:
+        """Group rank the message came from; valid once the receive is done without error."""
 
 
 class Group(Protocol):
@@ -93,15 +94,22 @@ class Group(Protocol):
         """Submit and wait in one call: the fast path of synchronous collectives. Raises as `Handle.wait`."""
 
     def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> Handle:
-        """Sends `length` bytes at address `source` to a group rank, in order with the other messages of that tag.
+        """Sends the `length` bytes at address `source` to group rank `to`, which receives them with the same tag.
 
-        The caller keeps them alive until the handle is done.
+        Messages of one sender, receiver and tag (0 to 2**32 - 2) are received in the order in which they were sent;
+        both ranks give the same length, which may be 0, else the group fails with MismatchError. Sends and receives are
+        independent of the plans and of each other's order. The caller keeps the memory alive until the handle is done:
+        then all of it is with the receiver's engine, for small messages before the receive was called.
+        Raises ConfigError when `to` is this rank or no rank of the group, or the tag is out of range.
         """
 
     def receive(
         self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
     ) -> ReceiveHandle:
-        """Receives `length` bytes to address `target` from a group rank, or with None from whichever sends first."""
+        """Receives the next message with this tag of group rank `source`, or the first that comes of any (None).
+
+        `length` bytes go to address `target`; otherwise as `send`. `priority` has no effect: the sender's counts.
+        """
 
     def abort(self, reason: str) -> None:
         """Fails every operation in flight, here and on the peers."""

@@ -26,6 +26,10 @@ STAGING_BYTES = 2 << 20
 SPIN_US = 60
 """Longest spin before a blocked wait sleeps, where every rank of the host can have a core."""
 
+TAG_MAX = 0xFFFFFFFE
+ANY_SOURCE = 0xFFFFFFFF
+"""What the engine takes for a rank that may be any."""
+
 
 def group_hosts(descriptions: Sequence[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     """Group ranks by host; ranks with shared memory turned off are hosts of their own."""
@@ -75,6 +79,23 @@ class NativeHandle:
             ended(status)
 
 
+class NativeReceiveHandle(NativeHandle):
+    """A `base.ReceiveHandle`: one receive in flight."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> int:
+        """See `base.ReceiveHandle.source`."""
+        rank = ffi.new("uint32_t *")
+        status = lib.cl_operation_source(self._operation, rank)
+        if status == lib.CL_EAGAIN:
+            raise RuntimeError("the receive is still in flight: its source is not known yet; wait for it first")
+        if status != 0:
+            raise self._group.error(status)
+        return int(rank[0])
+
+
 class NativeGroup:
     """A communicator on the native engine; see `base.Group`. Made by `open`."""
 
@@ -86,6 +107,7 @@ class NativeGroup:
         hosts: tuple[tuple[int, ...], ...],
         group: Any,
         interface: str,
+        unreachable: frozenset[int] = frozenset(),
     ) -> None:
         self.engine = engine
         self.name = name
@@ -95,6 +117,7 @@ class NativeGroup:
         self.interface = interface
         self.staging_bytes = STAGING_BYTES
         self._group = group
+        self._unreachable = unreachable
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._calls = 0  # threads inside the native group, which must not be freed under them
@@ -129,12 +152,16 @@ class NativeGroup:
                 log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
                 lib.cl_host_close_fd(fd)
                 hosts, local, fd = tuple((each,) for each in range(size)), (rank,), -1
+            unreachable = set()
             for other in range(size):
-                if other in local:
-                    if other != rank:
-                        _watch(engine, what, other, descriptions[other])
-                else:
+                if other == rank:
+                    continue
+                if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
                     _add_peer(engine, what, other, descriptions[rank], descriptions[other])
+                else:
+                    unreachable.add(other)  # no network here at all: shared memory still does for the host's plans
+                if other in local:
+                    _watch(engine, what, other, descriptions[other])
             bells = b"".join(descriptions[each]["bell"].encode().ljust(32, b"\0") for each in local)
             keep = (ffi.new("uint16_t[]", peers), ffi.new("uint32_t[]", local), ffi.from_buffer(bells))
             options = ffi.new(
@@ -161,7 +188,7 @@ class NativeGroup:
         except BaseException:
             lib.cl_group_close(out[0])
             raise
-        return NativeGroup(engine, name, rank, hosts, out[0], _interface(descriptions, rank))
+        return NativeGroup(engine, name, rank, hosts, out[0], _interface(descriptions, rank), frozenset(unreachable))
 
     def submit(
         self,
@@ -223,6 +250,57 @@ class NativeGroup:
             self._leave()
         if status != 0:
             raise self.error(status)
+
+    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> NativeHandle:
+        """See `base.Group.send`."""
+        self._check_message(to, tag)
+        memory = ffi.cast("void *", source)
+        return NativeHandle(self, self._start(lib.cl_send, to, tag, memory, length, priority, _timeout_us(timeout_s)))
+
+    def receive(
+        self,
+        target: int,
+        length: int,
+        source: int | None,
+        tag: int,
+        *,
+        timeout_s: float,
+        priority: int = 0,  # noqa: ARG002  # the sender's counts
+    ) -> NativeReceiveHandle:
+        """See `base.Group.receive`."""
+        self._check_message(source, tag)
+        memory = ffi.cast("void *", target)
+        rank = ANY_SOURCE if source is None else source
+        return NativeReceiveHandle(self, self._start(lib.cl_receive, rank, tag, memory, length, _timeout_us(timeout_s)))
+
+    def _check_message(self, other: int | None, tag: int) -> None:
+        """Raises ConfigError for what cannot be the other rank or the tag of a message."""
+        what = f"rank {self.rank} of group {self.name!r}"
+        if other == self.rank:
+            raise ConfigError(f"{what}: a rank cannot send to or receive from itself; copy the tensor")
+        if other is not None and not 0 <= other < self.size:
+            raise ConfigError(f"{what}: there is no rank {other}; ranks are 0 to {self.size - 1}")
+        if other is None and self.size == 1:
+            raise ConfigError(f"{what}: there is no other rank to receive from")
+        if other in self._unreachable or len(self._unreachable) == self.size - 1:
+            raise ConfigError(
+                f"{what}: no network path to {'any other rank' if other is None else f'rank {other}'}, not even "
+                f"loopback; set the interface lo up"
+            )
+        if not 0 <= tag <= TAG_MAX:
+            raise ConfigError(f"{what}: tag {tag} is out of range; tags are 0 to {TAG_MAX}")
+
+    def _start(self, function: Any, *arguments: Any) -> Any:
+        """Calls a function of the engine that makes an operation of this group; returns the operation."""
+        out = ffi.new("cl_operation **")
+        group = self._enter()
+        try:
+            status = function(group, *arguments, out)
+        finally:
+            self._leave()
+        if status != 0:
+            raise self.error(status)
+        return out[0]
 
     def abort(self, reason: str) -> None:
         """See `base.Group.abort`."""

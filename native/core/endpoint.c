@@ -49,13 +49,30 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
             cl_peer_destroy(endpoint->peers[i]);
     free(endpoint->peers);
     free(endpoint->aborts);
+    free(endpoint->wanted);
     free(endpoint);
 }
 
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count)
 {
+    static const uint32_t each[CL_PEER_PATHS_MAX] = {0, 1, 2, 3, 4, 5, 6, 7};
+    return cl_endpoint_add_peer_through(endpoint, peer, path_count, each);
+}
+
+int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
+                                 const uint32_t *interfaces)
+{
     if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_endpoint_peer(endpoint, peer))
         return CL_EINVAL;
+    struct cl_egress *egresses[CL_PEER_PATHS_MAX];
+    uint16_t egress_count = endpoint->egress_count;
+    for (uint16_t i = 0; i < path_count; i++) {
+        if (interfaces[i] >= CL_PEER_PATHS_MAX)
+            return CL_EINVAL;
+        egresses[i] = &endpoint->egresses[interfaces[i]];
+        if (interfaces[i] >= egress_count)
+            egress_count = (uint16_t)(interfaces[i] + 1);
+    }
     if (peer >= endpoint->peers_length) {
         uint32_t length = (uint32_t)peer + 1;
         struct cl_peer **peers = realloc(endpoint->peers, length * sizeof(struct cl_peer *));
@@ -67,7 +84,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
     }
     if (!cl_timers_reserve(&endpoint->timers, endpoint->peer_count + 2))
         return CL_ENOMEM;
-    struct cl_peer *made = cl_peer_create(peer, path_count, endpoint->egresses, endpoint->congestion,
+    struct cl_peer *made = cl_peer_create(peer, path_count, egresses, endpoint->congestion,
                                           endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
     if (!made)
         return CL_ENOMEM;
@@ -75,8 +92,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
         made->timeout_us = endpoint->config.peer_timeout_us;
     endpoint->peers[peer] = made;
     endpoint->peer_count++;
-    if (path_count > endpoint->egress_count)
-        endpoint->egress_count = path_count;
+    endpoint->egress_count = egress_count;
     cl_endpoint_urge(endpoint, made); /* the first pings measure the empty network */
     cl_endpoint_arm(endpoint, made, 0);
     return CL_OK;
@@ -100,6 +116,23 @@ void cl_endpoint_tell(struct cl_endpoint *endpoint, struct cl_peer *peer, uint8_
 
 /* ---- messages ---- */
 
+void cl_endpoint_announce(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    message->announced = true;
+    message->next = NULL;
+    message->previous = endpoint->announced_last;
+    *(endpoint->announced_last ? &endpoint->announced_last->next : &endpoint->announced_first) = message;
+    endpoint->announced_last = message;
+}
+
+static void unannounce(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    message->announced = false;
+    *(message->previous ? &message->previous->next : &endpoint->announced_first) = message->next;
+    *(message->next ? &message->next->previous : &endpoint->announced_last) = message->previous;
+    message->previous = message->next = NULL;
+}
+
 static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *message)
 {
     struct cl_peer *peer = endpoint->peers[message->peer];
@@ -107,6 +140,8 @@ static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *mess
         cl_queue_remove(&endpoint->queue, &peer->node, message);
     if (message->held)
         cl_peer_unhold(peer, message);
+    if (message->announced)
+        unannounce(endpoint, message);
     if (message->posted) {
         peer->outstanding--;
         peer->expected -= message->side == CL_MESSAGE_RECEIVE;
@@ -175,12 +210,10 @@ static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *
 {
     if (!peer || id->sequence == UINT32_MAX)
         return CL_EINVAL;
-    if (!peer->alive)
-        return CL_EPEERLOST;
-    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, id->group);
+    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, id->group & ~CL_GROUP_P2P);
     if (retired)
         return retired->reason ? CL_EABORTED : CL_ECLOSED;
-    return CL_OK;
+    return peer->alive ? CL_OK : CL_EPEERLOST;
 }
 
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
@@ -246,25 +279,108 @@ static bool replay(struct cl_endpoint *endpoint, struct cl_message *message)
     return message->generation == generation;
 }
 
+static bool recently_refused(const struct cl_peer *peer, uint64_t now_us)
+{
+    return peer->refused_us && now_us < peer->refused_us + CL_PEER_REFUSED_US;
+}
+
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
                              uint32_t length, uint64_t now_us, void *context)
 {
     struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
     int status = check_post(endpoint, from, &id);
-    if (status != CL_OK)
+    if (status != CL_OK && status != CL_EPEERLOST)
         return status;
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id);
-    if ((message && message->posted) || cl_history_contains(&from->history, &id))
+    bool p2p = id.group & CL_GROUP_P2P;
+    if ((message && message->posted) || cl_history_contains(&from->history, &id) ||
+        (p2p && id.index != cl_history_next_index(&from->history, id.group, id.sequence)))
         return CL_EINVAL;
+    if (status == CL_EPEERLOST && !message)
+        return status;
+    if (p2p && !cl_history_add_posted(&from->history, &id))
+        return CL_ENOMEM;
     if (!message && !(message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id)))
         return CL_ENOMEM;
     if ((status = begin(endpoint, from, message, length, now_us, context)) != CL_OK)
         return status;
     message->sink = sink;
-    if (replay(endpoint, message) && from->refused_us && now_us < from->refused_us + CL_PEER_REFUSED_US)
+    if (message->announced)
+        unannounce(endpoint, message);
+    if (!replay(endpoint, message))
+        return CL_OK;
+    if (!from->alive)
+        cl_endpoint_complete(endpoint, message, CL_EPEERLOST); /* not all of it had come */
+    else if (recently_refused(from, now_us))
         cl_endpoint_tell(endpoint, from, CL_PACKET_READY,
                          (struct cl_control){.group = id.group, .sequence = id.sequence});
     return CL_OK;
+}
+
+/* ---- point-to-point messages ---- */
+
+uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag)
+{
+    const struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
+    return from ? cl_history_next_index(&from->history, group, tag) : 0;
+}
+
+bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint16_t *peer)
+{
+    for (const struct cl_message *message = endpoint->announced_first; message; message = message->next)
+        if (message->id.group == group && message->id.sequence == tag &&
+            message->id.index == cl_endpoint_next_index(endpoint, message->peer, group, tag)) {
+            *peer = message->peer;
+            return true;
+        }
+    return false;
+}
+
+static struct cl_endpoint_wanted *find_wanted(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag)
+{
+    for (uint32_t i = 0; i < endpoint->wanted_count; i++)
+        if (endpoint->wanted[i].group == group && endpoint->wanted[i].tag == tag)
+            return &endpoint->wanted[i];
+    return NULL;
+}
+
+bool cl_endpoint_wants(const struct cl_endpoint *endpoint, const struct cl_message_id *id)
+{
+    return find_wanted(endpoint, id->group, id->sequence);
+}
+
+bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint64_t now_us)
+{
+    if (find_wanted(endpoint, group, tag))
+        return true;
+    if (endpoint->wanted_count == endpoint->wanted_capacity) {
+        uint32_t capacity = endpoint->wanted_capacity ? 2 * endpoint->wanted_capacity : 4;
+        struct cl_endpoint_wanted *wanted = realloc(endpoint->wanted, capacity * sizeof(*wanted));
+        if (!wanted)
+            return false;
+        endpoint->wanted = wanted;
+        endpoint->wanted_capacity = capacity;
+    }
+    endpoint->wanted[endpoint->wanted_count++] = (struct cl_endpoint_wanted){group, tag};
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        struct cl_peer *peer = endpoint->peers[i];
+        if (peer && recently_refused(peer, now_us))
+            cl_endpoint_tell(endpoint, peer, CL_PACKET_READY, (struct cl_control){.group = group, .sequence = tag});
+    }
+    return true;
+}
+
+void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag)
+{
+    struct cl_endpoint_wanted *found = find_wanted(endpoint, group, tag);
+    if (!found)
+        return;
+    *found = endpoint->wanted[--endpoint->wanted_count];
+    for (struct cl_message *message = endpoint->announced_first, *next; message; message = next) {
+        next = message->next;
+        if (message->id.group == group && message->id.sequence == tag && !message->stash.first)
+            cl_endpoint_discard(endpoint, message);
+    }
 }
 
 /* ---- the ends of groups and peers ---- */
@@ -278,8 +394,9 @@ struct selection {
 
 static bool selected(const struct cl_message *message, const struct selection *selection)
 {
-    return message->id.group == selection->group &&
-           (selection->sequence == UINT32_MAX || message->id.sequence == selection->sequence);
+    if (selection->sequence == UINT32_MAX)
+        return (message->id.group & ~CL_GROUP_P2P) == selection->group;
+    return message->id.group == selection->group && message->id.sequence == selection->sequence;
 }
 
 static void discard_selected(struct cl_message *message, void *argument)
@@ -299,7 +416,7 @@ static void complete_selected(struct cl_message *message, void *argument)
 static void complete_peer(struct cl_message *message, void *argument)
 {
     const struct selection *selection = argument;
-    if (message->peer == selection->peer)
+    if (message->peer == selection->peer && message->posted)
         cl_endpoint_complete(selection->endpoint, message, selection->status);
 }
 
@@ -328,10 +445,14 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
         cl_retired_add(&endpoint->retired, group, 0);
     for (uint32_t i = 0; i < endpoint->peers_length; i++) {
         struct cl_peer *peer = endpoint->peers[i];
-        if (peer && sequence == UINT32_MAX)
-            cl_history_drop_group(&peer->history, group);
-        else if (peer)
+        if (!peer)
+            continue;
+        if (sequence != UINT32_MAX) {
             cl_history_add_sequence(&peer->history, group, sequence);
+            continue;
+        }
+        cl_history_drop_group(&peer->history, group);
+        cl_history_drop_group(&peer->history, group | CL_GROUP_P2P);
     }
 }
 
@@ -384,6 +505,12 @@ bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer)
 {
     const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
     return found && found->alive;
+}
+
+bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us)
+{
+    const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
+    return !found || !found->alive || (found->heard_us && now_us >= found->heard_us + found->timeout_us);
 }
 
 const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint)

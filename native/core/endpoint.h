@@ -12,6 +12,11 @@
  * same length. Its packets carry their own place, may come in any order and over any path, and are delivered to the
  * sink exactly once per byte. A message may arrive before its receive is posted: its packets are stashed up to
  * stash_limit_bytes, above which they are dropped unacknowledged, and the sender is told when there is room again.
+ *
+ * Point-to-point messages of a group bear its id with CL_GROUP_P2P. Their sequence is the tag; their index counts the
+ * messages of one tag from sender to receiver, and may wrap. Their receives are posted in the order of the index, which
+ * is all the memory that this needs of the past. One that comes before its receive is posted is announced, so that
+ * somebody can receive from any source. They share the fate of the group: what ends it ends them.
  */
 #ifndef CL_CORE_ENDPOINT_H
 #define CL_CORE_ENDPOINT_H
@@ -34,10 +39,12 @@ struct cl_endpoint_config {
     uint32_t seed;            /* for jitter; not used so far: nothing here is random */
 };
 
+#define CL_GROUP_P2P 0x80000000u /* the bit of a group's id that names its point-to-point messages */
+
 struct cl_message_id {
     uint32_t group;
-    uint32_t sequence; /* the operation within the group */
-    uint32_t index;    /* the message within the operation, per (sender, receiver) pair */
+    uint32_t sequence; /* the operation within the group; point-to-point: the tag */
+    uint32_t index;    /* the message within the operation or tag, per (sender, receiver) pair */
 };
 
 /* Where received bytes go: deliver(target + offset, payload, length, argument). Offsets and lengths are multiples of
@@ -83,15 +90,29 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint);
 /* path_count 1..8; the n-th paths to all peers leave through the same interface, which they share fairly. Adding a peer
  * twice is CL_EINVAL. */
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count);
+/* The same, where the paths leave through the interfaces with these numbers, 0..7. */
+int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
+                                 const uint32_t *interfaces);
 
-/* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX or a name that was posted before,
- * CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when peer or group are gone already; then there is no completion.
+/* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX, a name that was posted before or
+ * a point-to-point receive out of turn,
+ * CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when peer or group are gone already; then there is no completion. What a lost
+ * peer had sent completely before can still be received.
  * length may be 0: the message then consists of one empty packet. priority 0 (first) to 7 (last). A send completes when
  * the peer has acknowledged every byte. A receive completes when every byte has been delivered. */
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
                           uint32_t length, uint8_t priority, uint64_t now_us, void *context);
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
                              uint32_t length, uint64_t now_us, void *context);
+
+/* The index with which the next receive of this tag is to be posted. `group` has CL_GROUP_P2P in these three. */
+uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag);
+/* The peer whose announced message of this tag came first and is the next one from that peer; false: there is none. */
+bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint16_t *peer);
+/* While a tag is wanted, the next message from each peer is announced even when its packets find no room. False when
+ * there is no memory. */
+bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint64_t now_us);
+void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag);
 
 /* Forgets every message of (group, sequence) without completions, and drops what comes for it later. The sequence
  * UINT32_MAX means the whole group: used when the group closes; its id cannot be used again. */
@@ -115,6 +136,8 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
 /* Marks a peer dead: its messages complete with CL_EPEERLOST. Also called by the endpoint itself when a peer with
  * outstanding messages has not been heard for peer_timeout_us. */
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
+/* Lost, or so silent that it would be if anything were expected from it; also true for an unknown peer. */
+bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us);
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
 const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 

@@ -17,6 +17,10 @@ struct cl_endpoint_abort {
     int reason;
 };
 
+struct cl_endpoint_wanted {
+    uint32_t group, tag;
+};
+
 struct cl_endpoint {
     struct cl_endpoint_config config;
     struct cl_endpoint_stats stats;
@@ -37,6 +41,9 @@ struct cl_endpoint {
     struct cl_timers timers;
     struct cl_retired retired;
     struct cl_message *completed_first, *completed_last; /* linked by `next` */
+    struct cl_message *announced_first, *announced_last; /* in order of arrival */
+    struct cl_endpoint_wanted *wanted;
+    uint32_t wanted_count, wanted_capacity;
     struct cl_endpoint_abort *aborts;
     uint32_t abort_count, abort_capacity;
 };
@@ -64,6 +71,11 @@ void cl_endpoint_requeue(struct cl_endpoint *endpoint, struct cl_message *messag
 
 /* The group failed: remembers it and completes its messages with CL_EABORTED. False when it was retired before. */
 bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason);
+
+/* A point-to-point message has come whose receive is not posted yet. */
+void cl_endpoint_announce(struct cl_endpoint *endpoint, struct cl_message *message);
+/* Somebody waits for a message of this name from any source. */
+bool cl_endpoint_wants(const struct cl_endpoint *endpoint, const struct cl_message_id *id);
 
 /* What became of a packet of a posted receive. */
 enum cl_placed { CL_PLACED, CL_PLACED_BEFORE, CL_PLACED_NOWHERE /* other length than posted */ };

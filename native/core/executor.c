@@ -113,7 +113,7 @@ static int start_message(struct cl_executor *executor, uint32_t index, const str
     const struct cl_executor_config *config = &executor->config;
     struct token *token = &executor->tokens[executor->token_count++];
     *token = (struct token){executor, index};
-    struct cl_message_id id = {config->group, config->sequence, step->message};
+    struct cl_message_id id = {config->group, config->sequence, config->first_message + step->message};
     uint16_t peer = config->peers[step->peer];
     if (step->kind == CL_SEND)
         return cl_endpoint_post_send(config->endpoint, peer, id,

@@ -40,6 +40,7 @@ struct cl_executor_config {
     struct cl_endpoint *endpoint;    /* NULL when the plan has no network steps */
     const uint16_t *peers;           /* group rank -> peer id */
     uint32_t group, sequence;        /* name of the operation in packets */
+    uint32_t first_message;          /* added to the steps' message numbers; point-to-point: see core/mailbox.h */
     uint8_t priority;
 };
 

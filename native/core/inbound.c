@@ -97,18 +97,29 @@ struct cl_path_callbacks cl_outcome_callbacks(struct cl_outcome *outcome)
 
 enum answer { ACCEPT, ACCEPT_AT_ONCE, REFUSE, FOREIGN };
 
+/* One from which somebody who receives from any source may choose. */
+static bool is_next_wanted(const struct cl_endpoint *endpoint, const struct cl_peer *peer,
+                           const struct cl_message_id *id)
+{
+    return cl_endpoint_wants(endpoint, id) &&
+           id->index == cl_history_next_index(&peer->history, id->group, id->sequence);
+}
+
 static enum answer stash(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message,
                          const struct cl_message_id *id, const struct cl_packet *packet, const uint8_t *payload,
                          uint64_t now_us)
 {
-    if (!message)
+    if (!message) {
         message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, id);
+        if (message && id->group & CL_GROUP_P2P)
+            cl_endpoint_announce(endpoint, message);
+    }
     if (message && cl_stash_put(&endpoint->stash, &message->stash, packet->offset, packet->flags & CL_PACKET_LAST,
                                 payload, packet->length)) {
         endpoint->stats.packets_stashed++;
         return ACCEPT;
     }
-    if (message && !message->stash.first)
+    if (message && !message->stash.first && !is_next_wanted(endpoint, peer, id))
         cl_endpoint_discard(endpoint, message);
     endpoint->stats.packets_stash_dropped++;
     peer->refused_us = now_us ? now_us : 1;
@@ -137,10 +148,10 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
             return REFUSE;
         }
     }
-    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, packet->group);
+    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, packet->group & ~CL_GROUP_P2P);
     if (retired && retired->reason) {
         cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
-                         (struct cl_control){.group = packet->group, .reason = retired->reason});
+                         (struct cl_control){.group = retired->group, .reason = retired->reason});
         return REFUSE;
     }
     if (retired || cl_history_contains(&peer->history, &id)) {

@@ -174,7 +174,7 @@ void cl_host_close_fd(int32_t fd);
 /* ---- groups ---- */
 
 struct cl_group_options {
-    uint32_t id; /* the same on every rank, unique within the job */
+    uint32_t id; /* the same on every rank, unique within the job; below 2^31 */
     uint32_t rank;
     uint32_t size;
     const uint16_t *peers;  /* job-wide peer id of each rank */
@@ -203,6 +203,18 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
 /* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
 int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
            uint64_t timeout_us);
+/* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received
+ * in the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
+ * CL_EMISMATCH. `rank` is the other one, never this one; tags are below UINT32_MAX. A send is done when all of it is
+ * with the receiver's engine: small ones before the receive was called. The first failure of one fails the group. */
+int cl_send(cl_group *group, uint32_t rank, uint32_t tag, const void *data, uint64_t length, uint32_t priority,
+            uint64_t timeout_us, cl_operation **operation);
+/* `rank` may be UINT32_MAX: from any source, the first message with this tag that comes. */
+int cl_receive(cl_group *group, uint32_t rank, uint32_t tag, void *target, uint64_t length, uint64_t timeout_us,
+               cl_operation **operation);
+/* The rank from which a receive got its message, once it has ended well; else returns its status. */
+int cl_operation_source(cl_operation *operation, uint32_t *rank);
+
 /* CL_EAGAIN while in flight, else the status. */
 int cl_operation_status(cl_operation *operation);
 /* Sleeps until done or timeout_us passed (0: no limit); CL_EAGAIN when it is still in flight. */

@@ -1,6 +1,7 @@
 /* Whole endpoints over the virtual network of network.h. Every scenario is deterministic. */
 #include "core/endpoint.h"
 
+#include "core/endpoint_state.h"
 #include "core/packet.h"
 #include "tests/check.h"
 #include "tests/network.h"
@@ -594,6 +595,8 @@ static void test_arguments(void)
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 1, 1), CL_EINVAL);
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 0), CL_EINVAL);
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 9), CL_EINVAL);
+    static const uint32_t beyond[] = {8};
+    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, beyond), CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 7, id, &byte, 1, 0, 0, NULL), CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, 8, 0, NULL), CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, 0, 0, NULL), CL_OK);
@@ -607,6 +610,22 @@ static void test_arguments(void)
     config.congestion = "delay";
     config.datagram_bytes = 20;
     CHECK_EQ(cl_endpoint_create(&config, &none), CL_EINVAL);
+    network_free(network);
+}
+
+/* A peer of this host is reached over loopback, others through the interfaces: first paths, but no common queue. */
+static void test_paths_leave_through_their_interface(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 23);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    static const uint32_t local[] = {2}, outside[] = {1, 0};
+    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, local), CL_OK);
+    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 6, 2, outside), CL_OK);
+    CHECK(endpoint->peers[1]->paths[0].egress == &endpoint->egresses[0]);
+    CHECK(endpoint->peers[5]->paths[0].egress == &endpoint->egresses[2]);
+    CHECK(endpoint->peers[6]->paths[0].egress == &endpoint->egresses[1]);
+    CHECK(endpoint->peers[6]->paths[1].egress == &endpoint->egresses[0]);
+    CHECK_EQ(endpoint->egress_count, 3);
     network_free(network);
 }
 
@@ -692,6 +711,7 @@ int main(void)
     RUN(test_foreign_packets_change_nothing);
     RUN(test_mutated_packets);
     RUN(test_arguments);
+    RUN(test_paths_leave_through_their_interface);
     RUN(test_random_messages);
     return CHECK_REPORT();
 }
