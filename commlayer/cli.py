@@ -31,8 +31,8 @@ def bench(
     collective: Annotated[
         str,
         typer.Argument(
-            help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv "
-            "or barrier"
+            help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv or "
+            "barrier"
         ),
     ] = "all_reduce",
     backends: Annotated[str, typer.Option(help="Comma-separated; the first is the baseline")] = "gloo,commlayer",

@@ -83,6 +83,9 @@ class Message(NamedTuple):
 class FakeHandle:
     """One operation."""
 
+    source = -1
+    """Of a receive that is done."""
+
     def __init__(self) -> None:
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -111,12 +114,6 @@ class FakeHandle:
             self._ended.set()
         for callback in self._callbacks:
             callback(error)
-
-
-class FakeReceiveHandle(FakeHandle):
-    """One receive."""
-
-    source = -1
 
 
 class FakeGroup:
@@ -161,39 +158,31 @@ class FakeGroup:
 
     def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> FakeHandle:
         self.operations.append((Message("send", to, length, tag), timeout_s, priority))
-        handle = FakeHandle()
-        framed = torch.cat([_memory(source, length), torch.zeros(1, dtype=torch.uint8)])  # gloo: at least one byte
-        self._follow(self._gloo.send([framed], to, tag), handle, lambda _: None)
-        return handle
+        return self._message(lambda: self._gloo.send([_memory(source, length)], to, tag), self.rank)
 
     def receive(
         self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
-    ) -> FakeReceiveHandle:
+    ) -> FakeHandle:
         self.operations.append((Message("receive", source, length, tag), timeout_s, priority))
-        handle = FakeReceiveHandle()
-        framed = torch.empty(length + 1, dtype=torch.uint8)
-        work = self._gloo.recv_anysource([framed], tag) if source is None else self._gloo.recv([framed], source, tag)
+        memory = [_memory(target, length)]
+        if source is None:
+            return self._message(lambda: self._gloo.recv_anysource(memory, tag))
+        return self._message(lambda: self._gloo.recv(memory, source, tag), source)
 
-        def received(work: Any) -> None:
-            handle.source = work._source_rank()
-            _memory(target, length).copy_(framed[:length])
+    def _message(self, start: Callable[[], Any], source: int | None = None) -> FakeHandle:
+        handle = FakeHandle()
+        work = start() if self.failure is None else None
 
-        self._follow(work, handle, received)
-        return handle
-
-    def _follow(self, work: Any, handle: FakeHandle, finish: Callable[[Any], None]) -> None:
-        """Ends the handle when gloo's work has ended, from a thread of its own: messages do not wait for each other."""
-
-        def wait() -> None:
-            time.sleep(self.delay_s)
-            if self.failure is None:
+        def finish() -> None:
+            if work is not None:
                 work.wait()
-                finish(work)
+                handle.source = work._source_rank() if source is None else source
             handle.end(self.failure)
 
-        thread = threading.Thread(target=wait, daemon=True)
+        thread = threading.Thread(target=finish, daemon=True)
         thread.start()
         self._messages.append(thread)
+        return handle
 
     def abort(self, reason: str) -> None:
         self.failure = CommError(reason)
@@ -201,7 +190,7 @@ class FakeGroup:
     def close(self) -> None:
         self._work.put(None)
         for thread in [self._thread, *self._messages]:
-            thread.join(10)
+            thread.join()
 
     def _serve(self) -> None:
         while (operation := self._work.get()) is not None:

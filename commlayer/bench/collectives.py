@@ -355,16 +355,5 @@ class Barrier(Collective):
 
 COLLECTIVES: dict[str, type[Collective]] = {
     kind.name: kind
-    for kind in (
-        AllReduce,
-        ReduceScatter,
-        AllGather,
-        Broadcast,
-        Reduce,
-        AllToAll,
-        Gather,
-        Scatter,
-        SendRecv,
-        Barrier,
-    )
+    for kind in (AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll, Gather, Scatter, SendRecv, Barrier)
 }

@@ -39,11 +39,11 @@ def make(kind: type[Collective], world: int, size_bytes: int = 4000, dtype: torc
         ("reduce_scatter", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("all_gather", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("broadcast", {2: 1.0, 4: 1.0, 8: 1.0}),
-        ("sendrecv", {2: 1.0, 4: 1.0, 8: 1.0}),
         ("reduce", {2: 1.0, 4: 1.0, 8: 1.0}),
         ("all_to_all", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("gather", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("scatter", {2: 0.5, 4: 0.75, 8: 0.875}),
+        ("sendrecv", {2: 1.0, 4: 1.0, 8: 1.0}),
         ("barrier", {2: 0.0, 4: 0.0, 8: 0.0}),
     ],
 )
