@@ -184,6 +184,11 @@ class CommProcessGroup(dist.ProcessGroup):
         launches = self._launch("broadcast", kind, tensors[0].numel(), memory, memory, root=opts.rootRank)
         return self._start(launches, opts, tensors, [memory], [] if memory is tensors[0] else [(memory, tensors)])
 
+    def all_to_all_single(self, *arguments: Any) -> Work:  # type: ignore[override]
+        # Inherited, it would enter gloo with the GIL held: gloo's threads may wait for that with a lock in their hands.
+        work: Work = _all_to_all_single(self._fallback, *arguments)
+        return work
+
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:  # type: ignore[override]
         opts = _options(BarrierOptions, opts, timeout)
         return self._start([_Launch(self._plan("barrier", 0, 1), 0, 0, DType.U8, Op.SUM)], opts, [], [], [])
@@ -191,6 +196,7 @@ class CommProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
     _allgather_base = all_gather_single
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
     def abort(self) -> None:
@@ -351,6 +357,7 @@ def _former(*names: str) -> Any:
 _reduce_scatter_single = _former("reduce_scatter_single", "_reduce_scatter_base")
 _reduce_scatter_coalesced = _former("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
 _all_gather_single = _former("all_gather_single", "_allgather_base")
+_all_to_all_single = _former("all_to_all_single", "alltoall_base")
 _all_gather_coalesced = _former("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
 
 
