@@ -39,12 +39,11 @@ class Holdings:
             shared_files=shared,
         )
 
-    def grown(self, memory_mib: float, mappings: int = 8) -> str:
-        """What of it is more than in `self`, in words; empty when there is nothing to complain of.
+    def grown(self, now: Holdings, memory_mib: float, mappings: int = 16) -> str:
+        """What of `now` is more than in `self`, in words; empty when there is nothing to complain of.
 
         The heap may keep `memory_mib` more for reasons of its own, and its arenas some mappings.
         """
-        now = Holdings.now()
         allowed = {"memory_mib": memory_mib, "mappings": mappings}
         return ", ".join(
             f"{field.name}: {getattr(self, field.name):g} -> {getattr(now, field.name):g}"

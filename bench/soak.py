@@ -28,10 +28,11 @@ from torch import Tensor
 
 import commlayer  # noqa: F401  # registers the backend
 from bench.holdings import Holdings
+from commlayer.plans.select import plan_for
 
 ROUND_S = 8.0
 WARM_ROUNDS = 2
-"""Until then torch, the allocator and the caches of plans take what they need."""
+"""Until then torch and the allocator take what they need."""
 MEMORY_MIB = 48.0
 """What the heap may keep more at the end: fragments of random sizes."""
 SIZES = 24
@@ -139,6 +140,11 @@ def _round(rank: int, size: int, seed: int, until: float) -> int:
     return count
 
 
+def _hold() -> Holdings:
+    plan_for.cache_clear()  # bounded, but by a number of plans: random sizes would fill it all the time
+    return Holdings.now()
+
+
 def _soak(rank: int, size: int, seed: int, minutes: float, port: int, pipe: Any) -> None:
     os.environ["COMMLAYER_SHM"] = "1" if rank < (size + 1) // 2 else "0"
     os.environ["COMMLAYER_IFNAME"] = "lo"
@@ -155,12 +161,13 @@ def _soak(rank: int, size: int, seed: int, minutes: float, port: int, pipe: Any)
         dist.destroy_process_group()
         rounds += 1
         if rounds == WARM_ROUNDS:
-            before = Holdings.now()
+            before = _hold()
         if rank == 0:
             store.set(f"after round {rounds}", "on" if time.monotonic() < end or rounds <= WARM_ROUNDS else "end")
         go_on = store.get(f"after round {rounds}") == b"on"
-    leak = before.grown(MEMORY_MIB)
-    pipe.send((count, rounds, dataclasses.asdict(before), dataclasses.asdict(Holdings.now()), leak))
+    after = _hold()
+    leak = before.grown(after, MEMORY_MIB)
+    pipe.send((count, rounds, dataclasses.asdict(before), dataclasses.asdict(after), leak))
 
 
 def main(arguments: list[str] | None = None) -> int:

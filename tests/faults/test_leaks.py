@@ -35,7 +35,7 @@ def _cycles(rank: int, size: int) -> str:
         dist.destroy_process_group()
         if cycle == WARM:
             before = Holdings.now()
-    return before.grown(MEMORY_MIB)
+    return before.grown(Holdings.now(), MEMORY_MIB)
 
 
 @WIRES
