@@ -431,7 +431,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
             path->dead = true;
             path->probe = false;
-            path->next_probe_us = now_us + CL_PATH_PROBE_US;
+            path->next_probe_us = now_us; /* at once: it may only have had bad luck */
             cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
         } else {
             ask_elsewhere(peer, path);
