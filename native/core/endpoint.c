@@ -204,7 +204,8 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     message->context = context;
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
     if (!peer->outstanding++) {
-        peer->heard_us = now_us; /* it may have had no reason to speak so far: its silence begins now */
+        peer->heard_us = peer->answered_us =
+            now_us; /* it may have had no reason to speak so far: its silence begins now */
         if (peer->next_ping_us > now_us + cl_peer_ask_us(peer))
             peer->next_ping_us = now_us + cl_peer_ask_us(peer);
         cl_endpoint_arm(endpoint, peer, peer->next_ping_us);
@@ -630,7 +631,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
             path->dead = true;
             path->probe = false;
-            path->next_probe_us = now_us + CL_PATH_PROBE_US;
+            path->next_probe_us = now_us; /* at once: it may only have had bad luck */
             cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
         } else {
             ask_elsewhere(peer, path);
@@ -656,7 +657,7 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
     if (!peer->alive)
         return;
     if (!peer->heard_us) {
-        peer->heard_us = now_us;
+        peer->heard_us = peer->answered_us = now_us;
         peer->next_ping_us = now_us + cl_peer_ask_us(peer);
     }
     if (peer->outstanding && now_us >= cl_peer_lost_us(peer)) {
@@ -673,13 +674,13 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         try_held(endpoint, peer, now_us);
     if (peer->next_ping_us <= now_us) {
         uint64_t quiet_us = cl_peer_ask_us(peer);
-        if (now_us >= peer->heard_us + quiet_us) {
+        if (now_us >= peer->answered_us + quiet_us) {
             for (uint16_t i = 0; i < peer->path_count; i++)
                 peer->paths[i].ping = true;
             cl_endpoint_urge(endpoint, peer);
             peer->next_ping_us = now_us + quiet_us;
         } else {
-            peer->next_ping_us = peer->heard_us + quiet_us;
+            peer->next_ping_us = peer->answered_us + quiet_us;
         }
     }
     if (!peer->urgent) /* otherwise what is due is about to be sent, and that arms the timer */
@@ -709,7 +710,7 @@ void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
     if (expected_us > 0 && expected_us < now_us && now_us - expected_us > STALL_US)
         for (uint32_t i = 0; i < endpoint->peers_length; i++)
             if (endpoint->peers[i] && endpoint->peers[i]->heard_us)
-                endpoint->peers[i]->heard_us = now_us;
+                endpoint->peers[i]->heard_us = endpoint->peers[i]->answered_us = now_us;
     struct cl_timer *timer;
     while ((timer = cl_timers_pop(&endpoint->timers, now_us))) {
         if (timer == &endpoint->egress_timer)

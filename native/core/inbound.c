@@ -299,8 +299,10 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     endpoint->stats.packets_received++;
     peer->heard = true;
     peer->heard_us = now_us ? now_us : 1;
-    if (packet.kind == CL_PACKET_ACK)
+    if (packet.kind == CL_PACKET_ACK) {
+        peer->answered_us = peer->heard_us;
         return;
+    }
     bool at_once = answer == ACCEPT_AT_ONCE || packet.flags & CL_PACKET_ACK_NOW;
     cl_ack_on_packet(&path->ack, number, answer == REFUSE, at_once, received_us, now_us);
     if (path->ack.deadline_us <= now_us)

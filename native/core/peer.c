@@ -80,6 +80,11 @@ bool cl_peer_delivers_elsewhere(const struct cl_peer *peer, const struct cl_path
     return false;
 }
 
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 uint64_t cl_peer_ask_us(const struct cl_peer *peer)
 {
     return peer->timeout_us / (peer->outstanding ? CL_PEER_ASK_WAITING : CL_PEER_ASK_IDLE);
@@ -87,12 +92,8 @@ uint64_t cl_peer_ask_us(const struct cl_peer *peer)
 
 uint64_t cl_peer_lost_us(const struct cl_peer *peer)
 {
-    return peer->heard_us + peer->timeout_us / CL_PEER_ASK_WAITING + peer->timeout_us;
-}
-
-static uint64_t earlier(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
+    uint64_t patience_us = peer->timeout_us / CL_PEER_ASK_WAITING + peer->timeout_us;
+    return earlier(peer->heard_us + patience_us, peer->answered_us + 2 * patience_us);
 }
 
 uint64_t cl_peer_deadline_us(const struct cl_peer *peer)

@@ -41,6 +41,7 @@ struct cl_peer {
     uint32_t outstanding; /* posted messages, both sides */
     uint32_t expected;    /* of those, what it is to send us */
     uint64_t heard_us;    /* since when it is silent; 0: not known yet */
+    uint64_t answered_us; /* since when it has not acknowledged anything: it may speak and not hear us */
     uint64_t next_ping_us;
     uint64_t pacer_us; /* when a pacer that blocks the peer lets go; UINT64_MAX: none does */
 
@@ -80,7 +81,8 @@ bool cl_peer_delivers_elsewhere(const struct cl_peer *peer, const struct cl_path
 /* How long a silent peer is left in peace. */
 uint64_t cl_peer_ask_us(const struct cl_peer *peer);
 /* When a peer that is waited for and stays silent is lost: the timeout after it was first asked. So a process that was
- * stopped for less than the timeout is never lost, however long it had been silent before. */
+ * stopped for less than the timeout is never lost, however long it had been silent before. One that speaks but never
+ * answers gets twice that. */
 uint64_t cl_peer_lost_us(const struct cl_peer *peer);
 
 /* The earliest of the peer's timers; UINT64_MAX: none. */

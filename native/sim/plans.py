@@ -7,11 +7,13 @@ of sizes and settings a sample that is the same each time. Only numpy is needed:
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import random
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -25,6 +27,10 @@ from commlayer.errors import ConfigError  # noqa: E402
 from commlayer.plans import select  # noqa: E402
 from commlayer.plans.plan import Plan  # noqa: E402
 from commlayer.plans.settings import Settings  # noqa: E402
+
+delivery: Any = None
+if importlib.util.find_spec("commlayer.plans.delivery"):
+    delivery = importlib.import_module("commlayer.plans.delivery")
 
 Hosts = tuple[tuple[int, ...], ...]
 
@@ -64,30 +70,80 @@ class Shape(NamedTuple):
     settings: Settings
 
 
+class Clause(NamedTuple):
+    """This much of a rank's OUTPUT is that part of a rank's INPUT, or (ALL) its reduction over all ranks."""
+
+    target: int
+    source: int
+    length: int
+    rank: int
+
+
 class Meaning(NamedTuple):
-    """Bytes of INPUT and OUTPUT in terms of one message's length, and the clauses of a rank's OUTPUT.
+    """What a rank has and what it gets: bytes of INPUT and OUTPUT (the same memory, in place), and clauses."""
 
-    A clause is (target, source, rank): that much of OUTPUT from `target` is INPUT of `rank` from `source`.
-    """
-
-    inputs: Callable[[int], int]
-    outputs: Callable[[int], int]
+    input_bytes: int
+    output_bytes: int
     in_place: bool
-    clauses: Callable[[int, int, int, int], list[tuple[int, int, int]]]
-    """Of (rank, world size, root, length)."""
+    clauses: list[Clause]
 
 
-MEANINGS: dict[str, Meaning] = {
-    "all_reduce": Meaning(lambda _: 1, lambda _: 1, True, lambda _rank, _n, _root, _length: [(0, 0, ALL)]),
-    "broadcast": Meaning(lambda _: 1, lambda _: 1, True, lambda _rank, _n, root, _length: [(0, 0, root)]),
-    "reduce_scatter": Meaning(
-        lambda n: n, lambda _: 1, False, lambda rank, _n, _root, length: [(0, rank * length, ALL)]
-    ),
-    "all_gather": Meaning(
-        lambda _: 1, lambda n: n, False, lambda _rank, n, _root, length: [(r * length, 0, r) for r in range(n)]
-    ),
-    "barrier": Meaning(lambda _: 0, lambda _: 0, True, lambda _rank, _n, _root, _length: []),
-}
+def meaning(shape: Shape, rank: int, world: int) -> Meaning:
+    """What the collective of a shape means for one rank."""
+    length = shape.numel * shape.itemsize
+    match shape.collective:
+        case "all_reduce":
+            return Meaning(length, length, True, [Clause(0, 0, length, ALL)])
+        case "reduce":
+            return Meaning(length, length, True, [Clause(0, 0, length, ALL)] if rank == shape.root else [])
+        case "broadcast":
+            return Meaning(length, length, True, [Clause(0, 0, length, shape.root)])
+        case "reduce_scatter":
+            return Meaning(world * length, length, False, [Clause(0, rank * length, length, ALL)])
+        case "all_gather":
+            return Meaning(length, world * length, False, [Clause(r * length, 0, length, r) for r in range(world)])
+        case "barrier":
+            return Meaning(0, 0, True, [])
+        case name if name in DELIVERIES:
+            sent = [delivered(shape, rank, other) for other in range(world)]
+            received = [delivered(shape, other, rank) for other in range(world)]
+            ahead = (
+                [0] * world
+                if name in SAME
+                else [sum(delivered(shape, r, i) for i in range(rank)) for r in range(world)]
+            )
+            clauses = [Clause(sum(received[:r]), ahead[r], received[r], r) for r in range(world)]
+            return Meaning(max(sent) if name in SAME else sum(sent), sum(received), False, clauses)
+    raise SystemExit(f"{__file__}: what does {shape.collective!r} mean? It must be said here before it is simulated")
+
+
+DELIVERIES = ("all_to_all", "gather", "scatter", "uneven_gather")
+"""What plans/delivery.py makes, where there is such a module."""
+
+SAME = ("gather", "uneven_gather")
+"""Deliveries in which a rank sends the same bytes to everybody whom it sends any."""
+
+
+def delivered(shape: Shape, source: int, target: int) -> int:
+    """Bytes from one rank to another in a delivery; lengths differ, and some are 0."""
+    length = shape.numel * shape.itemsize
+    match shape.collective:
+        case "gather":
+            return length if target == shape.root else 0
+        case "scatter":
+            return length if source == shape.root else 0
+        case "uneven_gather":
+            return length * ((source + shape.root) % 3)
+    return length * ((source + 2 * target + shape.root) % 3)
+
+
+def delivery_plan(shape: Shape, rank: int, hosts: Hosts) -> Plan:
+    world = sum(map(len, hosts))
+    sent = [delivered(shape, rank, other) for other in range(world)]
+    received = [delivered(shape, other, rank) for other in range(world)]
+    same = shape.collective in SAME
+    plan: Plan = delivery.deliver(rank, hosts, sent, received, shape.settings.staging_bytes, same=same)
+    return plan
 
 
 def sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
@@ -128,9 +184,7 @@ def shapes(hosts: Hosts) -> Iterator[Shape]:
     if world in LARGE_WORLDS:
         yield from large(world)
         return
-    for collective in get_args(select.Collective):
-        if collective not in MEANINGS:
-            raise SystemExit(f"{__file__}: what does {collective!r} mean? MEANINGS must say it before it is simulated")
+    for collective in (*get_args(select.Collective), *(DELIVERIES if delivery else ())):
         count = 1 if collective == "barrier" else 3 if world in MIDDLE_WORLDS else SAMPLES
         for _ in range(count):
             yield sample(hosts, collective, chance)
@@ -139,6 +193,8 @@ def shapes(hosts: Hosts) -> Iterator[Shape]:
 def plans_of(shape: Shape, hosts: Hosts) -> list[Plan]:
     """The plan of every rank. Raises ConfigError when the settings do not allow one."""
     world = sum(map(len, hosts))
+    if shape.collective in DELIVERIES:
+        return [delivery_plan(shape, rank, hosts) for rank in range(world)]
     arguments: dict[str, Any] = {**shape._asdict(), "hosts": hosts}
     collective = arguments.pop("collective")
     build = select.plan_for.__wrapped__  # the cache would only fill memory
@@ -172,14 +228,10 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
         plans = plans_of(shape, hosts)
     except ConfigError:
         return None
-    meaning = MEANINGS[shape.collective]
-    length = shape.numel * shape.itemsize
+    meanings = [meaning(shape, rank, world) for rank in range(world)]
     parts = []
-    for rank, plan in enumerate(plans):
-        clauses = [
-            CLAUSE.pack(target, source, length, of, 0)
-            for target, source, of in (meaning.clauses(rank, world, shape.root, length) if length else [])
-        ]
+    for plan, means in zip(plans, meanings, strict=True):
+        clauses = [CLAUSE.pack(*clause, 0) for clause in means.clauses if clause.length]
         steps = writer.append(plan.steps.tobytes())
         successors = writer.append(plan.successors.tobytes())
         parts.append(
@@ -205,9 +257,9 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
         shape.settings.deterministic,
         shape.settings.algorithm.encode(),
         shape.numel,
-        meaning.inputs(world) * length,
-        meaning.outputs(world) * length,
-        meaning.in_place,
+        max(means.input_bytes for means in meanings),
+        max(means.output_bytes for means in meanings),
+        meanings[0].in_place,
         0,
         writer.append(b"".join(parts)),
     )
@@ -219,7 +271,8 @@ def main(path: Path) -> None:
     writer = Writer(partial)
     writer.append(bytes(HEAD.size))
     flat = [tuple((rank,) for rank in range(n)) for n in (*MIDDLE_WORLDS, *LARGE_WORLDS)]
-    layouts, records = [], []
+    layouts: list[bytes] = []
+    records: list[bytes] = []
     for number, hosts in enumerate((*SMALL_WORLDS, *flat)):
         world = sum(map(len, hosts))
         host_of = [next(i for i, host in enumerate(hosts) if rank in host) for rank in range(world)]

@@ -532,6 +532,20 @@ static void test_abort_reaches_a_lost_peer(void)
     network_free(network);
 }
 
+/* Nothing gets from 0 to 1: 0 hears 1 all the time, but never an answer. */
+static void test_a_peer_that_never_answers_is_lost(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 25);
+    network_run_until(network, network_now_us(network) + 10000);
+    struct transfer *there = transfer_new(0, 1, 0, 1000);
+    network->egress[0][0].dead = true;
+    post_send(network, there, 1, 0);
+    network_run_until(network, network_now_us(network) + 7 * SECOND_US);
+    CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
+    transfer_free(there);
+    network_free(network);
+}
+
 static void test_abort_answers_data(void)
 {
     struct network *network = network_new(2, 1, 200, 150, STASH, 17);
@@ -887,6 +901,7 @@ int main(void)
     RUN(test_mismatch);
     RUN(test_abort);
     RUN(test_abort_reaches_a_lost_peer);
+    RUN(test_a_peer_that_never_answers_is_lost);
     RUN(test_abort_answers_data);
     RUN(test_signatures);
     RUN(test_pings_carry_signatures);

@@ -1,0 +1,194 @@
+"""Breaks the core in many small ways, one at a time, and shows that the simulator notices: `make sim-mutants`.
+
+Each mutant is a replacement in one file of a copy of native/. It must apply, build, and fail within SEEDS seeds; the
+table says with which seed and which invariant. A mutant whose text is no longer there counts as a failure: mend it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+TREE = ROOT / "build" / "mutants"
+PLANS = ROOT / "build" / "plans.bin"
+SEEDS = 3000
+JOBS = 2
+
+
+class Mutant(NamedTuple):
+    """One defect: `old` in native/`file` becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant(
+        "deliver duplicates twice",
+        "core/message.c",
+        "if (message->bits[packet / 64] & bit)",
+        "if (message->bits[packet / 64] & bit & 0)",
+    ),
+    Mutant(
+        "never send a message's last packet again",
+        "core/message.c",
+        "return cl_message_is_done(message, packet) ||",
+        "return cl_message_is_done(message, packet) || packet + 1 == message->packet_count ||",
+    ),
+    Mutant(
+        "never say READY",
+        "core/endpoint.c",
+        "if (replay(endpoint, message) && from->refused_us &&",
+        "if (replay(endpoint, message) && !from &&",
+    ),
+    Mutant(
+        "wait for the dead three times as long",
+        "core/peer.c",
+        "timeout_us / CL_PEER_ASK_WAITING + peer->timeout_us;",
+        "timeout_us / CL_PEER_ASK_WAITING + 3 * peer->timeout_us;",
+    ),
+    Mutant(
+        "give the silent half the time",
+        "core/peer.c",
+        "timeout_us / CL_PEER_ASK_WAITING + peer->timeout_us;",
+        "timeout_us / CL_PEER_ASK_WAITING + peer->timeout_us / 2;",
+    ),
+    Mutant(
+        "hear a peer, and never mind that it does not answer",
+        "core/peer.c",
+        "return earlier(peer->heard_us + patience_us, peer->answered_us + 2 * patience_us);",
+        "return peer->heard_us + patience_us;",
+    ),
+    Mutant(
+        "do not remember finished messages",
+        "core/inbound.c",
+        "if (retired || cl_history_contains(&peer->history, &id))",
+        "if (retired)",
+    ),
+    Mutant("keep an abort to oneself", "core/endpoint.c", "if (peer) /* a lost one", "if (!peer) /* a lost one"),
+    Mutant(
+        "take refused packets for delivered",
+        "core/inbound.c",
+        "    message->probing = false;\n    cl_message_give_back(message, packet->data.packet);",
+        "    message->probing = false;\n    on_done(endpoint, message, packet->data.packet);\n    return;",
+    ),
+    Mutant(
+        "mix up messages that share their memory",
+        "core/inbound.c",
+        "message->generation == packet->data.generation ? message",
+        "message->posted ? message",
+    ),
+    Mutant(
+        "stash without limit",
+        "core/stash.c",
+        "if (stash->used_bytes + cost(stash) > stash->limit_bytes)",
+        "if (stash->used_bytes + cost(stash) > 100 * stash->limit_bytes)",
+    ),
+    Mutant(
+        "believe packets of another life of the job",
+        "core/inbound.c",
+        "packet.epoch == endpoint->config.epoch",
+        "packet.epoch + 1 != 0",
+    ),
+    Mutant(
+        "never give a path up",
+        "core/path.h",
+        "CL_PATH_DEAD_PTOS = 2,",
+        "CL_PATH_DEAD_PTOS = 2000,",
+    ),
+    Mutant(
+        "forget what was on a dead path",
+        "core/endpoint.c",
+        "cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);",
+        "cl_sent_clear(&path->sent);",
+    ),
+    Mutant(
+        "never probe in silence",
+        "core/endpoint.c",
+        "!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us",
+        "!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) == 0",
+    ),
+    Mutant(
+        "let the last class starve",
+        "core/queue.c",
+        "queue->packets % CL_QUEUE_GUARD == CL_QUEUE_GUARD - 1",
+        "queue->packets % CL_QUEUE_GUARD == CL_QUEUE_GUARD",
+    ),
+    Mutant(
+        "do not wait for the others of the host",
+        "core/executor.c",
+        "return (int32_t)(value - (executor->host.base + step->message)) >= 0;",
+        "return (int32_t)(value - (executor->host.base + step->message)) >= -1;",
+    ),
+    Mutant(
+        "count half a round of host counters",
+        "core/plan.c",
+        "plan->posts = step->message > plan->posts ? step->message : plan->posts;",
+        "plan->posts = step->message;",
+    ),
+    Mutant(
+        "acknowledge more than what came",
+        "core/ack.c",
+        "cl_store_u16(out + 4 * written + 2, count > UINT16_MAX ? UINT16_MAX : (uint32_t)count);",
+        "cl_store_u16(out + 4 * written + 2, count > UINT16_MAX ? UINT16_MAX : (uint32_t)count + (i > 0));",
+    ),
+    Mutant(
+        "tell nobody about a mismatch",
+        "core/endpoint.c",
+        "cl_endpoint_complete(endpoint, message, CL_EMISMATCH);",
+        "cl_message_done(message, offset / endpoint->payload_bytes);",
+    ),
+)
+
+
+def build() -> str:
+    """Builds the copy's simulator; returns what went wrong, if anything."""
+    made = subprocess.run(["make", "-s", "build/test/simulate"], cwd=TREE, capture_output=True, text=True, check=False)
+    return "" if made.returncode == 0 else made.stderr.strip().splitlines()[-1]
+
+
+def simulate(seeds: int) -> str:
+    """The first failure within so many seeds; empty when there is none."""
+    command = [str(TREE / "build/test/simulate"), "--plans", str(PLANS), "--jobs", str(JOBS), "--failures", "1"]
+    try:
+        ran = subprocess.run(
+            [*command, "--seeds", str(seeds)], capture_output=True, text=True, check=False, timeout=600
+        )
+    except subprocess.TimeoutExpired:
+        return "FAILED: it does not end"
+    failures = [line for line in ran.stdout.splitlines() if line.startswith("FAILED")]
+    return failures[0] if failures else ("" if ran.returncode == 0 else f"FAILED: status {ran.returncode}")
+
+
+def main() -> int:
+    shutil.copytree(ROOT / "native", TREE / "native", dirs_exist_ok=True)
+    shutil.copy(ROOT / "Makefile", TREE)
+    survivors = 0
+    problem = build() or simulate(200)
+    if problem:
+        print(f"before any mutation: {problem}")
+        return 1
+    for mutant in MUTANTS:
+        path = TREE / "native" / mutant.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            verdict = f"STALE: {mutant.file} has its text {text.count(mutant.old)} times"
+        else:
+            path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+            problem = build()
+            verdict = f"DOES NOT BUILD: {problem}" if problem else simulate(SEEDS) or "SURVIVED"
+            path.write_text(text, encoding="utf-8")
+        survivors += not verdict.startswith("FAILED")
+        print(f"{mutant.name:44} {verdict.removeprefix('FAILED: ')}", flush=True)
+    print(f"{len(MUTANTS)} mutants, {len(MUTANTS) - survivors} found")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
