@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from commlayer.bench.namespaces import Namespaces
+from commlayer.emulate.link import Link
+from commlayer.emulate.network import Network
+from commlayer.emulate.scenario import Scenario
 
 from .scene import Site
 
@@ -14,9 +16,9 @@ HOSTS = {"one host": (0, 0, 0), "three hosts": (0, 1, 2), "two hosts": (0, 0, 1,
 
 
 @pytest.fixture(scope="session")
-def network() -> Iterator[Namespaces]:
+def network() -> Iterator[Network]:
     """Three hosts with two interfaces each; who changes it puts it back."""
-    with Namespaces(3, nics=2) as built:
+    with Network(Scenario(hosts=3, nics=(Link(), Link()))) as built:
         yield built
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import commlayer
-from commlayer.bench.namespaces import Namespaces
+from commlayer.emulate.network import Network
 from tests import ranks
 
 NOTES = Path(__file__).parents[2] / "out" / "faults.json"
@@ -39,7 +39,7 @@ class Site:
 
     name: str
     hosts: tuple[int, ...]
-    network: Namespaces | None = None
+    network: Network | None = None
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

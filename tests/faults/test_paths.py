@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlayer.bench.namespaces import Namespaces
+from commlayer.emulate.network import Network
 
 from .scene import PEER_TIMEOUT_S, SLACK_S, Seen, Site, begin, mark, note, survived, watch, witness
 
@@ -26,11 +26,11 @@ def call(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def link(network: Namespaces, interface: str, state: str) -> None:
+def link(network: Network, interface: str, state: str) -> None:
     call(f"ip -n {network.name(1)} link set {interface} {state}")
 
 
-def drop(network: Namespaces, interface: str, action: str) -> None:
+def drop(network: Network, interface: str, action: str) -> None:
     """Everything that comes in or goes out there, without a word to anybody."""
     for chain, direction in (("INPUT", "-i"), ("OUTPUT", "-o")):
         call(f"ip netns exec {network.name(1)} iptables -{action} {chain} {direction} {interface} -j DROP")
@@ -40,7 +40,7 @@ WAYS = {"interface down": (link, "down", "up"), "path loses everything": (drop, 
 
 
 @contextlib.contextmanager
-def broken_later(network: Namespaces, way: str, interfaces: list[str], seconds: float) -> Iterator[None]:
+def broken_later(network: Network, way: str, interfaces: list[str], seconds: float) -> Iterator[None]:
     """Breaks the interfaces of host 1 after a while, for the rest of the body."""
     change, broken, mended = WAYS[way]
 
@@ -71,7 +71,7 @@ def _lives(rank: int, size: int, numel: int) -> Seen:
 
 @pytest.mark.parametrize("numel", [1000, 1 << 20], ids=["4 KB", "4 MiB"])
 @pytest.mark.parametrize("way", WAYS)
-def test_one_of_two_paths_is_not_missed(network: Namespaces, way: str, numel: int) -> None:
+def test_one_of_two_paths_is_not_missed(network: Network, way: str, numel: int) -> None:
     site = Site("two hosts, two paths", (0, 1), network)
     with broken_later(network, way, ["eth1"], 2.5):
         seen = survived(site.outcomes(_lives, numel, COMMLAYER_IFNAME="eth*"))
@@ -95,7 +95,7 @@ def _dies(rank: int, size: int) -> Seen:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_only_path_is_the_peer(network: Namespaces, way: str) -> None:
+def test_the_only_path_is_the_peer(network: Network, way: str) -> None:
     site = Site("two hosts", (0, 1), network)
     with broken_later(network, way, ["eth0", "eth1"], 2.5):
         seen = survived(site.outcomes(_dies))
