@@ -89,6 +89,34 @@ struct cl_step {
     uint32_t successor_first; /* this step's slice of the plan's successor array */
     uint32_t successor_count;
 };
+
+struct cl_range {
+    uint64_t start;
+    uint64_t end; /* one past the last */
+};
+
+/* What becomes of contributions to a reduction that did not arrive. */
+enum cl_treatment {
+    CL_FEEDBACK = 0, /* counted as nothing; their owners learn of it (cl_operation_missing) and can add them later */
+    CL_RESCALE = 1,  /* each range of the result is the sum of what arrived times n / (number of those); for SUM */
+    CL_ZERO = 2,     /* counted as nothing */
+};
+enum { CL_LOSS_PPM_MAX = 500000 };
+
+/* How a transfer is to be made. All zero: reliable, most urgent. The ranks must agree. */
+struct cl_qos {
+    uint8_t priority;     /* 0 (first) to 7 */
+    uint8_t treatment;    /* enum cl_treatment */
+    uint32_t loss_ppm;    /* of a message's packets, rounded down, this many in a million may be missing at its end */
+    uint64_t deadline_us; /* from the start; later a message within its bound waits no more for what stalls; 0: none */
+    /* Packets that may not be lost: of each message so many at its start and end, and those with a byte whose bit in
+     * `protect` is set: bit (o / protect_bytes) for the byte at offset o of the map's range. A message, or for an
+     * operation CL_INPUT, begins at protect_offset of it. The map belongs to the engine like a buffer. */
+    uint32_t protect_first, protect_last;
+    const uint64_t *protect; /* may be NULL */
+    uint64_t protect_bytes, protect_offset;
+};
+
 typedef struct cl_plan cl_plan;
 typedef struct cl_engine cl_engine;
 typedef struct cl_group cl_group;
