@@ -218,6 +218,8 @@ static bool take_completions(struct cl_engine *engine)
     struct cl_completion completion;
     while (cl_endpoint_next_completion(engine->endpoint, &completion)) {
         any = true;
+        if (completion.missing_count > 0)
+            cl_executor_missed(completion.context, completion.missing, completion.missing_count);
         const struct cl_executor *executor = cl_executor_complete(completion.context, completion.status);
         if (completion.status == CL_OK || completion.status == CL_EABORTED)
             continue; /* of an abort, the reason follows below */
@@ -600,6 +602,9 @@ int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
         stats->acks_sent = from->acks_sent;
         stats->acks_received = from->acks_received;
         stats->probes_sent = from->probes_sent;
+        stats->packets_given_up = from->packets_given_up;
+        stats->packets_late = from->packets_late;
+        stats->messages_stopped = from->messages_stopped;
     }
     pthread_mutex_unlock(&engine->core);
     stats->operations_done = atomic_load(&engine->operations_done);

@@ -10,6 +10,7 @@
 #define CL_CORE_EXECUTOR_H
 
 #include "core/endpoint.h"
+#include "core/missing.h"
 #include "core/plan.h"
 
 /* The memory ranks of one host share, as the executor sees it. Arrays are indexed by group rank; NULL for ranks of
@@ -41,6 +42,7 @@ struct cl_executor_config {
     const uint16_t *peers;           /* group rank -> peer id */
     uint32_t group, sequence;        /* name of the operation in packets */
     uint8_t priority;
+    struct cl_qos bound; /* of the steps marked CL_STEP_BOUNDED; its priority is not looked at. All zero: reliable */
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **executor);
@@ -57,6 +59,10 @@ enum cl_progress {
 enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, uint64_t now_us);
 /* A message of this executor ended; `context` is that of the endpoint's completion. Returns the executor. */
 struct cl_executor *cl_executor_complete(void *context, int status);
+/* The same message, just before: what of it was not counted (struct cl_completion). */
+void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count);
+/* What the operation did not count so far. */
+struct cl_missing *cl_executor_missing(struct cl_executor *executor);
 int cl_executor_status(const struct cl_executor *executor);
 /* The n-th unmet AWAIT: its rank and the counter value it needs; false when there are no more. */
 bool cl_executor_awaits(const struct cl_executor *executor, uint32_t n, uint32_t *rank, uint32_t *value);

@@ -96,6 +96,7 @@ static void on_lost(void *argument, const struct cl_sent_packet *packet)
     if (message) {
         message->packets_in_flight--;
         if (cl_bounded_give_up(outcome->endpoint, message, packet->data.packet)) {
+            cl_endpoint_requeue(outcome->endpoint, message, false); /* as in on_done */
             cl_bounded_run_out(outcome->endpoint, message);
             return;
         }

@@ -75,9 +75,13 @@ enum cl_buffer {
     CL_STAGING = 3, /* the staging memory of rank `peer`, mapped by every rank of its host */
 };
 
+/* May lose packets, up to the bound of the operation: for SEND and the RECV at its other end. */
+enum cl_step_flags { CL_STEP_BOUNDED = 1 };
+
 /* One step of a plan. A step is ready when `dependencies` other steps that name it as successor are done. */
 struct cl_step {
-    uint32_t kind;            /* enum cl_step_kind */
+    uint16_t kind;            /* enum cl_step_kind */
+    uint16_t flags;           /* enum cl_step_flags */
     uint32_t peer;            /* group rank (CL_SCALE: the divisor); for CL_STAGING, whose staging */
     uint32_t source;          /* enum cl_buffer */
     uint32_t target;          /* enum cl_buffer */
@@ -185,6 +189,7 @@ struct cl_engine_stats {
     uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
     uint64_t packets_foreign, packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
     uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
+    uint64_t packets_given_up, packets_late, messages_stopped;
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
 
@@ -228,6 +233,16 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
 /* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
 int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
            uint64_t timeout_us);
+/* As cl_submit, and the steps marked CL_STEP_BOUNDED may lose packets, as `qos` says; its deadline_us counts from the
+ * start of the operation, and UINT64_MAX means one that follows the plan's latest runs. Sums of floating-point numbers
+ * only: else CL_EINVAL, as for a bound above CL_LOSS_PPM_MAX or an unknown treatment. */
+int cl_submit_bounded(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op,
+                      const struct cl_qos *qos, uint64_t timeout_us, cl_operation **operation);
+/* Once it is done and well: the ranges of CL_INPUT that were not counted, in order. Fills up to `capacity`, returns how
+ * many there are, or CL_EAGAIN while the operation is in flight. */
+int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
+/* Likewise: the ranges of CL_OUTPUT that kept their former value, where results may be lost, too. */
+int cl_operation_stale(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
 /* CL_EAGAIN while in flight, else the status. */
 int cl_operation_status(cl_operation *operation);
 /* Sleeps until done or timeout_us passed (0: no limit); CL_EAGAIN when it is still in flight. */

@@ -216,7 +216,8 @@ static void test_losses(void)
 
 static void test_everything_at_once(void)
 {
-    for (uint64_t seed = 0; seed < 20; seed++) {
+    for (uint64_t i = 0; i <= 20; i++) {
+        uint64_t seed = i < 20 ? i : 1245; /* which once hung: the first packet to a wary receiver was given up */
         struct network *network = open_network(3, 1 + seed % 2, 200, seed % 3 ? STASH : 60000, 100 + seed);
         network->loss = 0.03;
         network->reordering = 0.1;
