@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/packet.h"
+
 enum {
     LINGER_QUIET_US = 20000, /* at close: until no peer has needed an answer for so long ... */
     LINGER_MAX_US = 300000,  /* ... but no longer than this */
@@ -496,6 +498,11 @@ int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
     if (engine->wire == NULL || index >= engine->port_count)
         return CL_EINVAL;
     return engine->wire_type->port_number(engine->wire, index, port);
+}
+
+uint32_t cl_engine_packet_bytes(cl_engine *engine)
+{
+    return cl_packet_payload_bytes(engine->options.datagram_bytes);
 }
 
 int cl_engine_bell(cl_engine *engine, char *name)

@@ -175,6 +175,8 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
 void cl_engine_close(cl_engine *engine);
 /* UDP port of the n-th address (mem: mailbox number). */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
+/* What a full packet carries. */
+uint32_t cl_engine_packet_bytes(cl_engine *engine);
 /* Names this process within its job; once, before the first group. The same values again are accepted. */
 int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t epoch);
 /* Makes a peer reachable: path i goes from local address local[i] to the remote address and port. Adding a known peer
