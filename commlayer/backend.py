@@ -8,6 +8,7 @@ falls through to gloo. The two never share a channel, so their operations need n
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import threading
 from collections import deque
@@ -36,7 +37,7 @@ from .errors import ConfigError
 from .plans.plan import Plan
 from .plans.select import Settings, plan_for
 from .tensors import MOVES, REDUCTIONS, Kind, are_alike, are_plain, copy_back, flatten, space
-from .transport.base import DType, Handle, Op
+from .transport.base import ADAPTIVE_DEADLINE_US, FLOATS, DType, Handle, Op, Qos, Treatment
 from .transport.bootstrap import Rendezvous, connect
 from .work import CommWork, JoinedHandle
 
@@ -44,6 +45,10 @@ NAME = "commlayer"
 
 PLANS_LIMIT = 4096
 """Plans a group remembers before it forgets all of them: a job whose sizes never repeat must not grow."""
+
+BUDGET_PACKETS = 4
+"""Packets that a message should at least be allowed to lose. With fewer, the number lost is above its bound too often,
+and what exceeds it has to be sent again; with many more, segments are too long to overlap."""
 
 _UNSET = timedelta(milliseconds=-1)  # what torch writes into an operation's options for "as the group says"
 
@@ -112,7 +117,17 @@ class CommProcessGroup(dist.ProcessGroup):
         )
         if config.segment_bytes:
             self._settings = dataclasses.replace(self._settings, segment_bytes=config.segment_bytes)
-        self._plans: dict[tuple[str, int, int, bool, int], Plan] = {}
+        self.loses = self.policy.loss_bound > 0 and 1 < len(self._native.hosts) == size
+        """Whether its sums can lose contributions: with a bound, between hosts of one rank each."""
+        if self.loses:
+            packets = math.ceil(BUDGET_PACKETS / self.policy.loss_bound)
+            self._bounded_settings = dataclasses.replace(
+                self._settings,
+                bounded=True,
+                relaxed=self.policy.consistency == "relaxed",
+                bounded_message_bytes=packets * self._native.packet_bytes,
+            )
+        self._plans: dict[tuple[str, int, int, bool, int, bool], Plan] = {}
         self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
         self._lock = threading.Lock()
 
@@ -193,6 +208,37 @@ class CommProcessGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
+    def allreduce_from(self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None) -> CommWork:
+        """All-reduces `source`, flat and of floating-point numbers, into `target`; other than that as `allreduce`.
+
+        What of `source` was not counted, `missing` of the work says, whatever the group's treatment is. `protect` is a
+        map of the packets that must be, see `Qos.protect`, with a bit per `packet_bytes`. Raises ConfigError when the
+        group has a bound and these tensors cannot be summed with one.
+        """
+        kind = REDUCTIONS.get((source.dtype, opts.reduceOp.op.value))
+        plain = are_plain([source, target]) and source.is_contiguous() and target.is_contiguous()
+        if kind is None or kind.op != Op.SUM or kind.dtype not in FLOATS or not plain or source.shape != target.shape:
+            raise ConfigError(
+                f"rank {self.rank()}: {opts.reduceOp} of {source.dtype} {tuple(source.shape)} into {target.dtype} "
+                f"{tuple(target.shape)}: bounded loss needs sums or averages of dense floating-point tensors on the CPU"
+            )
+        launches = self._launch("all_reduce", kind, source.numel(), source, target, bounded=self.loses)
+        qos = None
+        if launches and launches[0].plan.bounded:
+            qos = self._qos()
+            if protect is not None:
+                qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=self.packet_bytes)
+        elif launches:
+            target.copy_(source)
+            launches = [launches[0]._replace(source=target.data_ptr())]
+        memory = [source, target] if protect is None else [source, target, protect]
+        return self._start(launches, opts, [target], memory, [], qos)
+
+    @property
+    def packet_bytes(self) -> int:
+        """What a full packet of this group carries."""
+        return self._native.packet_bytes
+
     def abort(self) -> None:
         """Fails every operation in flight, here and on the peers; the group is of no use afterwards."""
         self._native.abort(f"rank {self.rank()} aborted its process group")
@@ -216,23 +262,26 @@ class CommProcessGroup(dist.ProcessGroup):
             return None
         memory = flatten(tensors)
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
-        launches = self._launch("all_reduce", kind, count, memory, memory)
+        bounded = self._may_lose(kind)
+        launches = self._launch("all_reduce", kind, count, memory, memory, bounded=bounded)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
-        return self._start(launches, opts, tensors, [memory, *tensors], copies)
+        return self._start(launches, opts, tensors, [memory, *tensors], copies, self._qos() if bounded else None)
 
     def _reduce_scatter(self, pairs: list[tuple[Tensor, list[Tensor]]], opts: Any) -> Work | None:
         """Each pair: an output, and the inputs that lie one after the other, all together n times as long."""
         kind = REDUCTIONS.get((pairs[0][0].dtype, opts.reduceOp.op.value))
         if kind is None or not self._are_shards(pairs):
             return None
+        bounded = self._may_lose(kind)
         launches, memory, copies = [], [], []
         for output, inputs in pairs:
             source, target = flatten(inputs), space([output])
-            launches += self._launch("reduce_scatter", kind, output.numel(), source, target)
+            launches += self._launch("reduce_scatter", kind, output.numel(), source, target, bounded=bounded)
             memory += [source, target, *inputs]
             if target is not output:
                 copies.append((target, [output]))
-        return self._start(launches, opts, [output for output, _ in pairs], memory, copies)
+        qos = self._qos() if bounded else None
+        return self._start(launches, opts, [output for output, _ in pairs], memory, copies, qos)
 
     def _all_gather(self, pairs: list[tuple[list[Tensor], Tensor]], opts: Any) -> Work | None:
         """Each pair: the outputs that lie one after the other, all together n times as long as the input."""
@@ -260,17 +309,44 @@ class CommProcessGroup(dist.ProcessGroup):
         return True
 
     def _launch(
-        self, collective: str, kind: Kind, count: int, source: Tensor, target: Tensor, root: int = 0
+        self,
+        collective: str,
+        kind: Kind,
+        count: int,
+        source: Tensor,
+        target: Tensor,
+        root: int = 0,
+        *,
+        bounded: bool = False,
     ) -> list[_Launch]:
         """The operations for a collective on `count` elements: one, or none when there is nothing to do."""
         if count == 0:
             return []
         dtype, op, average, parts = kind
-        plan = self._plan(collective, count * parts, source.element_size() // parts, average, root)
+        plan = self._plan(collective, count * parts, source.element_size() // parts, average, root, bounded)
         return [_Launch(plan, source.data_ptr(), target.data_ptr(), dtype, op)]
 
-    def _plan(self, collective: str, numel: int, itemsize: int, average: bool = False, root: int = 0) -> Plan:
-        key = (collective, numel, itemsize, average, root)
+    def _may_lose(self, kind: Kind) -> bool:
+        """Whether an operation may, whose caller will not ask what was lost. It then must be made up for at once."""
+        return self.loses and self.policy.treatment != "feedback" and kind.op == Op.SUM and kind.dtype in FLOATS
+
+    def _qos(self) -> Qos:
+        policy = self.policy
+        deadline_us = ADAPTIVE_DEADLINE_US
+        if policy.deadline_s is not None:
+            deadline_us = 0 if math.isinf(policy.deadline_s) else max(int(policy.deadline_s * 1e6), 1)
+        return Qos(round(policy.loss_bound * 1e6), Treatment[policy.treatment.upper()], deadline_us)
+
+    def _plan(
+        self,
+        collective: str,
+        numel: int,
+        itemsize: int,
+        average: bool = False,
+        root: int = 0,
+        bounded: bool = False,
+    ) -> Plan:
+        key = (collective, numel, itemsize, average, root, bounded)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= PLANS_LIMIT:
@@ -283,7 +359,7 @@ class CommProcessGroup(dist.ProcessGroup):
                 itemsize=itemsize,
                 average=average,
                 root=root,
-                settings=self._settings,
+                settings=self._bounded_settings if bounded else self._settings,
             )
         return plan
 
@@ -294,13 +370,14 @@ class CommProcessGroup(dist.ProcessGroup):
         results: list[Tensor],
         memory: list[Tensor],
         copies: list[tuple[Tensor, list[Tensor]]],
-    ) -> Work:
+        qos: Qos | None = None,
+    ) -> CommWork:
         """Runs or submits operations. `memory` stays alive until they end; then `copies` go to where they belong."""
         timeout: timedelta = opts.timeout
         if timeout == _UNSET:
             timeout = self._gloo.options._timeout  # where torch's set_timeout and _set_pg_timeout put it
         timeout_s, priority = timeout.total_seconds(), self.policy.priority
-        if not getattr(opts, "asyncOp", True):
+        if not getattr(opts, "asyncOp", True) and qos is None:
             for launch in launches:
                 self._native.run(*launch, timeout_s=timeout_s, priority=priority)
             copy_back(copies)
@@ -310,7 +387,7 @@ class CommProcessGroup(dist.ProcessGroup):
             return CommWork(None, results)
         handles = []
         for launch in launches:
-            handle = self._native.submit(*launch, timeout_s=timeout_s, priority=priority)
+            handle = self._native.submit(*launch, timeout_s=timeout_s, priority=priority, qos=qos)
             self._keep(handle, memory)
             handles.append(handle)
         if not handles:

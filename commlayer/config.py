@@ -146,7 +146,9 @@ class Policy:
         if self.deadline_s is not None and not self.deadline_s > 0:
             raise ConfigError(f"Policy(deadline_s={self.deadline_s!r}): use a number of seconds, infinity, or None")
         if self.loss_bound and self.deterministic:
-            raise ConfigError("Policy(deterministic=True): use loss_bound=0 with it, or no order: what is lost is chance")
+            raise ConfigError(
+                "Policy(deterministic=True): use loss_bound=0 with it, or no order: what is lost is chance"
+            )
         if self.loss_bound and self.algorithm == "ring":
             raise ConfigError("Policy(algorithm='ring'): use 'direct' with a loss_bound: a ring adds losses up")
 

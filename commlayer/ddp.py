@@ -19,6 +19,8 @@ from torch.futures import Future
 
 from .backend import NAME, CommProcessGroup, Options
 from .config import Policy
+from .errors import ConfigError
+from .residual import Residual, largest_blocks
 
 
 class HookState:
@@ -26,12 +28,25 @@ class HookState:
 
     `process_group` is that of the model, None meaning WORLD. It is no part of what is saved or pickled: a restored
     state uses WORLD until `process_group` is set.
+
+    With `Policy(loss_bound=...)` and its treatment `feedback`, the state keeps what of this rank's gradients was lost
+    until the next step adds it. That is no part of what is saved, either: a restored state has lost nothing yet.
     """
 
     def __init__(self, policy: Policy | None = None, process_group: dist.ProcessGroup | None = None) -> None:
         self.policy = policy or Policy()
         self.process_group = process_group
+        self.residual = Residual()
+        """What of the gradients was lost and waits for the next step."""
         self._group: CommProcessGroup | None = None
+        self._sources: dict[int, torch.Tensor] = {}
+
+    def source(self, bucket: dist.GradBucket) -> torch.Tensor:
+        """Host memory to send a bucket's gradients from. It is the bucket's own until its operation has ended."""
+        gradients, source = bucket.buffer(), self._sources.get(bucket.index())
+        if source is None or source.shape != gradients.shape or source.dtype != gradients.dtype:
+            source = self._sources[bucket.index()] = torch.empty_like(gradients, device="cpu")
+        return source
 
     def group(self) -> CommProcessGroup:
         """The commlayer group to use. The first call may make it: then every rank of the group must call.
@@ -61,6 +76,8 @@ class HookState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned. Raises ConfigError if it holds a policy this version cannot keep."""
         self.policy = Policy(**state["policy"])
+        self.residual = Residual()
+        self._sources = {}
         self._group = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,9 +96,33 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     gradients = bucket.buffer()
     options = AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+    if state.group().loses and state.policy.treatment == "feedback":
+        return _with_feedback(state, bucket, options)
     if gradients.is_cpu:
         return state.group().allreduce([gradients], options).get_future().then(lambda done: done.value()[0])
     return _through_host(state.group(), gradients, options)
+
+
+def _with_feedback(state: HookState, bucket: dist.GradBucket, options: AllreduceOptions) -> Future[torch.Tensor]:
+    """The same, for gradients of which a part may be lost: this rank adds it to its next ones."""
+    gradients, group, source = bucket.buffer(), state.group(), state.source(bucket)
+    if not gradients.is_floating_point():
+        raise ConfigError(f"a bucket of {gradients.dtype}: Policy(loss_bound=...) is for floating-point gradients")
+    parameters = bucket.parameters()
+    starts = [each.storage_offset() - gradients.storage_offset() for each in bucket.gradients()]
+    source.copy_(gradients)
+    state.residual.add_to(source, parameters, starts)
+    protect = None
+    if state.policy.protect_quantile:
+        protect = largest_blocks(source, state.policy.protect_quantile, group.packet_bytes)
+    work = group.allreduce_from(source, gradients if gradients.is_cpu else torch.empty_like(source), options, protect)
+
+    def settle(done: Future[list[torch.Tensor]]) -> torch.Tensor:
+        (averaged,) = done.value()
+        state.residual.keep(source, parameters, starts, work.missing())
+        return averaged if gradients.is_cpu else gradients.copy_(averaged)
+
+    return work.get_future().then(settle)
 
 
 def _through_host(group: CommProcessGroup, gradients: torch.Tensor, options: AllreduceOptions) -> Future[torch.Tensor]:

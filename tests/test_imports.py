@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors", "config"},
     {"scheduler", "compress", "plans", "transport", "telemetry"},
-    {"backend", "work", "tensors", "ddp", "fsdp", "pipeline", "tp"},
+    {"backend", "work", "tensors", "residual", "ddp", "fsdp", "pipeline", "tp"},
     {"", "__main__", "cli", "bench"},  # "" is commlayer/__init__.py
 )
 FRONTENDS = FLOORS[2]

@@ -159,7 +159,7 @@ class Interpreter:
         self.end(rank, step, length)
 
     def arrive(self, name: tuple[int, int, int], offset: int, data: Array, lost: bool) -> None:
-        """Bytes reach the receiver, which keeps them until its receive step begins; or the news that they never will."""
+        """Bytes reach the receiver, which keeps them until its receive step begins; or are lost."""
         part = Event(name[1], self.receivers.get(name, -1), offset, data.nbytes, data.copy(), lost)
         (self.events if name in self.receivers else self.wire.setdefault(name, [])).append(part)
 

@@ -45,7 +45,8 @@ def test_what_a_bounded_all_reduce_counts_and_what_it_misses_is_everything(n: in
         np.testing.assert_allclose(outputs[0], counted, rtol=1e-12, atol=1e-12)
         for output in outputs[1:]:
             assert output.tobytes() == outputs[0].tobytes()
-        assert (sum(mask.sum() for mask in masks) > 0) == (loss > 0 and (numel > 9 or loss == 1))
+        if loss in (0, 1) or numel > 9:
+            assert (sum(mask.sum() for mask in masks) > 0) == (loss > 0)
 
 
 @pytest.mark.parametrize("divisor", [1, 3])
