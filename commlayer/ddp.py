@@ -109,7 +109,7 @@ def _with_feedback(state: HookState, bucket: dist.GradBucket, options: Allreduce
     if not gradients.is_floating_point():
         raise ConfigError(f"a bucket of {gradients.dtype}: Policy(loss_bound=...) is for floating-point gradients")
     parameters = bucket.parameters()
-    starts = [each.storage_offset() - gradients.storage_offset() for each in bucket.gradients()]
+    starts = [int(each.storage_offset() - gradients.storage_offset()) for each in bucket.gradients()]
     source.copy_(gradients)
     state.residual.add_to(source, parameters, starts)
     protect = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,25 +12,24 @@ import pytest
 
 from commlayer.errors import ConfigError
 from commlayer.plans import direct
+from commlayer.plans.plan import Plan
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import DType, Op, Qos, Treatment
 from commlayer.transport.group import NativeGroup
-from tests.transport.world import PATIENCE_S, World
+from tests.transport.world import PATIENCE_S, Team, World
 
 Array = npt.NDArray[np.float32]
+Result = tuple[Array, Array, npt.NDArray[np.bool_]]
 
 NUMEL = 500_003  # 2 MB: several hundred packets for each owner
-PPM = 1_000_000
 
 
-def plan(group: NativeGroup, divisor: int = 1, relaxed: bool = False) -> object:
+def plan(group: NativeGroup, divisor: int = 1, relaxed: bool = False) -> Plan:
     settings = Settings(bounded=True, relaxed=relaxed, bounded_message_bytes=200 * group.packet_bytes)
     return direct.bounded_all_reduce(group.rank, group.size, NUMEL, 4, divisor, settings)
 
 
-def all_reduce(
-    group: NativeGroup, step: int, qos: Qos, divisor: int = 1, *, in_place: bool = False
-) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
+def all_reduce(group: NativeGroup, step: int, qos: Qos, divisor: int = 1, *, in_place: bool = False) -> Result:
     """Input, output, and a mask of the input: what was not counted."""
     source = np.random.default_rng(100 * step + group.rank).normal(size=NUMEL).astype("f4")
     target = source.copy() if in_place else np.full(NUMEL, np.nan, "f4")
@@ -43,7 +44,11 @@ def all_reduce(
     return source, target, mask
 
 
-def check(results: list[tuple[Array, Array, npt.NDArray[np.bool_]]], treatment: Treatment, divisor: int) -> float:
+def step_of(team: Team, how: dict[str, Any], rank: int) -> Result:
+    return all_reduce(team[rank], **how)
+
+
+def check(results: list[Result], treatment: Treatment, divisor: int) -> float:
     """Checks that the result is what the ranks say they contributed; returns the share that is missing."""
     size = len(results)
     counted = np.stack([np.where(mask, 0, source) for source, _, mask in results]).astype("f8")
@@ -66,7 +71,8 @@ def test_the_result_is_what_was_counted(size: int, treatment: Treatment, divisor
     with World([(rank,) for rank in range(size)], loss_ppm=20_000) as world, world.open_group() as team:
         missing = 0.0
         for step in range(3):
-            results = world.on_each(lambda rank, s=step: all_reduce(team[rank], s, qos, divisor, in_place=s == 2))
+            how = {"step": step, "qos": qos, "divisor": divisor, "in_place": step == 2}
+            results = world.on_each(partial(step_of, team, how))
             missing += check(results, treatment, divisor) / 3
         assert 0 < missing <= 0.03
         stats = [engine.stats() for engine in world.engines]

@@ -1,0 +1,52 @@
+"""DDP with bounded loss over emulated links that lose packets: real processes, one per host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commlayer.bench.namespaces import Namespaces
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 240
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request: pytest.FixtureRequest) -> list[Any]:
+    """What each rank of a job says."""
+    size = request.param
+    with Namespaces(size, loss=0.02) as network:
+        ranks = []
+        for rank in range(size):
+            environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": network.address(0)}
+            environ |= {"GLOO_SOCKET_IFNAME": network.interface(), "PYTHONPATH": str(ROOT)}
+            command = [sys.executable, "-m", "tests.lossy_training"]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environ, "cwd": ROOT}
+            ranks.append(network.popen(rank, command, **pipes))
+        outputs = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
+        for rank, (_, errors) in zip(ranks, outputs, strict=True):
+            assert rank.returncode == 0, errors
+    return [json.loads(output) for output, _ in outputs]
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("policy", ["feedback", "protected"])
+def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) -> None:
+    results = [each[policy] for each in found]
+    assert len({each["digest"] for each in results}) == 1
+    assert max(each["error"] for each in results) < 1e-3
+    assert sum(each["left"] for each in results) > 0
+
+
+@pytest.mark.needs_root
+def test_rescaling_makes_up_at_once(found: list[Any]) -> None:
+    results = [each["rescale"] for each in found]
+    assert len({each["digest"] for each in results}) == 1
+    assert all(each["exact"] for each in results)  # the mean of ones is one, whoever is missing
+    assert all(each["integers"]["exact"] for each in found)
