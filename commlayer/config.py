@@ -44,6 +44,9 @@ class Config:
     """COMMLAYER_RATE_BPS: with `fixed`, what this process sends per path, in bits per second; else 0."""
     peer_timeout_s: float = 3.0
     """COMMLAYER_PEER_TIMEOUT_S: a peer that has been silent this long, in seconds, is lost."""
+    mark: bool = False
+    """COMMLAYER_MARK: whether packets carry their priority as DSCP, and their right to be lost as ECN bits (those that
+    may be are not ECN-capable), for switches that are set up for it. Off (0), the IP header says nothing."""
     mtu: int = 0
     """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: that of the path."""
     log: LogLevel = "warning"
@@ -211,6 +214,7 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "COMMLAYER_CONGESTION": _word,
     "COMMLAYER_RATE_BPS": _number(_RATES),
     "COMMLAYER_PEER_TIMEOUT_S": _seconds,
+    "COMMLAYER_MARK": _flag,
     "COMMLAYER_MTU": _number({"": 1}),
     "COMMLAYER_LOG": _word,
 }

@@ -152,6 +152,7 @@ class Engine:
                 "stash_bytes": STASH_BYTES,
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
                 "mem_loss_ppm": loss_ppm,
+                "mark": config.mark,
             },
         )
         out = ffi.new("cl_engine **")

@@ -168,6 +168,7 @@ struct cl_engine_options {
     uint64_t peer_timeout_us;     /* silence after which a peer is lost */
     uint32_t mem_loss_ppm;        /* mem: share of datagrams dropped, parts per million */
     uint32_t mem_seed;
+    uint32_t mark; /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
 };
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
