@@ -27,11 +27,11 @@ def found(request: pytest.FixtureRequest) -> list[Any]:
             environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": network.address(0)}
             environ |= {"GLOO_SOCKET_IFNAME": network.interface(), "PYTHONPATH": str(ROOT)}
             command = [sys.executable, "-m", "tests.lossy_training"]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environ, "cwd": ROOT}
-            ranks.append(network.popen(rank, command, **pipes))
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            ranks.append(network.popen(rank, command, env=environ, cwd=ROOT, **pipes))
         outputs = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
-        for rank, (_, errors) in zip(ranks, outputs, strict=True):
-            assert rank.returncode == 0, errors
+        for process, (_, errors) in zip(ranks, outputs, strict=True):
+            assert process.returncode == 0, errors
     return [json.loads(output) for output, _ in outputs]
 
 
