@@ -149,7 +149,7 @@ bool cl_bounded_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     if (!cl_ranges_add(&message->forgone, first, end))
         return true; /* no memory: the message ends when its peer or group does */
     const struct cl_range *told = message->forgone.list;
-    if (message->forgone.count == 1 && told->start == 0 && told->end == message->packet_count) {
+    if (told->start == 0 && told->end == message->packet_count) {
         bool agreed = message->packet_count - message->packets_done <= message->bound.budget;
         cl_endpoint_complete(endpoint, message, agreed ? CL_OK : CL_EMISMATCH);
     }

@@ -50,8 +50,8 @@ void cl_stops_acked(struct cl_stops *stops, const struct cl_message_id *id, uint
         return;
     uint64_t end = (uint64_t)first + CL_STOP_PACKETS;
     cl_ranges_add(&stop->known, first, end < stop->packet_count ? end : stop->packet_count);
-    if (stop->known.count != 1 || stop->known.list[0].start != 0 || stop->known.list[0].end != stop->packet_count)
-        return;
+    if (!stop->known.count || stop->known.list[0].start != 0 || stop->known.list[0].end != stop->packet_count)
+        return; /* or no memory to note it: it goes with the peer */
     *link = stop->next;
     free_stop(stop);
 }

@@ -250,10 +250,12 @@ static void test_small_messages_lose_nothing(void)
 
 static void test_long_messages(void)
 {
-    struct network *network = open_network(2, 1, 0, STASH, 7); /* three STOP packets each */
-    network->loss = 0.02;
-    CHECK(exchange(network, 1, 9000 * PAYLOAD, bound(30000)) > 0);
-    network_free(network);
+    for (uint64_t seed = 0; seed < 6; seed++) { /* three STOP packets each, and many of them lost */
+        struct network *network = open_network(2, 1, 0, STASH, seed);
+        network->loss = 0.3;
+        CHECK(exchange(network, 1, 7500 * PAYLOAD, bound(400000)) > 0);
+        network_free(network);
+    }
 }
 
 /* ---- losses by choice ---- */
@@ -263,6 +265,7 @@ struct choice {
     bool every_time;
     bool lost[1024]; /* once */
     uint64_t delay_ns;
+    uint64_t late_ns;          /* not 0: they are not lost but come then, all at once */
     uint64_t control_until_us; /* PROBE and STOP are lost until then */
     uint32_t probes, stops;
 };
@@ -280,6 +283,16 @@ static bool by_choice(struct network *network, uint32_t from, const struct cl_da
         uint32_t number = packet.offset / PAYLOAD;
         bool lost = number >= choice->first && number < choice->last && (choice->every_time || !choice->lost[number]);
         choice->lost[number] |= lost;
+        if (lost && choice->late_ns) {
+            struct network_packet *late = network_packet_new(network);
+            late->event = AT_INGRESS;
+            late->to = datagram->peer;
+            late->path = datagram->path;
+            late->length = datagram->head_length + datagram->payload_length;
+            memcpy(late->bytes, datagram->head, datagram->head_length);
+            memcpy(late->bytes + datagram->head_length, datagram->payload, datagram->payload_length);
+            network_schedule(network, late, choice->late_ns > network->now_ns ? choice->late_ns : network->now_ns);
+        }
         return lost;
     }
     choice->probes += packet.kind == CL_PACKET_PROBE;
@@ -296,12 +309,14 @@ static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos,
     network->drops = by_choice;
     network->argument = choice;
     choice->control_until_us += network_now_us(network);
+    choice->late_ns += choice->late_ns ? network->now_ns : 0;
     struct transfer *t = make(network, 0, 1, 0, packets * PAYLOAD - 8, qos);
     uint64_t start_us = network_now_us(network);
     post_send(t);
     post_receive(t);
     CHECK(run_until_done(&t, 1, 10 * SECOND_US));
-    CHECK_EQ(check_ended(t), expected);
+    uint32_t missing = check_ended(t);
+    CHECK_EQ(missing, expected);
     CHECK(t->sender.at_us <= start_us + 5 * SECOND_US);
     uint64_t took_us = t->receiver.at_us - start_us;
     drop(t);
@@ -342,6 +357,18 @@ static void test_all_control_packets_are_lost(void)
     struct choice probe = {.first = 95, .last = 100, .control_until_us = 300000};
     lose(&probe, 100, bound(100000), 5);
     CHECK(probe.probes > 1);
+}
+
+/* More packets than the loss detection remembers come after all, and complete the message: only the receiver can tell.
+ * Either it has the PROBE by then, or gets it when the message is over. */
+static void test_what_was_given_up_arrives_late(void)
+{
+    struct choice before = {.first = 40, .last = 100, .late_ns = 30000000, .every_time = true};
+    lose(&before, 100, bound(400000), 0);
+    struct choice after = {
+        .first = 40, .last = 100, .late_ns = 30000000, .every_time = true, .control_until_us = 200000};
+    lose(&after, 100, bound(500000), 0);
+    CHECK(after.probes > 0);
 }
 
 static void test_deadline(void)
@@ -428,6 +455,25 @@ static void test_a_late_receiver_loses_nothing(void)
             post_receive(t);
             CHECK(run_until_done(&t, 1, 5 * SECOND_US));
             CHECK_EQ(check_ended(t), 0);
+            drop(t);
+            network_free(network);
+        }
+}
+
+/* The receive is posted at any moment of the arrival, between a TAIL and what was refused before it, too. */
+static void test_a_receive_posted_in_between(void)
+{
+    for (uint32_t late_us = 100; late_us < 4500; late_us += 40)
+        for (size_t lossy = 0; lossy < 2; lossy++) {
+            struct network *network = open_network(2, 1, 100, late_us % 3 ? 0 : 20000, 17 + late_us);
+            network->loss = lossy ? 0.3 : 0;
+            struct transfer *t = make(network, 0, 1, 0, 30 * PAYLOAD, bound(500000));
+            post_send(t);
+            network_run_until(network, network_now_us(network) + late_us);
+            post_receive(t);
+            CHECK(run_until_done(&t, 1, 10 * SECOND_US));
+            uint32_t missing = check_ended(t);
+            CHECK(lossy || missing == 0);
             drop(t);
             network_free(network);
         }
@@ -521,6 +567,8 @@ int main(void)
     RUN(test_protected_packets_arrive);
     RUN(test_more_is_protected_than_the_bound_leaves);
     RUN(test_a_late_receiver_loses_nothing);
+    RUN(test_a_receive_posted_in_between);
+    RUN(test_what_was_given_up_arrives_late);
     RUN(test_a_path_dies);
     RUN(test_bounds_that_differ);
     RUN(test_what_is_refused);
