@@ -10,6 +10,7 @@ ranks when the first bucket is ready.
 # No `from __future__ import annotations` here: DDP checks a hook's annotations, and would find strings.
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -122,7 +123,9 @@ def _with_feedback(state: HookState, bucket: dist.GradBucket, options: Allreduce
         state.residual.keep(source, parameters, starts, work.missing())
         return averaged if gradients.is_cpu else gradients.copy_(averaged)
 
-    return work.get_future().then(settle)
+    if gradients.is_cpu:
+        return work.get_future().then(settle)
+    return _on_device(gradients.device, work.get_future(), settle)
 
 
 def _through_host(group: CommProcessGroup, gradients: torch.Tensor, options: AllreduceOptions) -> Future[torch.Tensor]:
@@ -130,13 +133,23 @@ def _through_host(group: CommProcessGroup, gradients: torch.Tensor, options: All
 
     Each copy has ended when it returns, so that no stream has to wait for another.
     """
-    averaged: Future[torch.Tensor] = Future(devices=[gradients.device])
+    done = group.allreduce([gradients.cpu()], options).get_future()
+    return _on_device(gradients.device, done, lambda done: gradients.copy_(done.value()[0]))
 
-    def copy_back(done: Future[list[torch.Tensor]]) -> None:
+
+def _on_device(
+    device: torch.device,
+    done: Future[list[torch.Tensor]],
+    finish: Callable[[Future[list[torch.Tensor]]], torch.Tensor],
+) -> Future[torch.Tensor]:
+    """What `finish` makes of a result in host memory, as a future of a tensor on a device."""
+    averaged: Future[torch.Tensor] = Future(devices=[device])
+
+    def set_result(done: Future[list[torch.Tensor]]) -> None:
         try:
-            averaged.set_result(gradients.copy_(done.value()[0]))
+            averaged.set_result(finish(done))
         except Exception as error:
             averaged.set_exception(error)  # type: ignore[arg-type]  # declared as the value's type
 
-    group.allreduce([gradients.cpu()], options).get_future().add_done_callback(copy_back)
+    done.add_done_callback(set_result)
     return averaged.then(lambda done: done.value())  # see work.py
