@@ -4,17 +4,17 @@
 
 #include "tests/check.h"
 
-static struct cl_message message_of(uint32_t packets, uint32_t index)
+static void begin(struct cl_message *message, uint32_t packets, uint32_t index)
 {
-    struct cl_message message = {.id = {1, 2, index}};
-    CHECK(cl_message_begin(&message, packets * 8, 8));
-    return message;
+    *message = (struct cl_message){.id = {1, 2, index}};
+    CHECK(cl_message_begin(message, packets * 8, 8));
 }
 
 static void test_what_was_not_counted_is_written(void)
 {
     struct cl_stops stops = {0};
-    struct cl_message message = message_of(CL_STOP_PACKETS + 10, 3);
+    struct cl_message message;
+    begin(&message, CL_STOP_PACKETS + 10, 3);
     for (uint32_t i = 0; i < message.packet_count; i++)
         if (i != 0 && i != 9 && i != CL_STOP_PACKETS + 9)
             cl_message_done(&message, i);
@@ -41,7 +41,9 @@ static void test_what_was_not_counted_is_written(void)
 static void test_a_record_goes_when_all_of_it_is_known(void)
 {
     struct cl_stops stops = {0};
-    struct cl_message long_one = message_of(2 * CL_STOP_PACKETS + 1, 0), short_one = message_of(7, 1);
+    struct cl_message long_one, short_one;
+    begin(&long_one, 2 * CL_STOP_PACKETS + 1, 0);
+    begin(&short_one, 7, 1);
     cl_stops_add(&stops, &long_one);
     cl_stops_add(&stops, &short_one);
     cl_stops_acked(&stops, &long_one.id, CL_STOP_PACKETS);
