@@ -98,6 +98,17 @@ void cl_bounded_run_out(struct cl_endpoint *endpoint, struct cl_message *message
         (struct cl_control){.group = message->id.group, .sequence = message->id.sequence, .index = message->id.index});
 }
 
+void cl_bounded_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_control *probe)
+{
+    struct cl_message_id id = {probe->group, probe->sequence, probe->index};
+    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
+    if (!message || message->bound.stopped)
+        return;
+    message->bound.told_budget = 0;
+    if (message->packets_done) /* by now the receiver knows it; else once the first packet is acknowledged */
+        cl_bounded_run_out(endpoint, message);
+}
+
 /* The message is over but for what later parts of its STOP say: nothing of it is sent or awaited any more. */
 static void begin_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message)
 {
@@ -293,18 +304,30 @@ bool cl_bounded_is_late(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     return true;
 }
 
-bool cl_bounded_on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
-                         const uint8_t *payload, uint64_t now_us)
+/* A PROBE came for a message that is not in the table. */
+static enum cl_probed on_probe_of_none(struct cl_endpoint *endpoint, struct cl_peer *peer,
+                                       const struct cl_message_id *id)
+{
+    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, id->group);
+    if (retired && retired->reason)
+        cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
+                         cl_control_abort(retired->group, retired->reason, retired->blame));
+    else if (!retired && !cl_history_contains(&peer->history, id))
+        return CL_PROBED_NOTHING;
+    else if (!cl_stops_find(&peer->stops, id))
+        tell_stop(endpoint, peer, id, 0); /* complete before it knew */
+    return CL_PROBED;
+}
+
+enum cl_probed cl_bounded_on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
+                                   const uint8_t *payload, uint64_t now_us)
 {
     if (packet->length != CL_PROBE_BYTES || !cl_load_u32(payload + 4))
-        return false;
+        return CL_PROBED_MALFORMED;
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
-    if (!message) {
-        if (cl_history_contains(&peer->history, &id) && !cl_stops_find(&peer->stops, &id))
-            tell_stop(endpoint, peer, &id, 0); /* complete before it knew */
-        return true;                           /* unknown: all of it was refused, and will be sent again */
-    }
+    if (!message)
+        return on_probe_of_none(endpoint, peer, &id);
     struct cl_message_bound *bound = &message->bound;
     bound->protected_told = cl_load_u32(payload);
     bound->told_budget = cl_load_u32(payload + 4);
@@ -314,7 +337,7 @@ bool cl_bounded_on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, con
         bound->arrived_us = now_us;
         schedule(endpoint, peer, message, ends_us(peer, message));
     }
-    return true;
+    return CL_PROBED;
 }
 
 void cl_bounded_complete(struct cl_endpoint *endpoint, const struct cl_message *message)

@@ -13,8 +13,8 @@
  *  - It then tells which packets it did not count (STOP, repeated until acknowledged). Both ends complete with that
  *    list. Packets that come after that are refused: a sender never takes one for counted.
  *  - When packets are given up and all else has been sent, the TAIL may be among the lost: the sender says that it has
- *    run out (PROBE, repeated likewise). From then on the receiver also tells when it got everything after all, as
- *    acknowledgements of packets long given up may be gone for good.
+ *    run out (PROBE, repeated likewise; again when it overtook the whole message). From then on the receiver also tells
+ * when it got everything after all, as acknowledgements of packets long given up may be gone for good.
  *
  * When everything arrives there is neither PROBE nor STOP: the message is like a reliable one.
  *
@@ -50,6 +50,8 @@ bool cl_bounded_give_up(struct cl_endpoint *endpoint, struct cl_message *message
 void cl_bounded_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet);
 /* Nothing is left to send, or a packet was given up: sees to it that the receiver learns so. */
 void cl_bounded_run_out(struct cl_endpoint *endpoint, struct cl_message *message);
+/* The PROBE overtook all packets of its message. */
+void cl_bounded_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_control *probe);
 /* False: malformed. */
 bool cl_bounded_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
                         const uint8_t *payload);
@@ -62,9 +64,10 @@ void cl_bounded_on_packet(struct cl_endpoint *endpoint, struct cl_message *messa
 /* A packet came for a message that is over: whether it was ended without it. */
 bool cl_bounded_is_late(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_message_id *id,
                         uint32_t packet);
-/* False: malformed. */
-bool cl_bounded_on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
-                         const uint8_t *payload, uint64_t now_us);
+/* What a PROBE was about: CL_PROBED_NOTHING is a message of which nothing has come yet, so that it is refused. */
+enum cl_probed { CL_PROBED, CL_PROBED_NOTHING, CL_PROBED_MALFORMED };
+enum cl_probed cl_bounded_on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
+                                   const uint8_t *payload, uint64_t now_us);
 /* The message is complete although its sender has run out: tells it. */
 void cl_bounded_complete(struct cl_endpoint *endpoint, const struct cl_message *message);
 /* Ends what may end. */

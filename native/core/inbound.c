@@ -35,8 +35,10 @@ static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, ui
         cl_bounded_done(endpoint, message, packet);
     if (first && cl_message_complete(message))
         cl_endpoint_complete(endpoint, message, CL_OK);
-    else
+    else {
         cl_endpoint_requeue(endpoint, message, false); /* it may have waited for this: see cl_peer_wary */
+        cl_bounded_run_out(endpoint, message);         /* its PROBE may have been refused */
+    }
 }
 
 static void on_acked(void *argument, const struct cl_sent_packet *packet)
@@ -71,6 +73,8 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
 {
     struct cl_outcome *outcome = argument;
     struct cl_endpoint *endpoint = outcome->endpoint;
+    if (packet->kind == CL_PACKET_PROBE)
+        cl_bounded_on_probe_refused(endpoint, outcome->peer, &packet->control);
     struct cl_message *message = message_of(packet);
     if (!message)
         return;
@@ -252,6 +256,14 @@ static bool on_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl
     return true;
 }
 
+static enum answer on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
+                            const uint8_t *payload, uint64_t now_us)
+{
+    static const enum answer ANSWERS[] = {
+        [CL_PROBED] = ACCEPT_AT_ONCE, [CL_PROBED_NOTHING] = REFUSE, [CL_PROBED_MALFORMED] = FOREIGN};
+    return ANSWERS[cl_bounded_on_probe(endpoint, peer, packet, payload, now_us)];
+}
+
 static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
                              const uint8_t *payload, uint64_t now_us)
 {
@@ -272,7 +284,7 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
         on_mismatch(endpoint, peer, packet);
         break;
     case CL_PACKET_PROBE:
-        return cl_bounded_on_probe(endpoint, peer, packet, payload, now_us) ? ACCEPT_AT_ONCE : FOREIGN;
+        return on_probe(endpoint, peer, packet, payload, now_us);
     case CL_PACKET_STOP:
         return cl_bounded_on_stop(endpoint, peer, packet, payload) ? ACCEPT_AT_ONCE : FOREIGN;
     default:

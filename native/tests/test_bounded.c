@@ -270,6 +270,19 @@ struct choice {
     uint32_t probes, stops;
 };
 
+/* What was about to be sent arrives at this time. */
+static void put_off(struct network *network, const struct cl_datagram *datagram, uint64_t at_ns)
+{
+    struct network_packet *late = network_packet_new(network);
+    late->event = AT_INGRESS;
+    late->to = datagram->peer;
+    late->path = datagram->path;
+    late->length = datagram->head_length + datagram->payload_length;
+    memcpy(late->bytes, datagram->head, datagram->head_length);
+    memcpy(late->bytes + datagram->head_length, datagram->payload, datagram->payload_length);
+    network_schedule(network, late, at_ns);
+}
+
 static bool by_choice(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
     struct choice *choice = network->argument;
@@ -283,16 +296,8 @@ static bool by_choice(struct network *network, uint32_t from, const struct cl_da
         uint32_t number = packet.offset / PAYLOAD;
         bool lost = number >= choice->first && number < choice->last && (choice->every_time || !choice->lost[number]);
         choice->lost[number] |= lost;
-        if (lost && choice->late_ns) {
-            struct network_packet *late = network_packet_new(network);
-            late->event = AT_INGRESS;
-            late->to = datagram->peer;
-            late->path = datagram->path;
-            late->length = datagram->head_length + datagram->payload_length;
-            memcpy(late->bytes, datagram->head, datagram->head_length);
-            memcpy(late->bytes + datagram->head_length, datagram->payload, datagram->payload_length);
-            network_schedule(network, late, choice->late_ns > network->now_ns ? choice->late_ns : network->now_ns);
-        }
+        if (lost && choice->late_ns)
+            put_off(network, datagram, choice->late_ns > network->now_ns ? choice->late_ns : network->now_ns);
         return lost;
     }
     choice->probes += packet.kind == CL_PACKET_PROBE;
@@ -369,6 +374,32 @@ static void test_what_was_given_up_arrives_late(void)
         .first = 40, .last = 100, .late_ns = 30000000, .every_time = true, .control_until_us = 200000};
     lose(&after, 100, bound(500000), 0);
     CHECK(after.probes > 0);
+}
+
+/* Every tenth packet is lost, and the others take a millisecond longer than control packets. */
+static bool slowly(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    (void)from;
+    if (datagram->payload_length == 0)
+        return false;
+    if (cl_load_u32(datagram->head + 20) / PAYLOAD % 10 != 3)
+        put_off(network, datagram, network->now_ns + 1000000);
+    return true;
+}
+
+static void test_a_probe_overtakes_its_message(void)
+{
+    struct network *network = open_network(2, 1, 1000, STASH, 8);
+    network_run_until(network, network_now_us(network) + SECOND_US);
+    network->drops = slowly;
+    struct transfer *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_ppm = 200000, .protect_first = 1});
+    post_send(t); /* the receiver knows nothing of it when the PROBE comes */
+    network_run_until(network, network_now_us(network) + 20000);
+    post_receive(t);
+    CHECK(run_until_done(&t, 1, SECOND_US));
+    CHECK_EQ(check_ended(t), 1);
+    drop(t);
+    network_free(network);
 }
 
 static void test_deadline(void)
@@ -563,6 +594,7 @@ int main(void)
     RUN(test_the_last_packets_are_lost);
     RUN(test_everything_is_lost);
     RUN(test_all_control_packets_are_lost);
+    RUN(test_a_probe_overtakes_its_message);
     RUN(test_deadline);
     RUN(test_protected_packets_arrive);
     RUN(test_more_is_protected_than_the_bound_leaves);
