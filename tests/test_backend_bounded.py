@@ -115,3 +115,22 @@ def _train(rank: int, size: int) -> None:
 
 def test_training_with_feedback_is_that_without_where_nothing_is_lost() -> None:
     ranks.run(_train, 2, environ=NETWORK)
+
+
+def _disagree(rank: int, size: int) -> None:
+    with ranks.job(rank, size):
+        for policies in (
+            ({"loss_bound": 0.1}, {"loss_bound": 0.05}),
+            ({"loss_bound": 0.1}, {"loss_bound": 0.10001}),  # the plans are the same
+            ({"loss_bound": 0.1}, {"loss_bound": 0.1, "treatment": "rescale"}),
+            ({"loss_bound": 0.1}, {"loss_bound": 0.1, "consistency": "relaxed"}),
+            ({"loss_bound": 0.1}, {}),
+        ):
+            group = make(**policies[rank])
+            with pytest.raises(commlayer.MismatchError, match=f"rank {rank} "):
+                group.allreduce_from(torch.ones(NUMEL), torch.empty(NUMEL), options()).wait()
+            dist.barrier()
+
+
+def test_ranks_that_disagree_on_what_may_be_lost_learn_it() -> None:
+    ranks.run(_disagree, 2, environ=NETWORK)

@@ -152,7 +152,7 @@ static void check_lost(struct half *half, const struct cl_completion *completion
             half->lost |= 1u << at / payload;
     half->ended_well = true;
     HOLDS((uint32_t)__builtin_popcount(half->lost) <= cl_bounded_budget(packets, half->qos.loss_ppm));
-    HOLDS(!half->qos.protect_first || !(half->lost & (1u | 1u << (packets - 1))));
+    HOLDS(!half->lost || !half->qos.protect_first || !(half->lost & (1u | 1u << (packets - 1))));
     HOLDS(!half->other->ended_well || half->other->lost == half->lost);
     conversation_counters.messages_stopped += half->lost != 0;
 }

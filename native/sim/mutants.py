@@ -44,8 +44,8 @@ MUTANTS = (
     Mutant(
         "never say READY",
         "core/endpoint.c",
-        "if (replay(endpoint, message) && from->refused_us &&",
-        "if (replay(endpoint, message) && !from &&",
+        "else if (refused)",
+        "else if (refused && !from)",
     ),
     Mutant(
         "wait for the dead three times as long",
@@ -71,6 +71,36 @@ MUTANTS = (
         "if (retired || cl_history_contains(&peer->history, &id))",
         "if (retired)",
     ),
+    Mutant(
+        "end messages that miss more than their bound",
+        "core/bounded.c",
+        "message->packet_count - message->packets_done > bound->budget)",
+        "message->packet_count - message->packets_done > 2 * bound->budget)",
+    ),
+    Mutant(
+        "lose protected packets",
+        "core/bounded.c",
+        "(bound->guarded && is_protected(endpoint, message, packet)) ||",
+        "",
+    ),
+    Mutant(
+        "ignore a PROBE that overtakes its message",
+        "core/bounded.c",
+        "return CL_PROBED_NOTHING;",
+        "return CL_PROBED;",
+    ),
+    Mutant(
+        "keep quiet about the first range that is missing",
+        "core/missing.c",
+        "noted &= cl_ranges_add(&missing->uncounted, start, end);",
+        "noted &= i == 0 || cl_ranges_add(&missing->uncounted, start, end);",
+    ),
+    Mutant(
+        "forget that a contribution is absent",
+        "core/missing.c",
+        "noted &= add_absent(missing, start, end);",
+        "noted &= i == 0 || add_absent(missing, start, end);",
+    ),
     Mutant("keep an abort to oneself", "core/endpoint.c", "if (peer) /* a lost one", "if (!peer) /* a lost one"),
     Mutant(
         "take refused packets for delivered",
@@ -81,8 +111,8 @@ MUTANTS = (
     Mutant(
         "mix up messages that share their memory",
         "core/inbound.c",
-        "message->generation == packet->data.generation ? message",
-        "message->posted ? message",
+        "message->generation == packet->data.generation &&",
+        "message->posted &&",
     ),
     Mutant(
         "stash without limit",
