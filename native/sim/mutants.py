@@ -105,8 +105,8 @@ MUTANTS = (
     Mutant(
         "take refused packets for delivered",
         "core/inbound.c",
-        "    message->probing = false;\n    cl_message_give_back(message, packet->data.packet);",
-        "    message->probing = false;\n    on_done(endpoint, message, packet->data.packet);\n    return;",
+        "to good purpose */\n    cl_message_give_back(message, packet->data.packet);",
+        "to good purpose */\n    on_done(endpoint, message, packet->data.packet);\n    return;",
     ),
     Mutant(
         "mix up messages that share their memory",
@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "do not wait for the others of the host",
         "core/executor.c",
-        "return (int32_t)(value - (executor->host.base + step->message)) >= 0;",
-        "return (int32_t)(value - (executor->host.base + step->message)) >= -1;",
+        "if ((int32_t)(value - (host->base + step->message)) < 0)",
+        "if ((int32_t)(value - (host->base + step->message)) < -1)",
     ),
     Mutant(
         "count half a round of host counters",
