@@ -128,7 +128,6 @@ $(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
 # ---- fuzzing -------------------------------------------------------------------------------------------------------
 # The same harness twice: random conversations with gcc's sanitizers, and libFuzzer (clang), which follows coverage.
 PACKETS ?= 10000000
-SEED ?= 1
 SECONDS ?= 60
 $(eval $(call variant,fuzz,$(CLANG),-O1 -fsanitize=fuzzer-no-link$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
 build/asan/receive: build/asan/fuzz/main.o build/asan/fuzz/conversation.o build/asan/libcommlayer.a
@@ -138,7 +137,7 @@ build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o build/fuzz/fuzz/conversation.o b
 
 .PHONY: fuzz fuzz-short fuzz-coverage
 fuzz: build/asan/receive
-	$(CALM) $< $(PACKETS) $(SEED) $(JOBS)
+	$(CALM) $< $(PACKETS) $(or $(SEED),1) $(JOBS)
 fuzz-short: build/asan/receive
 	$(CALM) $< 5000000 $$(date +%s) $(JOBS)
 fuzz-coverage: build/fuzz/receive

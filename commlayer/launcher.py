@@ -98,7 +98,7 @@ class Launcher:
         if timeout == UNSET:
             timeout = self._timeout()
         timeout_s, priority = timeout.total_seconds(), self._priority
-        if not opts.asyncOp:
+        if not getattr(opts, "asyncOp", True):
             for launch in launches:
                 self._group.run(*launch, timeout_s=timeout_s, priority=priority)
             copy_back(copies)
