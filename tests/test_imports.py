@@ -24,6 +24,7 @@ FLOORS = (
         "work",
         "tensors",
         "dynamo",
+        "profile",
         "ddp",
         "fsdp",
         "pipeline",
