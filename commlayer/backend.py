@@ -184,7 +184,7 @@ class CommProcessGroup(dist.ProcessGroup):
         launches = self._launch("broadcast", kind, tensors[0].numel(), memory, memory, root=opts.rootRank)
         return self._start(launches, opts, tensors, [memory], [] if memory is tensors[0] else [(memory, tensors)])
 
-    def all_to_all_single(self, *arguments: Any) -> Work:  # type: ignore[override]
+    def all_to_all_single(self, *arguments: Any) -> Work:
         # Inherited, it would enter gloo with the GIL held: gloo's threads may wait for that with a lock in their hands.
         work: Work = _all_to_all_single(self._fallback, *arguments)
         return work
