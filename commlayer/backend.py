@@ -198,7 +198,6 @@ class CommProcessGroup(dist.ProcessGroup):
         tensors, opts = _as_list(tensors), _options(BroadcastOptions, root if opts is None else opts, timeout)
         return self._collectives.broadcast(tensors, opts) or self._fallback.broadcast(tensors, opts)
 
-<<<<<<< HEAD
     @placed(inputs=[1], outputs=[0])
     def gather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
@@ -210,17 +209,6 @@ class CommProcessGroup(dist.ProcessGroup):
         if len(inputs) == 1 and len(outputs) <= 1:
             work = self._collectives.gather(outputs[0] if outputs else [], inputs[0], opts)
         return work or self._fallback.gather(outputs, inputs, opts)
-||||||| 3479332
-    def all_to_all_single(self, *arguments: Any) -> Work:  # type: ignore[override]
-        # Inherited, it would enter gloo with the GIL held: gloo's threads may wait for that with a lock in their hands.
-        work: Work = _all_to_all_single(self._fallback, *arguments)
-        return work
-=======
-    def all_to_all_single(self, *arguments: Any) -> Work:
-        # Inherited, it would enter gloo with the GIL held: gloo's threads may wait for that with a lock in their hands.
-        work: Work = _all_to_all_single(self._fallback, *arguments)
-        return work
->>>>>>> in/faults
 
     @placed(inputs=[1], outputs=[0])
     def scatter(  # type: ignore[override]
