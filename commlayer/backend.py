@@ -34,6 +34,7 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
 )
 
+from .bound import Bound
 from .collectives import Collectives
 from .config import Config, Policy
 from .devices import Devices, placed
@@ -41,7 +42,9 @@ from .dynamo import untraced
 from .errors import ConfigError
 from .launcher import Launcher
 from .plans.settings import Settings
+from .staging import StagedWork
 from .transport.bootstrap import Rendezvous, connect
+from .work import CommWork
 
 NAME = "commlayer"
 
@@ -101,9 +104,12 @@ class CommProcessGroup(dist.ProcessGroup):
         )
         if config.segment_bytes:
             settings = dataclasses.replace(settings, segment_bytes=config.segment_bytes)
+        bound = Bound.of(self.policy, self._native.hosts, self._native.packet_bytes, settings)
+        self.loses = bound is not None
+        """Whether its sums can lose contributions: with a bound, between hosts of one rank each."""
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         self._launcher = Launcher(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
-        self._collectives = Collectives(self._launcher, rank, size)
+        self._collectives = Collectives(self._launcher, rank, size, bound)
         self._lock = threading.Lock()
         self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
         """Takes the tensors that are not on the CPU."""
@@ -284,6 +290,19 @@ class CommProcessGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
     alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    @placed()  # on the CPU in any case, but in the order of the calls
+    def allreduce_from(
+        self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None
+    ) -> CommWork | StagedWork:
+        """All-reduces `source` into `target`, see `Collectives.all_reduce_from`; `missing` of the work says what of
+        `source` was not counted."""
+        return self._collectives.all_reduce_from(source, target, opts, protect)
+
+    @property
+    def packet_bytes(self) -> int:
+        """What a full packet of this group carries."""
+        return self._native.packet_bytes
 
     def abort(self) -> None:
         """Fails every operation in flight, here and on the peers; the group is of no use afterwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
+from .bound import Bound, can_lose
 from .errors import ConfigError
 from .launcher import Launch, Launcher
 from .profile import profiled
-from .tensors import MOVES, are_alike, are_plain, contribution, flatten, reduction_kind, space
+from .tensors import MOVES, Kind, are_alike, are_plain, contribution, flatten, reduction_kind, space
+from .work import CommWork
 
 
 class Collectives:
@@ -21,13 +24,15 @@ class Collectives:
 
     Every method starts its operation and returns its work, or it returns None and has done nothing: then its arguments
     are for gloo, either because of their kind, which is the same on all ranks, or because they make no sense, and gloo
-    says so before it sends anything. `opts` are torch's options of the collective.
+    says so before it sends anything. `opts` are torch's options of the collective. With a `bound`, all-reduce and
+    reduce-scatter may lose contributions.
     """
 
-    def __init__(self, launcher: Launcher, rank: int, size: int) -> None:
+    def __init__(self, launcher: Launcher, rank: int, size: int, bound: Bound | None = None) -> None:
         self._launcher = launcher
         self._rank = rank
         self._size = size
+        self._bound = bound
 
     @profiled
     def all_reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
@@ -37,9 +42,39 @@ class Collectives:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
-        launches = self._launcher.collective("all_reduce", kind, count, memory, memory)
+        bound = self._bound_of(kind)
+        launches = self._launcher.collective("all_reduce", kind, count, memory, memory, bound=bound)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
-        return self._launcher.start(launches, opts, tensors, [memory, *tensors], copies)
+        return self._launcher.start(
+            launches, opts, tensors, [memory, *tensors], copies, None if bound is None else bound.qos
+        )
+
+    def all_reduce_from(self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None) -> CommWork:
+        """From one flat tensor of floating-point numbers into another.
+
+        What of `source` was not counted, `missing` of the work says, whatever the group's treatment is. `protect` is a
+        map of the packets that must be, see `Qos.protect`, with a bit per `packet_bytes` of the group. Raises
+        ConfigError for tensors that cannot be summed with a bound, also where there is none.
+        """
+        kind = reduction_kind([source, target], opts.reduceOp)
+        flat = source.shape == target.shape and source.is_contiguous() and target.is_contiguous()
+        if kind is None or kind.wide or kind.is_scaled or not can_lose(kind) or not flat:
+            raise ConfigError(
+                f"rank {self._rank}: {opts.reduceOp} of {source.dtype} {tuple(source.shape)} into {target.dtype} "
+                f"{tuple(target.shape)}: bounded loss needs sums or averages of dense floating-point tensors on the CPU"
+            )
+        launches = self._launcher.collective("all_reduce", kind, source.numel(), source, target, bound=self._bound)
+        qos = None
+        if self._bound is not None and launches and launches[0].plan.bounded:
+            qos = self._bound.qos
+            if protect is not None:
+                bytes_per_bit = self._bound.packet_bytes
+                qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=bytes_per_bit)
+        elif launches:
+            target.copy_(source)
+            launches = [launches[0]._replace(source=target.data_ptr())]
+        memory = [source, target] if protect is None else [source, target, protect]
+        return self._launcher.start(launches, opts, [target], memory, [], qos)
 
     @profiled
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
@@ -58,15 +93,17 @@ class Collectives:
         kind = reduction_kind([pairs[0][0]], opts.reduceOp)
         if kind is None or not self._are_shards(pairs):
             return None
+        bound = self._bound_of(kind)
         launches, memory, copies = [], [], []
         for output, inputs in pairs:
             source = contribution(inputs, kind, opts.reduceOp)
             target = space([output], kind.wide)
-            launches += self._launcher.collective("reduce_scatter", kind, output.numel(), source, target)
+            launches += self._launcher.collective("reduce_scatter", kind, output.numel(), source, target, bound=bound)
             memory += [source, target, *inputs]
             if target is not output:
                 copies.append((target, [output]))
-        return self._launcher.start(launches, opts, [output for output, _ in pairs], memory, copies)
+        qos = None if bound is None else bound.qos
+        return self._launcher.start(launches, opts, [output for output, _ in pairs], memory, copies, qos)
 
     def reduce_scatter_list(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
         """inputs[r] is this rank's contribution to rank r. When they are of unequal length, a reduce to each rank."""
@@ -224,6 +261,11 @@ class Collectives:
         launches = self._launcher.delivery(sent, received, source, target, same=same)
         copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
         return self._launcher.start(launches, opts, outputs, [source, target, *outputs], copies)
+
+    def _bound_of(self, kind: Kind) -> Bound | None:
+        """What a reduction may lose whose caller will not ask what was lost: that must be made up for at once."""
+        bound = self._bound
+        return bound if bound is not None and bound.makes_up_at_once and can_lose(kind) else None
 
     def _are_shards(self, pairs: Iterable[tuple[Tensor, list[Tensor]]]) -> bool:
         """Whether each pair is a shard and a whole of one type on the CPU, the whole as long as a shard per rank."""

@@ -17,6 +17,8 @@ Algorithm = Literal["auto", "direct", "ring"]
 Congestion = Literal["delay", "fixed"]
 Auth = Literal["header", "full", "off"]
 Wire = Literal["udp", "ofi"]
+Treatment = Literal["feedback", "rescale", "zero"]
+Consistency = Literal["strict", "relaxed"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 PRIORITIES = 8
@@ -52,6 +54,9 @@ class Config:
     auth: Auth = "header"
     """COMMLAYER_AUTH: what of a packet the job's key authenticates. `header`: everything but the tensors' bytes;
     `full`: those, too; `off`: nothing. All ranks must have the same. See docs/security.md."""
+    mark: bool = False
+    """COMMLAYER_MARK: whether packets carry their priority as DSCP, and their right to be lost as ECN bits (those that
+    may be are not ECN-capable), for switches that are set up for it. Off (0), the IP header says nothing."""
     mtu: int = 0
     """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: that of the path."""
     log: LogLevel = "warning"
@@ -127,12 +132,42 @@ class Policy:
     """Reduce in a fixed order: the same inputs give the same bits in every run. (Replicas agree in any case.)"""
     algorithm: Algorithm | None = None
     """All-reduce between hosts for these operations; None: as the process's Config says."""
+    loss_bound: float = 0.0
+    """Share of a message's packets that may be missing, 0 (nothing is ever lost) to 0.5, in sums and averages of
+    floating-point numbers between hosts. Everything else is reliable in any case."""
+    treatment: Treatment = "feedback"
+    """What becomes of contributions that were lost. `feedback`: they are added to the next step's gradient; only the
+    communication hook can, so other operations of such a group lose nothing. `rescale`: the mean of what arrived.
+    `zero`: they count as nothing, as in the papers."""
+    consistency: Consistency = "strict"
+    """`strict`: results are reliable, so replicas stay bit-identical. `relaxed`: results may be lost, too, within the
+    same bound; the tensor then keeps what it held there, and replicas drift apart."""
+    protect_quantile: float = 0.0
+    """With `feedback`: share of the gradient's blocks, those with the largest elements, that is never lost."""
+    deadline_s: float | None = None
+    """After so long an operation waits no more for packets that stall and are within the bound. None: a deadline that
+    follows the latest operations of the same shape; infinity: none."""
 
     def __post_init__(self) -> None:
         if not (isinstance(self.priority, int) and 0 <= self.priority < PRIORITIES):
             raise ConfigError(f"Policy(priority={self.priority!r}): use 0 (most urgent) to {PRIORITIES - 1}")
         if self.algorithm is not None and self.algorithm not in get_args(Algorithm):
             raise ConfigError(f"Policy(algorithm={self.algorithm!r}): {_one_of(Algorithm)}")
+        for name, choice in (("treatment", Treatment), ("consistency", Consistency)):
+            if getattr(self, name) not in get_args(choice):
+                raise ConfigError(f"Policy({name}={getattr(self, name)!r}): {_one_of(choice)}")
+        if not (isinstance(self.loss_bound, int | float) and 0 <= self.loss_bound <= 0.5):
+            raise ConfigError(f"Policy(loss_bound={self.loss_bound!r}): use 0 (nothing is lost) to 0.5")
+        if not (isinstance(self.protect_quantile, int | float) and 0 <= self.protect_quantile < 1):
+            raise ConfigError(f"Policy(protect_quantile={self.protect_quantile!r}): use 0 to less than 1")
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise ConfigError(f"Policy(deadline_s={self.deadline_s!r}): use a number of seconds, infinity, or None")
+        if self.loss_bound and self.deterministic:
+            raise ConfigError(
+                "Policy(deterministic=True): use loss_bound=0 with it, or no order: what is lost is chance"
+            )
+        if self.loss_bound and self.algorithm == "ring":
+            raise ConfigError("Policy(algorithm='ring'): use 'direct' with a loss_bound: a ring adds losses up")
 
 
 _PREFIX = "COMMLAYER_"
@@ -196,6 +231,7 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "COMMLAYER_RATE_BPS": _number(_RATES),
     "COMMLAYER_PEER_TIMEOUT_S": _seconds,
     "COMMLAYER_AUTH": _word,
+    "COMMLAYER_MARK": _flag,
     "COMMLAYER_MTU": _number({"": 1}),
     "COMMLAYER_LOG": _word,
 }

@@ -10,6 +10,7 @@ ranks when the first bucket is ready.
 # No `from __future__ import annotations` here: DDP checks a hook's annotations, and would find strings.
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch.futures import Future
 from .backend import NAME, CommProcessGroup, Options
 from .config import Policy
 from .dynamo import untraced
+from .errors import ConfigError
+from .residual import Residual, largest_blocks
 
 
 class HookState:
@@ -27,12 +30,25 @@ class HookState:
 
     `process_group` is that of the model, None meaning WORLD. It is no part of what is saved or pickled: a restored
     state uses WORLD until `process_group` is set.
+
+    With `Policy(loss_bound=...)` and its treatment `feedback`, the state keeps what of this rank's gradients was lost
+    until the next step adds it. That is no part of what is saved, either: a restored state has lost nothing yet.
     """
 
     def __init__(self, policy: Policy | None = None, process_group: dist.ProcessGroup | None = None) -> None:
         self.policy = policy or Policy()
         self.process_group = process_group
+        self.residual = Residual()
+        """What of the gradients was lost and waits for the next step."""
         self._group: CommProcessGroup | None = None
+        self._sources: dict[int, torch.Tensor] = {}
+
+    def source(self, bucket: dist.GradBucket) -> torch.Tensor:
+        """Host memory to send a bucket's gradients from. It is the bucket's own until its operation has ended."""
+        gradients, source = bucket.buffer(), self._sources.get(bucket.index())
+        if source is None or source.shape != gradients.shape or source.dtype != gradients.dtype:
+            source = self._sources[bucket.index()] = torch.empty_like(gradients, device="cpu")
+        return source
 
     def group(self) -> CommProcessGroup:
         """The commlayer group to use. The first call may make it: then every rank of the group must call.
@@ -62,6 +78,8 @@ class HookState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned. Raises ConfigError if it holds a policy this version cannot keep."""
         self.policy = Policy(**state["policy"])
+        self.residual = Residual()
+        self._sources = {}
         self._group = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,9 +99,36 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     gradients = bucket.buffer()
     options = AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+    if state.group().loses and state.policy.treatment == "feedback":
+        return _with_feedback(state, bucket, options)
     if gradients.is_cpu:
         return state.group().allreduce([gradients], options).get_future().then(lambda done: done.value()[0])
     return _through_host(state.group(), gradients, options)
+
+
+def _with_feedback(state: HookState, bucket: dist.GradBucket, options: AllreduceOptions) -> Future[torch.Tensor]:
+    """The same, for gradients of which a part may be lost: this rank adds it to its next ones."""
+    gradients, group, source = bucket.buffer(), state.group(), state.source(bucket)
+    if not gradients.is_floating_point():
+        raise ConfigError(f"a bucket of {gradients.dtype}: Policy(loss_bound=...) is for floating-point gradients")
+    parameters = bucket.parameters()
+    starts = [int(each.storage_offset() - gradients.storage_offset()) for each in bucket.gradients()]
+    source.copy_(gradients)
+    state.residual.add_to(source, parameters, starts)
+    protect = None
+    if state.policy.protect_quantile:
+        protect = largest_blocks(source, state.policy.protect_quantile, group.packet_bytes)
+    target = gradients if gradients.is_cpu else torch.empty_like(source)
+    work = group.allreduce_from(source, target, options, protect)
+
+    def settle(done: Future[list[torch.Tensor]]) -> torch.Tensor:
+        done.value()  # raises what it failed of
+        state.residual.keep(source, parameters, starts, work.missing())
+        return target if gradients.is_cpu else gradients.copy_(target)
+
+    if gradients.is_cpu:
+        return work.get_future().then(settle)
+    return _on_device(gradients.device, work.get_future(), settle)
 
 
 def _through_host(group: CommProcessGroup, gradients: torch.Tensor, options: AllreduceOptions) -> Future[torch.Tensor]:
@@ -91,13 +136,23 @@ def _through_host(group: CommProcessGroup, gradients: torch.Tensor, options: All
 
     Each copy has ended when it returns, so that no stream has to wait for another.
     """
-    averaged: Future[torch.Tensor] = Future(devices=[gradients.device])
+    done = group.allreduce([gradients.cpu()], options).get_future()
+    return _on_device(gradients.device, done, lambda done: gradients.copy_(done.value()[0]))
 
-    def copy_back(done: Future[list[torch.Tensor]]) -> None:
+
+def _on_device(
+    device: torch.device,
+    done: Future[list[torch.Tensor]],
+    finish: Callable[[Future[list[torch.Tensor]]], torch.Tensor],
+) -> Future[torch.Tensor]:
+    """What `finish` makes of a result in host memory, as a future of a tensor on a device."""
+    averaged: Future[torch.Tensor] = Future(devices=[device])
+
+    def set_result(done: Future[list[torch.Tensor]]) -> None:
         try:
-            averaged.set_result(gradients.copy_(done.value()[0]))
+            averaged.set_result(finish(done))
         except Exception as error:
             averaged.set_exception(error)  # type: ignore[arg-type]  # declared as the value's type
 
-    group.allreduce([gradients.cpu()], options).get_future().add_done_callback(copy_back)
+    done.add_done_callback(set_result)
     return averaged.then(lambda done: done.value())  # see work.py

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
+from .bound import Bound
 from .plans.cache import PlanCache
 from .plans.delivery import deliver
 from .plans.plan import Plan
 from .plans.select import Collective, Settings, plan_for
 from .tensors import Kind, copy_back
-from .transport.base import DType, Group, Handle, Op
+from .transport.base import DType, Group, Handle, Op, Qos
 from .work import CommWork, JoinedHandle, ReceiveWork
 
 UNSET = timedelta(milliseconds=-1)
@@ -57,16 +58,24 @@ class Launcher:
         self._lock = threading.Lock()
 
     def collective(
-        self, name: Collective, kind: Kind, count: int, source: Tensor, target: Tensor, root: int = 0
+        self,
+        name: Collective,
+        kind: Kind,
+        count: int,
+        source: Tensor,
+        target: Tensor,
+        root: int = 0,
+        bound: Bound | None = None,
     ) -> list[Launch]:
         """The operations for a collective of `plan_for` on `count` elements: one, or none when there is nothing to do.
 
-        Every rank has the same count, so that none is missing when another one starts.
+        Every rank has the same count, so that none is missing when another one starts. With a bound, contributions may
+        be lost: then it is to be started with the bound's `qos`.
         """
         if count == 0:
             return []
         itemsize = source.element_size() // kind.parts
-        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root)
+        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, bound)
         return [Launch(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
     def delivery(
@@ -92,13 +101,14 @@ class Launcher:
         results: list[Tensor],
         memory: list[Tensor],
         copies: list[tuple[Tensor, list[Tensor]]],
-    ) -> Work:
+        qos: Qos | None = None,
+    ) -> CommWork:
         """Runs or submits operations. `memory` stays alive until they end; then `copies` go to where they belong."""
         timeout: timedelta = opts.timeout
         if timeout == UNSET:
             timeout = self._timeout()
         timeout_s, priority = timeout.total_seconds(), self._priority
-        if not getattr(opts, "asyncOp", True):
+        if not getattr(opts, "asyncOp", True) and qos is None:
             for launch in launches:
                 self._group.run(*launch, timeout_s=timeout_s, priority=priority)
             copy_back(copies)
@@ -108,7 +118,7 @@ class Launcher:
             return CommWork(None, results)
         handles = []
         for launch in launches:
-            handle = self._group.submit(*launch, timeout_s=timeout_s, priority=priority)
+            handle = self._group.submit(*launch, timeout_s=timeout_s, priority=priority, qos=qos)
             self._keep(handle, memory)
             handles.append(handle)
         if not handles:
@@ -167,9 +177,17 @@ class Launcher:
         self._in_flight.clear()
         self._scalars.clear()
 
-    def _plan(self, name: Collective, numel: int, itemsize: int, average: bool = False, root: int = 0) -> Plan:
+    def _plan(
+        self,
+        name: Collective,
+        numel: int,
+        itemsize: int,
+        average: bool = False,
+        root: int = 0,
+        bound: Bound | None = None,
+    ) -> Plan:
         return self._plans.get(
-            (name, numel, itemsize, average, root),
+            (name, numel, itemsize, average, root, bound is not None),
             lambda: plan_for(
                 name,
                 rank=self._group.rank,
@@ -178,11 +196,11 @@ class Launcher:
                 itemsize=itemsize,
                 average=average,
                 root=root,
-                settings=self._settings,
+                settings=self._settings if bound is None else bound.settings,
             ),
         )
 
-    def _noted(self, work: CommWork) -> Work:
+    def _noted(self, work: CommWork) -> CommWork:
         coalesced = self._coalesced
         if coalesced is not None:
             coalesced.append(work)

@@ -90,6 +90,11 @@ class StagedWork(Work):
         self.wait()
         return self._work._source_rank()  # type: ignore[union-attr]
 
+    def missing(self) -> list[tuple[int, int]]:
+        """See `CommWork.missing`."""
+        self.wait()
+        return self._work.missing()  # type: ignore[union-attr,no-any-return]
+
     def started(self, work: Work) -> None:
         """For the stager: the operation on the host."""
         self._work = work

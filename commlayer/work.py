@@ -89,6 +89,11 @@ class CommWork(Work):
         """The same as `wait()`: there is no stream to wait for."""
         self.wait()
 
+    def missing(self) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of what of the input was not counted; waits for the results."""
+        self.wait()
+        return [] if self.handle is None else self.handle.missing()
+
     def get_future(self) -> Future[Any]:
         """The results as a future of a list of tensors. Its callbacks run on the completion thread."""
         with self._lock:
@@ -159,6 +164,10 @@ class JoinedHandle:
         except CommError as error:
             return error
         return None
+
+    def missing(self) -> list[tuple[int, int]]:
+        """What is missing of several inputs has no common offsets: such operations are not for those who ask."""
+        raise NotImplementedError("ask each operation for what it misses")
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """Calls back once, when the last operation ends."""

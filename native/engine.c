@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/packet.h"
+
 enum {
     LINGER_QUIET_US =
         20000, /* at close: until no peer has needed an answer for so long, beyond the time it asks again */
@@ -153,6 +155,16 @@ static void receive_datagram(void *context, const uint8_t *bytes, size_t length,
                         received_us == 0 || received_us > now ? now : received_us, now);
 }
 
+/* DSCP by priority, for switches with queues for it, from expedited forwarding over the assured classes down to the
+ * scavengers' class; 4, the default, is best effort. A packet that may be lost is not ECN-capable, so that a switch
+ * that would mark the others (RED with ECN) drops it first. */
+static uint8_t mark_of(const struct cl_datagram *datagram)
+{
+    static const uint8_t DSCP[] = {46, 34, 26, 18, 0, 0, 8, 8};
+    enum { ECT0 = 2 };
+    return (uint8_t)(DSCP[datagram->priority & 7] << 2 | (datagram->droppable ? 0 : ECT0));
+}
+
 static bool flush_batch(struct cl_engine *engine)
 {
     struct cl_wire_datagram out[CL_SEND_BATCH];
@@ -163,7 +175,8 @@ static bool flush_batch(struct cl_engine *engine)
                                                  .head_length = datagram->head_length,
                                                  .payload_length = datagram->payload_length,
                                                  .head = datagram->head,
-                                                 .payload = datagram->payload};
+                                                 .payload = datagram->payload,
+                                                 .mark = mark_of(datagram)};
     }
     if (count > 0) {
         engine->batch_first += engine->wire_type->send(engine->wire, out, count);
@@ -225,6 +238,8 @@ static bool take_completions(struct cl_engine *engine)
     struct cl_completion completion;
     while (cl_endpoint_next_completion(engine->endpoint, &completion)) {
         any = true;
+        if (completion.missing_count > 0)
+            cl_executor_missed(completion.context, completion.missing, completion.missing_count);
         const struct cl_executor *executor = cl_executor_complete(completion.context, completion.status);
         if (completion.status == CL_OK || completion.status == CL_EABORTED)
             continue; /* of an abort, the reason follows below */
@@ -479,6 +494,7 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
                                     .datagram_bytes = options->datagram_bytes,
                                     .loss_ppm = options->mem_loss_ppm,
                                     .seed = options->mem_seed,
+                                    .mark = options->mark != 0,
                                     .provider = options->ofi_provider};
     int status = engine->wire_type->open(&config, &engine->wire);
     if (status != CL_OK)
@@ -580,6 +596,11 @@ int cl_engine_address(cl_engine *engine, uint32_t index, char *text)
         return CL_EINVAL;
     return engine->wire_type->address == NULL ? CL_OK
                                               : engine->wire_type->address(engine->wire, index, text, CL_ADDRESS_BYTES);
+}
+
+uint32_t cl_engine_packet_bytes(cl_engine *engine)
+{
+    return cl_packet_payload_bytes(engine->options.datagram_bytes);
 }
 
 int cl_engine_bell(cl_engine *engine, char *name)
@@ -693,6 +714,9 @@ int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
         stats->acks_sent = from->acks_sent;
         stats->acks_received = from->acks_received;
         stats->probes_sent = from->probes_sent;
+        stats->packets_given_up = from->packets_given_up;
+        stats->packets_late = from->packets_late;
+        stats->messages_stopped = from->messages_stopped;
     }
     pthread_mutex_unlock(&engine->core);
     stats->operations_done = atomic_load(&engine->operations_done);

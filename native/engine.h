@@ -44,6 +44,9 @@ struct cl_operation {
     uint8_t *input, *output;
     struct cl_arithmetic arithmetic;
     uint8_t priority;
+    struct cl_qos bound;             /* all zero: reliable */
+    struct cl_ranges missing, stale; /* once it is done */
+    uint64_t started_us;
     uint64_t deadline_us; /* UINT64_MAX: none */
     uint64_t timeout_us;
     uint32_t sequence;  /* names the operation in packets */
@@ -155,6 +158,8 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
 int cl_operation_new(struct cl_group *group, enum cl_operation_kind kind, struct cl_plan *plan, void *input,
                      void *output, const struct cl_arithmetic *arithmetic, uint32_t priority, uint64_t timeout_us,
                      struct cl_operation **operation);
+/* Lets the operation, not yet handed over, lose packets. CL_EINVAL when it may not. */
+int cl_operation_bound(struct cl_operation *operation, int dtype, int op, const struct cl_qos *qos);
 /* Ends an operation: frees its executor, publishes the status, wakes waiters, sends the event. */
 void cl_operation_finish(struct cl_operation *operation, int status);
 /* Creates the executor; the group's order (sequence, host_*) must have been assigned. */

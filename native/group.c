@@ -485,6 +485,25 @@ void cl_group_submit(struct cl_group *group, struct cl_operation *operation, boo
         cl_engine_attend(engine);
 }
 
+int cl_submit_bounded(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op,
+                      const struct cl_qos *qos, uint64_t timeout_us, cl_operation **out)
+{
+    struct cl_operation *operation;
+    if (out == NULL || qos == NULL)
+        return CL_EINVAL;
+    int status = cl_operation_create(group, plan, input, output, dtype, op, qos->priority, timeout_us, &operation);
+    if (status != CL_OK)
+        return status;
+    if ((status = cl_operation_bound(operation, dtype, op, qos)) != CL_OK) {
+        cl_operation_release(operation); /* ours, and the engine's: it has not been handed over */
+        cl_operation_release(operation);
+        return status;
+    }
+    cl_group_submit(group, operation, false);
+    *out = operation;
+    return CL_OK;
+}
+
 int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
               uint64_t timeout_us, cl_operation **out)
 {

@@ -70,12 +70,33 @@ int cl_operation_new(struct cl_group *group, enum cl_operation_kind kind, struct
     return CL_OK;
 }
 
+int cl_operation_bound(struct cl_operation *operation, int dtype, int op, const struct cl_qos *qos)
+{
+    bool real = dtype == CL_F16 || dtype == CL_BF16 || dtype == CL_F32 || dtype == CL_F64;
+    if (qos->loss_ppm == 0)
+        return CL_OK;
+    if (!real || op != CL_SUM || qos->loss_ppm > CL_LOSS_PPM_MAX || qos->treatment > CL_ZERO ||
+        (qos->protect != NULL && qos->protect_bytes == 0))
+        return CL_EINVAL;
+    operation->bound = *qos;
+    if (operation->call != 0) { /* what the ranks must agree on, beside the plan: in bits of their own */
+        bool guarded = qos->protect != NULL || qos->protect_first > 0 || qos->protect_last > 0;
+        uint32_t terms = qos->loss_ppm << 3 | (uint32_t)qos->treatment << 1 | guarded;
+        operation->call ^= (uint64_t)(terms * 0x9E3779B1u) << 32;
+    }
+    return CL_OK;
+}
+
 int cl_operation_start(struct cl_operation *operation)
 {
     struct cl_group *group = operation->group;
     if (operation->plan->uses_host)
         atomic_store_explicit(group->calls[operation->host_parity][group->rank], operation->host_call,
                               memory_order_relaxed); /* the first post publishes it */
+    if (operation->bound.loss_ppm > 0)
+        operation->started_us = cl_now_us();
+    if (operation->bound.deadline_us == UINT64_MAX)
+        operation->bound.deadline_us = cl_pace_deadline_us(&operation->plan->pace);
     bool p2p = operation->kind != CL_OPERATION_PLAN;
     struct cl_host_view view = {.staging = group->staging[operation->host_parity],
                                 .calls = group->calls[operation->host_parity],
@@ -95,13 +116,21 @@ int cl_operation_start(struct cl_operation *operation)
                                         .sequence = operation->sequence,
                                         .first_message = operation->ticket.index,
                                         .signature = operation->call == 0 ? 0 : (uint16_t)(1 + operation->call % 4095),
-                                        .priority = operation->priority};
+                                        .priority = operation->priority,
+                                        .bound = operation->bound};
     return cl_executor_create(&config, &operation->executor);
 }
 
 void cl_operation_finish(struct cl_operation *operation, int status)
 {
     struct cl_engine *engine = operation->group->engine;
+    if (operation->bound.loss_ppm > 0 && operation->executor != NULL && status == CL_OK) {
+        cl_pace_add(&operation->plan->pace, cl_now_us() - operation->started_us);
+        struct cl_missing *missing = cl_executor_missing(operation->executor);
+        operation->missing = missing->uncounted;
+        operation->stale = missing->stale;
+        missing->uncounted = missing->stale = (struct cl_ranges){0};
+    }
     cl_executor_destroy(operation->executor);
     operation->executor = NULL;
     atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
@@ -144,10 +173,33 @@ int cl_operation_notify(cl_operation *operation, uint64_t token)
     return expected == NOTIFY_ASKED ? CL_EINVAL : atomic_load(&operation->status);
 }
 
+static int list_ranges(const cl_operation *operation, const struct cl_ranges *from, struct cl_range *ranges,
+                       uint32_t capacity)
+{
+    int status = atomic_load(&operation->status);
+    if (status != CL_OK)
+        return status;
+    for (uint32_t i = 0; i < from->count && i < capacity; i++)
+        ranges[i] = from->list[i];
+    return (int)from->count;
+}
+
+int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity)
+{
+    return list_ranges(operation, &operation->missing, ranges, capacity);
+}
+
+int cl_operation_stale(cl_operation *operation, struct cl_range *ranges, uint32_t capacity)
+{
+    return list_ranges(operation, &operation->stale, ranges, capacity);
+}
+
 void cl_operation_release(cl_operation *operation)
 {
     if (operation == NULL || atomic_fetch_sub(&operation->references, 1) != 1)
         return;
     cl_plan_release(operation->plan);
+    cl_ranges_free(&operation->missing);
+    cl_ranges_free(&operation->stale);
     free(operation);
 }

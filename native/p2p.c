@@ -28,7 +28,7 @@ static int make_plan(enum cl_step_kind kind, uint64_t length, cl_plan **plan)
         return CL_ENOMEM;
     for (uint32_t i = 0; i < messages; i++) {
         uint64_t offset = (uint64_t)i * MESSAGE_LIMIT_BYTES;
-        steps[i] = (struct cl_step){.kind = kind,
+        steps[i] = (struct cl_step){.kind = (uint16_t)kind,
                                     .peer = 1,
                                     .source = CL_INPUT,
                                     .target = CL_OUTPUT,

@@ -101,6 +101,9 @@ class FakeHandle:
         if self._error is not None:
             raise self._error
 
+    def missing(self) -> list[tuple[int, int]]:
+        return []
+
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         with self._lock:
             if not self._ended.is_set():
@@ -120,6 +123,7 @@ class FakeGroup:
     """A group. `failure`, when set, is what every later operation ends with; `delay_s` comes before each."""
 
     staging_bytes = 0
+    packet_bytes = 1432
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rank, self.size = rendezvous.rank, rendezvous.size
@@ -137,7 +141,16 @@ class FakeGroup:
         self._messages: list[threading.Thread] = []
 
     def submit(
-        self, plan: Any, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
+        self,
+        plan: Any,
+        source: int,
+        target: int,
+        dtype: DType,
+        op: Op,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        qos: Any = None,  # noqa: ARG002  # it loses nothing
     ) -> FakeHandle:
         self.operations.append((plan, timeout_s, priority))
         handle = FakeHandle()

@@ -112,3 +112,28 @@ def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
     ((field, value),) = bad.items()
     with pytest.raises(ConfigError, match=rf"Policy\({field}={value!r}\): use"):
         Policy(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"loss_bound": -0.1},
+        {"loss_bound": 0.51},
+        {"loss_bound": "1%"},
+        {"treatment": "forget"},
+        {"consistency": "eventual"},
+        {"protect_quantile": 1.0},
+        {"deadline_s": 0.0},
+    ],
+)
+def test_a_bad_bound_is_refused(bad: dict[str, Any]) -> None:
+    ((field, value),) = bad.items()
+    with pytest.raises(ConfigError, match=rf"Policy\({field}={value!r}\): use"):
+        Policy(**bad)
+
+
+@pytest.mark.parametrize("other", [{"deterministic": True}, {"algorithm": "ring"}])
+def test_a_bound_that_contradicts_the_rest_is_refused(other: dict[str, Any]) -> None:
+    Policy(**other)
+    with pytest.raises(ConfigError, match="loss_bound"):
+        Policy(loss_bound=0.01, **other)

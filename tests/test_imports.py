@@ -18,11 +18,13 @@ FLOORS = (
     {
         "backend",
         "collectives",
+        "bound",
         "launcher",
         "devices",
         "staging",
         "work",
         "tensors",
+        "residual",
         "dynamo",
         "profile",
         "ddp",

@@ -27,7 +27,7 @@ class StillGroup:
         self.handles: list[FakeHandle] = []
         self.timeouts_s: list[float] = []
 
-    def submit(self, *_: Any, timeout_s: float, priority: int = 0) -> FakeHandle:
+    def submit(self, *_: Any, timeout_s: float, priority: int = 0, **__: Any) -> FakeHandle:
         assert priority == 3
         self.handles.append(FakeHandle())
         self.timeouts_s.append(timeout_s)

@@ -42,6 +42,36 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
     return b.build()
 
 
+def bounded_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """From INPUT to OUTPUT, which may be the same memory; contributions, and with `relaxed` results, may be lost.
+
+    Where INPUT is memory of its own, what was not counted is still there in the end. The SCALE steps are there even
+    if there is nothing to divide: they are where the executor makes up for absent contributions.
+    """
+    b = PlanBuilder(rank, world_size)
+    members = range(world_size)
+    longest = MESSAGE_LIMIT_BYTES * world_size
+    segment_bytes = min(max(settings.segment_bytes, settings.bounded_message_bytes * world_size), longest)
+    for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest):
+        shards = partition(piece, world_size, itemsize)
+        own = shards[rank]
+        for i in others(members, rank):
+            if shards[i].length:
+                b.send(i, INPUT, *shards[i], bounded=True)
+        if own.length:
+            done = [b.copy(INPUT, own.offset, OUTPUT, *own)]
+            done += [b.recv_reduce(i, OUTPUT, *own, done[:1], bounded=True) for i in others(members, rank)]
+            done = [b.scale(OUTPUT, *own, divisor, done)]
+            for i in others(members, rank):
+                b.send(i, OUTPUT, *own, done, bounded=settings.relaxed)
+        # Where INPUT is OUTPUT, this overwrites what this rank's own send of that shard reads: as above, the owner
+        # has ended that message before, and counts nothing of it any more.
+        for i in others(members, rank):
+            if shards[i].length:
+                b.recv_copy(i, OUTPUT, *shards[i], bounded=settings.relaxed)
+    return b.build()
+
+
 def all_reduce_segment(
     b: PlanBuilder,
     members: Sequence[int],
@@ -81,6 +111,7 @@ def reduce_segment(
     begin: Sequence[int] = (),
     after: Sequence[int] = (),
     target: Buffer = OUTPUT,
+    bounded: bool = False,
 ) -> list[int]:
     """Reduces what the other members send into a range of `target`; returns what ends when all is in.
 
@@ -89,7 +120,7 @@ def reduce_segment(
     """
     me = members.index(b.rank)
     if window is None:
-        return [*after, *(b.recv_reduce(members[i], target, *own, begin) for i in others(members, me))]
+        return [*after, *(b.recv_reduce(members[i], target, *own, begin, bounded=bounded) for i in others(members, me))]
     slot, free = window.take()
     received = {}
     for i in others(members, me):
@@ -143,14 +174,15 @@ def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, diviso
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
     length = numel * itemsize
+    bounded = settings.bounded
     pieces = per_rank_segments(length, world_size, itemsize, settings)
-    window = ordered_window(b, world_size, pieces) if _ordered(world_size, settings) else None
+    window = ordered_window(b, world_size, pieces) if _ordered(world_size, settings) and not bounded else None
     for piece in pieces:
         for peer in others(members, rank):
-            b.send(peer, INPUT, peer * length + piece.offset, piece.length)
+            b.send(peer, INPUT, peer * length + piece.offset, piece.length, bounded=bounded)
         own = b.copy(INPUT, rank * length + piece.offset, OUTPUT, *piece)
-        done = reduce_segment(b, members, piece, window=window, begin=[own])
-        if divisor > 1:
+        done = reduce_segment(b, members, piece, window=window, begin=[own], bounded=bounded)
+        if divisor > 1 or bounded:
             b.scale(OUTPUT, *piece, divisor, done)
     return b.build()
 
@@ -264,7 +296,7 @@ def barrier_segment(b: PlanBuilder, members: Sequence[int], after: Sequence[int]
 
 def per_rank_segments(length: int, world_size: int, itemsize: int, settings: Settings) -> list[Range]:
     """Cuts what each rank contributes, or gets, so that one segment of all ranks together has the usual size."""
-    segment_bytes = max(settings.segment_bytes // world_size, 1)
+    segment_bytes = max(settings.segment_bytes // world_size, settings.bounded_message_bytes, 1)
     return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES)
 
 

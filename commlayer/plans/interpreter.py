@@ -1,5 +1,7 @@
 """Runs the plans of all ranks together on numpy arrays: what a plan means, without sockets, threads or time.
 
+It can lose what a plan allows to be lost: parts of bounded messages then never arrive.
+
 The order of events is random (and repeatable): any order that the dependencies allow may happen, and every transfer
 happens in two parts at different times, as packets and parallel processes would have it. So a missing dependency or a
 slot that is used again too early shows as a wrong result for some seed.
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..transport.base import Op
-from .plan import Buffer, Plan, StepKind
+from .plan import FIELDS, Buffer, Plan, StepKind
 
 Array = npt.NDArray[Any]
 
@@ -31,12 +33,26 @@ REDUCTIONS: dict[Op, np.ufunc] = {
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
 
 
-def run(plans: Sequence[Plan], inputs: Sequence[Array], outputs: Sequence[Array], op: Op, *, seed: int = 0) -> None:
+def run(
+    plans: Sequence[Plan],
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    op: Op,
+    *,
+    seed: int = 0,
+    loss: float = 0.0,
+    rescale: bool = False,
+) -> list[list[tuple[int, int]]]:
     """Executes plans[r] on inputs[r] and outputs[r], flat arrays of one dtype, until every step is done.
+
+    `loss` is the probability that a part of a bounded message is lost; with `rescale` SCALE steps make up for it.
+    Returns, by rank, the (offset, length) in bytes of INPUT that were not counted, as `Handle.missing` does.
 
     Raises RuntimeError when no step can go on: a deadlock, or messages without a match.
     """
-    Interpreter(plans, inputs, outputs, op, seed).run()
+    interpreter = Interpreter(plans, inputs, outputs, op, seed, loss, rescale)
+    interpreter.run()
+    return [sorted(missing) for missing in interpreter.missing]
 
 
 class Event(NamedTuple):
@@ -47,23 +63,35 @@ class Event(NamedTuple):
     offset: int
     length: int
     payload: Array | None = None
+    lost: bool = False
 
 
 class Interpreter:
     """The state of all ranks: what is left of each step, what is in memory, and what is on the wire."""
 
     def __init__(
-        self, plans: Sequence[Plan], inputs: Sequence[Array], outputs: Sequence[Array], op: Op, seed: int
+        self,
+        plans: Sequence[Plan],
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        op: Op,
+        seed: int,
+        loss: float = 0.0,
+        rescale: bool = False,
     ) -> None:
         self.dtype, self.reduction, self.random = outputs[0].dtype, REDUCTIONS[op], random.Random(seed)  # noqa: S311
-        self.steps = [plan.steps.tolist() for plan in plans]
+        self.loss, self.rescale = loss, rescale
+        self.missing: list[list[tuple[int, int]]] = [[] for _ in plans]
+        self.absent = [np.zeros(len(output), np.int64) for output in outputs]  # contributions, by element
+        self.bounded = [plan.steps["flags"].astype(bool).tolist() for plan in plans]
+        self.steps = [plan.steps[FIELDS].tolist() for plan in plans]
         self.successors = [plan.successors.tolist() for plan in plans]
         self.dependencies = [plan.steps["dependencies"].tolist() for plan in plans]
         self.left = [[max(step[6], 1) for step in steps] for steps in self.steps]  # bytes; POST and AWAIT have 1
         self.posted = [0] * len(plans)
         self.awaits: list[tuple[int, int]] = []
         self.events: list[Event] = []
-        self.wire: dict[tuple[int, int, int], list[tuple[int, Array]]] = {}  # by sender, receiver, message
+        self.wire: dict[tuple[int, int, int], list[Event]] = {}  # by sender, receiver, message
         self.receivers: dict[tuple[int, int, int], int] = {}  # the receive step of a message, once it may begin
         garbage = np.random.default_rng(seed)
         self.memory: list[dict[int, Array]] = [
@@ -99,8 +127,7 @@ class Interpreter:
         elif kind in RECEIVES:
             name = (peer, rank, message)
             self.receivers[name] = step
-            for offset, payload in self.wire.pop(name, []):
-                self.events.append(Event(rank, step, offset, payload.nbytes, payload))
+            self.events += [part._replace(rank=rank, step=step) for part in self.wire.pop(name, [])]
         else:
             elements = length // self.dtype.itemsize
             cut = self.random.randint(1, elements - 1) * self.dtype.itemsize if elements > 1 else length
@@ -109,7 +136,7 @@ class Interpreter:
                 self.events.append(Event(rank, step, cut, length - cut))
 
     def happen(self, event: Event) -> None:
-        rank, step, offset, length, payload = event
+        rank, step, offset, length, payload, lost = event
         kind, peer, source, target, source_offset, target_offset, _, message = self.steps[rank][step][:8]
         if kind == StepKind.POST:
             self.posted[rank] = message
@@ -117,10 +144,21 @@ class Interpreter:
             self.awaits = [each for each in self.awaits if each not in woken]
             self.events += [Event(*each, 0, 1) for each in woken]
         elif kind == StepKind.SEND:
-            self.arrive((rank, peer, message), offset, self.part(rank, peer, source, source_offset + offset, length))
+            data = self.part(rank, peer, source, source_offset + offset, length)
+            lost = self.bounded[rank][step] and self.random.random() < self.loss
+            if lost and source == Buffer.INPUT:
+                self.missing[rank].append((source_offset + offset, length))
+            self.arrive((rank, peer, message), offset, data, lost)
+        elif lost:
+            if kind == StepKind.RECV_REDUCE and target == Buffer.OUTPUT:
+                at = (target_offset + offset) // self.dtype.itemsize
+                self.absent[rank][at : at + length // self.dtype.itemsize] += 1
         elif kind != StepKind.AWAIT:
             into = self.part(rank, peer, target, target_offset + offset, length)
             if kind == StepKind.SCALE:
+                if self.rescale:
+                    at = (target_offset + offset) // self.dtype.itemsize
+                    into *= len(self.steps) / (len(self.steps) - self.absent[rank][at : at + len(into)])
                 into[:] = into / peer if self.dtype.kind == "f" else np.trunc(into / peer).astype(self.dtype)
             else:
                 data = payload if payload is not None else self.part(rank, peer, source, source_offset + offset, length)
@@ -128,13 +166,10 @@ class Interpreter:
                 into[:] = self.reduction(into, data) if reduces else data
         self.end(rank, step, length)
 
-    def arrive(self, name: tuple[int, int, int], offset: int, data: Array) -> None:
-        """Bytes reach the receiver, which keeps them until its receive step begins."""
-        payload = data.copy()
-        if name in self.receivers:
-            self.events.append(Event(name[1], self.receivers[name], offset, payload.nbytes, payload))
-        else:
-            self.wire.setdefault(name, []).append((offset, payload))
+    def arrive(self, name: tuple[int, int, int], offset: int, data: Array, lost: bool) -> None:
+        """Bytes reach the receiver, which keeps them until its receive step begins; or are lost."""
+        part = Event(name[1], self.receivers.get(name, -1), offset, data.nbytes, data.copy(), lost)
+        (self.events if name in self.receivers else self.wire.setdefault(name, [])).append(part)
 
     def end(self, rank: int, step: int, length: int) -> None:
         self.left[rank][step] -= length

@@ -41,7 +41,8 @@ class Buffer(enum.IntEnum):
 
 STEP = np.dtype(
     [
-        ("kind", np.uint32),
+        ("kind", np.uint16),
+        ("flags", np.uint16),
         ("peer", np.uint32),
         ("source", np.uint32),
         ("target", np.uint32),
@@ -55,6 +56,12 @@ STEP = np.dtype(
     ]
 )
 """One step, byte for byte `struct cl_step`."""
+
+FIELDS = [name for name in STEP.names or () if name != "flags"]
+"""What makes a step what it is; the flags only say how."""
+
+BOUNDED = 1
+"""Flag of a network step: it may lose packets, up to the bound of the operation (CL_STEP_BOUNDED)."""
 
 SCRATCH_ALIGNMENT_BYTES = 64
 
@@ -78,6 +85,8 @@ class Plan:
     """How much of each rank's staging this plan addresses, from offset 0."""
     posts: int
     """How far this rank's host counter rises from start to end; equal on all ranks of the operation."""
+    bounded: bool = False
+    """Whether it has bounded steps: such an all-reduce goes from INPUT to OUTPUT, the others are in place."""
     signature: int = 0
     """Of the collective as a whole, 32 bits, the same on all ranks, so that they can tell whether they called the same;
     0: they cannot."""
@@ -121,6 +130,7 @@ class PlanBuilder:
         self.posts = 0
         self._steps: list[tuple[int, int, int, int, int, int, int, int, int]] = []
         self._successors: list[list[int]] = []
+        self._bounded: list[int] = []
         self._sent = [0] * world_size
         self._received = [0] * world_size
         self._scratch_bytes = 0
@@ -137,23 +147,32 @@ class PlanBuilder:
         self._scratch_bytes += -(-length // SCRATCH_ALIGNMENT_BYTES) * SCRATCH_ALIGNMENT_BYTES
         return offset
 
-    def send(self, peer: int, source: Buffer, offset: int, length: int, after: Sequence[int] = ()) -> int:
-        """Sends a range to `peer`; done when the peer has acknowledged all of it."""
+    def send(
+        self, peer: int, source: Buffer, offset: int, length: int, after: Sequence[int] = (), *, bounded: bool = False
+    ) -> int:
+        """Sends a range to `peer`; done when the peer has acknowledged all of it.
+
+        `bounded`, here and at the receiver: part of it may be lost, up to the bound of the operation.
+        """
         message = self._sent[peer]
         self._sent[peer] += 1
-        return self._add(StepKind.SEND, peer, source, 0, offset, 0, length, message, after)
+        return self._add(StepKind.SEND, peer, source, 0, offset, 0, length, message, after, bounded)
 
-    def recv_copy(self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = ()) -> int:
+    def recv_copy(
+        self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, bounded: bool = False
+    ) -> int:
         """target = what `peer` sent."""
         message = self._received[peer]
         self._received[peer] += 1
-        return self._add(StepKind.RECV_COPY, peer, 0, target, 0, offset, length, message, after)
+        return self._add(StepKind.RECV_COPY, peer, 0, target, 0, offset, length, message, after, bounded)
 
-    def recv_reduce(self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = ()) -> int:
+    def recv_reduce(
+        self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, bounded: bool = False
+    ) -> int:
         """target = target (op) what `peer` sent, packet by packet in order of arrival."""
         message = self._received[peer]
         self._received[peer] += 1
-        return self._add(StepKind.RECV_REDUCE, peer, 0, target, 0, offset, length, message, after)
+        return self._add(StepKind.RECV_REDUCE, peer, 0, target, 0, offset, length, message, after, bounded)
 
     def copy(
         self,
@@ -184,7 +203,7 @@ class PlanBuilder:
         return self._move(StepKind.REDUCE, source, source_offset, target, target_offset, length, after, staging_of)
 
     def scale(self, target: Buffer, offset: int, length: int, divisor: int, after: Sequence[int] = ()) -> int:
-        """target = target / divisor."""
+        """target = target / divisor. With lossy contributions also the place to rescale, so the divisor may be 1."""
         return self._add(StepKind.SCALE, divisor, 0, target, 0, offset, length, 0, after)
 
     def post(self, after: Sequence[int] = ()) -> int:
@@ -211,8 +230,9 @@ class PlanBuilder:
         if count:
             # One conversion of plain integers, then whole columns: several times faster than an array of tuples.
             columns = np.array(self._steps, np.int64).T
-            for name, column in zip(STEP.names or (), columns, strict=False):
+            for name, column in zip(FIELDS, columns, strict=False):
                 steps[name] = column
+            steps["flags"][self._bounded] = BOUNDED
         lengths = np.fromiter(map(len, self._successors), np.int64, count)
         ends = np.cumsum(lengths)
         steps["successor_first"] = ends - lengths
@@ -221,7 +241,16 @@ class PlanBuilder:
         successors = np.fromiter((s for each in self._successors for s in each), np.uint32, edges)
         steps.flags.writeable = False
         successors.flags.writeable = False
-        return Plan(steps, successors, self.rank, self.world_size, self._scratch_bytes, self._staging_bytes, self.posts)
+        return Plan(
+            steps,
+            successors,
+            self.rank,
+            self.world_size,
+            self._scratch_bytes,
+            self._staging_bytes,
+            self.posts,
+            bool(self._bounded),
+        )
 
     def _move(
         self,
@@ -252,6 +281,7 @@ class PlanBuilder:
         length: int,
         message: int,
         after: Sequence[int],
+        bounded: bool = False,
     ) -> int:
         if length <= 0 and kind < StepKind.POST:
             raise ValueError(f"rank {self.rank}: a {kind.name} step of {length} bytes; skip empty ranges")
@@ -262,5 +292,7 @@ class PlanBuilder:
         for step in after:
             self._successors[step].append(index)
         self._successors.append([])
+        if bounded:
+            self._bounded.append(index)
         self._steps.append((kind, peer, source, target, source_offset, target_offset, length, message, len(after)))
         return index

@@ -82,6 +82,8 @@ def _plan(
                 return hierarchical.all_reduce(rank, hosts, numel, itemsize, divisor, settings)
             if settings.algorithm == "auto" and (n - 1) * length <= settings.exchange_limit_bytes:
                 return direct.exchange(rank, n, numel, itemsize, divisor)
+            if settings.bounded:
+                return direct.bounded_all_reduce(rank, n, numel, itemsize, divisor, settings)
             if _ring(n, length // n, settings):
                 return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
             return direct.all_reduce(rank, n, numel, itemsize, divisor, settings)
@@ -90,7 +92,7 @@ def _plan(
                 return host.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
             if not flat:
                 return hierarchical.reduce_scatter(rank, hosts, numel, itemsize, divisor, settings)
-            if _ring(n, length, settings):
+            if _ring(n, length, settings) and not settings.bounded:
                 return ring.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
             return direct.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
         case "all_gather":

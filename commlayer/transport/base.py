@@ -6,6 +6,7 @@ fakes. Nothing here imports torch or the compiled module.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -31,6 +32,9 @@ class DType(enum.IntEnum):
     U64 = 11
 
 
+FLOATS = frozenset({DType.F16, DType.BF16, DType.F32, DType.F64})
+
+
 class Op(enum.IntEnum):
     """Reductions; values equal `enum cl_op`. AVG is SUM with the plan's SCALE steps; the bitwise are for integers."""
 
@@ -41,6 +45,35 @@ class Op(enum.IntEnum):
     BAND = 4
     BOR = 5
     BXOR = 6
+
+
+class Treatment(enum.IntEnum):
+    """What becomes of contributions that were not counted; values equal `enum cl_treatment`."""
+
+    FEEDBACK = 0
+    RESCALE = 1
+    ZERO = 2
+
+
+LOSS_LIMIT = 0.5
+"""No bound is larger: the share of a message's packets that may be missing."""
+
+ADAPTIVE_DEADLINE_US = (1 << 64) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Qos:
+    """What the bounded steps of a plan may lose. All ranks must have the same, but for what `protect` holds."""
+
+    loss_ppm: int
+    """Of each message's packets, rounded down, this many in a million may be missing at its end."""
+    treatment: Treatment = Treatment.FEEDBACK
+    deadline_us: int = ADAPTIVE_DEADLINE_US
+    """After the start; later, a message within its bound waits no more for packets that stall. 0: none."""
+    protect: int = 0
+    """Address of a map of INPUT, a bit per `protect_bytes` bytes in words of 64: packets with a byte whose bit is set
+    always arrive. It must live as long as INPUT. 0: no packet is protected."""
+    protect_bytes: int = 0
 
 
 class Handle(Protocol):
@@ -55,6 +88,9 @@ class Handle(Protocol):
         Raises the operation's CommError if it failed, OperationTimeoutError if `timeout_s` passed first (the
         operation itself goes on until its own timeout).
         """
+
+    def missing(self) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of what of INPUT was not counted, in order; once the operation ended well."""
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """Calls `callback(error or None)` exactly once, from the completion thread, or at once when already done."""
@@ -77,15 +113,27 @@ class Group(Protocol):
     """Group ranks by host, each host's ranks ascending, hosts ordered by their lowest rank."""
     interface: str
     """Name of this host's network interface that reaches the other ranks: loopback when all are on this host."""
+    packet_bytes: int
+    """What a full packet carries."""
     staging_bytes: int
     """Staging memory per rank that one operation's plan may address with CL_STAGING."""
 
     def submit(
-        self, plan: Plan, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
+        self,
+        plan: Plan,
+        source: int,
+        target: int,
+        dtype: DType,
+        op: Op,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        qos: Qos | None = None,
     ) -> Handle:
         """Starts a plan on the memory at addresses `source` (CL_INPUT) and `target` (CL_OUTPUT).
 
-        The caller keeps both alive until the handle is done.
+        The caller keeps both alive until the handle is done. Without `qos` nothing is lost. Raises ConfigError for a
+        `qos` that is out of range, and for one with anything but sums of floating-point numbers.
         """
 
     def run(

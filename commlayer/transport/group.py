@@ -68,6 +68,22 @@ class NativeHandle:
         if status != 0:
             raise self._group.error(status)
 
+    def missing(self) -> list[tuple[int, int]]:
+        """See `base.Handle.missing`."""
+        return self._ranges(lib.cl_operation_missing)
+
+    def stale(self) -> list[tuple[int, int]]:
+        """Likewise, of OUTPUT: where results were lost and the former value is left."""
+        return self._ranges(lib.cl_operation_stale)
+
+    def _ranges(self, ask: Callable[[Any, Any, int], int]) -> list[tuple[int, int]]:
+        count = ask(self._operation, ffi.NULL, 0)
+        if count < 0:
+            self.wait(0.0)  # raises
+        ranges = ffi.new("struct cl_range[]", count)
+        ask(self._operation, ranges, count)
+        return [(each.start, each.end - each.start) for each in ranges]
+
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """See `base.Handle.on_done`; at most one callback per handle."""
 
@@ -115,6 +131,7 @@ class NativeGroup:
         self.size = sum(map(len, hosts))
         self.hosts = hosts
         self.interface = interface
+        self.packet_bytes = int(lib.cl_engine_packet_bytes(engine.raw))
         self.staging_bytes = STAGING_BYTES
         self._group = group
         self._unreachable = unreachable
@@ -203,19 +220,21 @@ class NativeGroup:
         *,
         timeout_s: float,
         priority: int = 0,
+        qos: base.Qos | None = None,
     ) -> NativeHandle:
         """See `base.Group.submit`."""
+        native_qos = None if qos is None else self._native_qos(qos, priority, dtype, op)
         out = ffi.new("cl_operation **")
         group = self._enter()
         try:
-            status = lib.cl_submit(
+            status = (lib.cl_submit if native_qos is None else lib.cl_submit_bounded)(
                 group,
                 self._native_plan(plan),
                 ffi.cast("void *", source),
                 ffi.cast("void *", target),
                 dtype,
                 op,
-                priority,
+                priority if native_qos is None else native_qos,
                 _timeout_us(timeout_s),
                 out,
             )
@@ -351,6 +370,31 @@ class NativeGroup:
         with self._lock:
             self._calls -= 1
             self._idle.notify_all()
+
+    def _native_qos(self, qos: base.Qos, priority: int, dtype: base.DType, op: base.Op) -> Any:
+        limit = int(base.LOSS_LIMIT * 1e6)
+        wrong = ""
+        if not 0 <= qos.loss_ppm <= limit:
+            wrong = f"loss_ppm={qos.loss_ppm}: use 0 to {limit}"
+        elif qos.treatment not in list(base.Treatment):
+            wrong = f"treatment={qos.treatment}: use one of {', '.join(each.name for each in base.Treatment)}"
+        elif qos.loss_ppm and (dtype not in base.FLOATS or op != base.Op.SUM):
+            wrong = f"{op.name} of {dtype.name}: only sums of floating-point numbers can do without a part"
+        elif qos.protect and qos.protect_bytes <= 0:
+            wrong = f"protect_bytes={qos.protect_bytes}: say how many bytes a bit of the map stands for"
+        if wrong:
+            raise ConfigError(f"rank {self.rank} of group {self.name!r}: bounded loss with {wrong}")
+        return ffi.new(
+            "struct cl_qos *",
+            {
+                "priority": priority,
+                "treatment": qos.treatment,
+                "loss_ppm": qos.loss_ppm,
+                "deadline_us": qos.deadline_us,
+                "protect": ffi.cast("const uint64_t *", qos.protect),
+                "protect_bytes": qos.protect_bytes,
+            },
+        )
 
     def _native_plan(self, plan: Plan) -> Any:
         known = self._plans.get(id(plan))

@@ -171,6 +171,7 @@ class Engine:
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
                 "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
                 "mem_loss_ppm": loss_ppm,
+                "mark": config.mark,
                 "ofi_provider": names[2],
             },
         )

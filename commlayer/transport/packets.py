@@ -28,11 +28,11 @@ from scapy.layers.inet6 import IPv6
 from scapy.packet import Packet
 
 MAGIC = 0x4C43
-VERSION = 1
+VERSION = 2
 HEAD_BYTES = 40
 KEY_BYTES = 16
 TAG_AT = 32
-KINDS = {0: "DATA", 1: "ACK", 2: "PING", 3: "READY", 4: "ABORT", 5: "MISMATCH"}
+KINDS = {0: "DATA", 1: "ACK", 2: "PING", 3: "READY", 4: "ABORT", 5: "MISMATCH", 6: "PROBE", 7: "STOP"}
 AUTHS = {"header": 0, "full": 1}
 
 _U64 = (1 << 64) - 1
@@ -46,7 +46,9 @@ class DLCP(Packet):
         XLEShortField("magic", MAGIC),
         BitField("version", VERSION, 4),
         BitEnumField("kind", 0, 4, KINDS),
-        BitField("reserved", 0, 3),
+        BitField("reserved", 0, 1),
+        BitField("tail", 0, 1),
+        BitField("droppable", 0, 1),
         BitField("ack_now", 0, 1),
         BitField("last", 0, 1),
         BitField("priority", 0, 3),
@@ -194,14 +196,14 @@ def table(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Table
     for each in found[: limit or None]:
         packet = each.packet
         good = verifier.verify(each) if verifier else None
-        flags = [name for name in ("last", "ack_now") if getattr(packet, name)] + [f"p{packet.priority}"]
+        flags = [name for name in ("last", "ack_now", "droppable", "tail") if getattr(packet, name)]
         rows.add_row(
             f"{(each.time_s - found[0].time_s) * 1e3:.3f}",
             "{}:{}".format(*each.sender),
             "{}:{}".format(*each.receiver),
             KINDS.get(packet.kind, str(packet.kind)),
             *(str(getattr(packet, name)) for name in names),
-            " ".join(flags),
+            " ".join([*flags, f"p{packet.priority}"]),
             {True: "yes", False: "[red]no[/red]", None: "unknown"}[good],
         )
     return rows

@@ -1,3 +1,4 @@
+#include "core/bounded.h"
 #include "core/endpoint_state.h"
 
 #include <stdlib.h>
@@ -50,6 +51,7 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
         if (endpoint->peers[i])
             cl_peer_destroy(endpoint->peers[i]);
     free(endpoint->peers);
+    cl_ranges_free(&endpoint->missing);
     free(endpoint->aborts);
     free(endpoint->wanted);
     free(endpoint);
@@ -144,6 +146,8 @@ static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *mess
         cl_peer_unhold(peer, message);
     if (message->announced)
         unannounce(endpoint, message);
+    if (message->bound.ending)
+        cl_bounded_forget(peer, message);
     if (message->posted) {
         peer->outstanding--;
         peer->expected -= message->side == CL_MESSAGE_RECEIVE;
@@ -187,6 +191,13 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
     if (!endpoint->completed_first)
         endpoint->completed_last = NULL;
     *completion = (struct cl_completion){.context = message->context, .status = message->status, .peer = message->peer};
+    if (message->bound.budget && message->status == CL_OK && !cl_message_complete(message)) {
+        cl_ranges_clear(&endpoint->missing);
+        if (!cl_message_missing(message, endpoint->payload_bytes, &endpoint->missing))
+            completion->status = CL_ENOMEM;
+        completion->missing = endpoint->missing.list;
+        completion->missing_count = endpoint->missing.count;
+    }
     cl_table_recycle(&endpoint->table, message);
     return true;
 }
@@ -213,9 +224,11 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     return CL_OK;
 }
 
-static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_message_id *id)
+static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_message_id *id,
+                      const struct cl_qos *qos)
 {
-    if (!peer || id->sequence == UINT32_MAX)
+    if (!peer || id->sequence == UINT32_MAX || qos->priority >= CL_QUEUE_CLASSES || qos->loss_ppm > CL_LOSS_PPM_MAX ||
+        (qos->protect && !qos->protect_bytes))
         return CL_EINVAL;
     const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, id->group & ~CL_GROUP_P2P);
     if (retired)
@@ -226,11 +239,19 @@ static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
                           uint32_t length, uint8_t priority, uint64_t now_us, void *context)
 {
+    struct cl_qos qos = {.priority = priority};
+    return cl_endpoint_post_bounded_send(endpoint, peer, id, data, length, &qos, now_us, context);
+}
+
+int cl_endpoint_post_bounded_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+                                  const void *data, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
+                                  void *context)
+{
     struct cl_peer *to = cl_endpoint_peer(endpoint, peer);
-    int status = check_post(endpoint, to, &id);
+    int status = check_post(endpoint, to, &id, qos);
     if (status != CL_OK)
         return status;
-    if (priority >= CL_QUEUE_CLASSES || cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer, &id))
+    if (cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer, &id))
         return CL_EINVAL;
     struct cl_message *message = cl_table_add(&endpoint->table, CL_MESSAGE_SEND, peer, &id);
     if (!message)
@@ -238,7 +259,9 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
     if ((status = begin(endpoint, to, message, length, now_us, context)) != CL_OK)
         return status;
     message->data = data;
-    message->priority = priority;
+    message->priority = qos->priority;
+    if (qos->loss_ppm)
+        cl_bounded_begin_send(endpoint, message, qos);
     cl_endpoint_requeue(endpoint, message, false);
     return CL_OK;
 }
@@ -266,20 +289,24 @@ enum cl_placed cl_endpoint_place(struct cl_endpoint *endpoint, struct cl_message
         memcpy(sink->target + offset, payload, length);
     if (cl_message_complete(message)) {
         cl_history_add(&peer->history, &message->id);
+        cl_bounded_complete(endpoint, message);
         cl_endpoint_complete(endpoint, message, CL_OK);
     }
     return CL_PLACED;
 }
 
 /* Delivers what was stashed. False when that ended the message. */
-static bool replay(struct cl_endpoint *endpoint, struct cl_message *message)
+static bool replay(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us)
 {
     struct cl_stash_chain chain = message->stash;
     message->stash = (struct cl_stash_chain){0};
     uint32_t generation = message->generation;
     struct cl_stash_packet *packet;
     while (message->generation == generation && (packet = cl_stash_take(&chain))) {
-        cl_endpoint_place(endpoint, message, packet->offset, packet->last, packet->payload, packet->length);
+        enum cl_placed placed = cl_endpoint_place(endpoint, message, packet->offset, packet->flags & CL_PACKET_LAST,
+                                                  packet->payload, packet->length);
+        if (message->generation == generation)
+            cl_bounded_on_packet(endpoint, message, packet->flags, placed == CL_PLACED, now_us);
         cl_stash_release(&endpoint->stash, packet);
     }
     cl_stash_drop(&endpoint->stash, &chain);
@@ -294,8 +321,16 @@ static bool recently_refused(const struct cl_peer *peer, uint64_t now_us)
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
                              uint32_t length, uint64_t now_us, void *context)
 {
+    static const struct cl_qos RELIABLE = {0};
+    return cl_endpoint_post_bounded_receive(endpoint, peer, id, sink, length, &RELIABLE, now_us, context);
+}
+
+int cl_endpoint_post_bounded_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+                                     struct cl_sink sink, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
+                                     void *context)
+{
     struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
-    int status = check_post(endpoint, from, &id);
+    int status = check_post(endpoint, from, &id, qos);
     if (status != CL_OK && status != CL_EPEERLOST)
         return status;
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id);
@@ -314,11 +349,15 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
     message->sink = sink;
     if (message->announced)
         unannounce(endpoint, message);
-    if (!replay(endpoint, message))
+    bool refused = recently_refused(from, now_us);
+    uint32_t generation = message->generation;
+    if (qos->loss_ppm || message->bound.told_budget)
+        cl_bounded_begin_receive(endpoint, message, qos, refused, now_us);
+    if (message->generation != generation || !replay(endpoint, message, now_us))
         return CL_OK;
     if (!from->alive)
         cl_endpoint_complete(endpoint, message, CL_EPEERLOST); /* not all of it had come */
-    else if (recently_refused(from, now_us))
+    else if (refused)
         cl_endpoint_tell(endpoint, from, CL_PACKET_READY,
                          (struct cl_control){.group = id.group, .sequence = id.sequence});
     return CL_OK;
@@ -558,6 +597,7 @@ void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
     cl_table_each(&endpoint->table, complete_peer, &selection);
     lost->alive = false;
     cl_controls_free(&lost->controls);
+    cl_stops_free(&lost->stops);
     for (uint16_t i = 0; i < lost->path_count; i++)
         cl_path_free(&lost->paths[i]);
 }
@@ -672,6 +712,8 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
     }
     if (peer->held_first && peer->held_us <= now_us)
         try_held(endpoint, peer, now_us);
+    if (peer->ending_us <= now_us)
+        cl_bounded_service(endpoint, peer, now_us);
     if (peer->next_ping_us <= now_us) {
         uint64_t quiet_us = cl_peer_ask_us(peer);
         if (now_us >= peer->answered_us + quiet_us) {

@@ -17,6 +17,9 @@
  * messages of one tag from sender to receiver, and may wrap. Their receives are posted in the order of the index, which
  * is all the memory that this needs of the past. One that comes before its receive is posted is announced, so that
  * somebody can receive from any source. They share the fate of the group: what ends it ends them.
+ *
+ * A message posted with a bound (struct cl_qos, loss_ppm > 0) may end without some of its packets: see bounded.h. Both
+ * sides then complete with the same list of missing ranges.
  */
 #ifndef CL_CORE_ENDPOINT_H
 #define CL_CORE_ENDPOINT_H
@@ -66,6 +69,7 @@ struct cl_datagram {
     uint16_t peer;
     uint16_t path;
     uint8_t priority;
+    bool droppable; /* a switch that has to drop something may take this one first */
     uint16_t head_length;
     uint32_t payload_length;
     const uint8_t *payload;
@@ -74,8 +78,12 @@ struct cl_datagram {
 
 struct cl_completion {
     void *context; /* as given to cl_endpoint_post_* */
-    int status;    /* CL_OK, CL_EPEERLOST, CL_EABORTED, CL_EMISMATCH */
+    int status;    /* CL_OK, CL_EPEERLOST, CL_EABORTED, CL_EMISMATCH, CL_ENOMEM */
     uint16_t peer;
+    /* With CL_OK, of a bounded message: the bytes that were not counted, the same list on both sides; valid until the
+     * next call of cl_endpoint_next_completion. */
+    uint32_t missing_count;
+    const struct cl_range *missing;
 };
 
 /* Counters since init; all monotonic. */
@@ -86,6 +94,9 @@ struct cl_endpoint_stats {
      * wrong tag, or seen before */
     uint64_t packets_foreign, packets_forged, packets_replayed;
     uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
+    uint64_t packets_given_up; /* lost, within a bound, and not sent again */
+    uint64_t packets_late;     /* came after their message was ended without them */
+    uint64_t messages_stopped; /* receives ended without some of their packets */
 };
 
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint);
@@ -113,6 +124,15 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
                           uint32_t length, uint8_t priority, uint64_t now_us, void *context);
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
                              uint32_t length, uint64_t now_us, void *context);
+/* The same with a bound; both sides must name the same loss_ppm (else CL_EMISMATCH ends the message), and both whether
+ * there is a `protect` map or a protected end, which only the sender reads. Also CL_EINVAL for a loss_ppm above
+ * CL_LOSS_PPM_MAX, and for a map with protect_bytes 0. */
+int cl_endpoint_post_bounded_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+                                  const void *data, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
+                                  void *context);
+int cl_endpoint_post_bounded_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+                                     struct cl_sink sink, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
+                                     void *context);
 
 /* The index with which the next receive of this tag is to be posted. `group` has CL_GROUP_P2P in these three. */
 uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag);

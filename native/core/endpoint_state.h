@@ -1,6 +1,6 @@
 /*
- * The inside of struct cl_endpoint, shared by its three parts: endpoint.c (posting, timers, failure), inbound.c
- * (datagrams that come) and outbound.c (datagrams that go).
+ * The inside of struct cl_endpoint, shared by its four parts: endpoint.c (posting, timers, failure), inbound.c
+ * (datagrams that come), outbound.c (datagrams that go) and bounded.c (messages that may lose packets).
  */
 #ifndef CL_CORE_ENDPOINT_STATE_H
 #define CL_CORE_ENDPOINT_STATE_H
@@ -45,6 +45,7 @@ struct cl_endpoint {
     struct cl_retired retired;
     struct cl_calls calls;
     struct cl_message *completed_first, *completed_last; /* linked by `next` */
+    struct cl_ranges missing;                            /* of the completion handed out last */
     struct cl_message *announced_first, *announced_last; /* in order of arrival */
     struct cl_endpoint_wanted *wanted;
     uint32_t wanted_count, wanted_capacity;

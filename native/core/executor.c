@@ -24,6 +24,8 @@ struct cl_executor {
     uint32_t *ready;
     uint32_t *awaiting;
     struct token *tokens;
+    struct cl_missing missing;
+    uint64_t deadline_us; /* absolute; 0: not set yet, UINT64_MAX: none */
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **out)
@@ -78,6 +80,7 @@ void cl_executor_destroy(struct cl_executor *executor)
         return;
     if (executor->config.plan->network_steps > 0)
         cl_endpoint_end(executor->config.endpoint, executor->config.group, executor->config.sequence);
+    cl_missing_free(&executor->missing);
     free(executor->scratch);
     free(executor);
 }
@@ -130,20 +133,82 @@ static void deliver_reduce(void *target, const void *payload, size_t length, voi
     executor->config.arithmetic.reduce(target, payload, length / executor->config.arithmetic.element_bytes);
 }
 
+/* How the step's message is to be sent. */
+static struct cl_qos qos_of(struct cl_executor *executor, const struct cl_step *step, uint64_t now_us)
+{
+    const struct cl_executor_config *config = &executor->config;
+    if ((step->flags & CL_STEP_BOUNDED) == 0 || config->bound.loss_ppm == 0)
+        return (struct cl_qos){.priority = config->priority};
+    struct cl_qos qos = config->bound;
+    qos.priority = config->priority;
+    /* The deadline is the operation's: all its messages share it. */
+    if (executor->deadline_us == 0)
+        executor->deadline_us = qos.deadline_us > 0 ? now_us + qos.deadline_us : UINT64_MAX;
+    qos.deadline_us = executor->deadline_us == UINT64_MAX ? 0
+                      : executor->deadline_us <= now_us   ? 1
+                                                          : executor->deadline_us - now_us;
+    if (step->kind == CL_SEND && step->source != CL_INPUT)
+        qos.protect = NULL; /* the map is of CL_INPUT */
+    qos.protect_offset += step->source_offset;
+    return qos;
+}
+
 static int start_message(struct cl_executor *executor, uint32_t index, const struct cl_step *step, uint64_t now_us)
 {
     const struct cl_executor_config *config = &executor->config;
+    struct cl_qos qos = qos_of(executor, step, now_us);
     struct token *token = &executor->tokens[executor->token_count++];
     *token = (struct token){executor, index};
     struct cl_message_id id = {config->group, config->sequence, config->first_message + step->message};
     uint16_t peer = config->peers[step->peer];
     if (step->kind == CL_SEND)
-        return cl_endpoint_post_send(config->endpoint, peer, id,
-                                     address(executor, step->source, 0, step->source_offset), (uint32_t)step->length,
-                                     config->priority, now_us, token);
+        return cl_endpoint_post_bounded_send(config->endpoint, peer, id,
+                                             address(executor, step->source, 0, step->source_offset),
+                                             (uint32_t)step->length, &qos, now_us, token);
     struct cl_sink sink = {address(executor, step->target, 0, step->target_offset),
                            step->kind == CL_RECV_REDUCE ? deliver_reduce : NULL, executor};
-    return cl_endpoint_post_receive(config->endpoint, peer, id, sink, (uint32_t)step->length, now_us, token);
+    return cl_endpoint_post_bounded_receive(config->endpoint, peer, id, sink, (uint32_t)step->length, &qos, now_us,
+                                            token);
+}
+
+/* The sum of what arrived / its number * the number of ranks. */
+static void rescale(const struct cl_executor *executor, uint8_t *target, size_t length, uint32_t absent)
+{
+    const struct cl_arithmetic *arithmetic = &executor->config.arithmetic;
+    uint32_t ranks = executor->config.plan->world_size;
+    size_t element = arithmetic->element_bytes;
+    arithmetic->scale(target, length / element, ranks - absent);
+    while (length > 0) {
+        uint8_t once[1024]; /* whole elements of any type */
+        size_t part = length < sizeof once ? length : sizeof once;
+        memcpy(once, target, part);
+        for (uint32_t i = 1; i < ranks; i++)
+            arithmetic->reduce(target, once, part / element);
+        target += part;
+        length -= part;
+    }
+}
+
+/* A divisor of 1 marks where a sum is complete. */
+static void scale(const struct cl_executor *executor, const struct cl_step *step)
+{
+    const struct cl_arithmetic *arithmetic = &executor->config.arithmetic;
+    uint8_t *base = address(executor, step->target, 0, 0);
+    uint64_t end = step->target_offset + step->length, start = step->target_offset;
+    bool rescales = executor->config.bound.treatment == CL_RESCALE && step->target == CL_OUTPUT;
+    for (uint64_t at = start; start < end; start = at) {
+        uint32_t absent = 0, ranks = executor->config.plan->world_size, divisor = step->peer;
+        if (rescales)
+            absent = cl_missing_next(&executor->missing, &at, end);
+        else
+            at = end;
+        if (absent > 0 && divisor == ranks)
+            divisor = ranks - absent; /* the mean of what arrived */
+        else if (absent > 0)
+            rescale(executor, base + start, at - start, absent);
+        if (divisor > 1)
+            arithmetic->scale(base + start, (at - start) / arithmetic->element_bytes, divisor);
+    }
 }
 
 /* Returns whether the step is done already. */
@@ -165,8 +230,7 @@ static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t no
         arithmetic->reduce(target, source, step->length / arithmetic->element_bytes);
         return true;
     case CL_SCALE:
-        target = address(executor, step->target, 0, step->target_offset);
-        arithmetic->scale(target, step->length / arithmetic->element_bytes, step->peer);
+        scale(executor, step);
         return true;
     case CL_POST:
         executor->host.post(executor->host.context, executor->host.base + step->message);
@@ -232,6 +296,20 @@ struct cl_executor *cl_executor_complete(void *context, int status)
     else if (executor->status == CL_OK)
         executor->status = status;
     return executor;
+}
+
+void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count)
+{
+    const struct token *token = context;
+    struct cl_executor *executor = token->executor;
+    if (!cl_missing_add(&executor->missing, &executor->config.plan->steps[token->step], ranges, count) &&
+        executor->status == CL_OK)
+        executor->status = CL_ENOMEM;
+}
+
+struct cl_missing *cl_executor_missing(struct cl_executor *executor)
+{
+    return &executor->missing;
 }
 
 int cl_executor_status(const struct cl_executor *executor)

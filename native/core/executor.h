@@ -10,6 +10,7 @@
 #define CL_CORE_EXECUTOR_H
 
 #include "core/endpoint.h"
+#include "core/missing.h"
 #include "core/plan.h"
 
 /* The memory ranks of one host share, as the executor sees it. Arrays are indexed by group rank; NULL for ranks of
@@ -45,6 +46,7 @@ struct cl_executor_config {
     uint32_t first_message;          /* added to the steps' message numbers; point-to-point: see core/mailbox.h */
     uint16_t signature;              /* see calls.h */
     uint8_t priority;
+    struct cl_qos bound; /* of the steps marked CL_STEP_BOUNDED; its priority is not looked at. All zero: reliable */
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **executor);
@@ -61,6 +63,10 @@ enum cl_progress {
 enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, uint64_t now_us);
 /* A message of this executor ended; `context` is that of the endpoint's completion. Returns the executor. */
 struct cl_executor *cl_executor_complete(void *context, int status);
+/* The same message, just before: what of it was not counted (struct cl_completion). */
+void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count);
+/* What the operation did not count so far. */
+struct cl_missing *cl_executor_missing(struct cl_executor *executor);
 int cl_executor_status(const struct cl_executor *executor);
 /* Of a CL_EMISMATCH in shared memory, the rank that runs another operation; else UINT32_MAX. */
 uint32_t cl_executor_culprit(const struct cl_executor *executor);

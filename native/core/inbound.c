@@ -1,6 +1,7 @@
 /* The part of the endpoint that takes datagrams in, and what acknowledgements do to messages. */
 #include <stdlib.h>
 
+#include "core/bounded.h"
 #include "core/endpoint_state.h"
 #include "core/packet.h"
 
@@ -8,31 +9,47 @@ enum { NUMBERS_AHEAD_MAX = 1 << 20 /* more than any window: one such packet woul
 
 /* ---- outcomes of packets of ours ---- */
 
-/* The message of a DATA packet, if it is still the same one. */
+/* The message of a DATA packet, if it is still the same one, and not about to end by a STOP. */
 static struct cl_message *message_of(const struct cl_sent_packet *packet)
 {
     struct cl_message *message = packet->data.message;
-    return packet->kind == CL_PACKET_DATA && message->generation == packet->data.generation ? message : NULL;
+    return packet->kind == CL_PACKET_DATA && message->generation == packet->data.generation && !message->bound.stopped
+               ? message
+               : NULL;
+}
+
+static void on_control_acked(struct cl_peer *peer, const struct cl_sent_packet *packet)
+{
+    const struct cl_control *control = &packet->control;
+    struct cl_message_id id = {control->group, control->sequence, control->index};
+    if (packet->kind == CL_PACKET_STOP)
+        cl_stops_acked(&peer->stops, &id, (uint32_t)control->reason);
 }
 
 static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
 {
     message->accepted = true;
     message->probing = false;
-    if (cl_message_done(message, packet) && cl_message_complete(message))
+    bool first = cl_message_done(message, packet);
+    if (first)
+        cl_bounded_done(endpoint, message, packet);
+    if (first && cl_message_complete(message))
         cl_endpoint_complete(endpoint, message, CL_OK);
-    else
+    else {
         cl_endpoint_requeue(endpoint, message, false); /* it may have waited for this: see cl_peer_wary */
+        cl_bounded_run_out(endpoint, message);         /* its PROBE may have been refused */
+    }
 }
 
 static void on_acked(void *argument, const struct cl_sent_packet *packet)
 {
     struct cl_outcome *outcome = argument;
+    struct cl_peer *peer = outcome->peer;
+    on_control_acked(peer, packet);
     struct cl_message *message = message_of(packet);
     if (!message)
         return;
     message->packets_in_flight--;
-    struct cl_peer *peer = outcome->peer;
     if (message->probing && peer->held_first) {
         /* there is room again: try the next one at once */
         peer->held_us = outcome->now_us;
@@ -46,6 +63,7 @@ static void on_late(void *argument, const struct cl_sent_packet *packet)
 {
     struct cl_outcome *outcome = argument;
     outcome->endpoint->stats.packets_spurious++;
+    on_control_acked(outcome->peer, packet);
     struct cl_message *message = message_of(packet);
     if (message)
         on_done(outcome->endpoint, message, packet->data.packet);
@@ -55,11 +73,14 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
 {
     struct cl_outcome *outcome = argument;
     struct cl_endpoint *endpoint = outcome->endpoint;
+    if (packet->kind == CL_PACKET_PROBE)
+        cl_bounded_on_probe_refused(endpoint, outcome->peer, &packet->control);
     struct cl_message *message = message_of(packet);
     if (!message)
         return;
     message->packets_in_flight--;
     message->probing = false;
+    message->bound.told_budget = 0; /* not everything has been sent to good purpose */
     cl_message_give_back(message, packet->data.packet);
     if (message->held || cl_peer_ready_since(outcome->peer, &message->id, packet->sent_us)) {
         cl_endpoint_requeue(endpoint, message, true);
@@ -78,6 +99,11 @@ static void on_lost(void *argument, const struct cl_sent_packet *packet)
     struct cl_message *message = message_of(packet);
     if (message) {
         message->packets_in_flight--;
+        if (cl_bounded_give_up(outcome->endpoint, message, packet->data.packet)) {
+            cl_endpoint_requeue(outcome->endpoint, message, false); /* as in on_done */
+            cl_bounded_run_out(outcome->endpoint, message);
+            return;
+        }
         cl_message_give_back(message, packet->data.packet);
         if (message->queued) /* lost packets put their message first */
             cl_queue_remove(&outcome->endpoint->queue, &outcome->peer->node, message);
@@ -114,8 +140,8 @@ static enum answer stash(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         if (message && id->group & CL_GROUP_P2P)
             cl_endpoint_announce(endpoint, message);
     }
-    if (message && cl_stash_put(&endpoint->stash, &message->stash, packet->offset, packet->flags & CL_PACKET_LAST,
-                                payload, packet->length)) {
+    if (message &&
+        cl_stash_put(&endpoint->stash, &message->stash, packet->offset, packet->flags, payload, packet->length)) {
         endpoint->stats.packets_stashed++;
         message->signature = packet->signature;
         return ACCEPT;
@@ -142,7 +168,10 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
             return REFUSE;
         }
         uint32_t generation = message->generation;
-        switch (cl_endpoint_place(endpoint, message, packet->offset, last, payload, packet->length)) {
+        enum cl_placed placed = cl_endpoint_place(endpoint, message, packet->offset, last, payload, packet->length);
+        if (message->generation == generation)
+            cl_bounded_on_packet(endpoint, message, packet->flags, placed == CL_PLACED, now_us);
+        switch (placed) {
         case CL_PLACED:
             /* complete: the sender waits, unless it has more to send anyway */
             return message->generation != generation && !peer->expected ? ACCEPT_AT_ONCE : ACCEPT;
@@ -159,6 +188,8 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
                          cl_control_abort(retired->group, retired->reason, retired->blame));
         return REFUSE;
     }
+    if (!retired && cl_bounded_is_late(endpoint, peer, &id, packet->offset / endpoint->payload_bytes))
+        return REFUSE; /* or the sender would take it for counted */
     if (retired || cl_history_contains(&peer->history, &id)) {
         endpoint->stats.packets_duplicate++;
         return ACCEPT_AT_ONCE;
@@ -225,6 +256,14 @@ static bool on_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl
     return true;
 }
 
+static enum answer on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
+                            const uint8_t *payload, uint64_t now_us)
+{
+    static const enum answer ANSWERS[] = {
+        [CL_PROBED] = ACCEPT_AT_ONCE, [CL_PROBED_NOTHING] = REFUSE, [CL_PROBED_MALFORMED] = FOREIGN};
+    return ANSWERS[cl_bounded_on_probe(endpoint, peer, packet, payload, now_us)];
+}
+
 static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
                              const uint8_t *payload, uint64_t now_us)
 {
@@ -244,6 +283,10 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     case CL_PACKET_MISMATCH:
         on_mismatch(endpoint, peer, packet);
         break;
+    case CL_PACKET_PROBE:
+        return on_probe(endpoint, peer, packet, payload, now_us);
+    case CL_PACKET_STOP:
+        return cl_bounded_on_stop(endpoint, peer, packet, payload) ? ACCEPT_AT_ONCE : FOREIGN;
     default:
         break;
     }

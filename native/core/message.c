@@ -22,6 +22,7 @@ bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t payl
     }
     memset(message->bits, 0, words * sizeof(*message->bits));
     cl_ranges_clear(&message->lost);
+    cl_ranges_clear(&message->forgone);
     message->length = length;
     message->packet_count = count;
     message->packets_done = 0;
@@ -36,6 +37,7 @@ void cl_message_free(struct cl_message *message)
         free(message->bits);
     message->bits = NULL;
     cl_ranges_free(&message->lost);
+    cl_ranges_free(&message->forgone);
 }
 
 bool cl_message_take(struct cl_message *message, uint32_t *packet)
@@ -66,4 +68,16 @@ bool cl_message_done(struct cl_message *message, uint32_t packet)
 bool cl_message_give_back(struct cl_message *message, uint32_t packet)
 {
     return cl_message_is_done(message, packet) || cl_ranges_add(&message->lost, packet, (uint64_t)packet + 1);
+}
+
+bool cl_message_missing(const struct cl_message *message, uint32_t payload_bytes, struct cl_ranges *missing)
+{
+    for (uint32_t packet = 0; packet < message->packet_count; packet++) {
+        if (cl_message_is_done(message, packet))
+            continue;
+        uint64_t start = (uint64_t)packet * payload_bytes, end = start + payload_bytes;
+        if (!cl_ranges_add(missing, start, end < message->length ? end : message->length))
+            return false;
+    }
+    return true;
 }

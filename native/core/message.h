@@ -14,6 +14,26 @@
 
 enum cl_message_side { CL_MESSAGE_SEND, CL_MESSAGE_RECEIVE };
 
+/* What a message that may lose packets knows more than another: see bounded.c. All zero in a reliable one. */
+struct cl_message_bound {
+    uint32_t budget;      /* packets that may stay missing; 0: none, the message is reliable */
+    uint32_t told_budget; /* receive: what a PROBE says it is at the sender; 0: none came. send: a PROBE was ordered */
+    uint32_t protected_packets; /* send: not acknowledged yet; receive: came so far */
+    uint32_t protected_told;    /* receive: how many there are, by a PROBE */
+    uint32_t given_up;          /* send: lost packets that are not sent again */
+    bool exhausted;             /* receive: every packet has been sent once */
+    bool guarded;               /* there may be protected packets */
+    bool wary;                  /* receive: some may have been refused, and are sent once more */
+    bool ending;                /* receive: in the peer's list of messages with a time to end */
+    bool stopped;               /* send: a STOP came, further parts of it are awaited */
+    uint64_t arrived_us;        /* receive: the latest packet */
+    uint64_t deadline_us;       /* receive: UINT64_MAX: none */
+    /* send: which packets are protected: bit b of `protect` stands for protect_bytes bytes of the map's range */
+    const uint64_t *protect;
+    uint64_t protect_bytes, protect_offset;
+    uint32_t protect_first, protect_last; /* packets at either end */
+};
+
 struct cl_message {
     /* name */
     struct cl_message_id id;
@@ -32,9 +52,11 @@ struct cl_message {
     uint32_t length;
     uint32_t packet_count;
     uint32_t packets_done;
-    uint32_t packets_in_flight;  /* send */
-    uint32_t next_packet;        /* send: the lowest never sent */
-    struct cl_ranges lost;       /* send: packets to send again */
+    uint32_t packets_in_flight; /* send */
+    uint32_t next_packet;       /* send: the lowest never sent */
+    struct cl_ranges lost;      /* send: packets to send again */
+    struct cl_ranges forgone;   /* send: packets once given up; after a STOP: packets it has told about */
+    struct cl_message_bound bound;
     const uint8_t *data;         /* send */
     struct cl_sink sink;         /* receive */
     struct cl_stash_chain stash; /* receive: until it is posted */
@@ -60,6 +82,8 @@ bool cl_message_take(struct cl_message *message, uint32_t *packet);
 bool cl_message_done(struct cl_message *message, uint32_t packet);
 /* Gives a packet back to be sent again, unless it is done. False when there is no memory. */
 bool cl_message_give_back(struct cl_message *message, uint32_t packet);
+/* The bytes of the packets that are not done. False when there is no memory. */
+bool cl_message_missing(const struct cl_message *message, uint32_t payload_bytes, struct cl_ranges *missing);
 
 static inline bool cl_message_is_done(const struct cl_message *message, uint32_t packet)
 {

@@ -1,4 +1,5 @@
 /* The part of the endpoint that fills datagrams. */
+#include "core/bounded.h"
 #include "core/endpoint_state.h"
 #include "core/packet.h"
 #include "core/spray.h"
@@ -12,6 +13,7 @@ static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *p
     out->peer = peer->id;
     out->path = packet->path;
     out->priority = packet->flags & CL_PACKET_PRIORITY;
+    out->droppable = false;
     cl_packet_encode(packet, out->head);
     const uint8_t *payload = out->payload_length ? out->payload : out->head + CL_PACKET_HEAD_BYTES;
     cl_packet_seal(out->head, payload, &endpoint->seal, peer->id, number);
@@ -32,13 +34,17 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     endpoint->stats.acks_sent++;
 }
 
-/* A PING or a control packet. False when there is no memory. */
+/* A PING or a control packet. False when there is no memory, and when nobody needs it any more. */
 static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
                          const struct cl_control *control, uint64_t now_us, struct cl_datagram *out)
 {
+    int length = cl_bounded_write(endpoint, peer, kind, control, out->head + CL_PACKET_HEAD_BYTES);
+    if (length < 0)
+        return false;
     struct cl_packet packet = {
         .kind = kind,
         .flags = CL_PACKET_ACK_NOW,
+        .length = (uint16_t)length,
         .path = path->index,
         .signature = kind == CL_PACKET_PING ? cl_calls_find(&endpoint->calls, control->group, control->sequence) : 0,
         .group = control->group,
@@ -49,12 +55,12 @@ static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     struct cl_sent_packet sent = {.sent_us = now_us,
                                   .egress_bytes = path->egress->bytes,
                                   .control = *control,
-                                  .bytes = CL_PACKET_HEAD_BYTES,
+                                  .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
                                   .kind = kind};
     if (!cl_sent_push(&path->sent, &sent))
         return false;
     cl_egress_sent(path->egress, sent.bytes);
-    out->head_length = CL_PACKET_HEAD_BYTES;
+    out->head_length = sent.bytes;
     out->payload_length = 0;
     out->payload = NULL;
     write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
@@ -77,7 +83,8 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
         .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
         .kind = CL_PACKET_DATA};
     struct cl_packet packet = {.kind = CL_PACKET_DATA,
-                               .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0)),
+                               .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0) |
+                                                  cl_bounded_flags(endpoint, message, number_in_message)),
                                .length = (uint16_t)length,
                                .path = path->index,
                                .signature = message->signature,
@@ -97,6 +104,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     out->payload_length = length;
     out->payload = message->data + offset;
     write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
+    out->droppable = packet.flags & CL_PACKET_DROPPABLE;
     endpoint->stats.payload_bytes_sent += length;
     return true;
 }
@@ -113,14 +121,18 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
             continue;
         if (oldest->kind != CL_PACKET_DATA) {
             struct cl_control control = oldest->control;
-            return send_control(endpoint, peer, path, oldest->kind, &control, now_us, out);
+            if (send_control(endpoint, peer, path, oldest->kind, &control, now_us, out))
+                return true;
+            continue;
         }
         struct cl_message *message = oldest->data.message;
-        if (message->generation != oldest->data.generation || message->held ||
+        if (message->generation != oldest->data.generation || message->held || message->bound.stopped ||
             cl_message_is_done(message, oldest->data.packet))
             continue;
         endpoint->stats.packets_retransmitted++;
-        return send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
+        bool sent = send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
+        out->droppable = false;
+        return sent;
     }
     path->sent.last_sent_us = now_us; /* a PING alone would leave the timer where it is */
     return send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, out);
@@ -205,11 +217,14 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         endpoint->stats.packets_retransmitted += packet < fresh;
     else
         cl_message_give_back(message, packet);
+    out->droppable = out->droppable && packet >= fresh; /* what is sent again exceeds the bound */
     if (sent && path->sent.packets - path->sent.pings == 1)
         cl_endpoint_arm(endpoint, peer, cl_loss_pto_us(&path->loss, &path->sent, &path->rtt));
     cl_queue_sent(&endpoint->queue, &peer->node, message);
-    if (!more)
+    if (!more) {
         cl_queue_remove(&endpoint->queue, &peer->node, message);
+        cl_bounded_run_out(endpoint, message);
+    }
     return sent;
 }
 

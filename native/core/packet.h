@@ -14,7 +14,10 @@
  *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
  *   READY     every message of (group, sequence) that was refused may be sent again
  *   ABORT     group, offset = the reason (an enum cl_error), index = the peer to blame + 1, or 0
- *   MISMATCH  (group, sequence, index) has another length at the receiver
+ *   MISMATCH  (group, sequence, index) has another length, or another bound, at the receiver
+ *   PROBE     everything of (group, sequence, index) has been sent once; what follows: see bounded.h
+ *   STOP      (group, sequence, index) is over at the receiver, offset = the first packet told about; what follows: a
+ *             bit per packet, from there on: not counted. Nothing follows when everything was.
  */
 #ifndef CL_CORE_PACKET_H
 #define CL_CORE_PACKET_H
@@ -29,7 +32,7 @@
 enum {
     CL_PACKET_HEAD_BYTES = 40,
     CL_PACKET_MAGIC = 0x4C43,
-    CL_PACKET_VERSION = 1,
+    CL_PACKET_VERSION = 2,
 };
 
 enum cl_packet_kind {
@@ -39,7 +42,9 @@ enum cl_packet_kind {
     CL_PACKET_READY = 3,
     CL_PACKET_ABORT = 4,
     CL_PACKET_MISMATCH = 5,
-    CL_PACKET_KINDS = 6,
+    CL_PACKET_PROBE = 6,
+    CL_PACKET_STOP = 7,
+    CL_PACKET_KINDS = 8,
 };
 
 /* flags; the low three bits are the priority */
@@ -47,6 +52,9 @@ enum {
     CL_PACKET_PRIORITY = 0x07,
     CL_PACKET_LAST = 0x08,    /* ends its message: makes the sender's length known to the receiver */
     CL_PACKET_ACK_NOW = 0x10, /* the sender wants an acknowledgement without delay */
+    /* of messages that may lose packets */
+    CL_PACKET_DROPPABLE = 0x20, /* this packet may be lost */
+    CL_PACKET_TAIL = 0x40,      /* with this one every packet has been sent once, and the protected ones are there */
 };
 
 struct cl_packet {

@@ -13,6 +13,7 @@ struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egres
     peer->alive = true;
     peer->timeout_us = CL_PEER_TIMEOUT_US;
     peer->pacer_us = UINT64_MAX;
+    peer->ending_us = UINT64_MAX;
     peer->timer.owner = peer;
     for (uint16_t i = 0; i < path_count; i++)
         cl_path_init(&peer->paths[i], i, egresses[i], congestion, datagram_bytes, fixed_rate);
@@ -25,6 +26,7 @@ void cl_peer_destroy(struct cl_peer *peer)
         cl_path_free(&peer->paths[i]);
     cl_history_free(&peer->history);
     cl_controls_free(&peer->controls);
+    cl_stops_free(&peer->stops);
     free(peer);
 }
 
@@ -100,7 +102,7 @@ uint64_t cl_peer_deadline_us(const struct cl_peer *peer)
 {
     if (!peer->alive)
         return UINT64_MAX;
-    uint64_t deadline_us = earlier(peer->next_ping_us, peer->pacer_us);
+    uint64_t deadline_us = earlier(earlier(peer->next_ping_us, peer->pacer_us), peer->ending_us);
     if (peer->held_first)
         deadline_us = earlier(deadline_us, peer->held_us);
     if (peer->outstanding)

@@ -8,6 +8,7 @@
 #include "core/history.h"
 #include "core/path.h"
 #include "core/queue.h"
+#include "core/stop.h"
 #include "core/timers.h"
 
 enum {
@@ -53,7 +54,11 @@ struct cl_peer {
     uint32_t ready_count;
 
     /* as a sender to us */
-    uint64_t refused_us; /* when we last refused a packet of it; 0: never */
+    uint64_t refused_us;             /* when we last refused a packet of it; 0: never */
+    struct cl_message *ending_first; /* bounded receives with a time to end, in no order */
+    uint64_t ending_us;              /* the first of those times, or earlier; UINT64_MAX: none */
+    uint64_t reordering_us;          /* how late packets have come for messages ended without them */
+    struct cl_stops stops;
     struct cl_history history;
 
     struct cl_controls controls;

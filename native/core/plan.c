@@ -20,11 +20,14 @@ static bool range_fits(uint64_t offset, uint64_t length, uint64_t size)
 
 static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan, const uint64_t sizes[4])
 {
-    if (step->kind > CL_AWAIT || step->source > CL_STAGING || step->target > CL_STAGING)
+    if (step->kind > CL_AWAIT || (step->flags & ~CL_STEP_BOUNDED) != 0 || step->source > CL_STAGING ||
+        step->target > CL_STAGING)
         return false;
     if (step->kind == CL_SCALE ? step->peer == 0 : step->peer >= plan->world_size)
         return false;
     bool network = step->kind == CL_SEND || step->kind == CL_RECV_COPY || step->kind == CL_RECV_REDUCE;
+    if (step->flags != 0 && !network)
+        return false;
     if (network && (step->length > UINT32_MAX || step->peer == plan->rank))
         return false;
     if (network && ((step->kind == CL_SEND ? step->source : step->target) == CL_STAGING))

@@ -1,5 +1,6 @@
 /*
- * Plan: the checked, immutable copy of what Python built. Reference counted, shared by all operations that run it.
+ * Plan: the checked copy of what Python built, immutable but for the pace. Reference counted, shared by all operations
+ * that run it.
  */
 #ifndef CL_CORE_PLAN_H
 #define CL_CORE_PLAN_H
@@ -8,6 +9,7 @@
 #include <stdbool.h>
 
 #include "commlayer.h"
+#include "core/pace.h"
 
 /* A plan may leap over values that it does not post, as ranks of unequal work do at their end; but counters of
  * operations next to each other are compared modulo 2^32. */
@@ -29,6 +31,7 @@ struct cl_plan {
     uint32_t root_count;
     uint32_t *host_ranks; /* ranks whose staging or counter it uses: they must be of this host */
     uint32_t host_rank_count;
+    struct cl_pace pace; /* of its bounded operations; belongs to the engine thread that runs them */
 };
 
 /* Whether steps of this kind read `source` / write `target`. */

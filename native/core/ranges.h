@@ -8,10 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct cl_range {
-    uint64_t start;
-    uint64_t end; /* one past the last */
-};
+#include "commlayer.h"
 
 struct cl_ranges {
     struct cl_range *list;

@@ -22,7 +22,7 @@ void cl_stash_free(struct cl_stash *stash)
     }
 }
 
-bool cl_stash_put(struct cl_stash *stash, struct cl_stash_chain *chain, uint32_t offset, bool last,
+bool cl_stash_put(struct cl_stash *stash, struct cl_stash_chain *chain, uint32_t offset, uint8_t flags,
                   const uint8_t *payload, uint16_t length)
 {
     if (stash->used_bytes + cost(stash) > stash->limit_bytes)
@@ -36,7 +36,7 @@ bool cl_stash_put(struct cl_stash *stash, struct cl_stash_chain *chain, uint32_t
     packet->next = NULL;
     packet->offset = offset;
     packet->length = length;
-    packet->last = last;
+    packet->flags = flags;
     memcpy(packet->payload, payload, length);
     if (chain->last)
         chain->last->next = packet;

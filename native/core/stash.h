@@ -13,7 +13,7 @@ struct cl_stash_packet {
     struct cl_stash_packet *next;
     uint32_t offset;
     uint16_t length;
-    bool last;
+    uint8_t flags; /* of the packet: see packet.h */
     uint8_t payload[];
 };
 
@@ -33,7 +33,7 @@ void cl_stash_init(struct cl_stash *stash, size_t limit_bytes, uint32_t payload_
 void cl_stash_free(struct cl_stash *stash);
 
 /* False when there is no room. length is at most payload_bytes. */
-bool cl_stash_put(struct cl_stash *stash, struct cl_stash_chain *chain, uint32_t offset, bool last,
+bool cl_stash_put(struct cl_stash *stash, struct cl_stash_chain *chain, uint32_t offset, uint8_t flags,
                   const uint8_t *payload, uint16_t length);
 /* The first packet of the chain, or NULL. It is the caller's until cl_stash_release. */
 struct cl_stash_packet *cl_stash_take(struct cl_stash_chain *chain);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/bounded.h"
 #include "core/endpoint_state.h"
 #include "core/packet.h"
 
@@ -47,6 +48,9 @@ struct half {
     uint32_t length;
     struct half *other; /* the sender's side of a receive: not yet posted if it is there and has no buffer */
     bool sends, posted;
+    struct cl_qos qos; /* a third of the messages may lose packets */
+    bool ended_well;
+    uint32_t lost; /* then: its packets that were not counted, a bit each */
 };
 
 struct conversation {
@@ -97,10 +101,10 @@ static void post(struct conversation *c, struct half *half)
     half->open = true;
     struct cl_endpoint *endpoint = c->endpoints[half->self];
     struct cl_sink sink = {.target = half->buffer};
-    int status = half->sends
-                     ? cl_endpoint_post_send(endpoint, half->peer, half->id, half->buffer, half->length,
-                                             (uint8_t)(half->id.sequence % 8), c->now_us, half)
-                     : cl_endpoint_post_receive(endpoint, half->peer, half->id, sink, half->length, c->now_us, half);
+    int status = half->sends ? cl_endpoint_post_bounded_send(endpoint, half->peer, half->id, half->buffer, half->length,
+                                                             &half->qos, c->now_us, half)
+                             : cl_endpoint_post_bounded_receive(endpoint, half->peer, half->id, sink, half->length,
+                                                                &half->qos, c->now_us, half);
     HOLDS(status == CL_OK || c->ended || c->insider);
     if (status != CL_OK)
         close_half(half);
@@ -115,11 +119,14 @@ static void post_message(struct conversation *c)
     uint16_t from = (uint16_t)(what % ENDPOINTS), to = (uint16_t)((from + 1 + what / 4 % (ENDPOINTS - 1)) % ENDPOINTS);
     struct cl_message_id id = {1 + what / 16 % GROUPS, ++c->sequence, what / 64 % 2};
     struct half *sender = &c->halves[c->half_count++], *receiver = &c->halves[c->half_count++];
-    *sender = (struct half){.self = from, .peer = to, .id = id, .length = length, .sends = true};
-    *receiver = (struct half){.self = to, .peer = from, .id = id, .length = length};
+    uint32_t sides = take(c);
+    struct cl_qos qos = {.priority = (uint8_t)(id.sequence % 8), .loss_ppm = sides / 4 % 3 == 2 ? 300000 : 0};
+    if (sides / 16 % 4 == 3)
+        qos.protect_first = qos.protect_last = 1;
+    *sender = (struct half){.self = from, .peer = to, .id = id, .length = length, .sends = true, .qos = qos};
+    *receiver = (struct half){.self = to, .peer = from, .id = id, .length = length, .qos = qos};
     sender->other = receiver;
     receiver->other = sender;
-    uint32_t sides = take(c);
     if (sides % 4 != 1)
         post(c, sender);
     if (sides % 4 != 2)
@@ -135,14 +142,33 @@ static void post_rest(struct conversation *c, uint32_t most)
         }
 }
 
+/* What a message lost is within its bound and not protected, and both sides say the same. */
+static void check_lost(struct half *half, const struct cl_completion *completion)
+{
+    uint32_t payload = cl_packet_payload_bytes(DATAGRAM_BYTES), packets = (half->length + payload - 1) / payload;
+    half->lost = 0;
+    for (uint32_t i = 0; i < completion->missing_count; i++)
+        for (uint64_t at = completion->missing[i].start; at < completion->missing[i].end; at += payload)
+            half->lost |= 1u << at / payload;
+    half->ended_well = true;
+    HOLDS((uint32_t)__builtin_popcount(half->lost) <= cl_bounded_budget(packets, half->qos.loss_ppm));
+    HOLDS(!half->qos.protect_first || !(half->lost & (1u | 1u << (packets - 1))));
+    HOLDS(!half->other->ended_well || half->other->lost == half->lost);
+    conversation_counters.messages_stopped += half->lost != 0;
+}
+
 static void on_completion(struct conversation *c, const struct cl_completion *completion)
 {
     struct half *half = completion->context;
     HOLDS(half->open && half->peer == completion->peer);
     if (completion->status == CL_OK) {
         conversation_counters.messages_done++;
-        for (uint32_t i = 0; i < half->length && !half->sends && !c->insider; i++)
-            HOLDS(half->buffer[i] == content(half, i));
+        if (!c->insider)
+            check_lost(half, completion);
+        for (uint32_t i = 0; i < half->length && !half->sends && !c->insider; i++) {
+            bool lost = half->lost >> i / cl_packet_payload_bytes(DATAGRAM_BYTES) & 1;
+            HOLDS(half->buffer[i] == (lost ? 0 : content(half, i)));
+        }
     } else {
         conversation_counters.messages_failed++;
         conversation_counters.peers_lost += completion->status == CL_EPEERLOST;
@@ -382,6 +408,11 @@ static void give_made_up(struct conversation *c, bool sealed)
         packet.offset = take(c) % 20 | (take(c) % 4) << 16;
         packet.length = (uint16_t)(4 * ((packet.offset & 0xFFFF) + (packet.offset >> 16)));
         length = packet.length;
+    } else if (packet.kind == CL_PACKET_PROBE) {
+        packet.length = (uint16_t)(length = CL_PROBE_BYTES);
+    } else if (packet.kind == CL_PACKET_STOP && shape & 128) { /* of a message as short as ours are */
+        packet.length = (uint16_t)(length %= 4);
+        packet.offset = 0;
     }
     for (uint32_t i = 0; i < length; i++)
         bytes[CL_PACKET_HEAD_BYTES + i] = (uint8_t)(i % 2 && packet.kind == CL_PACKET_ACK ? 0 : take(c));

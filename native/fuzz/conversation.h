@@ -6,7 +6,8 @@
  * messages, cancel, abort; let time pass. What must hold is checked on the way, and ends the process when it does not:
  *  - a packet that is damaged, made up, redirected or repeated changes one counter of its receiver, and nothing else;
  *  - memory stays within its bounds; buffers are not touched once their message is complete or cancelled;
- *  - as long as no insider took part, every message completes, with the right bytes, or its peer is lost.
+ *  - as long as no insider took part, every message completes, with the right bytes, or its peer is lost; one with a
+ *    bound without the same packets on both sides, and no more than that.
  */
 #ifndef CL_FUZZ_CONVERSATION_H
 #define CL_FUZZ_CONVERSATION_H
@@ -21,7 +22,7 @@ struct conversation_counters {
     uint64_t genuine, rejected, insider;
     /* of all endpoints */
     uint64_t received, foreign, forged, replayed, stashed, refused, duplicate, retransmitted, lost, acks, probes;
-    uint64_t messages_done, messages_failed, messages_cancelled, peers_lost, aborts;
+    uint64_t messages_done, messages_stopped, messages_failed, messages_cancelled, peers_lost, aborts;
 };
 extern struct conversation_counters conversation_counters;
 

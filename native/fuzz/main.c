@@ -79,6 +79,7 @@ static void print(const struct conversation_counters *c, double seconds)
     SHOW(acks);
     SHOW(probes);
     SHOW(messages_done);
+    SHOW(messages_stopped);
     SHOW(messages_failed);
     SHOW(messages_cancelled);
     SHOW(peers_lost);

@@ -88,9 +88,13 @@ enum cl_buffer {
     CL_STAGING = 3, /* the staging memory of rank `peer`, mapped by every rank of its host */
 };
 
+/* May lose packets, up to the bound of the operation: for SEND and the RECV at its other end. */
+enum cl_step_flags { CL_STEP_BOUNDED = 1 };
+
 /* One step of a plan. A step is ready when `dependencies` other steps that name it as successor are done. */
 struct cl_step {
-    uint32_t kind;            /* enum cl_step_kind */
+    uint16_t kind;            /* enum cl_step_kind */
+    uint16_t flags;           /* enum cl_step_flags */
     uint32_t peer;            /* group rank (CL_SCALE: the divisor); for CL_STAGING, whose staging */
     uint32_t source;          /* enum cl_buffer */
     uint32_t target;          /* enum cl_buffer */
@@ -102,6 +106,34 @@ struct cl_step {
     uint32_t successor_first; /* this step's slice of the plan's successor array */
     uint32_t successor_count;
 };
+
+struct cl_range {
+    uint64_t start;
+    uint64_t end; /* one past the last */
+};
+
+/* What becomes of contributions to a reduction that did not arrive. */
+enum cl_treatment {
+    CL_FEEDBACK = 0, /* counted as nothing; their owners learn of it (cl_operation_missing) and can add them later */
+    CL_RESCALE = 1,  /* each range of the result is the sum of what arrived times n / (number of those); for SUM */
+    CL_ZERO = 2,     /* counted as nothing */
+};
+enum { CL_LOSS_PPM_MAX = 500000 };
+
+/* How a transfer is to be made. All zero: reliable, most urgent. The ranks must agree. */
+struct cl_qos {
+    uint8_t priority;     /* 0 (first) to 7 */
+    uint8_t treatment;    /* enum cl_treatment */
+    uint32_t loss_ppm;    /* of a message's packets, rounded down, this many in a million may be missing at its end */
+    uint64_t deadline_us; /* from the start; later a message within its bound waits no more for what stalls; 0: none */
+    /* Packets that may not be lost: of each message so many at its start and end, and those with a byte whose bit in
+     * `protect` is set: bit (o / protect_bytes) for the byte at offset o of the map's range. A message, or for an
+     * operation CL_INPUT, begins at protect_offset of it. The map belongs to the engine like a buffer. */
+    uint32_t protect_first, protect_last;
+    const uint64_t *protect; /* may be NULL */
+    uint64_t protect_bytes, protect_offset;
+};
+
 typedef struct cl_plan cl_plan;
 typedef struct cl_engine cl_engine;
 typedef struct cl_group cl_group;
@@ -154,6 +186,7 @@ struct cl_engine_options {
     uint32_t auth;                /* enum cl_auth */
     uint32_t mem_loss_ppm;        /* mem: share of datagrams dropped, parts per million */
     uint32_t mem_seed;
+    uint32_t mark;            /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
     const char *ofi_provider; /* ofi: libfabric's name of it; NULL or empty: its first */
 };
 
@@ -168,6 +201,8 @@ int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
  * CL_ADDRESS_BYTES; empty where it is the numeric address itself. */
 enum { CL_ADDRESS_BYTES = 256 };
 int cl_engine_address(cl_engine *engine, uint32_t index, char *text);
+/* What a full packet carries. */
+uint32_t cl_engine_packet_bytes(cl_engine *engine);
 /* Names this process within its job, whose key of 16 bytes its ranks share as a secret; once, before the first group.
  * The same values again are accepted. */
 int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch);
@@ -184,6 +219,7 @@ struct cl_engine_stats {
     uint64_t packets_foreign, packets_forged, packets_replayed; /* dropped: of other jobs, wrong tag, seen before */
     uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
     uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
+    uint64_t packets_given_up, packets_late, messages_stopped;
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
 
@@ -227,6 +263,16 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
 /* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
 int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
            uint64_t timeout_us);
+/* As cl_submit, and the steps marked CL_STEP_BOUNDED may lose packets, as `qos` says; its deadline_us counts from the
+ * start of the operation, and UINT64_MAX means one that follows the plan's latest runs. Sums of floating-point numbers
+ * only: else CL_EINVAL, as for a bound above CL_LOSS_PPM_MAX or an unknown treatment. */
+int cl_submit_bounded(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op,
+                      const struct cl_qos *qos, uint64_t timeout_us, cl_operation **operation);
+/* Once it is done and well: the ranges of CL_INPUT that were not counted, in order. Fills up to `capacity`, returns how
+ * many there are, or CL_EAGAIN while the operation is in flight. */
+int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
+/* Likewise: the ranges of CL_OUTPUT that kept their former value, where results may be lost, too. */
+int cl_operation_stale(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
 /* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received
  * in the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
  * CL_EMISMATCH. `rank` is the other one, never this one; tags are below UINT32_MAX. A send is done when all of it is

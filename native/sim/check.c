@@ -5,6 +5,7 @@
 #include "core/endpoint_state.h"
 #include "core/packet.h"
 #include "kernels/reduce.h"
+#include "sim/account.h"
 #include "sim/element.h"
 #include "sim/memory.h"
 
@@ -24,7 +25,7 @@ static const struct sim_shape *shape_of(const struct sim_world *world, uint32_t 
     return &world->plans->shapes[world->scenario->calls[call].shape];
 }
 
-static int64_t value_of(const struct sim_world *world, uint32_t call, uint32_t rank, uint64_t index)
+int64_t sim_check_value(const struct sim_world *world, uint32_t call, uint32_t rank, uint64_t index)
 {
     const struct sim_call *what = &world->scenario->calls[call];
     return sim_element_value(what->dtype, what->op, shape_of(world, call)->world, rank, world->scenario->seed + call,
@@ -36,7 +37,7 @@ static void fill(const struct sim_world *world, uint32_t call, uint32_t rank, ui
     enum cl_dtype dtype = world->scenario->calls[call].dtype;
     size_t size = cl_dtype_size(dtype);
     for (uint64_t i = 0; i < bytes / size; i++)
-        sim_element_write(dtype, input + i * size, value_of(world, call, rank, i), 1);
+        sim_element_write(dtype, input + i * size, sim_check_value(world, call, rank, i), 1);
 }
 
 /* The reduction over all ranks, element by element. */
@@ -47,9 +48,9 @@ static uint8_t *reduce_all(const struct sim_world *world, uint32_t call)
     size_t size = cl_dtype_size(what->dtype);
     uint8_t *reduced = sim_new(shape->input_bytes, 1);
     for (uint64_t i = 0; i < shape->input_bytes / size; i++) {
-        int64_t value = value_of(world, call, 0, i);
+        int64_t value = sim_check_value(world, call, 0, i);
         for (uint32_t rank = 1; rank < shape->world; rank++)
-            value = sim_element_reduce(what->dtype, what->op, value, value_of(world, call, rank, i));
+            value = sim_element_reduce(what->dtype, what->op, value, sim_check_value(world, call, rank, i));
         sim_element_write(what->dtype, reduced + i * size, value, shape->average ? shape->world : 1);
     }
     return reduced;
@@ -155,9 +156,13 @@ void sim_check_ended(struct sim_world *world, struct sim_operation *operation)
     world->ended_ns = sim_world_now_ns(world);
     if (operation->status == CL_OK) {
         world->counts.operations_ok++;
-        if (!is_mismatched(world, operation->call))
+        if (is_mismatched(world, operation->call))
+            ; /* it means nothing */
+        else if (world->scenario->calls[operation->call].bound.loss_ppm > 0)
+            sim_account_keep(world, operation);
+        else
             check_result(world, operation);
-        rank->expected_bytes += receives(world, operation);
+        rank->expected_bytes += receives(world, operation) - sim_account_absent(operation);
     } else {
         world->counts.operations_failed++;
         if (!may_fail_with(world->scenario->story, operation->status))
@@ -387,6 +392,9 @@ void sim_check_end(struct sim_world *world)
     for (uint32_t i = 0; i < world->scenario->world && world->failure[0] == 0; i++)
         if (!world->ranks[i].dead)
             check_rank(world, &world->ranks[i]);
+    for (uint32_t call = 0; call < world->scenario->call_count && world->failure[0] == 0; call++)
+        if (world->scenario->calls[call].bound.loss_ppm > 0)
+            sim_account_check(world, call);
     if (world->failure[0] == 0)
         check_absent(world);
 }

@@ -6,6 +6,8 @@
 
 #include "sim/world.h"
 
+/* What a rank contributes to a call. */
+int64_t sim_check_value(const struct sim_world *world, uint32_t call, uint32_t rank, uint64_t index);
 /* Fills a rank's buffers for a call. */
 void sim_check_prepare(struct sim_world *world, struct sim_operation *operation);
 /* An operation ended: its result is right, or its error is one that this story allows. Its buffers are the caller's

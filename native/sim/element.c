@@ -37,6 +37,13 @@ enum cl_dtype sim_element_dtype(uint32_t itemsize, uint64_t n)
     return CL_U8;
 }
 
+enum cl_dtype sim_element_float(uint32_t itemsize, uint64_t n)
+{
+    while (!KINDS[sim_element_dtype(itemsize, n)].is_float)
+        n++;
+    return sim_element_dtype(itemsize, n);
+}
+
 int64_t sim_element_value(enum cl_dtype dtype, enum cl_op op, uint32_t ranks, uint32_t rank, uint64_t seed,
                           uint64_t index)
 {

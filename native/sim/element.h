@@ -18,6 +18,8 @@ int64_t sim_element_reduce(enum cl_dtype dtype, enum cl_op op, int64_t left, int
 void sim_element_write(enum cl_dtype dtype, void *to, int64_t value, uint32_t divisor);
 /* A dtype of this size, the n-th of them. */
 enum cl_dtype sim_element_dtype(uint32_t itemsize, uint64_t n);
+/* The same, of floats only, of which there are some with 2, 4 and 8 bytes. */
+enum cl_dtype sim_element_float(uint32_t itemsize, uint64_t n);
 const char *sim_element_name(enum cl_dtype dtype);
 
 #endif

@@ -79,6 +79,11 @@ static void tell_peers(struct sim_member *member, int reason)
 static void finish(struct sim_member *member, struct sim_operation *operation, int status)
 {
     struct sim_rank *rank = member->rank;
+    if (status == CL_OK) {
+        struct cl_missing *missing = cl_executor_missing(operation->executor);
+        operation->missing = *missing;
+        *missing = (struct cl_missing){0};
+    }
     cl_executor_destroy(operation->executor);
     operation->executor = NULL;
     operation->state = SIM_ENDED;
@@ -167,7 +172,8 @@ static int start(struct sim_member *member, struct sim_operation *operation)
                                         .peers = member->peers,
                                         .group = member->group + 1,
                                         .sequence = operation->sequence,
-                                        .priority = call->priority};
+                                        .priority = call->priority,
+                                        .bound = call->bound};
     int status = cl_executor_create(&config, &operation->executor);
     if (status == CL_OK)
         cl_executor_set_owner(operation->executor, operation);

@@ -29,6 +29,8 @@ struct sim_operation {
     uint64_t deadline_us;
     uint32_t sequence, host_base, host_gate, host_parity;
     struct cl_executor *executor;
+    struct cl_missing missing; /* with a bound, once it ended well: see account.h */
+    uint8_t *result;           /* likewise: its output */
     struct sim_operation *next;
 };
 

@@ -12,7 +12,7 @@
 
 #include "commlayer.h"
 
-enum { SIM_PLANS_VERSION = 1, SIM_NAME_BYTES = 24, SIM_ALL_RANKS = UINT32_MAX };
+enum { SIM_PLANS_VERSION = 2, SIM_NAME_BYTES = 24, SIM_ALL_RANKS = UINT32_MAX };
 
 /* The records of the file, little-endian; `*_at` are offsets from its start. */
 struct sim_plans_head {
@@ -34,8 +34,8 @@ struct sim_shape {
     uint64_t numel;
     uint64_t input_bytes, output_bytes; /* per rank, the largest of all ranks */
     uint32_t in_place;                  /* INPUT and OUTPUT are the same memory */
-    uint32_t unused;
-    uint64_t parts_at; /* a struct sim_part per rank */
+    uint32_t loss_ppm;                  /* bound on what contributions may be lost; 0: none */
+    uint64_t parts_at;                  /* a struct sim_part per rank */
 };
 
 struct sim_part {

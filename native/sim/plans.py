@@ -34,7 +34,7 @@ if importlib.util.find_spec("commlayer.plans.delivery"):
 
 Hosts = tuple[tuple[int, ...], ...]
 
-VERSION = 1
+VERSION = 2
 ALL = 0xFFFFFFFF
 HEAD = struct.Struct("<8sIIIIQQ")
 LAYOUT = struct.Struct("<IIQII")
@@ -68,6 +68,7 @@ class Shape(NamedTuple):
     average: bool
     root: int
     settings: Settings
+    loss_ppm: int = 0
 
 
 class Clause(NamedTuple):
@@ -93,7 +94,7 @@ def meaning(shape: Shape, rank: int, world: int) -> Meaning:
     length = shape.numel * shape.itemsize
     match shape.collective:
         case "all_reduce":
-            return Meaning(length, length, True, [Clause(0, 0, length, ALL)])
+            return Meaning(length, length, not shape.settings.bounded, [Clause(0, 0, length, ALL)])
         case "reduce":
             return Meaning(length, length, True, [Clause(0, 0, length, ALL)] if rank == shape.root else [])
         case "broadcast":
@@ -164,6 +165,21 @@ def sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
     return Shape(collective, min(numel, most), itemsize, average, chance.randrange(world), settings)
 
 
+def bounded_sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
+    """A shape of which contributions may be lost."""
+    world, itemsize = len(hosts), chance.choice((2, 4, 8))
+    numel = chance.choice((100, 5003, 20_000, 65_536, 150_001))
+    settings = Settings(
+        segment_bytes=chance.choice((16 << 10, 64 << 10, 256 << 10)),
+        exchange_limit_bytes=0,  # that plan loses nothing
+        bounded=True,
+        bounded_message_bytes=chance.choice((0, 8 << 10, 64 << 10)),
+    )
+    loss_ppm = chance.choice((20_000, 100_000, 300_000, 500_000))
+    most = 600_000 // (world * itemsize)
+    return Shape(collective, min(numel, most), itemsize, chance.random() < 0.4, 0, settings, loss_ppm)
+
+
 def large(world: int) -> Iterator[Shape]:
     """Shapes that are possible with very many ranks: few messages each, or one rank that all others talk to."""
     ring, direct = (Settings(algorithm=name) for name in ("ring", "direct"))
@@ -188,6 +204,10 @@ def shapes(hosts: Hosts) -> Iterator[Shape]:
         count = 1 if collective == "barrier" else 3 if world in MIDDLE_WORLDS else SAMPLES
         for _ in range(count):
             yield sample(hosts, collective, chance)
+    if len(hosts) == world:
+        for _ in range(3 if world in MIDDLE_WORLDS else SAMPLES):
+            yield bounded_sample(hosts, "all_reduce", chance)
+            yield bounded_sample(hosts, "reduce_scatter", chance)
 
 
 def plans_of(shape: Shape, hosts: Hosts) -> list[Plan]:
@@ -197,6 +217,7 @@ def plans_of(shape: Shape, hosts: Hosts) -> list[Plan]:
         return [delivery_plan(shape, rank, hosts) for rank in range(world)]
     arguments: dict[str, Any] = {**shape._asdict(), "hosts": hosts}
     collective = arguments.pop("collective")
+    del arguments["loss_ppm"]  # how the plan is run, and no part of it
     build = select.plan_for.__wrapped__  # the cache would only fill memory
     return [build(collective, rank=rank, **arguments) for rank in range(world)]
 
@@ -260,7 +281,7 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
         max(means.input_bytes for means in meanings),
         max(means.output_bytes for means in meanings),
         meanings[0].in_place,
-        0,
+        shape.loss_ppm,
         writer.append(b"".join(parts)),
     )
 

@@ -105,6 +105,8 @@ static bool take_completions(struct sim_rank *rank)
     struct cl_completion completion;
     while (cl_endpoint_next_completion(rank->endpoint, &completion)) {
         any = true;
+        if (completion.missing_count > 0)
+            cl_executor_missed(completion.context, completion.missing, completion.missing_count);
         const struct cl_executor *executor = cl_executor_complete(completion.context, completion.status);
         const struct sim_operation *operation = cl_executor_owner(executor);
         sim_trace_say(&rank->world->trace, "rank %u: call %u, a message with %u: %s", rank->id, operation->call,
@@ -411,6 +413,8 @@ void sim_rank_free(struct sim_rank *rank)
         if (rank->operations[call].output != rank->operations[call].input)
             free(rank->operations[call].output);
         free(rank->operations[call].input);
+        free(rank->operations[call].result);
+        cl_missing_free(&rank->operations[call].missing);
     }
     cl_endpoint_destroy(rank->endpoint);
     free(rank->batch);

@@ -220,6 +220,19 @@ static void add_group(struct draw *draw, bool part)
     }
 }
 
+static void draw_bound(struct draw *draw, struct sim_call *call, const struct sim_shape *shape)
+{
+    static const uint64_t DEADLINES_US[] = {0, 0, 1, 1000, 20000};
+    call->dtype = sim_element_float(shape->itemsize, below(draw, 2));
+    call->op = CL_SUM;
+    /* Sums that are scaled up to the number of ranks are rounded on the way: not those. */
+    call->bound = (struct cl_qos){.treatment = shape->average ? CL_RESCALE : (uint8_t)(chance(draw, 0.5) * CL_ZERO),
+                                  .loss_ppm = shape->loss_ppm,
+                                  .deadline_us = DEADLINES_US[below(draw, sizeof DEADLINES_US / sizeof *DEADLINES_US)],
+                                  .protect_first = chance(draw, 0.3) ? (uint32_t)below(draw, 4) : 0,
+                                  .protect_last = chance(draw, 0.3) ? (uint32_t)below(draw, 4) : 0};
+}
+
 static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
 {
     struct sim_scenario *scenario = draw->scenario;
@@ -242,6 +255,8 @@ static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
     call->dtype = sim_element_dtype(shape->itemsize, below(draw, 60));
     call->op = shape->average || chance(draw, 0.5) ? CL_SUM : (enum cl_op)below(draw, 4);
     call->priority = (uint8_t)(chance(draw, 0.5) ? 4 : below(draw, 8));
+    if (shape->loss_ppm > 0)
+        draw_bound(draw, call, shape);
     call->at_ns = at_ns;
     scenario->call_count++;
 }
@@ -533,10 +548,10 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
     for (uint32_t i = 0; i < scenario->call_count; i++) {
         const struct sim_call *call = &scenario->calls[i];
         const struct sim_shape *shape = &plans->shapes[call->shape];
-        fprintf(file, "  call %u at %.6f: group %u, %s of %llu x %s, op %d%s, %s%s, priority %u\n", i,
+        fprintf(file, "  call %u at %.6f: group %u, %s of %llu x %s, op %d%s, %s%s, priority %u, bound %u\n", i,
                 (double)call->at_ns / 1e9, call->group + 1, shape->collective, (unsigned long long)shape->numel,
                 sim_element_name(call->dtype), (int)call->op, shape->average ? " averaged" : "", shape->algorithm,
-                shape->deterministic ? ", deterministic" : "", call->priority);
+                shape->deterministic ? ", deterministic" : "", call->priority, call->bound.loss_ppm);
     }
     for (uint32_t i = 0; i < scenario->fault_count; i++) {
         const struct sim_fault *fault = &scenario->faults[i];

@@ -71,7 +71,8 @@ struct sim_call {
     enum cl_dtype dtype;
     enum cl_op op;
     uint8_t priority;
-    uint64_t at_ns; /* from the start; ranks differ by up to skew_ns, and are later still when they are not done */
+    struct cl_qos bound; /* of what may be lost; all zero: nothing */
+    uint64_t at_ns;      /* from the start; ranks differ by up to skew_ns, and are later still when they are not done */
 };
 
 /* How fast a rank is. */

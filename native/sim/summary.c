@@ -21,6 +21,7 @@ static void add_counts(struct sim_summary *summary, const struct sim_world_count
     all->operations_failed += counts->operations_failed;
     all->strangers += counts->strangers;
     all->turns += counts->turns;
+    all->lost_bytes += counts->lost_bytes;
     for (int i = 0; i < SIM_FAULTS; i++)
         all->faults[i] += counts->faults[i];
     if (counts->most_stash_bytes > all->most_stash_bytes)
@@ -83,8 +84,8 @@ void sim_summary_print(const struct sim_summary *summary, FILE *file)
         fprintf(file, " %s %" PRIu64, sim_fault_name((enum sim_fault_kind)i), counts->faults[i]);
     fprintf(file,
             "; %" PRIu64 " packets of strangers\nmost memory: %" PRIu64 " bytes stashed, %" PRIu64
-            " in flight on a path\nslowest seeds (events):",
-            counts->strangers, counts->most_stash_bytes, counts->most_flight_bytes);
+            " in flight on a path\nlost within bounds: %" PRIu64 " bytes\nslowest seeds (events):",
+            counts->strangers, counts->most_stash_bytes, counts->most_flight_bytes, counts->lost_bytes);
     for (int i = 0; i < SIM_SLOWEST && summary->slowest[i].events > 0; i++)
         fprintf(file, " %" PRIu64 " (%" PRIu64 ")", summary->slowest[i].seed, summary->slowest[i].events);
     fputc('\n', file);

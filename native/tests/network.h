@@ -58,13 +58,15 @@ struct network {
     struct network_link egress[NETWORK_ENDPOINTS_MAX][NETWORK_PATHS_MAX];
     struct network_link ingress[NETWORK_ENDPOINTS_MAX][NETWORK_PATHS_MAX];
     uint64_t delay_ns;
-    double loss, duplication, reordering; /* probabilities */
-    uint64_t reordering_ns;               /* largest extra delay */
-    uint64_t sleep_ns;                    /* hosts sleep up to that long after each run */
+    bool (*drops)(struct network *network, uint32_t from, const struct cl_datagram *datagram); /* losses by choice */
+    double loss, duplication, reordering;                                                      /* probabilities */
+    uint64_t reordering_ns;                                                                    /* largest extra delay */
+    uint64_t sleep_ns; /* hosts sleep up to that long after each run */
     struct network_packet **heap;
     uint32_t heap_count, heap_capacity;
     struct network_packet *spare;
     uint64_t packets, drops_full, drops_random, wire_bytes;
+    void *argument; /* for `drops` */
 };
 
 /* xorshift64*: in [0, 1) */
@@ -172,7 +174,7 @@ static inline void network_emit(struct network *network, uint32_t from, const st
     uint64_t at_ns;
     if (!network_pass(network, &network->egress[from][datagram->path], length, network->now_ns, &at_ns))
         return;
-    if (network_random(network) < network->loss) {
+    if (network_random(network) < network->loss || (network->drops && network->drops(network, from, datagram))) {
         network->drops_random++;
         return;
     }

@@ -278,6 +278,105 @@ static void test_open_and_close(void)
     CHECK_EQ(open_descriptors(), before);
 }
 
+/* ---- bounded loss ---- */
+
+struct lossy_call {
+    struct team *team;
+    uint32_t rank;
+    uint64_t deadline_us;
+    float input[WORDS], output[WORDS];
+    cl_operation *operation;
+};
+
+static void *lossy_work(void *argument)
+{
+    struct lossy_call *call = argument;
+    struct cl_qos qos = {.priority = 4, .loss_ppm = 500000, .deadline_us = call->deadline_us};
+    CHECK_EQ(cl_submit_bounded(call->team->groups[call->rank], call->team->plans[call->rank], call->input, call->output,
+                               CL_F32, CL_SUM, &qos, PATIENCE_US, &call->operation),
+             CL_OK);
+    CHECK_EQ(cl_operation_wait(call->operation, 0), CL_OK);
+    return NULL;
+}
+
+/* What one rank says was not counted is what the other one's result lacks. */
+static uint32_t check_lossy(const struct lossy_call *of, const struct lossy_call *at)
+{
+    struct cl_range ranges[16];
+    int count = cl_operation_missing(of->operation, ranges, 16);
+    CHECK(count >= 0 && count <= 16);
+    uint32_t wrong = 0, missing = 0;
+    for (uint32_t i = 0; i < WORDS; i++) {
+        bool counted = true;
+        for (int r = 0; r < count; r++)
+            counted = counted && (4 * i < ranges[r].start || 4 * i >= ranges[r].end);
+        missing += !counted;
+        wrong += at->output[i] != at->input[i] + (counted ? of->input[i] : 0);
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(cl_operation_stale(of->operation, ranges, 16), 0);
+    return missing;
+}
+
+static void test_bounded_loss(void)
+{
+    struct world world = open_world(2, "mem", 100000);
+    struct team team = open_team(&world, 1, false);
+    uint32_t missing = 0;
+    for (uint32_t rank = 0; rank < 2; rank++)
+        for (uint32_t i = 0; i < team.plans[rank]->step_count; i++)
+            if (team.plans[rank]->steps[i].kind <= CL_RECV_REDUCE)
+                team.plans[rank]->steps[i].flags = CL_STEP_BOUNDED;
+    for (uint32_t round = 0; round < 60; round++) {
+        struct lossy_call calls[2] = {{.team = &team, .rank = 0}, {.team = &team, .rank = 1}};
+        pthread_t threads[2];
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            calls[rank].deadline_us = round % 3 == 0 ? 0 : UINT64_MAX; /* none, or that of the pace */
+            for (uint32_t i = 0; i < WORDS; i++)
+                calls[rank].input[i] = (float)(1 + rank + round + i);
+            pthread_create(&threads[rank], NULL, lossy_work, &calls[rank]);
+        }
+        for (uint32_t rank = 0; rank < 2; rank++)
+            pthread_join(threads[rank], NULL);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            missing += check_lossy(&calls[rank], &calls[1 - rank]);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            cl_operation_release(calls[rank].operation);
+    }
+    CHECK(missing > 0);
+    struct cl_engine_stats stats;
+    CHECK_EQ(cl_engine_read_stats(world.engines[0], &stats), CL_OK);
+    CHECK(stats.packets_given_up > 0);
+    CHECK(stats.messages_stopped > 0);
+    close_team(&team);
+    close_world(&world);
+}
+
+static void test_bounds_that_are_refused(void)
+{
+    struct world world = open_world(2, "mem", 0);
+    struct team team = open_team(&world, 1, false);
+    uint64_t map = 0;
+    struct cl_qos good = {.loss_ppm = 1000}, much = {.loss_ppm = CL_LOSS_PPM_MAX + 1}, odd = {.loss_ppm = 1},
+                  map_of_nothing = {.loss_ppm = 1, .protect = &map}, class_8 = {.loss_ppm = 1, .priority = 8};
+    odd.treatment = CL_ZERO + 1;
+    const struct {
+        const struct cl_qos *qos;
+        int dtype, op;
+    } BAD[] = {{&good, CL_I32, CL_SUM}, {&good, CL_F32, CL_MAX},           {&much, CL_F32, CL_SUM},
+               {&odd, CL_F32, CL_SUM},  {&map_of_nothing, CL_F32, CL_SUM}, {&class_8, CL_F32, CL_SUM},
+               {NULL, CL_F32, CL_SUM}};
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        cl_operation *operation = NULL;
+        CHECK_EQ(cl_submit_bounded(team.groups[0], team.plans[0], &map, &map, BAD[i].dtype, BAD[i].op, BAD[i].qos,
+                                   PATIENCE_US, &operation),
+                 CL_EINVAL);
+        CHECK(operation == NULL);
+    }
+    close_team(&team);
+    close_world(&world);
+}
+
 int main(void)
 {
     RUN(test_open_errors);
@@ -287,5 +386,7 @@ int main(void)
     RUN(test_no_wake_up_is_lost);
     RUN(test_messages_that_came_early);
     RUN(test_open_and_close);
+    RUN(test_bounded_loss);
+    RUN(test_bounds_that_are_refused);
     return CHECK_REPORT();
 }

@@ -2,6 +2,7 @@
  * network, arrays are the shared memory. */
 #include "check.h"
 #include "core/executor.h"
+#include "core/packet.h"
 #include "draft.h"
 
 #include <stdlib.h>
@@ -235,11 +236,23 @@ static void test_several_awaits(void)
 struct network {
     struct cl_endpoint *endpoints[2];
     uint64_t now_us;
+    uint32_t deaf_from; /* not 0: of what endpoint 0 sends only data before this offset arrives, and only
+                         * acknowledgements the other way */
 };
+
+static bool arrives(const struct network *network, size_t from, const struct cl_datagram *datagram)
+{
+    if (!network->deaf_from)
+        return true;
+    if (from == 1)
+        return (datagram->head[2] & 0x0F) == CL_PACKET_ACK;
+    return datagram->payload_length > 0 && cl_load_u32(datagram->head + 20) < network->deaf_from;
+}
 
 static void open_network(struct network *network)
 {
     network->now_us = 1;
+    network->deaf_from = 0;
     for (uint16_t i = 0; i < 2; i++) {
         struct cl_endpoint_config config = {.job = 7,
                                             .self = i,
@@ -264,6 +277,8 @@ static void pump(struct network *network)
         while ((count = cl_endpoint_send(network->endpoints[i], network->now_us, datagrams, 8)) > 0) {
             for (size_t j = 0; j < count; j++) {
                 uint8_t bytes[2048];
+                if (!arrives(network, i, &datagrams[j]))
+                    continue;
                 memcpy(bytes, datagrams[j].head, datagrams[j].head_length);
                 if (datagrams[j].payload_length > 0)
                     memcpy(bytes + datagrams[j].head_length, datagrams[j].payload, datagrams[j].payload_length);
@@ -275,8 +290,11 @@ static void pump(struct network *network)
     }
     for (size_t i = 0; i < 2; i++) {
         struct cl_completion completion;
-        while (cl_endpoint_next_completion(network->endpoints[i], &completion))
+        while (cl_endpoint_next_completion(network->endpoints[i], &completion)) {
+            if (completion.missing_count > 0)
+                cl_executor_missed(completion.context, completion.missing, completion.missing_count);
             cl_executor_complete(completion.context, completion.status);
+        }
     }
 }
 
@@ -362,6 +380,76 @@ static void test_receive_copy(void)
     close_network(&network);
 }
 
+/* The owner gets 60 of 100 packets before its deadline, and never hears from the sender again. */
+static void test_a_deadline_and_what_is_absent(void)
+{
+    enum { PAYLOAD = 1432, PACKETS = 100, ARRIVE = 60, COUNT = PACKETS * PAYLOAD / 4, HERE = ARRIVE * PAYLOAD / 4 };
+    static uint32_t input[2][COUNT], output[COUNT];
+    static const uint32_t TREATMENTS[] = {CL_RESCALE, CL_ZERO};
+    for (size_t t = 0; t < 2; t++) {
+        struct network network;
+        open_network(&network);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            input[0][i] = 2 * i;
+            input[1][i] = 4 * i;
+        }
+        struct draft sender = {.world_size = 2, .input_bytes = sizeof input[0]};
+        struct cl_step step = {.kind = CL_SEND, .flags = CL_STEP_BOUNDED, .peer = 1, .length = sizeof input[0]};
+        draft_add(&sender, step, DRAFT_NONE);
+        struct draft owner = {
+            .rank = 1, .world_size = 2, .input_bytes = sizeof input[1], .output_bytes = sizeof output};
+        step = (struct cl_step){.kind = CL_COPY, .peer = 1, .target = CL_OUTPUT, .length = sizeof output};
+        uint32_t last = draft_add(&owner, step, DRAFT_NONE);
+        step = (struct cl_step){
+            .kind = CL_RECV_REDUCE, .flags = CL_STEP_BOUNDED, .target = CL_OUTPUT, .length = sizeof output};
+        last = draft_add(&owner, step, last);
+        step = (struct cl_step){.kind = CL_SCALE, .peer = 2, .target = CL_OUTPUT, .length = sizeof output};
+        draft_add(&owner, step, last);
+        struct draft *drafts[] = {&sender, &owner};
+        struct cl_executor *executors[2];
+        cl_plan *plans[2];
+        for (uint16_t rank = 0; rank < 2; rank++) {
+            plans[rank] = draft_finish(drafts[rank]);
+            struct cl_executor_config config = {
+                .plan = plans[rank],
+                .input = (uint8_t *)input[rank],
+                .output = (uint8_t *)output,
+                .arithmetic = ARITHMETIC,
+                .endpoint = network.endpoints[rank],
+                .peers = PEERS,
+                .group = 3,
+                .bound = {.loss_ppm = 500000, .treatment = (uint8_t)TREATMENTS[t], .deadline_us = 10000}};
+            CHECK_EQ(cl_executor_create(&config, &executors[rank]), CL_OK);
+        }
+        network.deaf_from = ARRIVE * PAYLOAD;
+        enum cl_progress progress = CL_PROGRESS_MORE;
+        uint64_t start_us = network.now_us;
+        while (progress != CL_PROGRESS_DONE && network.now_us < start_us + 100000) {
+            cl_executor_poll(executors[0], SIZE_MAX, network.now_us);
+            progress = cl_executor_poll(executors[1], SIZE_MAX, network.now_us);
+            pump(&network);
+        }
+        CHECK_EQ(progress, CL_PROGRESS_DONE);
+        CHECK(network.now_us >= start_us + 10000 && network.now_us < start_us + 20000);
+        CHECK_EQ(cl_executor_missing(executors[1])->absent_count, 1);
+        CHECK_EQ(cl_executor_missing(executors[1])->absent[0].start, ARRIVE * PAYLOAD);
+        for (uint32_t i = 0; i < COUNT; i++)
+            CHECK_EQ(output[i], i < HERE ? 3 * i : TREATMENTS[t] == CL_RESCALE ? 4 * i : 2 * i);
+        network.deaf_from = 0; /* now the sender hears of it */
+        while (cl_executor_poll(executors[0], SIZE_MAX, network.now_us) != CL_PROGRESS_DONE && network.now_us < 5000000)
+            pump(&network);
+        const struct cl_missing *missing = cl_executor_missing(executors[0]);
+        CHECK_EQ(missing->uncounted.count, 1);
+        CHECK_EQ(missing->uncounted.list[0].start, ARRIVE * PAYLOAD);
+        CHECK_EQ(missing->uncounted.list[0].end, sizeof input[0]);
+        for (size_t rank = 0; rank < 2; rank++) {
+            cl_executor_destroy(executors[rank]);
+            cl_plan_release(plans[rank]);
+        }
+        close_network(&network);
+    }
+}
+
 static void test_failure(void)
 {
     struct network network;
@@ -406,6 +494,7 @@ int main(void)
     RUN(test_several_awaits);
     RUN(test_messages);
     RUN(test_receive_copy);
+    RUN(test_a_deadline_and_what_is_absent);
     RUN(test_failure);
     RUN(test_what_is_missing);
     return CHECK_REPORT();

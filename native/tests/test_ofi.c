@@ -28,7 +28,8 @@ static void keep(void *context, const uint8_t *bytes, size_t length, uint64_t re
 
 static int open_at(const char *const *addresses, uint32_t count, const char *provider, struct cl_wire **wire)
 {
-    struct cl_wire_config config = {addresses, count, DATAGRAM_BYTES, 0, 0, provider};
+    struct cl_wire_config config = {
+        .addresses = addresses, .address_count = count, .datagram_bytes = DATAGRAM_BYTES, .provider = provider};
     return cl_wire_ofi.open(&config, wire);
 }
 
@@ -68,7 +69,7 @@ static struct cl_wire_datagram make(size_t i, uint32_t link, uint32_t payload_le
     static uint8_t heads[MANY][8];
     memset(heads[i], (int)(uint8_t)i, sizeof heads[i]);
     memset(payloads[i], (int)(uint8_t)i, payload_length);
-    return (struct cl_wire_datagram){link, sizeof heads[i], payload_length, heads[i], payloads[i]};
+    return (struct cl_wire_datagram){link, sizeof heads[i], payload_length, heads[i], payloads[i], 0};
 }
 
 static void check_inbox(const struct inbox *inbox, const struct cl_wire_datagram *sent, size_t count)
@@ -159,7 +160,7 @@ static void test_sizes(void)
     CHECK(limit >= DATAGRAM_BYTES && limit <= 9216);
     static uint8_t big[10000];
     struct cl_wire_datagram datagrams[] = {
-        {link, 8, limit - 7, big, big}, make(1, link, 0), {link, 8, limit - 8, big, big}, make(2, link, 1)};
+        {link, 8, limit - 7, big, big, 0}, make(1, link, 0), {link, 8, limit - 8, big, big, 0}, make(2, link, 1)};
     CHECK_EQ(cl_wire_ofi.send(wire, datagrams, 4), 4); /* what no packet can hold is lost, and holds nothing up */
     struct inbox inbox = {0};
     collect(wire, 0, 3, &inbox);

@@ -20,7 +20,7 @@ static const struct cl_packet SAMPLE = {.kind = CL_PACKET_DATA,
 /* The layout is a contract with the dissector and with other machines: byte for byte. */
 static void test_layout(void)
 {
-    static const uint8_t EXPECTED[CL_PACKET_HEAD_BYTES] = {0x43, 0x4C, 0x10, 0x0D, 0x34, 0x12, 0x08, 0x00, 0x04, 0x03,
+    static const uint8_t EXPECTED[CL_PACKET_HEAD_BYTES] = {0x43, 0x4C, 0x20, 0x0D, 0x34, 0x12, 0x08, 0x00, 0x04, 0x03,
                                                            0x02, 0x01, 0x08, 0x07, 0x06, 0x05, 0x0C, 0x0B, 0x0A, 0x09,
                                                            0x10, 0x0F, 0x0E, 0x0D, 0xFE, 0xFF, 0xFF, 0xFF, 0xC7, 0xAB,
                                                            0xCD, 0xAB, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
@@ -61,7 +61,7 @@ static void test_decode_refuses(void)
     static const struct {
         size_t at;
         uint8_t value;
-    } CHANGES[] = {{0, 0}, {1, 0}, {2, 0x20}, {2, 0x10 | CL_PACKET_KINDS}, {6, 7}, {7, 1}};
+    } CHANGES[] = {{0, 0}, {1, 0}, {2, 0x10}, {2, 0x20 | CL_PACKET_KINDS}, {6, 7}, {7, 1}};
     for (size_t i = 0; i < sizeof(CHANGES) / sizeof(CHANGES[0]); i++) {
         memcpy(bad, good, sizeof(good));
         bad[CHANGES[i].at] = CHANGES[i].value;
@@ -99,14 +99,11 @@ static void check_flips(const struct cl_packet *packet, enum cl_auth auth, size_
 
 static void test_seal_covers(void)
 {
-    struct cl_packet data = SAMPLE, ack = SAMPLE, abort = SAMPLE;
-    ack.kind = CL_PACKET_ACK;
-    abort.kind = CL_PACKET_ABORT;
-    check_flips(&data, CL_AUTH_HEADER, 8);
-    check_flips(&data, CL_AUTH_FULL, 0);
-    check_flips(&ack, CL_AUTH_HEADER, 0);
-    check_flips(&ack, CL_AUTH_FULL, 0);
-    check_flips(&abort, CL_AUTH_HEADER, 0);
+    struct cl_packet packet = SAMPLE;
+    for (packet.kind = 0; packet.kind < CL_PACKET_KINDS; packet.kind++) {
+        check_flips(&packet, CL_AUTH_HEADER, packet.kind == CL_PACKET_DATA ? 8 : 0);
+        check_flips(&packet, CL_AUTH_FULL, 0);
+    }
 }
 
 static void test_seal_binds(void)
@@ -135,7 +132,7 @@ static void test_seal_layout(void)
     cl_packet_encode(&SAMPLE, bytes);
     memcpy(bytes + CL_PACKET_HEAD_BYTES, "payload!", 8);
     cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &seal, 0x0203, 0x5FFFFFFFE);
-    static const uint8_t TAG[8] = {0x54, 0x3B, 0xF0, 0x0F, 0x8F, 0xAF, 0x17, 0xA3};
+    static const uint8_t TAG[8] = {0xB9, 0xF9, 0x5D, 0x46, 0x3D, 0x24, 0x39, 0x22};
     CHECK(memcmp(bytes + 32, TAG, sizeof(TAG)) == 0);
 }
 

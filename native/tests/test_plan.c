@@ -113,7 +113,10 @@ static void test_each_field(void)
     REFUSED(4, message = 0);
     REFUSED(4, message = CL_POSTS_LIMIT + 1);
     REFUSED(5, peer = 3);
+    REFUSED(0, flags = CL_STEP_BOUNDED); /* no packets to lose */
+    REFUSED(1, flags = 2);
     struct draft draft = sound();
+    draft.steps[1].flags = CL_STEP_BOUNDED;
     draft.steps[3] = (struct cl_step){.kind = CL_SCALE, .peer = 3, .target = CL_STAGING, .dependencies = 2};
     draft.steps[3].successor_first = draft.steps[2].successor_first + 1;
     draft.steps[3].successor_count = 1;

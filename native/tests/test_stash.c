@@ -9,16 +9,16 @@ static void test_order_and_contents(void)
     struct cl_stash stash;
     struct cl_stash_chain chain = {0};
     cl_stash_init(&stash, 1 << 20, 64);
-    CHECK(cl_stash_put(&stash, &chain, 640, false, (const uint8_t *)"abcdefgh", 8));
-    CHECK(cl_stash_put(&stash, &chain, 0, true, (const uint8_t *)"xyz", 3));
+    CHECK(cl_stash_put(&stash, &chain, 640, 0, (const uint8_t *)"abcdefgh", 8));
+    CHECK(cl_stash_put(&stash, &chain, 0, 8, (const uint8_t *)"xyz", 3));
     struct cl_stash_packet *packet = cl_stash_take(&chain);
     CHECK_EQ(packet->offset, 640);
-    CHECK(!packet->last);
+    CHECK_EQ(packet->flags, 0);
     CHECK(memcmp(packet->payload, "abcdefgh", 8) == 0);
     cl_stash_release(&stash, packet);
     packet = cl_stash_take(&chain);
     CHECK_EQ(packet->length, 3);
-    CHECK(packet->last);
+    CHECK_EQ(packet->flags, 8);
     cl_stash_release(&stash, packet);
     CHECK(!cl_stash_take(&chain));
     CHECK_EQ(stash.used_bytes, 0);
@@ -31,12 +31,12 @@ static void test_limit(void)
     struct cl_stash_chain one = {0}, other = {0};
     cl_stash_init(&stash, 1000, 64);
     uint32_t fit = 0;
-    while (cl_stash_put(&stash, fit % 2 ? &one : &other, 0, false, (const uint8_t *)"12345678", 8))
+    while (cl_stash_put(&stash, fit % 2 ? &one : &other, 0, 0, (const uint8_t *)"12345678", 8))
         fit++;
     CHECK(stash.used_bytes <= 1000);
     CHECK_EQ(fit, 1000 / (sizeof(struct cl_stash_packet) + 64));
     cl_stash_drop(&stash, &one);
-    CHECK(cl_stash_put(&stash, &other, 0, false, (const uint8_t *)"12345678", 8));
+    CHECK(cl_stash_put(&stash, &other, 0, 0, (const uint8_t *)"12345678", 8));
     cl_stash_drop(&stash, &other);
     CHECK_EQ(stash.used_bytes, 0);
     cl_stash_free(&stash);

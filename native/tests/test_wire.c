@@ -41,7 +41,11 @@ static void keep(void *context, const uint8_t *bytes, size_t length, uint64_t re
 
 static struct cl_wire *open_wire(const struct cl_wire_type *type, uint32_t ports, uint32_t loss_ppm)
 {
-    struct cl_wire_config config = {LOCALHOST, ports, DATAGRAM_BYTES, loss_ppm, 1, NULL};
+    struct cl_wire_config config = {.addresses = LOCALHOST,
+                                    .address_count = ports,
+                                    .datagram_bytes = DATAGRAM_BYTES,
+                                    .loss_ppm = loss_ppm,
+                                    .seed = 1};
     struct cl_wire *wire = NULL;
     CHECK_EQ(type->open(&config, &wire), CL_OK);
     return wire;
@@ -71,7 +75,11 @@ static struct cl_wire_datagram make(size_t i, uint32_t link, uint32_t payload_le
     static uint8_t heads[MANY][8];
     memset(heads[i], (int)(uint8_t)i, sizeof heads[i]);
     memset(payloads[i], (int)(uint8_t)i, payload_length);
-    return (struct cl_wire_datagram){link, sizeof heads[i], payload_length, heads[i], payloads[i]};
+    return (struct cl_wire_datagram){.link = link,
+                                     .head_length = sizeof heads[i],
+                                     .payload_length = payload_length,
+                                     .head = heads[i],
+                                     .payload = payloads[i]};
 }
 
 static void check_inbox(const struct inbox *inbox, const struct cl_wire_datagram *sent, size_t count)
@@ -195,12 +203,12 @@ static void test_udp_sizes(void)
     struct cl_wire_datagram datagrams[] = {make(1, (uint32_t)link, 0),
                                            make(2, (uint32_t)link, 0),
                                            make(3, (uint32_t)link, 1),
-                                           {(uint32_t)link, 8, 8000, big, big}};
+                                           {(uint32_t)link, 8, 8000, big, big, 0}};
     CHECK_EQ(cl_wire_udp.send(from, datagrams, 4), 4);
     struct inbox inbox = {0};
     collect(&cl_wire_udp, to, 0, 4, &inbox);
     check_inbox(&inbox, datagrams, 4);
-    struct cl_wire_datagram impossible = {(uint32_t)link, 8000, sizeof big, big, big};
+    struct cl_wire_datagram impossible = {(uint32_t)link, 8000, sizeof big, big, big, 0};
     struct cl_wire_datagram pair[] = {impossible, make(4, (uint32_t)link, 5)};
     CHECK_EQ(cl_wire_udp.send(from, pair, 2), 2); /* what no packet can hold is lost, and holds nothing up */
     memset(&inbox, 0, sizeof inbox);
@@ -231,7 +239,7 @@ static void test_udp_strangers(void)
 static void test_udp_ipv6(void)
 {
     const char *const address[] = {"::1"};
-    struct cl_wire_config config = {address, 1, DATAGRAM_BYTES, 0, 0, NULL};
+    struct cl_wire_config config = {.addresses = address, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES};
     struct cl_wire *wire;
     if (cl_wire_udp.open(&config, &wire) != CL_OK) {
         printf("SKIPPED test_udp_ipv6: this machine has no ::1\n");
@@ -251,8 +259,8 @@ static void test_udp_errors(void)
 {
     const char *const nonsense[] = {"127.0.0.1", "not an address"}, *const foreign[] = {"192.0.2.1"};
     struct cl_wire *wire;
-    CHECK_EQ(cl_wire_udp.open(&(struct cl_wire_config){nonsense, 2, DATAGRAM_BYTES, 0, 0, NULL}, &wire), CL_EINVAL);
-    CHECK_EQ(cl_wire_udp.open(&(struct cl_wire_config){foreign, 1, DATAGRAM_BYTES, 0, 0, NULL}, &wire), CL_ESYSTEM);
+    CHECK_EQ(cl_wire_udp.open(&(struct cl_wire_config){.addresses = nonsense, .address_count = 2}, &wire), CL_EINVAL);
+    CHECK_EQ(cl_wire_udp.open(&(struct cl_wire_config){.addresses = foreign, .address_count = 1}, &wire), CL_ESYSTEM);
     wire = open_wire(&cl_wire_udp, 1, 0);
     CHECK_EQ(cl_wire_udp.link(wire, 1, "127.0.0.1", 1), CL_EINVAL);
     CHECK_EQ(cl_wire_udp.link(wire, 0, "127.0.0.1", 0), CL_EINVAL);
@@ -292,6 +300,54 @@ static void test_mem_loss(void)
     cl_wire_mem.close(to); /* letters still inside are freed: the sanitizer sees to it */
 }
 
+/* A plain socket that sees the marks. Each datagram's head says which one it was sent with. */
+static void marks_arrive(bool mark)
+{
+    enum { COUNT = 48 };
+    struct cl_wire_config config = {
+        .addresses = LOCALHOST, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES, .mark = mark};
+    struct cl_wire *wire = NULL;
+    CHECK_EQ(cl_wire_udp.open(&config, &wire), CL_OK);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int fd = socket(AF_INET, SOCK_DGRAM, 0), on = 1;
+    CHECK_EQ(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    CHECK_EQ(setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on), 0);
+    CHECK_EQ(getsockname(fd, (struct sockaddr *)&address, &length), 0);
+    int link = cl_wire_udp.link(wire, 0, LOCALHOST[0], ntohs(address.sin_port));
+    struct cl_wire_datagram datagrams[COUNT];
+    for (size_t i = 0; i < COUNT; i++) {
+        datagrams[i] = make(i / 6 % 2 ? 0xB8 : 0x22, (uint32_t)link, 1000); /* of equal size, in runs of six */
+        datagrams[i].mark = datagrams[i].head[0];
+    }
+    for (size_t sent = 0; sent < COUNT;)
+        sent += cl_wire_udp.send(wire, datagrams + sent, COUNT - sent);
+    for (size_t i = 0; i < COUNT; i++) {
+        uint8_t bytes[DATAGRAM_BYTES];
+        union {
+            struct cmsghdr header;
+            uint8_t bytes[CMSG_SPACE(sizeof(int))];
+        } control;
+        struct iovec piece = {bytes, sizeof bytes};
+        struct msghdr message = {
+            .msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        struct pollfd ready = {.fd = fd, .events = POLLIN};
+        CHECK_EQ(poll(&ready, 1, PATIENCE_MS), 1);
+        CHECK_EQ(recvmsg(fd, &message, MSG_DONTWAIT), 1008);
+        struct cmsghdr *first = CMSG_FIRSTHDR(&message);
+        CHECK(first != NULL && first->cmsg_type == IP_TOS);
+        CHECK_EQ(first ? *CMSG_DATA(first) : 0, mark ? bytes[0] : 0);
+    }
+    close(fd);
+    cl_wire_udp.close(wire);
+}
+
+static void test_udp_marks(void)
+{
+    marks_arrive(true);
+    marks_arrive(false);
+}
+
 static void test_find(void)
 {
     CHECK(cl_wire_find("udp") == &cl_wire_udp);
@@ -311,6 +367,7 @@ int main(void)
     RUN(test_udp_strangers);
     RUN(test_udp_ipv6);
     RUN(test_udp_errors);
+    RUN(test_udp_marks);
     RUN(test_mem);
     RUN(test_mem_loss);
     return CHECK_REPORT();

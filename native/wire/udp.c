@@ -3,6 +3,8 @@
  * link leave as one super-packet (UDP_SEGMENT) where the kernel has it, and come back as one (UDP_GRO): both are probed
  * at open, and segmentation is given up for good when the route refuses it.
  *
+ * Marks (DSCP and ECN bits) go with each message of a batch, so a super-packet has packets of one mark only.
+ *
  * Payloads are never copied here: head and payload go out as two pieces of one message.
  */
 #include "wire/wire.h"
@@ -52,6 +54,7 @@ struct cl_wire {
     sa_family_t families[CL_PORTS_MAX];
     uint32_t port_count;
     bool segmentation;
+    bool marking;
     bool coalescing[CL_PORTS_MAX];
     uint32_t slot_bytes; /* size of one receive buffer */
     struct link *links;
@@ -121,6 +124,9 @@ static int open_port(struct cl_wire *wire, const char *text)
     int off = 0; /* setting it to 0 changes nothing, and says whether the kernel knows it */
     if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &off, sizeof off) != 0)
         wire->segmentation = false;
+    if ((address.ss_family == AF_INET6 ? setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &off, sizeof off)
+                                       : setsockopt(fd, IPPROTO_IP, IP_TOS, &off, sizeof off)) != 0)
+        wire->marking = false;
     wire->families[wire->port_count] = address.ss_family;
     wire->sockets[wire->port_count++] = fd;
     return CL_OK;
@@ -141,6 +147,7 @@ static int udp_open(const struct cl_wire_config *config, struct cl_wire **out)
     if (wire == NULL)
         return CL_ENOMEM;
     wire->segmentation = true;
+    wire->marking = config->mark;
     int status = CL_OK;
     for (uint32_t i = 0; i < config->address_count && status == CL_OK; i++)
         status = open_port(wire, config->addresses[i]);
@@ -208,7 +215,8 @@ static int udp_link(struct cl_wire *wire, uint32_t port, const char *remote_addr
     return (int)wire->link_count++;
 }
 
-/* How many datagrams from the first one can leave as one super-packet: one link, equal sizes, only the last shorter. */
+/* How many datagrams from the first one can leave as one super-packet: one link, one mark, equal sizes, only the last
+ * shorter. */
 static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)
 {
     size_t size = datagrams[0].head_length + datagrams[0].payload_length;
@@ -217,6 +225,8 @@ static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagr
         return 1;
     while (run < count && run < SEGMENTS_MAX && datagrams[run].link == datagrams[0].link) {
         size_t next = datagrams[run].head_length + datagrams[run].payload_length;
+        if (wire->marking && datagrams[run].mark != datagrams[0].mark)
+            break;
         if (next > size || total + next > SUPER_BYTES_MAX)
             break;
         total += next;
@@ -225,6 +235,19 @@ static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagr
             break;
     }
     return run;
+}
+
+/* Appends a control message to those of `message`, in its slot's buffer. */
+static void add_control(struct msghdr *message, union control *buffer, int level, int type, const void *value,
+                        size_t length)
+{
+    size_t used = message->msg_controllen;
+    message->msg_control = buffer;
+    struct cmsghdr control = {.cmsg_level = level, .cmsg_type = type, .cmsg_len = CMSG_LEN(length)};
+    memset(buffer->bytes + used, 0, CMSG_SPACE(length));
+    memcpy(buffer->bytes + used, &control, sizeof control);
+    memcpy(buffer->bytes + used + CMSG_LEN(0), value, length);
+    message->msg_controllen = used + CMSG_SPACE(length);
 }
 
 static void fill_message(struct cl_wire *wire, size_t slot, const struct cl_wire_datagram *datagrams, size_t run)
@@ -241,16 +264,14 @@ static void fill_message(struct cl_wire *wire, size_t slot, const struct cl_wire
     *message = (struct msghdr){
         .msg_name = &link->address, .msg_namelen = link->address_length, .msg_iov = pieces, .msg_iovlen = used};
     wire->out_datagrams[slot] = run;
-    if (run == 1)
-        return;
-    message->msg_control = &wire->out_control[slot];
-    message->msg_controllen = CMSG_SPACE(sizeof(uint16_t));
-    struct cmsghdr *control = CMSG_FIRSTHDR(message);
-    control->cmsg_level = IPPROTO_UDP;
-    control->cmsg_type = UDP_SEGMENT;
-    control->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+    int mark = datagrams[0].mark;
+    bool v6 = link->address.ss_family == AF_INET6;
+    if (wire->marking)
+        add_control(message, &wire->out_control[slot], v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_TCLASS : IP_TOS, &mark,
+                    sizeof mark);
     uint16_t size = (uint16_t)(datagrams[0].head_length + datagrams[0].payload_length);
-    memcpy(CMSG_DATA(control), &size, sizeof size);
+    if (run > 1)
+        add_control(message, &wire->out_control[slot], IPPROTO_UDP, UDP_SEGMENT, &size, sizeof size);
 }
 
 static size_t udp_send(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)

@@ -22,6 +22,7 @@ struct cl_wire_config {
     uint32_t datagram_bytes;
     uint32_t loss_ppm;    /* mem only */
     uint32_t seed;        /* mem only */
+    bool mark;            /* udp only: write each datagram's mark into its IP header */
     const char *provider; /* ofi only: libfabric's name of it; NULL or empty: its first */
 };
 
@@ -30,6 +31,7 @@ struct cl_wire_datagram {
     uint32_t link;
     uint32_t head_length, payload_length;
     const uint8_t *head, *payload;
+    uint8_t mark; /* IPv4's TOS, IPv6's traffic class: DSCP and ECN bits */
 };
 
 /* received_us is the kernel's receive time on the engine's clock (CLOCK_MONOTONIC), 0 where unknown. */

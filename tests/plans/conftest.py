@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commlayer.plans import interpreter
-from commlayer.plans.plan import Buffer, Plan, StepKind
+from commlayer.plans.plan import FIELDS, Buffer, Plan, StepKind
 from commlayer.transport.base import Op
 
 BITWISE: dict[Op, np.ufunc] = {Op.BAND: np.bitwise_and, Op.BOR: np.bitwise_or, Op.BXOR: np.bitwise_xor}
@@ -43,7 +43,7 @@ def check_structure(plans: Sequence[Plan], inputs: Sequence[Array], outputs: Seq
         sizes |= {Buffer.SCRATCH: plan.scratch_bytes, Buffer.STAGING: plan.staging_bytes}
         named = plan.successors.tolist()
         dependencies = Counter(named)
-        for index, step in enumerate(plan.steps.tolist()):
+        for index, step in enumerate(plan.steps[FIELDS].tolist()):
             kind, peer, source, target, source_offset, target_offset, length, message = step[:8]
             assert step[8] == dependencies[index]
             assert all(successor > index for successor in named[step[9] : step[9] + step[10]])

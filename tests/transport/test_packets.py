@@ -31,6 +31,8 @@ FIELDS = st.fixed_dictionaries(
         "priority": st.integers(0, 7),
         "last": st.integers(0, 1),
         "ack_now": st.integers(0, 1),
+        "droppable": st.integers(0, 1),
+        "tail": st.integers(0, 1),
         "source": U16,
         "path": st.integers(0, 15),
         "signature": st.integers(0, 4095),
@@ -84,7 +86,8 @@ def test_python_and_c_agree(
     built = bytes(seal(layer(**fields) / payload, key, destination, auth=auth, number_high=number_high))
 
     names = ("kind", "source", "path", "signature", "epoch", "group", "sequence", "index", "offset", "number")
-    flags = fields["priority"] | fields["last"] << 3 | fields["ack_now"] << 4
+    bits = ("last", "ack_now", "droppable", "tail")
+    flags = fields["priority"] | sum(fields[name] << bit for bit, name in enumerate(bits, 3))
     values = {name: fields[name] for name in names} | {"flags": flags, "length": len(payload)}
     buffer = ffi.new("uint8_t[]", len(built))
     ffi.memmove(buffer + 40, payload, len(payload))

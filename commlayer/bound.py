@@ -1,0 +1,58 @@
+"""`Bound`: what the reductions of a group may lose, as its policy says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from .config import Policy
+from .plans.settings import Settings
+from .tensors import Kind
+from .transport.base import ADAPTIVE_DEADLINE_US, FLOATS, Op, Qos, Treatment
+
+BUDGET_PACKETS = 4
+"""Packets that a message should at least be allowed to lose. With fewer, the number lost is above its bound too often,
+and what exceeds it has to be sent again; with many more, segments are too long to overlap."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """How sums and averages of floating-point numbers are made whose contributions may be lost."""
+
+    settings: Settings
+    """Of their plans."""
+    qos: Qos
+    """Of their operations."""
+    packet_bytes: int
+    """What a full packet carries."""
+
+    @staticmethod
+    def of(policy: Policy, hosts: Sequence[Sequence[int]], packet_bytes: int, settings: Settings) -> Bound | None:
+        """The bound of a group whose reliable plans have `settings`; None: it loses nothing.
+
+        Only networks lose: it takes several hosts, of one rank each. `packet_bytes` is what a full packet carries.
+        """
+        if policy.loss_bound == 0 or len(hosts) == 1 or any(len(ranks) > 1 for ranks in hosts):
+            return None
+        deadline_us = ADAPTIVE_DEADLINE_US
+        if policy.deadline_s is not None:
+            deadline_us = 0 if math.isinf(policy.deadline_s) else max(int(policy.deadline_s * 1e6), 1)
+        qos = Qos(round(policy.loss_bound * 1e6), Treatment[policy.treatment.upper()], deadline_us)
+        bounded = dataclasses.replace(
+            settings,
+            bounded=True,
+            relaxed=policy.consistency == "relaxed",
+            bounded_message_bytes=math.ceil(BUDGET_PACKETS / policy.loss_bound) * packet_bytes,
+        )
+        return Bound(bounded, qos, packet_bytes)
+
+    @property
+    def makes_up_at_once(self) -> bool:
+        """Whether the result makes up for what was lost, so that no caller has to ask."""
+        return self.qos.treatment != Treatment.FEEDBACK
+
+
+def can_lose(kind: Kind) -> bool:
+    """Whether a reduction is of a kind that can do without a part."""
+    return kind.op == Op.SUM and kind.dtype in FLOATS

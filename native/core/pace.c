@@ -1,0 +1,25 @@
+#include "core/pace.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void cl_pace_add(struct cl_pace *pace, uint64_t took_us)
+{
+    pace->took_us[pace->count++ % CL_PACE_RUNS] = took_us < UINT32_MAX ? (uint32_t)took_us : UINT32_MAX;
+}
+
+static int compare(const void *left, const void *right)
+{
+    uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
+    return (a > b) - (a < b);
+}
+
+uint64_t cl_pace_deadline_us(const struct cl_pace *pace)
+{
+    uint32_t sorted[CL_PACE_RUNS], runs = pace->count < CL_PACE_RUNS ? pace->count : CL_PACE_RUNS;
+    if (runs < CL_PACE_RUNS_LEAST)
+        return 0;
+    memcpy(sorted, pace->took_us, runs * sizeof *sorted);
+    qsort(sorted, runs, sizeof *sorted, compare);
+    return (uint64_t)sorted[(runs - 1) * 95 / 100] * 12 / 10 + 1;
+}

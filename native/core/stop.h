@@ -1,0 +1,50 @@
+/*
+ * Stop: what a receiver keeps of messages it ended before all of their packets had come, until their senders know:
+ * which packets it did not count. The STOP packets are written from it, again when one is lost, and packets that come
+ * late are recognised by it.
+ */
+#ifndef CL_CORE_STOP_H
+#define CL_CORE_STOP_H
+
+#include "core/message.h"
+
+enum {
+    CL_STOP_PACKETS = 3584, /* told in one STOP packet, a bit for each; longer messages take several */
+    CL_STOP_BYTES_MAX = CL_STOP_PACKETS / 8,
+};
+
+struct cl_stop {
+    struct cl_message_id id;
+    uint32_t packet_count;
+    uint64_t *counted;      /* bits */
+    struct cl_ranges known; /* packets the sender has been told about, for certain */
+    struct cl_stop *next;
+};
+
+struct cl_stops {
+    struct cl_stop *first;
+};
+
+/* Remembers how a receive message ended. NULL when there is no memory. */
+struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *message);
+/* NULL when there is none by that name. */
+struct cl_stop *cl_stops_find(const struct cl_stops *stops, const struct cl_message_id *id);
+/* The STOP packet that begins with packet `first` was acknowledged: once all of them are, the record goes. */
+void cl_stops_acked(struct cl_stops *stops, const struct cl_message_id *id, uint32_t first);
+void cl_stops_free(struct cl_stops *stops);
+
+static inline bool cl_stop_counts(const struct cl_stop *stop, uint32_t packet)
+{
+    return packet < stop->packet_count && stop->counted[packet / 64] >> (packet % 64) & 1;
+}
+
+/* Bytes of the STOP payload that begins with packet `first`: a bit per packet, set: not counted. */
+static inline uint32_t cl_stop_bytes(uint32_t packet_count, uint32_t first)
+{
+    uint32_t left = packet_count - first;
+    return ((left < CL_STOP_PACKETS ? left : CL_STOP_PACKETS) + 7) / 8;
+}
+
+void cl_stop_write(const struct cl_stop *stop, uint32_t first, uint8_t *payload);
+
+#endif

@@ -1,0 +1,84 @@
+"""One rank of a job on a lossy network, for test_lossy_training.py: prints what it found as one line of JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+
+STEPS = 6
+
+
+class Drift(nn.Module):
+    """Its gradients are what it is called with, whatever its parameters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in (200_000, 70_001, 150_000, 5))
+
+    def forward(self, directions: list[Tensor]) -> Tensor:
+        return torch.stack([(w * d).sum() for w, d in zip(self.weights, directions, strict=True)]).sum()
+
+
+def train(policy: commlayer.Policy) -> dict[str, object]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(Drift(), bucket_cap_mb=1)
+    state = commlayer.HookState(policy)
+    model.register_comm_hook(state, commlayer.allreduce_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    weights = list(model.module.weights)
+    exact = [torch.zeros_like(weight) for weight in weights]
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(STEPS):
+        directions = [torch.randn(weight.shape, generator=generator) for weight in weights]
+        optimizer.zero_grad()
+        model(directions).backward()
+        optimizer.step()
+        for total, direction in zip(exact, directions, strict=True):
+            total += direction
+    digest, error, left = hashlib.sha256(), 0.0, 0
+    for weight, total in zip(weights, exact, strict=True):
+        digest.update(weight.detach().numpy().tobytes())
+        kept = state.residual.total(weight)
+        left += int((kept != 0).sum())
+        everything = torch.stack([total, kept])
+        dist.all_reduce(everything)
+        error = max(error, float((weight.detach() * size + everything[0] - everything[1]).abs().max()))
+    return {"digest": digest.hexdigest(), "error": error, "left": left}
+
+
+def main() -> None:
+    rank, size, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"]
+    torch.set_num_threads(1)
+    store = dist.TCPStore(address, 29500, size, rank == 0, timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    found = {
+        "feedback": train(commlayer.Policy(loss_bound=0.05)),
+        "protected": train(commlayer.Policy(loss_bound=0.2, protect_quantile=0.3, priority=2)),
+    }
+    options = commlayer.Options(commlayer.Policy(loss_bound=0.05, treatment="rescale"))
+    group = dist.new_group(backend="commlayer", pg_options=options)
+    ones = torch.ones(500_000)
+    dist.all_reduce(ones, group=group)
+    found["rescale"] = {
+        "exact": bool((ones == size).all()),
+        "digest": hashlib.sha256(ones.numpy().tobytes()).hexdigest(),
+    }
+    counts = torch.arange(500_000)
+    dist.all_reduce(counts, group=group)  # integers are reliable
+    found["integers"] = {"exact": bool((counts == size * torch.arange(500_000)).all())}
+    print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

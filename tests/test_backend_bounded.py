@@ -1,0 +1,117 @@
+"""Groups with a bound, where the network loses nothing: what may lose at all, what is refused, and exact training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.backend import CommProcessGroup
+from tests import ranks
+
+NETWORK = {"COMMLAYER_SHM": "0"}
+NUMEL = 300_000
+
+
+def make(**policy: Any) -> CommProcessGroup:
+    group = dist.new_group(backend="commlayer", pg_options=commlayer.Options(commlayer.Policy(**policy)))
+    assert isinstance(group, CommProcessGroup)
+    return group
+
+
+def options(op: Any = dist.ReduceOp.SUM) -> Any:
+    made = dist.AllreduceOptions()
+    made.reduceOp = dist.ReduceOp(op)
+    return made
+
+
+def _groups(rank: int, size: int) -> None:
+    with ranks.job(rank, size):
+        assert not make().loses
+        for treatment in ("feedback", "rescale", "zero"):
+            group = make(loss_bound=0.1, treatment=treatment)
+            assert group.loses
+            source = torch.arange(NUMEL, dtype=torch.float64) + rank
+            target = torch.empty_like(source)
+            work = group.allreduce_from(source, target, options())
+            assert work.missing() == []
+            exact = size * torch.arange(NUMEL) + sum(range(size))
+            assert torch.equal(target, exact.double())
+            assert torch.equal(source, torch.arange(NUMEL) + float(rank))
+            small = torch.ones(3)
+            assert (
+                group.allreduce_from(small, torch.empty(3), options(dist.ReduceOp.AVG)).result()[0].tolist()
+                == [1.0] * 3
+            )
+            for tensor in (source.clone(), torch.arange(NUMEL) + rank, (source + 1j).to(torch.complex64)):
+                dist.all_reduce(tensor, group=group)  # in place, whatever it is
+                assert torch.equal(tensor.real.to(torch.float32), exact.float())
+            shard = torch.empty(NUMEL // size)
+            dist.reduce_scatter_tensor(shard, torch.full((NUMEL // size * size,), 2.0), dist.ReduceOp.AVG, group=group)
+            assert torch.equal(shard, torch.full_like(shard, 2.0))
+
+
+def test_what_is_not_lost_is_exact() -> None:
+    ranks.run(_groups, 3, environ=NETWORK)
+
+
+def _shared(rank: int, size: int) -> None:
+    with ranks.job(rank, size):
+        group = make(loss_bound=0.1)
+        assert not group.loses
+        target = torch.empty(NUMEL)
+        assert group.allreduce_from(torch.ones(NUMEL), target, options()).missing() == []
+        assert (target == size).all()
+
+
+def test_shared_memory_loses_nothing() -> None:
+    ranks.run(_shared, 2)
+
+
+def _refusals(rank: int, size: int) -> None:
+    with ranks.job(rank, size):
+        group = make(loss_bound=0.1)
+        integers = torch.zeros(8, dtype=torch.int32)
+        strided = torch.zeros(8, 2)[:, 0]
+        for source, target, op in (
+            (integers, integers, dist.ReduceOp.SUM),
+            (torch.zeros(8), torch.zeros(8), dist.ReduceOp.MAX),
+            (strided, strided, dist.ReduceOp.SUM),
+            (torch.zeros(8), torch.zeros(9), dist.ReduceOp.SUM),
+        ):
+            with pytest.raises(
+                commlayer.ConfigError, match=rf"rank {rank}: .*needs sums or averages of dense floating"
+            ):
+                group.allreduce_from(source, target, options(op))
+
+
+def test_what_cannot_lose_a_part_is_refused() -> None:
+    ranks.run(_refusals, 2, environ=NETWORK)
+
+
+def _train(rank: int, size: int) -> None:
+    results = []
+    for policy in (commlayer.Policy(), commlayer.Policy(loss_bound=0.1, deadline_s=float("inf"))):
+        ranks.init(rank, size)
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 100)))
+        model.register_comm_hook(commlayer.HookState(policy), commlayer.allreduce_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 300, generator=generator)).square().mean().backward()
+            optimizer.step()
+        results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+        dist.barrier()
+        dist.destroy_process_group()
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_training_with_feedback_is_that_without_where_nothing_is_lost() -> None:
+    ranks.run(_train, 2, environ=NETWORK)

@@ -1,0 +1,54 @@
+"""DDP with bounded loss over emulated links that lose packets: real processes, one per host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commlayer.emulate.link import Link
+from commlayer.emulate.network import Network
+from commlayer.emulate.scenario import Scenario
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 240
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request: pytest.FixtureRequest) -> list[Any]:
+    """What each rank of a job says."""
+    size = request.param
+    with Network(Scenario(hosts=size, nics=(Link(loss=0.02),))) as network:
+        ranks = []
+        for rank in range(size):
+            environ = {**os.environ, **network.rendezvous(), "RANK": str(rank), "WORLD_SIZE": str(size)}
+            environ["PYTHONPATH"] = str(ROOT)
+            command = [sys.executable, "-m", "tests.lossy_training"]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            ranks.append(network.popen(rank, command, env=environ, cwd=ROOT, **pipes))
+        outputs = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
+        for process, (_, errors) in zip(ranks, outputs, strict=True):
+            assert process.returncode == 0, errors
+    return [json.loads(output) for output, _ in outputs]
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("policy", ["feedback", "protected"])
+def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) -> None:
+    results = [each[policy] for each in found]
+    assert len({each["digest"] for each in results}) == 1
+    assert max(each["error"] for each in results) < 1e-3
+    assert sum(each["left"] for each in results) > 0
+
+
+@pytest.mark.needs_root
+def test_rescaling_makes_up_at_once(found: list[Any]) -> None:
+    results = [each["rescale"] for each in found]
+    assert len({each["digest"] for each in results}) == 1
+    assert all(each["exact"] for each in results)  # the mean of ones is one, whoever is missing
+    assert all(each["integers"]["exact"] for each in found)

@@ -1,0 +1,94 @@
+"""Error feedback for losses: nothing is forgotten, whatever becomes of the buckets."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import Tensor
+
+from commlayer.plans import direct
+from commlayer.plans.settings import Settings
+from commlayer.residual import Residual, largest_blocks
+from commlayer.transport.base import DType, Op, Qos
+from tests.transport.world import PATIENCE_S, Team, World
+
+SIZES = (70_001, 3, 180_000, 1, 90_000)
+STEPS = 8
+
+
+def test_parts_are_kept_by_parameter_and_added_once() -> None:
+    a, b, c = torch.zeros(4), torch.zeros(2, 3), torch.zeros(5)
+    residual = Residual()
+    buffer = torch.arange(1.0, 11.0)
+    residual.keep(buffer, [a, b], [0, 4], [(0, 4), (12, 12), (36, 4)])
+    assert residual.total(a).tolist() == [1, 0, 0, 4]
+    assert residual.total(b).tolist() == [[5, 6, 0], [0, 0, 10]]
+    regrouped = torch.zeros(11)
+    residual.add_to(regrouped, [c, b], [0, 5])
+    assert regrouped.tolist() == [0, 0, 0, 0, 0, 5, 6, 0, 0, 0, 10]
+    residual.add_to(regrouped, [b], [5])
+    assert regrouped.sum() == 21
+    assert residual.total(a).sum() == 5
+
+
+def test_what_is_not_finite_is_not_kept() -> None:
+    a = torch.zeros(3)
+    residual = Residual()
+    residual.keep(torch.tensor([torch.inf, torch.nan, 2.0]), [a], [0], [(0, 12)])
+    assert residual.total(a).tolist() == [0, 0, 2]
+
+
+def bucket(order: list[int]) -> list[int]:
+    """Where the gradients of these parameters begin."""
+    return list(accumulate((SIZES[i] for i in order), initial=0))[:-1]
+
+
+def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums random gradients over steps and ranks; returns what was applied, what is left, and this rank's exact sum."""
+    group, residual = team[rank], Residual()
+    parameters = [torch.zeros(size) for size in SIZES]
+    exact = [torch.zeros(size, dtype=torch.float64) for size in SIZES]
+    settings = Settings(bounded=True, bounded_message_bytes=100 * group.packet_bytes)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(STEPS):
+        order = [0, 1, 2, 3, 4] if step == 0 else [4, 2, 1, 3, 0]  # DDP regroups after the first step
+        gradients = [torch.randn(size, generator=generator) for size in SIZES]
+        source = torch.cat([gradients[i] for i in order])
+        named, starts = [parameters[i] for i in order], bucket(order)
+        residual.add_to(source, named, starts)
+        target = torch.empty_like(source)
+        plan = direct.bounded_all_reduce(rank, group.size, len(source), 4, 1, settings)
+        handle = group.submit(
+            plan, source.data_ptr(), target.data_ptr(), DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=Qos(60_000)
+        )
+        handle.wait()
+        residual.keep(source, named, starts, handle.missing())
+        for i, start in zip(order, starts, strict=True):
+            parameters[i] += target[start : start + SIZES[i]]
+            exact[i] += gradients[i]
+    return torch.cat(parameters), torch.cat([residual.total(each) for each in parameters]), torch.cat(exact)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_was_applied_and_what_is_left_is_everything(size: int) -> None:
+    with World([(rank,) for rank in range(size)], loss_ppm=50_000) as world, world.open_group() as team:
+        results = world.on_each(lambda rank: train(team, rank))
+    applied = results[0][0]
+    for replica, _, _ in results[1:]:
+        assert torch.equal(replica, applied)
+    left = torch.stack([each for _, each, _ in results]).double().sum(0)
+    exact = torch.stack([each for _, _, each in results]).sum(0)
+    assert (left != 0).any()
+    torch.testing.assert_close(applied + left, exact, rtol=1e-5, atol=1e-4)
+    assert not torch.allclose(applied.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("numel", [1000, 1024, 129 * 256])
+def test_the_largest_blocks_are_chosen(numel: int) -> None:
+    values = torch.zeros(numel)
+    values[-1], values[300], values[0] = -9.0, 5.0, 1.0
+    words = largest_blocks(values, 2 / -(-numel // 256), 1024)
+    chosen = {64 * at + bit for at, word in enumerate(words.tolist()) for bit in range(64) if word >> bit & 1}
+    assert chosen == {1, -(-numel // 256) - 1}
