@@ -11,12 +11,13 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
+.PHONY: help demo test test-torch test-torch-short bench faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo         train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4 for more ranks)'
 	@echo 'make test         every test this machine can run; the others say why they are skipped'
+	@echo 'make test-torch   PyTorch'\''s own tests of a backend, gloo and commlayer side by side (minutes; test-torch-short: one)'
 	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
 	@echo 'make faults       faults on real processes, with a table of what was noticed when (emulated hosts need root)'
 	@echo 'make soak         random collectives, verified, and no leaks (MINUTES=60 for an hour)'
@@ -77,6 +78,13 @@ soak: native
 
 test: venv native native-test
 	$(BIN)/python -m pytest -q -rs
+
+# Whatever of PyTorch's own DistributedTest passes with gloo must pass with commlayer; tables and logs in out/torch_suite.
+test-torch: venv native
+	$(BIN)/python -m tests.torch_suite
+
+test-torch-short: venv native
+	$(BIN)/python -m tests.torch_suite --worlds 2 --gates gloo nccl --tests tests/torch_suite/short.txt
 
 # ---- lint ----------------------------------------------------------------------------------------------------------
 lint: lint-python lint-c
@@ -150,6 +158,8 @@ lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
                 $(addprefix build/tsan/,$(filter test_engine% test_group% test_operation% test_p2p%,$(C_TESTS)))
+.PHONY: native-test-build
+native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
 native-test: $(NATIVE_TESTS)
 	@passed=0; failed=0; for test in $^; do \
 	    echo "-- $$test"; \

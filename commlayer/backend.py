@@ -265,7 +265,7 @@ class CommProcessGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """gloo's: it is made to name the ranks that do not come."""
-        timeout = timeout or self._gloo.options._timeout
+        timeout = self._gloo.options._timeout if timeout is None else timeout
         self._gloo.monitored_barrier(timeout, wait_all_ranks)  # type: ignore[attr-defined]  # not in the stub
 
     def _start_coalescing(self, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import Work
 from .bound import Bound, can_lose
 from .errors import ConfigError
 from .launcher import Launch, Launcher
+from .profile import profiled
 from .tensors import MOVES, Kind, are_alike, are_plain, contribution, flatten, reduction_kind, space
 from .work import CommWork
 
@@ -33,6 +34,7 @@ class Collectives:
         self._size = size
         self._bound = bound
 
+    @profiled
     def all_reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
         """Any number of tensors at once."""
         kind = reduction_kind(tensors, opts.reduceOp)
@@ -74,6 +76,7 @@ class Collectives:
         memory = [source, target] if protect is None else [source, target, protect]
         return self._launcher.start(launches, opts, [target], memory, [], qos)
 
+    @profiled
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
         """Into the root's tensor; the others keep theirs."""
         kind = reduction_kind(tensors, opts.reduceOp) if self._is_rank(opts.rootRank) and len(tensors) == 1 else None
@@ -84,6 +87,7 @@ class Collectives:
         copies = [] if memory is tensors[0] or self._rank != opts.rootRank else [(memory, tensors)]
         return self._launcher.start(launches, opts, tensors, [memory, *tensors], copies)
 
+    @profiled
     def reduce_scatter(self, pairs: list[tuple[Tensor, list[Tensor]]], opts: Any) -> Work | None:
         """Each pair: an output, and the inputs that lie one after the other, all together n times as long."""
         kind = reduction_kind([pairs[0][0]], opts.reduceOp)
@@ -123,6 +127,7 @@ class Collectives:
         copies = [] if target is output else [(target, [output])]
         return self._launcher.start(launches, opts, [output], memory, copies)
 
+    @profiled
     def all_gather(self, pairs: list[tuple[list[Tensor], Tensor]], opts: Any) -> Work | None:
         """Each pair: the outputs that lie one after the other, all together n times as long as the input."""
         kind = MOVES.get(pairs[0][1].element_size())
@@ -151,6 +156,7 @@ class Collectives:
         received = tuple(output.nbytes for output in outputs)
         return self._deliver(sent, received, [tensor], outputs, opts, same=True)
 
+    @profiled
     def all_gather_lists(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> Work | None:
         """outputs[r][i] is tensor i of rank r."""
         everything = list(chain(*outputs))
@@ -166,6 +172,7 @@ class Collectives:
         copies = [] if target is everything[0] else [(target, everything)]
         return self._launcher.start(launches, opts, everything, [source, target, *everything], copies)
 
+    @profiled
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work | None:
         """The root's tensor to everybody's."""
         kind = MOVES.get(tensors[0].element_size()) if self._is_rank(opts.rootRank) and len(tensors) == 1 else None
@@ -176,6 +183,7 @@ class Collectives:
         copies = [] if memory is tensors[0] else [(memory, tensors)]
         return self._launcher.start(launches, opts, tensors, [memory], copies)
 
+    @profiled
     def gather(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
         """Everybody's tensor to the root's outputs; elsewhere there are no outputs."""
         root, length = opts.rootRank, tensor.nbytes
@@ -185,6 +193,7 @@ class Collectives:
         received = (length if self._rank == root else 0,) * self._size
         return self._deliver(sent, received, [tensor], outputs, opts, same=True)
 
+    @profiled
     def scatter(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
         """The root's inputs, one to each rank's output; elsewhere there are no inputs."""
         root, length = opts.rootRank, output.nbytes
@@ -194,6 +203,7 @@ class Collectives:
         received = tuple(length if rank == root else 0 for rank in range(self._size))
         return self._deliver(sent, received, inputs, [output], opts)
 
+    @profiled
     def all_to_all(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Work | None:
         """inputs[r] goes to rank r; outputs[r] comes from there."""
         if len(outputs) != self._size or len(inputs) != self._size or not are_plain([*inputs, *outputs]):
@@ -202,6 +212,7 @@ class Collectives:
         self._check_own_part(sent, received)
         return self._deliver(sent, received, inputs, outputs, opts)
 
+    @profiled
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any
     ) -> Work | None:
@@ -215,16 +226,19 @@ class Collectives:
         self._check_own_part(sent, received)
         return self._deliver(sent, received, [tensor], [output], opts)
 
+    @profiled
     def barrier(self, opts: Any) -> Work:
         """Ends on no rank before it has begun on all."""
         return self._launcher.start(self._launcher.barrier(), opts, [], [], [])
 
+    @profiled
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work | None:
         """One tensor to another rank, which receives it with the same tag."""
         if len(tensors) != 1 or not are_plain(tensors):
             return None
         return self._launcher.send(tensors[0], flatten(tensors), to, tag)
 
+    @profiled
     def receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work | None:
         """One tensor, from a rank or, with None, from any."""
         if len(tensors) != 1 or not are_plain(tensors):

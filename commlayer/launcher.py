@@ -108,7 +108,7 @@ class Launcher:
         if timeout == UNSET:
             timeout = self._timeout()
         timeout_s, priority = timeout.total_seconds(), self._priority
-        if not opts.asyncOp and qos is None:
+        if not getattr(opts, "asyncOp", True) and qos is None:
             for launch in launches:
                 self._group.run(*launch, timeout_s=timeout_s, priority=priority)
             copy_back(copies)

@@ -26,6 +26,7 @@ FLOORS = (
         "tensors",
         "residual",
         "dynamo",
+        "profile",
         "ddp",
         "fsdp",
         "pipeline",

@@ -5,7 +5,6 @@ This is the only module that touches the compiled one. Every call into it releas
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
@@ -26,6 +25,7 @@ from ..errors import (
     OperationTimeoutError,
     PeerLostError,
 )
+from .completions import Completions
 from .paths import PATHS_MAX
 
 if TYPE_CHECKING:
@@ -48,7 +48,10 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_ESYSTEM: (CommError, "see the kernel's log and the limits of this process (ulimit -a)"),
     lib.CL_ETIMEDOUT: (
         OperationTimeoutError,
-        "that rank, or another, is late or never called this operation; compare the ranks' logs, or raise the timeout",
+        (
+            "that rank, or another, is late or never called this operation; "
+            "compare the ranks' logs, or raise the timeout of the group"
+        ),
     ),
     lib.CL_EPEERLOST: (PeerLostError, "look at that rank's log; restart the job or the group without it"),
     lib.CL_EABORTED: (AbortedError, "look for the first error in the other ranks' logs"),
@@ -149,10 +152,7 @@ class Engine:
         """`wire`: instead of the one in `config`."""
         self.config = config
         self._ports = ports
-        self._tokens = itertools.count(1)
-        self._callbacks: dict[int, Callable[[int], None]] = {}
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
         names = [
@@ -179,6 +179,7 @@ class Engine:
         where = ", ".join(f"{port['ifname']} {port['address']}" for port in ports) or "no address"
         check(lib.cl_engine_open(options, out), f"opening the engine on {where}")
         self._engine = out[0]
+        self._completions = _completions(self._engine)
         number = ffi.new("uint32_t *")
         for index, port in enumerate(ports):
             check(lib.cl_engine_port(self._engine, index, number), f"asking for the port of {port['address']}")
@@ -223,30 +224,12 @@ class Engine:
         return {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
 
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
-        """Has `callback(status)` called on the completion thread; returns CL_EAGAIN, or the status if it ended."""
-        with self._lock:
-            if self._thread is None and self._engine is not None:
-                self._thread = threading.Thread(
-                    target=self._complete, args=(self._engine,), name="commlayer-completions", daemon=True
-                )
-                self._thread.start()
-        token = next(self._tokens)
-        self._callbacks[token] = callback
+        """Has `callback(status)` called on a completion thread; returns CL_EAGAIN, or the status if it has ended."""
+        token = self._completions.expect(callback)
         status: int = lib.cl_operation_notify(operation, token)
         if status != lib.CL_EAGAIN:
-            del self._callbacks[token]
+            self._completions.forget(token)
         return status
-
-    def _complete(self, engine: Any) -> None:
-        events = ffi.new("struct cl_event[64]")
-        while (count := lib.cl_engine_events(engine, events, 64, 1_000_000)) >= 0:
-            for event in events[0:count]:
-                try:
-                    self._callbacks.pop(event.token)(event.status)
-                except Exception:
-                    log.exception("a completion callback raised")
-            if self._thread is None:
-                return  # a callback closed the engine
 
     def release(self) -> None:
         """Gives up one use; the last one closes the engine."""
@@ -271,15 +254,20 @@ class Engine:
         """Closes the engine and joins its threads. Idempotent."""
         with self._lock:
             engine, self._engine = self._engine, None
-            thread = self._thread
         if engine is None:
             return
-        lib.cl_engine_stop_events(engine)
-        if thread is threading.current_thread():
-            self._thread = None
-        elif thread is not None:
-            thread.join()
+        self._completions.close()
         lib.cl_engine_close(engine)
+
+
+def _completions(engine: Any) -> Completions:
+    events = ffi.new("struct cl_event[64]")
+
+    def wait() -> list[tuple[int, int]] | None:
+        count = lib.cl_engine_events(engine, events, len(events), 1_000_000)
+        return [(event.token, event.status) for event in events[0:count]] if count >= 0 else None
+
+    return Completions(wait, lambda: lib.cl_engine_stop_events(engine))
 
 
 def host_key() -> str:

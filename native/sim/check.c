@@ -14,6 +14,7 @@ enum {
     LOOK_EVERY = 64,       /* turns between two looks at all peers of a rank */
     CONTROLS_MOST = 256,   /* control packets that wait for one peer */
     SENT_MOST = 1 << 16,   /* packets of a path that are remembered */
+    SPINS_MOST = 100,      /* turns without work */
     SLACK_NS = 1000000000, /* from the peer timeout to the typed error on every rank, over a lossy network */
 };
 
@@ -216,6 +217,10 @@ void sim_check_turn(struct sim_world *world, struct sim_rank *rank)
     if (endpoint->stash.used_bytes > world->scenario->stash_bytes)
         sim_world_fail(world, "rank %u stashes %zu bytes; its limit is %llu", rank->id, endpoint->stash.used_bytes,
                        (unsigned long long)world->scenario->stash_bytes);
+    if (rank->spins > SPINS_MOST)
+        sim_world_fail(world,
+                       "the engine of rank %u spins: its timer is due again and again, and there is nothing to do",
+                       rank->id);
     if (world->counts.turns % LOOK_EVERY != 0)
         return;
     for (uint32_t i = 0; i < endpoint->peers_length; i++) {

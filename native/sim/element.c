@@ -82,7 +82,7 @@ int64_t sim_element_reduce(enum cl_dtype dtype, enum cl_op op, int64_t left, int
         return wrap(dtype, (int64_t)((uint64_t)left * (uint64_t)right));
     case CL_MIN:
         return left < right ? left : right;
-    case CL_MAX:
+    default: /* CL_MAX: others are not drawn */
         return left > right ? left : right;
     case CL_BAND:
         return left & right;
@@ -91,7 +91,6 @@ int64_t sim_element_reduce(enum cl_dtype dtype, enum cl_op op, int64_t left, int
     case CL_BXOR:
         return left ^ right;
     }
-    return 0;
 }
 
 /* The 16 bits of a float with `fraction` bits of fraction and the given least exponent; nothing here is as large as to

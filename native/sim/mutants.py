@@ -60,12 +60,6 @@ MUTANTS = (
         "timeout_us / CL_PEER_ASK_WAITING + peer->timeout_us / 2;",
     ),
     Mutant(
-        "hear a peer, and never mind that it does not answer",
-        "core/peer.c",
-        "return earlier(peer->heard_us + patience_us, peer->answered_us + 2 * patience_us);",
-        "return peer->heard_us + patience_us;",
-    ),
-    Mutant(
         "do not remember finished messages",
         "core/inbound.c",
         "if (retired || cl_history_contains(&peer->history, &id))",
@@ -143,6 +137,12 @@ MUTANTS = (
         "core/endpoint.c",
         "!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us",
         "!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) == 0",
+    ),
+    Mutant(
+        "never set the timer of a probe",
+        "core/loss.c",
+        "if (sent->packets == sent->pings)",
+        "if (sent->packets == sent->pings || rtt)",
     ),
     Mutant(
         "let the last class starve",

@@ -217,6 +217,7 @@ static void run_turn(struct sim_event *event)
         schedule_turn(rank, now_ns + FULL_US * 1000);
     else if (cl_endpoint_next_timeout(rank->endpoint) < deadline_us)
         deadline_us = cl_endpoint_next_timeout(rank->endpoint);
+    rank->spins = packets == 0 && deadline_us <= now_us ? rank->spins + 1 : 0;
     if (more || rank->inbox != NULL)
         schedule_turn(rank, now_ns);
     if (deadline_us != UINT64_MAX)

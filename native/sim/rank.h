@@ -29,6 +29,7 @@ struct sim_rank {
     struct cl_datagram *batch; /* what the wire had no room for: from batch_first on */
     uint32_t batch_capacity, batch_first, batch_count;
 
+    uint32_t spins;   /* turns in a row with nothing to do that want the next one at once */
     uint32_t starved; /* packets sent since the last class with anything to send had a turn */
 
     struct sim_member *members;       /* by group; rank is NULL where it is none */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -70,14 +71,21 @@ class Seen:
 
 def begin(rank: int, size: int, **options: Any) -> None:
     """Joins the job, and makes sure that everything works before it is broken."""
+    meeting()
     ranks.init(rank, size, **options)
     dist.all_reduce(torch.ones(1000))
     dist.barrier()
 
 
+@functools.cache
+def meeting() -> dist.Store:
+    """This process's connection to the Store: made once, since torch may take 5 s for one, and that is not our time."""
+    return ranks.store()
+
+
 def mark() -> None:
     """The fault happens now. The clock is the machine's: the ranks are processes of one."""
-    ranks.store().set(_FAULT, str(time.monotonic()))
+    meeting().set(_FAULT, str(time.monotonic()))
 
 
 def witness(operation: Callable[[], Any]) -> Seen:
@@ -85,7 +93,7 @@ def witness(operation: Callable[[], Any]) -> Seen:
     try:
         operation()
     except commlayer.CommError as error:
-        return Seen(type(error).__name__, str(error), time.monotonic() - float(ranks.store().get(_FAULT)))
+        return Seen(type(error).__name__, str(error), time.monotonic() - float(meeting().get(_FAULT)))
     return Seen(None, "", 0.0)
 
 

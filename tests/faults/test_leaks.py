@@ -18,7 +18,7 @@ WIRES = pytest.mark.parametrize("wire", [{}, UDP], ids=["shm", "udp"])
 
 CYCLES = 100
 WARM = 20
-MEMORY_MIB = 8.0
+HEAP_MIB = 4.0
 
 
 def _cycles(rank: int, size: int) -> str:
@@ -35,7 +35,7 @@ def _cycles(rank: int, size: int) -> str:
         dist.destroy_process_group()
         if cycle == WARM:
             before = Holdings.now()
-    return before.grown(Holdings.now(), MEMORY_MIB)
+    return before.grown(Holdings.now(), HEAP_MIB)
 
 
 @WIRES

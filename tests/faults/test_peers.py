@@ -27,6 +27,7 @@ from .scene import (
     freeze_myself,
     later,
     mark,
+    meeting,
     note,
     survived,
     watch,
@@ -136,10 +137,10 @@ def _leaves(rank: int, size: int, destroys: bool) -> Seen:
         mark()
         if destroys:
             dist.destroy_process_group()
-            ranks.store().wait(["noticed"])
+            meeting().wait(["noticed"])
         return Seen(None, "", 0.0)
     seen = witness(small)
-    ranks.store().set("noticed", "1")
+    meeting().set("noticed", "1")
     return seen
 
 
@@ -172,10 +173,10 @@ def _never_calls(rank: int, size: int) -> Seen:
     begin(rank, size, timeout=timedelta(seconds=1))
     mark()
     if rank == size - 1:
-        ranks.store().wait([f"noticed {each}" for each in range(size - 1)])
+        meeting().wait([f"noticed {each}" for each in range(size - 1)])
         return witness(small)
     seen = witness(small)
-    ranks.store().set(f"noticed {rank}", "1")
+    meeting().set(f"noticed {rank}", "1")
     return seen
 
 

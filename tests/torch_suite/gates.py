@@ -52,7 +52,7 @@ def import_distributed_test(gate: str, backend: str, world: int, timeout_s: int,
     with contextlib.ExitStack() as stack:
         if gate == "nccl":
             stand_in.install()
-            stack.enter_context(mock.patch.object(dist, "is_nccl_available", lambda: True))
+            stack.enter_context(mock.patch.object(dist, "is_nccl_available", return_value=True))
         module = importlib.import_module("torch.testing._internal.distributed.distributed_test")
     module.BACKEND = os.environ["BACKEND"] = backend  # type: ignore[attr-defined]  # for what runs from here on
     module.Barrier.sync.__func__.__defaults__ = (None, BARRIER_S)
@@ -74,7 +74,7 @@ def running(gate: str) -> Iterator[None]:
 
 
 def _skip_below_3(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch asks these tests for 8 ranks, to keep them off machines with few GPUs; the ranks 1 and 2 are all they need."""
+    """torch asks for 8 ranks, to keep these tests off machines with few GPUs; the ranks 1 and 2 are all they need."""
     skips: Any = importlib.import_module("torch.testing._internal.common_distributed").TEST_SKIPS
 
     @functools.wraps(function)

@@ -1,8 +1,17 @@
-"""How one test of torch ended, and what the outcomes of two backends say beside each other."""
+"""How one test of torch ended, and what two backends say beside each other."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+KNOWN = {
+    "test_ddp_profiling_torch_profiler": "our events are there, but only C++ can mark an event asynchronous",
+}
+"""Differences that stay, and why: tests that pass with gloo and not with ours."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,58 @@ class Outcome:
     """Why it failed or was skipped."""
     seconds: float
 
+
+def read(paths: Iterable[Path]) -> list[Outcome]:
+    """The outcomes in these files of `world.py`."""
+    return [Outcome(**each) for path in paths for each in json.loads(path.read_text(encoding="utf-8"))]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A test that two backends do not agree on."""
+
+    world: int
+    test: str
+    reference: str
+    """How it ended on the reference backend."""
+    ours: str
+    """How it ended on ours, or "missing"."""
+    detail: str
+
     @property
-    def key(self) -> tuple[str, int, str]:
-        """What the same test has in common on all backends."""
-        return self.gate, self.world, self.test
+    def is_failure(self) -> bool:
+        """Whether it counts: it passes with the reference, and there is no reason known for the difference."""
+        return self.reference == "passed" and self.test not in KNOWN
+
+
+def last(outcomes: Iterable[Outcome], backend: str) -> dict[tuple[int, str], Outcome]:
+    """By world and test: how it ended behind the last gate that it came to."""
+    return {(each.world, each.test): each for each in outcomes if each.backend == backend}
+
+
+def differences(outcomes: list[Outcome], reference: str, ours: str) -> Iterator[Difference]:
+    """In order of world and test."""
+    found = last(outcomes, ours)
+    for (world, test), expected in sorted(last(outcomes, reference).items()):
+        actual = found.get((world, test))
+        outcome, detail = (actual.outcome, actual.detail) if actual else ("missing", "")
+        if outcome != expected.outcome:
+            yield Difference(world, test, expected.outcome, outcome, detail)
+
+
+def table(outcomes: list[Outcome], backends: list[str]) -> str:
+    """Counts by gate and world, then what was skipped and why."""
+    by_backend = {backend: last(outcomes, backend) for backend in backends}
+    lines = ["gate  world  " + "  ".join(f"{backend + ': passed, failed, skipped':>36}" for backend in backends)]
+    places = sorted({(each.gate, each.world) for each in outcomes})
+    for gate, world in places:
+        cells = []
+        for backend in backends:
+            here = [each for each in by_backend[backend].values() if (each.gate, each.world) == (gate, world)]
+            counts = Counter(each.outcome for each in here)
+            cells.append(f"{counts['passed']:>20}{counts['failed']:>8}{counts['skipped']:>8}")
+        lines.append(f"{gate:5} {world:5}  " + "  ".join(cells))
+    reasons = Counter(each.detail for each in by_backend[backends[-1]].values() if each.outcome == "skipped")
+    lines += ["", f"skipped with {backends[-1]}, in all worlds:"]
+    lines += [f"{count:5}  {reason.strip()}" for reason, count in reasons.most_common()]
+    return "\n".join(lines)

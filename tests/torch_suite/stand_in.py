@@ -44,7 +44,7 @@ def install() -> None:
     def always(*_: Any, **__: Any) -> Callable[[Any], Any]:
         return lambda function: function
 
-    common_distributed.skip_if_no_gpu = lambda function: function  # type: ignore[assignment]
+    common_distributed.skip_if_no_gpu = lambda function: function
     for name in ("skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl_backend"):
         setattr(common_distributed, name, always)
 
@@ -65,9 +65,9 @@ def device() -> Any:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(ddp, "__init__", init_on_cpu))
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", to_cpu))
-        stack.enter_context(mock.patch.object(torch.cuda, "device_count", lambda: int(os.environ["WORLD_SIZE"])))
-        stack.enter_context(mock.patch.object(torch.cuda, "current_device", lambda: "cpu"))
+        stack.enter_context(mock.patch.object(torch.cuda, "device_count", return_value=int(os.environ["WORLD_SIZE"])))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value="cpu"))
         for name in ("set_device", "synchronize", "manual_seed"):
-            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, **__: None))
+            stack.enter_context(mock.patch.object(torch.cuda, name))
         stack.enter_context(Device())
         yield

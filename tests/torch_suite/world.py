@@ -27,7 +27,7 @@ from .outcome import Outcome
 def suite_class(module: Any, gate: str) -> type[unittest.TestCase]:
     """torch's test class, with forked ranks that cannot outlive their test or die unseen."""
 
-    class TorchSuite(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
+    class TorchSuite(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
             self._start_processes(multiprocessing.get_context("fork").Process)
@@ -56,7 +56,7 @@ class Recorder(unittest.TestResult):
 
     def __init__(self, gate: str, backend: str, world: int, path: Path) -> None:
         super().__init__()
-        self._of_run = {"gate": gate, "backend": backend, "world": world}
+        self._of_run: dict[str, Any] = {"gate": gate, "backend": backend, "world": world}
         self._path = path
         self._outcomes: list[Outcome] = []
         self._start_s = 0.0
@@ -71,6 +71,9 @@ class Recorder(unittest.TestResult):
         print(f"---- {outcome} after {seconds} s\n{detail}", flush=True)
         name = test.id().rpartition(".")[2]
         self._outcomes.append(Outcome(test=name, outcome=outcome, detail=detail, seconds=seconds, **self._of_run))
+        self.write()
+
+    def write(self) -> None:
         self._path.write_text(json.dumps([asdict(each) for each in self._outcomes], indent=1), encoding="utf-8")
 
     def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
@@ -99,8 +102,14 @@ def main() -> None:
         init_method = f"file://{folder}/init"
         module = import_distributed_test(args.gate, args.backend, args.world, args.timeout, init_method)
         suite = suite_class(module, args.gate)
-        names = args.tests.read_text().split() if args.tests else unittest.TestLoader().getTestCaseNames(suite)
-        unittest.TestSuite(map(suite, names)).run(Recorder(args.gate, args.backend, args.world, args.out))
+        names = (
+            args.tests.read_text(encoding="utf-8").split()
+            if args.tests
+            else unittest.TestLoader().getTestCaseNames(suite)
+        )
+        recorder = Recorder(args.gate, args.backend, args.world, args.out)
+        recorder.write()
+        unittest.TestSuite(map(suite, names)).run(recorder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,240 @@
+"""What makes the backend one to trust: runs each proof, keeps what it said, writes the tables of docs/trust.md.
+
+    python bench/trust.py                    everything (hours: PyTorch's tests and the soak are long)
+    python bench/trust.py --only simulation  one of them, merged into what is there
+    python bench/trust.py --table            only the tables, from what is there
+
+Each figure is cut out of the output of a command that can be run by itself; it is kept in bench/results/trust.json with
+the commit and the time it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench/results/trust.json"
+PAGE = ROOT / "docs/trust.md"
+LOGS = ROOT / "out/trust"
+
+Figures = dict[str, str]
+"""What a proof has shown, by name; the values are text as the command printed it."""
+
+
+def found(*patterns: str) -> Callable[[str], Figures]:
+    """A reader of output: the named groups of the last match of each pattern. Raises ValueError where there is none."""
+
+    def read(output: str) -> Figures:
+        figures: Figures = {}
+        for pattern in patterns:
+            matches = list(re.finditer(pattern, output, re.MULTILINE))
+            if not matches:
+                raise ValueError(f"the output has nothing like {pattern!r}")
+            figures |= {name: value for name, value in matches[-1].groupdict().items() if value is not None}
+        return figures
+
+    return read
+
+
+def sanitizers(output: str) -> Figures:
+    """How many of the native tests ran plain and under which sanitizer."""
+    runs = re.findall(r"^-- build/(test|asan|tsan)/", output, re.MULTILINE)
+    counts = {f"{variant}_runs": str(runs.count(variant)) for variant in ("test", "asan", "tsan")}
+    return counts | found(r"^native: (?P<passed>\d+) passed, (?P<failed>\d+) failed")(output)
+
+
+def table(output: str) -> Figures:
+    """The last table in Markdown."""
+    lines = [line for line in output.splitlines() if line.startswith("|")]
+    start = max(i for i, line in enumerate(lines) if set(line) <= set("|-: ")) - 1
+    return {"table": "\n".join(lines[start:]), "rows": str(len(lines) - start - 2)}
+
+
+PYTEST = r"(?P<tests>\d+) passed"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One command, and how to say in a line what it showed."""
+
+    what: str
+    command: str
+    read: Callable[[str], Figures]
+    text: str
+    """Of the figures, for `str.format`."""
+    allowed: tuple[int, ...] = (0,)
+    """Exit codes; anything else is no proof."""
+
+
+PROOFS = {
+    "native": Proof(
+        "C tests",
+        "make native-test",
+        sanitizers,
+        "{passed} runs passed, {failed} failed: {test_runs} plain, {asan_runs} with ASan and UBSan, {tsan_runs} with "
+        "TSan",
+    ),
+    "simulation": Proof(
+        "Simulated seeds",
+        "make sim",
+        found(
+            r"^(?P<seeds>\d+) seeds, (?P<failed>\d+) failed; (?P<hours>[\d.]+) virtual hours",
+            r"^operations: +(?P<right>\d+) right, (?P<errors>\d+) with a typed error",
+            r"^packets: +(?P<packets>\d+) sent",
+            r"^faults: +(?P<faults>.*?);",
+        ),
+        "{seeds} seeds, {failed} failed; {packets} packets, {right} collectives right, {errors} ended by a typed error "
+        "as they had to; faults: {faults}",
+    ),
+    "simulation-asan": Proof(
+        "Simulated seeds with ASan and UBSan",
+        "make sim-asan",
+        found(r"^(?P<seeds>\d+) seeds, (?P<failed>\d+) failed"),
+        "{seeds} seeds, {failed} failed",
+    ),
+    "mutants": Proof(
+        "Bugs put into the core on purpose",
+        "make sim-mutants",
+        found(r"(?P<caught>\d+) of (?P<mutants>\d+)"),
+        "{caught} of {mutants} found by the simulator",
+    ),
+    "fuzz": Proof(
+        "Fuzzed packets (ASan and UBSan)",
+        "make fuzz",
+        found(r"(?P<packets>\d+) packets", r"^(?P<findings>\d+) findings"),
+        "{packets} packets, {findings} findings",
+    ),
+    "strangers": Proof(
+        "Live all-reduce under attack: malformed, truncated, oversized, replayed, foreign and forged packets",
+        ".venv/bin/python -m pytest -q tests/strangers",
+        found(PYTEST),
+        "{tests} tests passed: every sum right, forged packets accepted: 0",
+    ),
+    "faults": Proof(
+        "Fault cases on real processes", "make faults", table, "{rows} cases, each with its error on every survivor"
+    ),
+    "leaks": Proof(
+        "100 cycles of init and destroy, crashed jobs",
+        ".venv/bin/python -m pytest -q tests/faults/test_leaks.py",
+        found(PYTEST),
+        "{tests} tests passed: no thread, descriptor, mapping or file of shared memory left",
+    ),
+    "soak": Proof(
+        "Soak: random collectives and subgroups, every result checked",
+        "make soak MINUTES=10",
+        found(
+            r"^rank 0: (?P<operations>\d+) operations in (?P<jobs>\d+) jobs, all right",
+            r"^  after \d+ jobs (?P<before>\{.*\})",
+            r"^  at the end +(?P<after>\{.*\})",
+        ),
+        "{operations} operations per rank in {jobs} jobs, all right; a process held `{before}` when warm and `{after}` "
+        "at the end",
+    ),
+    "torch": Proof("PyTorch's own tests", "make test-torch", table, "see below"),
+    "auth": Proof(
+        "Cost of authentication (`header`, the default)",
+        ".venv/bin/python bench/auth_cost.py",
+        table,
+        "see below",
+        allowed=(0, 1),  # 1: more than the limit; the table says so
+    ),
+}
+TABLES = {"torch": "PyTorch's tests, beside gloo", "faults": "Faults", "auth": "What authentication costs"}
+
+Kept = dict[str, dict[str, Any]]
+
+
+def prove(name: str) -> dict[str, Any]:
+    """Runs one proof. Raises RuntimeError when its command failed or said something else."""
+    proof = PROOFS[name]
+    print(f"## {name}: {proof.command}", flush=True)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    start, lines = time.monotonic(), []
+    with (
+        subprocess.Popen(
+            proof.command.split(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+        (LOGS / f"{name}.log").open("w") as log,
+    ):
+        for line in process.stdout or ():
+            log.write(line)
+            lines.append(line)
+    seconds = time.monotonic() - start
+    output = "".join(lines)
+    if process.returncode not in proof.allowed:
+        raise RuntimeError(f"{name}: {proof.command!r} ended with {process.returncode}; see {LOGS / name}.log")
+    try:
+        figures = proof.read(output)
+    except ValueError as error:
+        raise RuntimeError(f"{name}: {error}; see {LOGS / name}.log") from error
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {
+        "command": proof.command,
+        "commit": commit.stdout.strip(),
+        "date": datetime.date.today().isoformat(),
+        "seconds": round(seconds),
+        "figures": figures,
+    }
+
+
+def page(kept: Kept) -> str:
+    """The tables of docs/trust.md: nothing in them comes from anywhere but the proofs."""
+    lines = ["| what | shown | command | took | at commit |", "|---|---|---|---|---|"]
+    for name, proof in PROOFS.items():
+        if name not in kept:
+            lines.append(f"| {proof.what} | not run yet | `{proof.command}` | | |")
+            continue
+        one = kept[name]
+        text = proof.text.format(**one["figures"])
+        lines.append(f"| {proof.what} | {text} | `{one['command']}` | {one['seconds']} s | {one['commit']} |")
+    for name, title in TABLES.items():
+        if name in kept:
+            lines += ["", f"## {title}", "", kept[name]["figures"]["table"]]
+    return "\n".join(lines)
+
+
+def write_page(kept: Kept) -> None:
+    """Replaces what is between the markers."""
+    begin, end = "<!-- proofs:begin -->", "<!-- proofs:end -->"
+    before, found_begin, rest = PAGE.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise RuntimeError(f"{PAGE.name} has no {begin} and {end}")
+    PAGE.write_text(f"{before}{begin}\n{page(kept)}\n{end}{after}")
+
+
+def main() -> int:
+    """0 when every proof that was run holds, 1 when one does not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(PROOFS), help="run this one (may be repeated)")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the tables")
+    arguments = parser.parse_args()
+    kept: Kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    failures = []
+    for name in [] if arguments.table else arguments.only or list(PROOFS):
+        try:
+            kept[name] = prove(name)
+        except RuntimeError as error:
+            kept.pop(name, None)  # what does not hold any more must not be shown
+            failures.append(str(error))
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    write_page(kept)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
