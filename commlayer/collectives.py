@@ -49,6 +49,7 @@ class Collectives:
             launches, opts, tensors, [memory, *tensors], copies, None if bound is None else bound.qos
         )
 
+    @profiled
     def all_reduce_from(self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None) -> CommWork:
         """From one flat tensor of floating-point numbers into another.
 

@@ -92,14 +92,14 @@ class Devices:
         given = {at: pytree.tree_flatten(args[at]) for at in {*inputs, *outputs} if at < len(args)}
         kinds = {leaf.device.type for leaves, _ in given.values() for leaf in leaves if isinstance(leaf, Tensor)}
         kinds.discard("cpu")
+        written = [leaf for at in outputs if at in given for leaf in given[at][0]]
         if not kinds:
-            return self.stager.run(lambda *_: method(*args), [], []) if self.stager.busy else method(*args)
+            return self.stager.run(lambda *_: method(*args), [], written) if self.stager.busy else method(*args)
         neighbour = self.neighbour(min(kinds))
         if neighbour is not None:
             name = method.__name__
             return getattr(neighbour, name if hasattr(neighbour, name) else FORMER[name])(*args)  # type: ignore[no-any-return]
         read = [leaf for at in inputs if at in given for leaf in given[at][0]]
-        written = [leaf for at in outputs if at in given for leaf in given[at][0]]
 
         def on_host(host_read: Sequence[Tensor], host_written: Sequence[Tensor]) -> Work:
             host = {id(leaf): copy for leaf, copy in zip((*read, *written), (*host_read, *host_written), strict=True)}
