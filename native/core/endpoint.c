@@ -469,6 +469,15 @@ uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint)
     return cl_timers_first_us(&endpoint->timers);
 }
 
+/* A path is silent. Whether it is the path or the peer, the others know; but perhaps nothing is on its way over them.
+ */
+static void ask_other_paths(struct cl_peer *peer, const struct cl_path *path)
+{
+    for (uint16_t i = 0; i < peer->path_count; i++)
+        if (&peer->paths[i] != path && !peer->paths[i].dead)
+            peer->paths[i].ping = true;
+}
+
 static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us)
 {
     struct cl_outcome outcome = {endpoint, peer, now_us};
@@ -490,6 +499,8 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
             path->probe = false;
             path->next_probe_us = now_us + CL_PATH_PROBE_US;
             cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
+        } else {
+            ask_other_paths(peer, path);
         }
         cl_endpoint_urge(endpoint, peer);
     }
