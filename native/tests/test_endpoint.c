@@ -350,6 +350,36 @@ static void test_path_death_with_everything_on_it(void)
     }
 }
 
+/* All that is in flight is on the path that dies: nothing else moves that could show that the other one works. */
+static void test_path_death_in_lockstep(void)
+{
+    uint64_t worst_us = 0;
+    for (uint32_t seed = 0; seed < 20; seed++) {
+        struct network *network = network_new(2, 2, 200, 150, STASH, 100 + seed);
+        network_run_until(network, network_now_us(network) + 20000);
+        uint32_t done = 0;
+        for (uint32_t round = 0; round < 30; round++) {
+            if (round == 10)
+                network->egress[0][0].dead = network->ingress[0][0].dead = true; /* and says nothing about it */
+            struct transfer *there = transfer_new(0, 1, round, 1000), *back = transfer_new(1, 0, round, 1000);
+            uint64_t start_us = network_now_us(network);
+            post_receive(network, there, 1);
+            post_receive(network, back, 1);
+            post_send(network, there, 1, 0);
+            post_send(network, back, 1, 0);
+            done += 2; /* a send and a receive on each host */
+            CHECK(network_run_completions(network, done, start_us + 5000000));
+            uint64_t took_us = network_now_us(network) - start_us;
+            worst_us = took_us > worst_us ? took_us : worst_us;
+            transfer_free(there);
+            transfer_free(back);
+        }
+        network_free(network);
+    }
+    printf("   worst round %llu us\n", (unsigned long long)worst_us);
+    CHECK(worst_us < 200000);
+}
+
 static void test_peer_death(void)
 {
     struct network *network = network_new(3, 1, 200, 150, STASH, 12);
@@ -894,6 +924,7 @@ int main(void)
     RUN(test_path_death);
     RUN(test_path_with_long_round_trip_revives);
     RUN(test_path_death_with_everything_on_it);
+    RUN(test_path_death_in_lockstep);
     RUN(test_peer_death);
     RUN(test_idle_peers_stay_alive);
     RUN(test_own_sleep_is_no_silence);
