@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 RANKS ?= 2
+MINUTES ?= 1
 CLANG ?= clang
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,15 +11,18 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
+.PHONY: help demo test bench faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo         train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4 for more ranks)'
 	@echo 'make test         every test this machine can run; the others say why they are skipped'
 	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
+	@echo 'make faults       faults on real processes, with a table of what was noticed when (emulated hosts need root)'
+	@echo 'make soak         random collectives, verified, and no leaks (MINUTES=60 for an hour)'
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
-	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for the engine'
+	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for what has threads'
+	@echo 'make fuzz         hostile packets at the protocol core under ASan and UBSan (PACKETS=10000000 SEED=1)'
 	@echo 'make sim          10,000 seeds of the deterministic simulation (SEEDS=, FIRST=); SEED=n replays one, with a trace'
 	@echo 'make sim-short    1,000 seeds that nobody has seen before; make sim-asan: with ASan and UBSan'
 	@echo 'make sim-mutants  breaks the core in many ways and shows that the simulator finds each'
@@ -63,6 +67,14 @@ demo: native
 bench: native
 	$(BIN)/python bench/first_light.py
 
+faults: venv native
+	rm -f out/faults.json
+	$(BIN)/python -m pytest -q -rs tests/faults
+	$(BIN)/python -m tests.faults
+
+soak: native
+	$(BIN)/python -m bench.soak --minutes $(MINUTES)
+
 test: venv native native-test
 	$(BIN)/python -m pytest -q -rs
 
@@ -74,7 +86,7 @@ lint-python: venv native
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/tests/*.c)
+C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/tests/*.c native/fuzz/*.c)
 lint-c: venv lint-c-gcc $(if $(shell command -v $(CLANG)),lint-c-clang,lint-c-no-clang)
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES) $(NATIVE_HEADERS)
 lint-c-no-clang:
@@ -82,7 +94,7 @@ lint-c-no-clang:
 
 # ---- native builds: one folder of objects per variant --------------------------------------------------------------
 C_FLAGS := -std=c11 -D_GNU_SOURCE -g -pthread -Inative/include -Inative -Wall -Wextra -Wshadow -Wconversion
-C_LIBS := -pthread -lrt -lm
+C_LIBS := -pthread -lrt -lm -ldl
 C_TESTS := $(patsubst native/tests/%.c,%,$(wildcard native/tests/test_*.c))
 # Everything but the tests' own main files; an archive, so that each test takes only what it names.
 C_ARCHIVED := $(NATIVE_SOURCES) $(wildcard native/sim/*.c) $(filter-out native/tests/test_%.c,$(wildcard native/tests/*.c))
@@ -113,12 +125,31 @@ $(eval $(call variant,tsan,$(CC),-O1 -fsanitize=thread -fno-omit-frame-pointer))
 $(eval $(call variant,lint-gcc,gcc,-O2 -Werror))
 $(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
 
+# ---- fuzzing -------------------------------------------------------------------------------------------------------
+# The same harness twice: random conversations with gcc's sanitizers, and libFuzzer (clang), which follows coverage.
+PACKETS ?= 10000000
+SECONDS ?= 60
+$(eval $(call variant,fuzz,$(CLANG),-O1 -fsanitize=fuzzer-no-link$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
+build/asan/receive: build/asan/fuzz/main.o build/asan/fuzz/conversation.o build/asan/libcommlayer.a
+	@$(CC) -fsanitize=address,undefined -o $@ $^ $(C_LIBS)
+build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o build/fuzz/fuzz/conversation.o build/fuzz/libcommlayer.a
+	@$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(C_LIBS)
+
+.PHONY: fuzz fuzz-short fuzz-coverage
+fuzz: build/asan/receive
+	$(CALM) $< $(PACKETS) $(or $(SEED),1) $(JOBS)
+fuzz-short: build/asan/receive
+	$(CALM) $< 5000000 $$(date +%s) $(JOBS)
+fuzz-coverage: build/fuzz/receive
+	@mkdir -p out/corpus
+	$(CALM) $< -max_total_time=$(SECONDS) -max_len=6000 -print_final_stats=1 out/corpus
+
 .PHONY: lint-c-gcc lint-c-clang lint-c-no-clang
 lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))
 lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
-                $(addprefix build/tsan/,$(filter test_engine%,$(C_TESTS)))
+                $(addprefix build/tsan/,$(filter test_engine% test_group% test_operation% test_p2p%,$(C_TESTS)))
 native-test: $(NATIVE_TESTS)
 	@passed=0; failed=0; for test in $^; do \
 	    echo "-- $$test"; \

@@ -1,8 +1,9 @@
-"""The `commlayer` backend of torch.distributed.
+"""The `commlayer` backend of torch.distributed: its names, arguments and overloads.
 
-`CommProcessGroup` is a hybrid: it holds a complete gloo group, and takes from it the collectives that the engine makes
-faster. What it does not take (point to point, gather, all-to-all, other devices, sparse tensors, bitwise reductions)
-falls through to gloo. The two never share a channel, so their operations need no common order.
+`CommProcessGroup` is a hybrid: every operation on CPU tensors runs on the engine (`collectives.py` says how), and a
+complete gloo group beneath takes what is left: sparse tensors, reductions that no type defines, the monitored barrier.
+It also words the complaint when arguments make no sense. docs/collectives.md lists what is whose. The two never share
+a channel, so their operations need no common order. CUDA tensors take the way of `devices.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,29 +22,28 @@ from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
+    AllToAllOptions,
     Backend,
     BarrierOptions,
     BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
     ReduceScatterOptions,
+    ScatterOptions,
     Work,
     _DistributedBackendOptions,
 )
 
+from .collectives import Collectives
 from .config import Config, Policy
+from .devices import Devices, placed
+from .dynamo import untraced
 from .errors import ConfigError
-from .plans.plan import Plan
-from .plans.select import Settings, plan_for
-from .tensors import MOVES, REDUCTIONS, Kind, are_alike, are_plain, copy_back, flatten, space
-from .transport.base import DType, Handle, Op
+from .launcher import Launcher
+from .plans.settings import Settings
 from .transport.bootstrap import Rendezvous, connect
-from .work import CommWork, JoinedHandle
 
 NAME = "commlayer"
-
-PLANS_LIMIT = 4096
-"""Plans a group remembers before it forgets all of them: a job whose sizes never repeat must not grow."""
-
-_UNSET = timedelta(milliseconds=-1)  # what torch writes into an operation's options for "as the group says"
 
 OptionsT = TypeVar("OptionsT")
 
@@ -59,16 +57,7 @@ class Options(Backend.Options):
         """Of all operations of the group."""
 
 
-class _Launch(NamedTuple):
-    """One operation of the engine: the arguments of `Group.submit` that differ from one to the next."""
-
-    plan: Plan
-    source: int
-    target: int
-    dtype: DType
-    op: Op
-
-
+@untraced
 class CommProcessGroup(dist.ProcessGroup):
     """A process group whose collectives run on the native engine. torch makes it, see `create`.
 
@@ -105,32 +94,48 @@ class CommProcessGroup(dist.ProcessGroup):
             for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
                 group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        self._settings = Settings(
+        settings = Settings(
             algorithm=self.policy.algorithm or config.algorithm,
             deterministic=self.policy.deterministic,
             staging_bytes=self._native.staging_bytes,
         )
         if config.segment_bytes:
-            self._settings = dataclasses.replace(self._settings, segment_bytes=config.segment_bytes)
-        self._plans: dict[tuple[str, int, int, bool, int], Plan] = {}
-        self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
+            settings = dataclasses.replace(settings, segment_bytes=config.segment_bytes)
+        # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
+        self._launcher = Launcher(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
+        self._collectives = Collectives(self._launcher, rank, size)
         self._lock = threading.Lock()
+        self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
+        """Takes the tensors that are not on the CPU."""
 
-    # What is ours. One method stands for all overloads of the name, which the stub wants to see one by one (hence the
-    # `override` ignored). It either finds its arguments plain and starts the engine, or hands them untouched to gloo,
-    # which also words the complaint when they make no sense. The aliases are the names of torch 2.11 and 2.12.
+    # One method stands for all overloads of a name, which the stub wants to see one by one (hence the `override`
+    # ignored). It either finds its arguments fit for the engine and starts it, or hands them untouched to gloo. The
+    # aliases are the names of torch 2.11 and 2.12.
 
+    @placed(inputs=[0], outputs=[0])
     def allreduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
         tensors, opts = _as_list(tensors), _options(AllreduceOptions, op if opts is None else opts, timeout)
-        work = self._all_reduce(tensors, opts) if len(tensors) == 1 else None
+        work = self._collectives.all_reduce(tensors, opts) if len(tensors) == 1 else None
         return work or self._fallback.allreduce(tensors, opts)
 
+    @placed(inputs=[0], outputs=[0])
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         opts = _options(AllreduceCoalescedOptions, opts)
-        return self._all_reduce(tensors, opts) or self._fallback.allreduce_coalesced(tensors, opts)
+        return self._collectives.all_reduce(tensors, opts) or self._fallback.allreduce_coalesced(tensors, opts)
 
+    @placed(inputs=[0], outputs=[0])
+    def reduce(  # type: ignore[override]
+        self, tensors: Any, root: Any = None, op: Any = None, timeout: timedelta | None = None, *, opts: Any = None
+    ) -> Work:
+        if isinstance(root, int):
+            opts = _options(ReduceOptions, op, timeout)
+            opts.rootRank = root
+        tensors, opts = _as_list(tensors), _options(ReduceOptions, root if opts is None else opts)
+        return self._collectives.reduce(tensors, opts) or self._fallback.reduce(tensors, opts)
+
+    @placed(inputs=[1], outputs=[0])
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
@@ -138,21 +143,24 @@ class CommProcessGroup(dist.ProcessGroup):
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         work = None
-        if len(outputs) == len(inputs) == 1 and are_alike(inputs[0], outputs[0]):
-            work = self._reduce_scatter([(outputs[0], inputs[0])], opts)
+        if len(outputs) == len(inputs) == 1:
+            work = self._collectives.reduce_scatter_list(outputs[0], inputs[0], opts)
         return work or self._fallback.reduce_scatter(outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
         opts = _options(ReduceScatterOptions, opts)
-        return self._reduce_scatter([(output, [input])], opts) or _reduce_scatter_single(
-            self._fallback, output, input, opts
-        )
+        work = self._collectives.reduce_scatter([(output, [input])], opts)
+        return work or _reduce_scatter_single(self._fallback, output, input, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = _options(ReduceScatterOptions, opts)
         pairs = [(output, [each]) for output, each in zip(outputs, inputs, strict=True)]
-        return self._reduce_scatter(pairs, opts) or _reduce_scatter_coalesced(self._fallback, outputs, inputs, opts)
+        work = self._collectives.reduce_scatter(pairs, opts)
+        return work or _reduce_scatter_coalesced(self._fallback, outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def allgather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -160,42 +168,128 @@ class CommProcessGroup(dist.ProcessGroup):
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         work = None
-        if len(outputs) == len(inputs) == 1 and are_alike(outputs[0], inputs[0]):
-            work = self._all_gather([(outputs[0], inputs[0])], opts)
+        if len(outputs) == len(inputs) == 1:
+            work = self._collectives.all_gather_list(outputs[0], inputs[0], opts)
         return work or self._fallback.allgather(outputs, inputs, opts)
 
+    @placed(inputs=[1], outputs=[0])
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(AllgatherOptions, opts)
+        work = self._collectives.all_gather_lists(outputs, inputs, opts)
+        return work or self._fallback.allgather_coalesced(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
         opts = _options(AllgatherOptions, opts)
-        return self._all_gather([([output], input)], opts) or _all_gather_single(self._fallback, output, input, opts)
+        work = self._collectives.all_gather([([output], input)], opts)
+        return work or _all_gather_single(self._fallback, output, input, opts)
 
+    @placed(inputs=[1], outputs=[0])
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = _options(AllgatherOptions, opts)
         pairs = [([output], each) for output, each in zip(outputs, inputs, strict=True)]
-        return self._all_gather(pairs, opts) or _all_gather_coalesced(self._fallback, outputs, inputs, opts)
+        work = self._collectives.all_gather(pairs, opts)
+        return work or _all_gather_coalesced(self._fallback, outputs, inputs, opts)
 
+    @placed(inputs=[0], outputs=[0])
     def broadcast(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
         tensors, opts = _as_list(tensors), _options(BroadcastOptions, root if opts is None else opts, timeout)
-        kind = MOVES.get(tensors[0].element_size())
-        if len(tensors) != 1 or kind is None or not are_plain(tensors):
-            return self._fallback.broadcast(tensors, opts)
-        memory = flatten(tensors)
-        launches = self._launch("broadcast", kind, tensors[0].numel(), memory, memory, root=opts.rootRank)
-        return self._start(launches, opts, tensors, [memory], [] if memory is tensors[0] else [(memory, tensors)])
+        return self._collectives.broadcast(tensors, opts) or self._fallback.broadcast(tensors, opts)
 
+    @placed(inputs=[1], outputs=[0])
+    def gather(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> Work:
+        opts = _options(GatherOptions, root if opts is None else opts, timeout)
+        if isinstance(inputs, Tensor):
+            outputs, inputs = [outputs] if outputs else [], [inputs]
+        work = None
+        if len(inputs) == 1 and len(outputs) <= 1:
+            work = self._collectives.gather(outputs[0] if outputs else [], inputs[0], opts)
+        return work or self._fallback.gather(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def scatter(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> Work:
+        opts = _options(ScatterOptions, root if opts is None else opts, timeout)
+        if isinstance(outputs, Tensor):
+            outputs, inputs = [outputs], [inputs] if inputs else []
+        work = None
+        if len(outputs) == 1 and len(inputs) <= 1:
+            work = self._collectives.scatter(outputs[0], inputs[0] if inputs else [], opts)
+        return work or self._fallback.scatter(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(AllToAllOptions, opts)
+        return self._collectives.all_to_all(outputs, inputs, opts) or self._fallback.alltoall(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def all_to_all_single(  # type: ignore[override]
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        opts = _options(AllToAllOptions, opts, timeout)
+        work = self._collectives.all_to_all_single(output, input, output_split_sizes, input_split_sizes, opts)
+        return work or self._fallback.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+
+    @placed()
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:  # type: ignore[override]
-        opts = _options(BarrierOptions, opts, timeout)
-        return self._start([_Launch(self._plan("barrier", 0, 1), 0, 0, DType.U8, Op.SUM)], opts, [], [], [])
+        return self._collectives.barrier(_options(BarrierOptions, opts, timeout))
+
+    @placed(inputs=[0])
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
+        return self._collectives.send(tensors, dstRank, tag) or self._fallback.send(tensors, dstRank, tag)
+
+    @placed(outputs=[0])
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
+        return self._collectives.receive(tensors, srcRank, tag) or self._fallback.recv(tensors, srcRank, tag)
+
+    @placed(outputs=[0])
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
+        return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """gloo's: it is made to name the ranks that do not come."""
+        timeout = timeout or self._gloo.options._timeout
+        self._gloo.monitored_barrier(timeout, wait_all_ranks)  # type: ignore[attr-defined]  # not in the stub
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Until `_end_coalescing`, which returns one work for all of them, operations are also noted."""
+        if self.devices is not None and device.type != "cpu":
+            self.devices.begin_coalescing(device)
+        else:
+            self._launcher.begin_coalescing()
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        if self.devices is not None and device.type != "cpu":
+            return self.devices.end_coalescing(device)
+        return self._launcher.end_coalescing()
+
+    def _get_backend(self, device: torch.device) -> Backend:
+        if self.devices is not None:
+            self.devices.neighbour(device.type)  # which makes it, and registers it here
+        return super()._get_backend(device)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     def abort(self) -> None:
         """Fails every operation in flight, here and on the peers; the group is of no use afterwards."""
         self._native.abort(f"rank {self.rank()} aborted its process group")
+        if self.devices is not None:
+            self.devices.close(abort=True)
 
     def shutdown(self) -> None:
         """Leaves the group and joins what works for it. Idempotent; `destroy_process_group` calls it."""
@@ -203,131 +297,14 @@ class CommProcessGroup(dist.ProcessGroup):
             if self.closed:
                 return
             self.closed = True
+        if self.devices is not None:
+            self.devices.close()
         self._native.close()
-        self._in_flight.clear()
+        self._launcher.forget()
         super().shutdown()
 
     def getBackendName(self) -> str:  # noqa: N802  # C++ calls it by this name
         return NAME
-
-    def _all_reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
-        kind = REDUCTIONS.get((tensors[0].dtype, opts.reduceOp.op.value))
-        if kind is None or not are_plain(tensors):
-            return None
-        memory = flatten(tensors)
-        count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
-        launches = self._launch("all_reduce", kind, count, memory, memory)
-        copies = [] if memory is tensors[0] else [(memory, tensors)]
-        return self._start(launches, opts, tensors, [memory, *tensors], copies)
-
-    def _reduce_scatter(self, pairs: list[tuple[Tensor, list[Tensor]]], opts: Any) -> Work | None:
-        """Each pair: an output, and the inputs that lie one after the other, all together n times as long."""
-        kind = REDUCTIONS.get((pairs[0][0].dtype, opts.reduceOp.op.value))
-        if kind is None or not self._are_shards(pairs):
-            return None
-        launches, memory, copies = [], [], []
-        for output, inputs in pairs:
-            source, target = flatten(inputs), space([output])
-            launches += self._launch("reduce_scatter", kind, output.numel(), source, target)
-            memory += [source, target, *inputs]
-            if target is not output:
-                copies.append((target, [output]))
-        return self._start(launches, opts, [output for output, _ in pairs], memory, copies)
-
-    def _all_gather(self, pairs: list[tuple[list[Tensor], Tensor]], opts: Any) -> Work | None:
-        """Each pair: the outputs that lie one after the other, all together n times as long as the input."""
-        kind = MOVES.get(pairs[0][1].element_size())
-        if kind is None or not self._are_shards((each, outputs) for outputs, each in pairs):
-            return None
-        launches, memory, copies = [], [], []
-        for outputs, each in pairs:
-            source, target = flatten([each]), space(outputs)
-            launches += self._launch("all_gather", kind, each.numel(), source, target)
-            memory += [source, target, *outputs]
-            if target is not outputs[0]:
-                copies.append((target, outputs))
-        return self._start(launches, opts, [output for outputs, _ in pairs for output in outputs], memory, copies)
-
-    def _are_shards(self, pairs: Iterable[tuple[Tensor, list[Tensor]]]) -> bool:
-        """Whether each pair is a shard and a whole of one type on the CPU, the whole as long as a shard per rank."""
-        dtype = None
-        for shard, whole in pairs:
-            dtype = dtype or shard.dtype
-            if shard.dtype != dtype or not (are_plain([shard, *whole])):
-                return False
-            if sum(tensor.numel() for tensor in whole) != shard.numel() * self.size():
-                return False
-        return True
-
-    def _launch(
-        self, collective: str, kind: Kind, count: int, source: Tensor, target: Tensor, root: int = 0
-    ) -> list[_Launch]:
-        """The operations for a collective on `count` elements: one, or none when there is nothing to do."""
-        if count == 0:
-            return []
-        dtype, op, average, parts = kind
-        plan = self._plan(collective, count * parts, source.element_size() // parts, average, root)
-        return [_Launch(plan, source.data_ptr(), target.data_ptr(), dtype, op)]
-
-    def _plan(self, collective: str, numel: int, itemsize: int, average: bool = False, root: int = 0) -> Plan:
-        key = (collective, numel, itemsize, average, root)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= PLANS_LIMIT:
-                self._plans.clear()
-            plan = self._plans[key] = plan_for(
-                collective,
-                rank=self.rank(),
-                hosts=self._native.hosts,
-                numel=numel,
-                itemsize=itemsize,
-                average=average,
-                root=root,
-                settings=self._settings,
-            )
-        return plan
-
-    def _start(
-        self,
-        launches: list[_Launch],
-        opts: Any,
-        results: list[Tensor],
-        memory: list[Tensor],
-        copies: list[tuple[Tensor, list[Tensor]]],
-    ) -> Work:
-        """Runs or submits operations. `memory` stays alive until they end; then `copies` go to where they belong."""
-        timeout: timedelta = opts.timeout
-        if timeout == _UNSET:
-            timeout = self._gloo.options._timeout  # where torch's set_timeout and _set_pg_timeout put it
-        timeout_s, priority = timeout.total_seconds(), self.policy.priority
-        if not getattr(opts, "asyncOp", True):
-            for launch in launches:
-                self._native.run(*launch, timeout_s=timeout_s, priority=priority)
-            copy_back(copies)
-            if self._in_flight:
-                with self._lock:
-                    self._let_go()
-            return CommWork(None, results)
-        handles = []
-        for launch in launches:
-            handle = self._native.submit(*launch, timeout_s=timeout_s, priority=priority)
-            self._keep(handle, memory)
-            handles.append(handle)
-        if not handles:
-            return CommWork(None, results)
-        joined = handles[0] if len(handles) == 1 else JoinedHandle(handles)
-        return CommWork(joined, results, memory, partial(copy_back, copies) if copies else None)
-
-    def _keep(self, handle: Handle, memory: list[Tensor]) -> None:
-        """Holds an operation's memory until it ends, whatever the caller does with the work."""
-        with self._lock:
-            self._let_go()
-            self._in_flight.append((handle, memory))
-
-    def _let_go(self) -> None:
-        """Forgets the operations that have ended, up to the first that has not."""
-        while self._in_flight and self._in_flight[0][0].done():
-            self._in_flight.popleft()
 
 
 def _gloo_options(interface: str, timeout: timedelta) -> Any:
@@ -390,4 +367,4 @@ def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProc
 
 
 if NAME not in dist.Backend.backend_list:
-    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])

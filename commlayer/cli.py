@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from .bench.sizes import parse_rate, parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
+
+if TYPE_CHECKING:
+    from .emulate.scenario import Scenario
 
 EXIT_FAILED = 2
 
@@ -24,7 +29,11 @@ def main() -> None:
 @app.command()
 def bench(
     collective: Annotated[
-        str, typer.Argument(help="all_reduce, reduce_scatter, all_gather, broadcast or barrier")
+        str,
+        typer.Argument(
+            help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv or "
+            "barrier"
+        ),
     ] = "all_reduce",
     backends: Annotated[str, typer.Option(help="Comma-separated; the first is the baseline")] = "gloo,commlayer",
     ranks: Annotated[int | None, typer.Option(help="Processes to start (default 2, or one per host)")] = None,
@@ -52,20 +61,28 @@ def bench(
     tcp_cc: Annotated[
         str | None, typer.Option(help="Comma-separated: run gloo once with each TCP congestion control")
     ] = None,
+    scenario: Annotated[Path | None, typer.Option(help="Emulate the network of this file instead of --netns")] = None,
 ) -> None:
     """Measure collectives of several torch.distributed backends side by side, in the way of nccl-tests.
 
     Starts the ranks itself, or measures among those of torchrun. Exits with 1 when a result was wrong, with 2 when
     the run could not be done.
     """
-    from .bench.link import Link
+    from .emulate.link import Link
+    from .emulate.scenario import Scenario
 
     try:
-        if netns is None and (rate is not None or loss or tcp_cc):
+        shaped = rate is not None or loss
+        if (netns is None and shaped) or (netns is None and scenario is None and tcp_cc):
             raise ValueError("--rate, --loss and --tcp-cc shape an emulated network: add --netns HOSTS")
-        link = None
-        if netns is not None:
-            link = Link(parse_rate(rate) if rate else None, loss, buffer_packets, offloads, nics)
+        if netns is not None and scenario is not None:
+            raise ValueError("--netns and --scenario both describe the network: use one of them")
+        network = None
+        if scenario is not None:
+            network = Scenario.read(scenario)
+        elif netns is not None:
+            nic = Link(parse_rate(rate) if rate else None, loss, buffer_packets=buffer_packets, offloads=offloads)
+            network = Scenario(hosts=netns, nics=(nic,) * nics)
         names = [BackendSpec.parse(name) for name in backends.split(",")]
         spec = Spec(
             backends=tuple(expand_tcp_cc(names, tcp_cc.split(",") if tcp_cc else [])),
@@ -83,8 +100,7 @@ def bench(
             timeout_s=timeout_s,
             imports=tuple(imports.split(",")) if imports else (),
             json_path=json_path,
-            link=link,
-            hosts=netns,
+            scenario=network,
             command=("commlayer", *sys.argv[1:]),
         )
         status = _start(spec, ranks)
@@ -98,9 +114,106 @@ def _start(spec: Spec, ranks: int | None) -> int:
     from .bench.launch import launch, under_torchrun
 
     if not under_torchrun():
-        return launch(spec, ranks or spec.hosts or 2)
-    if ranks is not None or spec.hosts is not None:
-        raise ValueError("--ranks and --netns start processes: leave them out under torchrun, which has started them")
+        hosts = 0 if spec.scenario is None else spec.scenario.hosts * spec.scenario.ranks_per_host
+        return launch(spec, ranks or hosts or 2)
+    if ranks is not None or spec.scenario is not None:
+        raise ValueError(
+            "--ranks, --netns and --scenario start processes: leave them out under torchrun, which has started them"
+        )
     from .bench import worker
 
     return worker.run(spec)
+
+
+@app.command()
+def dissect(
+    capture: Annotated[Path, typer.Argument(help="A file of tcpdump or Wireshark", exists=True, dir_okay=False)],
+    key: Annotated[str | None, typer.Option(help="The job's key, 32 hex digits: verifies the packets' tags")] = None,
+    limit: Annotated[int, typer.Option(help="Print at most so many packets; 0: all")] = 0,
+) -> None:
+    """Print the packets of a capture. Needs scapy."""
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        from scapy.error import Scapy_Exception
+        from scapy.utils import rdpcap
+
+        from .transport import packets
+    except ImportError as error:
+        Console(stderr=True).print(f"[red]commlayer dissect:[/red] {error}; install scapy: pip install scapy")
+        raise typer.Exit(EXIT_FAILED) from error
+    try:
+        secret = None if key is None else bytes.fromhex(key)
+        if secret is not None and len(secret) != packets.KEY_BYTES:
+            raise ValueError(f"--key has {len(secret)} bytes: expected {packets.KEY_BYTES}, as 32 hex digits")
+        found = list(packets.captured(rdpcap(str(capture))))
+    except (ValueError, Scapy_Exception) as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]commlayer dissect:[/red] {error}")
+        raise typer.Exit(EXIT_FAILED) from error
+    console.print(packets.table(found, secret, limit))
+    if limit and len(found) > limit:
+        console.print(f"... and {len(found) - limit} more")
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def emulate(
+    scenario: Annotated[Path | None, typer.Argument(help="What to emulate: a TOML file, see bench/scenarios")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="-- and what to run as every rank")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Measure the emulated links and compare")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what crashed emulations left")] = False,
+    ranks_per_host: Annotated[int | None, typer.Option(help="Instead of the file's")] = None,
+    grace_s: Annotated[float, typer.Option("--grace", help="Seconds for the others after a rank has failed")] = 10.0,
+) -> None:
+    """Run a command in an emulated network: hosts are network namespaces, links have what the scenario says (root).
+
+    Every rank gets the environment that torchrun sets. Exits with the status of the first rank that failed; with 2 when
+    the network could not be emulated; with 1 when --check found a link that is not as declared.
+    """
+    from .emulate import namespace
+    from .emulate.scenario import Scenario
+
+    error_console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        if clean:
+            if (reason := namespace.missing()) is not None:
+                raise RuntimeError(reason)
+            for name in namespace.remove_stale():
+                error_console.print(f"commlayer emulate: removed {name}")
+            if scenario is None:
+                return
+        if scenario is None or (not command and not check):
+            raise ValueError("expected a scenario and a command: commlayer emulate scenario.toml -- python train.py")
+        network = Scenario.read(scenario)
+        if ranks_per_host is not None:
+            network = dataclasses.replace(network, ranks_per_host=ranks_per_host)
+        status = _emulate(network, command or [], check, grace_s, error_console)
+    except (ValueError, RuntimeError) as error:
+        error_console.print(f"commlayer emulate: {error}", style="red")
+        raise typer.Exit(EXIT_FAILED) from error
+    raise typer.Exit(status)
+
+
+def _emulate(scenario: Scenario, command: list[str], check: bool, grace_s: float, error_console: Console) -> int:
+    from .emulate.check import check as measure
+    from .emulate.network import Network
+    from .emulate.ranks import run, terminable
+    from .emulate.stress import Stress
+
+    def note(line: str) -> None:
+        error_console.print(f"commlayer emulate: {line}")
+
+    with terminable(), Network(scenario) as network:
+        note(str(scenario))
+        if network.delayed_by is not None:
+            note(f"delay is made by {network.delayed_by}")
+        good = True
+        for figure in measure(network) if check else ():
+            good = good and figure.good
+            print(
+                f"{'ok ' if figure.good else 'BAD'}  {figure.what}: declared {figure.declared}, "
+                f"measured {figure.measured}",
+                flush=True,
+            )
+        if not command or not good:
+            return 0 if good else 1
+        with Stress(network, note) as stress:
+            return run(network, command, grace_s=grace_s, trouble=lambda: stress.error)

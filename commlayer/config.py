@@ -15,6 +15,8 @@ from .errors import ConfigError
 
 Algorithm = Literal["auto", "direct", "ring"]
 Congestion = Literal["delay", "fixed"]
+Auth = Literal["header", "full", "off"]
+Wire = Literal["udp", "ofi"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 PRIORITIES = 8
@@ -28,6 +30,11 @@ class Config:
     ifname: tuple[str, ...] = ()
     """COMMLAYER_IFNAME: network interfaces to use, as a comma list of names or patterns (`eth*`). `^name` excludes.
     Empty: every usable interface."""
+    wire: Wire = "udp"
+    """COMMLAYER_WIRE: how packets between hosts travel. `udp` uses the kernel's sockets, `ofi` libfabric's datagram
+    endpoints (RDMA and cloud NICs)."""
+    ofi_provider: str = ""
+    """COMMLAYER_OFI_PROVIDER: with `ofi`, libfabric's provider, as udp, verbs or efa. Empty: libfabric's first."""
     shm: bool = True
     """COMMLAYER_SHM: whether ranks of one host exchange data through shared memory. Off (0), all use UDP."""
     algorithm: Algorithm = "auto"
@@ -42,6 +49,9 @@ class Config:
     """COMMLAYER_RATE_BPS: with `fixed`, what this process sends per path, in bits per second; else 0."""
     peer_timeout_s: float = 3.0
     """COMMLAYER_PEER_TIMEOUT_S: a peer that has been silent this long, in seconds, is lost."""
+    auth: Auth = "header"
+    """COMMLAYER_AUTH: what of a packet the job's key authenticates. `header`: everything but the tensors' bytes;
+    `full`: those, too; `off`: nothing. All ranks must have the same. See docs/security.md."""
     mtu: int = 0
     """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: that of the path."""
     log: LogLevel = "warning"
@@ -50,6 +60,10 @@ class Config:
     def __post_init__(self) -> None:
         _check(self.algorithm in get_args(Algorithm), "algorithm", self.algorithm, _one_of(Algorithm))
         _check(self.congestion in get_args(Congestion), "congestion", self.congestion, _one_of(Congestion))
+        _check(self.auth in get_args(Auth), "auth", self.auth, _one_of(Auth))
+        _check(self.wire in get_args(Wire), "wire", self.wire, _one_of(Wire))
+        remedy = "only libfabric has providers: set COMMLAYER_WIRE=ofi, or no provider"
+        _check(self.wire == "ofi" or not self.ofi_provider, "ofi_provider", self.ofi_provider, remedy)
         _check(self.log in get_args(LogLevel), "log", self.log, _one_of(LogLevel))
         _check(
             self.segment_bytes == 0 or 4096 <= self.segment_bytes <= 1 << 30,
@@ -173,12 +187,15 @@ def _seconds(variable: str, text: str) -> float:
 
 _READERS: dict[str, Callable[[str, str], object]] = {
     "COMMLAYER_IFNAME": _names,
+    "COMMLAYER_WIRE": _word,
+    "COMMLAYER_OFI_PROVIDER": _word,
     "COMMLAYER_SHM": _flag,
     "COMMLAYER_ALGORITHM": _word,
     "COMMLAYER_SEGMENT_BYTES": _number(_UNITS),
     "COMMLAYER_CONGESTION": _word,
     "COMMLAYER_RATE_BPS": _number(_RATES),
     "COMMLAYER_PEER_TIMEOUT_S": _seconds,
+    "COMMLAYER_AUTH": _word,
     "COMMLAYER_MTU": _number({"": 1}),
     "COMMLAYER_LOG": _word,
 }

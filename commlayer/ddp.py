@@ -19,6 +19,7 @@ from torch.futures import Future
 
 from .backend import NAME, CommProcessGroup, Options
 from .config import Policy
+from .dynamo import untraced
 
 
 class HookState:
@@ -71,6 +72,7 @@ class HookState:
         self.load_state_dict(state)
 
 
+@untraced
 def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Averages a bucket of gradients over the ranks.
 

@@ -11,16 +11,18 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
+from .dynamo import untraced
 from .errors import CommError
-from .transport.base import Handle
+from .transport.base import Handle, ReceiveHandle
 
 
+@untraced
 class CommWork(Work):
     """A collective that has been submitted; `handle` None means that it is over and well.
 
@@ -37,8 +39,8 @@ class CommWork(Work):
         finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self._handle = handle
-        self._results = results
+        self.handle = handle
+        self.results = results
         self._memory = memory
         self._finish = finish
         self._lock = threading.Lock()
@@ -49,19 +51,19 @@ class CommWork(Work):
 
         C++ says "no timeout" with a timedelta of 0, Python with None.
         """
-        if self._handle is not None:
-            self._handle.wait(timeout.total_seconds() if timeout else None)
-            self._settle()
+        if self.handle is not None:
+            self.handle.wait(timeout.total_seconds() if timeout else None)
+            self.settle()
         return True
 
     def is_completed(self) -> bool:
         """True once the operation ended, well or not. Never blocks on the network."""
-        if self._handle is None:
+        if self.handle is None:
             return True
-        if not self._handle.done():
+        if not self.handle.done():
             return False
         if self.exception() is None:
-            self._settle()
+            self.settle()
         return True
 
     def is_success(self) -> bool:
@@ -70,10 +72,10 @@ class CommWork(Work):
 
     def exception(self) -> BaseException | None:
         """What the operation failed of; None while it runs, and if it ended well."""
-        if self._handle is None or not self._handle.done():
+        if self.handle is None or not self.handle.done():
             return None
         try:
-            self._handle.wait(0.0)
+            self.handle.wait(0.0)
         except RuntimeError as error:
             return error
         return None
@@ -81,7 +83,7 @@ class CommWork(Work):
     def result(self) -> list[torch.Tensor]:
         """The results; waits for them."""
         self.wait()
-        return self._results
+        return self.results
 
     def synchronize(self) -> None:
         """The same as `wait()`: there is no stream to wait for."""
@@ -94,24 +96,25 @@ class CommWork(Work):
                 return self._future
             source: Future[Any] = Future()
             self._future = source.then(lambda done: done.value())
-        if self._handle is None:
-            source.set_result(self._results)
+        if self.handle is None:
+            source.set_result(self.results)
         else:
-            self._handle.on_done(lambda error: self._complete(source, error))
+            self.handle.on_done(lambda error: self._complete(source, error))
         return self._future
 
     def _complete(self, source: Future[Any], error: BaseException | None) -> None:
         if error is None:
             try:
-                self._settle()
+                self.settle()
             except Exception as failure:
                 error = failure
         if error is None:
-            source.set_result(self._results)
+            source.set_result(self.results)
         else:
             source.set_exception(error)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Runs `finish`, once; for whoever knows that the operation ended well."""
         with self._lock:
             if self._finish is not None:
                 self._finish()
@@ -119,6 +122,16 @@ class CommWork(Work):
             if self._memory is not None:
                 self._memory.clear()
                 self._memory = None
+
+
+class ReceiveWork(CommWork):
+    """A receive in flight: it knows where its message came from."""
+
+    def _source_rank(self) -> int:
+        """The group rank of the sender; waits for the message. `dist.recv` calls it by this name."""
+        self.wait()
+        handle = cast(ReceiveHandle, self.handle)
+        return handle.source
 
 
 class JoinedHandle:

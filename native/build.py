@@ -78,5 +78,5 @@ ffibuilder.set_source(
     include_dirs=[str(NATIVE / "include"), str(NATIVE)],
     extra_compile_args=[*FLAGS, *_sanitize],
     extra_link_args=_sanitize,
-    libraries=["pthread", "rt", "m"],
+    libraries=["pthread", "rt", "m", "dl"],
 )

@@ -11,17 +11,19 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
-    LINGER_QUIET_US = 20000, /* at close: until no peer has needed an answer for so long ... */
-    LINGER_MAX_US = 300000,  /* ... but no longer than this */
-    RECEIVE_BATCHES = 8,     /* between two looks at what may be sent */
-    NAP_WINDOW_US = 2000,    /* over which the rate of arrivals is measured */
-    NAP_PACKETS_LEAST = 16,  /* in such a window: a bulk transfer */
-    NAP_BATCH = 16,          /* packets to wait for */
-    NAP_LEAST_US = 60,       /* less is not worth a system call */
+    LINGER_QUIET_US =
+        20000, /* at close: until no peer has needed an answer for so long, beyond the time it asks again */
+    LINGER_QUIETS_MAX = 15, /* but no longer than so many times that */
+    RECEIVE_BATCHES = 8,    /* between two looks at what may be sent */
+    NAP_WINDOW_US = 2000,   /* over which the rate of arrivals is measured */
+    NAP_PACKETS_LEAST = 16, /* in such a window: a bulk transfer */
+    NAP_BATCH = 16,         /* packets to wait for */
+    NAP_LEAST_US = 60,      /* less is not worth a system call */
     NAP_MOST_US = 1000,
     FOREVER_US = 1 << 30,
     EVENTS_INITIAL = 256,
@@ -57,6 +59,10 @@ const char *cl_error_text(int code)
         return "ranks disagree on the operation";
     case CL_EAGAIN:
         return "not done yet";
+    case CL_ENOLIBFABRIC:
+        return "libfabric is not available";
+    case CL_ENODEVICE:
+        return "libfabric's provider has no datagram endpoint at this address";
     default:
         return "unknown error";
     }
@@ -153,7 +159,7 @@ static bool flush_batch(struct cl_engine *engine)
     size_t count = 0, first = engine->batch_first;
     for (size_t i = first; i < engine->batch_count; i++) {
         const struct cl_datagram *datagram = &engine->batch[i];
-        out[count++] = (struct cl_wire_datagram){.link = engine->links[datagram->peer][datagram->path],
+        out[count++] = (struct cl_wire_datagram){.link = engine->links[datagram->peer][datagram->path].number,
                                                  .head_length = datagram->head_length,
                                                  .payload_length = datagram->payload_length,
                                                  .head = datagram->head,
@@ -192,6 +198,7 @@ static void receive_packets(struct cl_engine *engine)
             engine->last_heard_us = arrival.now_us;
         }
     }
+    engine->readable = 0;
 }
 
 /* In a bulk transfer every packet would wake the thread. When they come steadily it naps first, for as long as a batch
@@ -225,17 +232,14 @@ static bool take_completions(struct cl_engine *engine)
         cl_group_fail(operation->group, completion.status, cl_group_rank_of(operation->group, completion.peer));
     }
     uint32_t id;
-    uint16_t peer;
+    uint16_t blame;
     int reason;
-    while (cl_endpoint_next_abort(engine->endpoint, &id, &peer, &reason)) {
+    while (cl_endpoint_next_abort(engine->endpoint, &id, &blame, &reason)) {
+        any = true;
         for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
             if (group->id != id)
                 continue;
-            /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. Who passes on
-             * what it has heard itself is not to blame. */
-            bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
-            bool hearsay = shared || reason == CL_EABORTED;
-            cl_group_fail(group, shared ? reason : CL_EABORTED, hearsay ? UINT32_MAX : cl_group_rank_of(group, peer));
+            cl_group_hear(group, reason, cl_group_rank_of(group, blame));
         }
     }
     return any;
@@ -277,6 +281,19 @@ static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
     return armed;
 }
 
+static void report_deaths(struct cl_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->watched_count; i++) {
+        if (!engine->watched[i].died)
+            continue;
+        engine->watched[i].died = false;
+        if (engine->endpoint != NULL)
+            cl_endpoint_peer_lost(engine->endpoint, engine->watched[i].peer);
+        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+            cl_group_peer_died(group, engine->watched[i].peer);
+    }
+}
+
 /* One turn. Returns until when the thread may sleep (0: not at all) and whether it waits for room on the wire. */
 static uint64_t turn(struct cl_engine *engine, bool *wire_full)
 {
@@ -285,6 +302,7 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     take_inbox(engine);
     if (engine->wire != NULL)
         receive_packets(engine);
+    report_deaths(engine); /* after what they said last */
     if (engine->endpoint != NULL) {
         uint64_t now = cl_now_us();
         if (cl_endpoint_next_timeout(engine->endpoint) <= now)
@@ -302,18 +320,43 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     return more || !arm_bells(engine, &deadline) ? 0 : deadline;
 }
 
+void cl_engine_attend(struct cl_engine *engine)
+{
+    if (pthread_mutex_trylock(&engine->core) != 0) {
+        cl_engine_wake(engine);
+        return;
+    }
+    bool wire_full;
+    uint64_t deadline = turn(engine, &wire_full);
+    if (wire_full || deadline == 0) {
+        cl_engine_wake(engine);
+    } else if (deadline < engine->sleeps_until_us) {
+        struct itimerspec at = {
+            .it_value = {.tv_sec = (time_t)(deadline / 1000000), .tv_nsec = (long)(deadline % 1000000) * 1000}};
+        timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+        engine->sleeps_until_us = deadline;
+    }
+    pthread_mutex_unlock(&engine->core);
+}
+
 static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wire_full)
 {
-    struct pollfd fds[2 + CL_PORTS_MAX + CL_WATCHED_MAX];
+    struct pollfd fds[3 + CL_PORTS_MAX + CL_WATCHED_MAX];
     nfds_t count = 0;
     fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = engine->timer_fd, .events = POLLIN};
     nfds_t first_port = count;
+    uint32_t full_port = UINT32_MAX; /* room at another one would not help the first packet that waits */
+    if (wire_full)
+        full_port =
+            engine->links[engine->batch[engine->batch_first].peer][engine->batch[engine->batch_first].path].port;
     for (uint32_t i = 0; i < engine->port_count; i++)
         fds[count++] = (struct pollfd){.fd = engine->wire_type->descriptor(engine->wire, i),
-                                       .events = (short)(wire_full ? POLLIN | POLLOUT : POLLIN)};
+                                       .events = (short)(i == full_port ? POLLIN | POLLOUT : POLLIN)};
     nfds_t first_watched = count;
     uint32_t watched = engine->watched_count;
+    engine->sleeps_until_us = deadline_us;
     for (uint32_t i = 0; i < watched; i++)
         fds[count++] = (struct pollfd){.fd = engine->watched[i].pidfd, .events = POLLIN};
     pthread_mutex_unlock(&engine->core);
@@ -339,26 +382,36 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     }
     if (fds[1].revents != 0)
         cl_bell_drain(engine->bell_fd);
+    if (fds[2].revents != 0) {
+        uint64_t ignored;
+        (void)!read(engine->timer_fd, &ignored, sizeof ignored);
+    }
     for (uint32_t i = 0; i < watched; i++) {
         if (fds[first_watched + i].revents == 0 || engine->watched[i].pidfd < 0)
             continue;
         close(engine->watched[i].pidfd);
         engine->watched[i].pidfd = -1; /* poll ignores it from now on */
-        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-            cl_group_peer_died(group, engine->watched[i].peer);
+        engine->watched[i].died = true;
     }
+}
+
+/* How long the slowest peer that misses an acknowledgement may be silent: it asks again after a probe timeout, and the
+ * question needs its time, too. */
+static uint64_t quiet_us(const struct cl_engine *engine)
+{
+    return LINGER_QUIET_US + 2 * (uint64_t)cl_endpoint_slowest_us(engine->endpoint);
 }
 
 static void linger(struct cl_engine *engine)
 {
-    uint64_t start = cl_now_us();
+    uint64_t start = cl_now_us(), quiet = quiet_us(engine);
     engine->last_heard_us = start;
-    for (uint64_t now = start; now - start < LINGER_MAX_US && now - engine->last_heard_us < LINGER_QUIET_US;) {
+    for (uint64_t now = start; now - start < LINGER_QUIETS_MAX * quiet && now - engine->last_heard_us < quiet;) {
         bool wire_full;
         uint64_t deadline = turn(engine, &wire_full);
         now = cl_now_us();
-        uint64_t quiet = engine->last_heard_us + LINGER_QUIET_US;
-        sleep_until(engine, deadline < quiet ? deadline : quiet, wire_full);
+        uint64_t until = engine->last_heard_us + quiet;
+        sleep_until(engine, deadline < until ? deadline : until, wire_full);
         now = cl_now_us();
     }
 }
@@ -400,6 +453,8 @@ static void free_engine(struct cl_engine *engine)
         close(engine->wake_fd);
     if (engine->bell_fd >= 0)
         close(engine->bell_fd);
+    if (engine->timer_fd >= 0)
+        close(engine->timer_fd);
     for (uint32_t i = 0; engine->links != NULL && i < CL_PEERS_MAX; i++)
         free(engine->links[i]);
     free(engine->links);
@@ -423,17 +478,24 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
                                     .address_count = options->address_count,
                                     .datagram_bytes = options->datagram_bytes,
                                     .loss_ppm = options->mem_loss_ppm,
-                                    .seed = options->mem_seed};
+                                    .seed = options->mem_seed,
+                                    .provider = options->ofi_provider};
     int status = engine->wire_type->open(&config, &engine->wire);
-    if (status == CL_OK)
-        engine->port_count = options->address_count;
-    return status;
+    if (status != CL_OK)
+        return status;
+    engine->port_count = options->address_count;
+    if (engine->wire_type->datagram_limit != NULL) {
+        uint32_t limit = engine->wire_type->datagram_limit(engine->wire);
+        if (limit < engine->options.datagram_bytes)
+            engine->options.datagram_bytes = limit;
+    }
+    return CL_OK;
 }
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
 {
     if (options == NULL || out == NULL || options->wire == NULL || options->congestion == NULL ||
-        strlen(options->congestion) >= sizeof((struct cl_engine *)0)->congestion)
+        options->auth > CL_AUTH_OFF || strlen(options->congestion) >= sizeof((struct cl_engine *)0)->congestion)
         return CL_EINVAL;
     struct cl_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
@@ -451,11 +513,12 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     strcpy(engine->congestion, options->congestion);
     engine->bell_fd = -1;
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     engine->links = calloc(CL_PEERS_MAX, sizeof *engine->links);
     engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
     int status = engine->links == NULL || engine->batch == NULL ? CL_ENOMEM : CL_OK;
     if (status == CL_OK)
-        status = engine->wake_fd < 0 ? CL_ESYSTEM : CL_OK;
+        status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
     if (status == CL_OK) {
         engine->bell_fd = cl_bell_open(engine->bell);
         status = engine->bell_fd < 0 ? CL_ESYSTEM : open_wire(engine, options);
@@ -489,11 +552,34 @@ void cl_engine_close(cl_engine *engine)
     free_engine(engine);
 }
 
+void cl_engine_linger(cl_engine *engine)
+{
+    uint64_t start = cl_now_us(), heard = start, now = start, quiet = 0;
+    do {
+        usleep((useconds_t)quiet / 4);
+        pthread_mutex_lock(&engine->core);
+        quiet = engine->endpoint != NULL && engine->peer_count > 0 ? quiet_us(engine) : 0;
+        if (engine->last_heard_us > heard)
+            heard = engine->last_heard_us;
+        pthread_mutex_unlock(&engine->core);
+        now = cl_now_us();
+    } while (now - heard < quiet && now - start < LINGER_QUIETS_MAX * quiet);
+}
+
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
 {
     if (engine->wire == NULL || index >= engine->port_count)
         return CL_EINVAL;
     return engine->wire_type->port_number(engine->wire, index, port);
+}
+
+int cl_engine_address(cl_engine *engine, uint32_t index, char *text)
+{
+    text[0] = '\0';
+    if (engine->wire == NULL || index >= engine->port_count)
+        return CL_EINVAL;
+    return engine->wire_type->address == NULL ? CL_OK
+                                              : engine->wire_type->address(engine->wire, index, text, CL_ADDRESS_BYTES);
 }
 
 int cl_engine_bell(cl_engine *engine, char *name)
@@ -502,14 +588,17 @@ int cl_engine_bell(cl_engine *engine, char *name)
     return CL_OK;
 }
 
-int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t epoch)
+int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch)
 {
     pthread_mutex_lock(&engine->core);
     int status = CL_OK;
     if (engine->endpoint != NULL) {
-        status = engine->job == job && engine->self == self && engine->epoch == epoch ? CL_OK : CL_EINVAL;
+        bool same = engine->job == job && engine->self == self && engine->epoch == epoch &&
+                    memcmp(engine->key, key, sizeof engine->key) == 0;
+        status = same ? CL_OK : CL_EINVAL;
     } else if (engine->wire != NULL) {
-        struct cl_endpoint_config config = {.job = job,
+        struct cl_endpoint_config config = {.auth = (enum cl_auth)engine->options.auth,
+                                            .job = job,
                                             .self = self,
                                             .epoch = epoch,
                                             .datagram_bytes = engine->options.datagram_bytes,
@@ -518,6 +607,8 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t 
                                             .congestion = engine->congestion,
                                             .fixed_rate_bps = engine->options.fixed_rate_bps,
                                             .seed = (uint32_t)job ^ self};
+        memcpy(config.key, key, sizeof config.key);
+        memcpy(engine->key, key, sizeof engine->key);
         status = cl_endpoint_create(&config, &engine->endpoint);
         engine->job = job;
         engine->self = self;
@@ -535,7 +626,7 @@ int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, co
     pthread_mutex_lock(&engine->core);
     int status = engine->endpoint == NULL ? CL_EINVAL : CL_OK;
     if (status == CL_OK && engine->links[peer] == NULL) {
-        uint32_t *links = calloc(path_count, sizeof *links);
+        struct cl_link *links = calloc(path_count, sizeof *links);
         status = links == NULL ? CL_ENOMEM : CL_OK;
         for (uint32_t i = 0; status == CL_OK && i < path_count; i++) {
             int link = local[i] >= engine->port_count
@@ -544,10 +635,10 @@ int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, co
             if (link < 0)
                 status = link;
             else
-                links[i] = (uint32_t)link;
+                links[i] = (struct cl_link){(uint32_t)link, local[i]};
         }
         if (status == CL_OK)
-            status = cl_endpoint_add_peer(engine->endpoint, peer, (uint16_t)path_count);
+            status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, local);
         if (status == CL_OK) {
             engine->links[peer] = links;
             engine->peer_count++;
@@ -571,7 +662,7 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
     } else if (!known) {
         int fd = (int)syscall(SYS_pidfd_open, pid, 0);
         if (fd >= 0 || errno == ESRCH)
-            engine->watched[engine->watched_count++] = (struct watched){peer, fd};
+            engine->watched[engine->watched_count++] = (struct watched){.peer = peer, .died = fd < 0, .pidfd = fd};
         else
             status = CL_ESYSTEM;
     }
@@ -595,6 +686,8 @@ int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
         stats->packets_spurious = from->packets_spurious;
         stats->packets_duplicate = from->packets_duplicate;
         stats->packets_foreign = from->packets_foreign;
+        stats->packets_forged = from->packets_forged;
+        stats->packets_replayed = from->packets_replayed;
         stats->packets_stashed = from->packets_stashed;
         stats->packets_stash_dropped = from->packets_stash_dropped;
         stats->acks_sent = from->acks_sent;

@@ -1,5 +1,6 @@
 /*
- * Engine internals shared by engine.c (the thread), group.c (communicators) and operation.c (what was submitted).
+ * Engine internals shared by engine.c (the thread), group.c (communicators), operation.c (what was submitted) and p2p.c
+ * (point-to-point operations).
  *
  * Locks, always taken in this order:
  *   engine->core    everything the engine thread works on: endpoint, wire, groups' operations; held while it works;
@@ -17,6 +18,7 @@
 #include "commlayer.h"
 #include "core/endpoint.h"
 #include "core/executor.h"
+#include "core/mailbox.h"
 #include "wire/host.h"
 #include "wire/wire.h"
 
@@ -28,7 +30,10 @@ enum {
     CL_SLEEP_MAX_US = 100000,       /* no wait is longer: a lost wake-up costs this much, never a hang */
 };
 
+enum cl_operation_kind { CL_OPERATION_PLAN, CL_OPERATION_SEND, CL_OPERATION_RECEIVE };
+
 struct cl_operation {
+    enum cl_operation_kind kind;
     atomic_uint references;
     _Atomic int32_t status;  /* CL_EAGAIN while in flight */
     _Atomic uint32_t done;   /* futex word */
@@ -45,8 +50,13 @@ struct cl_operation {
     uint32_t host_base; /* host counters at its start */
     uint32_t host_gate; /* every local rank's counter must have come this far first: see group.c */
     uint32_t host_parity;
-    struct cl_executor *executor; /* once started */
-    struct cl_operation *next;    /* in the inbox, then in the group */
+    struct cl_ticket ticket; /* point-to-point: the other rank and the name of its messages */
+    uint16_t pair[2];        /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
+    enum { CL_UNNAMED, CL_WAITING, CL_NAMED } name; /* point-to-point, core */
+    uint64_t call;                                  /* what the group has called, up to this one: equal on all ranks */
+    uint64_t host_call;                             /* as others of this host see it: see compare in group.c */
+    struct cl_executor *executor;                   /* once started */
+    struct cl_operation *next;                      /* in the inbox, then in the group */
 };
 
 struct cl_group {
@@ -63,20 +73,29 @@ struct cl_group {
     uint32_t *local;      /* local index -> group rank */
     uint32_t self;        /* own local index */
     uint8_t **staging[2]; /* by parity, by group rank */
+    _Atomic uint64_t **calls[2];
     _Atomic uint32_t **counters;
     pthread_mutex_t lane;
     uint32_t host_queued; /* host operations submitted to the engine and not yet done (lane) */
     bool lane_taken;      /* a calling thread runs a host operation (lane) */
     uint32_t sequence, host_sequence, host_base, host_previous_base; /* (lane) */
+    uint64_t call;                                                   /* of the latest operation (lane) */
     uint64_t spin_us;
     uint64_t spin_ewma_us;              /* how long recent waits of calling threads took */
     struct cl_operation *first, **last; /* in flight, in order of submission (core) */
+    struct cl_mailbox mailbox;          /* (core) */
     struct cl_group *next;              /* (core) */
 };
 
 struct watched {
     uint16_t peer;
+    bool died; /* and its groups do not know yet */
     int pidfd; /* -1: it is dead */
+};
+
+struct cl_link {
+    uint32_t number; /* of the wire */
+    uint32_t port;
 };
 
 struct cl_engine {
@@ -86,6 +105,8 @@ struct cl_engine {
     atomic_bool stopping;
     bool events_stopped;
     int wake_fd, bell_fd;
+    int timer_fd;             /* moves the end of the thread's sleep forward without waking it */
+    uint64_t sleeps_until_us; /* (core) */
     char bell[CL_BELL_BYTES];
     struct cl_engine_options options;
     char congestion[16];
@@ -95,8 +116,9 @@ struct cl_engine {
     uint32_t port_count;
     struct cl_endpoint *endpoint;
     uint64_t job;
+    uint8_t key[16];
     uint16_t self, epoch;
-    uint32_t **links; /* peer -> path -> link */
+    struct cl_link **links; /* peer -> path -> link */
     struct cl_datagram *batch;
     size_t batch_first, batch_count; /* what the wire had no room for */
     uint32_t peer_count;
@@ -119,6 +141,9 @@ struct cl_engine {
 
 uint64_t cl_now_us(void);
 void cl_engine_wake(struct cl_engine *engine);
+/* Has what was handed over looked at: by the calling thread, if the engine's sleeps, which saves two thread switches;
+ * else by that. */
+void cl_engine_attend(struct cl_engine *engine);
 void cl_engine_push_event(struct cl_engine *engine, uint64_t token, int status);
 /* Drops packets handed out by the endpoint and not yet taken by the wire: they point into buffers about to go. */
 void cl_engine_drop_payloads(struct cl_engine *engine);
@@ -126,18 +151,35 @@ void cl_engine_drop_payloads(struct cl_engine *engine);
 /* operation.c */
 int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *input, void *output, int dtype, int op,
                         uint32_t priority, uint64_t timeout_us, struct cl_operation **operation);
+/* A new operation, not checked: of `kind`, on these bytes. */
+int cl_operation_new(struct cl_group *group, enum cl_operation_kind kind, struct cl_plan *plan, void *input,
+                     void *output, const struct cl_arithmetic *arithmetic, uint32_t priority, uint64_t timeout_us,
+                     struct cl_operation **operation);
 /* Ends an operation: frees its executor, publishes the status, wakes waiters, sends the event. */
 void cl_operation_finish(struct cl_operation *operation, int status);
 /* Creates the executor; the group's order (sequence, host_*) must have been assigned. */
 int cl_operation_start(struct cl_operation *operation);
 
-/* group.c: both under core, by the engine thread */
+/* p2p.c, under core. Both name the messages of an operation, which must be posted before the next call. */
+/* CL_OK: it has a name, perhaps from before. CL_EAGAIN: it waits for a message to come, and cl_p2p_next will return it.
+ * CL_EPEERLOST: none will come. */
+int cl_p2p_bind(struct cl_operation *operation, uint64_t now_us);
+/* An operation that has waited and need not any more; NULL: there is none. */
+struct cl_operation *cl_p2p_next(struct cl_group *group);
+
+/* group.c */
+/* Hands an operation over to the engine; its place in the order of submission is that in which it comes here. `now`:
+ * the calling thread may do what there is to do at once. */
+void cl_group_submit(struct cl_group *group, struct cl_operation *operation, bool now);
+/* the rest under core, by the engine thread */
 /* Runs what can run; returns whether there is more to do at once. *deadline_us is lowered to the next one. */
 bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
 /* Notes that the process of a local peer died. */
 void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 /* Marks the group failed; the first reason stays. Any thread. */
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
+/* Notes that another rank has failed the group. */
+void cl_group_hear(struct cl_group *group, int reason, uint32_t blame);
 /* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
  * something moved meanwhile. */
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);

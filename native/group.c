@@ -9,6 +9,9 @@
  * rank posts when it has ended the operation: its own reads of others' staging are over then. Consecutive operations
  * use alternate halves of the staging, so before one starts, every local rank must have ended the operation two before
  * it (host_gate); that has nearly always happened long ago.
+ *
+ * Calls. All ranks must call the same operations in the same order. Each operation has a number that says what was
+ * called so far, and which others can compare: in packets (core/calls.h) and, in the host's memory, beside the counter.
  */
 #include "engine.h"
 
@@ -29,10 +32,12 @@ static bool copy_names(struct cl_group *group, const struct cl_group_options *op
     group->local = calloc(options->local_count, sizeof *group->local);
     group->staging[0] = calloc(options->size, sizeof *group->staging[0]);
     group->staging[1] = calloc(options->size, sizeof *group->staging[1]);
+    group->calls[0] = calloc(options->size, sizeof *group->calls[0]);
+    group->calls[1] = calloc(options->size, sizeof *group->calls[1]);
     group->counters = calloc(options->size, sizeof *group->counters);
     group->lost = calloc(options->size, sizeof *group->lost);
     if (group->peers == NULL || group->local == NULL || group->staging[0] == NULL || group->staging[1] == NULL ||
-        group->counters == NULL || group->lost == NULL)
+        group->calls[0] == NULL || group->calls[1] == NULL || group->counters == NULL || group->lost == NULL)
         return false;
     memcpy(group->peers, options->peers, options->size * sizeof *group->peers);
     memcpy(group->local, options->local, options->local_count * sizeof *group->local);
@@ -46,6 +51,8 @@ static void free_group(struct cl_group *group)
     free(group->local);
     free(group->staging[0]);
     free(group->staging[1]);
+    free(group->calls[0]);
+    free(group->calls[1]);
     free(group->counters);
     free(group->lost);
     pthread_mutex_destroy(&group->lane);
@@ -83,8 +90,10 @@ static int map_host(struct cl_group *group, const struct cl_group_options *optio
     for (uint32_t i = 0; i < group->local_count; i++) {
         uint32_t rank = group->local[i];
         group->counters[rank] = cl_host_counter(group->host, i);
-        for (uint32_t parity = 0; parity < 2; parity++)
+        for (uint32_t parity = 0; parity < 2; parity++) {
             group->staging[parity][rank] = cl_host_staging(group->host, i, parity);
+            group->calls[parity][rank] = cl_host_call(group->host, i, parity);
+        }
     }
     return CL_OK;
 }
@@ -92,7 +101,8 @@ static int map_host(struct cl_group *group, const struct cl_group_options *optio
 int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **out)
 {
     if (engine == NULL || options == NULL || out == NULL || options->rank >= options->size || options->peers == NULL ||
-        options->local == NULL || options->local_count == 0 || options->local_count > options->size)
+        options->local == NULL || options->local_count == 0 || options->local_count > options->size ||
+        (options->id & CL_GROUP_P2P) != 0)
         return CL_EINVAL;
     bool found = false;
     for (uint32_t i = 0; i < options->local_count; i++) {
@@ -124,6 +134,7 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
         return status;
     }
     pthread_mutex_lock(&engine->core);
+    cl_mailbox_init(&group->mailbox, engine->endpoint, group->id, group->size, group->peers);
     group->next = engine->groups;
     engine->groups = group;
     for (uint32_t i = 0; i < engine->watched_count; i++)
@@ -134,19 +145,28 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     return CL_OK;
 }
 
+/* Which rank others should look at: the cause where it is known to be another one, else the one that failed first. */
+static uint32_t to_blame(const struct cl_group *group, int reason)
+{
+    bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH || reason == CL_EABORTED;
+    return shared ? atomic_load(&group->culprit) : group->rank;
+}
+
 static void tell_peers(struct cl_group *group, int reason)
 {
+    uint32_t blame = to_blame(group, reason);
     group->announced = true;
-    cl_host_abort(group->host, reason);
+    cl_host_abort(group->host, reason, blame);
     if (group->engine->endpoint == NULL)
         return;
     uint16_t *peers = calloc(group->size, sizeof *peers);
     size_t count = 0;
     for (uint32_t rank = 0; peers != NULL && rank < group->size; rank++)
-        if (group->counters[rank] == NULL && rank != group->rank)
+        if (rank != group->rank) /* ranks of this host, too: their engines may be waiting for packets only */
             peers[count++] = group->peers[rank];
     if (count > 0)
-        cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, reason, cl_now_us());
+        cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, reason,
+                          blame == UINT32_MAX ? UINT16_MAX : group->peers[blame], cl_now_us());
     free(peers);
 }
 
@@ -158,6 +178,7 @@ static void end_all(struct cl_group *group, int status)
         tell_peers(group, status == CL_ECLOSED ? CL_EABORTED : status);
     if (group->first == NULL)
         return;
+    cl_mailbox_free(&group->mailbox);
     if (group->engine->endpoint != NULL) {
         cl_engine_drop_payloads(group->engine);
         cl_endpoint_cancel(group->engine->endpoint, group->id, UINT32_MAX);
@@ -209,12 +230,14 @@ void cl_group_close(cl_group *group)
     engine->inbox_last = at;
     pthread_mutex_unlock(&engine->inbox);
     end_all(group, atomic_load(&group->status));
+    cl_host_leave(group->host);
     for (struct cl_group **link = &engine->groups; *link != NULL; link = &(*link)->next) {
         if (*link == group) {
             *link = group->next;
             break;
         }
     }
+    cl_mailbox_free(&group->mailbox);
     if (engine->endpoint != NULL) {
         cl_engine_drop_payloads(engine);
         cl_endpoint_cancel(engine->endpoint, group->id, UINT32_MAX);
@@ -229,16 +252,25 @@ void cl_group_close(cl_group *group)
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
 {
     int32_t open = 0;
+    uint32_t nobody = UINT32_MAX;
+    if (atomic_load(&group->status) == CL_OK) /* before the status: who sees that looks for the culprit */
+        atomic_compare_exchange_strong(&group->culprit, &nobody, culprit);
     if (!atomic_compare_exchange_strong(&group->status, &open, reason))
         return;
-    atomic_store(&group->culprit, culprit);
-    cl_host_abort(group->host, reason);
+    cl_host_abort(group->host, reason, to_blame(group, reason));
     cl_engine_wake(group->engine); /* it tells the peers and ends what is in flight */
+}
+
+void cl_group_hear(struct cl_group *group, int reason, uint32_t blame)
+{
+    /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. */
+    bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
+    cl_group_fail(group, shared ? reason : CL_EABORTED, blame);
 }
 
 void cl_group_abort(cl_group *group, int reason)
 {
-    cl_group_fail(group, reason < 0 ? reason : CL_EABORTED, UINT32_MAX);
+    cl_group_fail(group, reason < 0 ? reason : CL_EABORTED, group->rank);
 }
 
 int cl_group_status(cl_group *group, uint32_t *peer)
@@ -262,8 +294,14 @@ void cl_group_peer_died(struct cl_group *group, uint16_t peer)
 static void assign_order(struct cl_group *group, struct cl_operation *operation)
 {
     operation->sequence = group->sequence++;
+    if (operation->call != 0) {
+        group->call = (group->call ^ operation->call) * 0xD6E8FEB86659FD93u;
+        group->call ^= group->call >> 32;
+        operation->call = group->call;
+    }
     if (!operation->plan->uses_host)
         return;
+    operation->host_call = (uint64_t)(group->host_sequence + 1) << 32 | (uint32_t)group->call;
     operation->host_parity = group->host_sequence++ & 1;
     operation->host_gate = group->host_previous_base;
     operation->host_base = group->host_base;
@@ -287,18 +325,42 @@ static void post_end(struct cl_group *group, const struct cl_operation *operatio
     cl_host_post(group->host, operation->host_base + operation->plan->posts + 1);
 }
 
-/* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for, UINT32_MAX: none. */
-static int reason_to_stop(struct cl_group *group, uint32_t rank, uint64_t now_us, uint64_t deadline_us)
+/* Whether a rank of this host has called something else, as far as the two are within sight of each other. */
+static bool disagrees(const struct cl_group *group, uint32_t rank)
+{
+    for (uint32_t parity = 0; parity < 2; parity++) {
+        uint64_t own = atomic_load_explicit(group->calls[parity][group->rank], memory_order_relaxed);
+        uint64_t other = atomic_load_explicit(group->calls[parity][rank], memory_order_relaxed);
+        if (own != other && own >> 32 == other >> 32)
+            return true;
+    }
+    return false;
+}
+
+/* Whether a rank of this host posts no more. Its last post may have come just before: look here first, and then at the
+ * counter. */
+static bool is_gone(const struct cl_group *group, uint32_t index)
+{
+    return atomic_load(&group->lost[group->local[index]]) || cl_host_left(group->host, index);
+}
+
+/* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for, UINT32_MAX: none; `gone`
+ * says that it waits in vain. */
+static int reason_to_stop(struct cl_group *group, uint32_t rank, bool gone, uint64_t now_us, uint64_t deadline_us)
 {
     int status = atomic_load(&group->status);
     if (status != CL_OK)
         return status;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK) {
-        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        cl_group_hear(group, aborted, cl_host_blamed(group->host));
         return atomic_load(&group->status);
     }
-    if (rank != UINT32_MAX && atomic_load(&group->lost[rank])) {
+    if (rank != UINT32_MAX && disagrees(group, rank)) {
+        cl_group_fail(group, CL_EMISMATCH, rank);
+        return CL_EMISMATCH;
+    }
+    if (gone) {
         cl_group_fail(group, CL_EPEERLOST, rank);
         return CL_EPEERLOST;
     }
@@ -324,8 +386,11 @@ static int wait_for(struct cl_group *group, uint32_t index, uint32_t value, uint
             now = cl_now_us();
         }
     }
-    while (!cl_host_reached(group->host, index, value)) {
-        int stop = reason_to_stop(group, group->local[index], now, deadline_us);
+    for (;;) {
+        bool gone = is_gone(group, index);
+        if (cl_host_reached(group->host, index, value))
+            break;
+        int stop = reason_to_stop(group, group->local[index], gone, now, deadline_us);
         if (stop != CL_OK)
             return stop;
         uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
@@ -345,7 +410,7 @@ static int run_here(struct cl_group *group, struct cl_operation *operation)
 {
     uint32_t behind = 0;
     bool host = operation->plan->uses_host;
-    int status = reason_to_stop(group, UINT32_MAX, 0, UINT64_MAX);
+    int status = reason_to_stop(group, UINT32_MAX, false, 0, UINT64_MAX);
     while (status == CL_OK && host && !gate_is_open(group, operation, &behind))
         status = wait_for(group, behind, operation->host_gate, operation->deadline_us);
     if (status == CL_OK)
@@ -355,15 +420,19 @@ static int run_here(struct cl_group *group, struct cl_operation *operation)
         uint32_t rank, value;
         if (progress == CL_PROGRESS_DONE)
             break;
-        if (progress == CL_PROGRESS_FAILED || !cl_executor_awaits(operation->executor, 0, &rank, &value))
+        if (progress == CL_PROGRESS_FAILED) {
+            status = cl_executor_status(operation->executor);
+            cl_group_fail(group, status, cl_executor_culprit(operation->executor));
+        } else if (!cl_executor_awaits(operation->executor, 0, &rank, &value)) {
             status = CL_EINVAL; /* a plan that waits for nothing: cannot be, cl_plan_create saw to it */
-        else
+        } else {
             status = wait_for(group, local_index(group, rank), value, operation->deadline_us);
+        }
     }
     if (host && status == CL_OK)
         post_end(group, operation); /* after a failure it would tell the others that all of the data is there */
     else if (host && status == CL_ECLOSED)
-        cl_host_abort(group->host, CL_EABORTED); /* they wait for this rank, which is about to go */
+        cl_host_abort(group->host, CL_EABORTED, group->rank); /* they wait for this rank, which is about to go */
     else if (status != CL_OK)
         cl_group_fail(group, status, UINT32_MAX);
     return status;
@@ -389,18 +458,31 @@ static void leave_lane(struct cl_group *group)
 }
 
 /* Under lane. */
-static void hand_over(struct cl_group *group, struct cl_operation *operation)
+/* Returns whether the engine must be told. */
+static bool hand_over(struct cl_group *group, struct cl_operation *operation)
 {
     struct cl_engine *engine = group->engine;
-    assign_order(group, operation);
+    if (operation->kind == CL_OPERATION_PLAN)
+        assign_order(group, operation);
     group->host_queued += operation->plan->uses_host;
     pthread_mutex_lock(&engine->inbox);
     bool was_empty = engine->inbox_first == NULL;
     *engine->inbox_last = operation;
     engine->inbox_last = &operation->next;
     pthread_mutex_unlock(&engine->inbox);
-    if (was_empty)
+    return was_empty;
+}
+
+void cl_group_submit(struct cl_group *group, struct cl_operation *operation, bool now)
+{
+    struct cl_engine *engine = group->engine;
+    pthread_mutex_lock(&group->lane);
+    bool news = hand_over(group, operation);
+    if (news && !now)
         cl_engine_wake(engine);
+    pthread_mutex_unlock(&group->lane);
+    if (news && now)
+        cl_engine_attend(engine);
 }
 
 int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
@@ -412,9 +494,7 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
     int status = cl_operation_create(group, plan, input, output, dtype, op, priority, timeout_us, &operation);
     if (status != CL_OK)
         return status;
-    pthread_mutex_lock(&group->lane);
-    hand_over(group, operation);
-    pthread_mutex_unlock(&group->lane);
+    cl_group_submit(group, operation, false);
     *out = operation;
     return CL_OK;
 }
@@ -428,8 +508,8 @@ int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype,
         return status;
     pthread_mutex_lock(&group->lane);
     bool here = enter_lane(group, operation);
-    if (!here)
-        hand_over(group, operation);
+    if (!here && hand_over(group, operation))
+        cl_engine_wake(group->engine);
     pthread_mutex_unlock(&group->lane);
     if (here) {
         status = run_here(group, operation);
@@ -466,7 +546,9 @@ static bool may_start(struct cl_group *group, struct cl_operation *operation, bo
 static int step_operation(struct cl_group *group, struct cl_operation *operation, uint64_t now_us, bool *more)
 {
     if (operation->executor == NULL) {
-        int status = cl_operation_start(operation);
+        int status = operation->kind == CL_OPERATION_PLAN ? CL_OK : cl_p2p_bind(operation, now_us);
+        if (status == CL_OK)
+            status = cl_operation_start(operation);
         if (status != CL_OK)
             return status;
         cl_executor_set_owner(operation->executor, operation);
@@ -493,17 +575,36 @@ static int check_host(struct cl_group *group, struct cl_operation *operation, ui
     if (!operation->plan->uses_host)
         return CL_OK;
     if (operation->executor == NULL) {
-        uint32_t behind;
-        if (!gate_is_open(group, operation, &behind))
-            rank = group->local[behind];
-        return reason_to_stop(group, rank, now_us, UINT64_MAX);
+        uint32_t behind = 0;
+        bool waits = !gate_is_open(group, operation, &behind);
+        bool gone = waits && is_gone(group, behind) && !cl_host_reached(group->host, behind, operation->host_gate);
+        return reason_to_stop(group, waits ? group->local[behind] : UINT32_MAX, gone, now_us, UINT64_MAX);
     }
     for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
-        int status = reason_to_stop(group, rank, now_us, UINT64_MAX);
+        uint32_t index = local_index(group, rank);
+        bool gone = is_gone(group, index) && !cl_host_reached(group->host, index, value);
+        int status = reason_to_stop(group, rank, gone, now_us, UINT64_MAX);
         if (status != CL_OK)
             return status;
     }
     return CL_OK;
+}
+
+/* The rank to name when an operation fails: who disagrees, or who is late; UINT32_MAX: nobody known. */
+static uint32_t culprit_of(const struct cl_group *group, const struct cl_operation *operation, int status)
+{
+    uint32_t rank = UINT32_MAX, value, behind;
+    if (operation->kind != CL_OPERATION_PLAN)
+        return status == CL_ETIMEDOUT || status == CL_EPEERLOST ? operation->ticket.source : UINT32_MAX;
+    if (operation->executor == NULL) {
+        bool gated = operation->plan->uses_host && !gate_is_open(group, operation, &behind);
+        return status == CL_ETIMEDOUT && gated ? group->local[behind] : UINT32_MAX;
+    }
+    if (status != CL_ETIMEDOUT)
+        return cl_executor_culprit(operation->executor);
+    if (!cl_executor_awaits(operation->executor, 0, &rank, &value) && operation->plan->network_steps > 0)
+        rank = cl_group_rank_of(group, cl_endpoint_late_peer(group->engine->endpoint, group->id, operation->sequence));
+    return rank;
 }
 
 static void remove_operation(struct cl_group *group, struct cl_operation **at)
@@ -525,7 +626,13 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     struct cl_operation **at = &group->first;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK)
-        cl_group_fail(group, aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT32_MAX);
+        cl_group_hear(group, aborted, cl_host_blamed(group->host));
+    struct cl_operation *bound;
+    while (group->mailbox.queues != NULL && (bound = cl_p2p_next(group)) != NULL) {
+        int status = step_operation(group, bound, now_us, &more);
+        if (status != CL_EAGAIN)
+            cl_group_fail(group, status, culprit_of(group, bound, status));
+    }
     while (*at != NULL && atomic_load(&group->status) == CL_OK) {
         struct cl_operation *operation = *at;
         int status = CL_EAGAIN;
@@ -545,8 +652,10 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
             break;
         if (status == CL_EAGAIN && now_us >= operation->deadline_us)
             status = CL_ETIMEDOUT;
+        if (status == CL_EABORTED) /* heard while it started: the reason follows, see take_completions */
+            break;
         if (status != CL_EAGAIN) {
-            cl_group_fail(group, status, UINT32_MAX);
+            cl_group_fail(group, status, culprit_of(group, operation, status));
             break;
         }
         if (operation->deadline_us < *deadline_us)

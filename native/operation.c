@@ -39,9 +39,22 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
     for (uint32_t i = 0; i < plan->host_rank_count; i++)
         if (group->counters[plan->host_ranks[i]] == NULL)
             return CL_EINVAL; /* a rank of another host */
+    struct cl_arithmetic arithmetic = {cl_dtype_size((enum cl_dtype)dtype), reduce, scale, cl_copy_stream};
+    int status =
+        cl_operation_new(group, CL_OPERATION_PLAN, plan, input, output, &arithmetic, priority, timeout_us, out);
+    if (status == CL_OK && plan->signature != 0)
+        (*out)->call = (uint64_t)plan->signature << 32 | (uint32_t)(op << 8 | dtype) | 1u << 31;
+    return status;
+}
+
+int cl_operation_new(struct cl_group *group, enum cl_operation_kind kind, struct cl_plan *plan, void *input,
+                     void *output, const struct cl_arithmetic *arithmetic, uint32_t priority, uint64_t timeout_us,
+                     struct cl_operation **out)
+{
     struct cl_operation *operation = calloc(1, sizeof *operation);
     if (operation == NULL)
         return CL_ENOMEM;
+    operation->kind = kind;
     atomic_init(&operation->references, 2); /* the caller's, and the engine's until it is done */
     atomic_init(&operation->status, CL_EAGAIN);
     operation->group = group;
@@ -49,7 +62,7 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
     cl_plan_retain(plan);
     operation->input = input;
     operation->output = output;
-    operation->arithmetic = (struct cl_arithmetic){cl_dtype_size((enum cl_dtype)dtype), reduce, scale, cl_copy_stream};
+    operation->arithmetic = *arithmetic;
     operation->priority = (uint8_t)priority;
     operation->timeout_us = timeout_us;
     operation->deadline_us = deadline_after(timeout_us);
@@ -60,7 +73,13 @@ int cl_operation_create(struct cl_group *group, struct cl_plan *plan, void *inpu
 int cl_operation_start(struct cl_operation *operation)
 {
     struct cl_group *group = operation->group;
+    if (operation->plan->uses_host)
+        atomic_store_explicit(group->calls[operation->host_parity][group->rank], operation->host_call,
+                              memory_order_relaxed); /* the first post publishes it */
+    bool p2p = operation->kind != CL_OPERATION_PLAN;
     struct cl_host_view view = {.staging = group->staging[operation->host_parity],
+                                .calls = group->calls[operation->host_parity],
+                                .call = operation->host_call,
                                 .counters = group->counters,
                                 .base = operation->host_base,
                                 .post = (void (*)(void *, uint32_t))cl_host_post,
@@ -71,9 +90,11 @@ int cl_operation_start(struct cl_operation *operation)
                                         .arithmetic = operation->arithmetic,
                                         .host = &view,
                                         .endpoint = group->engine->endpoint,
-                                        .peers = group->peers,
-                                        .group = group->id,
+                                        .peers = p2p ? operation->pair : group->peers,
+                                        .group = p2p ? group->id | CL_GROUP_P2P : group->id,
                                         .sequence = operation->sequence,
+                                        .first_message = operation->ticket.index,
+                                        .signature = operation->call == 0 ? 0 : (uint16_t)(1 + operation->call % 4095),
                                         .priority = operation->priority};
     return cl_executor_create(&config, &operation->executor);
 }

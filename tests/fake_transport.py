@@ -1,23 +1,26 @@
 """A transport for tests of the frontends: the contract of `transport.base.Group`, without engine or plans.
 
-`install()` puts it in the place of the native one. A collective gathers everybody's bytes with gloo and is then done in
-torch, in rank order. A test can make operations fail or hang.
+`install()` puts it in the place of the native one. A reduction gathers everybody's bytes with gloo and is then done in
+torch, in rank order; what only moves bytes is gloo's counterpart. A test can make operations fail or hang.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import functools
 import queue
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from commlayer import backend
+from commlayer import backend, launcher
 from commlayer.errors import CommError, OperationTimeoutError
 from commlayer.transport.base import DType, Op
 from commlayer.transport.bootstrap import Rendezvous
@@ -38,7 +41,11 @@ _TORCH = {
 }
 
 
-class Call(NamedTuple):
+_BITWISE = {Op.BAND: torch.bitwise_and, Op.BOR: torch.bitwise_or, Op.BXOR: torch.bitwise_xor}
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
     """Stands for a plan: what it is to do."""
 
     collective: str
@@ -47,9 +54,37 @@ class Call(NamedTuple):
     average: bool
     root: int
 
+    steps: ClassVar = np.zeros(0)  # caches look at the size of plans
+    successors: ClassVar = np.zeros(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """Stands for the plan of a delivery."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    same: bool
+
+    collective: ClassVar = "delivery"
+    steps: ClassVar = np.zeros(0)
+    successors: ClassVar = np.zeros(0)
+
+
+class Message(NamedTuple):
+    """A send or receive."""
+
+    collective: str
+    peer: int | None
+    length: int
+    tag: int
+
 
 class FakeHandle:
     """One operation."""
+
+    source = -1
+    """Of a receive that is done."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -92,13 +127,14 @@ class FakeGroup:
         self.interface = "lo"
         self.failure: CommError | None = None
         self.delay_s = 0.0
-        self.operations: list[tuple[Call, float, int]] = []
+        self.operations: list[tuple[Call | Delivery | Message, float, int]] = []
         """Every call, its timeout and its priority."""
         store = dist.PrefixStore("fake", rendezvous.store)
         self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=30))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+        self._messages: list[threading.Thread] = []
 
     def submit(
         self, plan: Any, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
@@ -120,19 +156,51 @@ class FakeGroup:
     ) -> None:
         self.submit(plan, source, target, dtype, op, timeout_s=timeout_s, priority=priority).wait(timeout_s)
 
+    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> FakeHandle:
+        self.operations.append((Message("send", to, length, tag), timeout_s, priority))
+        return self._message(lambda: self._gloo.send([_memory(source, length)], to, tag), self.rank)
+
+    def receive(
+        self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
+    ) -> FakeHandle:
+        self.operations.append((Message("receive", source, length, tag), timeout_s, priority))
+        memory = [_memory(target, length)]
+        if source is None:
+            return self._message(lambda: self._gloo.recv_anysource(memory, tag))
+        return self._message(lambda: self._gloo.recv(memory, source, tag), source)
+
+    def _message(self, start: Callable[[], Any], source: int | None = None) -> FakeHandle:
+        handle = FakeHandle()
+        work = start() if self.failure is None else None
+
+        def finish() -> None:
+            if work is not None:
+                work.wait()
+                handle.source = work._source_rank() if source is None else source
+            handle.end(self.failure)
+
+        thread = threading.Thread(target=finish, daemon=True)
+        thread.start()
+        self._messages.append(thread)
+        return handle
+
     def abort(self, reason: str) -> None:
         self.failure = CommError(reason)
 
     def close(self) -> None:
         self._work.put(None)
-        self._thread.join()
+        for thread in [self._thread, *self._messages]:
+            thread.join()
 
     def _serve(self) -> None:
         while (operation := self._work.get()) is not None:
             operation()
 
-    def _execute(self, call: Call, source: int, target: int, dtype: DType, op: Op) -> None:
-        collective, numel, itemsize, average, root = call
+    def _execute(self, call: Call | Delivery, source: int, target: int, dtype: DType, op: Op) -> None:
+        if isinstance(call, Delivery):
+            self._deliver(call, source, target)
+            return
+        collective, numel, itemsize, root = call.collective, call.numel, call.itemsize, call.root
         sent = numel * (self.size if collective == "reduce_scatter" else 1)
         mine = _memory(source, sent * itemsize)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
@@ -147,14 +215,24 @@ class FakeGroup:
             values = [part.view(_TORCH[dtype]) for part in parts]
             if collective == "reduce_scatter":
                 values = [value[self.rank * numel : (self.rank + 1) * numel] for value in values]
-            result = _reduce(values, op, average).view(torch.uint8)
+            result = _reduce(values, op, call.average).view(torch.uint8)
+        if collective != "reduce" or self.rank == root:
+            _memory(target, len(result)).copy_(result)
+
+    def _deliver(self, call: Delivery, source: int, target: int) -> None:
+        mine = _memory(source, max(call.sent) if call.same else sum(call.sent)).clone()
+        parts = [mine[:length] for length in call.sent] if call.same else mine.split(call.sent)
+        result = torch.empty(sum(call.received), dtype=torch.uint8)
+        self._gloo.alltoall_base(result, torch.cat(list(parts)), list(call.received), list(call.sent)).wait()
         _memory(target, len(result)).copy_(result)
 
 
 def _reduce(values: list[torch.Tensor], op: Op, average: bool) -> torch.Tensor:
     dtype = values[0].dtype
     wide = torch.stack([value.to(torch.float64 if dtype.is_floating_point else torch.int64) for value in values])
-    if op == Op.SUM:
+    if op in _BITWISE:
+        result: torch.Tensor = functools.reduce(_BITWISE[op], wide)
+    elif op == Op.SUM:
         result = wide.sum(0)
     elif op == Op.PRODUCT:
         result = wide.prod(0)
@@ -175,7 +253,11 @@ def install() -> None:
     def plan_for(collective: str, *, numel: int, itemsize: int, average: bool = False, root: int = 0, **_: Any) -> Call:
         return Call(collective, numel, itemsize, average, root)
 
+    def deliver(_: int, __: Any, sent: tuple[int, ...], received: tuple[int, ...], ___: int, *, same: bool) -> Delivery:
+        return Delivery(sent, received, same)
+
     def connect(rendezvous: Rendezvous, *_: Any, **__: Any) -> FakeGroup:
         return FakeGroup(rendezvous)
 
-    vars(backend).update(plan_for=plan_for, connect=connect)
+    vars(launcher).update(plan_for=plan_for, deliver=deliver)
+    vars(backend).update(connect=connect)

@@ -10,6 +10,7 @@ the job lives in the parent; `init(rank, size, backend)` joins it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import faulthandler
 import itertools
@@ -19,7 +20,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +29,10 @@ import torch.distributed as dist
 TIMEOUT_S = 60.0
 _PORT = "RANKS_STORE_PORT"
 
+_CLONE_NEWNET = 0x40000000
+
 _inits = itertools.count()
+_kept: dist.Store | None = None
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel", "torch._dynamo", "numpy"])
@@ -70,8 +74,12 @@ def outcomes(
     *args: Any,
     timeout_s: float = TIMEOUT_S,
     environ: Mapping[str, str] | None = None,
+    places: Sequence[str] | None = None,
 ) -> list[Outcome]:
-    """As `run`, but a failure is a result: for tests of failures."""
+    """As `run`, but a failure is a result: for tests of failures.
+
+    `places` names a network namespace for each rank: those in different ones are on different hosts.
+    """
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     environment = {**(environ or {}), _PORT: str(store.port)}
     ended = [Outcome() for _ in range(size)]
@@ -79,7 +87,9 @@ def outcomes(
     running: dict[multiprocessing.connection.Connection, int] = {}
     for rank in range(size):
         here, there = _context.Pipe(duplex=False)
-        process = _context.Process(target=_main, args=(there, environment, function, rank, size, args))
+        process = _context.Process(
+            target=_main, args=(there, environment, places[rank] if places else None, function, rank, size, args)
+        )
         process.start()
         there.close()
         processes.append(process)
@@ -121,7 +131,9 @@ def init(rank: int, size: int, backend: str = "commlayer", **options: Any) -> No
 
 
 def store() -> dist.Store:
-    """A new connection to the Store of this `run`."""
+    """A connection to the Store of this `run`: a new one, but in a namespace, from where there is no way to it."""
+    if _kept is not None:
+        return _kept
     return dist.TCPStore("127.0.0.1", int(os.environ[_PORT]), None, False, timedelta(seconds=30))
 
 
@@ -136,6 +148,7 @@ def job(rank: int, size: int, backend: str = "commlayer", **options: Any) -> Ite
 def _main(
     pipe: multiprocessing.connection.Connection,
     environ: Mapping[str, str],
+    place: str | None,
     function: Callable[..., Any],
     rank: int,
     size: int,
@@ -146,10 +159,22 @@ def _main(
     import torch
 
     torch.set_num_threads(1)
+    if place is not None:
+        _move(place)
     try:
         pipe.send((function(rank, size, *args), None))
     except BaseException:
         pipe.send((None, traceback.format_exc()))
+
+
+def _move(place: str) -> None:
+    """Into a network namespace. A socket stays in the one it was made in: so the Store's is made before."""
+    global _kept
+    _kept = store()
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
+    with open(f"/var/run/netns/{place}") as namespace:
+        if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {place}")
 
 
 def _signal(pid: int | None, number: int) -> None:

@@ -9,6 +9,9 @@ from typer.testing import CliRunner
 from commlayer import cli
 from commlayer.bench import launch
 from commlayer.bench.spec import Spec
+from commlayer.emulate import namespace
+from commlayer.emulate.link import Link
+from commlayer.emulate.scenario import Scenario
 
 RUNNER = CliRunner()
 
@@ -40,17 +43,15 @@ def test_arguments_become_the_spec(started: list[tuple[Spec, int]], tmp_path: Pa
     assert ranks == 3
     assert [str(backend) for backend in spec.backends] == ["gloo", "commlayer"]
     assert (spec.collective, spec.sizes, spec.dtype) == ("all_gather", (1024, 2048, 4096), "int32")
-    assert (spec.iters, spec.warmup, spec.json_path, spec.link) == (7, 3, out, None)
+    assert (spec.iters, spec.warmup, spec.json_path, spec.scenario) == (7, 3, out, None)
 
 
 def test_network_arguments_become_the_link(started: list[tuple[Spec, int]]) -> None:
     words = "--netns 4 --rate 200M --loss 0.01 --buffer-packets 64 --nics 2 --backends gloo --tcp-cc cubic,bbr"
     assert bench(*words.split()).exit_code == 0
     spec, ranks = started[0]
-    assert ranks == spec.hosts == 4
-    assert spec.link is not None
-    assert (spec.link.rate_bps, spec.link.loss, spec.link.buffer_packets, spec.link.nics) == (200e6, 0.01, 64, 2)
-    assert not spec.link.offloads
+    assert spec.scenario == Scenario(hosts=4, nics=(Link(rate_bps=200e6, loss=0.01, buffer_packets=64),) * 2)
+    assert ranks == 4
     assert [str(backend) for backend in spec.backends] == ["gloo/cubic", "gloo/bbr"]
 
 
@@ -64,7 +65,9 @@ def test_network_arguments_become_the_link(started: list[tuple[Spec, int]]) -> N
         ("--min 2K --max 1K", "min <= max"),
         ("--dtype float7", "float7"),
         ("--netns 2 --rate fast", "fast"),
-        ("--netns 2 --loss 2", "loss 2"),
+        ("--netns 2 --loss 2", "loss = 2"),
+        ("--netns 2 --scenario some.toml", "--scenario"),
+        ("--scenario nowhere.toml", "nowhere.toml"),
     ],
 )
 def test_bad_arguments_are_named_and_nothing_starts(
@@ -74,6 +77,37 @@ def test_bad_arguments_are_named_and_nothing_starts(
     assert result.exit_code == 2
     assert message in result.output
     assert not started
+
+
+def test_a_scenario_file_is_the_network(started: list[tuple[Spec, int]], tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("hosts = 3\nranks_per_host = 2\n[[nic]]\nrate_bps = 1e8\n")
+    assert bench("--scenario", str(path), "--backends", "gloo", "--tcp-cc", "cubic").exit_code == 0
+    spec, ranks = started[0]
+    assert (spec.scenario, ranks) == (Scenario.read(path), 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a scenario"),
+        (["s.toml"], "and a command"),
+        (["nowhere.toml", "--", "true"], "nowhere.toml: No such file"),
+        (["s.toml", "--", "true"], "s.toml: hosts = 0: use 1 to"),
+        (["--clean"], "root"),
+        (["good.toml", "--check"], "root"),
+    ],
+)
+def test_emulate_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(namespace, "missing", lambda: "network namespaces need root")
+    Path("s.toml").write_text("hosts = 0")
+    Path("good.toml").write_text("hosts = 2")
+    result = RUNNER.invoke(cli.app, ["emulate", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 def test_failure_to_start_is_an_error_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,13 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     [
         ("IFNAME", "eth0, ib*,^ib3", ("eth0", "ib*", "^ib3")),
         ("SHM", "0", False),
+        ("WIRE", "ofi", "ofi"),
         ("ALGORITHM", "Ring", "ring"),
         ("SEGMENT_BYTES", "64K", 64 << 10),
         ("SEGMENT_BYTES", "1048576", 1 << 20),
         ("CONGESTION", "delay", "delay"),
         ("PEER_TIMEOUT_S", "2.5", 2.5),
+        ("AUTH", "full", "full"),
         ("MTU", "9000", 9000),
         ("LOG", "debug", "debug"),
     ],
@@ -49,6 +51,8 @@ def test_a_fixed_rate_takes_two_variables() -> None:
     ("variable", "text", "remedy"),
     [
         ("SHM", "yes", "use 0 or 1"),
+        ("WIRE", "rdma", "udp, ofi"),
+        ("OFI_PROVIDER", "verbs", "set COMMLAYER_WIRE=ofi"),
         ("ALGORITHM", "tree", "auto, direct, ring"),
         ("SEGMENT_BYTES", "-1", "use a whole number"),
         ("SEGMENT_BYTES", "64Q", "use a whole number"),
@@ -56,6 +60,7 @@ def test_a_fixed_rate_takes_two_variables() -> None:
         ("SEGMENT_BYTES", "100", "from 4K to 1G"),
         ("SEGMENT_BYTES", "4100", "multiple of 64"),
         ("CONGESTION", "cubic", "delay, fixed"),
+        ("AUTH", "none", "header, full, off"),
         ("PEER_TIMEOUT_S", "soon", "number of seconds"),
         ("PEER_TIMEOUT_S", "nan", "0.1 to 86400"),
         ("PEER_TIMEOUT_S", "0", "0.1 to 86400"),
@@ -74,7 +79,7 @@ def test_a_bad_value_is_refused_with_variable_value_and_remedy(variable: str, te
 
 
 def test_a_misspelt_variable_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"COMMLAYER_IFNAMES=eth0: .*known: COMMLAYER_IFNAME, COMMLAYER_SHM"):
+    with pytest.raises(ConfigError, match=r"COMMLAYER_IFNAMES=eth0: .*known: COMMLAYER_IFNAME, COMMLAYER_WIRE"):
         Config.from_environment({"COMMLAYER_IFNAMES": "eth0"})
 
 

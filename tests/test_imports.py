@@ -15,8 +15,21 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     {"errors", "config"},
     {"scheduler", "compress", "plans", "transport", "telemetry"},
-    {"backend", "work", "tensors", "ddp", "fsdp", "pipeline", "tp"},
-    {"", "__main__", "cli", "bench"},  # "" is commlayer/__init__.py
+    {
+        "backend",
+        "collectives",
+        "launcher",
+        "devices",
+        "staging",
+        "work",
+        "tensors",
+        "dynamo",
+        "ddp",
+        "fsdp",
+        "pipeline",
+        "tp",
+    },
+    {"", "__main__", "cli", "bench", "emulate"},  # "" is commlayer/__init__.py
 )
 FRONTENDS = FLOORS[2]
 PACKAGES = FLOORS[1]

@@ -199,6 +199,134 @@ class Broadcast(Collective):
         return self._mismatches(self.buffer, self.expected)
 
 
+class Reduce(Collective):
+    """To group rank 0, in place there."""
+
+    name = "reduce"
+    reduces = True
+
+    @property
+    def bus_factor(self) -> float:
+        return 1.0
+
+    def prepare(self) -> None:
+        self.source, self.buffer, self.expected = (self._new(self.count) for _ in range(3))
+        pattern.fill(self.source, self.rank, self.world, self.op)
+        pattern.fill_reduced(self.expected, self.world, self.op)
+
+    def restore(self) -> None:
+        self.buffer.copy_(self.source)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        dist.reduce(self.buffer, op=_REDUCE_OPS[self.op], group=group, group_dst=0)
+
+    def chain(self) -> int:
+        return 1  # the next one would start from the result at the root, and from inputs or leftovers elsewhere
+
+    def wrong(self) -> int:
+        return self._mismatches(self.buffer, self.expected) if self.rank == 0 else 0
+
+
+class AllToAll(Collective):
+    """The whole array is what one rank sends."""
+
+    name = "all_to_all"
+    sharded = True
+
+    @property
+    def bus_factor(self) -> float:
+        return (self.world - 1) / self.world
+
+    def prepare(self) -> None:
+        self.source, self.result, self.expected = (self._new(self.count) for _ in range(3))
+        own = slice(self.rank * self.shard, (self.rank + 1) * self.shard)
+        for rank in range(self.world):
+            pattern.fill(self.source, rank, self.world, "sum")
+            self.expected[rank * self.shard : (rank + 1) * self.shard] = self.source[own]
+        pattern.fill(self.source, self.rank, self.world, "sum")
+
+    def restore(self) -> None:
+        self.result.fill_(77)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        dist.all_to_all_single(self.result, self.source, group=group)
+
+    def wrong(self) -> int:
+        return self._mismatches(self.result, self.expected)
+
+
+class Gather(AllGather):
+    """To group rank 0. The whole array is what the root receives."""
+
+    name = "gather"
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        parts = list(self.result.split(self.shard)) if self.rank == 0 else None
+        dist.gather(self.source, parts, group=group, group_dst=0)
+
+    def wrong(self) -> int:
+        return super().wrong() if self.rank == 0 else 0
+
+
+class Scatter(Collective):
+    """From group rank 0. The whole array is what the root sends."""
+
+    name = "scatter"
+    sharded = True
+
+    @property
+    def bus_factor(self) -> float:
+        return (self.world - 1) / self.world
+
+    def prepare(self) -> None:
+        self.source, self.result = self._new(self.count), self._new(self.shard)
+        pattern.fill(self.source, 0, self.world, "sum")
+        self.expected = self.source[self.rank * self.shard : (self.rank + 1) * self.shard]
+
+    def restore(self) -> None:
+        self.result.fill_(77)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        parts = list(self.source.split(self.shard)) if self.rank == 0 else None
+        dist.scatter(self.result, parts, group=group, group_src=0)
+
+    def wrong(self) -> int:
+        return self._mismatches(self.result, self.expected)
+
+
+class SendRecv(Collective):
+    """Every rank sends to the next one and receives from the one before, at the same time."""
+
+    name = "sendrecv"
+
+    @property
+    def bus_factor(self) -> float:
+        return 1.0
+
+    def prepare(self) -> None:
+        self.source, self.result, self.expected = (self._new(self.count) for _ in range(3))
+        self.to, self.origin = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+        pattern.fill(self.source, self.rank, self.world, "sum")
+        pattern.fill(self.expected, self.origin, self.world, "sum")
+
+    def restore(self) -> None:
+        self.result.fill_(77)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        if self.world == 1:
+            self.result.copy_(self.source)  # torch has no messages to oneself
+            return
+        operations = [
+            dist.P2POp(dist.isend, self.source, group=group, group_peer=self.to),
+            dist.P2POp(dist.irecv, self.result, group=group, group_peer=self.origin),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def wrong(self) -> int:
+        return self._mismatches(self.result, self.expected)
+
+
 class Barrier(Collective):
     """Latency only: there is no data, hence no bandwidth and nothing to be wrong."""
 
@@ -226,5 +354,6 @@ class Barrier(Collective):
 
 
 COLLECTIVES: dict[str, type[Collective]] = {
-    kind.name: kind for kind in (AllReduce, ReduceScatter, AllGather, Broadcast, Barrier)
+    kind.name: kind
+    for kind in (AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll, Gather, Scatter, SendRecv, Barrier)
 }

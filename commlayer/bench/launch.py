@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from .namespaces import Namespaces
+from ..emulate.namespace import EmulationError
+from ..emulate.network import Network
+from ..emulate.ranks import terminable
+from ..emulate.stress import Stress
 from .spec import Spec
 
 EXIT_FAILED = 2
 _POLL_S = 0.05
 _GRACE_S = 5.0
-_NAMESPACE_PORT = 29500  # nobody else listens in a namespace of our own
 
 CommandFor = Callable[[int, Sequence[str]], list[str]]
 
@@ -34,34 +34,25 @@ def under_torchrun() -> bool:
 def launch(spec: Spec, ranks: int) -> int:
     """Runs `spec` with `ranks` processes and returns the exit status of the first one that did not end well, or 0.
 
-    Raises NamespaceError when the emulated network cannot be built, ValueError when ranks and hosts do not match.
+    Raises EmulationError when the emulated network cannot be built, ValueError when ranks and hosts do not match.
     """
-    if spec.link is None or spec.hosts is None:
+    if spec.scenario is None:
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         # gloo would look up the host name, which may lead to another interface or nowhere
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         return _run_ranks(spec, ranks, environment, lambda _rank, command: list(command))
-    if ranks % spec.hosts:
-        raise ValueError(f"{ranks} ranks on {spec.hosts} hosts: expected a multiple of the hosts")
-    per_host = ranks // spec.hosts
-    with _terminable(), Namespaces(spec.hosts, **asdict(spec.link)) as network:
-        network.allow_tcp_cc({backend.tcp_cc for backend in spec.backends if backend.tcp_cc})
-        environment = {
-            "MASTER_ADDR": network.address(0),
-            "MASTER_PORT": str(_NAMESPACE_PORT),
-            "GLOO_SOCKET_IFNAME": ",".join(network.interface(nic) for nic in range(spec.link.nics)),
-        }
-        return _run_ranks(spec, ranks, environment, lambda rank, command: network.command(rank // per_host, command))
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Lets SIGTERM, which `timeout` and batch systems send, end the process in the way that removes the namespaces."""
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    hosts = spec.scenario.hosts
+    if ranks % hosts:
+        raise ValueError(f"{ranks} ranks on {hosts} hosts: expected a multiple of the hosts")
+    per_host = ranks // hosts
+    with terminable(), Network(spec.scenario) as network, Stress(network) as stress:
+        network.allow_tcp_cc(sorted({backend.tcp_cc for backend in spec.backends if backend.tcp_cc}))
+        status = _run_ranks(
+            spec, ranks, network.rendezvous(), lambda rank, command: network.command(rank // per_host, command)
+        )
+        if stress.error is not None:
+            raise EmulationError(stress.error)
+        return status
 
 
 def _free_port() -> int:

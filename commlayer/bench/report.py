@@ -38,7 +38,7 @@ def _line(cells: Sequence[str], backend: str, lead: str = " ") -> str:
 
 def _ideal_gb_s(spec: Spec, world: int) -> float | None:
     # with several ranks on a host, busbw is no longer what one host's link carries
-    return spec.link.payload_gb_s if spec.link is not None and spec.hosts == world else None
+    return spec.scenario.payload_gb_s if spec.scenario is not None and spec.scenario.hosts == world else None
 
 
 def header(spec: Spec, world: int, facts: dict[str, Any]) -> list[str]:
@@ -50,16 +50,12 @@ def header(spec: Spec, world: int, facts: dict[str, Any]) -> list[str]:
         f"# backends         : {names}; speedup is over {spec.backends[0]}",
         f"# taking turns     : {spec.rounds} rounds of {spec.iters} iterations after {spec.warmup} warm-up iterations",
     ]
-    if spec.link is not None:
-        link = spec.link
-        rate = f"{link.rate_bps / 1e6:g} Mbit/s" if link.rate_bps else "not shaped"
-        queue = f"buffer {link.buffer_packets} packets, offloads {'on' if link.offloads else 'off'}"
-        lines.append(
-            f"# network          : {spec.hosts} hosts, {link.nics} NIC(s), {rate}, loss {link.loss:.2%}, {queue}"
-        )
+    if spec.scenario is not None:
+        lines.append(f"# network          : {spec.scenario}")
         ideal_gb_s = _ideal_gb_s(spec, world)
         if ideal_gb_s is not None:
-            lines.append(f"# ideal busbw      : {ideal_gb_s:.5f} GB/s (UDP payload at MTU {link.mtu})")
+            mtu = spec.scenario.nics[0].mtu
+            lines.append(f"# ideal busbw      : {ideal_gb_s:.5f} GB/s (UDP payload at MTU {mtu})")
     return [
         *lines,
         _line([name for name, _, _ in _COLUMNS], "backend", "#"),
@@ -129,9 +125,11 @@ def footer(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def document(spec: Spec, world: int, facts: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The whole run as JSON: the command, the machine, the conditions, the results."""
-    link = None
-    if spec.link is not None:
-        link = {**dataclasses.asdict(spec.link), "hosts": spec.hosts, "payload_gb_s": spec.link.payload_gb_s}
+    link = scenario = None
+    if spec.scenario is not None:
+        first, hosts = spec.scenario.nics[0], spec.scenario.hosts
+        link = {**dataclasses.asdict(first), "hosts": hosts, "payload_gb_s": spec.scenario.payload_gb_s}
+        scenario = spec.scenario.table
     return {
         "schema": SCHEMA,
         "command": list(spec.command),
@@ -141,6 +139,7 @@ def document(spec: Spec, world: int, facts: dict[str, Any], results: Sequence[di
         "warmup": spec.warmup,
         "rounds": spec.rounds,
         "link": link,
+        "scenario": scenario,
         "baseline": str(spec.backends[0]),
         "wrong": sum(result["wrong"] for result in results),
         "results": list(results),

@@ -7,9 +7,20 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from .link import Link
+from ..emulate.scenario import Scenario
 
-COLLECTIVE_NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+COLLECTIVE_NAMES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "sendrecv",
+    "barrier",
+)
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 OP_NAMES = ("sum", "product", "min", "max")
 
@@ -63,9 +74,8 @@ class Spec:
     imports: tuple[str, ...] = ()
     """Modules to import in every rank, for backends that register themselves when imported."""
     json_path: str | None = None
-    link: Link | None = None
-    """The emulated link, when ranks run in network namespaces."""
-    hosts: int | None = None
+    scenario: Scenario | None = None
+    """The emulated network, when ranks run in network namespaces."""
     command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,11 +94,14 @@ class Spec:
             raise ValueError(
                 f"iters {self.iters}, warmup {self.warmup}, rounds {self.rounds}: expected at least 1 of each"
             )
-        if self.link is None and any(backend.tcp_cc for backend in self.backends):
-            raise ValueError("a congestion control is set per network namespace: add --netns, or drop the /name")
+        if self.scenario is None and any(backend.tcp_cc for backend in self.backends):
+            raise ValueError(
+                "a congestion control is set per network namespace: add --netns or --scenario, or drop the /name"
+            )
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        scenario = None if self.scenario is None else self.scenario.table
+        return json.dumps({**dataclasses.asdict(self), "scenario": scenario})
 
     @classmethod
     def from_json(cls, text: str) -> Spec:
@@ -97,6 +110,6 @@ class Spec:
         fields["backends"] = tuple(BackendSpec(**backend) for backend in fields["backends"])
         for name in ("sizes", "imports", "command"):
             fields[name] = tuple(fields[name])
-        if fields["link"] is not None:
-            fields["link"] = Link(**fields["link"])
+        if fields["scenario"] is not None:
+            fields["scenario"] = Scenario.from_table(fields["scenario"])
         return cls(**fields)

@@ -80,22 +80,23 @@ def reduce_segment(
     window: Window | None,
     begin: Sequence[int] = (),
     after: Sequence[int] = (),
+    target: Buffer = OUTPUT,
 ) -> list[int]:
-    """Reduces what the other members send into a range of OUTPUT; returns what ends when all is in.
+    """Reduces what the other members send into a range of `target`; returns what ends when all is in.
 
-    This rank's own part is in OUTPUT after `begin`, and complete after `after`. Peers' parts are reduced as they come,
+    This rank's own part is there after `begin`, and complete after `after`. Peers' parts are reduced as they come,
     perhaps before that; with a window after that, and in the order of the members.
     """
     me = members.index(b.rank)
     if window is None:
-        return [*after, *(b.recv_reduce(members[i], OUTPUT, *own, begin) for i in others(members, me))]
+        return [*after, *(b.recv_reduce(members[i], target, *own, begin) for i in others(members, me))]
     slot, free = window.take()
     received = {}
     for i in others(members, me):
         received[i] = b.recv_copy(members[i], SCRATCH, slot + i * own.length, own.length, free)
     done = [*begin, *after]
     for i in sorted(received):
-        done = [b.reduce(SCRATCH, slot + i * own.length, OUTPUT, *own, [*done, received[i]])]
+        done = [b.reduce(SCRATCH, slot + i * own.length, target, *own, [*done, received[i]])]
     window.release(done)
     return done
 
@@ -202,6 +203,46 @@ def broadcast_segment(b: PlanBuilder, members: Sequence[int], piece: Range, item
     for i in others(receivers, me):
         b.send(receivers[i], OUTPUT, *shards[me], [own])
     return [own] + [b.recv_copy(receivers[i], OUTPUT, *shards[i]) for i in others(receivers, me)]
+
+
+def reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, root: int, settings: Settings) -> Plan:
+    """Everybody's OUTPUT to the root's OUTPUT; the others' stays as it is.
+
+    The mirror image of the broadcast: longer segments are reduced by all but the root, each a shard, and gathered by
+    the root, which so receives everything once and not once per member.
+    """
+    b = PlanBuilder(rank, world_size)
+    members = range(world_size)
+    pieces = segments(Range(0, numel * itemsize), itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES)
+    short = not pieces or pieces[0].length < SCATTER_LIMIT_BYTES
+    owners = [root] if short or world_size == 2 else [member for member in members if member != root]
+    cuts = [dict(zip(owners, partition(piece, len(owners), itemsize), strict=True)) for piece in pieces]
+    owned = [shards[rank] for shards in cuts if rank in shards]
+    window = ordered_window(b, world_size, owned) if owned and _ordered(world_size, settings) else None
+    partial = Window(b, max((own.length for own in owned if rank != root), default=0), ORDERED_SEGMENTS)
+    for shards in cuts:
+        for peer in others(members, rank):
+            if peer in shards and shards[peer].length:
+                b.send(peer, OUTPUT, *shards[peer])
+        own = shards.get(rank, Range(0, 0))
+        if rank != root and own.length:
+            at, free = partial.take()
+            here = Range(at, own.length)
+            began = b.copy(OUTPUT, own.offset, SCRATCH, *here, free)
+            done = reduce_segment(b, members, here, window=window, begin=[began], target=SCRATCH)
+            if divisor > 1:
+                done = [b.scale(SCRATCH, *here, divisor, [began, *done])]
+            partial.release([b.send(root, SCRATCH, *here, [began, *done])])
+        elif rank == root and own.length:
+            done = reduce_segment(b, members, own, window=window)
+            if divisor > 1:
+                b.scale(OUTPUT, *own, divisor, done)
+        if rank == root:
+            # As in all_reduce_segment: no result comes before this rank's own send of that range has been received.
+            for owner, shard in shards.items():
+                if owner != root and shard.length:
+                    b.recv_copy(owner, OUTPUT, *shard)
+    return b.build()
 
 
 def barrier(rank: int, world_size: int) -> Plan:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import direct
-from .host import SLOTS, await_all, staged_all_reduce, staged_broadcast, staging_area
+from .host import SLOTS, await_all, staged_broadcast, staged_reduce, staging_area
 from .partition import Range, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
@@ -44,14 +44,43 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
         owned = [partition(shard, len(hosts), itemsize)[members.index(rank)] for shard in shards]
         window = direct.ordered_window(b, len(hosts), owned)
 
-    def finish(own: Range, after: Sequence[int]) -> list[int]:
+    def finish(_: Buffer, own: Range, after: Sequence[int]) -> list[int]:
         if short:
             return direct.exchange_segment(b, members, own, divisor=divisor, after=after)
         shards = partition(own, len(hosts), itemsize)
         return direct.all_reduce_segment(b, members, shards, divisor=divisor, window=window, after=after)
 
     lag = min(NETWORK_LAG, len(pieces) - 1)
-    staged_all_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag)
+    staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag)
+    return b.build()
+
+
+def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, root: int, settings: Settings) -> Plan:
+    """Everybody's OUTPUT to the root's OUTPUT; the others' stays as it is.
+
+    Each host reduces its own, a shard per owner, and the owners send their shards to those of the root's host.
+    """
+    b = PlanBuilder(rank, sum(map(len, hosts)))
+    local = home(hosts, rank)
+    me = local.index(rank)
+    owners = min(map(len, hosts))
+    slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
+    pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_bytes, longest), longest)
+    members = [host[me] for host in hosts] if me < owners else []
+    window = None
+    if settings.deterministic and members and root in local:
+        owned = [partition(piece, owners, itemsize)[me] for piece in pieces]
+        window = direct.ordered_window(b, len(hosts), owned)
+
+    def finish(buffer: Buffer, own: Range, after: Sequence[int]) -> list[int]:
+        if root not in local:
+            return [b.send(home(hosts, root)[me], buffer, *own, after)]
+        # Not before `after`: until then there may be nothing to add to.
+        done = direct.reduce_segment(b, members, own, window=window, begin=after, after=after, target=buffer)
+        return [b.scale(buffer, *own, divisor, done)] if divisor > 1 else done
+
+    lag = min(NETWORK_LAG, len(pieces) - 1)
+    staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag, root=root)
     return b.build()
 
 

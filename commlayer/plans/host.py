@@ -15,12 +15,15 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ConfigError
 from .partition import ALIGNMENT_BYTES, MESSAGE_LIMIT_BYTES, Range, partition, segments
-from .plan import Buffer, Chain, Plan, PlanBuilder
+from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
+from .window import Window
 
-INPUT, OUTPUT, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.STAGING
+INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, Buffer.STAGING
 
 SLOTS = 2
+
+Finish = Callable[[Buffer, Range, Sequence[int]], list[int]]
 
 
 def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
@@ -31,13 +34,40 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
         _small_all_reduce(b, local, whole, divisor)
         return b.build()
 
-    def finish(own: Range, after: Sequence[int]) -> list[int]:
-        return [b.scale(OUTPUT, *own, divisor, after)] if divisor > 1 else []
-
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     pieces = segments(whole, itemsize, longest, longest)
-    staged_all_reduce(b, local, world_size, pieces, itemsize, slot_bytes, finish)
+    staged_reduce(b, local, world_size, pieces, itemsize, slot_bytes, _scale(b, divisor))
     return b.build()
+
+
+def reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, root: int, settings: Settings) -> Plan:
+    """Everybody's OUTPUT to the root's OUTPUT; the others' stays as it is."""
+    b = PlanBuilder(rank, world_size)
+    whole, local = Range(0, numel * itemsize), range(world_size)
+    if 0 < whole.length <= min(settings.small_bytes, settings.staging_bytes):
+        with b.chain():
+            if rank != root:
+                b.copy(OUTPUT, 0, STAGING, 0, whole.length)
+            b.post()
+            if rank == root:
+                for peer in local:
+                    if peer != root:
+                        b.await_(peer, b.posts)
+                        b.reduce(STAGING, 0, OUTPUT, *whole, staging_of=peer)
+                if divisor > 1:
+                    b.scale(OUTPUT, *whole, divisor)
+        return b.build()
+    slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
+    pieces = segments(whole, itemsize, longest, longest)
+    staged_reduce(b, local, world_size, pieces, itemsize, slot_bytes, _scale(b, divisor), root=root)
+    return b.build()
+
+
+def _scale(b: PlanBuilder, divisor: int) -> Finish:
+    def finish(buffer: Buffer, own: Range, after: Sequence[int]) -> list[int]:
+        return [b.scale(buffer, *own, divisor, after)] if divisor > 1 else []
+
+    return finish
 
 
 def _small_all_reduce(b: PlanBuilder, local: Sequence[int], whole: Range, divisor: int) -> None:
@@ -55,20 +85,23 @@ def _small_all_reduce(b: PlanBuilder, local: Sequence[int], whole: Range, diviso
             b.scale(OUTPUT, 0, whole.length, divisor)
 
 
-def staged_all_reduce(
+def staged_reduce(
     b: PlanBuilder,
     local: Sequence[int],
     owners: int,
     pieces: Sequence[Range],
     itemsize: int,
     slot_bytes: int,
-    finish: Callable[[Range, Sequence[int]], list[int]],
+    finish: Finish,
     lag: int = 0,
+    root: int | None = None,
 ) -> None:
-    """All-reduces segments of OUTPUT; the first `owners` local ranks own a shard of each.
+    """Reduces segments of everybody's OUTPUT into everybody's, or only into the `root`'s, which may be on another host.
 
-    `finish(own shard, after)` adds what makes the reduction over this host, there once `after` is done, the result,
-    and returns the steps that end it: scaling, or reduction over hosts. `lag` segments may be in there at a time.
+    The first `owners` local ranks own a shard of each segment. `finish(buffer, own shard, after)` adds what makes the
+    reduction over this host, there once `after` is done, the result, and returns the steps that end it: scaling, or
+    reduction over hosts. `lag` segments may be in there at a time. Where OUTPUT must stay as it is, at a rank that is
+    not the root, the shard is reduced in SCRATCH.
 
     Area A holds contributions, area B results; iteration i reduces segment i and spreads the result of i - lag:
         contribute i + 1; await all that contributed i; reduce; result of i - lag to B; post; await all; copy out
@@ -80,9 +113,14 @@ def staged_all_reduce(
         return
     me = local.index(b.rank)
     peers = [rank for rank in local if rank != b.rank]
+    readers = [rank for rank in local if root in (None, rank)]
     cuts = [partition(piece, owners, itemsize) for piece in pieces]
+    owned = [shards[me] if me < owners else Range(piece.offset, 0) for piece, shards in zip(pieces, cuts, strict=True)]
     contributed: list[int] = []
-    finished: list[list[int]] = []
+    place, aside = OUTPUT, None
+    if root not in (None, b.rank):
+        place, aside = SCRATCH, Window(b, max(own.length for own in owned), lag + 1)
+    results: list[tuple[int, list[int]]] = []  # where in `place` this rank's shard of each segment is, and after what
     chain = b.chain()
 
     def slot(area: int, segment: int) -> int:
@@ -90,8 +128,7 @@ def staged_all_reduce(
 
     def contribute(segment: int) -> None:
         # Everything but this rank's own shard, which is the only one that nobody else reduces.
-        piece = pieces[segment]
-        own = cuts[segment][me] if me < owners else Range(piece.offset + piece.length, 0)
+        piece, own = pieces[segment], owned[segment]
         head = Range(piece.offset, own.offset - piece.offset)
         tail_offset = own.offset + own.length
         tail = Range(tail_offset, piece.offset + piece.length - tail_offset)
@@ -101,6 +138,23 @@ def staged_all_reduce(
         b.post()
         contributed.append(b.posts)
 
+    def reduce_own(segment: int) -> tuple[int, list[int]]:
+        own = owned[segment]
+        at, free = aside.take() if aside else (own.offset, ())
+        if not own.length:
+            return at, []
+        with chain:
+            if aside:
+                b.copy(OUTPUT, own.offset, SCRATCH, at, own.length, free)
+            for peer in peers:
+                b.await_(peer, contributed[segment])
+                staged = slot(0, segment) + own.offset - pieces[segment].offset
+                b.reduce(STAGING, staged, place, at, own.length, staging_of=peer)
+        done = finish(place, Range(at, own.length), chain.tail)
+        if aside:
+            aside.release(done)  # and when it has been copied to area B, which comes earlier in the chain
+        return at, done
+
     with chain:
         contribute(0)
     for i in range(len(pieces) + lag):
@@ -108,40 +162,20 @@ def staged_all_reduce(
             with chain:
                 contribute(i + 1)
         if i < len(pieces):
-            finished.append(_reduce_own(b, chain, peers, me, cuts[i], pieces[i], slot(0, i), contributed[i], finish))
+            results.append(reduce_own(i))
         k = i - lag
         with chain:
-            if k >= 0 and me < owners and cuts[k][me].length and peers:
-                own = cuts[k][me]
-                b.copy(OUTPUT, own.offset, STAGING, slot(1, k) + own.offset - pieces[k].offset, own.length, finished[k])
+            if k >= 0 and owned[k].length and any(reader != b.rank for reader in readers):
+                at, done = results[k]
+                staged = slot(1, k) + owned[k].offset - pieces[k].offset
+                b.copy(place, at, STAGING, staged, owned[k].length, done)
             b.post()
             await_all(b, peers, b.posts)
-            if k >= 0:
+            if k >= 0 and b.rank in readers:
                 for j, shard in enumerate(cuts[k]):
                     if j != me and shard.length:
                         staged = slot(1, k) + shard.offset - pieces[k].offset
                         b.copy(STAGING, staged, OUTPUT, *shard, staging_of=local[j])
-
-
-def _reduce_own(
-    b: PlanBuilder,
-    chain: Chain,
-    peers: Sequence[int],
-    me: int,
-    shards: Sequence[Range],
-    piece: Range,
-    slot: int,
-    contributed: int,
-    finish: Callable[[Range, Sequence[int]], list[int]],
-) -> list[int]:
-    if me >= len(shards) or not shards[me].length:
-        return []
-    own = shards[me]
-    with chain:
-        for peer in peers:
-            b.await_(peer, contributed)
-            b.reduce(STAGING, slot + own.offset - piece.offset, OUTPUT, *own, staging_of=peer)
-    return finish(own, chain.tail)
 
 
 def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:

@@ -19,7 +19,15 @@ from .plan import Buffer, Plan, StepKind
 
 Array = npt.NDArray[Any]
 
-REDUCTIONS: dict[Op, np.ufunc] = {Op.SUM: np.add, Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}
+REDUCTIONS: dict[Op, np.ufunc] = {
+    Op.SUM: np.add,
+    Op.PRODUCT: np.multiply,
+    Op.MIN: np.minimum,
+    Op.MAX: np.maximum,
+    Op.BAND: np.bitwise_and,
+    Op.BOR: np.bitwise_or,
+    Op.BXOR: np.bitwise_xor,
+}
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
 
 

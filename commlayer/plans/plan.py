@@ -58,6 +58,9 @@ STEP = np.dtype(
 
 SCRATCH_ALIGNMENT_BYTES = 64
 
+POSTS_LIMIT = 1 << 20
+"""How far a plan may raise a host counter; equals CL_POSTS_LIMIT."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
@@ -75,6 +78,9 @@ class Plan:
     """How much of each rank's staging this plan addresses, from offset 0."""
     posts: int
     """How far this rank's host counter rises from start to end; equal on all ranks of the operation."""
+    signature: int = 0
+    """Of the collective as a whole, 32 bits, the same on all ranks, so that they can tell whether they called the same;
+    0: they cannot."""
 
 
 class Chain:
@@ -184,6 +190,14 @@ class PlanBuilder:
     def post(self, after: Sequence[int] = ()) -> int:
         """Raises this rank's host counter by one; `posts` is then the value to await."""
         self.posts += 1
+        return self._add(StepKind.POST, self.rank, 0, 0, 0, 0, 0, self.posts, after)
+
+    def post_rest(self, after: Sequence[int] = ()) -> int:
+        """Raises this rank's host counter to POSTS_LIMIT: the last post of a rank that cannot know how often others do.
+
+        Whatever anybody awaits of it is done then.
+        """
+        self.posts = POSTS_LIMIT
         return self._add(StepKind.POST, self.rank, 0, 0, 0, 0, 0, self.posts, after)
 
     def await_(self, peer: int, value: int, after: Sequence[int] = ()) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import zlib
 from typing import Literal
 
 from . import direct, hierarchical, host, ring
@@ -12,7 +14,8 @@ from .settings import Settings
 
 __all__ = ["Collective", "Settings", "plan_for"]
 
-Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"]
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier"]
+"""Those that `plan_for` knows; `delivery.deliver` makes the others: all-to-all, gather, scatter, uneven all-gather."""
 
 RING_WORLD_SIZE = 17
 """Smaller worlds use the direct algorithms: fewer steps, and not yet too many senders at one receiver."""
@@ -35,12 +38,36 @@ def plan_for(
 ) -> Plan:
     """The plan of `rank` for a collective among the group ranks in `hosts`. Cached: the same object each time.
 
-    `numel` counts the elements of the tensor for all_reduce and broadcast (in place in OUTPUT), of OUTPUT for
+    `numel` counts the elements of the tensor for all_reduce, broadcast and reduce (in place in OUTPUT), of OUTPUT for
     reduce_scatter, and of INPUT for all_gather; it means nothing to barrier. `itemsize` is bytes per element.
-    `average` divides by the number of ranks. `root` is the source of broadcast.
+    `average` divides by the number of ranks. `root` is the source of broadcast and
+    the target of reduce.
 
     Raises ConfigError when the staging in `settings` is too small for this many ranks.
     """
+    plan = _plan(collective, rank, hosts, numel, itemsize, average, root, settings)
+    return dataclasses.replace(plan, signature=_signature(collective, numel, itemsize, average, root, settings))
+
+
+SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+"""Collectives of which every rank passes the same `numel` and `root`."""
+
+
+def _signature(collective: str, numel: int, itemsize: int, average: bool, root: int, settings: Settings) -> int:
+    sizes = (numel, root) if collective in SIZED else ()
+    return zlib.crc32(repr((collective, itemsize, average, sizes, settings)).encode()) or 1
+
+
+def _plan(
+    collective: Collective,
+    rank: int,
+    hosts: Hosts,
+    numel: int,
+    itemsize: int,
+    average: bool,
+    root: int,
+    settings: Settings,
+) -> Plan:
     n = sum(map(len, hosts))
     length = numel * itemsize
     divisor = n if average else 1
@@ -80,6 +107,12 @@ def plan_for(
             if not flat:
                 return hierarchical.broadcast(rank, hosts, numel, itemsize, root, settings)
             return direct.broadcast(rank, n, numel, itemsize, root, settings)
+        case "reduce":
+            if one_host:
+                return host.reduce(rank, n, numel, itemsize, divisor, root, settings)
+            if not flat:
+                return hierarchical.reduce(rank, hosts, numel, itemsize, divisor, root, settings)
+            return direct.reduce(rank, n, numel, itemsize, divisor, root, settings)
         case "barrier":
             if one_host:
                 return host.barrier(rank, n)

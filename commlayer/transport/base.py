@@ -32,12 +32,15 @@ class DType(enum.IntEnum):
 
 
 class Op(enum.IntEnum):
-    """Reductions; values equal `enum cl_op`. AVG is SUM with the plan's SCALE steps."""
+    """Reductions; values equal `enum cl_op`. AVG is SUM with the plan's SCALE steps; the bitwise are for integers."""
 
     SUM = 0
     PRODUCT = 1
     MIN = 2
     MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
 
 
 class Handle(Protocol):
@@ -55,6 +58,14 @@ class Handle(Protocol):
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """Calls `callback(error or None)` exactly once, from the completion thread, or at once when already done."""
+
+
+class ReceiveHandle(Handle, Protocol):
+    """One submitted receive."""
+
+    @property
+    def source(self) -> int:
+        """Group rank the message came from; valid once the receive is done without error."""
 
 
 class Group(Protocol):
@@ -81,6 +92,24 @@ class Group(Protocol):
         self, plan: Plan, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
     ) -> None:
         """Submit and wait in one call: the fast path of synchronous collectives. Raises as `Handle.wait`."""
+
+    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> Handle:
+        """Sends the `length` bytes at address `source` to group rank `to`, which receives them with the same tag.
+
+        Messages of one sender, receiver and tag (0 to 2**32 - 2) are received in the order in which they were sent;
+        both ranks give the same length, which may be 0, else the group fails with MismatchError. Sends and receives are
+        independent of the plans and of each other's order. The caller keeps the memory alive until the handle is done:
+        then all of it is with the receiver's engine, for small messages before the receive was called.
+        Raises ConfigError when `to` is this rank or no rank of the group, or the tag is out of range.
+        """
+
+    def receive(
+        self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
+    ) -> ReceiveHandle:
+        """Receives the next message with this tag of group rank `source`, or the first that comes of any (None).
+
+        `length` bytes go to address `target`; otherwise as `send`. `priority` has no effect: the sender's counts.
+        """
 
     def abort(self, reason: str) -> None:
         """Fails every operation in flight, here and on the peers."""

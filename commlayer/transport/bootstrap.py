@@ -1,22 +1,28 @@
 """How ranks find each other: everything a group must agree on before its first packet, through the torch Store.
 
 A `Rendezvous` is one meeting of a group's ranks. `connect` uses it to exchange the engines' descriptions (host,
-process, addresses), and opens the native group.
+process, addresses) and the job's secret key, and opens the native group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from ..config import Config
-from ..errors import CommError, OperationTimeoutError
+from ..errors import CommError, ConfigError, OperationTimeoutError
 from . import base
 
-_JOB_KEY = "commlayer/job"
+_JOB = "commlayer/job"
+_KEY_BYTES = 16
 _GROUPS_KEY = "commlayer/groups"
 
 
@@ -25,7 +31,7 @@ class Rendezvous:
 
     The same group can be made again in the same Store (torchrun's Store outlives `destroy_process_group`), where the
     keys of its former life would be taken for answers. So the ranks count themselves in: everybody of the n-th life
-    arrives before anybody of the next.
+    arrives before anybody of the next. They may be more or fewer then: each size counts for itself.
     """
 
     def __init__(self, store: Store, name: str, rank: int, size: int, timeout: timedelta) -> None:
@@ -33,8 +39,9 @@ class Rendezvous:
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        life = (store.add("commlayer/arrivals", 1) - 1) // size
-        self.store = PrefixStore(f"commlayer/{life}", store)
+        with self._store_errors():
+            life = (store.add(f"commlayer/arrivals/{size}", 1) - 1) // size
+        self.store = PrefixStore(f"commlayer/{size}/{life}", store)
         """For anything else the group stores during this life."""
         self._steps = 0
 
@@ -43,6 +50,19 @@ class Rendezvous:
 
         Raises OperationTimeoutError naming the ranks that did not come, or CommError with what one gave up for.
         """
+        with self._store_errors():
+            values = self._gather(step, value)
+        for rank, answer in enumerate(values):
+            if answer[:1] == b"-":
+                raise CommError(f"rank {rank} of group {self.name!r} could not start: {answer[1:].decode()}")
+        return [answer[1:] for answer in values]
+
+    def give_up(self, reason: BaseException) -> None:
+        """Makes the next step fail on all ranks, at once rather than at the timeout."""
+        with contextlib.suppress(dist.DistError):  # the Store may be what failed
+            self._publish(b"-" + str(reason).encode())
+
+    def _gather(self, step: str, value: bytes) -> list[bytes]:
         number = self._steps
         self._publish(b"+" + value)
         keys = [f"{number}/{rank}" for rank in range(self.size)]
@@ -61,14 +81,17 @@ class Rendezvous:
         if self.store.add(f"{number}/read", 1) == self.size:
             for each in (*keys, f"{number}/read"):
                 self.store.delete_key(each)
-        for rank, answer in enumerate(values):
-            if answer[:1] == b"-":
-                raise CommError(f"rank {rank} of group {self.name!r} could not start: {answer[1:].decode()}")
-        return [answer[1:] for answer in values]
+        return values
 
-    def give_up(self, reason: BaseException) -> None:
-        """Makes the next step fail on all ranks, at once rather than at the timeout."""
-        self._publish(b"-" + str(reason).encode())
+    @contextlib.contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except dist.DistError as error:
+            raise CommError(
+                f"rank {self.rank} of group {self.name!r}: the job's Store does not answer; the process that serves "
+                f"it (rank 0, or torchrun's agent) is gone: look at its log, and restart the job. ({error})"
+            ) from error
 
     def _publish(self, value: bytes) -> None:
         self.store.set(f"{self._steps}/{self.rank}", value)  # type: ignore[arg-type]  # bytes pass, the stub says str
@@ -93,8 +116,10 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
         description = {**engine.describe(), "peer": peer}
         if rendezvous.rank == 0:
             root = _root(rendezvous.store)
-            description |= {"job": _job(root, is_world), "group": root.add(_GROUPS_KEY, 1)}
+            job, key = _job(root, is_world)
+            description |= {"job": job, "key": key.hex(), "group": root.add(_GROUPS_KEY, 1)}
         descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
+        _agree_on_auth(rendezvous.name, descriptions)
         return group.NativeGroup.open(
             engine,
             rendezvous.name,
@@ -102,6 +127,7 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
             rendezvous.size,
             descriptions,
             descriptions[0]["job"],
+            bytes.fromhex(descriptions[0]["key"]),
             descriptions[0]["group"],
             rendezvous.exchange,
         )
@@ -118,14 +144,28 @@ def _root(store: Store) -> Store:
     return store
 
 
-def _job(root: Store, is_world: bool) -> int:
-    """The number, 64 bits, that keeps the packets of different jobs apart.
+def _agree_on_auth(name: str, descriptions: list[dict[str, Any]]) -> None:
+    """Raises ConfigError naming ranks and values where the ranks' COMMLAYER_AUTH differ: they would all be silent."""
+    ranks: dict[str, list[str]] = {}
+    for rank, each in enumerate(descriptions):
+        ranks.setdefault(each["auth"], []).append(str(rank))
+    if len(ranks) > 1:
+        values = "; ".join(f"{auth} on rank(s) {', '.join(which)}" for auth, which in ranks.items())
+        raise ConfigError(f"COMMLAYER_AUTH differs within group {name!r}: {values}; set the same on every rank")
+
+
+def _job(root: Store, is_world: bool) -> tuple[int, bytes]:
+    """The number, 64 bits, that keeps the packets of different jobs apart, and the key that keeps strangers out.
+
+    Whoever can read the Store can join the job: the key is as secret as the Store.
 
     WORLD makes a new one each time it is made. A group that comes first because WORLD belongs to another backend
     takes what is there, or is first to put one there: groups with a process in common must have the same.
     """
-    made = str(secrets.randbits(63) | 1)
+    made = f"{secrets.randbits(63) | 1} {os.urandom(_KEY_BYTES).hex()}"
     if is_world:
-        root.set(_JOB_KEY, made)
-        return int(made)
-    return int(root.compare_set(_JOB_KEY, "", made))
+        root.set(_JOB, made)
+    else:
+        made = root.compare_set(_JOB, "", made).decode()
+    number, key = made.split()
+    return int(number), bytes.fromhex(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,9 @@ STAGING_BYTES = 2 << 20
 SPIN_US = 60
 """Longest spin before a blocked wait sleeps, where every rank of the host can have a core."""
 
-PLANS_LIMIT = 4096
+TAG_MAX = 0xFFFFFFFE
+ANY_SOURCE = 0xFFFFFFFF
+"""What the engine takes for a rank that may be any."""
 
 
 def group_hosts(descriptions: Sequence[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
@@ -76,6 +79,23 @@ class NativeHandle:
             ended(status)
 
 
+class NativeReceiveHandle(NativeHandle):
+    """A `base.ReceiveHandle`: one receive in flight."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> int:
+        """See `base.ReceiveHandle.source`."""
+        rank = ffi.new("uint32_t *")
+        status = lib.cl_operation_source(self._operation, rank)
+        if status == lib.CL_EAGAIN:
+            raise RuntimeError("the receive is still in flight: its source is not known yet; wait for it first")
+        if status != 0:
+            raise self._group.error(status)
+        return int(rank[0])
+
+
 class NativeGroup:
     """A communicator on the native engine; see `base.Group`. Made by `open`."""
 
@@ -87,6 +107,7 @@ class NativeGroup:
         hosts: tuple[tuple[int, ...], ...],
         group: Any,
         interface: str,
+        unreachable: frozenset[int] = frozenset(),
     ) -> None:
         self.engine = engine
         self.name = name
@@ -96,10 +117,11 @@ class NativeGroup:
         self.interface = interface
         self.staging_bytes = STAGING_BYTES
         self._group = group
+        self._unreachable = unreachable
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._calls = 0  # threads inside the native group, which must not be freed under them
-        self._plans: dict[int, tuple[Plan, Any]] = {}
+        self._plans: dict[int, Any] = {}  # by id(plan), as long as the plan lives
         self._lost: int | None = None
 
     @staticmethod
@@ -110,16 +132,19 @@ class NativeGroup:
         size: int,
         descriptions: Sequence[dict[str, Any]],
         job: int,
+        key: bytes,
         group: int,
         exchange: Callable[[str, bytes], list[bytes]],
     ) -> NativeGroup:
         """Opens this rank's end of a group whose ranks described their engines; every rank calls it.
 
-        `exchange(key, value)` all-gathers through the Store. `job` and `group` are the same numbers on every rank.
+        `exchange(key, value)` all-gathers through the Store. `job`, its `key` (16 bytes, secret) and `group` are the
+        same on every rank.
         """
         what = f"rank {rank} of group {name!r}"
         peers = [each["peer"] for each in descriptions]
-        check(lib.cl_engine_identify(engine.raw, job, peers[rank], 0), f"{what}: joining job {job:x}")
+        epoch = job & 0xFFFF  # of the job's lives this one: packets of the others are told from forged ones
+        check(lib.cl_engine_identify(engine.raw, job, key, peers[rank], epoch), f"{what}: joining job {job:x}")
         hosts = group_hosts(descriptions)
         local = next(ranks for ranks in hosts if rank in ranks)
         fd, problem = _share_memory(local, rank, descriptions, exchange)
@@ -130,12 +155,16 @@ class NativeGroup:
                 log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
                 lib.cl_host_close_fd(fd)
                 hosts, local, fd = tuple((each,) for each in range(size)), (rank,), -1
+            unreachable = set()
             for other in range(size):
-                if other in local:
-                    if other != rank:
-                        _watch(engine, what, other, descriptions[other])
-                else:
+                if other == rank:
+                    continue
+                if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
                     _add_peer(engine, what, other, descriptions[rank], descriptions[other])
+                else:
+                    unreachable.add(other)  # no network here at all: shared memory still does for the host's plans
+                if other in local:
+                    _watch(engine, what, other, descriptions[other])
             bells = b"".join(descriptions[each]["bell"].encode().ljust(32, b"\0") for each in local)
             keep = (ffi.new("uint16_t[]", peers), ffi.new("uint32_t[]", local), ffi.from_buffer(bells))
             options = ffi.new(
@@ -162,7 +191,7 @@ class NativeGroup:
         except BaseException:
             lib.cl_group_close(out[0])
             raise
-        return NativeGroup(engine, name, rank, hosts, out[0], _interface(descriptions, rank))
+        return NativeGroup(engine, name, rank, hosts, out[0], _interface(descriptions, rank), frozenset(unreachable))
 
     def submit(
         self,
@@ -225,6 +254,57 @@ class NativeGroup:
         if status != 0:
             raise self.error(status)
 
+    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> NativeHandle:
+        """See `base.Group.send`."""
+        self._check_message(to, tag)
+        memory = ffi.cast("void *", source)
+        return NativeHandle(self, self._start(lib.cl_send, to, tag, memory, length, priority, _timeout_us(timeout_s)))
+
+    def receive(
+        self,
+        target: int,
+        length: int,
+        source: int | None,
+        tag: int,
+        *,
+        timeout_s: float,
+        priority: int = 0,  # noqa: ARG002  # the sender's counts
+    ) -> NativeReceiveHandle:
+        """See `base.Group.receive`."""
+        self._check_message(source, tag)
+        memory = ffi.cast("void *", target)
+        rank = ANY_SOURCE if source is None else source
+        return NativeReceiveHandle(self, self._start(lib.cl_receive, rank, tag, memory, length, _timeout_us(timeout_s)))
+
+    def _check_message(self, other: int | None, tag: int) -> None:
+        """Raises ConfigError for what cannot be the other rank or the tag of a message."""
+        what = f"rank {self.rank} of group {self.name!r}"
+        if other == self.rank:
+            raise ConfigError(f"{what}: a rank cannot send to or receive from itself; copy the tensor")
+        if other is not None and not 0 <= other < self.size:
+            raise ConfigError(f"{what}: there is no rank {other}; ranks are 0 to {self.size - 1}")
+        if other is None and self.size == 1:
+            raise ConfigError(f"{what}: there is no other rank to receive from")
+        if other in self._unreachable or len(self._unreachable) == self.size - 1:
+            raise ConfigError(
+                f"{what}: no network path to {'any other rank' if other is None else f'rank {other}'}, not even "
+                f"loopback; set the interface lo up"
+            )
+        if not 0 <= tag <= TAG_MAX:
+            raise ConfigError(f"{what}: tag {tag} is out of range; tags are 0 to {TAG_MAX}")
+
+    def _start(self, function: Any, *arguments: Any) -> Any:
+        """Calls a function of the engine that makes an operation of this group; returns the operation."""
+        out = ffi.new("cl_operation **")
+        group = self._enter()
+        try:
+            status = function(group, *arguments, out)
+        finally:
+            self._leave()
+        if status != 0:
+            raise self.error(status)
+        return out[0]
+
     def abort(self, reason: str) -> None:
         """See `base.Group.abort`."""
         log.warning("rank %d of group %r aborts: %s", self.rank, self.name, reason)
@@ -275,9 +355,7 @@ class NativeGroup:
     def _native_plan(self, plan: Plan) -> Any:
         known = self._plans.get(id(plan))
         if known is not None:
-            return known[1]
-        if len(self._plans) >= PLANS_LIMIT:
-            self._plans.clear()
+            return known
         out = ffi.new("cl_plan **")
         steps = ffi.from_buffer("struct cl_step[]", plan.steps) if len(plan.steps) else ffi.NULL
         successors = ffi.from_buffer("uint32_t[]", plan.successors) if len(plan.successors) else ffi.NULL
@@ -297,8 +375,10 @@ class NativeGroup:
             out,
         )
         check(status, f"rank {self.rank} of group {self.name!r}: loading a plan of {len(plan.steps)} steps")
+        lib.cl_plan_sign(out[0], plan.signature)
         native = ffi.gc(out[0], lib.cl_plan_release)  # by whoever uses it last
-        self._plans[id(plan)] = (plan, native)
+        self._plans[id(plan)] = native
+        weakref.finalize(plan, self._plans.pop, id(plan), None).atexit = False
         return native
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +21,7 @@ from ..errors import (
     AbortedError,
     ClosedError,
     CommError,
+    ConfigError,
     MismatchError,
     OperationTimeoutError,
     PeerLostError,
@@ -46,7 +48,7 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_ESYSTEM: (CommError, "see the kernel's log and the limits of this process (ulimit -a)"),
     lib.CL_ETIMEDOUT: (
         OperationTimeoutError,
-        "a rank is late or never called this operation; compare the ranks' logs, or raise the timeout",
+        "that rank, or another, is late or never called this operation; compare the ranks' logs, or raise the timeout",
     ),
     lib.CL_EPEERLOST: (PeerLostError, "look at that rank's log; restart the job or the group without it"),
     lib.CL_EABORTED: (AbortedError, "look for the first error in the other ranks' logs"),
@@ -54,6 +56,14 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EMISMATCH: (
         MismatchError,
         "all ranks must call the same operations in the same order with the same sizes and dtypes",
+    ),
+    lib.CL_ENOLIBFABRIC: (
+        ConfigError,
+        "install libfabric1 and build commlayer with libfabric-dev (Debian, Ubuntu), or use COMMLAYER_WIRE=udp",
+    ),
+    lib.CL_ENODEVICE: (
+        ConfigError,
+        "`fi_info -t FI_EP_DGRAM` lists what libfabric has; choose with COMMLAYER_OFI_PROVIDER and COMMLAYER_IFNAME",
     ),
 }
 
@@ -106,6 +116,8 @@ def choose_ports(config: Config) -> list[dict[str, Any]]:
     else:
         names = [name for name in usable if not name.startswith(VIRTUAL_INTERFACES)]
     ports = [by_name[name] for name in names][:PATHS_MAX]
+    if config.wire == "ofi" and config.ofi_provider != "udp":
+        return [port for port in ports if not port["loopback"]]  # hardware has no loopback interface
     loopback = next((port for port in by_name.values() if port["loopback"]), None)
     if loopback is not None and loopback not in ports:
         ports = [*ports[: PATHS_MAX - 1], loopback]
@@ -117,6 +129,7 @@ class Engine:
 
     _shared: ClassVar[Engine | None] = None
     _users: ClassVar[int] = 0
+    _at_exit: ClassVar[Finalize]
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
@@ -125,12 +138,15 @@ class Engine:
         with cls._guard:
             if cls._shared is None:
                 log.setLevel(config.log.upper())
+                # Not atexit, which processes made by multiprocessing do not run.
+                cls._at_exit = Finalize(None, cls._linger, exitpriority=0)
                 cls._shared = cls(config, choose_ports(config))
                 cls._users = 0
             cls._users += 1
             return cls._shared
 
-    def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "udp", loss_ppm: int = 0) -> None:
+    def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "", loss_ppm: int = 0) -> None:
+        """`wire`: instead of the one in `config`."""
         self.config = config
         self._ports = ports
         self._tokens = itertools.count(1)
@@ -139,7 +155,9 @@ class Engine:
         self._thread: threading.Thread | None = None
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
-        names = (ffi.new("char[]", wire.encode()), ffi.new("char[]", config.congestion.encode()))
+        names = [
+            ffi.new("char[]", each.encode()) for each in (wire or config.wire, config.congestion, config.ofi_provider)
+        ]
         options = ffi.new(
             "struct cl_engine_options *",
             {
@@ -151,7 +169,9 @@ class Engine:
                 "fixed_rate_bps": config.rate_bps,
                 "stash_bytes": STASH_BYTES,
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
+                "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
                 "mem_loss_ppm": loss_ppm,
+                "ofi_provider": names[2],
             },
         )
         out = ffi.new("cl_engine **")
@@ -162,6 +182,9 @@ class Engine:
         for index, port in enumerate(ports):
             check(lib.cl_engine_port(self._engine, index, number), f"asking for the port of {port['address']}")
             port["port"] = number[0]
+            text = ffi.new("char[]", lib.CL_ADDRESS_BYTES)
+            check(lib.cl_engine_address(self._engine, index, text), f"asking for the endpoint of {port['address']}")
+            port["endpoint"] = ffi.string(text).decode()
 
     def _datagram_bytes(self) -> int:
         sizes: list[int] = []
@@ -186,6 +209,7 @@ class Engine:
         return {
             "host": host_key(),
             "shm": self.config.shm,
+            "auth": self.config.auth,
             "pid": os.getpid(),
             "bell": ffi.string(bell).decode(),
             "ports": self._ports,
@@ -233,7 +257,14 @@ class Engine:
             if cls._users > 0:
                 return
             cls._shared = None
+            cls._at_exit.cancel()
         self.close()
+
+    @classmethod
+    def _linger(cls) -> None:
+        """The process ends with its groups open: what peers still need of it is an acknowledgement or two."""
+        if cls._shared is not None:
+            lib.cl_engine_linger(cls._shared.raw)
 
     def close(self) -> None:
         """Closes the engine and joins its threads. Idempotent."""

@@ -14,10 +14,11 @@ PATHS_MAX = 8
 
 
 class Path(NamedTuple):
-    """From the local port with this index to an address and UDP port of the peer."""
+    """From the local port with this index to an address and port of the peer."""
 
     local: int
     address: str
+    """Numeric, or libfabric's address of the endpoint where the wire is its."""
     port: int
 
 
@@ -35,7 +36,7 @@ def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
     for one, two in pairs[:PATHS_MAX]:
         local, remote = (two, one) if swapped else (one, two)
         port = peer["ports"][remote]
-        paths.append(Path(local, port["address"], port["port"]))
+        paths.append(Path(local, port.get("endpoint") or port["address"], port["port"]))
     return paths
 
 

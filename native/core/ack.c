@@ -71,6 +71,7 @@ void cl_ack_write(struct cl_ack *ack, struct cl_packet *packet, uint8_t *payload
     uint32_t came = write_ranges(&ack->came, ack->largest + 1, payload);
     uint32_t refused = write_ranges(&ack->refused, ack->largest + 1, payload + 4 * came);
     packet->number = (uint32_t)ack->largest;
+    packet->group = (uint32_t)ack->written++;
     packet->sequence = (uint32_t)ack->largest_received_us;
     packet->index = now_us > ack->largest_received_us ? (uint32_t)(now_us - ack->largest_received_us) : 0;
     packet->offset = came | refused << 16;

@@ -33,6 +33,7 @@ struct cl_ack {
     uint64_t largest_received_us;
     uint64_t deadline_us; /* UINT64_MAX: nothing to tell */
     uint32_t waiting;     /* packets not yet told */
+    uint64_t written;     /* acknowledgements so far: numbers them, so that a replayed one is known */
     bool any;
 };
 

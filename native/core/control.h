@@ -24,6 +24,12 @@ struct cl_controls {
     uint32_t count, capacity;
 };
 
+/* What an ABORT says. blame: the peer that is the cause, UINT16_MAX: not known. */
+static inline struct cl_control cl_control_abort(uint32_t group, int32_t reason, uint16_t blame)
+{
+    return (struct cl_control){.group = group, .reason = reason, .index = (uint16_t)(blame + 1)};
+}
+
 /* False when there is no memory. */
 bool cl_controls_push(struct cl_controls *controls, uint8_t kind, const struct cl_control *control);
 /* Takes the first one out; false when there is none. */

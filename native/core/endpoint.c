@@ -13,13 +13,14 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
 {
     const struct cl_cc_type *congestion = cl_cc_find(config->congestion);
     if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX || !congestion ||
-        (congestion == &cl_cc_type_fixed && config->fixed_rate_bps < 8000))
+        (congestion == &cl_cc_type_fixed && config->fixed_rate_bps < 8000) || config->auth > CL_AUTH_OFF)
         return CL_EINVAL;
     struct cl_endpoint *made = calloc(1, sizeof(*made));
     if (!made)
         return CL_ENOMEM;
     made->config = *config;
     made->config.congestion = congestion->name; /* the caller's string need not live on */
+    made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key)};
     made->congestion = congestion;
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
@@ -44,18 +45,36 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
     cl_stash_free(&endpoint->stash);
     cl_timers_free(&endpoint->timers);
     cl_retired_free(&endpoint->retired);
+    cl_calls_free(&endpoint->calls);
     for (uint32_t i = 0; i < endpoint->peers_length; i++)
         if (endpoint->peers[i])
             cl_peer_destroy(endpoint->peers[i]);
     free(endpoint->peers);
     free(endpoint->aborts);
+    free(endpoint->wanted);
     free(endpoint);
 }
 
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count)
 {
+    static const uint32_t each[CL_PEER_PATHS_MAX] = {0, 1, 2, 3, 4, 5, 6, 7};
+    return cl_endpoint_add_peer_through(endpoint, peer, path_count, each);
+}
+
+int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
+                                 const uint32_t *interfaces)
+{
     if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_endpoint_peer(endpoint, peer))
         return CL_EINVAL;
+    struct cl_egress *egresses[CL_PEER_PATHS_MAX];
+    uint16_t egress_count = endpoint->egress_count;
+    for (uint16_t i = 0; i < path_count; i++) {
+        if (interfaces[i] >= CL_PEER_PATHS_MAX)
+            return CL_EINVAL;
+        egresses[i] = &endpoint->egresses[interfaces[i]];
+        if (interfaces[i] >= egress_count)
+            egress_count = (uint16_t)(interfaces[i] + 1);
+    }
     if (peer >= endpoint->peers_length) {
         uint32_t length = (uint32_t)peer + 1;
         struct cl_peer **peers = realloc(endpoint->peers, length * sizeof(struct cl_peer *));
@@ -67,7 +86,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
     }
     if (!cl_timers_reserve(&endpoint->timers, endpoint->peer_count + 2))
         return CL_ENOMEM;
-    struct cl_peer *made = cl_peer_create(peer, path_count, endpoint->egresses, endpoint->congestion,
+    struct cl_peer *made = cl_peer_create(peer, path_count, egresses, endpoint->congestion,
                                           endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
     if (!made)
         return CL_ENOMEM;
@@ -75,8 +94,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
         made->timeout_us = endpoint->config.peer_timeout_us;
     endpoint->peers[peer] = made;
     endpoint->peer_count++;
-    if (path_count > endpoint->egress_count)
-        endpoint->egress_count = path_count;
+    endpoint->egress_count = egress_count;
     cl_endpoint_urge(endpoint, made); /* the first pings measure the empty network */
     cl_endpoint_arm(endpoint, made, 0);
     return CL_OK;
@@ -100,6 +118,23 @@ void cl_endpoint_tell(struct cl_endpoint *endpoint, struct cl_peer *peer, uint8_
 
 /* ---- messages ---- */
 
+void cl_endpoint_announce(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    message->announced = true;
+    message->next = NULL;
+    message->previous = endpoint->announced_last;
+    *(endpoint->announced_last ? &endpoint->announced_last->next : &endpoint->announced_first) = message;
+    endpoint->announced_last = message;
+}
+
+static void unannounce(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    message->announced = false;
+    *(message->previous ? &message->previous->next : &endpoint->announced_first) = message->next;
+    *(message->next ? &message->next->previous : &endpoint->announced_last) = message->previous;
+    message->previous = message->next = NULL;
+}
+
 static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *message)
 {
     struct cl_peer *peer = endpoint->peers[message->peer];
@@ -107,6 +142,8 @@ static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *mess
         cl_queue_remove(&endpoint->queue, &peer->node, message);
     if (message->held)
         cl_peer_unhold(peer, message);
+    if (message->announced)
+        unannounce(endpoint, message);
     if (message->posted) {
         peer->outstanding--;
         peer->expected -= message->side == CL_MESSAGE_RECEIVE;
@@ -163,6 +200,7 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
         return CL_ENOMEM;
     }
     message->posted = true;
+    message->signature = cl_calls_find(&endpoint->calls, message->id.group, message->id.sequence);
     message->context = context;
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
     if (!peer->outstanding++) {
@@ -179,12 +217,10 @@ static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *
 {
     if (!peer || id->sequence == UINT32_MAX)
         return CL_EINVAL;
-    if (!peer->alive)
-        return CL_EPEERLOST;
-    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, id->group);
+    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, id->group & ~CL_GROUP_P2P);
     if (retired)
         return retired->reason ? CL_EABORTED : CL_ECLOSED;
-    return CL_OK;
+    return peer->alive ? CL_OK : CL_EPEERLOST;
 }
 
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
@@ -250,25 +286,142 @@ static bool replay(struct cl_endpoint *endpoint, struct cl_message *message)
     return message->generation == generation;
 }
 
+static bool recently_refused(const struct cl_peer *peer, uint64_t now_us)
+{
+    return peer->refused_us && now_us < peer->refused_us + CL_PEER_REFUSED_US;
+}
+
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
                              uint32_t length, uint64_t now_us, void *context)
 {
     struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
     int status = check_post(endpoint, from, &id);
-    if (status != CL_OK)
+    if (status != CL_OK && status != CL_EPEERLOST)
         return status;
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id);
-    if ((message && message->posted) || cl_history_contains(&from->history, &id))
+    bool p2p = id.group & CL_GROUP_P2P;
+    if ((message && message->posted) || cl_history_contains(&from->history, &id) ||
+        (p2p && id.index != cl_history_next_index(&from->history, id.group, id.sequence)))
         return CL_EINVAL;
+    if (status == CL_EPEERLOST && !message)
+        return status;
+    if (p2p && !cl_history_add_posted(&from->history, &id))
+        return CL_ENOMEM;
     if (!message && !(message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id)))
         return CL_ENOMEM;
     if ((status = begin(endpoint, from, message, length, now_us, context)) != CL_OK)
         return status;
     message->sink = sink;
-    if (replay(endpoint, message) && from->refused_us && now_us < from->refused_us + CL_PEER_REFUSED_US)
+    if (message->announced)
+        unannounce(endpoint, message);
+    if (!replay(endpoint, message))
+        return CL_OK;
+    if (!from->alive)
+        cl_endpoint_complete(endpoint, message, CL_EPEERLOST); /* not all of it had come */
+    else if (recently_refused(from, now_us))
         cl_endpoint_tell(endpoint, from, CL_PACKET_READY,
                          (struct cl_control){.group = id.group, .sequence = id.sequence});
     return CL_OK;
+}
+
+/* ---- point-to-point messages ---- */
+
+uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag)
+{
+    const struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
+    return from ? cl_history_next_index(&from->history, group, tag) : 0;
+}
+
+bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint16_t *peer)
+{
+    for (const struct cl_message *message = endpoint->announced_first; message; message = message->next)
+        if (message->id.group == group && message->id.sequence == tag &&
+            message->id.index == cl_endpoint_next_index(endpoint, message->peer, group, tag)) {
+            *peer = message->peer;
+            return true;
+        }
+    return false;
+}
+
+static struct cl_endpoint_wanted *find_wanted(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag)
+{
+    for (uint32_t i = 0; i < endpoint->wanted_count; i++)
+        if (endpoint->wanted[i].group == group && endpoint->wanted[i].tag == tag)
+            return &endpoint->wanted[i];
+    return NULL;
+}
+
+bool cl_endpoint_wants(const struct cl_endpoint *endpoint, const struct cl_message_id *id)
+{
+    return find_wanted(endpoint, id->group, id->sequence);
+}
+
+bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint64_t now_us)
+{
+    if (find_wanted(endpoint, group, tag))
+        return true;
+    if (endpoint->wanted_count == endpoint->wanted_capacity) {
+        uint32_t capacity = endpoint->wanted_capacity ? 2 * endpoint->wanted_capacity : 4;
+        struct cl_endpoint_wanted *wanted = realloc(endpoint->wanted, capacity * sizeof(*wanted));
+        if (!wanted)
+            return false;
+        endpoint->wanted = wanted;
+        endpoint->wanted_capacity = capacity;
+    }
+    endpoint->wanted[endpoint->wanted_count++] = (struct cl_endpoint_wanted){group, tag};
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        struct cl_peer *peer = endpoint->peers[i];
+        if (peer && recently_refused(peer, now_us))
+            cl_endpoint_tell(endpoint, peer, CL_PACKET_READY, (struct cl_control){.group = group, .sequence = tag});
+    }
+    return true;
+}
+
+void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag)
+{
+    struct cl_endpoint_wanted *found = find_wanted(endpoint, group, tag);
+    if (!found)
+        return;
+    *found = endpoint->wanted[--endpoint->wanted_count];
+    for (struct cl_message *message = endpoint->announced_first, *next; message; message = next) {
+        next = message->next;
+        if (message->id.group == group && message->id.sequence == tag && !message->stash.first)
+            cl_endpoint_discard(endpoint, message);
+    }
+}
+
+/* ---- operations ---- */
+
+struct comparison {
+    struct cl_endpoint *endpoint;
+    uint32_t group, sequence;
+    uint16_t signature;
+    struct cl_peer *differs;
+};
+
+static void compare_stashed(struct cl_message *message, void *argument)
+{
+    struct comparison *comparison = argument;
+    if (message->side == CL_MESSAGE_RECEIVE && !message->posted && message->id.group == comparison->group &&
+        message->id.sequence == comparison->sequence && cl_calls_differ(message->signature, comparison->signature))
+        comparison->differs = comparison->endpoint->peers[message->peer];
+}
+
+int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature)
+{
+    if (!cl_calls_add(&endpoint->calls, group, sequence, signature))
+        return CL_ENOMEM;
+    struct comparison comparison = {endpoint, group, sequence, signature, NULL};
+    if (endpoint->stash.used_bytes > 0)
+        cl_table_each(&endpoint->table, compare_stashed, &comparison);
+    if (comparison.differs)
+        cl_endpoint_disagree(endpoint, comparison.differs, group);
+    return CL_OK;
+}
+
+void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    cl_calls_remove(&endpoint->calls, group, sequence);
 }
 
 /* ---- the ends of groups and peers ---- */
@@ -282,8 +435,9 @@ struct selection {
 
 static bool selected(const struct cl_message *message, const struct selection *selection)
 {
-    return message->id.group == selection->group &&
-           (selection->sequence == UINT32_MAX || message->id.sequence == selection->sequence);
+    if (selection->sequence == UINT32_MAX)
+        return (message->id.group & ~CL_GROUP_P2P) == selection->group;
+    return message->id.group == selection->group && message->id.sequence == selection->sequence;
 }
 
 static void discard_selected(struct cl_message *message, void *argument)
@@ -303,7 +457,7 @@ static void complete_selected(struct cl_message *message, void *argument)
 static void complete_peer(struct cl_message *message, void *argument)
 {
     const struct selection *selection = argument;
-    if (message->peer == selection->peer)
+    if (message->peer == selection->peer && message->posted)
         cl_endpoint_complete(selection->endpoint, message, selection->status);
 }
 
@@ -329,19 +483,23 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
     cl_table_each(&endpoint->table, discard_selected, &selection);
     drop_completions(endpoint, &selection);
     if (sequence == UINT32_MAX)
-        cl_retired_add(&endpoint->retired, group, 0);
+        cl_retired_add(&endpoint->retired, group, 0, UINT16_MAX);
     for (uint32_t i = 0; i < endpoint->peers_length; i++) {
         struct cl_peer *peer = endpoint->peers[i];
-        if (peer && sequence == UINT32_MAX)
-            cl_history_drop_group(&peer->history, group);
-        else if (peer)
+        if (!peer)
+            continue;
+        if (sequence != UINT32_MAX) {
             cl_history_add_sequence(&peer->history, group, sequence);
+            continue;
+        }
+        cl_history_drop_group(&peer->history, group);
+        cl_history_drop_group(&peer->history, group | CL_GROUP_P2P);
     }
 }
 
-bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason)
+bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t blame)
 {
-    if (!cl_retired_add(&endpoint->retired, group, reason))
+    if (!cl_retired_add(&endpoint->retired, group, reason, blame))
         return false;
     struct selection selection = {.endpoint = endpoint, .group = group, .sequence = UINT32_MAX, .status = CL_EABORTED};
     cl_table_each(&endpoint->table, complete_selected, &selection);
@@ -349,26 +507,46 @@ bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int re
 }
 
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint64_t now_us)
+                       uint16_t blame, uint64_t now_us)
 {
     (void)now_us;
-    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED);
+    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, blame);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_endpoint_peer(endpoint, peers[i]);
         if (peer) /* a lost one, too: it may still hear us, and then it need not wait for a timeout of its own */
-            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, (struct cl_control){.group = group, .reason = reason});
+            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, blame));
     }
 }
 
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason)
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *blame, int *reason)
 {
     if (!endpoint->abort_count)
         return false;
     *group = endpoint->aborts[0].group;
-    *peer = endpoint->aborts[0].peer;
+    *blame = endpoint->aborts[0].blame;
     *reason = endpoint->aborts[0].reason;
     memmove(endpoint->aborts, endpoint->aborts + 1, --endpoint->abort_count * sizeof(*endpoint->aborts));
     return true;
+}
+
+struct lateness {
+    uint32_t group, sequence;
+    const struct cl_message *first; /* the lowest of its pair: what comes later may wait for others */
+};
+
+static void find_late(struct cl_message *message, void *argument)
+{
+    struct lateness *late = argument;
+    if (message->posted && message->side == CL_MESSAGE_RECEIVE && message->id.group == late->group &&
+        message->id.sequence == late->sequence && (!late->first || message->id.index < late->first->id.index))
+        late->first = message;
+}
+
+uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    struct lateness late = {group, sequence, NULL};
+    cl_table_each(&endpoint->table, find_late, &late);
+    return late.first ? late.first->peer : UINT16_MAX;
 }
 
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
@@ -384,10 +562,31 @@ void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
         cl_path_free(&lost->paths[i]);
 }
 
+uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
+{
+    uint32_t slowest_us = 0;
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        const struct cl_peer *peer = endpoint->peers[i];
+        for (uint16_t j = 0; peer && peer->alive && j < peer->path_count; j++) {
+            const struct cl_rtt *rtt = &peer->paths[j].rtt;
+            uint32_t probe_us = rtt->smoothed_us + 4 * rtt->variation_us;
+            if (rtt->any && probe_us > slowest_us)
+                slowest_us = probe_us;
+        }
+    }
+    return slowest_us < CL_LOSS_PTO_MAX_US ? slowest_us : CL_LOSS_PTO_MAX_US;
+}
+
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer)
 {
     const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
     return found && found->alive;
+}
+
+bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us)
+{
+    const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
+    return !found || !found->alive || (found->heard_us && now_us >= found->heard_us + found->timeout_us);
 }
 
 const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint)

@@ -12,6 +12,11 @@
  * same length. Its packets carry their own place, may come in any order and over any path, and are delivered to the
  * sink exactly once per byte. A message may arrive before its receive is posted: its packets are stashed up to
  * stash_limit_bytes, above which they are dropped unacknowledged, and the sender is told when there is room again.
+ *
+ * Point-to-point messages of a group bear its id with CL_GROUP_P2P. Their sequence is the tag; their index counts the
+ * messages of one tag from sender to receiver, and may wrap. Their receives are posted in the order of the index, which
+ * is all the memory that this needs of the past. One that comes before its receive is posted is announced, so that
+ * somebody can receive from any source. They share the fate of the group: what ends it ends them.
  */
 #ifndef CL_CORE_ENDPOINT_H
 #define CL_CORE_ENDPOINT_H
@@ -23,9 +28,11 @@
 struct cl_endpoint;
 
 struct cl_endpoint_config {
-    uint64_t job;             /* every packet must carry it: stale or foreign packets are dropped */
+    enum cl_auth auth;        /* the same in the whole job */
+    uint64_t job;             /* with CL_AUTH_OFF every packet carries it */
+    uint8_t key[16];          /* otherwise this secret of the job makes the packets' tags */
     uint16_t self;            /* this process's peer id, unique within the job */
-    uint16_t epoch;           /* how often this job was initialised before: older epochs' packets are dropped */
+    uint16_t epoch;           /* every packet carries it: those of the job's former lives are known by it */
     uint32_t datagram_bytes;  /* largest UDP payload, header included (1472 for MTU 1500) */
     uint64_t peer_timeout_us; /* without an answer from a peer that is waited for, after which it is lost; 0: 3 s */
     size_t stash_limit_bytes; /* bound on memory for packets that came before their receive was posted */
@@ -34,10 +41,12 @@ struct cl_endpoint_config {
     uint32_t seed;            /* for jitter; not used so far: nothing here is random */
 };
 
+#define CL_GROUP_P2P 0x80000000u /* the bit of a group's id that names its point-to-point messages */
+
 struct cl_message_id {
     uint32_t group;
-    uint32_t sequence; /* the operation within the group */
-    uint32_t index;    /* the message within the operation, per (sender, receiver) pair */
+    uint32_t sequence; /* the operation within the group; point-to-point: the tag */
+    uint32_t index;    /* the message within the operation or tag, per (sender, receiver) pair */
 };
 
 /* Where received bytes go: deliver(target + offset, payload, length, argument). Offsets and lengths are multiples of
@@ -73,7 +82,9 @@ struct cl_completion {
 struct cl_endpoint_stats {
     uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
     uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
-    uint64_t packets_foreign; /* bad magic, version, job, epoch, source or length */
+    /* dropped before they touch anything: not of our making (magic, version, job, epoch, source, path, place), with a
+     * wrong tag, or seen before */
+    uint64_t packets_foreign, packets_forged, packets_replayed;
     uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
 };
 
@@ -83,9 +94,19 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint);
 /* path_count 1..8; the n-th paths to all peers leave through the same interface, which they share fairly. Adding a peer
  * twice is CL_EINVAL. */
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count);
+/* The same, where the paths leave through the interfaces with these numbers, 0..7. */
+int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
+                                 const uint32_t *interfaces);
 
-/* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX or a name that was posted before,
- * CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when peer or group are gone already; then there is no completion.
+/* An operation begins: its messages carry the signature (0 to 4095), and messages of peers that carry another one fail
+ * the group with CL_EMISMATCH. 0: they are not compared. Ends with cl_endpoint_end. CL_ENOMEM. */
+int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature);
+void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
+
+/* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX, a name that was posted before or
+ * a point-to-point receive out of turn,
+ * CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when peer or group are gone already; then there is no completion. What a lost
+ * peer had sent completely before can still be received.
  * length may be 0: the message then consists of one empty packet. priority 0 (first) to 7 (last). A send completes when
  * the peer has acknowledged every byte. A receive completes when every byte has been delivered. */
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
@@ -93,17 +114,30 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
                              uint32_t length, uint64_t now_us, void *context);
 
+/* The index with which the next receive of this tag is to be posted. `group` has CL_GROUP_P2P in these three. */
+uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag);
+/* The peer whose announced message of this tag came first and is the next one from that peer; false: there is none. */
+bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint16_t *peer);
+/* While a tag is wanted, the next message from each peer is announced even when its packets find no room. False when
+ * there is no memory. */
+bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint64_t now_us);
+void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag);
+
 /* Forgets every message of (group, sequence) without completions, and drops what comes for it later. The sequence
  * UINT32_MAX means the whole group: used when the group closes; its id cannot be used again. */
 void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* Tells every peer in `peers` that the group failed; CL_EABORTED then completes their posted messages of that group,
- * and ours, and cl_endpoint_next_abort reports it there, with the peer it was heard from. */
+ * and ours, and cl_endpoint_next_abort reports it there, with `blame`: the peer that is the cause (UINT16_MAX: not
+ * known). */
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint64_t now_us);
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *peer, int *reason);
+                       uint16_t blame, uint64_t now_us);
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *blame, int *reason);
+/* Of an operation in flight, the peer whose message is missing first; UINT16_MAX: none. Walks through all messages. */
+uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
-/* received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
+/* What comes from outside the job changes nothing but a counter: no reply, no memory, no sign of life.
+ * received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
  * in the acknowledgement so that the sender's congestion control sees the network and not a busy receiver. */
 void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, uint64_t received_us,
                          uint64_t now_us);
@@ -115,6 +149,10 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
 /* Marks a peer dead: its messages complete with CL_EPEERLOST. Also called by the endpoint itself when a peer with
  * outstanding messages has not answered for peer_timeout_us, at most a tenth more after it was last heard. */
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
+/* Lost, or so silent that it would be if anything were expected from it; also true for an unknown peer. */
+bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us);
+/* The longest time after which a live peer that misses an acknowledgement asks again, as far as known. */
+uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint);
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
 const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 

@@ -5,6 +5,7 @@
 #ifndef CL_CORE_ENDPOINT_STATE_H
 #define CL_CORE_ENDPOINT_STATE_H
 
+#include "core/calls.h"
 #include "core/endpoint.h"
 #include "core/peer.h"
 #include "core/retired.h"
@@ -13,12 +14,17 @@
 
 struct cl_endpoint_abort {
     uint32_t group;
-    uint16_t peer;
+    uint16_t blame; /* UINT16_MAX: nobody */
     int reason;
+};
+
+struct cl_endpoint_wanted {
+    uint32_t group, tag;
 };
 
 struct cl_endpoint {
     struct cl_endpoint_config config;
+    struct cl_seal seal;
     struct cl_endpoint_stats stats;
     const struct cl_cc_type *congestion;
     uint32_t payload_bytes; /* of a full DATA packet */
@@ -37,7 +43,11 @@ struct cl_endpoint {
     struct cl_timers timers;
     uint64_t awake_us; /* when somebody last drove this endpoint */
     struct cl_retired retired;
+    struct cl_calls calls;
     struct cl_message *completed_first, *completed_last; /* linked by `next` */
+    struct cl_message *announced_first, *announced_last; /* in order of arrival */
+    struct cl_endpoint_wanted *wanted;
+    uint32_t wanted_count, wanted_capacity;
     struct cl_endpoint_abort *aborts;
     uint32_t abort_count, abort_capacity;
 };
@@ -63,8 +73,16 @@ void cl_endpoint_discard(struct cl_endpoint *endpoint, struct cl_message *messag
 /* Puts a message with something to send into the queue, unless it waits for room at the receiver. */
 void cl_endpoint_requeue(struct cl_endpoint *endpoint, struct cl_message *message, bool first);
 
+/* `peer` and we disagree on what (group, sequence) is: fails the group, for cl_endpoint_next_abort to tell. */
+void cl_endpoint_disagree(struct cl_endpoint *endpoint, struct cl_peer *peer, uint32_t group);
+
 /* The group failed: remembers it and completes its messages with CL_EABORTED. False when it was retired before. */
-bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason);
+bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t blame);
+
+/* A point-to-point message has come whose receive is not posted yet. */
+void cl_endpoint_announce(struct cl_endpoint *endpoint, struct cl_message *message);
+/* Somebody waits for a message of this name from any source. */
+bool cl_endpoint_wants(const struct cl_endpoint *endpoint, const struct cl_message_id *id);
 
 /* What became of a packet of a posted receive. */
 enum cl_placed { CL_PLACED, CL_PLACED_BEFORE, CL_PLACED_NOWHERE /* other length than posted */ };

@@ -15,6 +15,7 @@ struct cl_executor {
     uint8_t *scratch;
     void *owner;
     int status;
+    uint32_t culprit;
     uint32_t remaining;
     uint32_t ready_head, ready_tail; /* FIFO: each step enters once, so it never wraps */
     uint32_t await_count;
@@ -47,6 +48,7 @@ int cl_executor_create(const struct cl_executor_config *config, struct cl_execut
     executor->ready = executor->pending + plan->step_count;
     executor->awaiting = executor->ready + plan->step_count;
     executor->remaining = plan->step_count;
+    executor->culprit = UINT32_MAX;
     if (plan->scratch_bytes > 0) {
         executor->scratch = malloc(plan->scratch_bytes);
         if (executor->scratch == NULL) {
@@ -58,6 +60,14 @@ int cl_executor_create(const struct cl_executor_config *config, struct cl_execut
         executor->pending[i] = plan->steps[i].dependencies;
     memcpy(executor->ready, plan->roots, plan->root_count * sizeof *plan->roots);
     executor->ready_tail = plan->root_count;
+    if (plan->network_steps > 0) {
+        int status = cl_endpoint_begin(config->endpoint, config->group, config->sequence, config->signature);
+        if (status != CL_OK) {
+            free(executor->scratch);
+            free(block);
+            return status;
+        }
+    }
     *out = executor;
     return CL_OK;
 }
@@ -66,6 +76,8 @@ void cl_executor_destroy(struct cl_executor *executor)
 {
     if (executor == NULL)
         return;
+    if (executor->config.plan->network_steps > 0)
+        cl_endpoint_end(executor->config.endpoint, executor->config.group, executor->config.sequence);
     free(executor->scratch);
     free(executor);
 }
@@ -96,10 +108,20 @@ static void finish_step(struct cl_executor *executor, uint32_t index)
     }
 }
 
-static bool counter_reached(const struct cl_executor *executor, const struct cl_step *step)
+/* Whether the peer has come that far; and if so, in the operation that this is. */
+static bool counter_reached(struct cl_executor *executor, const struct cl_step *step)
 {
-    uint32_t value = atomic_load_explicit(executor->host.counters[step->peer], memory_order_acquire);
-    return (int32_t)(value - (executor->host.base + step->message)) >= 0;
+    const struct cl_host_view *host = &executor->host;
+    uint32_t value = atomic_load_explicit(host->counters[step->peer], memory_order_acquire);
+    if ((int32_t)(value - (host->base + step->message)) < 0)
+        return false;
+    if (host->calls != NULL && step->message > 0 &&
+        atomic_load_explicit(host->calls[step->peer], memory_order_relaxed) != host->call &&
+        executor->status == CL_OK) {
+        executor->status = CL_EMISMATCH;
+        executor->culprit = step->peer;
+    }
+    return true;
 }
 
 static void deliver_reduce(void *target, const void *payload, size_t length, void *argument)
@@ -113,7 +135,7 @@ static int start_message(struct cl_executor *executor, uint32_t index, const str
     const struct cl_executor_config *config = &executor->config;
     struct token *token = &executor->tokens[executor->token_count++];
     *token = (struct token){executor, index};
-    struct cl_message_id id = {config->group, config->sequence, step->message};
+    struct cl_message_id id = {config->group, config->sequence, config->first_message + step->message};
     uint16_t peer = config->peers[step->peer];
     if (step->kind == CL_SEND)
         return cl_endpoint_post_send(config->endpoint, peer, id,
@@ -215,6 +237,11 @@ struct cl_executor *cl_executor_complete(void *context, int status)
 int cl_executor_status(const struct cl_executor *executor)
 {
     return executor->status;
+}
+
+uint32_t cl_executor_culprit(const struct cl_executor *executor)
+{
+    return executor->culprit;
 }
 
 bool cl_executor_awaits(const struct cl_executor *executor, uint32_t n, uint32_t *rank, uint32_t *value)

@@ -17,6 +17,8 @@
 struct cl_host_view {
     uint8_t **staging;           /* each rank's staging for this operation */
     _Atomic uint32_t **counters; /* each rank's host counter */
+    _Atomic uint64_t **calls;    /* which operation each rank runs in this half of its staging; NULL: not compared */
+    uint64_t call;               /* what must be there */
     uint32_t base;               /* counters' value at the start of this operation: POST and AWAIT count from it */
     void (*post)(void *context, uint32_t value); /* publishes this rank's counter and wakes who waits for it */
     void *context;
@@ -40,6 +42,8 @@ struct cl_executor_config {
     struct cl_endpoint *endpoint;    /* NULL when the plan has no network steps */
     const uint16_t *peers;           /* group rank -> peer id */
     uint32_t group, sequence;        /* name of the operation in packets */
+    uint32_t first_message;          /* added to the steps' message numbers; point-to-point: see core/mailbox.h */
+    uint16_t signature;              /* see calls.h */
     uint8_t priority;
 };
 
@@ -58,6 +62,8 @@ enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, u
 /* A message of this executor ended; `context` is that of the endpoint's completion. Returns the executor. */
 struct cl_executor *cl_executor_complete(void *context, int status);
 int cl_executor_status(const struct cl_executor *executor);
+/* Of a CL_EMISMATCH in shared memory, the rank that runs another operation; else UINT32_MAX. */
+uint32_t cl_executor_culprit(const struct cl_executor *executor);
 /* The n-th unmet AWAIT: its rank and the counter value it needs; false when there are no more. */
 bool cl_executor_awaits(const struct cl_executor *executor, uint32_t n, uint32_t *rank, uint32_t *value);
 void cl_executor_set_owner(struct cl_executor *executor, void *owner);

@@ -4,12 +4,17 @@
  * Per group a set of (sequence, index) pairs as ranges: the indices of one operation are dense, so an operation costs
  * one range. Beyond CL_HISTORY_RANGES the oldest are forgotten and everything below counts as finished; the operations
  * of a group start in order, so nothing that old can still be new.
+ *
+ * Point-to-point messages (CL_GROUP_P2P) have tags for sequences, which come in any order. But the receives of one tag
+ * are posted in order, so for them it is enough to know how many were: the messages below that are finished, unless
+ * they are still in the endpoint's table.
  */
 #ifndef CL_CORE_HISTORY_H
 #define CL_CORE_HISTORY_H
 
 #include "core/endpoint.h"
 #include "core/ranges.h"
+#include "core/tags.h"
 
 enum { CL_HISTORY_RANGES = 4096 };
 
@@ -17,6 +22,7 @@ struct cl_history_group {
     uint32_t group;
     uint64_t floor; /* all below are finished */
     struct cl_ranges finished;
+    struct cl_tags posted; /* point-to-point, instead of these two */
 };
 
 struct cl_history {
@@ -29,6 +35,9 @@ struct cl_history {
 bool cl_history_add(struct cl_history *history, const struct cl_message_id *id);
 bool cl_history_add_sequence(struct cl_history *history, uint32_t group, uint32_t sequence);
 bool cl_history_contains(struct cl_history *history, const struct cl_message_id *id);
+/* Point-to-point: the receive that is next in its tag was posted. Such messages are not added when they finish. */
+bool cl_history_add_posted(struct cl_history *history, const struct cl_message_id *id);
+uint32_t cl_history_next_index(const struct cl_history *history, uint32_t group, uint32_t tag);
 void cl_history_drop_group(struct cl_history *history, uint32_t group);
 void cl_history_free(struct cl_history *history);
 

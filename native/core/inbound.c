@@ -97,18 +97,30 @@ struct cl_path_callbacks cl_outcome_callbacks(struct cl_outcome *outcome)
 
 enum answer { ACCEPT, ACCEPT_AT_ONCE, REFUSE, FOREIGN };
 
+/* One from which somebody who receives from any source may choose. */
+static bool is_next_wanted(const struct cl_endpoint *endpoint, const struct cl_peer *peer,
+                           const struct cl_message_id *id)
+{
+    return cl_endpoint_wants(endpoint, id) &&
+           id->index == cl_history_next_index(&peer->history, id->group, id->sequence);
+}
+
 static enum answer stash(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message,
                          const struct cl_message_id *id, const struct cl_packet *packet, const uint8_t *payload,
                          uint64_t now_us)
 {
-    if (!message)
+    if (!message) {
         message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, id);
+        if (message && id->group & CL_GROUP_P2P)
+            cl_endpoint_announce(endpoint, message);
+    }
     if (message && cl_stash_put(&endpoint->stash, &message->stash, packet->offset, packet->flags & CL_PACKET_LAST,
                                 payload, packet->length)) {
         endpoint->stats.packets_stashed++;
+        message->signature = packet->signature;
         return ACCEPT;
     }
-    if (message && !message->stash.first)
+    if (message && !message->stash.first && !is_next_wanted(endpoint, peer, id))
         cl_endpoint_discard(endpoint, message);
     endpoint->stats.packets_stash_dropped++;
     peer->refused_us = now_us ? now_us : 1;
@@ -125,6 +137,10 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
     if (message && message->posted) {
+        if (cl_calls_differ(message->signature, packet->signature)) {
+            cl_endpoint_disagree(endpoint, peer, packet->group);
+            return REFUSE;
+        }
         uint32_t generation = message->generation;
         switch (cl_endpoint_place(endpoint, message, packet->offset, last, payload, packet->length)) {
         case CL_PLACED:
@@ -137,15 +153,19 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
             return REFUSE;
         }
     }
-    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, packet->group);
+    const struct cl_retired_group *retired = cl_retired_find(&endpoint->retired, packet->group & ~CL_GROUP_P2P);
     if (retired && retired->reason) {
         cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
-                         (struct cl_control){.group = packet->group, .reason = retired->reason});
+                         cl_control_abort(retired->group, retired->reason, retired->blame));
         return REFUSE;
     }
     if (retired || cl_history_contains(&peer->history, &id)) {
         endpoint->stats.packets_duplicate++;
         return ACCEPT_AT_ONCE;
+    }
+    if (cl_calls_differ(cl_calls_find(&endpoint->calls, id.group, id.sequence), packet->signature)) {
+        cl_endpoint_disagree(endpoint, peer, packet->group);
+        return REFUSE;
     }
     return stash(endpoint, peer, message, &id, packet, payload, now_us);
 }
@@ -164,10 +184,9 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
     }
 }
 
-static void on_abort(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
+static void fail_group(struct cl_endpoint *endpoint, uint32_t group, uint16_t blame, int reason)
 {
-    int reason = (int32_t)packet->offset;
-    if (!cl_endpoint_fail_group(endpoint, packet->group, reason < 0 ? reason : CL_EABORTED))
+    if (!cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, blame))
         return;
     if (endpoint->abort_count == endpoint->abort_capacity) {
         uint32_t capacity = endpoint->abort_capacity ? 2 * endpoint->abort_capacity : 8;
@@ -177,7 +196,12 @@ static void on_abort(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
         endpoint->aborts = aborts;
         endpoint->abort_capacity = capacity;
     }
-    endpoint->aborts[endpoint->abort_count++] = (struct cl_endpoint_abort){packet->group, peer->id, reason};
+    endpoint->aborts[endpoint->abort_count++] = (struct cl_endpoint_abort){group, blame, reason};
+}
+
+void cl_endpoint_disagree(struct cl_endpoint *endpoint, struct cl_peer *peer, uint32_t group)
+{
+    fail_group(endpoint, group, peer->id, CL_EMISMATCH);
 }
 
 static void on_mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
@@ -207,11 +231,15 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     switch (packet->kind) {
     case CL_PACKET_DATA:
         return on_data(endpoint, peer, packet, payload, now_us);
+    case CL_PACKET_PING:
+        if (cl_calls_differ(cl_calls_find(&endpoint->calls, packet->group, packet->sequence), packet->signature))
+            cl_endpoint_disagree(endpoint, peer, packet->group);
+        break;
     case CL_PACKET_READY:
         on_ready(endpoint, peer, packet, now_us);
         break;
     case CL_PACKET_ABORT:
-        on_abort(endpoint, peer, packet);
+        fail_group(endpoint, packet->group, (uint16_t)(packet->index - 1), (int32_t)packet->offset);
         break;
     case CL_PACKET_MISMATCH:
         on_mismatch(endpoint, peer, packet);
@@ -222,27 +250,45 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     return ACCEPT_AT_ONCE;
 }
 
+/* Whether a packet was made for us by a rank of this job, and comes for the first time; counts it if not. *number: the
+ * whole number of the packet, or of the acknowledgement. */
+static bool authentic(struct cl_endpoint *endpoint, struct cl_path *path, const struct cl_packet *packet,
+                      const uint8_t *bytes, uint64_t *number)
+{
+    bool ack = packet->kind == CL_PACKET_ACK;
+    struct cl_replay *seen = ack ? &path->acks : &path->packets;
+    *number = cl_packet_number(seen->next, ack ? packet->group : packet->number);
+    uint64_t *counter = NULL;
+    if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number))
+        counter =
+            endpoint->seal.auth == CL_AUTH_OFF ? &endpoint->stats.packets_foreign : &endpoint->stats.packets_forged;
+    else if (*number > seen->next + NUMBERS_AHEAD_MAX)
+        counter = &endpoint->stats.packets_foreign;
+    else if (!cl_replay_admit(seen, *number))
+        counter = &endpoint->stats.packets_replayed;
+    if (counter)
+        ++*counter;
+    return !counter;
+}
+
 void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, uint64_t received_us,
                          uint64_t now_us)
 {
     struct cl_packet packet;
     struct cl_peer *peer = NULL;
-    if (cl_packet_decode(&packet, bytes, length) && packet.epoch == endpoint->config.epoch &&
-        cl_packet_open(bytes, length, endpoint->config.job))
+    if (cl_packet_decode(&packet, bytes, length) && packet.epoch == endpoint->config.epoch)
         peer = cl_endpoint_peer(endpoint, packet.source);
     if (!peer || packet.path >= peer->path_count) {
         endpoint->stats.packets_foreign++;
         return;
     }
-    if (!peer->alive)
-        return;
     struct cl_path *path = &peer->paths[packet.path];
+    uint64_t number;
+    if (!authentic(endpoint, path, &packet, bytes, &number) || !peer->alive)
+        return;
     const uint8_t *payload = bytes + CL_PACKET_HEAD_BYTES;
-    uint64_t number = cl_packet_number(path->ack.largest, packet.number);
     enum answer answer;
-    if (packet.kind != CL_PACKET_ACK && number > path->ack.largest + NUMBERS_AHEAD_MAX)
-        answer = FOREIGN;
-    else if (packet.kind == CL_PACKET_ACK)
+    if (packet.kind == CL_PACKET_ACK)
         answer = on_ack(endpoint, peer, path, &packet, payload, received_us, now_us) ? ACCEPT : FOREIGN;
     else
         answer = on_packet(endpoint, peer, &packet, payload, now_us);

@@ -19,6 +19,7 @@ struct cl_message {
     struct cl_message_id id;
     uint16_t peer;
     uint8_t side;
+    uint16_t signature; /* of its operation: here, or while not posted, at the sender */
 
     uint8_t priority;
     bool posted;         /* false: a receive that only holds stashed packets so far */
@@ -26,6 +27,7 @@ struct cl_message {
     bool held;           /* send: refused by a receiver without room, waiting for its READY */
     bool accepted;       /* send: the receiver has taken some packet of it */
     bool probing;        /* send: held before, one packet was let go to see */
+    bool announced;      /* receive: point-to-point, and not posted yet */
     uint32_t generation; /* changes when the struct is reused: see cl_sent_packet */
     uint32_t length;
     uint32_t packet_count;
@@ -44,7 +46,7 @@ struct cl_message {
     uint32_t bits_words; /* capacity of `bits` */
 
     struct cl_message *hash_next;
-    struct cl_message *previous, *next; /* in the queue, among the held or among the completed */
+    struct cl_message *previous, *next; /* in the queue, among the held, the announced or the completed */
 };
 
 /* Makes the message `length` bytes long, with no packet done. False when there is no memory. */

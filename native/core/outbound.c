@@ -3,9 +3,9 @@
 #include "core/packet.h"
 #include "core/spray.h"
 
-/* Writes the header of `packet` into `out`, sealed. */
+/* Writes the header of `packet` into `out`, sealed. number: whole, of the packet or acknowledgement. */
 static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_packet *packet,
-                           struct cl_datagram *out)
+                           uint64_t number, struct cl_datagram *out)
 {
     packet->source = endpoint->config.self;
     packet->epoch = endpoint->config.epoch;
@@ -14,7 +14,7 @@ static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *p
     out->priority = packet->flags & CL_PACKET_PRIORITY;
     cl_packet_encode(packet, out->head);
     const uint8_t *payload = out->payload_length ? out->payload : out->head + CL_PACKET_HEAD_BYTES;
-    cl_packet_seal(out->head, payload, packet->length, endpoint->config.job);
+    cl_packet_seal(out->head, payload, &endpoint->seal, peer->id, number);
     endpoint->stats.packets_sent++;
 }
 
@@ -22,12 +22,13 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
                      struct cl_datagram *out)
 {
     struct cl_packet packet = {.kind = CL_PACKET_ACK, .path = path->index};
+    uint64_t number = path->ack.written;
     cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
     out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
     cl_egress_sent(path->egress, out->head_length);
     out->payload_length = 0;
     out->payload = NULL;
-    write_datagram(endpoint, peer, &packet, out);
+    write_datagram(endpoint, peer, &packet, number, out);
     endpoint->stats.acks_sent++;
 }
 
@@ -35,14 +36,16 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
 static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
                          const struct cl_control *control, uint64_t now_us, struct cl_datagram *out)
 {
-    struct cl_packet packet = {.kind = kind,
-                               .flags = CL_PACKET_ACK_NOW,
-                               .path = path->index,
-                               .group = control->group,
-                               .sequence = control->sequence,
-                               .index = control->index,
-                               .offset = (uint32_t)control->reason,
-                               .number = (uint32_t)path->sent.next};
+    struct cl_packet packet = {
+        .kind = kind,
+        .flags = CL_PACKET_ACK_NOW,
+        .path = path->index,
+        .signature = kind == CL_PACKET_PING ? cl_calls_find(&endpoint->calls, control->group, control->sequence) : 0,
+        .group = control->group,
+        .sequence = control->sequence,
+        .index = control->index,
+        .offset = (uint32_t)control->reason,
+        .number = (uint32_t)path->sent.next};
     struct cl_sent_packet sent = {.sent_us = now_us,
                                   .egress_bytes = path->egress->bytes,
                                   .control = *control,
@@ -54,7 +57,7 @@ static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = 0;
     out->payload = NULL;
-    write_datagram(endpoint, peer, &packet, out);
+    write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     endpoint->stats.probes_sent += kind == CL_PACKET_PING;
     return true;
 }
@@ -77,6 +80,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
                                .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0)),
                                .length = (uint16_t)length,
                                .path = path->index,
+                               .signature = message->signature,
                                .group = message->id.group,
                                .sequence = message->id.sequence,
                                .index = message->id.index,
@@ -92,7 +96,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = length;
     out->payload = message->data + offset;
-    write_datagram(endpoint, peer, &packet, out);
+    write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     endpoint->stats.payload_bytes_sent += length;
     return true;
 }
@@ -127,7 +131,6 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
 static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
                           size_t capacity)
 {
-    static const struct cl_control NOTHING = {0};
     size_t count = 0;
     for (uint16_t i = 0; i < peer->path_count && peer->alive; i++) {
         struct cl_path *path = &peer->paths[i];
@@ -138,7 +141,9 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
             /* Unanswered ones must not pile up; but round trips may be longer than the time between two of them. */
             if (path->sent.packets == path->sent.pings && path->sent.pings >= CL_PATH_PINGS_MAX)
                 cl_sent_remove(&path->sent, path->sent.low);
-            count += send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, &out[count]);
+            struct cl_call call = cl_calls_next(&endpoint->calls);
+            struct cl_control control = {.group = call.group, .sequence = call.sequence};
+            count += send_control(endpoint, peer, path, CL_PACKET_PING, &control, now_us, &out[count]);
         }
         if (path->probe && count < capacity) {
             path->probe = false;

@@ -2,17 +2,18 @@
  * Packet: the fixed 40-byte little-endian header that starts every datagram. Every byte here costs goodput.
  *
  *    0 u16 magic          8 u32 group       24 u32 number   per path and direction, wraps
- *    2 u8  version, kind 12 u32 sequence    28 u16 path
+ *    2 u8  version, kind 12 u32 sequence    28 u16 path (4 bits), signature (12 bits, see calls.h)
  *    3 u8  flags         16 u32 index       30 u16 epoch
  *    4 u16 source        20 u32 offset      32 u64 tag
- *    6 u16 length        of what follows the header
+ *    6 u16 length        of what follows the header          the tag: see cl_packet_seal
  *
  * DATA uses the fields by their names. What the other kinds mean by them:
  *   ACK       number = largest received, path = the path acknowledged, sequence = receive time of the largest
- *             (receiver's clock, low 32 bits, us), index = host delay in us; the ranges follow (see ack.h)
- *   PING      asks for an acknowledgement, nothing else
+ *             (receiver's clock, low 32 bits, us), index = host delay in us, group = the n-th acknowledgement of
+ *             this path, by which replays are known; the ranges follow (see ack.h)
+ *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
  *   READY     every message of (group, sequence) that was refused may be sent again
- *   ABORT     group, offset = the reason (an enum cl_error)
+ *   ABORT     group, offset = the reason (an enum cl_error), index = the peer to blame + 1, or 0
  *   MISMATCH  (group, sequence, index) has another length at the receiver
  */
 #ifndef CL_CORE_PACKET_H
@@ -21,6 +22,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "commlayer.h"
+#include "core/siphash.h"
 
 enum {
     CL_PACKET_HEAD_BYTES = 40,
@@ -51,6 +55,7 @@ struct cl_packet {
     uint16_t source;
     uint16_t length;
     uint16_t path;
+    uint16_t signature; /* DATA, PING; 0: not to be compared */
     uint16_t epoch;
     uint32_t group;
     uint32_t sequence;
@@ -68,10 +73,21 @@ void cl_packet_encode(const struct cl_packet *packet, uint8_t *head);
 /* False when the bytes are not one of our packets: short, magic, version, kind, or length. The tag is not looked at. */
 bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t length);
 
-/* The tag binds a packet to its job. Today it is the job id itself; these two are the place for a MAC, which is why
- * they are given the payload. */
-void cl_packet_seal(uint8_t *head, const uint8_t *payload, size_t payload_length, uint64_t job);
-bool cl_packet_open(const uint8_t *bytes, size_t length, uint64_t job);
+/* What all ranks of a job have in common, and nobody else. */
+struct cl_seal {
+    enum cl_auth auth;
+    uint64_t job; /* the tag itself with CL_AUTH_OFF */
+    struct cl_siphash_key key;
+};
+
+/* The tag binds a packet to its job, its receiver and its number: SipHash-2-4 of the header before the tag; of what
+ * both sides know, as {u32 upper half of the number, u16 destination, u16 auth}; and of what follows the header.
+ * With CL_AUTH_HEADER the payload of DATA is left out, never that of others. For an ACK the number is that of the
+ * acknowledgement itself. The header must have been encoded. */
+void cl_packet_seal(uint8_t *head, const uint8_t *payload, const struct cl_seal *seal, uint16_t destination,
+                    uint64_t number);
+/* Whether the tag of a packet that cl_packet_decode has accepted is right. */
+bool cl_packet_open(const uint8_t *bytes, const struct cl_seal *seal, uint16_t destination, uint64_t number);
 
 /* The 64-bit number whose low half is `low` and that is nearest to `near`: numbers wrap on the wire, not in here. */
 static inline uint64_t cl_packet_number(uint64_t near, uint32_t low)
@@ -88,6 +104,11 @@ static inline uint16_t cl_load_u16(const uint8_t *p)
 static inline uint32_t cl_load_u32(const uint8_t *p)
 {
     return cl_load_u16(p) | (uint32_t)cl_load_u16(p + 2) << 16;
+}
+
+static inline uint64_t cl_load_u64(const uint8_t *p)
+{
+    return cl_load_u32(p) | (uint64_t)cl_load_u32(p + 4) << 32;
 }
 
 static inline void cl_store_u16(uint8_t *p, uint32_t value)

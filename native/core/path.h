@@ -9,6 +9,7 @@
 #include "core/egress.h"
 #include "core/loss.h"
 #include "core/pacer.h"
+#include "core/replay.h"
 #include "core/rtt.h"
 #include "core/sent.h"
 
@@ -37,6 +38,7 @@ struct cl_path {
     struct cl_cc cc;
     struct cl_pacer pacer;
     struct cl_ack ack;
+    struct cl_replay packets, acks; /* whose numbers came */
 };
 
 void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const struct cl_cc_type *congestion,

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *egresses,
+struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *const *egresses,
                                const struct cl_cc_type *congestion, uint32_t datagram_bytes, uint64_t fixed_rate)
 {
     struct cl_peer *peer = calloc(1, sizeof(*peer) + path_count * sizeof(struct cl_path));
@@ -15,7 +15,7 @@ struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egres
     peer->pacer_us = UINT64_MAX;
     peer->timer.owner = peer;
     for (uint16_t i = 0; i < path_count; i++)
-        cl_path_init(&peer->paths[i], i, &egresses[i], congestion, datagram_bytes, fixed_rate);
+        cl_path_init(&peer->paths[i], i, egresses[i], congestion, datagram_bytes, fixed_rate);
     return peer;
 }
 

@@ -60,8 +60,8 @@ struct cl_peer {
     struct cl_path paths[];
 };
 
-/* NULL when there is no memory. */
-struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *egresses,
+/* `egresses`: of each path. NULL when there is no memory. */
+struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *const *egresses,
                                const struct cl_cc_type *congestion, uint32_t datagram_bytes, uint64_t fixed_rate);
 void cl_peer_destroy(struct cl_peer *peer);
 

@@ -97,7 +97,6 @@ static bool find_host_ranks(struct cl_plan *plan)
 
 static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
 {
-    uint32_t posts = 0;
     for (uint32_t i = 0; i < plan->step_count; i++) {
         const struct cl_step *step = &plan->steps[i];
         if (!step_is_valid(step, plan, sizes))
@@ -105,9 +104,8 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
         if (step->kind <= CL_RECV_REDUCE)
             plan->network_steps++;
         if (step->kind == CL_POST) {
-            if (step->message == 0)
+            if (step->message == 0 || step->message > CL_POSTS_LIMIT)
                 return false;
-            posts++;
             plan->posts = step->message > plan->posts ? step->message : plan->posts;
         }
         if (step->kind == CL_POST || names_host_rank(step))
@@ -115,7 +113,12 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
         if (step->dependencies == 0)
             plan->roots[plan->root_count++] = i;
     }
-    return plan->posts <= posts; /* counters are compared modulo 2^32: they must not leap */
+    return true;
+}
+
+void cl_plan_sign(cl_plan *plan, uint32_t signature)
+{
+    plan->signature = signature;
 }
 
 int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,

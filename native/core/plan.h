@@ -9,6 +9,10 @@
 
 #include "commlayer.h"
 
+/* A plan may leap over values that it does not post, as ranks of unequal work do at their end; but counters of
+ * operations next to each other are compared modulo 2^32. */
+#define CL_POSTS_LIMIT (1u << 20)
+
 struct cl_plan {
     atomic_uint references;
     uint32_t rank, world_size;
@@ -18,6 +22,7 @@ struct cl_plan {
     bool uses_host;         /* it reads or writes staging, posts or awaits */
     uint64_t scratch_bytes;
     uint64_t staging_bytes;
+    uint32_t signature; /* of the collective, the same on all ranks; 0: not to be compared */
     struct cl_step *steps;
     uint32_t *successors;
     uint32_t *roots; /* steps without dependencies, in order */

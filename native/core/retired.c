@@ -2,12 +2,12 @@
 
 #include <stdlib.h>
 
-bool cl_retired_add(struct cl_retired *retired, uint32_t group, int32_t reason)
+bool cl_retired_add(struct cl_retired *retired, uint32_t group, int32_t reason, uint16_t blame)
 {
     if (cl_retired_find(retired, group))
         return false;
     if (retired->count == CL_RETIRED_MAX) {
-        retired->list[retired->oldest++ % CL_RETIRED_MAX] = (struct cl_retired_group){group, reason};
+        retired->list[retired->oldest++ % CL_RETIRED_MAX] = (struct cl_retired_group){group, reason, blame};
         return true;
     }
     if (retired->count == retired->capacity) {
@@ -18,7 +18,7 @@ bool cl_retired_add(struct cl_retired *retired, uint32_t group, int32_t reason)
         retired->list = list;
         retired->capacity = capacity;
     }
-    retired->list[retired->count++] = (struct cl_retired_group){group, reason};
+    retired->list[retired->count++] = (struct cl_retired_group){group, reason, blame};
     return true;
 }
 

@@ -13,6 +13,7 @@ enum { CL_RETIRED_MAX = 1024 };
 struct cl_retired_group {
     uint32_t group;
     int32_t reason;
+    uint16_t blame; /* the peer that is the cause; UINT16_MAX: not known */
 };
 
 struct cl_retired {
@@ -21,7 +22,7 @@ struct cl_retired {
 };
 
 /* Adds a group, or gives its first reason again: true if it was new. Without memory nothing is remembered. */
-bool cl_retired_add(struct cl_retired *retired, uint32_t group, int32_t reason);
+bool cl_retired_add(struct cl_retired *retired, uint32_t group, int32_t reason, uint16_t blame);
 const struct cl_retired_group *cl_retired_find(const struct cl_retired *retired, uint32_t group);
 void cl_retired_free(struct cl_retired *retired);
 

@@ -72,5 +72,5 @@ void cl_sent_clear(struct cl_sent *sent)
 void cl_sent_free(struct cl_sent *sent)
 {
     free(sent->ring);
-    *sent = (struct cl_sent){0};
+    *sent = (struct cl_sent){.low = sent->next, .next = sent->next};
 }

@@ -45,6 +45,7 @@ struct cl_sent_packet *cl_sent_find(const struct cl_sent *sent, uint64_t number)
 void cl_sent_remove(struct cl_sent *sent, uint64_t number);
 /* Forgets everything in flight. */
 void cl_sent_clear(struct cl_sent *sent);
+/* The same, and frees the memory. The numbers go on: one used twice would be taken for a replay. */
 void cl_sent_free(struct cl_sent *sent);
 
 #endif

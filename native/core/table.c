@@ -81,8 +81,10 @@ struct cl_message *cl_table_add(struct cl_table *table, enum cl_message_side sid
     message->id = *id;
     message->peer = peer;
     message->side = (uint8_t)side;
+    message->signature = 0;
     message->priority = 0;
-    message->posted = message->queued = message->held = message->accepted = message->probing = false;
+    message->posted = message->queued = message->held = message->accepted = message->probing = message->announced =
+        false;
     message->stash = (struct cl_stash_chain){0};
     message->status = CL_OK;
     message->previous = message->next = NULL;

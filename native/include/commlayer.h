@@ -32,6 +32,9 @@ enum cl_error {
     CL_ECLOSED = -7,   /* the engine or group is closed */
     CL_EMISMATCH = -8, /* ranks disagree on what they are doing */
     CL_EAGAIN = -9,    /* nothing there yet */
+
+    CL_ENOLIBFABRIC = -20, /* libfabric is not there, or its headers were not when this was built */
+    CL_ENODEVICE = -21,    /* the provider has no datagram endpoint at this address */
 };
 
 enum cl_dtype {
@@ -49,12 +52,22 @@ enum cl_dtype {
     CL_U64 = 11,
 };
 
-/* AVG travels as SUM; the plan's SCALE steps divide by the number of ranks. */
+/* How packets prove that they are of this job; the same on every rank. */
+enum cl_auth {
+    CL_AUTH_HEADER = 0, /* a keyed tag over the header and over everything but the payload of DATA packets */
+    CL_AUTH_FULL = 1,   /* over the payload, too */
+    CL_AUTH_OFF = 2,    /* by the job's number, in plain sight */
+};
+
+/* AVG travels as SUM; the plan's SCALE steps divide by the number of ranks. The bitwise ones are for integers. */
 enum cl_op {
     CL_SUM = 0,
     CL_PRODUCT = 1,
     CL_MIN = 2,
     CL_MAX = 3,
+    CL_BAND = 4,
+    CL_BOR = 5,
+    CL_BXOR = 6,
 };
 
 enum cl_step_kind {
@@ -107,6 +120,10 @@ int cl_kernels_select(const char *level);
 int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,
                    uint32_t successor_count, uint32_t rank, uint32_t world_size, uint64_t input_bytes,
                    uint64_t output_bytes, uint64_t scratch_bytes, uint64_t staging_bytes, cl_plan **plan);
+/* Says of which collective the plan is one rank's part: the same number on all ranks that call the same one, and only
+ * on them; 0, as it is at first: unknown. Ranks whose operations differ in it, in dtype or in op get CL_EMISMATCH, here
+ * or with the next operation. Before the plan is first submitted. */
+void cl_plan_sign(cl_plan *plan, uint32_t signature);
 /* Operations in flight keep their plan alive. */
 void cl_plan_release(cl_plan *plan);
 
@@ -126,7 +143,7 @@ int cl_interfaces(struct cl_interface *out, uint32_t capacity);
 /* ---- engine ---- */
 
 struct cl_engine_options {
-    const char *wire;             /* "udp", "mem" (ranks of one process, tests) or "none" (shared memory only) */
+    const char *wire;             /* "udp", "ofi", "mem" (ranks of one process, tests), "none" (shared memory only) */
     const char *const *addresses; /* numeric local addresses, one socket each (mem: any text) */
     uint32_t address_count;       /* at most 8 */
     uint32_t datagram_bytes;      /* largest UDP payload, header included */
@@ -134,17 +151,26 @@ struct cl_engine_options {
     uint64_t fixed_rate_bps;      /* for "fixed" */
     uint64_t stash_bytes;         /* bound on memory for packets that come before their operation */
     uint64_t peer_timeout_us;     /* silence after which a peer is lost */
+    uint32_t auth;                /* enum cl_auth */
     uint32_t mem_loss_ppm;        /* mem: share of datagrams dropped, parts per million */
     uint32_t mem_seed;
+    const char *ofi_provider; /* ofi: libfabric's name of it; NULL or empty: its first */
 };
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
 /* Aborts what is in flight, lingers briefly for peers that still need acknowledgements, joins the thread. */
 void cl_engine_close(cl_engine *engine);
+/* Waits, briefly, until no peer needs an acknowledgement any more: for a process that ends without closing. */
+void cl_engine_linger(cl_engine *engine);
 /* UDP port of the n-th address (mem: mailbox number). */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
-/* Names this process within its job; once, before the first group. The same values again are accepted. */
-int cl_engine_identify(cl_engine *engine, uint64_t job, uint16_t self, uint16_t epoch);
+/* What peers give cl_engine_add_peer as the address of this process's n-th port: libfabric's (ofi), as text of at most
+ * CL_ADDRESS_BYTES; empty where it is the numeric address itself. */
+enum { CL_ADDRESS_BYTES = 256 };
+int cl_engine_address(cl_engine *engine, uint32_t index, char *text);
+/* Names this process within its job, whose key of 16 bytes its ranks share as a secret; once, before the first group.
+ * The same values again are accepted. */
+int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch);
 /* Makes a peer reachable: path i goes from local address local[i] to the remote address and port. Adding a known peer
  * again is accepted and changes nothing. */
 int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
@@ -155,7 +181,8 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 struct cl_engine_stats {
     uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
     uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
-    uint64_t packets_foreign, packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
+    uint64_t packets_foreign, packets_forged, packets_replayed; /* dropped: of other jobs, wrong tag, seen before */
+    uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
     uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
@@ -171,7 +198,7 @@ void cl_host_close_fd(int32_t fd);
 /* ---- groups ---- */
 
 struct cl_group_options {
-    uint32_t id; /* the same on every rank, unique within the job */
+    uint32_t id; /* the same on every rank, unique within the job; below 2^31 */
     uint32_t rank;
     uint32_t size;
     const uint16_t *peers;  /* job-wide peer id of each rank */
@@ -200,6 +227,18 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
 /* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
 int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
            uint64_t timeout_us);
+/* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received
+ * in the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
+ * CL_EMISMATCH. `rank` is the other one, never this one; tags are below UINT32_MAX. A send is done when all of it is
+ * with the receiver's engine: small ones before the receive was called. The first failure of one fails the group. */
+int cl_send(cl_group *group, uint32_t rank, uint32_t tag, const void *data, uint64_t length, uint32_t priority,
+            uint64_t timeout_us, cl_operation **operation);
+/* `rank` may be UINT32_MAX: from any source, the first message with this tag that comes. */
+int cl_receive(cl_group *group, uint32_t rank, uint32_t tag, void *target, uint64_t length, uint64_t timeout_us,
+               cl_operation **operation);
+/* The rank from which a receive got its message, once it has ended well; else returns its status. */
+int cl_operation_source(cl_operation *operation, uint32_t *rank);
+
 /* CL_EAGAIN while in flight, else the status. */
 int cl_operation_status(cl_operation *operation);
 /* Sleeps until done or timeout_us passed (0: no limit); CL_EAGAIN when it is still in flight. */

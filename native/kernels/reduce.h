@@ -17,7 +17,7 @@ typedef void (*cl_reduce_fn)(void *target, const void *source, size_t count);
 /* target[i] = target[i] / divisor; integers truncate toward zero. The divisor is at least 1. */
 typedef void (*cl_scale_fn)(void *target, size_t count, uint32_t divisor);
 
-/* NULL when dtype or op is out of range. */
+/* NULL when dtype or op is out of range, and for bitwise operators on floats. */
 cl_reduce_fn cl_reduce_kernel(enum cl_dtype dtype, enum cl_op op);
 cl_scale_fn cl_scale_kernel(enum cl_dtype dtype);
 

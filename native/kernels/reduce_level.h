@@ -5,7 +5,7 @@
 #include "reduce.h"
 
 #define CL_DTYPES 12
-#define CL_OPS 4
+#define CL_OPS 7
 
 struct cl_reduce_level {
     const char *name;

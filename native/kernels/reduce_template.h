@@ -47,15 +47,18 @@ typedef double f64_at ANY_ADDRESS;
         }                                                                                                              \
     }
 
-/* Sums and products wrap, so they are the same for signed and unsigned; at least `unsigned` wide, as a product of
- * promoted 16-bit values would overflow int. */
+/* Sums and products wrap, so they are the same for signed and unsigned, as are the bitwise ones; at least `unsigned`
+ * wide, as a product of promoted 16-bit values would overflow int. */
 #define REDUCE_INTEGER(bits, wide)                                                                                     \
     REDUCE(sum_##bits, u##bits, wide, a + b)                                                                           \
     REDUCE(product_##bits, u##bits, wide, a *b)                                                                        \
     REDUCE(min_i##bits, i##bits, int##bits##_t, a < b ? a : b)                                                         \
     REDUCE(max_i##bits, i##bits, int##bits##_t, a > b ? a : b)                                                         \
     REDUCE(min_u##bits, u##bits, uint##bits##_t, a < b ? a : b)                                                        \
-    REDUCE(max_u##bits, u##bits, uint##bits##_t, a > b ? a : b)
+    REDUCE(max_u##bits, u##bits, uint##bits##_t, a > b ? a : b)                                                        \
+    REDUCE(band_##bits, u##bits, uint##bits##_t, a &b)                                                                 \
+    REDUCE(bor_##bits, u##bits, uint##bits##_t, a | b)                                                                 \
+    REDUCE(bxor_##bits, u##bits, uint##bits##_t, a ^ b)
 
 REDUCE_INTEGER(8, uint8_t)
 REDUCE_INTEGER(16, uint32_t)
@@ -186,9 +189,13 @@ TARGET static void scale_f16(void *target, size_t count, uint32_t divisor)
     }
 }
 
-#define OPS(sum_product, min_max)                                                                                      \
+#define OPS_FLOAT(type)                                                                                                \
     {                                                                                                                  \
-        sum_##sum_product, product_##sum_product, min_##min_max, max_##min_max                                         \
+        sum_##type, product_##type, min_##type, max_##type, NULL, NULL, NULL                                           \
+    }
+#define OPS(bits, type)                                                                                                \
+    {                                                                                                                  \
+        sum_##bits, product_##bits, min_##type, max_##type, band_##bits, bor_##bits, bxor_##bits                       \
     }
 
 const struct cl_reduce_level LEVEL = {
@@ -200,10 +207,10 @@ const struct cl_reduce_level LEVEL = {
             [CL_I16] = OPS(16, i16),
             [CL_I32] = OPS(32, i32),
             [CL_I64] = OPS(64, i64),
-            [CL_F16] = OPS(f16, f16),
-            [CL_BF16] = OPS(bf16, bf16),
-            [CL_F32] = OPS(f32, f32),
-            [CL_F64] = OPS(f64, f64),
+            [CL_F16] = OPS_FLOAT(f16),
+            [CL_BF16] = OPS_FLOAT(bf16),
+            [CL_F32] = OPS_FLOAT(f32),
+            [CL_F64] = OPS_FLOAT(f64),
             [CL_U16] = OPS(16, u16),
             [CL_U32] = OPS(32, u32),
             [CL_U64] = OPS(64, u64),

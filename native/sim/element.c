@@ -77,6 +77,12 @@ int64_t sim_element_reduce(enum cl_dtype dtype, enum cl_op op, int64_t left, int
         return left < right ? left : right;
     default: /* CL_MAX: others are not drawn */
         return left > right ? left : right;
+    case CL_BAND:
+        return left & right;
+    case CL_BOR:
+        return left | right;
+    case CL_BXOR:
+        return left ^ right;
     }
 }
 

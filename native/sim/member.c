@@ -71,7 +71,7 @@ static void tell_peers(struct sim_member *member, int reason)
         if (member->counters[rank] == NULL)
             peers[count++] = member->peers[rank];
     if (count > 0)
-        cl_endpoint_abort(member->rank->endpoint, member->group + 1, peers, count, reason,
+        cl_endpoint_abort(member->rank->endpoint, member->group + 1, peers, count, reason, UINT16_MAX,
                           sim_rank_now_us(member->rank));
     free(peers);
 }

@@ -1,6 +1,8 @@
 /* Whole endpoints over the virtual network of network.h. Every scenario is deterministic. */
+#include "core/calls.h"
 #include "core/endpoint.h"
 
+#include "core/endpoint_state.h"
 #include "core/packet.h"
 #include "tests/check.h"
 #include "tests/network.h"
@@ -132,7 +134,8 @@ static void test_reordering_and_duplication(void)
     network->loss = 0.02;
     all_to_all(network, 4, 100000, 2 * SECOND_US);
     const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
-    CHECK(stats->packets_duplicate > 0);
+    CHECK(stats->packets_replayed > 0);
+    CHECK_EQ(stats->packets_forged, 0);
     network_free(network);
 }
 
@@ -476,7 +479,7 @@ static void test_abort(void)
     post_receive(network, sends, 1);
     network_run_until(network, network_now_us(network) + 5000);
     static const uint16_t PEERS[] = {1, 2};
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, 7, network_now_us(network));
     network_wake(network, 0, network->now_ns);
     network_run_until(network, network_now_us(network) + 50000);
     CHECK_EQ(statuses[0][-CL_EABORTED], 2);
@@ -487,7 +490,7 @@ static void test_abort(void)
         int reason;
         CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &peer, &reason));
         CHECK_EQ(group, 9);
-        CHECK(peer != i); /* host 0, or the other one, which passed it on */
+        CHECK_EQ(peer, 7); /* as host 0 said */
         CHECK_EQ(reason, CL_ETIMEDOUT);
         CHECK(!cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &peer, &reason));
     }
@@ -514,7 +517,7 @@ static void test_abort_reaches_a_lost_peer(void)
     CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
     CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
     uint16_t lost = 1;
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, UINT16_MAX, network_now_us(network));
     network_wake(network, 0, network->now_ns);
     network_run_until(network, network_now_us(network) + 10000);
     uint32_t group;
@@ -549,13 +552,99 @@ static void test_abort_answers_data(void)
     int statuses[16] = {0};
     network->hosts[1].on_completion = note_status;
     network->hosts[1].argument = statuses;
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, NULL, 0, CL_EABORTED, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, NULL, 0, CL_EABORTED, UINT16_MAX, network_now_us(network));
     struct transfer *t = transfer_new(1, 0, 0, 100000);
     post_send(network, t, 1, 0);
     CHECK(network_run_completions(network, 0, 0));
     network_run_until(network, network_now_us(network) + 20000);
     CHECK_EQ(statuses[-CL_EABORTED], 1);
     transfer_free(t);
+    network_free(network);
+}
+
+/* Both sides of an operation, each with a signature of its own. The receiver calls first or last. */
+static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bool posts)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 18);
+    struct transfer *t = transfer_new(0, 1, 0, 20000);
+    bool agree = !cl_calls_differ(sender, receiver);
+    for (int i = 0; i < 2; i++) {
+        if ((i == 0) == receiver_first) {
+            CHECK_EQ(cl_endpoint_begin(network->hosts[1].endpoint, 9, 1, receiver), CL_OK);
+            if (posts && (agree || receiver_first))
+                post_receive(network, t, 1);
+        } else {
+            CHECK_EQ(cl_endpoint_begin(network->hosts[0].endpoint, 9, 1, sender), CL_OK);
+            post_send(network, t, 1, 0);
+        }
+        network_run_until(network, network_now_us(network) + 50000);
+    }
+    uint32_t group;
+    uint16_t blame;
+    int reason;
+    bool failed = cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &blame, &reason);
+    CHECK_EQ(failed, !agree);
+    if (failed) {
+        CHECK_EQ(group, 9);
+        CHECK_EQ(blame, 0);
+        CHECK_EQ(reason, CL_EMISMATCH);
+    }
+    cl_endpoint_end(network->hosts[1].endpoint, 9, 1);
+    transfer_free(t);
+    network_free(network);
+}
+
+static void test_signatures(void)
+{
+    for (int order = 0; order < 2; order++) {
+        disagree(4095, 4095, order, true);
+        disagree(5, 0, order, true);
+        disagree(0, 5, order, true);
+        disagree(5, 6, order, true);
+        disagree(5, 6, order, false); /* a message that nobody waits for */
+    }
+}
+
+/* Each waits for the other, and neither sends. */
+static void test_pings_carry_signatures(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 20);
+    uint8_t bytes[8];
+    struct cl_sink sink = {bytes, NULL, NULL};
+    for (uint16_t i = 0; i < 2; i++) {
+        struct cl_endpoint *endpoint = network->hosts[i].endpoint;
+        CHECK_EQ(cl_endpoint_begin(endpoint, 9, 1, (uint16_t)(5 + i)), CL_OK);
+        CHECK_EQ(cl_endpoint_post_receive(endpoint, 1 - i, (struct cl_message_id){9, 1, 0}, sink, 8,
+                                          network_now_us(network), NULL),
+                 CL_OK);
+        network_wake(network, i, network->now_ns);
+    }
+    network_run_until(network, network_now_us(network) + 1500000); /* half of the time after which a peer is lost */
+    for (uint16_t i = 0; i < 2; i++) {
+        uint32_t group;
+        uint16_t blame;
+        int reason;
+        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &blame, &reason));
+        CHECK_EQ(reason, CL_EMISMATCH);
+        CHECK_EQ(blame, 1 - i);
+        cl_endpoint_end(network->hosts[i].endpoint, 9, 1);
+    }
+    network_free(network);
+}
+
+static void test_late_peer(void)
+{
+    struct network *network = network_new(3, 1, 200, 150, STASH, 19);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    uint8_t bytes[8];
+    struct cl_sink sink = {bytes, NULL, NULL};
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), UINT16_MAX);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 1, 1}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 2, (struct cl_message_id){9, 1, 0}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 2, 0}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), 2);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 2), 1);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 8, 1), UINT16_MAX);
     network_free(network);
 }
 
@@ -636,31 +725,31 @@ static void test_foreign_packets_change_nothing(void)
     uint8_t bytes[64] = {0};
     for (int i = 0; i < 10; i++) {
         struct cl_packet packet = good;
-        uint64_t job = 77;
         size_t length = 48;
+        packet.number += (uint32_t)i;
         packet.source = i == 0 ? 0 : i == 1 ? 500 : 1; /* ourselves, nobody */
         packet.epoch = i == 2 ? 0 : 1;
-        job = i == 3 ? 78 : job;
-        packet.path = i == 4;
+        packet.path = i == 3 ? 7 : i == 4;
         packet.offset = i == 5 ? 8 : 0;           /* not where packets are cut */
         packet.flags = i == 6 ? 0 : packet.flags; /* short, but not the last one */
         packet.kind = i == 7 ? CL_PACKET_ACK : packet.kind;
         packet.offset = i == 7 ? 20 : packet.offset;
         length = i == 8 ? 47 : i == 9 ? 39 : length;
         cl_packet_encode(&packet, bytes);
-        cl_packet_seal(bytes, bytes + 40, 8, job);
+        cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, packet.number);
         cl_endpoint_receive(endpoint, bytes, length, now_us, now_us);
         CHECK_EQ(cl_endpoint_stats(endpoint)->packets_foreign, ++foreign);
     }
     CHECK_EQ(cl_endpoint_stats(endpoint)->packets_stashed, 0);
+    good.number += 10;
     cl_packet_encode(&good, bytes);
-    cl_packet_seal(bytes, bytes + 40, 8, 77);
+    cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, good.number);
     cl_endpoint_receive(endpoint, bytes, 48, now_us, now_us);
     CHECK_EQ(cl_endpoint_stats(endpoint)->packets_stashed, 1);
     network_free(network);
 }
 
-/* Packets with flipped bits that still carry the right job: whatever they say, nothing breaks. */
+/* Packets with flipped bits under a right tag: whatever they say, nothing breaks. */
 static void test_mutated_packets(void)
 {
     struct network *network = network_new(3, 2, 200, 150, 100000, 23);
@@ -678,6 +767,9 @@ static void test_mutated_packets(void)
             uint32_t at = (uint32_t)(network_random(network) * 32); /* all of the header but the tag */
             next->bytes[at] = (uint8_t)(next->bytes[at] ^ 1u << (int)(network_random(network) * 8));
         }
+        cl_store_u16(next->bytes + 6, next->length - CL_PACKET_HEAD_BYTES); /* what is sealed must be there */
+        cl_packet_seal(next->bytes, next->bytes + CL_PACKET_HEAD_BYTES, &network->hosts[next->to].endpoint->seal,
+                       next->to, 0);
     }
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_foreign > 0);
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_received > 100);
@@ -696,6 +788,8 @@ static void test_arguments(void)
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 1, 1), CL_EINVAL);
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 0), CL_EINVAL);
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 9), CL_EINVAL);
+    static const uint32_t beyond[] = {8};
+    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, beyond), CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 7, id, &byte, 1, 0, 0, NULL), CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, 8, 0, NULL), CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, 0, 0, NULL), CL_OK);
@@ -709,6 +803,22 @@ static void test_arguments(void)
     config.congestion = "delay";
     config.datagram_bytes = 20;
     CHECK_EQ(cl_endpoint_create(&config, &none), CL_EINVAL);
+    network_free(network);
+}
+
+/* A peer of this host is reached over loopback, others through the interfaces: first paths, but no common queue. */
+static void test_paths_leave_through_their_interface(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 23);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    static const uint32_t local[] = {2}, outside[] = {1, 0};
+    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, local), CL_OK);
+    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 6, 2, outside), CL_OK);
+    CHECK(endpoint->peers[1]->paths[0].egress == &endpoint->egresses[0]);
+    CHECK(endpoint->peers[5]->paths[0].egress == &endpoint->egresses[2]);
+    CHECK(endpoint->peers[6]->paths[0].egress == &endpoint->egresses[1]);
+    CHECK(endpoint->peers[6]->paths[1].egress == &endpoint->egresses[0]);
+    CHECK_EQ(endpoint->egress_count, 3);
     network_free(network);
 }
 
@@ -793,12 +903,16 @@ int main(void)
     RUN(test_abort_reaches_a_lost_peer);
     RUN(test_a_peer_that_never_answers_is_lost);
     RUN(test_abort_answers_data);
+    RUN(test_signatures);
+    RUN(test_pings_carry_signatures);
+    RUN(test_late_peer);
     RUN(test_cancel);
     RUN(test_cancel_drops_completions);
     RUN(test_priority);
     RUN(test_foreign_packets_change_nothing);
     RUN(test_mutated_packets);
     RUN(test_arguments);
+    RUN(test_paths_leave_through_their_interface);
     RUN(test_random_messages);
     return CHECK_REPORT();
 }

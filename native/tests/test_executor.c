@@ -121,7 +121,8 @@ static struct cl_host_view view_of(struct host *host, uint32_t base)
         host->counter_places[i] = &host->counters[i];
         atomic_init(&host->counters[i], base);
     }
-    return (struct cl_host_view){host->places, host->counter_places, base, note_post, host};
+    return (struct cl_host_view){
+        .staging = host->places, .counters = host->counter_places, .base = base, .post = note_post, .context = host};
 }
 
 /* Stages, posts, and waits for two others, at a base that makes the counters wrap around on the way. */
@@ -173,6 +174,36 @@ static void test_counters_wrap(void)
     host_exchange_from(UINT32_MAX);
     host_exchange_from(UINT32_MAX - 1);
     host_exchange_from(INT32_MAX);
+}
+
+/* A peer that has come far enough, but in another operation: nothing of its staging is read. */
+static void test_another_call(void)
+{
+    struct host host;
+    struct cl_host_view view = view_of(&host, 0);
+    _Atomic uint64_t calls[3] = {5, 5, 6};
+    _Atomic uint64_t *places[3] = {&calls[0], &calls[1], &calls[2]};
+    view.calls = places;
+    view.call = 5;
+    uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
+    struct cl_executor_config config = {.plan = draft_host_exchange(0, 3, BYTES, BYTES),
+                                        .input = (uint8_t *)input,
+                                        .output = (uint8_t *)output,
+                                        .arithmetic = ARITHMETIC,
+                                        .host = &view};
+    struct cl_executor *executor;
+    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    atomic_store(&host.counters[1], 1);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
+    CHECK_EQ(cl_executor_culprit(executor), UINT32_MAX);
+    host.staging[2][0] = 100;
+    atomic_store(&host.counters[2], 1);
+    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_FAILED);
+    CHECK_EQ(cl_executor_status(executor), CL_EMISMATCH);
+    CHECK_EQ(cl_executor_culprit(executor), 2);
+    CHECK_EQ(output[0], 1);
+    cl_executor_destroy(executor);
+    cl_plan_release(config.plan);
 }
 
 static void test_several_awaits(void)
@@ -371,6 +402,7 @@ int main(void)
     RUN(test_budget);
     RUN(test_awaits);
     RUN(test_counters_wrap);
+    RUN(test_another_call);
     RUN(test_several_awaits);
     RUN(test_messages);
     RUN(test_receive_copy);

@@ -50,10 +50,33 @@ static void test_bounded(void)
     cl_history_free(&history);
 }
 
+/* Tags come in any order, their receives are posted in order: what was posted is exact, however many tags there are. */
+static void test_point_to_point(void)
+{
+    struct cl_history history = {0};
+    const uint32_t group = 1 | CL_GROUP_P2P;
+    for (uint32_t tag = 0; tag < 3 * CL_HISTORY_RANGES; tag++) {
+        struct cl_message_id id = {group, 2 * tag, 0}; /* with gaps */
+        CHECK_EQ(cl_history_next_index(&history, group, id.sequence), 0);
+        CHECK(cl_history_add_posted(&history, &id));
+        CHECK(cl_history_add(&history, &id)); /* that it is finished changes nothing */
+        CHECK_EQ(cl_history_next_index(&history, group, id.sequence), 1);
+    }
+    struct cl_message_id first = {group, 0, 0}, second = {group, 0, 1}, unused = {group, 1, 0}, operation = {1, 0, 0};
+    CHECK(cl_history_contains(&history, &first));
+    CHECK(!cl_history_contains(&history, &second));
+    CHECK(!cl_history_contains(&history, &unused));
+    CHECK(!cl_history_contains(&history, &operation));
+    cl_history_drop_group(&history, group);
+    CHECK(!cl_history_contains(&history, &first));
+    cl_history_free(&history);
+}
+
 int main(void)
 {
     RUN(test_exact_ids);
     RUN(test_whole_sequence);
     RUN(test_bounded);
+    RUN(test_point_to_point);
     return CHECK_REPORT();
 }

@@ -174,9 +174,13 @@ static void test_abort(void)
     pthread_create(&thread, NULL, sleep_once, &sleeper);
     usleep(20000);
     CHECK_EQ(cl_host_aborted(region.hosts[2]), CL_OK);
-    cl_host_abort(region.hosts[2], CL_ETIMEDOUT);
-    cl_host_abort(region.hosts[1], CL_EPEERLOST);
+    cl_host_leave(region.hosts[1]);
+    CHECK(cl_host_left(region.hosts[2], 1));
+    CHECK(!cl_host_left(region.hosts[2], 0));
+    cl_host_abort(region.hosts[2], CL_ETIMEDOUT, 2);
+    cl_host_abort(region.hosts[1], CL_EPEERLOST, 1);
     CHECK_EQ(cl_host_aborted(region.hosts[0]), CL_ETIMEDOUT); /* the first reason stays */
+    CHECK_EQ(cl_host_blamed(region.hosts[0]), 2);
     for (int i = 0; i < 100 && !atomic_load(&sleeper.awake); i++) {
         cl_host_wake_all(region.hosts[2]); /* the one wake-up that may be lost: callers bound their sleep */
         usleep(1000);
@@ -207,7 +211,7 @@ static void test_bells(void)
     cl_host_post(region.hosts[1], 3);
     CHECK(!rings(&region, 0)); /* one request, one ring */
     cl_host_request_bell(region.hosts[0], 2);
-    cl_host_abort(region.hosts[1], CL_EABORTED);
+    cl_host_abort(region.hosts[1], CL_EABORTED, 1);
     CHECK(rings(&region, 0));
     cl_bell_drain(region.bell_fds[0]);
     for (int i = 0; i < 2000; i++) { /* a full queue blocks nobody */

@@ -8,7 +8,8 @@ static const struct cl_packet SAMPLE = {.kind = CL_PACKET_DATA,
                                         .flags = 5 | CL_PACKET_LAST,
                                         .source = 0x1234,
                                         .length = 8,
-                                        .path = 3,
+                                        .path = 7,
+                                        .signature = 0xABC,
                                         .epoch = 0xABCD,
                                         .group = 0x01020304,
                                         .sequence = 0x05060708,
@@ -21,11 +22,12 @@ static void test_layout(void)
 {
     static const uint8_t EXPECTED[CL_PACKET_HEAD_BYTES] = {0x43, 0x4C, 0x10, 0x0D, 0x34, 0x12, 0x08, 0x00, 0x04, 0x03,
                                                            0x02, 0x01, 0x08, 0x07, 0x06, 0x05, 0x0C, 0x0B, 0x0A, 0x09,
-                                                           0x10, 0x0F, 0x0E, 0x0D, 0xFE, 0xFF, 0xFF, 0xFF, 0x03, 0x00,
+                                                           0x10, 0x0F, 0x0E, 0x0D, 0xFE, 0xFF, 0xFF, 0xFF, 0xC7, 0xAB,
                                                            0xCD, 0xAB, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
     uint8_t head[CL_PACKET_HEAD_BYTES];
     cl_packet_encode(&SAMPLE, head);
-    cl_packet_seal(head, NULL, 0, 0x1122334455667788u);
+    struct cl_seal seal = {.auth = CL_AUTH_OFF, .job = 0x1122334455667788u};
+    cl_packet_seal(head, NULL, &seal, 0, 0);
     CHECK(memcmp(head, EXPECTED, sizeof(head)) == 0);
 }
 
@@ -40,6 +42,7 @@ static void test_round_trip(void)
     CHECK_EQ(packet.source, SAMPLE.source);
     CHECK_EQ(packet.length, SAMPLE.length);
     CHECK_EQ(packet.path, SAMPLE.path);
+    CHECK_EQ(packet.signature, SAMPLE.signature);
     CHECK_EQ(packet.epoch, SAMPLE.epoch);
     CHECK_EQ(packet.group, SAMPLE.group);
     CHECK_EQ(packet.sequence, SAMPLE.sequence);
@@ -66,13 +69,74 @@ static void test_decode_refuses(void)
     }
 }
 
-static void test_seal(void)
+static void test_seal_by_job(void)
 {
     uint8_t bytes[CL_PACKET_HEAD_BYTES] = {0};
-    cl_packet_seal(bytes, NULL, 0, 42);
-    CHECK(cl_packet_open(bytes, sizeof(bytes), 42));
-    CHECK(!cl_packet_open(bytes, sizeof(bytes), 43));
-    CHECK(!cl_packet_open(bytes, sizeof(bytes) - 1, 42));
+    struct cl_seal seal = {.auth = CL_AUTH_OFF, .job = 42}, other = {.auth = CL_AUTH_OFF, .job = 43};
+    cl_packet_seal(bytes, NULL, &seal, 0, 0);
+    CHECK(cl_packet_open(bytes, &seal, 0, 0));
+    CHECK(!cl_packet_open(bytes, &other, 0, 0));
+}
+
+/* Whether the tag is still right after each bit of the packet was flipped in turn: expects it of `open` bytes. */
+static void check_flips(const struct cl_packet *packet, enum cl_auth auth, size_t open)
+{
+    uint8_t bytes[CL_PACKET_HEAD_BYTES + 8] = {0};
+    struct cl_seal seal = {.auth = auth, .key = {1, 2}};
+    cl_packet_encode(packet, bytes);
+    cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &seal, 3, 4);
+    CHECK(cl_packet_open(bytes, &seal, 3, 4));
+    size_t passed = 0;
+    for (size_t bit = 0; bit < 8 * sizeof(bytes); bit++) {
+        if (bit / 8 == 6 || bit / 8 == 7)
+            continue; /* the length: cl_packet_decode looks at it first */
+        bytes[bit / 8] = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
+        passed += cl_packet_open(bytes, &seal, 3, 4);
+        bytes[bit / 8] = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
+    }
+    CHECK_EQ(passed, 8 * open);
+}
+
+static void test_seal_covers(void)
+{
+    struct cl_packet data = SAMPLE, ack = SAMPLE, abort = SAMPLE;
+    ack.kind = CL_PACKET_ACK;
+    abort.kind = CL_PACKET_ABORT;
+    check_flips(&data, CL_AUTH_HEADER, 8);
+    check_flips(&data, CL_AUTH_FULL, 0);
+    check_flips(&ack, CL_AUTH_HEADER, 0);
+    check_flips(&ack, CL_AUTH_FULL, 0);
+    check_flips(&abort, CL_AUTH_HEADER, 0);
+}
+
+static void test_seal_binds(void)
+{
+    uint8_t bytes[CL_PACKET_HEAD_BYTES + 8] = {0};
+    struct cl_seal seal = {.auth = CL_AUTH_FULL, .key = {1, 2}}, other = seal;
+    cl_packet_encode(&SAMPLE, bytes);
+    cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &seal, 3, 0x5FFFFFFFE);
+    CHECK(cl_packet_open(bytes, &seal, 3, 0x5FFFFFFFE));
+    CHECK(!cl_packet_open(bytes, &seal, 4, 0x5FFFFFFFE)); /* for another rank */
+    CHECK(!cl_packet_open(bytes, &seal, 3, 0x6FFFFFFFE)); /* once the numbers have wrapped */
+    other.key.k1 = 3;
+    CHECK(!cl_packet_open(bytes, &other, 3, 0x5FFFFFFFE)); /* of another job */
+    other = seal;
+    other.auth = CL_AUTH_HEADER;
+    CHECK(!cl_packet_open(bytes, &other, 3, 0x5FFFFFFFE));
+}
+
+/* The tag is part of the wire format, too: fixed by this one, which was computed with OpenSSL. */
+static void test_seal_layout(void)
+{
+    uint8_t bytes[CL_PACKET_HEAD_BYTES + 8] = {0}, key[CL_SIPHASH_KEY_BYTES];
+    for (uint8_t i = 0; i < sizeof(key); i++)
+        key[i] = i;
+    struct cl_seal seal = {.auth = CL_AUTH_FULL, .key = cl_siphash_key(key)};
+    cl_packet_encode(&SAMPLE, bytes);
+    memcpy(bytes + CL_PACKET_HEAD_BYTES, "payload!", 8);
+    cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &seal, 0x0203, 0x5FFFFFFFE);
+    static const uint8_t TAG[8] = {0x54, 0x3B, 0xF0, 0x0F, 0x8F, 0xAF, 0x17, 0xA3};
+    CHECK(memcmp(bytes + 32, TAG, sizeof(TAG)) == 0);
 }
 
 static void test_payload_bytes(void)
@@ -104,7 +168,10 @@ int main(void)
     RUN(test_layout);
     RUN(test_round_trip);
     RUN(test_decode_refuses);
-    RUN(test_seal);
+    RUN(test_seal_by_job);
+    RUN(test_seal_covers);
+    RUN(test_seal_binds);
+    RUN(test_seal_layout);
     RUN(test_payload_bytes);
     RUN(test_numbers_wrap);
     return CHECK_REPORT();

@@ -111,7 +111,7 @@ static void test_each_field(void)
     REFUSED(2, peer = UINT32_MAX);
     REFUSED(3, peer = 0); /* a division by zero */
     REFUSED(4, message = 0);
-    REFUSED(4, message = 2); /* more than there are posts */
+    REFUSED(4, message = CL_POSTS_LIMIT + 1);
     REFUSED(5, peer = 3);
     struct draft draft = sound();
     draft.steps[3] = (struct cl_step){.kind = CL_SCALE, .peer = 3, .target = CL_STAGING, .dependencies = 2};

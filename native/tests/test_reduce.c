@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OPS 4
+#define OPS 7
 #define MAX_COUNT 1000
 #define MAX_BYTES (MAX_COUNT * 8)
 
@@ -116,6 +116,10 @@ static uint64_t expected_reduce(enum cl_dtype dtype, enum cl_op op, uint64_t a, 
     size_t size = dtypes[dtype].size;
     if (dtypes[dtype].kind == FLOAT)
         return encoded(dtype, in_f32(dtype, operated(op, decoded(dtype, a), decoded(dtype, b))));
+    if (op == CL_BAND || op == CL_BOR)
+        return op == CL_BAND ? a & b : a | b;
+    if (op == CL_BXOR)
+        return a ^ b;
     if (op == CL_SUM || op == CL_PRODUCT)
         return (op == CL_SUM ? a + b : a * b) & UINT64_MAX >> (64 - 8 * size);
     int less = dtypes[dtype].kind == SIGNED ? sign_extended(a, size) < sign_extended(b, size) : a < b;
@@ -157,6 +161,12 @@ static void fill(enum cl_dtype dtype, uint8_t *bytes, size_t count)
     }
 }
 
+/* Bitwise operators are for integers. */
+static int is_defined(enum cl_dtype dtype, unsigned op)
+{
+    return op <= CL_MAX || dtypes[dtype].kind != FLOAT;
+}
+
 /* A kernel's result in a buffer of exactly `count` elements, `offset` bytes into its allocation. */
 static void check_reduce(enum cl_dtype dtype, enum cl_op op, size_t count, size_t target_offset, size_t source_offset)
 {
@@ -190,6 +200,8 @@ static void reduce_on_level(void)
 {
     for (unsigned dtype = 0; dtype < DTYPES; dtype++) {
         for (unsigned op = 0; op < OPS; op++) {
+            if (!is_defined(dtype, op))
+                continue;
             for (size_t count = 0; count < 68; count++)
                 check_reduce(dtype, op, count, 0, 0);
             for (size_t offset = 0; offset < 4; offset++)
@@ -208,6 +220,8 @@ static void coinciding_on_level(void)
     static uint8_t before[MAX_BYTES], after[MAX_BYTES];
     for (unsigned dtype = 0; dtype < DTYPES; dtype++) {
         for (unsigned op = 0; op < OPS; op++) {
+            if (!is_defined(dtype, op))
+                continue;
             size_t size = dtypes[dtype].size, wrong = 0;
             fill(dtype, before, MAX_COUNT);
             memcpy(after, before, sizeof before);
@@ -283,7 +297,7 @@ static void test_every_half(void)
     static const enum cl_dtype halves[] = {CL_F16, CL_BF16};
     static uint16_t expected[65536], target[65536], source[65536];
     for (size_t h = 0; h < 2; h++) {
-        for (unsigned op = 0; op < OPS; op++) {
+        for (unsigned op = 0; op <= CL_MAX; op++) {
             for (size_t p = 0; p < sizeof partners / sizeof *partners; p++) {
                 uint16_t partner = (uint16_t)encoded(halves[h], partners[p]);
                 for (size_t i = 0; i < 65536; i++)
@@ -378,8 +392,11 @@ static void test_choice(void)
 
 static void test_out_of_range(void)
 {
-    for (unsigned dtype = 0; dtype < DTYPES; dtype++)
+    for (unsigned dtype = 0; dtype < DTYPES; dtype++) {
         CHECK_EQ(cl_dtype_size(dtype), dtypes[dtype].size);
+        for (unsigned op = 0; op < OPS; op++)
+            CHECK_EQ(cl_reduce_kernel(dtype, op) != NULL, is_defined(dtype, op));
+    }
     CHECK_EQ(cl_dtype_size((enum cl_dtype)DTYPES), 0);
     CHECK_EQ(cl_dtype_size((enum cl_dtype) - 1), 0);
     CHECK(cl_reduce_kernel((enum cl_dtype)DTYPES, CL_SUM) == NULL);

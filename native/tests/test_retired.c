@@ -9,9 +9,10 @@ static void test_first_reason_stays(void)
 {
     struct cl_retired retired = {0};
     CHECK(!cl_retired_find(&retired, 5));
-    CHECK(cl_retired_add(&retired, 5, CL_EPEERLOST));
-    CHECK(!cl_retired_add(&retired, 5, 0));
+    CHECK(cl_retired_add(&retired, 5, CL_EPEERLOST, 3));
+    CHECK(!cl_retired_add(&retired, 5, 0, 3));
     CHECK_EQ(cl_retired_find(&retired, 5)->reason, CL_EPEERLOST);
+    CHECK_EQ(cl_retired_find(&retired, 5)->blame, 3);
     CHECK(!cl_retired_find(&retired, 6));
     cl_retired_free(&retired);
 }
@@ -20,7 +21,7 @@ static void test_bounded(void)
 {
     struct cl_retired retired = {0};
     for (uint32_t group = 0; group < CL_RETIRED_MAX + 10; group++)
-        CHECK(cl_retired_add(&retired, group, 0));
+        CHECK(cl_retired_add(&retired, group, 0, 3));
     CHECK_EQ(retired.count, CL_RETIRED_MAX);
     CHECK(!cl_retired_find(&retired, 9));
     CHECK(cl_retired_find(&retired, 10) != NULL);

@@ -63,10 +63,24 @@ static void test_ring_grows_and_wraps(void)
     cl_sent_free(&sent);
 }
 
+static void test_numbers_go_on(void)
+{
+    struct cl_sent sent = {0};
+    push(&sent, CL_PACKET_DATA, 100, 1);
+    push(&sent, CL_PACKET_DATA, 100, 2);
+    cl_sent_free(&sent);
+    CHECK_EQ(sent.packets, 0);
+    push(&sent, CL_PACKET_DATA, 100, 3);
+    CHECK_EQ(cl_sent_find(&sent, 2)->sent_us, 3);
+    CHECK(cl_sent_find(&sent, 1) == NULL);
+    cl_sent_free(&sent);
+}
+
 int main(void)
 {
     RUN(test_counts);
     RUN(test_pings_do_not_move_the_timer);
     RUN(test_ring_grows_and_wraps);
+    RUN(test_numbers_go_on);
     return CHECK_REPORT();
 }

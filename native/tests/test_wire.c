@@ -41,7 +41,7 @@ static void keep(void *context, const uint8_t *bytes, size_t length, uint64_t re
 
 static struct cl_wire *open_wire(const struct cl_wire_type *type, uint32_t ports, uint32_t loss_ppm)
 {
-    struct cl_wire_config config = {LOCALHOST, ports, DATAGRAM_BYTES, loss_ppm, 1};
+    struct cl_wire_config config = {LOCALHOST, ports, DATAGRAM_BYTES, loss_ppm, 1, NULL};
     struct cl_wire *wire = NULL;
     CHECK_EQ(type->open(&config, &wire), CL_OK);
     return wire;
@@ -231,7 +231,7 @@ static void test_udp_strangers(void)
 static void test_udp_ipv6(void)
 {
     const char *const address[] = {"::1"};
-    struct cl_wire_config config = {address, 1, DATAGRAM_BYTES, 0, 0};
+    struct cl_wire_config config = {address, 1, DATAGRAM_BYTES, 0, 0, NULL};
     struct cl_wire *wire;
     if (cl_wire_udp.open(&config, &wire) != CL_OK) {
         printf("SKIPPED test_udp_ipv6: this machine has no ::1\n");
@@ -251,8 +251,8 @@ static void test_udp_errors(void)
 {
     const char *const nonsense[] = {"127.0.0.1", "not an address"}, *const foreign[] = {"192.0.2.1"};
     struct cl_wire *wire;
-    CHECK_EQ(cl_wire_udp.open(&(struct cl_wire_config){nonsense, 2, DATAGRAM_BYTES, 0, 0}, &wire), CL_EINVAL);
-    CHECK_EQ(cl_wire_udp.open(&(struct cl_wire_config){foreign, 1, DATAGRAM_BYTES, 0, 0}, &wire), CL_ESYSTEM);
+    CHECK_EQ(cl_wire_udp.open(&(struct cl_wire_config){nonsense, 2, DATAGRAM_BYTES, 0, 0, NULL}, &wire), CL_EINVAL);
+    CHECK_EQ(cl_wire_udp.open(&(struct cl_wire_config){foreign, 1, DATAGRAM_BYTES, 0, 0, NULL}, &wire), CL_ESYSTEM);
     wire = open_wire(&cl_wire_udp, 1, 0);
     CHECK_EQ(cl_wire_udp.link(wire, 1, "127.0.0.1", 1), CL_EINVAL);
     CHECK_EQ(cl_wire_udp.link(wire, 0, "127.0.0.1", 0), CL_EINVAL);
@@ -296,6 +296,7 @@ static void test_find(void)
 {
     CHECK(cl_wire_find("udp") == &cl_wire_udp);
     CHECK(cl_wire_find("mem") == &cl_wire_mem);
+    CHECK(cl_wire_find("ofi") == &cl_wire_ofi);
     CHECK(cl_wire_find("pigeon") == NULL);
 }
 

@@ -19,13 +19,15 @@ enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
 /* Alone on its cache lines: written by one rank, read by the others. */
 struct line {
     _Atomic uint32_t counter;
-    _Atomic uint32_t sleepers;     /* threads that sleep on the counter */
+    _Atomic uint16_t sleepers; /* threads that sleep on the counter */
+    _Atomic uint16_t left;
+    _Atomic uint64_t calls[2];     /* which operation runs, by parity */
     _Atomic uint64_t bells[MASKS]; /* ranks whose bell is to ring */
-    uint8_t padding[LINE_BYTES - 8 - 8 * MASKS];
+    uint8_t padding[LINE_BYTES - 24 - 8 * MASKS];
 };
 
 struct head {
-    _Atomic int32_t aborted;
+    _Atomic uint64_t aborted; /* the reason below, who is to blame above; 0: it is well */
 };
 
 struct cl_host {
@@ -146,6 +148,11 @@ _Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank)
     return &line_of(host, rank)->counter;
 }
 
+_Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity)
+{
+    return &line_of(host, rank)->calls[parity];
+}
+
 bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value)
 {
     return (int32_t)(atomic_load_explicit(&line_of(host, rank)->counter, memory_order_acquire) - value) >= 0;
@@ -212,18 +219,36 @@ void cl_host_wake_all(struct cl_host *host)
         wake_line(host, line_of(host, i));
 }
 
-void cl_host_abort(struct cl_host *host, int reason)
+void cl_host_leave(struct cl_host *host)
+{
+    struct line *line = line_of(host, host->self);
+    atomic_store(&line->left, 1);
+    wake_line(host, line);
+}
+
+bool cl_host_left(struct cl_host *host, uint32_t rank)
+{
+    return atomic_load_explicit(&line_of(host, rank)->left, memory_order_acquire) != 0;
+}
+
+void cl_host_abort(struct cl_host *host, int reason, uint32_t blame)
 {
     struct head *head = (struct head *)(void *)host->memory;
-    int32_t none = 0;
-    atomic_compare_exchange_strong(&head->aborted, &none, reason);
+    uint64_t none = 0;
+    atomic_compare_exchange_strong(&head->aborted, &none, (uint64_t)blame << 32 | (uint32_t)reason);
     cl_host_wake_all(host);
 }
 
 int cl_host_aborted(struct cl_host *host)
 {
     struct head *head = (struct head *)(void *)host->memory;
-    return atomic_load(&head->aborted);
+    return (int32_t)(uint32_t)atomic_load(&head->aborted);
+}
+
+uint32_t cl_host_blamed(struct cl_host *host)
+{
+    struct head *head = (struct head *)(void *)host->memory;
+    return (uint32_t)(atomic_load(&head->aborted) >> 32);
 }
 
 int cl_bell_open(char name[CL_BELL_BYTES])

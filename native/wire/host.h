@@ -29,6 +29,8 @@ void cl_host_unmap(struct cl_host *host);
 /* The memory in which `rank` stages operations of this parity (0 or 1). */
 uint8_t *cl_host_staging(struct cl_host *host, uint32_t rank, uint32_t parity);
 _Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank);
+/* Which operation `rank` runs in that half of its staging, as it says: written by itself before its first post. */
+_Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity);
 bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value);
 
 /* Raises this rank's counter and wakes who waits for it. */
@@ -38,9 +40,15 @@ void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t
 /* Asks that this rank's bell rings when `rank` posts next. The caller must check the counter once more afterwards. */
 void cl_host_request_bell(struct cl_host *host, uint32_t rank);
 
-/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative. */
-void cl_host_abort(struct cl_host *host, int reason);
+/* Says that this rank leaves: it posts no more, and nobody should wait for it. */
+void cl_host_leave(struct cl_host *host);
+bool cl_host_left(struct cl_host *host, uint32_t rank);
+
+/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; blame is the group rank
+ * that is the cause, UINT32_MAX: not known. */
+void cl_host_abort(struct cl_host *host, int reason, uint32_t blame);
 int cl_host_aborted(struct cl_host *host);
+uint32_t cl_host_blamed(struct cl_host *host);
 /* Wakes the threads of this host that sleep on any counter, so that they look at their group's state. */
 void cl_host_wake_all(struct cl_host *host);
 

@@ -20,8 +20,9 @@ struct cl_wire_config {
     const char *const *addresses;
     uint32_t address_count;
     uint32_t datagram_bytes;
-    uint32_t loss_ppm; /* mem only */
-    uint32_t seed;     /* mem only */
+    uint32_t loss_ppm;    /* mem only */
+    uint32_t seed;        /* mem only */
+    const char *provider; /* ofi only: libfabric's name of it; NULL or empty: its first */
 };
 
 /* One datagram: head then payload, contiguous on the wire. */
@@ -38,9 +39,13 @@ struct cl_wire_type {
     const char *name;
     int (*open)(const struct cl_wire_config *config, struct cl_wire **wire);
     void (*close)(struct cl_wire *wire);
-    /* A descriptor that polls readable when datagrams wait at the port. */
+    /* A descriptor that polls readable when datagrams wait at the port; to be asked for again before each sleep. */
     int (*descriptor)(struct cl_wire *wire, uint32_t port);
     int (*port_number)(struct cl_wire *wire, uint32_t port, uint32_t *number);
+    /* What peers must give `link` as the remote address, as text; NULL: the address the port was opened with. */
+    int (*address)(struct cl_wire *wire, uint32_t port, char *text, size_t size);
+    /* The largest datagram that can leave, known once the wire is open; NULL: any up to datagram_bytes. */
+    uint32_t (*datagram_limit)(struct cl_wire *wire);
     /* Returns the link's number, or a negative error. */
     int (*link)(struct cl_wire *wire, uint32_t port, const char *remote_address, uint32_t remote_port);
     /* Returns how many of the datagrams were taken, from the first: fewer when the system has no room for more. */
@@ -51,6 +56,7 @@ struct cl_wire_type {
 
 extern const struct cl_wire_type cl_wire_udp;
 extern const struct cl_wire_type cl_wire_mem;
+extern const struct cl_wire_type cl_wire_ofi;
 
 /* The type of that name, or NULL. */
 const struct cl_wire_type *cl_wire_find(const char *name);

@@ -6,7 +6,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlayer.bench.collectives import COLLECTIVES, AllGather, AllReduce, Broadcast, Collective, ReduceScatter
+from commlayer.bench.collectives import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+)
 from commlayer.bench.spec import COLLECTIVE_NAMES, DTYPE_NAMES
 
 COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -28,6 +39,11 @@ def make(kind: type[Collective], world: int, size_bytes: int = 4000, dtype: torc
         ("reduce_scatter", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("all_gather", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("broadcast", {2: 1.0, 4: 1.0, 8: 1.0}),
+        ("reduce", {2: 1.0, 4: 1.0, 8: 1.0}),
+        ("all_to_all", {2: 0.5, 4: 0.75, 8: 0.875}),
+        ("gather", {2: 0.5, 4: 0.75, 8: 0.875}),
+        ("scatter", {2: 0.5, 4: 0.75, 8: 0.875}),
+        ("sendrecv", {2: 1.0, 4: 1.0, 8: 1.0}),
         ("barrier", {2: 0.0, 4: 0.0, 8: 0.0}),
     ],
 )
@@ -40,7 +56,7 @@ def test_names_agree_with_the_spec() -> None:
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in DTYPE_NAMES)
 
 
-@pytest.mark.parametrize("kind", [ReduceScatter, AllGather])
+@pytest.mark.parametrize("kind", [ReduceScatter, AllGather, AllToAll, Gather, Scatter])
 def test_sharded_sizes_are_whole_elements_per_rank(kind: type[Collective]) -> None:
     collective = make(kind, 3, size_bytes=1003)
     assert collective.count == 249  # 250 elements of float32, of which 249 divide by 3
@@ -76,13 +92,14 @@ def test_all_reduce_knows_the_result_of_every_chain(dtype: torch.dtype, op: str)
         assert collective.wrong() == 1
 
 
-@pytest.mark.parametrize("kind", [AllReduce, ReduceScatter, AllGather, Broadcast])
+@pytest.mark.parametrize("kind", [kind for kind in COLLECTIVES.values() if kind.name != "barrier"])
 def test_doing_nothing_is_wrong(kind: type[Collective]) -> None:
-    collective = kind(40_000, torch.float32, "sum", 1, 2)
+    rank = 0 if kind in (Gather, Reduce) else 1  # where there is something to see
+    collective = kind(40_000, torch.float32, "sum", rank, 2)
     collective.restore()
     if isinstance(collective, AllReduce):
         collective.runs = 1  # as if a backend had returned without moving anything
-    assert collective.wrong() > 0.8 * collective.count / (2 if kind is ReduceScatter else 1)
+    assert collective.wrong() > 0.8 * collective.count / (2 if kind in (ReduceScatter, Scatter) else 1)
 
 
 @pytest.mark.parametrize("name", COLLECTIVE_NAMES)

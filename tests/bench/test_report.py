@@ -8,10 +8,12 @@ import torch
 from commlayer.bench import report
 from commlayer.bench.backends import Backend
 from commlayer.bench.collectives import AllReduce, Barrier
-from commlayer.bench.link import Link
 from commlayer.bench.measure import Measurement
 from commlayer.bench.spec import BackendSpec, Spec
+from commlayer.emulate.link import Link
+from commlayer.emulate.scenario import Scenario
 
+NETWORK = Scenario(hosts=4, nics=(Link(rate_bps=1e6),))
 FACTS = {"cores": 2, "cpu": "a cpu", "kernel": "Linux 6", "torch": "2.13", "commlayer": "0.1"}
 SPEC = Spec(backends=(BackendSpec("gloo"), BackendSpec("fast")), sizes=(8_000_000,))
 
@@ -45,13 +47,13 @@ def test_speedup_is_over_the_baseline() -> None:
 
 
 def test_link_share_is_busbw_over_the_payload_rate() -> None:
-    spec = Spec(backends=SPEC.backends, sizes=SPEC.sizes, link=Link(rate_bps=200e6), hosts=4)
+    spec = Spec(backends=SPEC.backends, sizes=SPEC.sizes, scenario=Scenario(hosts=4, nics=(Link(rate_bps=200e6),)))
     result = report.row(spec, measurement("gloo", 600_000.0), measurement("gloo", 600_000.0))
     assert result["link_share"] == pytest.approx((8e-3 / 0.6 * 1.5) / (0.025 * 1472 / 1514))
 
 
 def test_link_share_needs_one_rank_per_host() -> None:
-    spec = Spec(backends=SPEC.backends, sizes=SPEC.sizes, link=Link(rate_bps=200e6), hosts=2)
+    spec = Spec(backends=SPEC.backends, sizes=SPEC.sizes, scenario=Scenario(hosts=2, nics=(Link(rate_bps=200e6),)))
     assert report.row(spec, measurement("gloo", 1.0), measurement("gloo", 1.0))["link_share"] is None
 
 
@@ -97,7 +99,7 @@ def test_number_longer_than_its_column_stays_a_word_of_its_own() -> None:
 
 
 def test_barrier_has_times_only() -> None:
-    spec = Spec(backends=SPEC.backends, sizes=(1,), collective="barrier", link=Link(rate_bps=1e6), hosts=4)
+    spec = Spec(backends=SPEC.backends, sizes=(1,), collective="barrier", scenario=NETWORK)
     backend = Backend(BackendSpec("gloo"), cast("Any", None), ())
     barrier = Measurement(backend, Barrier(1, torch.float32, "sum", 0, 4), [[10.0]], process_cpu_s=1.0)
     result = report.row(spec, barrier, barrier)
@@ -117,7 +119,10 @@ def test_footer_gives_the_verdict_and_the_average_of_each_backend(wrong: int, ve
 
 def test_document_says_under_which_conditions() -> None:
     spec = Spec(
-        backends=SPEC.backends, sizes=(1,), link=Link(rate_bps=1e6, buffer_packets=99), hosts=4, command=("commlayer",)
+        backends=SPEC.backends,
+        sizes=(1,),
+        scenario=Scenario(hosts=4, nics=(Link(rate_bps=1e6, buffer_packets=99),)),
+        command=("commlayer",),
     )
     document = report.document(spec, 4, FACTS, [])
     assert document["link"]["buffer_packets"] == 99

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from commlayer.bench.link import Link
 from commlayer.bench.spec import BackendSpec, Spec, expand_tcp_cc
+from commlayer.emulate.link import Link
+from commlayer.emulate.scenario import Scenario
 
 GLOO = BackendSpec("gloo")
 
@@ -38,8 +39,7 @@ def test_json_round_trip() -> None:
         backends=(GLOO, BackendSpec("gloo", "bbr")),
         sizes=(1, 2),
         imports=("some.module",),
-        link=Link(rate_bps=1e6, loss=0.5),
-        hosts=2,
+        scenario=Scenario(hosts=2, nics=(Link(rate_bps=1e6, loss=0.5),)),
         command=("commlayer", "bench"),
     )
     assert Spec.from_json(spec.to_json()) == spec

@@ -13,7 +13,14 @@ from commlayer.plans import interpreter
 from commlayer.plans.plan import Buffer, Plan, StepKind
 from commlayer.transport.base import Op
 
-REFERENCES: dict[Op, np.ufunc] = {Op.SUM: np.add, Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}
+BITWISE: dict[Op, np.ufunc] = {Op.BAND: np.bitwise_and, Op.BOR: np.bitwise_or, Op.BXOR: np.bitwise_xor}
+REFERENCES: dict[Op, np.ufunc] = {
+    Op.SUM: np.add,
+    Op.PRODUCT: np.multiply,
+    Op.MIN: np.minimum,
+    Op.MAX: np.maximum,
+    **BITWISE,
+}
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
 NETWORK = (StepKind.SEND, *RECEIVES)
 READS = (StepKind.SEND, StepKind.COPY, StepKind.REDUCE)
@@ -22,15 +29,17 @@ WRITES = (*RECEIVES, StepKind.COPY, StepKind.REDUCE, StepKind.SCALE)
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def check_structure(plans: Sequence[Plan], input_bytes: int, output_bytes: int) -> None:
+def check_structure(plans: Sequence[Plan], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """What must hold whatever the data: messages have both ends, ranges lie in their buffers, counts add up."""
     sends: dict[tuple[int, int, int], int] = {}
     receives: dict[tuple[int, int, int], int] = {}
     for rank, plan in enumerate(plans):
         assert (plan.rank, plan.world_size) == (rank, len(plans))
-        assert plan.posts == plans[0].posts == (plan.steps["kind"] == StepKind.POST).sum()
+        posts = plan.steps["message"][plan.steps["kind"] == StepKind.POST].tolist()
+        assert posts == [*range(1, len(posts)), plan.posts] or posts == [*range(1, len(posts) + 1)]
+        assert plan.posts == plans[0].posts == max(posts, default=0)
         assert plan.staging_bytes <= max(each.staging_bytes for each in plans)
-        sizes = {Buffer.INPUT: input_bytes, Buffer.OUTPUT: output_bytes}
+        sizes = {Buffer.INPUT: inputs[rank].nbytes, Buffer.OUTPUT: outputs[rank].nbytes}
         sizes |= {Buffer.SCRATCH: plan.scratch_bytes, Buffer.STAGING: plan.staging_bytes}
         named = plan.successors.tolist()
         dependencies = Counter(named)
@@ -93,25 +102,36 @@ def conform(
 ) -> list[Array]:
     """Runs make(rank) of every rank and checks everything that the collective promises; returns the outputs.
 
-    `in_place`: the smaller of INPUT and OUTPUT is this rank's part of the larger.
+    `in_place`: the smaller of INPUT and OUTPUT is this rank's part of the larger. Bitwise operators are tried on
+    integers as long as the floats asked for.
     """
+    if op in BITWISE:
+        dtype = dtype.replace("f", "i")
     plans = [make(rank) for rank in range(n)]
-    itemsize = np.dtype(dtype).itemsize
+    nothing = [np.zeros(0, dtype)] * n
     if collective in ("all_reduce", "broadcast"):
         inputs = data(n, numel, op, dtype, seed)
         outputs = [each.copy() for each in inputs]
-        check_structure(plans, 0, numel * itemsize)
+        check_structure(plans, nothing, outputs)
         interpreter.run(plans, outputs, outputs, op, seed=seed)
         expected = reduced(inputs, op, average) if collective == "all_reduce" else inputs[root]
         same(outputs[0], expected)
         for output in outputs[1:]:
             assert output.tobytes() == outputs[0].tobytes()
+    elif collective == "reduce":
+        inputs = data(n, numel, op, dtype, seed)
+        outputs = [each.copy() for each in inputs]
+        check_structure(plans, nothing, outputs)
+        interpreter.run(plans, outputs, outputs, op, seed=seed)
+        same(outputs[root], reduced(inputs, op, average))
+        for rank, output in enumerate(outputs):
+            assert rank == root or output.tobytes() == inputs[rank].tobytes()
     elif collective == "reduce_scatter":
         originals = data(n, n * numel, op, dtype, seed)
         inputs = [each.copy() for each in originals]
         parts = [slice(rank * numel, (rank + 1) * numel) for rank in range(n)]
         outputs = [inputs[rank][parts[rank]] if in_place else np.zeros(numel, dtype) for rank in range(n)]
-        check_structure(plans, n * numel * itemsize, numel * itemsize)
+        check_structure(plans, inputs, outputs)
         interpreter.run(plans, inputs, outputs, op, seed=seed)
         expected = reduced(originals, op, average)
         for rank, output in enumerate(outputs):
@@ -129,7 +149,7 @@ def conform(
             for rank, output in enumerate(outputs):
                 inputs[rank] = output[rank * numel : (rank + 1) * numel]
                 inputs[rank][:] = originals[rank]
-        check_structure(plans, numel * itemsize, n * numel * itemsize)
+        check_structure(plans, inputs, outputs)
         interpreter.run(plans, inputs, outputs, op, seed=seed)
         for output in outputs:
             np.testing.assert_array_equal(output, np.concatenate(originals))
@@ -139,8 +159,8 @@ def conform(
 def barrier_holds(make: Callable[[int], Plan], n: int, seed: int = 0) -> None:
     """No rank ends before all have begun: with any one rank missing, no other one gets through."""
     plans = [make(rank) for rank in range(n)]
-    check_structure(plans, 0, 0)
     nothing = [np.zeros(0, "f4") for _ in range(n)]
+    check_structure(plans, nothing, nothing)
     interpreter.run(plans, nothing, nothing, Op.SUM, seed=seed)
     for missing in range(n):
         state = interpreter.Interpreter(plans, nothing, nothing, Op.SUM, seed)
@@ -164,6 +184,11 @@ def outcomes(make: Callable[[int], Plan], n: int, numel: int) -> int:
 @pytest.fixture(name="outcomes", scope="session")
 def outcomes_fixture() -> Callable[..., int]:
     return outcomes
+
+
+@pytest.fixture(name="check_structure", scope="session")
+def check_structure_fixture() -> Callable[..., None]:
+    return check_structure
 
 
 @pytest.fixture(name="conform", scope="session")

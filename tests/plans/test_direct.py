@@ -24,6 +24,7 @@ def test_table(conform: Callable[..., Any], n: int, numel: int) -> None:
     for s in (tiny, ordered):
         conform("all_reduce", lambda r, s=s: direct.all_reduce(r, n, numel, 8, 1, s), n, numel)
         conform("reduce_scatter", lambda r, s=s: direct.reduce_scatter(r, n, numel, 8, n, s), n, numel, average=True)
+        conform("reduce", lambda r, s=s: direct.reduce(r, n, numel, 8, n, 1, s), n, numel, root=1, average=True)
     conform("all_reduce", lambda r: direct.exchange(r, n, numel, 8, n), n, numel, average=True)
     conform("all_gather", lambda r: direct.all_gather(r, n, numel, 8, tiny), n, numel)
     conform("broadcast", lambda r: direct.broadcast(r, n, numel, 8, n - 1, tiny), n, numel, root=n - 1)
@@ -58,6 +59,7 @@ def test_any_shape(
     options = {"op": op, "dtype": dtype, "seed": seed}
     conform("all_reduce", lambda r: direct.all_reduce(r, n, numel, size, 1, s), n, numel, **options)
     conform("all_reduce", lambda r: direct.exchange(r, n, numel, size, 1), n, numel, **options)
+    conform("reduce", lambda r: direct.reduce(r, n, numel, size, 1, root, s), n, numel, root=root, **options)
     options["in_place"] = in_place
     conform("reduce_scatter", lambda r: direct.reduce_scatter(r, n, numel // n, size, 1, s), n, numel // n, **options)
     conform("all_gather", lambda r: direct.all_gather(r, n, numel // n, size, s), n, numel // n, **options)
@@ -75,6 +77,8 @@ def test_deterministic_results_do_not_depend_on_timing(outcomes: Callable[..., A
     s = Settings(segment_bytes=300, deterministic=True)
     assert outcomes(lambda r: direct.all_reduce(r, 5, 100, 4, 1, s), 5, 100) == 1
     assert outcomes(lambda r: direct.exchange(r, 5, 100, 4, 1), 5, 100) == 1
+    s = Settings(segment_bytes=1 << 20, deterministic=True)
+    assert outcomes(lambda r: direct.reduce(r, 5, 5000, 4, 1, 0, s), 5, 5000) == 1
 
 
 @pytest.mark.parametrize("n", WORLDS)
@@ -85,6 +89,22 @@ def test_long_broadcasts_are_scattered(conform: Callable[..., Any], n: int) -> N
     conform("broadcast", lambda r: direct.broadcast(r, n, numel, 8, 1, s), n, numel, root=1)
     steps = direct.broadcast(1, n, numel, 8, 1, s).steps
     assert steps["length"][steps["kind"] == StepKind.SEND].sum() == numel * 8
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("n", WORLDS)
+def test_long_reductions_are_shared(
+    conform: Callable[..., Any], n: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root receives about one copy of the data altogether, not one from each peer."""
+    monkeypatch.setattr(direct, "ORDERED_SEGMENTS", 2)
+    numel = 9000
+    s = Settings(segment_bytes=20_000, deterministic=deterministic)
+    for seed in range(3):
+        conform("reduce", lambda r: direct.reduce(r, n, numel, 8, 1, 1, s), n, numel, root=1, seed=seed)
+    steps = direct.reduce(1, n, numel, 8, 1, 1, s).steps
+    kinds = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
+    assert sum(step["length"] for step in steps if step["kind"] in kinds) == numel * 8
 
 
 def test_all_reduce_sends_the_least_possible() -> None:

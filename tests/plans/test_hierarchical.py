@@ -54,6 +54,9 @@ def check_all(
     reduces = {**o, "average": average}
     conform("all_reduce", lambda r: hierarchical.all_reduce(r, hosts, numel, size, divisor, s), n, numel, **reduces)
     conform("broadcast", lambda r: hierarchical.broadcast(r, hosts, numel, size, root, s), n, numel, root=root, **o)
+    reduces["root"] = root
+    conform("reduce", lambda r: hierarchical.reduce(r, hosts, numel, size, divisor, root, s), n, numel, **reduces)
+    del reduces["root"]
     numel //= n
     reduces["in_place"] = o["in_place"] = in_place
     conform(
@@ -120,14 +123,15 @@ def test_deterministic_results_do_not_depend_on_timing(outcomes: Callable[..., i
     assert outcomes(lambda r: hierarchical.all_reduce(r, hosts, 200, 4, 1, s), 6, 200) == 1
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "reduce"])
 def test_data_crosses_the_network_once_per_host(collective: str) -> None:
-    """Two hosts of four: each sends half of an all-reduce twice, and the root's host sends a broadcast once."""
+    """Two hosts of four: each sends half of an all-reduce twice; one sends a broadcast, the other a reduction once."""
     hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
     length = 1 << 20
     sent = 0
     for rank in hosts[0]:
-        steps = getattr(hierarchical, collective)(rank, hosts, length, 1, 1, Settings()).steps
+        arguments = [1, 5] if collective == "reduce" else [1]
+        steps = getattr(hierarchical, collective)(rank, hosts, length, 1, *arguments, Settings()).steps
         sends = steps[steps["kind"] == StepKind.SEND]
         assert set(sends["peer"]) <= {rank + 4, *hosts[1]}
         sent += int(sends["length"].sum())

@@ -25,6 +25,7 @@ def test_table(conform: Callable[..., Any], n: int, numel: int) -> None:
     conform("reduce_scatter", lambda r: host.reduce_scatter(r, n, numel, 8, n, s), n, numel, average=True)
     conform("all_gather", lambda r: host.all_gather(r, n, numel, 8, s), n, numel)
     conform("broadcast", lambda r: host.broadcast(r, n, numel, 8, n - 1, s), n, numel, root=n - 1)
+    conform("reduce", lambda r: host.reduce(r, n, numel, 8, n, 1, s), n, numel, root=1, average=True)
     small = Settings(staging_bytes=4096)
     conform("all_reduce", lambda r: host.all_reduce(r, n, numel, 8, n, small), n, numel, average=True)
 
@@ -57,6 +58,7 @@ def test_any_shape(
     options = {"op": op, "dtype": dtype, "seed": seed}
     conform("all_reduce", lambda r: host.all_reduce(r, n, numel, size, 1, s), n, numel, **options)
     conform("broadcast", lambda r: host.broadcast(r, n, numel, size, root, s), n, numel, root=root, **options)
+    conform("reduce", lambda r: host.reduce(r, n, numel, size, 1, root, s), n, numel, root=root, **options)
     numel //= n
     options["in_place"] = in_place
     conform("reduce_scatter", lambda r: host.reduce_scatter(r, n, numel, size, 1, s), n, numel, **options)
@@ -74,9 +76,12 @@ def test_results_do_not_depend_on_timing(outcomes: Callable[..., Any], small_byt
     assert outcomes(lambda r: host.all_reduce(r, 5, 200, 4, 1, s), 5, 200) == 1
 
 
-@pytest.mark.parametrize(("collective", "divisor"), [("all_reduce", [1]), ("reduce_scatter", [1]), ("all_gather", [])])
+@pytest.mark.parametrize(
+    ("collective", "arguments"),
+    [("all_reduce", [1]), ("reduce_scatter", [1]), ("all_gather", []), ("reduce", [1, 0])],
+)
 def test_one_slot_would_not_do(
-    conform: Callable[..., Any], collective: str, divisor: list[int], monkeypatch: pytest.MonkeyPatch
+    conform: Callable[..., Any], collective: str, arguments: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interleavings tried here are rough enough to find a slot that is used again too early."""
     monkeypatch.setattr(host, "SLOTS", 1)
@@ -85,7 +90,7 @@ def test_one_slot_would_not_do(
 
     def run() -> None:
         for seed in range(20):
-            conform(collective, lambda r: make(r, 3, 500, 8, *divisor, s), 3, 500, seed=seed)
+            conform(collective, lambda r: make(r, 3, 500, 8, *arguments, s), 3, 500, seed=seed)
 
     with pytest.raises(AssertionError, match=r"(?i)not equal"):
         run()
@@ -99,6 +104,7 @@ def test_plans_fit_the_staging_they_were_given(staging_bytes: int) -> None:
         host.reduce_scatter(1, 4, 9999, 2, 1, s),
         host.all_gather(1, 4, 9999, 2, s),
         host.broadcast(1, 4, 9999, 2, 0, s),
+        host.reduce(1, 4, 9999, 2, 1, 0, s),
     ):
         assert 0 < plan.staging_bytes <= staging_bytes
 

@@ -20,6 +20,7 @@ from commlayer.errors import (
     MismatchError,
     OperationTimeoutError,
 )
+from commlayer.plans.delivery import deliver
 from commlayer.plans.plan import Plan
 from commlayer.plans.select import Collective, Settings, plan_for
 from commlayer.transport import group as groups
@@ -50,7 +51,19 @@ NUMPY: dict[DType, str] = {
     DType.U32: "u4",
     DType.U64: "u8",
 }
-REDUCTIONS: dict[Op, Callable[..., Array]] = {Op.SUM: np.sum, Op.PRODUCT: np.prod, Op.MIN: np.min, Op.MAX: np.max}
+BITWISE: dict[Op, Callable[..., Array]] = {
+    Op.BAND: np.bitwise_and.reduce,
+    Op.BOR: np.bitwise_or.reduce,
+    Op.BXOR: np.bitwise_xor.reduce,
+}
+REDUCTIONS: dict[Op, Callable[..., Array]] = {
+    Op.SUM: np.sum,
+    Op.PRODUCT: np.prod,
+    Op.MIN: np.min,
+    Op.MAX: np.max,
+    **BITWISE,
+}
+FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 
 
 def encode(values: npt.NDArray[np.int64], dtype: DType) -> Array:
@@ -93,15 +106,15 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     """All sizes in f32, all types and operators at one size, and a large one of each collective."""
-    collectives: tuple[Collective, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+    collectives: tuple[Collective, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
     for collective in collectives:
         for numel in (*SIZES, LARGE):
             yield Case(collective, DType.F32, numel)
         for dtype in DType:
             yield Case(collective, dtype, 37)
-            if collective in ("all_reduce", "reduce_scatter"):
+            if collective in ("all_reduce", "reduce_scatter", "reduce"):
                 yield Case(collective, dtype, 37, average=True)
-                for op in (Op.PRODUCT, Op.MIN, Op.MAX):
+                for op in (Op.PRODUCT, Op.MIN, Op.MAX, *(() if dtype in FLOATS else BITWISE)):
                     yield Case(collective, dtype, 37, op)
     yield Case("barrier", DType.U8, 0)
 
@@ -152,7 +165,9 @@ def check(group: NativeGroup, case: Case, number: int) -> None:
     everything = data(case, n, numel * n if case.collective == "reduce_scatter" else numel)
     root = number % n
     expected = everything[root]
-    if case.collective in ("all_reduce", "reduce_scatter"):
+    if case.collective == "reduce" and rank != root:
+        expected = everything[rank]
+    elif case.collective in ("all_reduce", "reduce_scatter", "reduce"):
         expected = REDUCTIONS[case.op](np.stack(everything), axis=0)
         expected = expected // n if case.average else expected
     if case.collective == "reduce_scatter":
@@ -160,12 +175,31 @@ def check(group: NativeGroup, case: Case, number: int) -> None:
     elif case.collective == "all_gather":
         expected = np.concatenate(everything)
     source = encode(everything[rank], case.dtype)
-    target = source if case.collective in ("all_reduce", "broadcast") else encode(np.full(len(expected), 9), case.dtype)
+    in_place = case.collective in ("all_reduce", "broadcast", "reduce")
+    target = source if in_place else encode(np.full(len(expected), 9), case.dtype)
     before = source.copy()
     execute(group, make_plan(group, case, root), source, target, case, number % 3)
     np.testing.assert_array_equal(decode(target, case.dtype), expected, str(case))
     if target is not source:
         np.testing.assert_array_equal(source, before, str(case))
+
+
+def check_delivery(group: NativeGroup, scale: int, number: int) -> None:
+    """Every pair has its own length, often 0; every third time all send the same to all."""
+    n, rank = group.size, group.rank
+    same = number % 3 == 0
+    lengths = [[scale * ((a + (0 if same else 2 * b) + number) % 3) for b in range(n)] for a in range(n)]
+    rng = np.random.default_rng(number)
+    given = [rng.integers(0, 255, row[0] if same else sum(row), np.uint8) for row in lengths]
+    received = [lengths[peer][rank] for peer in range(n)]
+    expected = []
+    for peer, row in enumerate(lengths):
+        start = 0 if same else sum(row[:rank])
+        expected.append(given[peer][start : start + row[rank]])
+    plan = deliver(rank, group.hosts, lengths[rank], received, group.staging_bytes, same=same)
+    target = np.zeros(sum(received), np.uint8)
+    execute(group, plan, given[rank], target, Case("barrier", DType.U8, 0), number % 3)
+    np.testing.assert_array_equal(target, np.concatenate(expected))
 
 
 def conform(world: World) -> None:
@@ -175,6 +209,8 @@ def conform(world: World) -> None:
         def body(rank: int) -> None:
             for number, case in enumerate(table):
                 check(team[rank], case, number)
+                if number % 16 == 0:  # in between, as they use counters in a way of their own
+                    check_delivery(team[rank], (1, 100, 70_000, 400_001)[number // 16 % 4], number // 16)
 
         world.on_each(body)
         assert team[0].hosts == world.hosts
@@ -206,6 +242,36 @@ def test_memory_wire_with_loss(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_udp(size: int) -> None:
     conform(World(flat(size), "udp"))
+
+
+@pytest.fixture
+def libfabric() -> None:
+    """Skips where the ofi wire cannot be opened."""
+    try:
+        World(flat(1), "ofi").engines[0].close()
+    except ConfigError as error:
+        if "libfabric is not available" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_libfabric(libfabric: None, size: int) -> None:
+    conform(World(flat(size), "ofi"))
+
+
+def test_what_libfabric_does_not_have_is_named(libfabric: None) -> None:
+    port = {"ifname": "nic", "address": "192.0.2.1", "prefix": 8, "mtu": 1500, "loopback": False, "version": 4}
+    with pytest.raises(ConfigError, match=r"nic 192.0.2.1: .*no datagram endpoint.*fi_info"):
+        native.Engine(Config(wire="ofi", ofi_provider="udp"), [port])
+    with pytest.raises(ConfigError, match="COMMLAYER_OFI_PROVIDER"):
+        native.Engine(Config(wire="ofi", ofi_provider="pigeon"), [port])
+
+
+@pytest.mark.parametrize(("provider", "loopback"), [("udp", True), ("verbs", False), ("", False)])
+def test_only_the_udp_provider_has_a_loopback(provider: str, loopback: bool) -> None:
+    ports = native.choose_ports(Config(wire="ofi", ofi_provider=provider))
+    assert any(port["loopback"] for port in ports) is loopback
 
 
 @pytest.mark.parametrize("hosts", [[(0, 1), (2,)], [(0, 2), (1, 3)], [(0,), (1, 2, 3, 4)]])
@@ -395,18 +461,27 @@ def test_a_callback_may_close_everything() -> None:
             _ = world.engines[0].raw
 
 
-def test_plans_are_forgotten_but_not_under_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "PLANS_LIMIT", 2)
+def test_plans_are_loaded_for_as_long_as_they_live() -> None:
     with World([(0,)], "none") as world, world.open_group() as team:
+        source, target = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
 
         def body(_: int) -> None:
-            for number in range(300):
-                run(team[0], Case("all_gather", DType.F32, number % 7))
+            for length in range(1, 100):
+                plan = deliver(0, ((0,),), [length], [length], team[0].staging_bytes)
+                handles = [
+                    team[0].submit(plan, address(source), address(target), DType.U8, Op.SUM, timeout_s=PATIENCE_S)
+                    for _ in range(2)
+                ]
+                assert len(team[0]._plans) <= 2
+                del plan
+                for handle in handles:
+                    handle.wait()
 
         futures = [world.threads.submit(body, 0) for _ in range(2)]
         for future in futures:
             future.result(PATIENCE_S)
-        assert len(team[0]._plans) <= 3
+        assert (target[:99] == source[:99]).all()
+        assert not team[0]._plans
 
 
 # ---- opening ----

@@ -32,6 +32,13 @@ def pairs(own: dict[str, Any], peer: dict[str, Any]) -> list[tuple[int, int]]:
     return here
 
 
+def test_an_endpoint_of_libfabric_is_the_address() -> None:
+    one, two = process(1, "10.0.0.1/24"), process(2, "10.0.0.2/24")
+    one["ports"][0]["endpoint"], two["ports"][0]["endpoint"] = "", "0200abcd"
+    assert pair_paths(one, two) == [Path(0, "0200abcd", 2000)]
+    assert pair_paths(two, one) == [Path(0, "10.0.0.1", 1000)]
+
+
 def test_one_interface_each() -> None:
     one, two = process(1, "10.0.0.1/24", LOOPBACK), process(2, "10.0.0.2/24", LOOPBACK)
     assert pair_paths(one, two) == [Path(0, "10.0.0.2", 2000)]

@@ -6,6 +6,7 @@ All engines of one process have the same process id, so shared memory works here
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,9 +51,12 @@ class World:
     """Engines of a job. `hosts` says which ranks share memory, as `base.Group.hosts` does."""
 
     def __init__(self, hosts: Sequence[Sequence[int]], wire: str = "mem", loss_ppm: int = 0, **config: Any) -> None:
+        if wire == "ofi":
+            config |= {"wire": wire, "ofi_provider": "udp"}  # the provider every machine has
         self.hosts = tuple(tuple(host) for host in hosts)
         self.size = sum(map(len, hosts))
         self.job = next(_jobs)
+        self.key = os.urandom(16)
         self._groups = itertools.count(1)
         self.threads = ThreadPoolExecutor(2 * self.size)
         host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
@@ -87,7 +91,15 @@ class World:
 
         def connect(rank: int) -> NativeGroup:
             return NativeGroup.open(
-                self.engines[rank], f"group {number}", rank, self.size, self.descriptions, self.job, number, meet(rank)
+                self.engines[rank],
+                f"group {number}",
+                rank,
+                self.size,
+                self.descriptions,
+                self.job,
+                self.key,
+                number,
+                meet(rank),
             )
 
         return Team(self, self.on_each(connect))

@@ -1,0 +1,210 @@
+"""Soak: random collectives for as long as you like, every result verified, and nothing held that was not held before.
+
+    python -m bench.soak --minutes 60 [--ranks 4] [--seed N]
+
+Rounds of some seconds: the ranks join a job, make subgroups, run random collectives of random sizes and types on them,
+synchronously and not, and leave it. Half of the ranks share memory, the others talk UDP. What each process holds of
+the system (memory, descriptors, threads, mappings) is compared after the first rounds and at the end. All choices
+follow from the seed, which is printed, and from how many operations the time allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import commlayer  # noqa: F401  # registers the backend
+from bench.holdings import Holdings
+from commlayer.plans.select import plan_for
+
+ROUND_S = 8.0
+WARM_ROUNDS = 2
+"""Until then torch and the allocator take what they need."""
+MEMORY_MIB = 48.0
+"""What the heap may keep more at the end: fragments of random sizes."""
+SIZES = 24
+DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bfloat16, torch.float16)
+OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+
+
+@dataclasses.dataclass
+class Draw:
+    """One random operation; the same on all ranks of the group."""
+
+    numel: int
+    dtype: torch.dtype
+    op: Any
+    root: int
+    later: bool
+    seed: int
+
+    def values(self, rank: int, numel: int) -> Tensor:
+        """What a rank contributes: numbers so small that no type rounds or overflows."""
+        generator = torch.Generator().manual_seed(self.seed * 1000 + rank)
+        return torch.randint(0, 4, (numel,), generator=generator).to(self.dtype)
+
+
+def _reduced(draw: Draw, size: int, numel: int) -> Tensor:
+    everything = torch.stack([draw.values(rank, numel).double() for rank in range(size)])
+    if draw.op == dist.ReduceOp.SUM:
+        return everything.sum(0).to(draw.dtype)
+    return (everything.amin(0) if draw.op == dist.ReduceOp.MIN else everything.amax(0)).to(draw.dtype)
+
+
+# Each starts the collective and returns the work, the result and what it must be.
+Started = tuple[Any, Tensor, Callable[[], Tensor]]
+
+
+def _all_reduce(draw: Draw, group: Any, rank: int, size: int) -> Started:
+    tensor = draw.values(rank, draw.numel)
+    work = dist.all_reduce(tensor, draw.op, group=group, async_op=draw.later)
+    return work, tensor, lambda: _reduced(draw, size, draw.numel)
+
+
+def _reduce_scatter(draw: Draw, group: Any, rank: int, size: int) -> Started:
+    output = torch.empty(draw.numel, dtype=draw.dtype)
+    whole = draw.numel * size
+    work = dist.reduce_scatter_single(output, draw.values(rank, whole), draw.op, group=group, async_op=draw.later)
+    return work, output, lambda: _reduced(draw, size, whole)[rank * draw.numel : (rank + 1) * draw.numel]
+
+
+def _all_gather(draw: Draw, group: Any, rank: int, size: int) -> Started:
+    output = torch.empty(draw.numel * size, dtype=draw.dtype)
+    work = dist.all_gather_single(output, draw.values(rank, draw.numel), group=group, async_op=draw.later)
+    return work, output, lambda: torch.cat([draw.values(each, draw.numel) for each in range(size)])
+
+
+def _broadcast(draw: Draw, group: Any, rank: int, size: int) -> Started:
+    root = draw.root % size
+    tensor = draw.values(rank, draw.numel)
+    work = dist.broadcast(tensor, group=group, group_src=root, async_op=draw.later)
+    return work, tensor, lambda: draw.values(root, draw.numel)
+
+
+def _all_to_all(draw: Draw, group: Any, rank: int, size: int) -> Started:
+    output = torch.empty(draw.numel * size, dtype=draw.dtype)
+    work = dist.all_to_all_single(output, draw.values(rank, draw.numel * size), group=group, async_op=draw.later)
+    part = slice(rank * draw.numel, (rank + 1) * draw.numel)
+    return work, output, lambda: torch.cat([draw.values(each, draw.numel * size)[part] for each in range(size)])
+
+
+COLLECTIVES = (_all_reduce, _all_reduce, _reduce_scatter, _all_gather, _broadcast, _all_to_all)
+
+
+def _round(rank: int, size: int, seed: int, until: float) -> int:
+    """One life of the job; returns how many operations it ran."""
+    common = random.Random(seed)
+    members = [sorted(common.sample(range(size), common.randint(1, size))) for _ in range(2)]
+    groups = [dist.group.WORLD, *(dist.new_group(each) for each in members)]
+    lists = [list(range(size)), *members]
+    sizes = [int(2 ** common.uniform(0, 19)) for _ in range(SIZES)]
+    count = 0
+    go_on = torch.ones(1)
+    while go_on.item():
+        in_flight: list[tuple[str, Draw, Started]] = []
+        for _ in range(20):
+            start = common.choice(COLLECTIVES)
+            draw = Draw(
+                common.choice(sizes),
+                common.choice(DTYPES),
+                common.choice(OPS),
+                common.randrange(size),
+                common.random() < 0.5,
+                common.randrange(1 << 30),
+            )
+            which = common.randrange(len(groups))
+            if rank in lists[which]:
+                place = lists[which].index(rank)
+                in_flight.append((start.__name__, draw, start(draw, groups[which], place, len(lists[which]))))
+        for name, draw, (work, result, expected) in in_flight:
+            if work is not None:
+                work.wait()
+            if not torch.equal(result, expected()):
+                raise AssertionError(f"rank {rank}: wrong result of {name} {draw}")
+            count += 1
+        go_on.fill_(float(rank == 0 and time.monotonic() < until))
+        dist.all_reduce(go_on)
+    return count
+
+
+def _hold() -> Holdings:
+    plan_for.cache_clear()  # bounded, but by a number of plans: random sizes would fill it all the time
+    return Holdings.now()
+
+
+def _soak(rank: int, size: int, seed: int, minutes: float, port: int, pipe: Any) -> None:
+    os.environ["COMMLAYER_SHM"] = "1" if rank < (size + 1) // 2 else "0"
+    os.environ["COMMLAYER_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
+    end = time.monotonic() + 60 * minutes
+    before = Holdings.now()
+    count = rounds = 0
+    go_on = True
+    while go_on:
+        part = dist.PrefixStore(f"round {rounds}", store)
+        dist.init_process_group("commlayer", store=part, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        count += _round(rank, size, seed + rounds, min(time.monotonic() + ROUND_S, end))
+        dist.destroy_process_group()
+        rounds += 1
+        if rounds == WARM_ROUNDS:
+            before = _hold()
+        if rank == 0:
+            store.set(f"after round {rounds}", "on" if time.monotonic() < end or rounds <= WARM_ROUNDS else "end")
+        go_on = store.get(f"after round {rounds}") == b"on"
+    after = _hold()
+    leak = before.grown(after, MEMORY_MIB)
+    pipe.send((count, rounds, dataclasses.asdict(before), dataclasses.asdict(after), leak))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the soak; 0 when every result was right and nothing was left."""
+    parser = argparse.ArgumentParser(description="Random collectives, verified; and no leaks.")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20))
+    chosen = parser.parse_args(arguments)
+    print(f"# seed {chosen.seed}", flush=True)
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    processes, pipes = [], []
+    for rank in range(chosen.ranks):
+        here, there = context.Pipe(duplex=False)
+        arguments_of = (rank, chosen.ranks, chosen.seed, chosen.minutes, store.port, there)
+        processes.append(context.Process(target=_soak, args=arguments_of))
+        processes[-1].start()
+        there.close()
+        pipes.append(here)
+    for process in processes:
+        process.join()
+    failed = False
+    for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
+        if process.exitcode != 0:
+            print(f"rank {rank}: FAILED, exit code {process.exitcode}")
+            failed = True
+            continue
+        count, rounds, before, after, leak = pipe.recv()
+        print(f"rank {rank}: {count} operations in {rounds} jobs, all right")
+        print(f"  after {WARM_ROUNDS} jobs {json.dumps(before)}")
+        print(f"  at the end   {json.dumps(after)}")
+        if leak:
+            print(f"  LEAK: {leak}")
+            failed = True
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

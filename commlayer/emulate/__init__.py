@@ -1,0 +1,1 @@
+"""Networks under stress on one Linux machine: the code behind `commlayer emulate`."""

@@ -1,0 +1,146 @@
+"""One NIC's connection to the switch: what it does to packets, and the best any transport could get out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .table import check
+
+ETHERNET_HEADER_BYTES = 14
+IP_UDP_HEADER_BYTES = 28
+
+_BURST = "64k"  # what HTB may send at once; less, and a coarse timer loses rate
+_GUARANTEED = "8kbit"  # of each class; the rest of the link is borrowed in strict order
+_URGENCIES = 8
+
+
+@dataclass(frozen=True)
+class Link:
+    """Both directions are alike in rate and queue. Loss and delay are those of packets that arrive at the host."""
+
+    rate_bps: float | None = None
+    """Bits per second, counted on Ethernet frames without FCS, as HTB counts; None: not shaped."""
+    loss: float = 0.0
+    """Share of arriving IP packets that are lost, TCP and UDP alike. 1 is a link that swallows everything."""
+    loss_burst_packets: float = 1.0
+    """Mean number of packets lost in a row (two-state model, Gilbert 1960); 1: each is lost independently."""
+    delay_ms: float = 0.0
+    """Propagation delay, one way."""
+    buffer_packets: int = 256
+    """Queue in front of the link, at the host and at the switch port, in full-sized packets (it is kept in bytes, so
+    that a super-packet counts as what it is). A shallow commodity switch has about this per port."""
+    not_ect_buffer_packets: int = 0
+    """Drop precedence: packets that are not marked as ECN-capable have this much queue of their own, and go after
+    those that are; so in overload they are dropped first. 0: no difference."""
+    priorities: bool = False
+    """Strict priority by DSCP: the class selector (its upper three bits) 7 goes first, 0 last; a queue for each."""
+    offloads: bool = False
+    """Segmentation offloads. Off: a lost or queued 64 KB super-packet would count as one packet."""
+    mtu: int = 1500
+    """Largest IP packet, in bytes."""
+
+    def __post_init__(self) -> None:
+        shaped = self.rate_bps is not None
+        check(self.rate_bps is None or self.rate_bps > 0, "rate_bps", self.rate_bps, "use more than 0, or leave it out")
+        check(0 <= self.loss <= 1, "loss", self.loss, "use a share from 0 to 1 (1 % is 0.01)")
+        check(
+            1 <= self.loss_burst_packets <= 10_000,
+            "loss_burst_packets",
+            self.loss_burst_packets,
+            "use 1 (independent losses) to 10000",
+        )
+        check(0 <= self.delay_ms <= 10_000, "delay_ms", self.delay_ms, "use 0 to 10000 milliseconds")
+        check(self.buffer_packets >= 1, "buffer_packets", self.buffer_packets, "use at least 1")
+        check(
+            0 <= self.not_ect_buffer_packets <= self.buffer_packets,
+            "not_ect_buffer_packets",
+            self.not_ect_buffer_packets,
+            f"use 0 (no drop precedence) to buffer_packets, {self.buffer_packets}",
+        )
+        check(576 <= self.mtu <= 9000, "mtu", self.mtu, "use 576 to 9000 bytes")
+        remedy = "only a link with a rate_bps has a queue"
+        check(shaped or not self.priorities, "priorities", self.priorities, remedy)
+        check(shaped or not self.not_ect_buffer_packets, "not_ect_buffer_packets", self.not_ect_buffer_packets, remedy)
+
+    def __str__(self) -> str:
+        words = [f"{self.rate_bps / 1e6:g} Mbit/s" if self.rate_bps else "not shaped"]
+        if self.loss:
+            bursts = f" in bursts of {self.loss_burst_packets:g}" if self.loss_burst_packets > 1 else ""
+            words.append(f"loss {self.loss:.2%}{bursts}")
+        if self.delay_ms:
+            words.append(f"delay {self.delay_ms:g} ms")
+        if self.rate_bps:
+            words.append(f"buffer {self.buffer_packets} packets")
+        words += [word for word, there in (("priorities", self.priorities), ("offloads", self.offloads)) if there]
+        if self.not_ect_buffer_packets:
+            words.append(f"{self.not_ect_buffer_packets} packets of Not-ECT")
+        return ", ".join(words)
+
+    @property
+    def frame_bytes(self) -> int:
+        """A full frame, as the rate counts it."""
+        return self.mtu + ETHERNET_HEADER_BYTES
+
+    @property
+    def payload_bytes(self) -> int:
+        """UDP payload of a full frame."""
+        return self.mtu - IP_UDP_HEADER_BYTES
+
+    @property
+    def payload_gb_s(self) -> float | None:
+        """Best possible rate of UDP payload, in GB/s; None when the link is not shaped."""
+        return None if self.rate_bps is None else self.rate_bps * self.payload_bytes / self.frame_bytes / 8e9
+
+
+def queues(link: Link, device: str) -> list[str]:
+    """The `tc` commands that make the queues of one end of a link with a rate: HTB, because TBF drops super-packets."""
+    commands = [f"qdisc add dev {device} root handle 1: htb default 10"]
+    commands += [f"class add dev {device} {text}" for text in _classes(link)]
+    for minor, _urgency, limit, match in _leaves(link):
+        commands.append(f"qdisc add dev {device} parent 1:{minor} bfifo limit {limit * link.frame_bytes}")
+        if match:
+            # in order of preference: filters that look at the ECN bits too come before those that do not
+            preference = 1 if match.endswith(("e3", "03")) else 2
+            commands.append(
+                f"filter add dev {device} parent 1: protocol ip pref {preference} u32 match ip dsfield {match} "
+                f"flowid 1:{minor}"
+            )
+    return commands
+
+
+def new_rate(link: Link, device: str) -> list[str]:
+    """The `tc` commands that give a link with queues the rate it now has."""
+    return [f"class change dev {device} {text}" for text in _classes(link)]
+
+
+def _classes(link: Link) -> list[str]:
+    rate = f"{link.rate_bps:.0f}bit"
+    texts = [f"parent 1: classid 1:1 htb rate {rate} burst {_BURST} quantum {link.frame_bytes}"]
+    for minor, urgency, _limit, _match in _leaves(link):
+        texts.append(
+            f"parent 1:1 classid 1:{minor} htb rate {_GUARANTEED} ceil {rate} cburst {_BURST} prio {urgency} "
+            f"quantum {link.frame_bytes}"
+        )
+    return texts
+
+
+def _leaves(link: Link) -> list[tuple[str, int, int, str]]:
+    """(class, HTB priority, packets of buffer, what to match in the TOS byte) of each queue, most urgent first.
+
+    The first class is also the default: ARP has no TOS byte and must not starve.
+    """
+    if not link.priorities and not link.not_ect_buffer_packets:
+        return [("10", 0, link.buffer_packets, "")]
+    selectors = range(_URGENCIES - 1, -1, -1) if link.priorities else [None]
+    leaves = []
+    for urgency, selector in enumerate(selectors):
+        value, mask = (0, 0) if selector is None else (selector << 5, 0xE0)
+        if not link.not_ect_buffer_packets:
+            leaves.append((f"{0x10 + urgency:x}", urgency, link.buffer_packets, f"{value:#04x} {mask:#04x}"))
+            continue
+        # HTB knows eight priorities: with two queues for each class selector, pairs of these share one
+        pair = urgency // 2 * 2
+        leaves.append((f"{0x10 + urgency:x}", pair, link.buffer_packets, f"{value:#04x} {mask:#04x}"))
+        droppable = (f"{0x20 + urgency:x}", pair + 1, link.not_ect_buffer_packets, f"{value:#04x} {mask | 3:#04x}")
+        leaves.append(droppable)
+    return leaves

@@ -1,0 +1,255 @@
+"""A small network on one Linux machine: hosts are network namespaces, joined by a switch in one of its own.
+
+Each host NIC is a veth pair; its two ends carry the same queues (`link.py`), as the queue of the NIC on the host's side
+and as the switch buffer on the port's side. Loss and delay are behind the link, where packets arrive. Needs root,
+iproute2, nftables and ethtool; nothing of the machine's own interfaces or addresses is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import delay, link, loss, namespace
+from .event import Event
+from .link import Link
+from .namespace import EmulationError, call
+from .scenario import HOSTS_MAX, Scenario
+
+_ALLOWED_TCP_CC = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+_OFFLOADS = ("tso", "gso", "gro", "tx-udp-segmentation")
+_serial = itertools.count()
+
+
+class Network:
+    """`with Network(scenario) as network:` builds the hosts and removes them again.
+
+    Raises EmulationError when the machine or the user cannot do it. Traffic and the timetable are not part of it: see
+    `Stress`.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self._prefix = namespace.prefix(next(_serial))
+        self._links = [scenario.host_links(host) for host in range(scenario.hosts)]  # as they are now
+        self._sources: list[str] = []
+        self._anchors: list[subprocess.Popen[str]] = []
+        self._delay = delay.Delay()
+        self._netem: bool | None = None
+        self._tcp_cc_before: str | None = None
+
+    def __enter__(self) -> Network:
+        reason = namespace.missing()
+        if reason is not None:
+            raise EmulationError(reason)
+        namespace.remove_stale()
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- names and addresses
+
+    def name(self, host: int) -> str:
+        """The namespace's name, for `ip netns exec`."""
+        return f"{self._prefix}h{host}"
+
+    @property
+    def switch(self) -> str:
+        """The name of the namespace that holds the bridges."""
+        return f"{self._prefix}sw"
+
+    @property
+    def interfaces(self) -> list[str]:
+        """A host's interfaces, the same names on every host."""
+        return [f"eth{nic}" for nic in range(len(self.scenario.nics))]
+
+    def address(self, host: int, nic: int = 0) -> str:
+        """A host's IPv4 address (RFC 1918; it exists only inside the namespaces). NIC k is in subnet 10.87.k.0/24."""
+        return f"10.87.{nic}.{host + 1}"
+
+    @property
+    def delayed_by(self) -> str | None:
+        """What makes the delay: "netem" or "netfilter queue"; None when there is none."""
+        return None if self._netem is None else "netem" if self._netem else "netfilter queue"
+
+    # ---- processes
+
+    def command(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs `command` on `host`, in the current directory."""
+        # setns into the anchor, so that all processes of a host share its /dev/shm and host name
+        anchor = str(self._anchors[host].pid)
+        inside = ["env", "--chdir", str(Path.cwd()), *command]
+        return ["nsenter", "--target", anchor, "--net", "--uts", "--ipc", "--mount", *inside]
+
+    def popen(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Starts `command` on `host`; the options are those of subprocess.Popen. The caller ends the process."""
+        return subprocess.Popen(self.command(host, command), **options)
+
+    def run(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+        """Runs `command` on `host` and returns what it printed. Raises EmulationError when it fails."""
+        environment = None if env is None else {**os.environ, **env}
+        done = subprocess.run(self.command(host, command), capture_output=True, text=True, env=environment)
+        if done.returncode:
+            raise EmulationError(f"host {host}: {' '.join(command)}: {done.stderr.strip() or done.returncode}")
+        return done.stdout
+
+    def rendezvous(self) -> dict[str, str]:
+        """The environment in which ranks find each other: torch's store, gloo and commlayer on the right interfaces."""
+        return {
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": "29500",  # nobody else listens in a namespace of our own
+            "GLOO_SOCKET_IFNAME": ",".join(self.interfaces),
+            "COMMLAYER_IFNAME": ",".join(self.interfaces),
+        }
+
+    # ---- changes while it runs
+
+    def apply(self, event: Event) -> None:
+        """Makes the event happen now, whatever its time."""
+        for nic in self.scenario.nics_of(event.nic):
+            now, port = self._links[event.host][nic], f"h{event.host}n{nic}"
+            if event.action in ("link_down", "link_up"):
+                # the switch's end: the host sees its carrier go, as with a cable, and keeps address and route
+                call(f"ip -n {self.switch} link set {port} {event.action.removeprefix('link_')}")
+            elif event.rate_bps is not None:
+                now = dataclasses.replace(now, rate_bps=event.rate_bps)
+                self._queues(event.host, nic, link.new_rate(now, "{}"))
+            elif event.loss is not None:
+                now = dataclasses.replace(now, loss=event.loss, loss_burst_packets=event.loss_burst_packets)
+            self._links[event.host][nic] = now
+        if event.action == "loss":
+            self._lose(event.host)
+
+    def add_source(self, nic: int, of: Link) -> str:
+        """Adds a host that only sends traffic, connected by `of`. Returns its namespace's name."""
+        number = len(self._sources)
+        if HOSTS_MAX + number >= 254:
+            raise EmulationError(f"too many senders of cross traffic and incast: use at most {254 - HOSTS_MAX}")
+        name = f"{self._prefix}s{number}"
+        self._sources.append(name)
+        call(f"ip netns add {name}")
+        self._connect(name, f"s{number}n{nic}", nic, self.address(HOSTS_MAX + number, nic), of)
+        return name
+
+    def allow_tcp_cc(self, algorithms: Sequence[str]) -> None:
+        """Lets namespaces choose these TCP congestion controls.
+
+        The kernel keeps one list for the whole machine and lets a namespace use only what is on it, so this is the one
+        setting outside the namespaces that is changed. `close` puts it back, unless another run may rely on it by then.
+        """
+        allowed = _ALLOWED_TCP_CC.read_text().split()
+        extra = [algorithm for algorithm in algorithms if algorithm not in allowed]
+        if not extra:
+            return
+        try:
+            _ALLOWED_TCP_CC.write_text(" ".join([*allowed, *extra]))
+        except OSError as error:
+            raise EmulationError(f"TCP congestion control {' '.join(extra)}: not in this kernel ({error})") from error
+        self._tcp_cc_before = " ".join(allowed)
+
+    def close(self) -> None:
+        """Removes everything; idempotent, and safe after a failed build."""
+        for anchor in self._anchors:
+            anchor.kill()
+            anchor.communicate()
+        self._anchors.clear()
+        self._delay.close()
+        if namespace.missing() is not None:
+            return
+        for name in namespace.names():
+            if name.startswith(self._prefix):
+                with contextlib.suppress(EmulationError):
+                    namespace.remove(name)
+        if self._tcp_cc_before is not None and not namespace.owned():
+            _ALLOWED_TCP_CC.write_text(self._tcp_cc_before)
+        self._tcp_cc_before = None
+
+    # ---- building
+
+    def _build(self) -> None:
+        self.allow_tcp_cc(self.scenario.tcp_congestion_control)
+        call(f"ip netns add {self.switch}")
+        for nic in range(len(self.scenario.nics)):
+            # no spanning tree and no address: a plain learning switch
+            call(f"ip -n {self.switch} link add br{nic} type bridge")
+            call(f"ip -n {self.switch} link set br{nic} up")
+        for host, links in enumerate(self._links):
+            name = self.name(host)
+            call(f"ip netns add {name}")
+            call(f"ip -n {name} link set lo up")
+            for nic, of in enumerate(links):
+                self._connect(name, f"h{host}n{nic}", nic, self.address(host, nic), of)
+            if any(of.loss for of in links):
+                self._lose(host)
+            if any(of.delay_ms for of in links):
+                self._hold(host)
+            self._anchors.append(self._anchor(host))
+        self._delay.start()
+
+    def _connect(self, name: str, port: str, nic: int, address: str, of: Link) -> None:
+        interface = f"eth{nic}"
+        # both ends are created where they belong: no interface of ours is ever in the machine's own namespace
+        peer = f"peer name {interface} mtu {of.mtu} netns {name}"
+        call(f"ip -n {self.switch} link add {port} mtu {of.mtu} type veth {peer}")
+        call(f"ip -n {self.switch} link set {port} master br{nic}")
+        call(f"ip -n {name} address add {address}/24 dev {interface}")
+        for where, device in ((self.switch, port), (name, interface)):
+            if not of.offloads:
+                switches = " ".join(f"{offload} off" for offload in _OFFLOADS)
+                call(f"ip netns exec {where} ethtool -K {device} {switches}")
+            if of.rate_bps is not None:
+                call(f"tc -n {where} -batch -", "\n".join([*link.queues(of, device), ""]))
+            call(f"ip -n {where} link set {device} up")
+
+    def _queues(self, host: int, nic: int, commands: list[str]) -> None:
+        for where, device in ((self.switch, f"h{host}n{nic}"), (self.name(host), f"eth{nic}")):
+            call(f"tc -n {where} -batch -", "\n".join(command.format(device) for command in [*commands, ""]))
+
+    def _lose(self, host: int) -> None:
+        rules = loss.ruleset(dict(zip(self.interfaces, self._links[host], strict=True)))
+        call(f"ip netns exec {self.name(host)} nft -f -", rules)
+
+    def _hold(self, host: int) -> None:
+        name = self.name(host)
+        if self._netem is None:
+            self._netem = delay.has_netem(name)
+        if not self._netem:
+            self._delay.add(name, dict(zip(self.interfaces, self._links[host], strict=True)))
+            return
+        for nic, of in enumerate(self._links[host]):
+            if of.delay_ms:
+                delay.add_netem(name, nic, self.interfaces[nic], of)
+
+    def _anchor(self, host: int) -> subprocess.Popen[str]:
+        """A process that holds the host's namespaces: its own host name, IPC and /dev/shm beside the network.
+
+        Without them, ranks on different "hosts" could share memory and the link would not be measured at all. It ends
+        when its standard input closes, so it cannot outlive this process.
+        """
+        script = f"mount -t tmpfs tmpfs /dev/shm && hostname {self.name(host)} && echo ready && exec cat"
+        anchor = subprocess.Popen(
+            ["ip", "netns", "exec", self.name(host), "unshare", "--uts", "--ipc", "--mount", "sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if anchor.stdout is None or anchor.stdout.readline() != "ready\n":
+            anchor.kill()
+            anchor.communicate()
+            raise EmulationError(f"host {host}: cannot set up its own host name and /dev/shm")
+        return anchor

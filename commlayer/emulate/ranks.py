@@ -1,0 +1,116 @@
+"""Runs a command on every host: one process per rank, with the environment torchrun sets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
+
+from .network import Network
+
+_POLL_S = 0.02
+_END_S = 5.0  # from SIGTERM to SIGKILL
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Lets SIGTERM, which `timeout` and batch systems send, end the process in the way that removes the namespaces."""
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run(
+    network: Network, command: Sequence[str], *, grace_s: float = 10.0, trouble: Callable[[], str | None] = lambda: None
+) -> int:
+    """Runs `command` as every rank of the network and returns the exit status of the first that failed, or 0.
+
+    Lines go out as they come, with the rank before them. After a failure the others have `grace_s` to end by
+    themselves. A rank that a signal ended has the status 128 + signal, as in a shell. Raises RuntimeError as soon as
+    `trouble` has something to say.
+    """
+    per_host = network.scenario.ranks_per_host
+    world = network.scenario.hosts * per_host
+    environment = {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns for each address without a name; a namespace has no names
+        "PYTHONUNBUFFERED": "1",  # lines as they come, as on a terminal
+        **os.environ,
+        **network.rendezvous(),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        "GROUP_WORLD_SIZE": str(network.scenario.hosts),
+    }
+    # should this process be killed, the ranks go with it
+    tied = ["setpriv", "--pdeathsig", "KILL", *command]
+    forwarders: list[threading.Thread] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(world):
+            host, local = divmod(rank, per_host)
+            process = network.popen(
+                host,
+                tied,
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(host)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # so that what a rank starts ends with it
+            )
+            processes.append(process)
+            for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                forwarders.append(threading.Thread(target=_forward, args=(rank, source, sink), daemon=True))
+                forwarders[-1].start()
+        failed = _wait(processes, grace_s, trouble)
+    finally:
+        _end(processes)
+        for forwarder in forwarders:
+            forwarder.join(_END_S)
+    if failed is None:
+        return 0
+    status = processes[failed].returncode
+    return status if status >= 0 else 128 - status
+
+
+def _forward(rank: int, source: IO[bytes], sink: IO[str]) -> None:
+    for line in source:
+        sink.write(f"[{rank}] {line.decode(errors='replace').rstrip()}\n")
+        sink.flush()
+
+
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]], grace_s: float, trouble: Callable[[], str | None]
+) -> int | None:
+    failed: int | None = None
+    deadline_s = float("inf")
+    while time.monotonic() < deadline_s:
+        if (problem := trouble()) is not None:
+            raise RuntimeError(problem)
+        statuses = [process.poll() for process in processes]
+        if failed is None:
+            failed = next((rank for rank, status in enumerate(statuses) if status), None)
+            if failed is not None:
+                deadline_s = time.monotonic() + grace_s
+        if None not in statuses:
+            break
+        time.sleep(_POLL_S)
+    return failed
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            # the whole session, also when the rank itself has ended: it may have left children
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        deadline_s = time.monotonic() + _END_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline_s - time.monotonic()))

@@ -1,0 +1,188 @@
+"""Traffic of others: steady flows and bursts that share a link with the job under test.
+
+Senders are hosts of their own behind the same switch, with a link of their own that has exactly the rate they are to
+send at: the kernel paces them, and they load nothing but the switch port of the host they send to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from .link import Link
+from .namespace import open_socket
+from .table import check
+
+Protocol = Literal["udp", "tcp"]
+
+_PATIENCE_S = 0.2  # how long a thread may be deaf to `stop`
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Cross:
+    """A steady flow."""
+
+    to: int
+    """The host it goes to."""
+    nic: int = 0
+    share: float = 0.5
+    """Of the rate of that link."""
+    protocol: Protocol = "udp"
+    dscp: int = 0
+    senders: int = 1
+    """Hosts that send the share together."""
+
+    def __post_init__(self) -> None:
+        check(0 < self.share <= 2, "share", self.share, "use a part of the link's rate, more than 0, at most 2")
+        _check_common(self.dscp, self.senders)
+
+    def source_link(self, target: Link) -> Link:
+        """The link of one sender."""
+        rate_bps = (target.rate_bps or 0) * self.share / self.senders
+        return dataclasses.replace(_plain(target), rate_bps=rate_bps)
+
+
+@dataclass(frozen=True)
+class Incast:
+    """Bursts of several senders at the same moment, again and again."""
+
+    to: int
+    """The host they go to."""
+    nic: int = 0
+    senders: int = 4
+    burst_bytes: int = 65536
+    """Of each sender."""
+    period_ms: float = 20.0
+    protocol: Protocol = "udp"
+    dscp: int = 0
+
+    def __post_init__(self) -> None:
+        check(1 <= self.burst_bytes <= 1 << 30, "burst_bytes", self.burst_bytes, "use 1 byte to 1 GiB")
+        check(0.1 <= self.period_ms <= 3.6e6, "period_ms", self.period_ms, "use 0.1 ms to an hour")
+        _check_common(self.dscp, self.senders)
+
+    def source_link(self, target: Link) -> Link:
+        """The link of one sender: as fast as the target's."""
+        return _plain(target)
+
+
+Flow = Cross | Incast
+
+
+def _check_common(dscp: int, senders: int) -> None:
+    check(0 <= dscp <= 63, "dscp", dscp, "use 0 to 63")
+    check(1 <= senders <= 32, "senders", senders, "use 1 to 32")
+
+
+def _plain(target: Link) -> Link:
+    return Link(rate_bps=target.rate_bps, mtu=target.mtu, offloads=target.offloads)
+
+
+class Traffic:
+    """One flow while it runs: a thread for each sender and each TCP receiver, with sockets inside the namespaces."""
+
+    def __init__(self, flow: Flow, sources: list[str], target: str, address: str, payload_bytes: int) -> None:
+        """`sources` and `target` are names of namespaces, `address` is the target's."""
+        self._flow, self._payload_bytes = flow, payload_bytes
+        self._stop = threading.Event()
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self.error: OSError | None = None
+        """Why it stopped early, if it did."""
+        sink = self._socket(target, self._kind)
+        sink.bind((address, 0))
+        if self._kind == socket.SOCK_STREAM:
+            sink.listen(len(sources))
+            self._start(self._accept, sink)
+        # a UDP sink is never read: its buffer fills and the rest is dropped there, without a word to the sender
+        first_s = time.monotonic() + 0.1
+        for source in sources:
+            out = self._socket(source, self._kind)
+            out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, flow.dscp << 2)
+            out.settimeout(_CONNECT_S)
+            self._start(self._send, out, sink.getsockname(), first_s)
+
+    @property
+    def _kind(self) -> int:
+        return socket.SOCK_DGRAM if self._flow.protocol == "udp" else socket.SOCK_STREAM
+
+    def close(self) -> None:
+        """Ends the flow and waits until it has ended."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        for each in self._open:
+            each.close()
+
+    def _socket(self, namespace: str, kind: int) -> socket.socket:
+        self._open.append(open_socket(namespace, kind))
+        return self._open[-1]
+
+    def _start(self, work: object, *arguments: object) -> None:
+        thread = threading.Thread(target=self._guard, args=(work, *arguments), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _guard(self, work: object, *arguments: object) -> None:
+        try:
+            work(*arguments)  # type: ignore[operator]  # one of the methods below
+        except OSError as error:
+            if not self._stop.is_set():
+                self.error = error
+
+    def _send(self, out: socket.socket, to: tuple[str, int], first_s: float) -> None:
+        out.connect(to)
+        out.settimeout(_PATIENCE_S)
+        flow, piece = self._flow, bytes(self._payload_bytes)
+        if isinstance(flow, Cross):
+            while not self._stop.is_set():
+                self._push(out, piece)
+            return
+        burst = [piece] * (flow.burst_bytes // len(piece))
+        if rest := flow.burst_bytes % len(piece):
+            burst.append(bytes(rest))
+        due_s = first_s
+        while not self._stop.wait(max(0.0, due_s - time.monotonic())):
+            for each in burst:
+                self._push(out, each)
+            due_s += flow.period_ms / 1e3
+            if (late_s := time.monotonic() - due_s) > 0:  # the period is too short for the burst: skip, stay in step
+                due_s += (late_s * 1e3 // flow.period_ms + 1) * flow.period_ms / 1e3
+
+    def _push(self, out: socket.socket, piece: bytes) -> None:
+        left = memoryview(piece)
+        while left and not self._stop.is_set():
+            try:
+                left = left[out.send(left) :]
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                raise
+            except OSError:
+                # no carrier or no room just now: a link may be down by the timetable
+                self._stop.wait(0.01)
+
+    def _accept(self, sink: socket.socket) -> None:
+        sink.settimeout(_PATIENCE_S)
+        while not self._stop.is_set():
+            try:
+                connection, _ = sink.accept()
+            except TimeoutError:
+                continue
+            self._open.append(connection)
+            self._start(self._drain, connection)
+
+    def _drain(self, connection: socket.socket) -> None:
+        connection.settimeout(_PATIENCE_S)
+        room = bytearray(1 << 16)
+        while not self._stop.is_set():
+            try:
+                if connection.recv_into(room) == 0:
+                    return
+            except TimeoutError:
+                continue

@@ -1,0 +1,46 @@
+"""The plans a group has used, to be used again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+
+from .plan import Plan
+
+LIMIT_BYTES = 32 << 20
+"""What a group's plans may take here; the engine has copies of as much."""
+
+PLAN_BYTES = 2 << 10
+"""About what a plan takes beside its steps."""
+
+
+class PlanCache:
+    """Plans by what they are for. The oldest go first: a job whose sizes never repeat must not grow."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._plans: dict[Hashable, Plan] = {}
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        """The plan for `key`, made if it is not there. One that is too large for the limit is kept alone."""
+        plan = self._plans.get(key)
+        return self._add(key, make()) if plan is None else plan
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def _add(self, key: Hashable, plan: Plan) -> Plan:
+        with self._lock:
+            if key in self._plans:  # another thread was faster
+                return self._plans[key]
+            self._bytes += _size_bytes(plan)
+            while self._plans and self._bytes > self._limit_bytes:
+                self._bytes -= _size_bytes(self._plans.pop(next(iter(self._plans))))
+            self._plans[key] = plan
+        return plan
+
+
+def _size_bytes(plan: Plan) -> int:
+    return PLAN_BYTES + plan.steps.nbytes + plan.successors.nbytes

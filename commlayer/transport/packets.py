@@ -1,0 +1,207 @@
+"""The wire format as a scapy layer: to look at captures, and to build packets in tests. Needs scapy, so nothing that a
+training job runs imports this.
+
+    packet = seal(DLCP(kind="DATA", source=1, group=7, last=True) / b"payload!", key, destination=0)
+    for packet in split(udp_payload): ...
+
+The format is defined in native/core/packet.h; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from scapy.fields import (
+    BitEnumField,
+    BitField,
+    LEIntField,
+    LELongField,
+    LEShortField,
+    XLEShortField,
+)
+from scapy.layers.inet import IP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.packet import Packet
+
+MAGIC = 0x4C43
+VERSION = 1
+HEAD_BYTES = 40
+KEY_BYTES = 16
+TAG_AT = 32
+KINDS = {0: "DATA", 1: "ACK", 2: "PING", 3: "READY", 4: "ABORT", 5: "MISMATCH"}
+AUTHS = {"header": 0, "full": 1}
+
+_U64 = (1 << 64) - 1
+
+
+class DLCP(Packet):
+    """One packet: the 40-byte header, then `length` bytes; both are filled in when the packet is built."""
+
+    name = "DLCP"
+    fields_desc = [  # noqa: RUF012  # scapy wants a list
+        XLEShortField("magic", MAGIC),
+        BitField("version", VERSION, 4),
+        BitEnumField("kind", 0, 4, KINDS),
+        BitField("reserved", 0, 3),
+        BitField("ack_now", 0, 1),
+        BitField("last", 0, 1),
+        BitField("priority", 0, 3),
+        LEShortField("source", 0),
+        LEShortField("length", None),
+        LEIntField("group", 0),
+        LEIntField("sequence", 0),
+        LEIntField("index", 0),
+        LEIntField("offset", 0),
+        LEIntField("number", 0),
+        BitField("signature", 0, 12, tot_size=-2),  # -2: a little-endian pair of bytes
+        BitField("path", 0, 4, end_tot_size=-2),
+        LEShortField("epoch", 0),
+        LELongField("tag", 0),
+    ]
+
+    def post_build(self, head: bytes, payload: bytes) -> bytes:
+        """Fills in the length, unless it was given."""
+        if self.length is None:
+            head = head[:6] + struct.pack("<H", len(payload)) + head[8:]
+        return head + payload
+
+    def extract_padding(self, rest: bytes) -> tuple[bytes, bytes]:
+        """What belongs to this packet, and what follows it."""
+        return rest[: self.length], rest[self.length :]
+
+
+def seal(packet: Any, key: bytes, destination: int, *, auth: str = "header", number_high: int = 0) -> Any:
+    """Sets the packet's tag as `cl_packet_seal` does, and returns it. number_high: the upper half of its number."""
+    packet.tag = tag(bytes(packet), key, destination, auth=auth, number_high=number_high)
+    return packet
+
+
+def split(payload: bytes) -> Iterator[DLCP]:
+    """The packets in a UDP payload as captured: several where the kernel had not segmented it yet, none if it is not
+    ours."""
+    while len(payload) >= HEAD_BYTES:
+        magic, version_kind, length = struct.unpack_from("<HBxxxH", payload)
+        if magic != MAGIC or version_kind >> 4 != VERSION or length > len(payload) - HEAD_BYTES:
+            return
+        yield DLCP(payload[: HEAD_BYTES + length])
+        payload = payload[HEAD_BYTES + length :]
+
+
+def tag(packet: bytes, key: bytes, destination: int, *, auth: str = "header", number_high: int = 0) -> int:
+    """The tag of a whole packet under the job's key of 16 bytes; see `cl_packet_seal` in native/core/packet.h."""
+    implied = struct.pack("<IHH", number_high, destination, AUTHS[auth])
+    is_data = packet[2] & 0x0F == 0
+    rest = b"" if is_data and auth == "header" else packet[HEAD_BYTES:]
+    return siphash(key, packet[:TAG_AT] + implied + rest)
+
+
+def siphash(key: bytes, data: bytes) -> int:
+    """SipHash-2-4 (Aumasson and Bernstein, 2012, section 2), 64 bits."""
+    k0, k1 = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
+    v0, v1, v2, v3 = k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573
+
+    def rounds(count: int) -> None:
+        nonlocal v0, v1, v2, v3
+        for _ in range(count):
+            v0, v2 = v0 + v1 & _U64, v2 + v3 & _U64
+            v1, v3 = _rotate(v1, 13) ^ v0, _rotate(v3, 16) ^ v2
+            v0 = _rotate(v0, 32)
+            v2, v0 = v2 + v1 & _U64, v0 + v3 & _U64
+            v1, v3 = _rotate(v1, 17) ^ v2, _rotate(v3, 21) ^ v0
+            v2 = _rotate(v2, 32)
+
+    padded = data + bytes(-(len(data) + 1) % 8) + bytes([len(data) & 0xFF])  # the last byte is the length
+    for (word,) in struct.iter_unpack("<Q", padded):
+        v3 ^= word
+        rounds(2)
+        v0 ^= word
+    v2 ^= 0xFF
+    rounds(4)
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+def _rotate(x: int, bits: int) -> int:
+    return (x << bits | x >> (64 - bits)) & _U64
+
+
+Address = tuple[str, int]
+
+
+class Captured:
+    """A packet of a capture, and who sent it to whom."""
+
+    def __init__(self, time_s: float, sender: Address, receiver: Address, packet: DLCP) -> None:
+        self.time_s = time_s
+        self.sender = sender
+        self.receiver = receiver
+        self.packet = packet
+
+
+def captured(frames: Iterable[Any]) -> Iterator[Captured]:
+    """The DLCP packets among captured frames (what scapy's `rdpcap` and `sniff` give)."""
+    for frame in frames:
+        if UDP not in frame:
+            continue
+        ip = frame[IP] if IP in frame else frame[IPv6]
+        udp = frame[UDP]
+        for packet in split(bytes(udp.payload)):
+            yield Captured(float(frame.time), (ip.src, udp.sport), (ip.dst, udp.dport), packet)
+
+
+class Verifier:
+    """Checks tags in a capture. A packet does not name its receiver: that is learnt from what the receiver sent.
+
+    Packet numbers are taken to be below 2^32 when the capture starts.
+    """
+
+    def __init__(self, key: bytes, packets: Iterable[Captured]) -> None:
+        self._key = key
+        self._peers: dict[Address, int] = {}
+        self._numbers: dict[tuple[Address, Address, bool], int] = {}
+        for each in packets:
+            self._peers.setdefault(each.sender, each.packet.source)
+
+    def verify(self, each: Captured) -> bool | None:
+        """Whether the tag is right; None where the receiver is unknown. Packets must come in the capture's order."""
+        if each.receiver not in self._peers:
+            return None
+        ack = KINDS.get(each.packet.kind) == "ACK"
+        stream = (each.sender, each.receiver, ack)
+        low = each.packet.group if ack else each.packet.number
+        last = self._numbers.get(stream, 0)
+        number = max(low, last + ((low - last + (1 << 31)) % (1 << 32) - (1 << 31)))  # the nearest one to the last
+        good = any(
+            tag(bytes(each.packet), self._key, self._peers[each.receiver], auth=auth, number_high=number >> 32)
+            == each.packet.tag
+            for auth in AUTHS
+        )
+        if good:
+            self._numbers[stream] = number
+        return good
+
+
+def table(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Table:
+    """The packets as `commlayer dissect` prints them. limit 0: all."""
+    names = ("source", "path", "number", "group", "sequence", "index", "offset", "length")
+    rows = Table(
+        "time_ms", "from", "to", "kind", *names, "flags", "tag", title=f"{len(found)} packets", box=SIMPLE_HEAD
+    )
+    verifier = None if key is None else Verifier(key, found)
+    for each in found[: limit or None]:
+        packet = each.packet
+        good = verifier.verify(each) if verifier else None
+        flags = [name for name in ("last", "ack_now") if getattr(packet, name)] + [f"p{packet.priority}"]
+        rows.add_row(
+            f"{(each.time_s - found[0].time_s) * 1e3:.3f}",
+            "{}:{}".format(*each.sender),
+            "{}:{}".format(*each.receiver),
+            KINDS.get(packet.kind, str(packet.kind)),
+            *(str(getattr(packet, name)) for name in names),
+            " ".join(flags),
+            {True: "yes", False: "[red]no[/red]", None: "unknown"}[good],
+        )
+    return rows

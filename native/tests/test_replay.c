@@ -1,0 +1,57 @@
+#include "core/replay.h"
+
+#include "tests/check.h"
+
+static void test_each_number_once(void)
+{
+    struct cl_replay replay = {0};
+    static const uint64_t NUMBERS[] = {0, 1, 2, 7, 5, 3, 100, 64, 63, 65, 128};
+    enum { COUNT = sizeof(NUMBERS) / sizeof(NUMBERS[0]) };
+    for (int i = 0; i < COUNT; i++)
+        CHECK(cl_replay_admit(&replay, NUMBERS[i]));
+    for (int i = 0; i < COUNT; i++)
+        CHECK(!cl_replay_admit(&replay, NUMBERS[i]));
+    CHECK(cl_replay_admit(&replay, 4));
+}
+
+static void test_window(void)
+{
+    struct cl_replay replay = {0};
+    uint64_t start = 1000000;
+    CHECK(cl_replay_admit(&replay, start));
+    CHECK(!cl_replay_admit(&replay, start - CL_REPLAY_WINDOW));
+    CHECK(cl_replay_admit(&replay, start - CL_REPLAY_WINDOW + 1));
+    CHECK(!cl_replay_admit(&replay, start - CL_REPLAY_WINDOW + 1));
+    CHECK(!cl_replay_admit(&replay, 0));
+}
+
+/* Against a plain list, over leaps of every kind. */
+static void test_random_numbers(void)
+{
+    enum { SPAN = 60000 };
+    static bool seen[SPAN];
+    struct cl_replay replay = {0};
+    uint64_t random = 88172645463325252u, next = 0;
+    for (int i = 0; i < 200000; i++) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        uint64_t around = next > CL_REPLAY_WINDOW + 50 ? next - CL_REPLAY_WINDOW - 50 : 0;
+        uint64_t number = around + random % (random % 256 == 0 ? 2 * CL_REPLAY_WINDOW + 4000 : CL_REPLAY_WINDOW + 60);
+        if (number >= SPAN)
+            continue;
+        bool old = next > CL_REPLAY_WINDOW && number < next - CL_REPLAY_WINDOW;
+        CHECK_EQ(cl_replay_admit(&replay, number), !old && !seen[number]);
+        seen[number] = true;
+        next = number + 1 > next ? number + 1 : next;
+    }
+    CHECK(next > SPAN - 3000);
+}
+
+int main(void)
+{
+    RUN(test_each_number_once);
+    RUN(test_window);
+    RUN(test_random_numbers);
+    return CHECK_REPORT();
+}

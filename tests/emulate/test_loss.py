@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+
+from commlayer.emulate.link import Link
+from commlayer.emulate.loss import ruleset
+
+
+def chances(text: str) -> list[Fraction]:
+    return [Fraction(int(share), int(unit)) for unit, share in re.findall(r"mod (\d+) < (\d+)", text)]
+
+
+def test_no_loss_has_no_rule() -> None:
+    assert "iifname" not in ruleset({"eth0": Link()}).replace("type ifname", "")
+
+
+def test_independent_loss_is_one_rule_for_its_interface() -> None:
+    text = ruleset({"eth0": Link(), "eth1": Link(loss=0.25)})
+    assert chances(text) == [Fraction(1, 4)]
+    assert 'iifname "eth1"' in text
+    assert "eth0" not in text
+
+
+def test_everything_lost_needs_no_chance() -> None:
+    assert 'iifname "eth0"  drop' in ruleset({"eth0": Link(loss=1.0)})
+
+
+@pytest.mark.parametrize(("loss", "burst"), [(0.01, 8), (0.1, 3), (0.5, 20)])
+def test_two_states_have_the_mean_and_the_burst_asked_for(loss: float, burst: float) -> None:
+    leave, enter = chances(ruleset({"eth0": Link(loss=loss, loss_burst_packets=burst)}))
+    # a cycle is a burst, the packet that leaves it, and what passes in the good state
+    length = 1 / leave
+    assert float(length) == pytest.approx(burst)
+    assert float(length / (length + 1 + (1 - enter) / enter)) == pytest.approx(loss, rel=1e-6)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from commlayer.emulate.event import Event
+from commlayer.emulate.link import Link
+from commlayer.emulate.network import Network
+from commlayer.emulate.scenario import Scenario
+from commlayer.emulate.stress import Stress
+from commlayer.emulate.traffic import Cross, Incast, Protocol
+
+
+def received_bytes(network: Network, host: int) -> int:
+    return int(network.run(host, ["cat", "/sys/class/net/eth0/statistics/rx_bytes"]))
+
+
+def carrier(network: Network, host: int, nic: int) -> str:
+    return network.run(host, ["cat", f"/sys/class/net/eth{nic}/carrier"]).strip()
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("protocol", ["udp", "tcp"])
+def test_cross_traffic_takes_its_share_of_one_link(protocol: Protocol) -> None:
+    flow = Cross(to=1, share=0.5, protocol=protocol, senders=2)
+    with Network(Scenario(hosts=2, nics=(Link(rate_bps=20e6),), cross=(flow,))) as network, Stress(network) as stress:
+        time.sleep(0.5)
+        before, start_s = received_bytes(network, 1), time.monotonic()
+        time.sleep(1)
+        rate_bps = (received_bytes(network, 1) - before) * 8 / (time.monotonic() - start_s)
+        assert received_bytes(network, 0) < 20_000
+        assert stress.error is None
+    assert 6e6 < rate_bps < 12e6  # the other half stays free
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("protocol", ["udp", "tcp"])
+def test_incast_comes_in_bursts_of_every_sender(protocol: Protocol) -> None:
+    flow = Incast(to=0, senders=4, burst_bytes=20_000, period_ms=250, protocol=protocol)
+    with Network(Scenario(hosts=1, nics=(Link(rate_bps=100e6),), incast=(flow,))) as network, Stress(network) as stress:
+        deadline_s = time.monotonic() + 10
+        while received_bytes(network, 0) < 6 * 80_000 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        elapsed_s = time.monotonic() - (deadline_s - 10)
+        assert stress.error is None
+    assert 0.7 < elapsed_s < 8  # five whole periods lie between six bursts; the first may have been before
+
+
+@pytest.mark.needs_root
+def test_the_timetable_is_followed() -> None:
+    events = (
+        Event(0.3, "link_up", host=1, nic=1),
+        Event(0.0, "link_down", host=1, nic=1),
+        Event(0.1, "rate", host=0, rate_bps=5e6),
+        Event(0.2, "loss", host=0, loss=0.5, nic=0),
+        Event(60, "link_down", host=0),
+    )
+    scenario = Scenario(hosts=2, nics=(Link(rate_bps=10e6),) * 2, events=events)
+    notes: list[str] = []
+    with Network(scenario) as network, Stress(network, notes.append) as stress:
+        deadline_s = time.monotonic() + 20
+        seen_down = False
+        while len(notes) < 4 and time.monotonic() < deadline_s:
+            seen_down = seen_down or carrier(network, 1, 1) == "0"
+            time.sleep(0.01)
+        assert seen_down
+        assert carrier(network, 1, 1) == carrier(network, 1, 0) == "1"
+        for nic in range(2):
+            assert "rate 5Mbit" in network.run(0, ["tc", "class", "show", "dev", f"eth{nic}"])
+        assert "rate 10Mbit" in network.run(1, ["tc", "class", "show", "dev", "eth0"])
+        rules = network.run(0, ["nft", "list", "ruleset"])
+        assert 'iifname "eth0"' in rules
+        assert 'iifname "eth1"' not in rules
+        assert stress.error is None
+    assert [note.split(": ")[1].split()[0] for note in notes] == ["link_down", "rate", "loss", "link_up"]
+
+
+@pytest.mark.needs_root
+def test_an_event_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario(hosts=1, events=(Event(0, "link_down", host=0),))
+    with Network(scenario) as network:
+        monkeypatch.setattr(Network, "switch", "nowhere")
+        with Stress(network) as stress:
+            deadline_s = time.monotonic() + 10
+            while stress.error is None and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert "link_down at host 0" in str(stress.error)
+        monkeypatch.undo()
+
+
+@pytest.mark.needs_root
+def test_a_second_network_is_not_touched() -> None:
+    with Network(Scenario(hosts=2)) as one, Network(Scenario(hosts=2)) as other:
+        one.apply(Event(0, "link_down", host=0))
+        assert carrier(one, 0, 0) == "0"
+        assert carrier(other, 0, 0) == "1"
+        assert one.name(0) != other.name(0)
+        assert Path("/run/netns", one.name(0)).exists()

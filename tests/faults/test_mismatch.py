@@ -1,0 +1,142 @@
+"""Ranks that call different things."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import ranks
+
+from .scene import SLACK_S, Seen, Site, begin, mark, note, survived, witness
+
+Group = dist.ProcessGroup
+
+
+def size_small(odd: bool, group: Group) -> None:
+    dist.all_reduce(torch.ones(101 if odd else 100), group=group)
+
+
+def size_large(odd: bool, group: Group) -> None:
+    dist.all_reduce(torch.ones(3 << 20 if odd else 4 << 20), group=group)
+
+
+def size_of_a_part(odd: bool, group: Group) -> None:
+    count = 2000 if odd else 1000
+    dist.all_gather_single(torch.empty(count * dist.get_world_size()), torch.ones(count), group=group)
+
+
+def dtype(odd: bool, group: Group) -> None:
+    dist.all_reduce(torch.ones(1000, dtype=torch.int32 if odd else torch.float32), group=group)
+
+
+def reduction(odd: bool, group: Group) -> None:
+    dist.all_reduce(torch.ones(1000), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, group=group)
+
+
+def average(odd: bool, group: Group) -> None:
+    dist.all_reduce(torch.ones(300_000), dist.ReduceOp.AVG if odd else dist.ReduceOp.SUM, group=group)
+
+
+def collective(odd: bool, group: Group) -> None:
+    tensor = torch.ones(1000)
+    if odd:
+        dist.broadcast(tensor, 0, group=group)
+    else:
+        dist.all_reduce(tensor, group=group)
+
+
+def order(odd: bool, group: Group) -> None:
+    tensor = torch.ones(1000)
+    if odd:
+        dist.barrier(group)
+    dist.all_reduce(tensor, group=group)
+    dist.barrier(group)
+
+
+def submitted(odd: bool, group: Group) -> None:
+    works = [dist.all_reduce(torch.ones(200_000 + odd * i), group=group, async_op=True) for i in range(5)]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def root(odd: bool, group: Group) -> None:
+    """Nobody waits for a root that nobody else knows: the next operation finds it."""
+    dist.broadcast(torch.ones(1000), dist.get_world_size() - 1 if odd else 0, group=group)
+    dist.barrier(group)
+
+
+def root_of_nobody(odd: bool, group: Group) -> None:
+    """Everybody waits for somebody else, and nobody sends."""
+    dist.broadcast(torch.ones(1000), (dist.get_rank() + 1) % dist.get_world_size(), group=group)
+
+
+CASES: list[Callable[[bool, Group], None]] = [
+    size_small,
+    size_large,
+    size_of_a_part,
+    dtype,
+    reduction,
+    average,
+    collective,
+    order,
+    submitted,
+    root,
+    root_of_nobody,
+]
+
+
+def _mismatched(rank: int, size: int) -> dict[str, Seen]:
+    begin(rank, size)
+    seen = {}
+    for case in CASES:
+        group = dist.new_group()
+        assert isinstance(group, Group)
+        dist.barrier(group)
+        if rank == 0:
+            mark()
+        ranks.store().wait(["fault at"])
+        seen[case.__name__] = witness(lambda: case(rank == size - 1, group))  # noqa: B023
+        dist.barrier()
+    return seen
+
+
+UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
+
+
+@pytest.mark.parametrize("name", ["one host", "network", pytest.param("two hosts", marks=pytest.mark.needs_root)])
+def test_every_rank_learns_it(request: pytest.FixtureRequest, name: str) -> None:
+    hosts = {"one host": (0, 0), "network": (0, 0, 0), "two hosts": (0, 0, 1, 1)}[name]
+    network = request.getfixturevalue("network") if name == "two hosts" else None
+    site = Site(name, hosts, network, UDP if name == "network" else {})
+    by_rank = survived(site.outcomes(_mismatched))
+    for case in CASES:
+        seen: dict[int, Seen] = {rank: each[case.__name__] for rank, each in by_rank.items()}  # type: ignore[index]
+        for rank, each in seen.items():
+            assert each.error == "MismatchError", (case.__name__, rank, each)
+            assert "ranks disagree on the operation (rank " in each.text, (case.__name__, rank, each)
+            assert "all ranks must call the same operations in the same order" in each.text
+            assert each.seconds < SLACK_S
+        note(f"another {case.__name__.replace('_', ' ')} on one rank", f"{name}, {site.size} ranks", seen)
+
+
+def _same(rank: int, size: int) -> float:
+    """Calls that are the same though they look different: a late rank, and dtypes that are moved, not computed."""
+    begin(rank, size)
+    for case in CASES[:-1]:
+        group = dist.new_group()
+        assert isinstance(group, Group)
+        if rank == 1:
+            time.sleep(0.01)
+        case(False, group)
+        dist.barrier(group)
+    return 0.0
+
+
+@pytest.mark.parametrize("environ", [{}, UDP], ids=["one host", "network"])
+def test_ranks_that_agree_are_left_alone(environ: dict[str, str]) -> None:
+    ranks.run(_same, 3, environ=environ)

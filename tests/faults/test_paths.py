@@ -1,0 +1,106 @@
+"""Interfaces and paths that fail, between two hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commlayer.emulate.network import Network
+
+from .scene import PEER_TIMEOUT_S, SLACK_S, Seen, Site, begin, mark, note, survived, watch, witness
+
+pytestmark = pytest.mark.needs_root
+
+REPAIR_S = 0.2
+"""What losing one of two paths may cost."""
+
+
+def call(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True)
+
+
+def link(network: Network, interface: str, state: str) -> None:
+    call(f"ip -n {network.name(1)} link set {interface} {state}")
+
+
+def drop(network: Network, interface: str, action: str) -> None:
+    """Everything that comes in or goes out there, without a word to anybody."""
+    for chain, direction in (("INPUT", "-i"), ("OUTPUT", "-o")):
+        call(f"ip netns exec {network.name(1)} iptables -{action} {chain} {direction} {interface} -j DROP")
+
+
+WAYS = {"interface down": (link, "down", "up"), "path loses everything": (drop, "A", "D")}
+
+
+@contextlib.contextmanager
+def broken_later(network: Network, way: str, interfaces: list[str], seconds: float) -> Iterator[None]:
+    """Breaks the interfaces of host 1 after a while, for the rest of the body."""
+    change, broken, mended = WAYS[way]
+
+    def break_them() -> None:
+        for interface in interfaces:
+            change(network, interface, broken)
+
+    timer = threading.Timer(seconds, break_them)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        for interface in interfaces:
+            change(network, interface, mended)
+
+
+def reduce(numel: int) -> None:
+    tensor = torch.ones(numel)
+    dist.all_reduce(tensor)
+    assert tensor.sum().item() == 2 * numel
+
+
+def _lives(rank: int, size: int, numel: int) -> Seen:
+    begin(rank, size)
+    return watch(lambda: reduce(numel), 4.0)
+
+
+@pytest.mark.parametrize("numel", [1000, 1 << 20], ids=["4 KB", "4 MiB"])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_of_two_paths_is_not_missed(network: Network, way: str, numel: int) -> None:
+    site = Site("two hosts, two paths", (0, 1), network)
+    with broken_later(network, way, ["eth1"], 2.5):
+        seen = survived(site.outcomes(_lives, numel, COMMLAYER_IFNAME="eth*"))
+    for each in seen.values():
+        assert each.error is None
+        assert each.seconds < REPAIR_S + SLACK_S
+    size = "4 KB" if numel == 1000 else "4 MiB"
+    note(f"{way}, one of two, {size} all-reduces", site.name, seen, REPAIR_S)
+
+
+def _dies(rank: int, size: int) -> Seen:
+    begin(rank, size)
+    deadline = time.monotonic() + 30
+
+    def until_it_fails() -> None:
+        while time.monotonic() < deadline:
+            mark()  # no operation ends after the fault: the last mark is at most one before it
+            reduce(1000)
+
+    return witness(until_it_fails)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_only_path_is_the_peer(network: Network, way: str) -> None:
+    site = Site("two hosts", (0, 1), network)
+    with broken_later(network, way, ["eth0", "eth1"], 2.5):
+        seen = survived(site.outcomes(_dies))
+    for rank, each in seen.items():
+        assert each.error == "PeerLostError", each
+        assert f"stopped answering (rank {1 - rank}); look at that rank's log" in each.text
+        assert each.seconds < PEER_TIMEOUT_S + SLACK_S
+    note(f"{way}, all there are", site.name, seen, PEER_TIMEOUT_S)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commlayer.errors import ConfigError
+from commlayer.plans import delivery, interpreter
+from commlayer.plans.delivery import Hosts, deliver
+from commlayer.plans.plan import POSTS_LIMIT, Plan, StepKind
+from commlayer.transport.base import Op
+
+HOSTS = (((0, 1, 2),), ((0,), (1,), (2,)), ((0, 2), (1,)), ((0, 1), (2, 4), (3,)), ((0, 1, 2, 3, 4),))
+
+
+def check(
+    check_structure: Callable[..., None],
+    hosts: Hosts,
+    lengths: Sequence[Sequence[int]],
+    *,
+    staging_bytes: int = 640,
+    same: bool = False,
+    seed: int = 0,
+) -> list[Plan]:
+    """lengths[a][b] bytes go from a to b: builds each plan of what its rank knows, runs them, looks at every byte."""
+    rng, n = np.random.default_rng(seed), len(lengths)
+    received = [[lengths[other][rank] for other in range(n)] for rank in range(n)]
+    plans = [deliver(rank, hosts, lengths[rank], received[rank], staging_bytes, same=same) for rank in range(n)]
+    inputs = [rng.integers(0, 255, max(row) if same else sum(row), np.uint8) for row in lengths]
+    outputs = [np.zeros(sum(row), np.uint8) for row in received]
+    originals = [each.copy() for each in inputs]
+    check_structure(plans, inputs, outputs)
+    interpreter.run(plans, inputs, outputs, Op.SUM, seed=seed)
+    parts = [[data[:length] for length in row] for data, row in zip(originals, lengths, strict=True)]
+    if not same:
+        parts = [np.split(data, np.cumsum(row)[:-1]) for data, row in zip(originals, lengths, strict=True)]
+    for rank, output in enumerate(outputs):
+        np.testing.assert_array_equal(output, np.concatenate([parts[other][rank] for other in range(n)]))
+        np.testing.assert_array_equal(inputs[rank], originals[rank])
+    return plans
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Hosts, list[list[int]]]:
+    """Ranks dealt to hosts, and what each sends to each: often nothing, sometimes much."""
+    n = draw(st.integers(1, 6))
+    places = draw(st.lists(st.integers(0, n - 1), min_size=n, max_size=n))
+    by_host = [tuple(rank for rank in range(n) if places[rank] == host) for host in range(n)]
+    lengths = st.one_of(st.just(0), st.integers(1, 70), st.integers(1, 1500))
+    return tuple(sorted(filter(None, by_host))), draw(
+        st.lists(st.lists(lengths, min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+
+
+@given(job=jobs(), staging_bytes=st.integers(128, 900), seed=st.integers(0, 1 << 30))
+def test_any_lengths(
+    check_structure: Callable[..., None], job: tuple[Hosts, list[list[int]]], staging_bytes: int, seed: int
+) -> None:
+    hosts, lengths = job
+    check(check_structure, hosts, lengths, staging_bytes=staging_bytes, seed=seed)
+
+
+@given(job=jobs(), staging_bytes=st.integers(128, 900), data=st.data(), seed=st.integers(0, 1 << 30))
+def test_the_same_to_some_or_all(
+    check_structure: Callable[..., None],
+    job: tuple[Hosts, list[list[int]]],
+    staging_bytes: int,
+    data: st.DataObject,
+    seed: int,
+) -> None:
+    hosts, lengths = job
+    lengths = [[max(row) * data.draw(st.integers(0, 1)) for _ in row] for row in lengths]
+    check(check_structure, hosts, lengths, staging_bytes=staging_bytes, same=True, seed=seed)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 5000])
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+def test_equal_lengths(check_structure: Callable[..., None], hosts: Hosts, length: int) -> None:
+    n = sum(map(len, hosts))
+    check(check_structure, hosts, [[length] * n] * n)
+    check(check_structure, hosts, [[length] * n] * n, same=True)
+    gather = [[length if rank == 1 else 0 for rank in range(n)]] * n
+    check(check_structure, hosts, gather, same=True)
+    scatter = [[length * (rank == 1)] * n for rank in range(n)]
+    check(check_structure, hosts, scatter)
+
+
+def test_one_slot_would_not_do(check_structure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "SLOTS", 1)
+
+    def run(same: bool) -> None:
+        for seed in range(20):
+            check(check_structure, HOSTS[0], [[3000] * 3] * 3, same=same, seed=seed)
+
+    for same in (False, True):
+        with pytest.raises(AssertionError, match=r"(?i)not equal"):
+            run(same)
+
+
+def test_a_rank_with_nothing_to_do_keeps_step_with_its_host() -> None:
+    """Its counter ends where the others' do, though it knows nothing of them."""
+    idle = deliver(0, ((0, 1),), [0, 0], [0, 0], 640)
+    busy = deliver(1, ((0, 1),), [0, 9], [0, 9], 640)
+    assert idle.posts == busy.posts == POSTS_LIMIT
+    assert deliver(2, ((0, 1), (2,)), [0] * 3, [0] * 3, 640).posts == POSTS_LIMIT
+    assert deliver(0, ((0,), (1,)), [5, 5], [5, 5], 640).posts == 0
+
+
+def test_what_everybody_gets_is_staged_once() -> None:
+    steps = deliver(0, ((0, 1, 2, 3),), [1000] * 4, [1000] * 4, 1 << 20, same=True).steps
+    assert (steps["kind"] == StepKind.COPY).sum() == 1 + 1 + 3
+
+
+def test_long_messages_are_cut_alike_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "MESSAGE_LIMIT_BYTES", 100)
+    steps = deliver(0, ((0,), (1,)), [0, 250], [0, 0], 640).steps
+    assert steps["length"][steps["kind"] == StepKind.SEND].tolist() == [100, 100, 50]
+    steps = deliver(1, ((0,), (1,)), [0, 0], [250, 0], 64).steps
+    assert steps["length"][steps["kind"] == StepKind.RECV_COPY].tolist() == [100, 100, 50]
+
+
+def test_too_little_staging_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="raise the staging size"):
+        deliver(0, ((0, 1, 2),), [1] * 3, [1] * 3, 4)
+    monkeypatch.setattr(delivery, "POSTS_LIMIT", 10)
+    with pytest.raises(ConfigError, match="10 rounds through staging of 640 bytes"):
+        deliver(0, ((0, 1),), [0, 1280], [0, 0], 640)

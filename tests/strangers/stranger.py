@@ -1,0 +1,134 @@
+"""A stranger on the network of a running job: sends it every kind of packet that is not of the job's making.
+
+`Plain` has an ordinary socket and knows what a program on the same network can guess. `Raw` has raw sockets too: it
+records what passes by, and sends under any address.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from scapy.layers.inet import IP, UDP
+from scapy.sendrecv import sniff
+from scapy.supersocket import L3RawSocket
+
+from commlayer.transport import packets
+from commlayer.transport.packets import DLCP, Address, Captured
+
+Shot = tuple[str, bytes]
+"""The counter of the receiver that must show it ("foreign", "forged" or "replayed"), and the datagram."""
+
+OVERSIZED_BYTES = 60000
+
+
+def made_up(source: int, destination: int, epoch: int, chance: random.Random) -> Iterator[Shot]:
+    """Packets by somebody who knows the format, the epoch and the ranks, but not the key."""
+    layer: Any = DLCP
+    right = {"source": source, "epoch": epoch, "path": 0}
+    guess = bytes(16)
+    for kind in packets.KINDS:
+        fields = {name: chance.randrange(8) for name in ("group", "sequence", "index", "number")}
+        for payload in (b"", bytes(8)):
+            packet = layer(kind=kind, **fields, **right, ack_now=1, last=1) / payload
+            yield "forged", bytes(packet)
+            yield "forged", bytes(packets.seal(packet, guess, destination))
+    abort = layer(kind="ABORT", group=1, offset=(1 << 32) - 6, number=5, **right)
+    yield "forged", bytes(abort)
+    yield "foreign", bytes(layer(kind="DATA", source=source, epoch=epoch ^ 1))
+    yield "foreign", bytes(layer(kind="DATA", source=destination, epoch=epoch))
+    yield "foreign", bytes(layer(kind="DATA", source=4000, epoch=epoch))
+    yield "foreign", bytes(layer(kind="DATA", source=source, epoch=epoch, path=7))
+    yield "foreign", bytes(layer(kind=9, **right))
+    yield "foreign", bytes(layer(kind="DATA", version=2, **right))
+    yield "foreign", bytes(layer(kind="DATA", length=9, **right) / bytes(8))
+    yield "foreign", bytes(layer(kind="DATA", **right))[: chance.randrange(1, packets.HEAD_BYTES)]
+    yield "foreign", bytes(layer(kind="DATA", **right) / bytes(OVERSIZED_BYTES))[:-1]
+    yield "forged", bytes(layer(kind="DATA", **right) / bytes(OVERSIZED_BYTES))
+    yield "foreign", chance.randbytes(chance.randrange(1, 1400))
+
+
+def distorted(each: Captured, chance: random.Random) -> Iterator[Shot]:
+    """What can be made of a recorded packet, to be sent to whom it was for."""
+    data = bytes(each.packet)
+    yield "replayed", data
+    yield "foreign", data[:-1]
+    yield "foreign", data + b"\0"
+    yield "foreign", data + bytes(OVERSIZED_BYTES - len(data))
+    yield "foreign", _changed(data, 30, 1)  # the epoch
+    for at in (3, chance.randrange(8, 28), chance.randrange(packets.TAG_AT, packets.HEAD_BYTES)):
+        yield "forged", _changed(data, at, 1 << chance.randrange(8))
+    if packets.KINDS[each.packet.kind] != "DATA" and len(data) > packets.HEAD_BYTES:
+        yield "forged", _changed(data, chance.randrange(packets.HEAD_BYTES, len(data)), 1)
+
+
+def _changed(data: bytes, at: int, mask: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+
+
+class Plain:
+    """An ordinary socket."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[str] = Counter()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+    def attack(self, addresses: list[Address], epoch: int, duration_s: float) -> None:
+        """Sends made-up packets to every rank, for that long. A reply to any of them is an error."""
+        chance = random.Random(1)
+        self._socket.setblocking(False)
+        until = time.monotonic() + duration_s
+        while time.monotonic() < until:
+            for rank, address in enumerate(addresses):
+                for counter, data in made_up((rank + 1) % len(addresses), rank, epoch, chance):
+                    self._socket.sendto(data, address)
+                    self.sent[counter] += 1
+                time.sleep(0.002)
+        time.sleep(0.2)
+        try:
+            reply = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return
+        raise AssertionError(f"a stranger was answered: {reply!r}")
+
+
+class Raw:
+    """Raw sockets: needs root."""
+
+    def __init__(self, interface: str) -> None:
+        self.sent: Counter[str] = Counter()
+        self._interface = interface
+        self._socket: Any = L3RawSocket(iface=interface)
+
+    def attack(self, addresses: list[Address], epoch: int, duration_s: float) -> None:
+        """Records what the ranks say, and plays it back distorted, from its sender's address; for that long."""
+        chance = random.Random(2)
+        ranks = set(addresses)
+        until = time.monotonic() + duration_s
+        while time.monotonic() < until:
+            for each in chance.sample(recorded := self._record(ranks), min(20, len(recorded))):
+                for counter, data in distorted(each, chance):
+                    self._send(each.sender, each.receiver, data, counter)
+                (other,) = ranks - {each.sender, each.receiver}
+                self._send(each.sender, other, bytes(each.packet), "forged")  # meant for somebody else
+                self._send(each.receiver, each.sender, bytes(each.packet), "foreign")  # a mirror
+            for rank, address in enumerate(addresses):
+                sender = addresses[(rank + 1) % len(addresses)]
+                for counter, data in made_up((rank + 1) % len(addresses), rank, epoch, chance):
+                    self._send(sender, address, data, counter)
+
+    def _record(self, ranks: set[Address]) -> list[Captured]:
+        def ours(frame: Any) -> bool:
+            return UDP in frame and IP in frame and (frame[IP].dst, frame[UDP].dport) in ranks
+
+        frames = sniff(iface=self._interface, lfilter=ours, count=60, timeout=1)
+        return [each for each in packets.captured(frames) if {each.sender, each.receiver} <= ranks]
+
+    def _send(self, sender: Address, receiver: Address, data: bytes, counter: str) -> None:
+        header: Any = IP(src=sender[0], dst=receiver[0])
+        self._socket.send(header / UDP(sport=sender[1], dport=receiver[1]) / data)
+        self.sent[counter] += 1
