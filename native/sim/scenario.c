@@ -163,6 +163,8 @@ static void draw_endpoints(struct draw *draw)
     scenario->stash_bytes = chance(draw, 0.6) ? 16 << 20 : (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e6);
     if (scenario->story == SIM_STORY_LATE)
         scenario->stash_bytes = (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e5);
+    scenario->auth = sim_mix(scenario->seed) % 4 == 0 ? CL_AUTH_FULL : CL_AUTH_HEADER;
+    scenario->noise.corrupt_payload = scenario->auth == CL_AUTH_FULL;
     scenario->congestion = "delay";
     if (chance(draw, 0.1) && !sim_story_is_compared(scenario->story)) {
         scenario->congestion = "fixed";
@@ -520,9 +522,11 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
     if (scenario->noisy_host != UINT32_MAX)
         fprintf(file, ", at host %u only", scenario->noisy_host);
     fprintf(file,
-            "\n  datagrams of %u bytes, congestion %s, stash %llu bytes, peer timeout %.3g s, operations %.4g s\n",
-            scenario->datagram_bytes, scenario->congestion, (unsigned long long)scenario->stash_bytes,
-            (double)scenario->peer_timeout_us / 1e6, (double)scenario->timeout_us / 1e6);
+            "\n  %s authenticated, datagrams of %u bytes, congestion %s, stash %llu bytes, peer timeout %.3g s, "
+            "operations %.4g s\n",
+            scenario->auth == CL_AUTH_FULL ? "all of a packet" : "headers", scenario->datagram_bytes,
+            scenario->congestion, (unsigned long long)scenario->stash_bytes, (double)scenario->peer_timeout_us / 1e6,
+            (double)scenario->timeout_us / 1e6);
     for (uint32_t i = 0; i < scenario->group_count; i++) {
         fprintf(file, "  group %u:", i + 1);
         for (uint32_t rank = 0; rank < scenario->groups[i].size && rank < 16; rank++)
