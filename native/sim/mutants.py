@@ -44,8 +44,8 @@ MUTANTS = (
     Mutant(
         "never say READY",
         "core/endpoint.c",
-        "if (replay(endpoint, message) && from->refused_us &&",
-        "if (replay(endpoint, message) && !from &&",
+        "return peer->refused_us && now_us < peer->refused_us + CL_PEER_REFUSED_US;",
+        "return peer->refused_us && now_us == 0;",
     ),
     Mutant(
         "wait for the dead three times as long",
@@ -85,10 +85,16 @@ MUTANTS = (
         "if (stash->used_bytes + cost(stash) > 100 * stash->limit_bytes)",
     ),
     Mutant(
-        "believe packets of another life of the job",
+        "take any tag for right",
         "core/inbound.c",
-        "packet.epoch == endpoint->config.epoch",
-        "packet.epoch + 1 != 0",
+        "if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number))",
+        "if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number) && !packet)",
+    ),
+    Mutant(
+        "do not compare calls in shared memory",
+        "core/executor.c",
+        "host->calls != NULL && step->message > 0",
+        "host->calls == NULL && step->message > 0",
     ),
     Mutant(
         "never give a path up",
@@ -123,8 +129,8 @@ MUTANTS = (
     Mutant(
         "do not wait for the others of the host",
         "core/executor.c",
-        "return (int32_t)(value - (executor->host.base + step->message)) >= 0;",
-        "return (int32_t)(value - (executor->host.base + step->message)) >= -1;",
+        "if ((int32_t)(value - (host->base + step->message)) < 0)",
+        "if ((int32_t)(value - (host->base + step->message)) < -1)",
     ),
     Mutant(
         "acknowledge more than what came",

@@ -71,8 +71,6 @@ static bool suits(const struct draw *draw, const struct sim_layout *layout, bool
     case SIM_STORY_LATE:
     case SIM_STORY_PARTITION:
         return layout->world <= SMALL_WORLD && layout->hosts > 1;
-    case SIM_STORY_MISMATCH: /* in shared memory nothing tells one operation from another: see docs/simulation.md */
-        return layout->world <= SMALL_WORLD && layout->hosts == layout->world;
     default:
         return middle ? layout->world > SMALL_WORLD && layout->world <= LARGE_WORLD : layout->world <= SMALL_WORLD;
     }
