@@ -134,8 +134,8 @@ static void draw_network(struct draw *draw)
     scenario->queue_packets = (uint32_t)scale(draw, clean ? 100 : 4, 1000);
     if (scenario->world > LARGE_WORLD) /* each rank may have a packet or two for every other one */
         scenario->queue_packets += 4 * scenario->world;
-    /* a thousand peers behind a slow interface would wait for longer than the peer timeout */
-    double least_bps = scenario->world > LARGE_WORLD ? 2e9 : clean ? 1e8 : 2e7;
+    /* many peers behind a slow interface would wait for longer than the peer timeout */
+    double least_bps = scenario->world > LARGE_WORLD ? 2e9 : scenario->world > SMALL_WORLD ? 2e8 : clean ? 1e8 : 2e7;
     double rate_bps = scale(draw, least_bps, 4e10), delay_ns = scale(draw, 2e3, clean ? 1e6 : 2e7);
     for (uint32_t i = 0; i < scenario->paths; i++) {
         bool alike = clean || chance(draw, 0.5);
@@ -497,7 +497,7 @@ void sim_scenario_furnish(const struct sim_scenario *scenario, struct sim_networ
     }
     for (uint32_t path = 0; scenario->trunks && path < scenario->paths; path++)
         for (int way = 0; way < 2; way++)
-            furnish_link(scenario, &network->trunk[way][path], path, scenario->hosts > 4 ? 2 : 1, false);
+            furnish_link(scenario, &network->trunk[way][path], path, scenario->hosts / 4 + 1, false);
 }
 
 void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file)
