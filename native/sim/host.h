@@ -11,6 +11,7 @@ struct sim_host {
     uint32_t local_count;
     uint32_t *local; /* group ranks, ascending */
     _Atomic uint32_t *counters;
+    _Atomic uint64_t *calls; /* of each rank, two: which operation runs, by parity */
     uint64_t staging_bytes;
     uint8_t *staging; /* of each rank, two halves */
     int aborted;      /* the first reason stays */

@@ -45,7 +45,7 @@ static void emit(struct sim_link *link, struct sim_datagram *datagram)
             return;
         }
         network->counts.corrupted++;
-        sim_noise_flip(&network->random, datagram->bytes, datagram->length);
+        sim_noise_flip(&link->noise, &network->random, datagram->bytes, datagram->length);
     }
     if (sim_random_chance(&network->random, link->noise.duplicate)) {
         network->counts.duplicated++;

@@ -20,9 +20,13 @@ void sim_member_init(struct sim_member *member, struct sim_rank *rank, uint32_t 
     member->staging[0] = sim_new(member->size, sizeof *member->staging[0]);
     member->staging[1] = sim_new(member->size, sizeof *member->staging[1]);
     member->counters = sim_new(member->size, sizeof *member->counters);
+    member->calls[0] = sim_new(member->size, sizeof *member->calls[0]);
+    member->calls[1] = sim_new(member->size, sizeof *member->calls[1]);
     for (uint32_t i = 0; i < member->host->local_count; i++) {
         uint32_t other = member->host->local[i];
         member->counters[other] = &member->host->counters[i];
+        member->calls[0][other] = &member->host->calls[2 * i];
+        member->calls[1][other] = &member->host->calls[2 * i + 1];
         member->staging[0][other] = sim_host_staging(member->host, i, 0);
         member->staging[1][other] = sim_host_staging(member->host, i, 1);
     }
@@ -39,6 +43,8 @@ void sim_member_free(struct sim_member *member)
     free(member->staging[0]);
     free(member->staging[1]);
     free(member->counters);
+    free(member->calls[0]);
+    free(member->calls[1]);
 }
 
 static void wake_host(struct sim_member *member)
@@ -68,7 +74,7 @@ static void tell_peers(struct sim_member *member, int reason)
     uint16_t *peers = sim_new(member->size, sizeof *peers);
     size_t count = 0;
     for (uint32_t rank = 0; rank < member->size; rank++)
-        if (member->counters[rank] == NULL)
+        if (rank != member->self)
             peers[count++] = member->peers[rank];
     if (count > 0)
         cl_endpoint_abort(member->rank->endpoint, member->group + 1, peers, count, reason, UINT16_MAX,
@@ -126,9 +132,13 @@ void sim_member_fail(struct sim_member *member, int reason, uint16_t culprit)
 
 static void assign_order(struct sim_member *member, struct sim_operation *operation)
 {
+    const struct sim_call *call = &member->rank->world->scenario->calls[operation->call];
+    uint64_t what = (uint64_t)operation->shape << 16 | (uint64_t)call->dtype << 8 | (uint64_t)call->op;
     operation->sequence = member->sequence++;
+    member->signature = operation->signature = sim_mix(member->signature ^ what);
     if (!operation->plan->uses_host)
         return;
+    operation->host_call = (uint64_t)(member->host_sequence + 1) << 32 | (uint32_t)member->signature;
     operation->host_parity = member->host_sequence++ & 1;
     operation->host_gate = member->host_previous_base;
     operation->host_base = member->host_base;
@@ -158,7 +168,11 @@ static bool gate_is_open(const struct sim_member *member, const struct sim_opera
 static int start(struct sim_member *member, struct sim_operation *operation)
 {
     const struct sim_call *call = &member->rank->world->scenario->calls[operation->call];
+    if (operation->plan->uses_host)
+        atomic_store(member->calls[operation->host_parity][member->self], operation->host_call);
     struct cl_host_view view = {.staging = member->staging[operation->host_parity],
+                                .calls = member->calls[operation->host_parity],
+                                .call = operation->host_call,
                                 .counters = member->counters,
                                 .base = operation->host_base,
                                 .post = post,
@@ -172,6 +186,7 @@ static int start(struct sim_member *member, struct sim_operation *operation)
                                         .peers = member->peers,
                                         .group = member->group + 1,
                                         .sequence = operation->sequence,
+                                        .signature = (uint16_t)(1 + operation->signature % 4095),
                                         .priority = call->priority,
                                         .bound = call->bound};
     int status = cl_executor_create(&config, &operation->executor);
@@ -202,26 +217,42 @@ static int step(struct sim_member *member, struct sim_operation *operation, uint
     }
 }
 
-/* Whether a blocked host operation waits for a rank of this host that is dead. */
-static bool waits_for_the_dead(struct sim_member *member, struct sim_operation *operation)
+/* Whether a rank of this host has called something else, as far as the two are within sight of each other. */
+static bool disagrees(const struct sim_member *member, uint32_t rank)
+{
+    for (uint32_t parity = 0; parity < 2; parity++) {
+        uint64_t own = atomic_load(member->calls[parity][member->self]),
+                 other = atomic_load(member->calls[parity][rank]);
+        if (own != other && own >> 32 == other >> 32)
+            return true;
+    }
+    return false;
+}
+
+/* What a blocked host operation must be failed with: it waits for a rank that is dead or does something else. */
+static int check_host(struct sim_member *member, struct sim_operation *operation)
 {
     uint32_t rank, value;
     if (!operation->plan->uses_host)
-        return false;
-    if (operation->executor == NULL)
-        return !gate_is_open(member, operation, &rank) && member->lost[rank];
+        return CL_EAGAIN;
+    if (operation->executor == NULL) {
+        if (gate_is_open(member, operation, &rank))
+            return CL_EAGAIN;
+        return disagrees(member, rank) ? CL_EMISMATCH : member->lost[rank] ? CL_EPEERLOST : CL_EAGAIN;
+    }
     for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++)
-        if (member->lost[rank])
-            return true;
-    return false;
+        if (disagrees(member, rank) || member->lost[rank])
+            return disagrees(member, rank) ? CL_EMISMATCH : CL_EPEERLOST;
+    return CL_EAGAIN;
 }
 
 bool sim_member_progress(struct sim_member *member, uint64_t now_us, uint64_t *deadline_us)
 {
     bool more = false, host_before = false;
     struct sim_operation **at = &member->first;
-    if (member->host->aborted != CL_OK)
-        sim_member_fail(member, member->host->aborted == CL_EPEERLOST ? CL_EPEERLOST : CL_EABORTED, UINT16_MAX);
+    int aborted = member->host->aborted;
+    if (aborted != CL_OK)
+        sim_member_fail(member, aborted == CL_EPEERLOST || aborted == CL_EMISMATCH ? aborted : CL_EABORTED, UINT16_MAX);
     while (*at != NULL && member->status == CL_OK) {
         struct sim_operation *operation = *at;
         uint32_t behind;
@@ -241,10 +272,12 @@ bool sim_member_progress(struct sim_member *member, uint64_t now_us, uint64_t *d
                 host_before |= o->plan->uses_host;
             continue;
         }
-        if (status == CL_EAGAIN && waits_for_the_dead(member, operation))
-            status = CL_EPEERLOST;
+        if (status == CL_EAGAIN)
+            status = check_host(member, operation);
         if (status == CL_EAGAIN && now_us >= operation->deadline_us)
             status = CL_ETIMEDOUT;
+        if (status == CL_EABORTED) /* heard while it started: the reason follows */
+            break;
         if (status != CL_EAGAIN) {
             sim_member_fail(member, status, UINT16_MAX);
             break;

@@ -28,6 +28,7 @@ struct sim_operation {
     struct cl_arithmetic arithmetic;
     uint64_t deadline_us;
     uint32_t sequence, host_base, host_gate, host_parity;
+    uint64_t signature, host_call; /* what was called so far; the same for operations in the host's memory */
     struct cl_executor *executor;
     struct cl_missing missing; /* with a bound, once it ended well: see account.h */
     uint8_t *result;           /* likewise: its output */
@@ -47,6 +48,8 @@ struct sim_member {
     uint32_t index; /* own place in the host */
     uint8_t **staging[2];
     _Atomic uint32_t **counters;
+    _Atomic uint64_t **calls[2];
+    uint64_t signature;
     uint32_t sequence, host_sequence, host_base, host_previous_base;
     struct sim_operation *first, **last;
 };

@@ -115,10 +115,16 @@ MUTANTS = (
         "if (stash->used_bytes + cost(stash) > 100 * stash->limit_bytes)",
     ),
     Mutant(
-        "believe packets of another life of the job",
+        "take any tag for right",
         "core/inbound.c",
-        "packet.epoch == endpoint->config.epoch",
-        "packet.epoch + 1 != 0",
+        "if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number))",
+        "if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number) && !packet)",
+    ),
+    Mutant(
+        "do not compare calls in shared memory",
+        "core/executor.c",
+        "host->calls != NULL && step->message > 0",
+        "host->calls == NULL && step->message > 0",
     ),
     Mutant(
         "never give a path up",

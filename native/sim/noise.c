@@ -13,13 +13,11 @@ bool sim_noise_loses(struct sim_noise *noise, struct sim_random *random, uint64_
 }
 
 /* Nearly all flipped bits are caught by the checksum of UDP, in the kernel: for the endpoint such a packet is lost. Of
- * the others, these are the bytes that today's core looks at; the tag of an authenticating one covers all of the
- * header. */
-void sim_noise_flip(struct sim_random *random, uint8_t *bytes, uint32_t length)
+ * the others, those in the header must be caught by its tag, and those in the payload where that is authenticated. */
+void sim_noise_flip(const struct sim_noise *noise, struct sim_random *random, uint8_t *bytes, uint32_t length)
 {
-    static const uint8_t CHECKED[] = {0, 1, 6, 7, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39};
     if (length < CL_PACKET_HEAD_BYTES)
         return;
-    uint32_t at = CHECKED[sim_random_below(random, sizeof CHECKED)];
+    uint32_t at = (uint32_t)sim_random_below(random, noise->corrupt_payload ? length : CL_PACKET_HEAD_BYTES);
     bytes[at] = (uint8_t)(bytes[at] ^ 1u << sim_random_below(random, 8));
 }

@@ -19,14 +19,15 @@ struct sim_noise {
     double reorder;     /* share that is late by up to reorder_ns */
     uint64_t reorder_ns;
     double duplicate, corrupt;
-    double storm_loss; /* for the time of a storm: see fault.h */
+    bool corrupt_payload; /* flipped bits may be in the payload, too */
+    double storm_loss;    /* for the time of a storm: see fault.h */
     uint64_t burst_until_ns;
 };
 
 /* Whether a packet gets lost. */
 bool sim_noise_loses(struct sim_noise *noise, struct sim_random *random, uint64_t now_ns);
 
-/* Flips bits of a packet that the receiver can notice: see noise.c. */
-void sim_noise_flip(struct sim_random *random, uint8_t *bytes, uint32_t length);
+/* Flips a bit that the receiver must notice. */
+void sim_noise_flip(const struct sim_noise *noise, struct sim_random *random, uint8_t *bytes, uint32_t length);
 
 #endif

@@ -383,7 +383,8 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
             .member = member->rank != NULL ? member : NULL, .call = call, .awaited = member->rank != NULL && !stuck};
         world->unfinished += rank->operations[call].awaited;
     }
-    struct cl_endpoint_config config = {.job = sim_mix(scenario->seed),
+    struct cl_endpoint_config config = {.auth = scenario->auth,
+                                        .job = sim_mix(scenario->seed),
                                         .self = id,
                                         .epoch = (uint16_t)(scenario->seed % 7),
                                         .datagram_bytes = scenario->datagram_bytes,
@@ -392,6 +393,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
                                         .congestion = scenario->congestion,
                                         .fixed_rate_bps = scenario->fixed_rate_bps,
                                         .seed = (uint32_t)scenario->seed};
+    memcpy(config.key, &config.job, sizeof config.job);
     if (cl_endpoint_create(&config, &rank->endpoint) != CL_OK) {
         sim_world_fail(world, "rank %u cannot create its endpoint", id);
         return;

@@ -71,8 +71,6 @@ static bool suits(const struct draw *draw, const struct sim_layout *layout, bool
     case SIM_STORY_LATE:
     case SIM_STORY_PARTITION:
         return layout->world <= SMALL_WORLD && layout->hosts > 1;
-    case SIM_STORY_MISMATCH: /* in shared memory nothing tells one operation from another: see docs/simulation.md */
-        return layout->world <= SMALL_WORLD && layout->hosts == layout->world;
     default:
         return middle ? layout->world > SMALL_WORLD && layout->world <= LARGE_WORLD : layout->world <= SMALL_WORLD;
     }
@@ -136,8 +134,8 @@ static void draw_network(struct draw *draw)
     scenario->queue_packets = (uint32_t)scale(draw, clean ? 100 : 4, 1000);
     if (scenario->world > LARGE_WORLD) /* each rank may have a packet or two for every other one */
         scenario->queue_packets += 4 * scenario->world;
-    /* a thousand peers behind a slow interface would wait for longer than the peer timeout */
-    double least_bps = scenario->world > LARGE_WORLD ? 2e9 : clean ? 1e8 : 2e7;
+    /* many peers behind a slow interface would wait for longer than the peer timeout */
+    double least_bps = scenario->world > LARGE_WORLD ? 2e9 : scenario->world > SMALL_WORLD ? 2e8 : clean ? 1e8 : 2e7;
     double rate_bps = scale(draw, least_bps, 4e10), delay_ns = scale(draw, 2e3, clean ? 1e6 : 2e7);
     for (uint32_t i = 0; i < scenario->paths; i++) {
         bool alike = clean || chance(draw, 0.5);
@@ -163,6 +161,8 @@ static void draw_endpoints(struct draw *draw)
     scenario->stash_bytes = chance(draw, 0.6) ? 16 << 20 : (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e6);
     if (scenario->story == SIM_STORY_LATE)
         scenario->stash_bytes = (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e5);
+    scenario->auth = sim_mix(scenario->seed) % 4 == 0 ? CL_AUTH_FULL : CL_AUTH_HEADER;
+    scenario->noise.corrupt_payload = scenario->auth == CL_AUTH_FULL;
     scenario->congestion = "delay";
     if (chance(draw, 0.1) && !sim_story_is_compared(scenario->story)) {
         scenario->congestion = "fixed";
@@ -512,7 +512,7 @@ void sim_scenario_furnish(const struct sim_scenario *scenario, struct sim_networ
     }
     for (uint32_t path = 0; scenario->trunks && path < scenario->paths; path++)
         for (int way = 0; way < 2; way++)
-            furnish_link(scenario, &network->trunk[way][path], path, scenario->hosts > 4 ? 2 : 1, false);
+            furnish_link(scenario, &network->trunk[way][path], path, scenario->hosts / 4 + 1, false);
 }
 
 void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file)
@@ -535,9 +535,11 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
     if (scenario->noisy_host != UINT32_MAX)
         fprintf(file, ", at host %u only", scenario->noisy_host);
     fprintf(file,
-            "\n  datagrams of %u bytes, congestion %s, stash %llu bytes, peer timeout %.3g s, operations %.4g s\n",
-            scenario->datagram_bytes, scenario->congestion, (unsigned long long)scenario->stash_bytes,
-            (double)scenario->peer_timeout_us / 1e6, (double)scenario->timeout_us / 1e6);
+            "\n  %s authenticated, datagrams of %u bytes, congestion %s, stash %llu bytes, peer timeout %.3g s, "
+            "operations %.4g s\n",
+            scenario->auth == CL_AUTH_FULL ? "all of a packet" : "headers", scenario->datagram_bytes,
+            scenario->congestion, (unsigned long long)scenario->stash_bytes, (double)scenario->peer_timeout_us / 1e6,
+            (double)scenario->timeout_us / 1e6);
     for (uint32_t i = 0; i < scenario->group_count; i++) {
         fprintf(file, "  group %u:", i + 1);
         for (uint32_t rank = 0; rank < scenario->groups[i].size && rank < 16; rank++)

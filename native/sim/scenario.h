@@ -103,6 +103,7 @@ struct sim_scenario {
     uint64_t socket_bytes;
 
     /* endpoints */
+    enum cl_auth auth;
     uint32_t datagram_bytes;
     uint64_t peer_timeout_us, stash_bytes, fixed_rate_bps;
     const char *congestion;
