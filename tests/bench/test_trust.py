@@ -29,6 +29,18 @@ def test_the_last_table_counts() -> None:
     assert figures["table"].startswith("| new | x |")
 
 
+def test_the_counts_of_torchs_tests() -> None:
+    output = (
+        "gate  world   gloo: passed, failed, skipped    commlayer: passed, failed, skipped\n"
+        "gloo      2                    91       0       0                    90       1       0\n"
+        "nccl      3                   102      35      24                   108      29      24\n"
+        "1 tests pass with gloo and not with commlayer; details in out\n"
+    )
+    figures = trust.torch_suite(output)
+    assert (figures["gloo"], figures["commlayer"], figures["worse"]) == ("193", "198", "1")
+    assert figures["table"].splitlines()[-1] == "| nccl | 3 | 102 | 35 | 24 | 108 | 29 | 24 |"
+
+
 def test_output_without_the_figure_is_no_proof() -> None:
     with pytest.raises(ValueError, match="findings"):
         trust.found(r"^(?P<findings>\d+) findings")("all is well")
