@@ -163,12 +163,6 @@ MUTANTS = (
         "if ((int32_t)(value - (host->base + step->message)) < -1)",
     ),
     Mutant(
-        "count half a round of host counters",
-        "core/plan.c",
-        "plan->posts = step->message > plan->posts ? step->message : plan->posts;",
-        "plan->posts = step->message;",
-    ),
-    Mutant(
         "acknowledge more than what came",
         "core/ack.c",
         "cl_store_u16(out + 4 * written + 2, count > UINT16_MAX ? UINT16_MAX : (uint32_t)count);",
