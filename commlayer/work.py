@@ -54,6 +54,8 @@ class CommWork(Work):
         if self.handle is not None:
             self.handle.wait(timeout.total_seconds() if timeout else None)
             self.settle()
+            if self._future is not None:
+                self._future.wait()  # its completion may be a moment behind, and C++ takes its value after this
         return True
 
     def is_completed(self) -> bool:

@@ -165,7 +165,9 @@ int cl_operation_notify(cl_operation *operation, uint64_t token)
 {
     uint32_t expected = atomic_load(&operation->notify);
     if (expected == NOTIFY_ASKED)
-        return CL_EINVAL;     /* the token is the first one's */
+        return CL_EINVAL; /* the token is the first one's */
+    if (atomic_load(&operation->done) != 0)
+        return atomic_load(&operation->status); /* who has waited for it must not wait for an event */
     operation->token = token; /* published by the exchange below; read only by whoever sees NOTIFY_ASKED */
     expected = NOTIFY_NONE;
     if (atomic_compare_exchange_strong(&operation->notify, &expected, NOTIFY_ASKED))

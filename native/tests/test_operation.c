@@ -19,8 +19,7 @@ static void test_events(void)
     CHECK_EQ(events[0].token, 42);
     CHECK_EQ(events[0].status, CL_OK);
     CHECK_EQ(cl_operation_wait(operations[1], 0), CL_OK);
-    if (cl_operation_notify(operations[1], 44) == CL_EAGAIN) /* just in time */
-        CHECK_EQ(cl_engine_events(world.engines[1], events, 4, PATIENCE_US), 1);
+    CHECK_EQ(cl_operation_notify(operations[1], 44), CL_OK); /* waited for: no event will come, not even a late one */
     CHECK_EQ(cl_engine_events(world.engines[1], events, 4, 1000), 0);
     cl_engine_stop_events(world.engines[0]);
     CHECK_EQ(cl_engine_events(world.engines[0], events, 4, PATIENCE_US), CL_ECLOSED);
@@ -28,6 +27,27 @@ static void test_events(void)
         cl_operation_release(operations[rank]);
         free(calls[rank]);
     }
+    close_team(&team);
+    close_world(&world);
+}
+
+/* Who has waited for an operation need not wait for an event, however close on its end it asks. */
+static void test_no_event_after_the_wait(void)
+{
+    struct world world = open_world(1, "none", 0);
+    struct team team = open_team(&world, 1, false);
+    struct call *call = make_call(0, 1);
+    uint32_t late = 0;
+    for (uint64_t token = 1; token <= 3000; token++) {
+        cl_operation *operation;
+        CHECK_EQ(submit_call(&team, 0, call, 0, &operation), CL_OK);
+        while (cl_operation_status(operation) == CL_EAGAIN || cl_operation_wait(operation, 1) == CL_EAGAIN)
+            ;
+        late += cl_operation_notify(operation, token) != CL_OK;
+        cl_operation_release(operation);
+    }
+    CHECK_EQ(late, 0);
+    free(call);
     close_team(&team);
     close_world(&world);
 }
@@ -64,6 +84,7 @@ static void test_many_events(void)
 int main(void)
 {
     RUN(test_events);
+    RUN(test_no_event_after_the_wait);
     RUN(test_many_events);
     return CHECK_REPORT();
 }
