@@ -168,12 +168,6 @@ MUTANTS = (
         "cl_store_u16(out + 4 * written + 2, count > UINT16_MAX ? UINT16_MAX : (uint32_t)count);",
         "cl_store_u16(out + 4 * written + 2, count > UINT16_MAX ? UINT16_MAX : (uint32_t)count + (i > 0));",
     ),
-    Mutant(
-        "tell nobody about a mismatch",
-        "core/endpoint.c",
-        "cl_endpoint_complete(endpoint, message, CL_EMISMATCH);",
-        "cl_message_done(message, offset / endpoint->payload_bytes);",
-    ),
 )
 
 
