@@ -76,8 +76,16 @@ faults: venv native
 soak: native
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
+# Two at a time, because most of the first ones wait more than they compute.
 test: venv native native-test
-	$(BIN)/python -m pytest -q -rs
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-jobs test-rest
+
+JOB_TESTS := tests/emulate tests/faults tests/compat
+.PHONY: test-jobs test-rest
+test-jobs:
+	$(BIN)/python -m pytest -q -rs --durations=10 $(JOB_TESTS)
+test-rest:
+	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS)) tests
 
 # Whatever of PyTorch's own DistributedTest passes with gloo must pass with commlayer; tables and logs in out/torch_suite.
 test-torch: venv native
