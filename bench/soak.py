@@ -36,8 +36,8 @@ WARM_ROUNDS = 2
 HEAP_MIB = 16.0
 """What malloc may have given out more at the end: torch remembers a little of each group it ever made."""
 MAPPINGS = 96
-"""What malloc's arenas may be cut into: it varied by 22 in a minute, and by 9 in five. The engine's own memory is counted
-exactly, as `shared_files`."""
+"""What malloc's arenas may be cut into: it varied by 22 in a minute, and by 9 in five. The engine's own memory is
+counted exactly, as `shared_files`."""
 SIZES = 24
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bfloat16, torch.float16)
 OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
