@@ -215,7 +215,8 @@ def page(kept: Kept) -> str:
             continue
         one = kept[name]
         text = proof.text.format(**one["figures"])
-        lines.append(f"| {proof.what} | {text} | `{one['command']}` | {one['seconds']} s | {one['commit']} |")
+        took = "" if one["seconds"] is None else f"{one['seconds']} s"  # None: as a part of something longer
+        lines.append(f"| {proof.what} | {text} | `{one['command']}` | {took} | {one['commit']} |")
     for name, title in TABLES.items():
         if name in kept:
             lines += ["", f"## {title}", "", kept[name]["figures"]["table"]]
