@@ -134,13 +134,13 @@ MUTANTS = (
     ),
     Mutant(
         "forget what was on a dead path",
-        "core/endpoint.c",
+        "core/upkeep.c",
         "cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);",
         "cl_sent_clear(&path->sent);",
     ),
     Mutant(
         "never probe in silence",
-        "core/endpoint.c",
+        "core/upkeep.c",
         "!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us",
         "!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) == 0",
     ),
