@@ -1,6 +1,6 @@
 /*
- * Engine internals shared by engine.c (the thread), group.c (communicators), operation.c (what was submitted) and p2p.c
- * (point-to-point operations).
+ * Engine internals shared by engine.c (the thread), opening.c (opening and closing), peers.c (who is reached, and how),
+ * stats.c, group.c (communicators), operation.c (what was submitted) and p2p.c (point-to-point operations).
  *
  * Locks, always taken in this order:
  *   engine->core    everything the engine thread works on: endpoint, wire, groups' operations; held while it works;
@@ -19,6 +19,7 @@
 #include "core/endpoint.h"
 #include "core/executor.h"
 #include "core/mailbox.h"
+#include "events.h"
 #include "wire/host.h"
 #include "wire/wire.h"
 
@@ -103,10 +104,8 @@ struct cl_link {
 
 struct cl_engine {
     pthread_t thread;
-    pthread_mutex_t core, inbox, events;
-    pthread_cond_t events_ready;
+    pthread_mutex_t core, inbox;
     atomic_bool stopping;
-    bool events_stopped;
     int wake_fd, bell_fd;
     int timer_fd;             /* moves the end of the thread's sleep forward without waking it */
     uint64_t sleeps_until_us; /* (core) */
@@ -135,19 +134,18 @@ struct cl_engine {
     struct cl_group *groups;
     /* hand-over (inbox) */
     struct cl_operation *inbox_first, **inbox_last;
-    /* completions (events) */
-    struct cl_event *event_ring;
-    size_t event_head, event_count, event_capacity;
+    struct cl_events events;
     /* counters (core, or atomic where callers add) */
     _Atomic uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
 };
 
 uint64_t cl_now_us(void);
+/* Starts the thread, at the end of opening. */
+int cl_engine_start(struct cl_engine *engine);
 void cl_engine_wake(struct cl_engine *engine);
 /* Has what was handed over looked at: by the calling thread, if the engine's sleeps, which saves two thread switches;
  * else by that. */
 void cl_engine_attend(struct cl_engine *engine);
-void cl_engine_push_event(struct cl_engine *engine, uint64_t token, int status);
 /* Drops packets handed out by the endpoint and not yet taken by the wire: they point into buffers about to go. */
 void cl_engine_drop_payloads(struct cl_engine *engine);
 
