@@ -228,7 +228,7 @@ static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
     bool armed = true;
     uint64_t now = cl_now_us();
     for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-        armed &= cl_group_arm_bells(group, now, deadline_us);
+        armed &= cl_lane_arm_bells(group, now, deadline_us);
     return armed;
 }
 
