@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from commlayer.config import Config
 from commlayer.transport.group import NativeGroup
+from commlayer.transport.joining import join
 from commlayer.transport.native import Engine
 
 T = TypeVar("T")
@@ -45,6 +46,11 @@ class Exchange:
                 return [values[each] for each in range(self._size)]
 
         return exchange
+
+
+def flat(size: int) -> list[tuple[int, ...]]:
+    """Hosts of one rank each."""
+    return [(rank,) for rank in range(size)]
 
 
 class World:
@@ -90,7 +96,7 @@ class World:
         number = next(self._groups)
 
         def connect(rank: int) -> NativeGroup:
-            return NativeGroup.open(
+            return join(
                 self.engines[rank],
                 f"group {number}",
                 rank,

@@ -1,0 +1,119 @@
+"""Engines as Python sees them: what they open, and what others are told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commlayer.config import Config
+from commlayer.errors import ClosedError, CommError, ConfigError
+from commlayer.transport import native
+from commlayer.transport.paths import PATHS_MAX
+
+from .world import World, flat
+
+
+def test_describe() -> None:
+    with World(flat(1), "udp", shm=False) as world:
+        description = world.engines[0].describe()
+        assert description["ports"][0]["port"] > 0
+        assert description["bell"].startswith("cl-")
+        assert not description["shm"]
+        assert description["host"] == native.host_key()
+
+
+def test_an_address_that_is_not_here() -> None:
+    port = {"ifname": "eth7", "address": "192.0.2.1", "prefix": 24, "mtu": 1500, "loopback": False, "version": 4}
+    with pytest.raises(CommError, match=r"opening the engine on eth7 192\.0\.2\.1"):
+        native.Engine(Config(), [port])
+
+
+def test_shared_engine() -> None:
+    one = native.Engine.shared(Config())
+    two = native.Engine.shared(Config())
+    assert one is two
+    one.release()
+    assert two.describe()
+    two.release()
+    with pytest.raises(ClosedError):
+        two.describe()
+    three = native.Engine.shared(Config())
+    assert three is not one
+    three.release()
+
+
+def test_what_libfabric_does_not_have_is_named(libfabric: None) -> None:
+    port = {"ifname": "nic", "address": "192.0.2.1", "prefix": 8, "mtu": 1500, "loopback": False, "version": 4}
+    with pytest.raises(ConfigError, match=r"nic 192.0.2.1: .*no datagram endpoint.*fi_info"):
+        native.Engine(Config(wire="ofi", ofi_provider="udp"), [port])
+    with pytest.raises(ConfigError, match="COMMLAYER_OFI_PROVIDER"):
+        native.Engine(Config(wire="ofi", ofi_provider="pigeon"), [port])
+
+
+@pytest.mark.parametrize(("provider", "loopback"), [("udp", True), ("verbs", False), ("", False)])
+def test_only_the_udp_provider_has_a_loopback(provider: str, loopback: bool) -> None:
+    ports = native.choose_ports(Config(wire="ofi", ofi_provider=provider))
+    assert any(port["loopback"] for port in ports) is loopback
+
+
+def test_interfaces() -> None:
+    found = native.interfaces()
+    assert any(port["loopback"] and port["address"] == "127.0.0.1" and port["prefix"] == 8 for port in found)
+    assert native.kernels_level() in ("scalar", "avx2", "avx512")
+
+
+def interface(name: str, address: str, mtu: int = 1500) -> dict[str, Any]:
+    version = 6 if ":" in address else 4
+    return {"ifname": name, "address": address, "prefix": 24, "mtu": mtu, "loopback": name == "lo", "version": version}
+
+
+@pytest.mark.parametrize(
+    ("ifname", "chosen"),
+    [
+        ((), ["10.0.0.1", "10.0.1.1", "127.0.0.1"]),
+        (("eth1",), ["10.0.1.1", "127.0.0.1"]),
+        (("^eth1",), ["10.0.0.1", "172.17.0.1", "127.0.0.1"]),
+        (("docker*",), ["172.17.0.1", "127.0.0.1"]),
+        (("lo",), ["127.0.0.1"]),
+    ],
+)
+def test_choose_ports(monkeypatch: pytest.MonkeyPatch, ifname: tuple[str, ...], chosen: list[str]) -> None:
+    found = [
+        interface("lo", "::1", 65536),
+        interface("lo", "127.0.0.1", 65536),
+        interface("eth0", "2001:db8::1"),
+        interface("eth0", "10.0.0.1"),
+        interface("eth1", "10.0.1.1"),
+        interface("docker0", "172.17.0.1"),
+    ]
+    monkeypatch.setattr(native, "interfaces", lambda: found)
+    ports = native.choose_ports(Config(ifname=ifname))
+    assert sorted(port["address"] for port in ports) == sorted(chosen)
+
+
+def test_choose_ports_keeps_loopback_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        native,
+        "interfaces",
+        lambda: [interface(f"eth{i}", f"10.0.{i}.1") for i in range(12)] + [interface("lo", "::1")],
+    )
+    ports = native.choose_ports(Config())
+    assert len(ports) == PATHS_MAX
+    assert ports[-1]["loopback"]
+
+
+@pytest.mark.parametrize(
+    ("ports", "mtu", "expected"),
+    [
+        ([interface("eth0", "10.0.0.1"), interface("lo", "127.0.0.1", 65536)], 0, 1472),
+        ([interface("eth0", "10.0.0.1", 9000), interface("eth1", "2001:db8::1")], 0, 1452),
+        ([interface("eth0", "10.0.0.1", 9000)], 1400, 1372),
+        ([interface("lo", "127.0.0.1", 65536)], 0, 8972),
+        ([], 0, 1472),
+    ],
+)
+def test_datagram_bytes(ports: list[dict[str, Any]], mtu: int, expected: int) -> None:
+    engine = native.Engine.__new__(native.Engine)
+    engine.config, engine._ports = Config(mtu=mtu), ports
+    assert engine._datagram_bytes() == expected
