@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,8 +86,9 @@ class World:
             engine.close()
 
     def on_each(self, body: Callable[[int], T]) -> list[T]:
-        """Runs `body(rank)` on a thread per rank; raises what the lowest rank that failed raised."""
+        """Runs `body(rank)` on a thread per rank; raises what the lowest rank that failed raised, when all are done."""
         futures = [self.threads.submit(body, rank) for rank in range(self.size)]
+        wait(futures, PATIENCE_S)
         return [future.result(PATIENCE_S) for future in futures]
 
     def open_group(self, exchange: Callable[[int], Callable[[str, bytes], list[bytes]]] | None = None) -> Team:
