@@ -64,14 +64,22 @@ struct cl_operation {
     struct cl_operation *next;                      /* in the inbox, then in the group */
 };
 
+/* Another rank of this host, as those see it that wait for it. */
+struct cl_neighbour {
+    int32_t pid;                 /* 0: not watched */
+    _Atomic uint64_t looked_us;  /* when somebody looked at its process last */
+    _Atomic uint64_t stopped_us; /* since when it is known to be stopped (SIGSTOP); 0: it runs */
+};
+
 struct cl_group {
     struct cl_engine *engine;
     uint32_t id, rank, size;
     uint16_t *peers;
     _Atomic int32_t status; /* 0, or why it failed */
     _Atomic uint32_t culprit;
-    atomic_bool *lost; /* by group rank: local ranks whose process died */
-    bool announced;    /* peers have been told (core) */
+    atomic_bool *lost;               /* by group rank: local ranks whose process died */
+    bool announced;                  /* peers have been told (core) */
+    struct cl_neighbour *neighbours; /* by local index */
     /* host lane */
     struct cl_host *host;
     uint32_t local_count;
@@ -94,6 +102,7 @@ struct cl_group {
 
 struct watched {
     uint16_t peer;
+    int32_t pid;
     bool died; /* and its groups do not know yet */
     int pidfd; /* -1: it is dead */
 };

@@ -23,8 +23,10 @@ static bool copy_names(struct cl_group *group, const struct cl_group_options *op
     group->calls[1] = calloc(options->size, sizeof *group->calls[1]);
     group->counters = calloc(options->size, sizeof *group->counters);
     group->lost = calloc(options->size, sizeof *group->lost);
+    group->neighbours = calloc(options->local_count, sizeof *group->neighbours);
     if (group->peers == NULL || group->local == NULL || group->staging[0] == NULL || group->staging[1] == NULL ||
-        group->calls[0] == NULL || group->calls[1] == NULL || group->counters == NULL || group->lost == NULL)
+        group->calls[0] == NULL || group->calls[1] == NULL || group->counters == NULL || group->lost == NULL ||
+        group->neighbours == NULL)
         return false;
     memcpy(group->peers, options->peers, options->size * sizeof *group->peers);
     memcpy(group->local, options->local, options->local_count * sizeof *group->local);
@@ -42,6 +44,7 @@ static void free_group(struct cl_group *group)
     free(group->calls[1]);
     free(group->counters);
     free(group->lost);
+    free(group->neighbours);
     pthread_mutex_destroy(&group->lane);
     free(group);
 }
@@ -91,9 +94,13 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     cl_mailbox_init(&group->mailbox, engine->endpoint, group->id, group->size, group->peers);
     group->next = engine->groups;
     engine->groups = group;
-    for (uint32_t i = 0; i < engine->watched_count; i++)
+    for (uint32_t i = 0; i < engine->watched_count; i++) {
+        for (uint32_t local = 0; local < group->local_count; local++)
+            if (group->peers[group->local[local]] == engine->watched[i].peer)
+                group->neighbours[local].pid = engine->watched[i].pid;
         if (engine->watched[i].pidfd < 0)
             cl_group_peer_died(group, engine->watched[i].peer);
+    }
     pthread_mutex_unlock(&engine->core);
     *out = group;
     return CL_OK;

@@ -10,6 +10,8 @@
  */
 #include "engine.h"
 
+#include "wire/process.h"
+
 #include <sched.h>
 
 #if defined(__x86_64__)
@@ -79,11 +81,31 @@ static bool disagrees(const struct cl_group *group, uint32_t rank)
     return false;
 }
 
+/* Whether a rank of this host has been stopped for as long as a rank of another host may be silent. Who waits looks at
+ * its process now and then; a stop that nobody saw the end of does not count. */
+static bool is_frozen(struct cl_group *group, uint32_t index, uint64_t now_us)
+{
+    struct cl_neighbour *neighbour = &group->neighbours[index];
+    uint64_t timeout_us = group->engine->options.peer_timeout_us;
+    uint64_t unseen_us = now_us - atomic_load(&neighbour->looked_us);
+    if (neighbour->pid == 0 || timeout_us == 0 || unseen_us < CL_SLEEP_MAX_US)
+        return false;
+    atomic_store(&neighbour->looked_us, now_us);
+    uint64_t since_us = atomic_load(&neighbour->stopped_us);
+    if (!cl_process_is_stopped(neighbour->pid))
+        since_us = 0;
+    else if (since_us == 0 || unseen_us > 10 * CL_SLEEP_MAX_US)
+        since_us = now_us;
+    atomic_store(&neighbour->stopped_us, since_us);
+    return since_us != 0 && now_us - since_us >= timeout_us;
+}
+
 /* Whether a rank of this host posts no more. Its last post may have come just before: look here first, and then at the
  * counter. */
-static bool is_gone(const struct cl_group *group, uint32_t index)
+static bool is_gone(struct cl_group *group, uint32_t index, uint64_t now_us)
 {
-    return atomic_load(&group->lost[group->local[index]]) || cl_host_left(group->host, index);
+    return atomic_load(&group->lost[group->local[index]]) || cl_host_left(group->host, index) ||
+           is_frozen(group, index, now_us);
 }
 
 /* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for, UINT32_MAX: none; `gone`
@@ -129,7 +151,7 @@ static int wait_for(struct cl_group *group, uint32_t index, uint32_t value, uint
         }
     }
     for (;;) {
-        bool gone = is_gone(group, index);
+        bool gone = is_gone(group, index, now);
         if (cl_host_reached(group->host, index, value))
             break;
         int stop = reason_to_stop(group, group->local[index], gone, now, deadline_us);
@@ -229,12 +251,13 @@ int cl_lane_check(struct cl_group *group, struct cl_operation *operation, uint64
     if (operation->executor == NULL) {
         uint32_t behind = 0;
         bool waits = !cl_lane_gate_is_open(group, operation, &behind);
-        bool gone = waits && is_gone(group, behind) && !cl_host_reached(group->host, behind, operation->host_gate);
+        bool gone =
+            waits && is_gone(group, behind, now_us) && !cl_host_reached(group->host, behind, operation->host_gate);
         return reason_to_stop(group, waits ? group->local[behind] : UINT32_MAX, gone, now_us, UINT64_MAX);
     }
     for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
         uint32_t index = local_index(group, rank);
-        bool gone = is_gone(group, index) && !cl_host_reached(group->host, index, value);
+        bool gone = is_gone(group, index, now_us) && !cl_host_reached(group->host, index, value);
         int status = reason_to_stop(group, rank, gone, now_us, UINT64_MAX);
         if (status != CL_OK)
             return status;

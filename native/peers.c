@@ -83,7 +83,8 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
     } else if (!known) {
         int fd = (int)syscall(SYS_pidfd_open, pid, 0);
         if (fd >= 0 || errno == ESRCH)
-            engine->watched[engine->watched_count++] = (struct watched){.peer = peer, .died = fd < 0, .pidfd = fd};
+            engine->watched[engine->watched_count++] =
+                (struct watched){.peer = peer, .pid = pid, .died = fd < 0, .pidfd = fd};
         else
             status = CL_ESYSTEM;
     }
