@@ -27,8 +27,8 @@ def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
 
     Processes of one host use loopback. Others: addresses of the same network are paired one to one; where no network
     is shared (routed hosts), the n-th address of one goes with the n-th of the other. Where both addresses of a pair
-    have several ports, the n-th of one goes with the n-th of the other; each pair of addresses has its first path before
-    any has a second. Empty when they share no address family.
+    have several ports, the n-th of one goes with the n-th of the other; every pair of addresses has a path before any
+    has a second. Empty when they share no address family.
     """
     swapped = own["peer"] > peer["peer"]
     first, second = (peer, own) if swapped else (own, peer)
