@@ -15,7 +15,7 @@ from .bound import Bound, can_lose
 from .errors import ConfigError
 from .launcher import Launch, Launcher
 from .profile import profiled
-from .tensors import MOVES, Kind, are_alike, are_plain, contribution, flatten, reduction_kind, space
+from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, reduction_kind, space
 from .work import CommWork
 
 
@@ -131,7 +131,7 @@ class Collectives:
     @profiled
     def all_gather(self, pairs: list[tuple[list[Tensor], Tensor]], opts: Any) -> Work | None:
         """Each pair: the outputs that lie one after the other, all together n times as long as the input."""
-        kind = MOVES.get(pairs[0][1].element_size())
+        kind = move_kind(pairs[0][1].dtype)
         if kind is None or not self._are_shards((each, outputs) for outputs, each in pairs):
             return None
         launches, memory, copies = [], [], []
@@ -155,7 +155,7 @@ class Collectives:
             return None
         sent = (tensor.nbytes,) * self._size
         received = tuple(output.nbytes for output in outputs)
-        return self._deliver(sent, received, [tensor], outputs, opts, same=True)
+        return self._deliver("all_gather", sent, received, [tensor], outputs, opts, same=True)
 
     @profiled
     def all_gather_lists(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> Work | None:
@@ -164,7 +164,7 @@ class Collectives:
         shapes = [tensor.shape for tensor in tensors]
         if len(outputs) != self._size or any([each.shape for each in row] != shapes for row in outputs) or not tensors:
             return None
-        kind = MOVES.get(tensors[0].element_size())
+        kind = move_kind(tensors[0].dtype)
         if kind is None or not are_plain([*tensors, *everything]):
             return None
         source, target = flatten(tensors), space(everything)
@@ -176,7 +176,7 @@ class Collectives:
     @profiled
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work | None:
         """The root's tensor to everybody's."""
-        kind = MOVES.get(tensors[0].element_size()) if self._is_rank(opts.rootRank) and len(tensors) == 1 else None
+        kind = move_kind(tensors[0].dtype) if self._is_rank(opts.rootRank) and len(tensors) == 1 else None
         if kind is None or not are_plain(tensors):
             return None
         memory = flatten(tensors)
@@ -192,7 +192,7 @@ class Collectives:
             return None
         sent = tuple(length if rank == root else 0 for rank in range(self._size))
         received = (length if self._rank == root else 0,) * self._size
-        return self._deliver(sent, received, [tensor], outputs, opts, same=True)
+        return self._deliver("gather", sent, received, [tensor], outputs, opts, root, same=True)
 
     @profiled
     def scatter(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
@@ -202,7 +202,7 @@ class Collectives:
             return None
         sent = (length if self._rank == root else 0,) * self._size
         received = tuple(length if rank == root else 0 for rank in range(self._size))
-        return self._deliver(sent, received, inputs, [output], opts)
+        return self._deliver("scatter", sent, received, inputs, [output], opts, root)
 
     @profiled
     def all_to_all(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Work | None:
@@ -211,7 +211,7 @@ class Collectives:
             return None
         sent, received = tuple(each.nbytes for each in inputs), tuple(each.nbytes for each in outputs)
         self._check_own_part(sent, received)
-        return self._deliver(sent, received, inputs, outputs, opts)
+        return self._deliver("all_to_all", sent, received, inputs, outputs, opts)
 
     @profiled
     def all_to_all_single(
@@ -225,7 +225,7 @@ class Collectives:
         if sent is None or received is None:
             return None
         self._check_own_part(sent, received)
-        return self._deliver(sent, received, [tensor], [output], opts)
+        return self._deliver("all_to_all", sent, received, [tensor], [output], opts)
 
     @profiled
     def barrier(self, opts: Any) -> Work:
@@ -248,18 +248,21 @@ class Collectives:
 
     def _deliver(
         self,
+        name: str,
         sent: tuple[int, ...],
         received: tuple[int, ...],
         inputs: list[Tensor],
         outputs: list[Tensor],
         opts: Any,
+        root: int = 0,
         *,
         same: bool = False,
     ) -> Work:
         nothing = torch.empty(0, dtype=torch.uint8)
         source = flatten(inputs) if inputs else nothing
         target = space(outputs) if outputs else nothing
-        launches = self._launcher.delivery(sent, received, source, target, same=same)
+        what = (name, root, (outputs or inputs)[0].dtype)
+        launches = self._launcher.delivery(what, sent, received, source, target, same=same)
         copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
         return self._launcher.start(launches, opts, outputs, [source, target, *outputs], copies)
 

@@ -37,6 +37,10 @@ class Config:
     endpoints (RDMA and cloud NICs)."""
     ofi_provider: str = ""
     """COMMLAYER_OFI_PROVIDER: with `ofi`, libfabric's provider, as udp, verbs or efa. Empty: libfabric's first."""
+    ports: int = 1
+    """COMMLAYER_PORTS: UDP sockets per network interface, 1 to 8. Each pair of them, one here and one on the peer, is a
+    path of its own, with a source port of its own: fabrics that choose links by port (ECMP) then carry the packets of
+    two hosts over several links, and the load goes where it arrives first. Two processes have 8 paths at most."""
     shm: bool = True
     """COMMLAYER_SHM: whether ranks of one host exchange data through shared memory. Off (0), all use UDP."""
     algorithm: Algorithm = "auto"
@@ -69,6 +73,9 @@ class Config:
         _check(self.wire in get_args(Wire), "wire", self.wire, _one_of(Wire))
         remedy = "only libfabric has providers: set COMMLAYER_WIRE=ofi, or no provider"
         _check(self.wire == "ofi" or not self.ofi_provider, "ofi_provider", self.ofi_provider, remedy)
+        _check(1 <= self.ports <= 8, "ports", self.ports, "use 1 to 8 sockets per interface")
+        remedy = "libfabric's endpoints have no ports to choose: set COMMLAYER_WIRE=udp, or COMMLAYER_PORTS=1"
+        _check(self.ports == 1 or self.wire == "udp", "ports", self.ports, remedy)
         _check(self.log in get_args(LogLevel), "log", self.log, _one_of(LogLevel))
         _check(
             self.segment_bytes == 0 or 4096 <= self.segment_bytes <= 1 << 30,
@@ -224,6 +231,7 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "COMMLAYER_IFNAME": _names,
     "COMMLAYER_WIRE": _word,
     "COMMLAYER_OFI_PROVIDER": _word,
+    "COMMLAYER_PORTS": _number({"": 1}),
     "COMMLAYER_SHM": _flag,
     "COMMLAYER_ALGORITHM": _word,
     "COMMLAYER_SEGMENT_BYTES": _number(_UNITS),

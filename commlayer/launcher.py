@@ -28,6 +28,13 @@ UNSET = timedelta(milliseconds=-1)
 """What torch writes into an operation's options for "as the group says"."""
 
 
+SCALARS_KEPT = 256
+"""Works of one element that are kept in any case."""
+
+UNWAITED_MAX = 1 << 16
+"""Works of one element that nobody has waited for and that are kept: a job that never waits must not grow."""
+
+
 class Launch(NamedTuple):
     """One operation of the engine: the arguments of `Group.submit` that differ from one to the next."""
 
@@ -51,9 +58,7 @@ class Launcher:
         self._timeout = timeout
         self._plans = PlanCache()
         self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
-        # DDP.join() gives the work of a one-element sum to C++ alone, which keeps the C++ part of a work alive, not
-        # ours, and would wait forever on what is left.
-        self._scalars: deque[CommWork] = deque(maxlen=256)
+        self._scalars: deque[CommWork] = deque()
         self._coalesced: list[CommWork] | None = None
         self._lock = threading.Lock()
 
@@ -75,18 +80,27 @@ class Launcher:
         if count == 0:
             return []
         itemsize = source.element_size() // kind.parts
-        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, bound)
+        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, bound, kind.element)
         return [Launch(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
     def delivery(
-        self, sent: tuple[int, ...], received: tuple[int, ...], source: Tensor, target: Tensor, *, same: bool = False
+        self,
+        what: tuple[object, ...],
+        sent: tuple[int, ...],
+        received: tuple[int, ...],
+        source: Tensor,
+        target: Tensor,
+        *,
+        same: bool = False,
     ) -> list[Launch]:
-        """The operation that delivers bytes, see `plans.delivery`: also if they are none, as others may have some."""
+        """The operation that delivers bytes, see `plans.delivery`: also if they are none, as others may have some.
+
+        `what` is called is the same on all ranks.
+        """
+        group, staging_bytes = self._group, self._settings.staging_bytes
         plan = self._plans.get(
-            (sent, received, same),
-            lambda: deliver(
-                self._group.rank, self._group.hosts, sent, received, self._settings.staging_bytes, same=same
-            ),
+            (what, sent, received, same),
+            lambda: deliver(group.rank, group.hosts, sent, received, staging_bytes, same=same, what=what),
         )
         return [Launch(plan, source.data_ptr(), target.data_ptr(), DType.U8, Op.SUM)]
 
@@ -126,7 +140,7 @@ class Launcher:
         joined = handles[0] if len(handles) == 1 else JoinedHandle(handles)
         work = CommWork(joined, results, memory, partial(copy_back, copies) if copies else None)
         if len(results) == 1 and results[0].numel() == 1:
-            self._scalars.append(work)
+            self._keep_scalar(work)
         return self._noted(work)
 
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
@@ -185,9 +199,10 @@ class Launcher:
         average: bool = False,
         root: int = 0,
         bound: Bound | None = None,
+        element: str = "",
     ) -> Plan:
         return self._plans.get(
-            (name, numel, itemsize, average, root, bound is not None),
+            (name, numel, itemsize, average, root, bound is not None, element),
             lambda: plan_for(
                 name,
                 rank=self._group.rank,
@@ -196,6 +211,7 @@ class Launcher:
                 itemsize=itemsize,
                 average=average,
                 root=root,
+                element=element,
                 settings=self._settings if bound is None else bound.settings,
             ),
         )
@@ -211,6 +227,21 @@ class Launcher:
         with self._lock:
             self._let_go()
             self._in_flight.append((handle, memory))
+
+    def _keep_scalar(self, work: CommWork) -> None:
+        """Holds the work of one element until somebody has waited for it.
+
+        DDP.join() gives such a work to C++ alone, which keeps the C++ part of a work alive, not ours, and would wait
+        for ever on what is left. It comes back for it in the backward pass, however many others were started between.
+        """
+        with self._lock:
+            scalars = self._scalars
+            scalars.append(work)
+            while len(scalars) > SCALARS_KEPT:
+                if len(scalars) <= UNWAITED_MAX and not scalars[0].waited:
+                    scalars.rotate(-1)  # others are looked at next time
+                    return
+                scalars.popleft()
 
     def _let_go(self) -> None:
         """Forgets the operations that have ended, up to the first that has not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ class Kind(NamedTuple):
     """A type to convert to first, where the kernels do not know the element type; results are rounded back."""
     is_scaled: bool = False
     """Whether contributions are first multiplied by the operator's factor (PREMUL_SUM)."""
+    element: str = ""
+    """The torch type: part of what the ranks must agree on, as `dtype` may be the same for several."""
 
 
 FLOATS8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
@@ -57,7 +60,7 @@ def _kinds() -> dict[tuple[torch.dtype, int], Kind]:
     for t, dtype in ((torch.complex32, DType.F16), (torch.complex64, DType.F32), (torch.complex128, DType.F64)):
         kinds[t, red.SUM.value] = Kind(dtype, Op.SUM, parts=2)
         kinds[t, red.AVG.value] = Kind(dtype, Op.SUM, average=True, parts=2)
-    return kinds
+    return {(t, op): kind._replace(element=str(t)) for (t, op), kind in kinds.items()}
 
 
 REDUCTIONS = _kinds()
@@ -71,6 +74,13 @@ MOVES = {
     16: Kind(DType.U64, parts=2),
 }
 """How to move elements that nobody computes with, by their size in bytes."""
+
+
+@functools.cache
+def move_kind(dtype: torch.dtype) -> Kind | None:
+    """How to move elements of this type; None when the engine has nothing of their size."""
+    kind = MOVES.get(dtype.itemsize)
+    return None if kind is None else kind._replace(element=str(dtype))
 
 
 def reduction_kind(tensors: list[Tensor], op: ReduceOp) -> Kind | None:

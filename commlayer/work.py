@@ -45,6 +45,8 @@ class CommWork(Work):
         self._finish = finish
         self._lock = threading.Lock()
         self._future: Future[Any] | None = None
+        self.waited = False
+        """Whether somebody has waited for it."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Blocks until the results are there. Raises what the operation failed of, or OperationTimeoutError.
@@ -53,6 +55,7 @@ class CommWork(Work):
         """
         if self.handle is not None:
             self.handle.wait(timeout.total_seconds() if timeout else None)
+            self.waited = True
             self.settle()
             if self._future is not None:
                 self._future.wait()  # its completion may be a moment behind, and C++ takes its value after this

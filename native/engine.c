@@ -325,7 +325,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
         return;
     for (uint32_t i = 0; i < engine->port_count; i++)
         if ((fds[first_port + i].revents & ~POLLOUT) != 0)
-            engine->readable |= 1u << i;
+            engine->readable |= UINT64_C(1) << i;
     engine->ever_readable |= engine->readable;
     if (fds[0].revents != 0) {
         eventfd_t ignored;

@@ -126,6 +126,7 @@ struct cl_engine {
     const struct cl_wire_type *wire_type;
     struct cl_wire *wire;
     uint32_t port_count;
+    uint32_t interfaces[CL_PORTS_MAX]; /* port -> number of its address: ports of one address share an interface */
     struct cl_endpoint *endpoint;
     uint64_t job;
     uint8_t key[16];
@@ -135,7 +136,7 @@ struct cl_engine {
     size_t batch_first, batch_count; /* what the wire had no room for */
     uint32_t peer_count;
     uint64_t last_heard_us;
-    uint32_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
+    uint64_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
     uint64_t arrivals_since_us;       /* how fast packets come: see nap_us in engine.c */
     uint32_t arrivals;
     double arrivals_per_us;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/packet.h"
+#include "core/peer.h"
 
 static void free_engine(struct cl_engine *engine)
 {
@@ -36,12 +37,26 @@ static void free_engine(struct cl_engine *engine)
     free(engine);
 }
 
+/* Numbers the addresses; false when there are more of them than a peer can have paths. */
+static bool number_interfaces(struct cl_engine *engine, const struct cl_engine_options *options)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < options->address_count; i++) {
+        uint32_t same = 0;
+        while (same < i && strcmp(options->addresses[same], options->addresses[i]) != 0)
+            same++;
+        engine->interfaces[i] = same < i ? engine->interfaces[same] : count++;
+    }
+    return count <= CL_PEER_PATHS_MAX;
+}
+
 static int open_wire(struct cl_engine *engine, const struct cl_engine_options *options)
 {
     if (strcmp(options->wire, "none") == 0)
         return CL_OK;
     engine->wire_type = cl_wire_find(options->wire);
-    if (engine->wire_type == NULL || options->address_count == 0 || options->address_count > CL_PORTS_MAX)
+    if (engine->wire_type == NULL || options->address_count == 0 || options->address_count > CL_PORTS_MAX ||
+        !number_interfaces(engine, options))
         return CL_EINVAL;
     struct cl_wire_config config = {.addresses = options->addresses,
                                     .address_count = options->address_count,

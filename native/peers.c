@@ -9,6 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "core/peer.h"
+
 int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch)
 {
     pthread_mutex_lock(&engine->core);
@@ -42,12 +44,13 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint
 int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
                        const char *const *remote_addresses, const uint32_t *remote_ports)
 {
-    if (peer >= CL_PEERS_MAX || path_count == 0 || path_count > CL_PORTS_MAX)
+    if (peer >= CL_PEERS_MAX || path_count == 0 || path_count > CL_PEER_PATHS_MAX)
         return CL_EINVAL;
     pthread_mutex_lock(&engine->core);
     int status = engine->endpoint == NULL ? CL_EINVAL : CL_OK;
     if (status == CL_OK && engine->links[peer] == NULL) {
         struct cl_link *links = calloc(path_count, sizeof *links);
+        uint32_t interfaces[CL_PEER_PATHS_MAX];
         status = links == NULL ? CL_ENOMEM : CL_OK;
         for (uint32_t i = 0; status == CL_OK && i < path_count; i++) {
             int link = local[i] >= engine->port_count
@@ -57,9 +60,10 @@ int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, co
                 status = link;
             else
                 links[i] = (struct cl_link){(uint32_t)link, local[i]};
+            interfaces[i] = link < 0 ? 0 : engine->interfaces[local[i]];
         }
         if (status == CL_OK)
-            status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, local);
+            status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, interfaces);
         if (status == CL_OK) {
             engine->links[peer] = links;
             engine->peer_count++;

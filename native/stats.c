@@ -39,3 +39,13 @@ int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
     stats->receive_calls = atomic_load(&engine->receive_calls);
     return CL_OK;
 }
+
+int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity)
+{
+    pthread_mutex_lock(&engine->core);
+    int count = engine->endpoint == NULL ? CL_EINVAL : cl_endpoint_read_paths(engine->endpoint, peer, paths, capacity);
+    for (int i = 0; i < count && (uint32_t)i < capacity; i++)
+        paths[i].port = engine->links[peer][i].port;
+    pthread_mutex_unlock(&engine->core);
+    return count;
+}

@@ -266,7 +266,9 @@ def install() -> None:
     def plan_for(collective: str, *, numel: int, itemsize: int, average: bool = False, root: int = 0, **_: Any) -> Call:
         return Call(collective, numel, itemsize, average, root)
 
-    def deliver(_: int, __: Any, sent: tuple[int, ...], received: tuple[int, ...], ___: int, *, same: bool) -> Delivery:
+    def deliver(
+        _: int, __: Any, sent: tuple[int, ...], received: tuple[int, ...], ___: int, *, same: bool, **____: Any
+    ) -> Delivery:
         return Delivery(sent, received, same)
 
     def connect(rendezvous: Rendezvous, *_: Any, **__: Any) -> FakeGroup:

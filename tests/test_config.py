@@ -20,6 +20,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     ("variable", "text", "value"),
     [
         ("IFNAME", "eth0, ib*,^ib3", ("eth0", "ib*", "^ib3")),
+        ("PORTS", "4", 4),
         ("SHM", "0", False),
         ("WIRE", "ofi", "ofi"),
         ("ALGORITHM", "Ring", "ring"),
@@ -51,6 +52,8 @@ def test_a_fixed_rate_takes_two_variables() -> None:
     ("variable", "text", "remedy"),
     [
         ("SHM", "yes", "use 0 or 1"),
+        ("PORTS", "0", "1 to 8"),
+        ("PORTS", "9", "1 to 8"),
         ("WIRE", "rdma", "udp, ofi"),
         ("OFI_PROVIDER", "verbs", "set COMMLAYER_WIRE=ofi"),
         ("ALGORITHM", "tree", "auto, direct, ring"),

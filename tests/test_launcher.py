@@ -11,11 +11,14 @@ import pytest
 import torch
 from torch._C._distributed_c10d import AllreduceOptions
 
+from commlayer import launcher as launcher_module
 from commlayer.errors import PeerLostError
-from commlayer.launcher import Launcher
+from commlayer.launcher import SCALARS_KEPT, Launcher
 from commlayer.plans.settings import Settings
-from commlayer.tensors import MOVES
+from commlayer.tensors import MOVES, move_kind
 from tests.fake_transport import FakeHandle
+
+WHAT = ("scatter", 0, torch.float32)
 
 
 class StillGroup:
@@ -77,17 +80,31 @@ def test_plans_are_made_once() -> None:
     tensor = torch.ones(7)
     first = launcher.collective("all_reduce", MOVES[4], 7, tensor, tensor)[0].plan
     assert launcher.collective("all_reduce", MOVES[4], 7, tensor, tensor)[0].plan is first
-    first = launcher.delivery((4, 8), (4, 0), tensor, tensor)[0].plan
-    assert launcher.delivery((4, 8), (4, 0), tensor, tensor)[0].plan is first
-    assert launcher.delivery((4, 4), (4, 0), tensor, tensor)[0].plan is not first
-    assert launcher.delivery((4, 8), (4, 0), tensor, tensor, same=True)[0].plan is not first
+    first = launcher.delivery(WHAT, (4, 8), (4, 0), tensor, tensor)[0].plan
+    assert launcher.delivery(WHAT, (4, 8), (4, 0), tensor, tensor)[0].plan is first
+    assert launcher.delivery(WHAT, (4, 4), (4, 0), tensor, tensor)[0].plan is not first
+    assert launcher.delivery(WHAT, (4, 8), (4, 0), tensor, tensor, same=True)[0].plan is not first
+
+
+def test_a_signature_names_the_type_of_the_elements() -> None:
+    launcher, _ = launcher_and_group()
+    tensor = torch.ones(7)
+    signatures = set()
+    for dtype in (torch.float32, torch.int32, torch.uint32, torch.bool, torch.uint8, torch.float8_e5m2, torch.float64):
+        kind = move_kind(dtype)
+        assert kind is not None
+        signatures.add(launcher.collective("broadcast", kind, 7, tensor, tensor)[0].plan.signature)
+        signatures.add(launcher.delivery(("gather", 0, dtype), (4, 0), (4, 8), tensor, tensor)[0].plan.signature)
+    assert len(signatures) == 14
+    gathers = [launcher.delivery(("gather", 0, torch.bool), (4, n), (4, 8), tensor, tensor) for n in (0, 3)]
+    assert len({launches[0].plan.signature for launches in gathers}) == 1  # a rank knows its own lengths only
 
 
 def test_nothing_to_move_is_nothing_to_do_unless_others_may_move_something() -> None:
     launcher, _ = launcher_and_group()
     empty = torch.ones(0)
     assert launcher.collective("all_reduce", MOVES[4], 0, empty, empty) == []
-    assert len(launcher.delivery((0, 0), (0, 0), empty, empty)) == 1
+    assert len(launcher.delivery(WHAT, (0, 0), (0, 0), empty, empty)) == 1
     assert len(launcher.barrier()) == 1
 
 
@@ -131,3 +148,38 @@ def test_timeouts() -> None:
     broadcast(launcher, torch.ones(2), opts)
     launcher.send(torch.ones(2), torch.ones(2), 1, 0)
     assert group.timeouts_s == [5.0, 2.0, 5.0]
+
+
+def test_a_scalars_work_is_kept_until_somebody_has_waited_for_it() -> None:
+    """C++ may hold one, and waits for ever when ours is gone."""
+    launcher, group = launcher_and_group()
+
+    def start() -> weakref.ref[Any]:
+        work = broadcast(launcher, torch.ones(1))
+        group.handles[-1].end(None)
+        return weakref.ref(work)
+
+    first = start()
+    for _ in range(5 * SCALARS_KEPT):
+        start()
+    assert first() is not None
+    later = [start() for _ in range(5 * SCALARS_KEPT)]
+    for each in later:
+        work = each()
+        assert work is not None
+        work.wait()
+    del work
+    for _ in range(20 * SCALARS_KEPT):
+        work = start()()
+        assert work is not None
+        work.wait()
+    assert first() is not None
+    assert sum(each() is not None for each in later) < 2 * SCALARS_KEPT
+
+
+def test_scalars_that_nobody_waits_for_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_module, "UNWAITED_MAX", 1000)
+    launcher, _ = launcher_and_group()
+    for _ in range(3000):
+        broadcast(launcher, torch.ones(1))
+    assert len(launcher._scalars) <= 1000

@@ -15,6 +15,7 @@ waits for anything that comes later than its own round, so nobody waits for ever
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -22,7 +23,7 @@ from ..errors import ConfigError
 from .direct import others
 from .host import SLOTS, staging_area
 from .partition import MESSAGE_LIMIT_BYTES, Range
-from .plan import POSTS_LIMIT, Buffer, Plan, PlanBuilder
+from .plan import POSTS_LIMIT, Buffer, Plan, PlanBuilder, sign
 
 INPUT, OUTPUT, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.STAGING
 
@@ -30,12 +31,20 @@ Hosts = tuple[tuple[int, ...], ...]
 
 
 def deliver(
-    rank: int, hosts: Hosts, sent: Sequence[int], received: Sequence[int], staging_bytes: int, *, same: bool = False
+    rank: int,
+    hosts: Hosts,
+    sent: Sequence[int],
+    received: Sequence[int],
+    staging_bytes: int,
+    *,
+    same: bool = False,
+    what: tuple[object, ...] = (),
 ) -> Plan:
     """INPUT, sent[r] bytes of it to rank r, one after the other; OUTPUT, received[r] bytes from rank r, likewise.
 
     sent[rank] equals received[rank]; the two may be the same memory. `same`: every rank sends all of its INPUT, to one
     rank or to several; sent[r] is then its length or 0. All ranks must agree in `hosts`, `staging_bytes` and `same`.
+    `what` is called, and with which element type: ranks with something else get MismatchError; (): it is not compared.
     """
     b = PlanBuilder(rank, len(sent))
     offsets = [0, *accumulate(received)]
@@ -55,7 +64,7 @@ def deliver(
         with b.chain():
             _deliver_here(b, local, to_peer, from_peer, staging_bytes, same)
             b.post_rest()
-    return b.build()
+    return dataclasses.replace(b.build(), signature=sign(same, *what) if what else 0)
 
 
 def _deliver_here(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import zlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -90,6 +91,11 @@ class Plan:
     signature: int = 0
     """Of the collective as a whole, 32 bits, the same on all ranks, so that they can tell whether they called the same;
     0: they cannot."""
+
+
+def sign(*called: object) -> int:
+    """The signature for what was called."""
+    return zlib.crc32(repr(called).encode()) or 1
 
 
 class Chain:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zlib
 from typing import Literal
 
 from . import direct, hierarchical, host, ring
 from .hierarchical import Hosts
-from .plan import Buffer, Plan, PlanBuilder
+from .plan import Buffer, Plan, PlanBuilder, sign
 from .settings import Settings
 
 __all__ = ["Collective", "Settings", "plan_for"]
@@ -34,6 +33,7 @@ def plan_for(
     itemsize: int,
     average: bool = False,
     root: int = 0,
+    element: str = "",
     settings: Settings,
 ) -> Plan:
     """The plan of `rank` for a collective among the group ranks in `hosts`. Cached: the same object each time.
@@ -41,21 +41,17 @@ def plan_for(
     `numel` counts the elements of the tensor for all_reduce, broadcast and reduce (in place in OUTPUT), of OUTPUT for
     reduce_scatter, and of INPUT for all_gather; it means nothing to barrier. `itemsize` is bytes per element.
     `average` divides by the number of ranks. `root` is the source of broadcast and
-    the target of reduce.
+    the target of reduce. `element` names the type of the elements: ranks with another one get MismatchError.
 
     Raises ConfigError when the staging in `settings` is too small for this many ranks.
     """
     plan = _plan(collective, rank, hosts, numel, itemsize, average, root, settings)
-    return dataclasses.replace(plan, signature=_signature(collective, numel, itemsize, average, root, settings))
+    sizes = (numel, root) if collective in SIZED else ()
+    return dataclasses.replace(plan, signature=sign(collective, itemsize, average, sizes, settings, element))
 
 
 SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
 """Collectives of which every rank passes the same `numel` and `root`."""
-
-
-def _signature(collective: str, numel: int, itemsize: int, average: bool, root: int, settings: Settings) -> int:
-    sizes = (numel, root) if collective in SIZED else ()
-    return zlib.crc32(repr((collective, itemsize, average, sizes, settings)).encode()) or 1
 
 
 def _plan(

@@ -127,6 +127,13 @@ def choose_ports(config: Config) -> list[dict[str, Any]]:
     return ports
 
 
+def spread_ports(ports: list[dict[str, Any]], sockets: int) -> list[dict[str, Any]]:
+    """As many entries as there are to be sockets: for each address but loopback's so many. All addresses come once
+    before any comes again."""
+    outside = [port for port in ports if not port["loopback"]]
+    return [dict(port) for port in (*ports, *(sockets - 1) * outside)]
+
+
 class Engine:
     """The process's native engine: a thread, its sockets, its peers."""
 
@@ -151,7 +158,7 @@ class Engine:
     def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "", loss_ppm: int = 0) -> None:
         """`wire`: instead of the one in `config`."""
         self.config = config
-        self._ports = ports
+        self._ports = ports = spread_ports(ports, config.ports)
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
@@ -222,6 +229,19 @@ class Engine:
         stats = ffi.new("struct cl_engine_stats *")
         lib.cl_engine_read_stats(self.raw, stats)
         return {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
+
+    def paths(self, peer: int) -> list[dict[str, int]]:
+        """The paths to another process of the job, in their order: names as in `struct cl_path_stats`, counters since
+        the peer was added.
+
+        Raises CommError when the peer is not known.
+        """
+        room = ffi.new("struct cl_path_stats[]", PATHS_MAX)
+        count = lib.cl_engine_read_paths(self.raw, peer, room, PATHS_MAX)
+        if count < 0:
+            raise CommError(f"there are no paths to peer {peer}: no group of this process has it")
+        names = [name for name, _ in ffi.typeof("struct cl_path_stats").fields]
+        return [{name: int(getattr(each, name)) for name in names} for each in room[0:count]]
 
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
         """Has `callback(status)` called on a completion thread; returns CL_EAGAIN, or the status if it has ended."""

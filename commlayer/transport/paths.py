@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 PATHS_MAX = 8
-"""Most paths between two processes, and most addresses of one (`CL_PORTS_MAX`)."""
+"""Most paths between two processes, and most addresses of one (`CL_PEER_PATHS_MAX`)."""
 
 
 class Path(NamedTuple):
@@ -26,18 +26,31 @@ def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
     """The paths from the process described by `own` to that described by `peer` (see `Engine.describe`).
 
     Processes of one host use loopback. Others: addresses of the same network are paired one to one; where no network
-    is shared (routed hosts), the n-th address of one goes with the n-th of the other. Empty when they share no
-    address family.
+    is shared (routed hosts), the n-th address of one goes with the n-th of the other. Where both addresses of a pair
+    have several ports, the n-th of one goes with the n-th of the other; every pair of addresses has a path before any
+    has a second. Empty when they share no address family.
     """
     swapped = own["peer"] > peer["peer"]
     first, second = (peer, own) if swapped else (own, peer)
-    pairs = _pairs(first["ports"], second["ports"], same_host=own["host"] == peer["host"])
+    ones, twos = _sockets(first["ports"]), _sockets(second["ports"])
+    addresses = [first["ports"][each[0]] for each in ones], [second["ports"][each[0]] for each in twos]
+    pairs = _pairs(*addresses, same_host=own["host"] == peer["host"])
+    sockets = [list(zip(ones[i], twos[j], strict=False)) for i, j in pairs]
+    rounds = [each[n] for n in range(PATHS_MAX) for each in sockets if n < len(each)]
     paths = []
-    for one, two in pairs[:PATHS_MAX]:
+    for one, two in rounds[:PATHS_MAX]:
         local, remote = (two, one) if swapped else (one, two)
         port = peer["ports"][remote]
         paths.append(Path(local, port.get("endpoint") or port["address"], port["port"]))
     return paths
+
+
+def _sockets(ports: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The indices of each address's ports."""
+    found: dict[str, list[int]] = {}
+    for index, port in enumerate(ports):
+        found.setdefault(port["address"], []).append(index)
+    return list(found.values())
 
 
 def _pairs(first: Sequence[Any], second: Sequence[Any], same_host: bool) -> list[tuple[int, int]]:

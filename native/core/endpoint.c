@@ -632,3 +632,14 @@ const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endp
 {
     return &endpoint->stats;
 }
+
+int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_path_stats *paths,
+                           uint32_t capacity)
+{
+    const struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    if (!known)
+        return CL_EINVAL;
+    for (uint16_t i = 0; i < known->path_count && i < capacity; i++)
+        cl_path_read(&known->paths[i], &paths[i]);
+    return known->path_count;
+}

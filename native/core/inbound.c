@@ -346,6 +346,7 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
         peer->answered_us = peer->heard_us;
         return;
     }
+    path->packets_received++;
     bool at_once = answer == ACCEPT_AT_ONCE || packet.flags & CL_PACKET_ACK_NOW;
     cl_ack_on_packet(&path->ack, number, answer == REFUSE, at_once, received_us, now_us);
     if (path->ack.deadline_us <= now_us)

@@ -65,6 +65,7 @@ static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_c
     cl_loss_detect(&path->loss, &path->sent, &path->rtt, now_us, count_lost, &losses);
     if (!losses.packets)
         return;
+    path->packets_lost += losses.packets;
     cl_egress_on_settled(path->egress, 0, losses.packets);
     path->cc.type->on_lost(&path->cc, losses.packets);
 }
@@ -116,6 +117,17 @@ void cl_path_on_pto(struct cl_path *path)
     path->loss.pto_count++;
     path->probe = true;
     path->cc.type->on_pto(&path->cc, path->loss.pto_count);
+}
+
+void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
+{
+    *stats = (struct cl_path_stats){.packets_sent = path->sent.next,
+                                    .packets_lost = path->packets_lost,
+                                    .packets_received = path->packets_received,
+                                    .window_bytes = path->cc.window,
+                                    .round_trip_us = path->rtt.smoothed_us,
+                                    .queue_us = path->cc.queue_us,
+                                    .is_dead = path->dead};
 }
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)

@@ -30,6 +30,7 @@ struct cl_path {
     uint64_t limited_until; /* packets below this number left while the window was the limit */
     uint64_t delivered_us;  /* when an acknowledgement last said that something arrived */
     uint64_t next_probe_us; /* while dead */
+    uint64_t packets_lost, packets_received;
     struct cl_egress *egress;
     struct cl_egress_view view;
     struct cl_sent sent;
@@ -67,6 +68,9 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
 void cl_path_on_loss_timer(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);
 /* The probe timer fired. */
 void cl_path_on_pto(struct cl_path *path);
+
+/* All that its statistics say but the port. */
+void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats);
 
 /* The earliest of this path's timers; UINT64_MAX: none. */
 uint64_t cl_path_deadline_us(const struct cl_path *path);

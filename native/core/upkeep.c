@@ -44,6 +44,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
             path->dead = true;
             path->probe = false;
             path->next_probe_us = now_us; /* at once: it may only have had bad luck */
+            path->packets_lost += path->sent.packets;
             cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
         } else {
             ask_elsewhere(peer, path);

@@ -176,8 +176,9 @@ int cl_interfaces(struct cl_interface *out, uint32_t capacity);
 
 struct cl_engine_options {
     const char *wire;             /* "udp", "ofi", "mem" (ranks of one process, tests), "none" (shared memory only) */
-    const char *const *addresses; /* numeric local addresses, one socket each (mem: any text) */
-    uint32_t address_count;       /* at most 8 */
+    const char *const *addresses; /* numeric local addresses, one socket each (mem: any text), at most 8 different ones:
+                                     sockets of one address share its interface, and are paths of their own */
+    uint32_t address_count;       /* at most 64 */
     uint32_t datagram_bytes;      /* largest UDP payload, header included */
     const char *congestion;       /* "delay" or "fixed" */
     uint64_t fixed_rate_bps;      /* for "fixed" */
@@ -222,6 +223,17 @@ struct cl_engine_stats {
     uint64_t packets_given_up, packets_late, messages_stopped;
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
+
+struct cl_path_stats {
+    uint64_t packets_sent, packets_lost, packets_received; /* acknowledgements are not counted */
+    uint64_t window_bytes;                                 /* what may be in flight */
+    uint32_t round_trip_us;                                /* smoothed */
+    uint32_t queue_us; /* of that, beyond this host's interface, in queues; smoothed */
+    uint32_t port;     /* number of the local address the path leaves from */
+    uint32_t is_dead;  /* another path delivers and this one does not: it gets probes only */
+};
+/* The paths to a peer, up to `capacity` of them; returns how many there are, or CL_EINVAL for an unknown peer. */
+int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity);
 
 /* ---- shared memory of the ranks of one host ---- */
 

@@ -2,6 +2,8 @@
  * tests too: half of them are about who frees what, and when. */
 #include "world.h"
 
+#include "core/endpoint_state.h"
+
 #include <dirent.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,6 +44,35 @@ static void test_open_errors(void)
     CHECK_EQ(cl_engine_add_peer(engine, CL_PEERS_MAX, 1, &local, &address, &remote), CL_EINVAL);
     cl_engine_close(engine);
     cl_engine_close(NULL);
+}
+
+/* Two sockets of one address are two paths that share an interface. */
+static void test_ports_of_one_interface(void)
+{
+    static const char *const addresses[] = {"a", "b", "a"}, *const remote[] = {"c", "c"};
+    static const char *const many[] = {"1", "2", "3", "4", "5", "6", "7", "8", "9"};
+    static const uint32_t local[] = {2, 0}, ports[] = {0, 1};
+    struct cl_engine_options options = options_of("mem", 0);
+    cl_engine *engine;
+    options.addresses = many;
+    options.address_count = 9;
+    CHECK_EQ(cl_engine_open(&options, &engine), CL_EINVAL);
+    options.addresses = addresses;
+    options.address_count = 3;
+    CHECK_EQ(cl_engine_open(&options, &engine), CL_OK);
+    struct cl_path_stats paths[2] = {{.port = 9}, {.port = 9}};
+    CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 2), CL_EINVAL);
+    CHECK_EQ(cl_engine_identify(engine, 5, KEY, 0, 0), CL_OK);
+    CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 2), CL_EINVAL);
+    CHECK_EQ(cl_engine_add_peer(engine, 1, 2, local, remote, ports), CL_OK);
+    CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 1), 2);
+    CHECK_EQ(paths[0].port, 2);
+    CHECK_EQ(paths[1].port, 9);
+    CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 2), 2);
+    CHECK_EQ(paths[1].port, 0);
+    const struct cl_path *of = engine->endpoint->peers[1]->paths;
+    CHECK(of[0].egress == of[1].egress);
+    cl_engine_close(engine);
 }
 
 /* ---- a wire that is full at the wrong moment ---- */
@@ -380,6 +411,7 @@ static void test_bounds_that_are_refused(void)
 int main(void)
 {
     RUN(test_open_errors);
+    RUN(test_ports_of_one_interface);
     RUN(test_repetition_stuck_in_a_full_wire);
     RUN(test_idle_engines_sleep);
     RUN(test_waiting_threads_sleep);

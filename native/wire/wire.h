@@ -1,9 +1,9 @@
 /*
  * Wire: a way to move datagrams. It knows addresses and links, and nothing of messages, acknowledgements or ranks.
  *
- * A wire has ports (one per local address) and links (a local port and a remote address); datagrams leave on links and
- * arrive at ports. Loss, duplication and reordering are the protocol's business. All calls but `close` come from the
- * engine thread once the wire is open.
+ * A wire has ports (one per local address given to it; the same one may be given several times) and links (a local port
+ * and a remote address); datagrams leave on links and arrive at ports. Loss, duplication and reordering are the
+ * protocol's business. All calls but `close` come from the engine thread once the wire is open.
  */
 #ifndef CL_WIRE_WIRE_H
 #define CL_WIRE_WIRE_H
@@ -12,7 +12,7 @@
 
 #include "commlayer.h"
 
-enum { CL_PORTS_MAX = 8 };
+enum { CL_PORTS_MAX = 64 }; /* 8 sockets for each of 8 interfaces */
 
 struct cl_wire; /* each type has its own */
 

@@ -98,6 +98,23 @@ def test_join_of_uneven_inputs(divide_by_initial_world_size: bool) -> None:
     same_as_gloo(_join, 3, divide_by_initial_world_size)
 
 
+def _join_with_many_works(rank: int, size: int) -> Any:
+    """Hundreds of other one-element works between a forward pass and the backward pass that waits for join's."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 4)))
+    with model.join(divide_by_initial_world_size=False):
+        result = model(data(rank, 1)).sum()
+        works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(600)]
+        result.backward()
+        for work in works:
+            assert work is not None
+            work.wait()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_join_with_many_works_in_flight() -> None:
+    same_as_gloo(_join_with_many_works, 2)
+
+
 def _hook(rank: int, size: int, name: str) -> Any:
     model = DistributedDataParallel(Net())
     if name == "powerSGD":

@@ -33,6 +33,41 @@ def dtype(odd: bool, group: Group) -> None:
     dist.all_reduce(torch.ones(1000, dtype=torch.int32 if odd else torch.float32), group=group)
 
 
+def moved_dtype(odd: bool, group: Group) -> None:
+    """Nobody computes with them; but what is sent as one type and taken for another is a bug."""
+    dist.broadcast(torch.ones(1000, dtype=torch.int32 if odd else torch.float32), 0, group=group)
+    dist.barrier(group)
+
+
+def moved_dtype_of_a_part(odd: bool, group: Group) -> None:
+    part = torch.ones(1000, dtype=torch.float8_e5m2 if odd else torch.bool)
+    dist.all_gather_single(part.new_empty(1000 * dist.get_world_size()), part, group=group)
+
+
+def exchanged_dtype(odd: bool, group: Group) -> None:
+    size = dist.get_world_size()
+    given = torch.ones(1000 * size, dtype=torch.int64 if odd else torch.float64)
+    dist.all_to_all_single(torch.empty_like(given), given, group=group)
+
+
+def gathered_dtype(odd: bool, group: Group) -> None:
+    mine = torch.ones(1000, dtype=torch.int16 if odd else torch.bfloat16)
+    size = dist.get_world_size() if dist.get_rank() == 0 else 0
+    dist.gather(mine, [torch.empty_like(mine) for _ in range(size)] or None, 0, group=group)
+    dist.barrier(group)
+
+
+def exchange_of_another_kind(odd: bool, group: Group) -> None:
+    """Each rank gets from each what it sends: only their names differ."""
+    given = list(torch.ones(dist.get_world_size(), 1000).unbind())
+    taken = [torch.empty(1000) for _ in given]
+    if odd:
+        dist.all_gather([torch.empty(1000) for _ in given], given[0], group=group)
+    else:
+        dist.all_to_all(taken, given, group=group)
+    dist.barrier(group)
+
+
 def reduction(odd: bool, group: Group) -> None:
     dist.all_reduce(torch.ones(1000), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, group=group)
 
@@ -80,6 +115,11 @@ CASES: list[Callable[[bool, Group], None]] = [
     size_large,
     size_of_a_part,
     dtype,
+    moved_dtype,
+    moved_dtype_of_a_part,
+    exchanged_dtype,
+    gathered_dtype,
+    exchange_of_another_kind,
     reduction,
     average,
     collective,
@@ -124,7 +164,7 @@ def test_every_rank_learns_it(request: pytest.FixtureRequest, name: str) -> None
 
 
 def _same(rank: int, size: int) -> float:
-    """Calls that are the same though they look different: a late rank, and dtypes that are moved, not computed."""
+    """Calls that are the same, on ranks that are late."""
     begin(rank, size)
     for case in CASES[:-1]:
         group = dist.new_group()

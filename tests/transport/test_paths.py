@@ -65,6 +65,18 @@ def test_a_bridge_that_every_host_has_is_no_path() -> None:
     assert pairs(one, two) == [(1, 1)]
 
 
+def test_several_ports_of_each_address_are_paired_in_rounds() -> None:
+    one = process(1, "10.0.0.1/24", "10.0.1.1/24", LOOPBACK, "10.0.0.1/24", "10.0.1.1/24", "10.0.0.1/24")
+    two = process(2, "10.0.1.2/24", "10.0.0.2/24", "10.0.1.2/24", "10.0.0.2/24", "10.0.0.2/24", "10.0.1.2/24")
+    assert pairs(one, two) == [(0, 1), (1, 0), (3, 3), (4, 2), (5, 4)]
+
+
+def test_no_address_is_left_out_for_the_second_port_of_another() -> None:
+    addresses = [f"10.0.{i}.{{}}/24" for i in range(5)] * 3
+    one, two = (process(peer, *(each.format(peer) for each in addresses)) for peer in (1, 2))
+    assert pairs(one, two) == [(i, i) for i in range(PATHS_MAX)]
+
+
 def test_routed_hosts() -> None:
     one, two = process(1, "10.1.0.1/24", "10.2.0.1/24"), process(2, "10.3.0.1/24", "10.4.0.1/24", "10.5.0.1/24")
     assert pairs(one, two) == [(0, 0), (1, 1)]

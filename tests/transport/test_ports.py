@@ -1,0 +1,135 @@
+"""Several sockets per interface: the paths between two processes, over real sockets, as their counters show them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from commlayer.errors import CommError
+from commlayer.transport.base import DType
+from commlayer.transport.native import Engine, spread_ports
+
+from .cases import Case, check, run
+from .world import PATIENCE_S, Team, World, flat
+
+PORTS = 4
+LARGE = Case("all_reduce", DType.F32, 500_000)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two ranks."""
+    with World(flat(2), "udp", ports=PORTS) as world:
+        yield world
+
+
+def reduce_both(world: World, team: Team) -> None:
+    world.on_each(lambda rank: check(team[rank], LARGE, 0))
+
+
+class Link:
+    """A link of the fabric between rank 0 and rank 1's n-th socket: passes what comes from rank 0 on, or does not."""
+
+    def __init__(self, world: World, number: int, delay_s: float | None) -> None:
+        """`delay_s` None: it loses everything."""
+        self.came = 0
+        self._delay_s = delay_s
+        port = world.descriptions[1]["ports"][number]
+        self._to = (port["address"], port["port"])
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        self._socket.bind((port["address"], 0))
+        self._socket.settimeout(0.001)
+        port["port"] = self._socket.getsockname()[1]  # where rank 0 finds that socket of rank 1
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._carry)
+
+    def __enter__(self) -> Link:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ends.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _carry(self) -> None:
+        held: deque[tuple[float, bytes]] = deque()
+        while not self._ends.is_set():
+            with contextlib.suppress(TimeoutError):
+                packet = self._socket.recv(65536)
+                self.came += 1
+                if self._delay_s is not None:
+                    held.append((time.monotonic() + self._delay_s, packet))
+            while held and held[0][0] <= time.monotonic():
+                self._socket.sendto(held.popleft()[1], self._to)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what must come."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def came_on_each(engine: Engine, peer: int) -> bool:
+    return all(path["packets_received"] > 0 for path in engine.paths(peer))
+
+
+def test_each_pair_of_sockets_is_a_path(world: World) -> None:
+    sockets = [(port["address"], port["port"]) for port in world.descriptions[0]["ports"]]
+    assert len(set(sockets)) == PORTS
+    assert len({address for address, _ in sockets}) == 1
+    with world.open_group() as team:
+        reduce_both(world, team)
+        for rank in (0, 1):
+            engine, peer = world.engines[rank], 1 - rank
+            until(partial(came_on_each, engine, peer))
+            paths = engine.paths(peer)
+            assert [path["port"] for path in paths] == list(range(PORTS))
+            assert not any(path["is_dead"] for path in paths)
+            sent = sum(path["packets_sent"] for path in paths)
+            assert engine.stats()["packets_sent"] >= sent > LARGE.numel * 4 / 2 / 1472
+
+
+def test_a_link_that_loses_everything_is_given_up(world: World) -> None:
+    with Link(world, 1, None) as link, world.open_group() as team:
+        reduce_both(world, team)
+        until(lambda: world.engines[0].paths(1)[1]["is_dead"] == 1)
+        reduce_both(world, team)
+        paths = world.engines[0].paths(1)
+        assert [path["is_dead"] for path in paths] == [0, 1, 0, 0]
+        assert paths[1]["packets_lost"] > 0
+        assert link.came > 0
+
+
+def test_the_load_goes_where_it_arrives_first(world: World) -> None:
+    with Link(world, 0, 0.03), world.open_group() as team:
+        world.on_each(lambda rank: run(team[rank]))  # the first packets measure the paths
+        until(lambda: world.engines[0].paths(1)[0]["round_trip_us"] > 30_000)
+        before = world.engines[0].paths(1)
+        reduce_both(world, team)
+        after = world.engines[0].paths(1)
+        sent = [new["packets_sent"] - old["packets_sent"] for old, new in zip(before, after, strict=True)]
+        assert sent[0] < sum(sent) / 10
+
+
+def test_an_unknown_peer_has_no_paths(world: World) -> None:
+    with pytest.raises(CommError, match="no paths to peer 7"):
+        world.engines[0].paths(7)
+
+
+def test_loopback_has_one_socket() -> None:
+    ports = [{"address": address, "loopback": address == "127.0.0.1"} for address in ("a", "127.0.0.1", "b")]
+    spread = spread_ports(ports, 3)
+    assert [port["address"] for port in spread] == ["a", "127.0.0.1", "b", "a", "b", "a", "b"]
+    assert all(one is not other for one, other in itertools.combinations(spread, 2))
