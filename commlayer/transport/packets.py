@@ -28,7 +28,7 @@ from scapy.layers.inet6 import IPv6
 from scapy.packet import Packet
 
 MAGIC = 0x4C43
-VERSION = 2
+VERSION = 3
 HEAD_BYTES = 40
 KEY_BYTES = 16
 TAG_AT = 32

@@ -68,14 +68,16 @@ static uint32_t write_ranges(const struct cl_ranges *ranges, uint64_t from, uint
 
 void cl_ack_write(struct cl_ack *ack, struct cl_packet *packet, uint8_t *payload, uint64_t now_us)
 {
-    uint32_t came = write_ranges(&ack->came, ack->largest + 1, payload);
-    uint32_t refused = write_ranges(&ack->refused, ack->largest + 1, payload + 4 * came);
+    uint8_t *ranges = payload + CL_ACK_PORT_BYTES;
+    uint32_t came = write_ranges(&ack->came, ack->largest + 1, ranges);
+    uint32_t refused = write_ranges(&ack->refused, ack->largest + 1, ranges + 4 * came);
+    cl_ack_write_port(payload, 0, 0);
     packet->number = (uint32_t)ack->largest;
     packet->group = (uint32_t)ack->written++;
     packet->sequence = (uint32_t)ack->largest_received_us;
     packet->index = now_us > ack->largest_received_us ? (uint32_t)(now_us - ack->largest_received_us) : 0;
     packet->offset = came | refused << 16;
-    packet->length = (uint16_t)(4 * (came + refused));
+    packet->length = (uint16_t)(CL_ACK_PORT_BYTES + 4 * (came + refused));
     ack->waiting = 0;
     ack->deadline_us = UINT64_MAX;
 }
@@ -98,13 +100,16 @@ bool cl_ack_read(struct cl_ack_frame *frame, const struct cl_packet *packet, con
     frame->came_count = packet->offset & 0xFFFF;
     frame->refused_count = packet->offset >> 16;
     if (frame->came_count > CL_ACK_RANGES || frame->refused_count > CL_ACK_RANGES ||
-        packet->length != 4 * (frame->came_count + frame->refused_count))
+        packet->length != CL_ACK_PORT_BYTES + 4 * (frame->came_count + frame->refused_count))
         return false;
     frame->largest = cl_packet_number(next_number, packet->number);
     if (frame->largest >= next_number)
         return false;
     frame->clock_us = packet->sequence;
     frame->host_delay_us = packet->index;
-    return read_ranges(frame->came, frame->came_count, frame->largest + 1, payload) &&
-           read_ranges(frame->refused, frame->refused_count, frame->largest + 1, payload + 4 * frame->came_count);
+    frame->port_rate = cl_load_u32(payload);
+    frame->port_senders = cl_load_u16(payload + 4);
+    const uint8_t *ranges = payload + CL_ACK_PORT_BYTES;
+    return read_ranges(frame->came, frame->came_count, frame->largest + 1, ranges) &&
+           read_ranges(frame->refused, frame->refused_count, frame->largest + 1, ranges + 4 * frame->came_count);
 }

@@ -8,9 +8,9 @@
  *     closes, or when the receiver says so (a message is complete);
  *   - after CL_ACK_EVERY packets or CL_ACK_DELAY_US otherwise.
  *
- * In a packet: for each list its ranges as {u16 gap, u16 count}: `gap` numbers down from the last one told (at first:
- * from the largest) are not in it, the next `count` are. packet.offset = ranges of all that came | refused ranges
- * << 16.
+ * In a packet: {u32 bytes per millisecond that come in here, u16 senders whose they are: see ingress.h}, then for each
+ * list its ranges as {u16 gap, u16 count}: `gap` numbers down from the last one told (at first: from the largest) are
+ * not in it, the next `count` are. packet.offset = ranges of all that came | refused ranges << 16.
  */
 #ifndef CL_CORE_ACK_H
 #define CL_CORE_ACK_H
@@ -22,7 +22,8 @@ enum {
     CL_ACK_DELAY_US = 4000,
     CL_ACK_EVERY = 64,
     CL_ACK_RANGES = 16, /* told per list; older ones have been told many times */
-    CL_ACK_BYTES_MAX = 2 * CL_ACK_RANGES * 4,
+    CL_ACK_PORT_BYTES = 6,
+    CL_ACK_BYTES_MAX = CL_ACK_PORT_BYTES + 2 * CL_ACK_RANGES * 4,
 };
 
 struct cl_ack {
@@ -45,12 +46,20 @@ void cl_ack_on_packet(struct cl_ack *ack, uint64_t number, bool refused, bool at
                       uint64_t now_us);
 /* Fills the ACK's own fields of `packet` and its payload (CL_ACK_BYTES_MAX); nothing is due afterwards. */
 void cl_ack_write(struct cl_ack *ack, struct cl_packet *packet, uint8_t *payload, uint64_t now_us);
+/* What is to be told of this host's port; in acknowledgements not told: zero. */
+static inline void cl_ack_write_port(uint8_t *payload, uint32_t rate, uint32_t senders)
+{
+    cl_store_u32(payload, rate);
+    cl_store_u16(payload + 4, senders < UINT16_MAX ? senders : UINT16_MAX);
+}
 
 /* An acknowledgement as the sender reads it; ranges newest first. */
 struct cl_ack_frame {
     uint64_t largest;
     uint32_t clock_us;      /* receiver's clock when the largest came */
     uint32_t host_delay_us; /* from then to the acknowledgement */
+    uint32_t port_rate;     /* bytes per millisecond; 0: not known */
+    uint16_t port_senders;
     uint32_t came_count, refused_count;
     struct cl_range came[CL_ACK_RANGES], refused[CL_ACK_RANGES];
 };

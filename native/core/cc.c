@@ -3,10 +3,6 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { LOSS_PACKETS_MIN = 4 };
-
-static const double LOSS_TOLERATED = 0.08;
-
 static const struct cl_cc_type *const TYPES[] = {&cl_cc_type_delay, &cl_cc_type_fixed};
 
 const struct cl_cc_type *cl_cc_find(const char *name)
@@ -21,11 +17,4 @@ void cl_cc_init(struct cl_cc *cc, const struct cl_cc_type *type, uint32_t packet
 {
     *cc = (struct cl_cc){.type = type, .packet_bytes = packet_bytes, .rate = fixed_rate};
     type->init(cc);
-}
-
-bool cl_cc_overflowing(uint32_t acked, uint32_t lost)
-{
-    double packets = (double)acked + lost;
-    double excess = lost - LOSS_TOLERATED * packets;
-    return lost >= LOSS_PACKETS_MIN && excess > 0 && excess * excess > 4 * LOSS_TOLERATED * packets;
 }

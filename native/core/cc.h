@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/overflow.h"
+
 struct cl_cc;
 
 /* What one acknowledgement says. */
@@ -22,6 +24,9 @@ struct cl_cc_sample {
     bool timed;         /* the two below are new */
     uint32_t queue_us;  /* time spent in the network's queues beyond this host's interface */
     uint32_t packet_us; /* time a full packet takes on this host's interface */
+    uint32_t base_us;   /* round trip of the empty network */
+    uint64_t share;     /* bytes per second for each sender at the receiver's port; 0: it has no other, or not known */
+    bool crowded;       /* more hosts send to that port than we have receivers: it is the narrow place, not ours */
 };
 
 struct cl_cc_type {
@@ -36,9 +41,12 @@ struct cl_cc_type {
 struct cl_cc_delay {
     bool slow_start;
     uint32_t target_us;
-    uint64_t round_end;               /* the round ends when this number is acknowledged */
-    uint64_t decrease_after;          /* no second decrease before this number is acknowledged */
-    uint32_t round_acked, round_lost; /* packets */
+    uint64_t round_end;      /* the round ends when this number is acknowledged */
+    uint64_t decrease_after; /* no second decrease before this number is acknowledged */
+    bool sharing;            /* keeps to its share */
+    uint32_t calm_rounds;    /* without a queue, while sharing */
+    double window_before;    /* of the cut on trial */
+    struct cl_overflow overflow;
 };
 
 struct cl_cc {
@@ -46,6 +54,7 @@ struct cl_cc {
     uint32_t packet_bytes; /* of a full packet */
     uint64_t window;       /* bytes that may be in flight */
     uint64_t rate;         /* bytes per second for the path's pacer; 0: not paced */
+    uint64_t burst;        /* of that pacer */
     uint32_t queue_us;     /* sample.queue_us, smoothed */
     struct cl_cc_delay delay;
 };
@@ -57,8 +66,5 @@ extern const struct cl_cc_type cl_cc_type_fixed;
 const struct cl_cc_type *cl_cc_find(const char *name);
 /* fixed_rate: bytes per second, for cl_cc_type_fixed. */
 void cl_cc_init(struct cl_cc *cc, const struct cl_cc_type *type, uint32_t packet_bytes, uint64_t fixed_rate);
-
-/* More losses than a lossy link explains, by two standard deviations: a buffer overflows. */
-bool cl_cc_overflowing(uint32_t acked, uint32_t lost);
 
 #endif

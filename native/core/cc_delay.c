@@ -6,8 +6,10 @@
  * What differs, and why:
  *  - The target is milliseconds, not tens of microseconds: engine threads share their cores with training and sleep for
  *    milliseconds, so packets come in bursts and a queue of that length is nothing to worry about.
- *  - Loss up to what cl_cc_overflowing tolerates is taken for what it is on a lossy link, and does not slow us. More
- * than that is a buffer that is shallower than the target: the window shrinks, and so does the target.
+ *  - Loss is taken for what it is on a lossy link, and does not slow us, unless overflow.h says that a buffer is full:
+ *    then it is shallower than the target. The window shrinks, and so does the target.
+ *  - Where several hosts send to one, the receiver tells what is everyone's share (ingress.h). Whoever has to slow down
+ *    goes there at once, and whoever finds no queue comes up to it at once.
  */
 #include "core/cc.h"
 
@@ -20,13 +22,17 @@ enum {
     TARGET_PACKETS = 8, /* on slow links a packet alone takes long */
     TARGET_MIN_US = 500,
     SILENT_PTOS = 3,
+    SHARE_CALM_ROUNDS = 16,
+    SHARE_HOSTS_US = 1000, /* what hosts take to answer */
 };
 
 static const double INCREASE_PACKETS = 1; /* per round near the target, up to */
 static const double INCREASE_FAR = 8;     /* times that far below it */
 static const double DECREASE = 0.8;
 static const double DECREASE_MAX = 0.5;
-static const double DECREASE_LOSS = 0.3;
+static const double SHARE_GAIN = 0.25;
+static const double SHARE_GAIN_MIN = 0.75;
+static const double SHARE_CALM = 0.125; /* of the target: no queue to speak of */
 
 static void set_window(struct cl_cc *cc, double window)
 {
@@ -42,42 +48,94 @@ static void init(struct cl_cc *cc)
     set_window(cc, (double)WINDOW_PACKETS_START * cc->packet_bytes);
 }
 
-static void end_round(struct cl_cc *cc, uint64_t next)
+static double target_of(const struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    double target_us = cc->delay.target_us, least_us = (double)TARGET_PACKETS * sample->packet_us;
+    return target_us < least_us ? least_us : target_us;
+}
+
+static double lesser(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static void overflowed(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     struct cl_cc_delay *delay = &cc->delay;
-    if (cl_cc_overflowing(delay->round_acked, delay->round_lost)) {
-        uint32_t target_us = cc->queue_us * 3 / 4;
-        delay->target_us = target_us < TARGET_MIN_US ? TARGET_MIN_US : target_us < TARGET_US ? target_us : TARGET_US;
-        delay->slow_start = false;
-        delay->decrease_after = next;
-        set_window(cc, (1 - DECREASE_LOSS) * (double)cc->window);
-    } else if (delay->target_us < TARGET_US) {
-        uint32_t target_us = delay->target_us + delay->target_us / 64 + 1;
-        delay->target_us = target_us < TARGET_US ? target_us : TARGET_US;
+    uint32_t target_us = cc->queue_us * 3 / 4;
+    delay->target_us = target_us < TARGET_MIN_US ? TARGET_MIN_US : target_us < TARGET_US ? target_us : TARGET_US;
+    delay->slow_start = false;
+    delay->decrease_after = sample->next;
+    delay->window_before = (double)cc->window;
+    delay->sharing = sample->crowded;
+    set_window(cc, (1 - CL_OVERFLOW_CUT) * (double)cc->window);
+}
+
+static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    struct cl_cc_delay *delay = &cc->delay;
+    bool cut = delay->round_end < delay->decrease_after; /* this round, or most of it, was sent before the cut */
+    double target_us = target_of(cc, sample);
+    delay->round_end = sample->next;
+    delay->calm_rounds = cc->queue_us < target_us * SHARE_CALM ? delay->calm_rounds + 1 : 0;
+    if (delay->calm_rounds > SHARE_CALM_ROUNDS || !sample->crowded)
+        delay->sharing = false;
+    if (cut) {
+        cl_overflow_skip(&delay->overflow);
+        return;
     }
-    delay->round_end = next;
-    delay->round_acked = delay->round_lost = 0;
+    bool queued = cc->queue_us > target_us / 2 || sample->crowded;
+    enum cl_overflow_verdict verdict = cl_overflow_judge(&delay->overflow, queued);
+    if (verdict == CL_OVERFLOW_FULL) {
+        overflowed(cc, sample);
+    } else if (verdict == CL_OVERFLOW_LOSSY) {
+        delay->target_us = TARGET_US;
+        if (delay->window_before > (double)cc->window)
+            set_window(cc, delay->window_before);
+    } else if (delay->target_us < TARGET_US) {
+        uint32_t grown_us = delay->target_us + delay->target_us / 64 + 1;
+        delay->target_us = grown_us < TARGET_US ? grown_us : TARGET_US;
+    }
+}
+
+/* One of several senders to a port. All of them see the same queue, and differ from equal shares by the same factor. */
+static void keep_share(struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    double target_us = target_of(cc, sample);
+    double gain = 1 + SHARE_GAIN * (target_us - cc->queue_us) / target_us;
+    gain = gain < SHARE_GAIN_MIN ? SHARE_GAIN_MIN : gain;
+    double burst_us = target_us / 2 < SHARE_HOSTS_US ? SHARE_HOSTS_US : target_us / 2;
+    double rate = gain * (double)sample->share, burst = rate * burst_us / 1e6, least = 2.0 * cc->packet_bytes;
+    cc->rate = (uint64_t)rate + 1;
+    cc->burst = (uint64_t)(burst < least ? least : burst);
+    set_window(cc, rate * (sample->base_us + SHARE_HOSTS_US + 2 * target_us) / 1e6);
 }
 
 static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     struct cl_cc_delay *delay = &cc->delay;
-    delay->round_acked += sample->packets;
+    cl_overflow_count(&delay->overflow, sample->packets, 0);
     if (sample->timed)
         cc->queue_us = (3 * cc->queue_us + sample->queue_us) / 4;
     if (sample->largest >= delay->round_end)
-        end_round(cc, sample->next);
+        end_round(cc, sample);
 
-    double window = (double)cc->window, queue_us = cc->queue_us, target_us = delay->target_us;
-    if (target_us < TARGET_PACKETS * sample->packet_us)
-        target_us = TARGET_PACKETS * sample->packet_us;
+    double window = (double)cc->window, queue_us = cc->queue_us, target_us = target_of(cc, sample);
     if (queue_us > target_us / 2)
         delay->slow_start = false;
+    if (sample->crowded && queue_us > target_us / 2)
+        delay->sharing = true;
+    if (delay->sharing) {
+        if (sample->crowded && sample->timed)
+            keep_share(cc, sample);
+        return;
+    }
+    cc->rate = 0;
     if (queue_us > target_us) {
         if (sample->largest < delay->decrease_after)
             return;
         double part = DECREASE * (queue_us - target_us) / queue_us;
-        window *= 1 - (part < DECREASE_MAX ? part : DECREASE_MAX);
+        window *= 1 - lesser(part, DECREASE_MAX);
         delay->decrease_after = sample->next;
     } else if (sample->limited && delay->slow_start) {
         window += (double)sample->bytes;
@@ -90,7 +148,7 @@ static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
 
 static void on_lost(struct cl_cc *cc, uint32_t packets)
 {
-    cc->delay.round_lost += packets;
+    cl_overflow_count(&cc->delay.overflow, 0, packets);
 }
 
 static void on_pto(struct cl_cc *cc, uint32_t count)

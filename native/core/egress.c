@@ -1,7 +1,5 @@
 #include "core/egress.h"
 
-#include "core/cc.h"
-
 enum {
     DEPTH_MAX_US = 4000,
     DEPTH_MIN_US = 100,
@@ -86,12 +84,15 @@ static void set_depth(struct cl_egress *egress, bool startup)
 /* Halfway to what overflowed last time the depth grows fast, then it only tries whether there is more room. */
 static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
 {
-    if (cl_cc_overflowing(egress->epoch_acked, egress->epoch_lost)) {
-        if (now_us < egress->cut_us + CUT_US)
-            return;
+    if (now_us < egress->cut_us + CUT_US) {
+        cl_overflow_skip(&egress->overflow);
+        return;
+    }
+    /* No trial of a lossy link here: a shallow bucket costs little, and a cut of it may leave most losses of bursts. */
+    if (cl_overflow_judge(&egress->overflow, true) == CL_OVERFLOW_FULL) {
         egress->cut_us = now_us;
         egress->overflow_us = egress->depth_us;
-        egress->depth_us = depth_of(egress, 0.7 * egress->depth_us / cl_egress_packet_us(egress));
+        egress->depth_us = depth_of(egress, (1 - CL_OVERFLOW_CUT) * egress->depth_us / cl_egress_packet_us(egress));
     } else {
         bool far = egress->depth_us < egress->overflow_us * 8 / 10;
         double grown_us = egress->depth_us + egress->depth_us / (far ? 32 : 512) + 1;
@@ -109,12 +110,12 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
     egress->empty = egress->epoch_longest_us < target_us(egress) / 4;
     egress->epoch_queue_us = UINT32_MAX;
     egress->epoch_longest_us = 0;
-    egress->epoch_samples = egress->epoch_acked = egress->epoch_lost = 0;
+    egress->epoch_samples = 0;
     egress->epoch_end_us = now_us + (egress->depth_us < EPOCH_US ? egress->depth_us : EPOCH_US);
 }
 
 static void measure(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
-                    uint32_t clock_us)
+                    uint32_t clock_us, bool crowded)
 {
     int32_t arrived_us = (int32_t)(clock_us - view->clock_us); /* between the two arrivals */
     if (view->any && bytes > view->bytes && arrived_us >= 0 && arrived_us < SPAN_MAX_US) {
@@ -123,7 +124,7 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, uint6
             arrived_us < (egress->startup ? SPAN_STARTUP_US : SPAN_DEPTHS * (int32_t)egress->depth_us))
             return;
         double capacity = (double)span * 1e6 / arrived_us;
-        bool busy = view->bytes >= egress->idle_at;
+        bool busy = view->bytes >= egress->idle_at && !crowded;
         if (busy && egress->startup && left_us < (uint64_t)arrived_us * 8 / 10) {
             egress->capacity = capacity; /* they came slower than they left: the link was the limit */
             set_depth(egress, false);
@@ -147,16 +148,19 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, uint6
 }
 
 uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
-                             uint32_t clock_us, uint32_t queue_us, uint64_t now_us)
+                             uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us)
 {
     if (!egress->controlled)
         return queue_us;
+    uint32_t whole_us = queue_us;
+    if (crowded)
+        queue_us = 0;
     /* The link is busy as long as each packet leaves before the one before it is through. */
     if (sent_us > egress->busy_until_us + BUSY_SLACK_US)
         egress->idle_at = bytes;
     if (sent_us + queue_us > egress->busy_until_us)
         egress->busy_until_us = sent_us + queue_us;
-    measure(egress, view, bytes, sent_us, clock_us);
+    measure(egress, view, bytes, sent_us, clock_us, crowded);
     view->queue_us = view->any && !egress->startup ? (3 * view->queue_us + queue_us) / 4 : queue_us;
     view->any = true;
     if (view->queue_us < egress->epoch_queue_us)
@@ -167,13 +171,12 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
     if (egress->startup || (now_us >= egress->epoch_end_us && egress->epoch_samples >= EPOCH_SAMPLES))
         end_epoch(egress, now_us);
     set_rate(egress, now_us);
-    return queue_us > egress->queue_us ? queue_us - egress->queue_us : 0;
+    return crowded ? whole_us : queue_us > egress->queue_us ? queue_us - egress->queue_us : 0;
 }
 
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost)
 {
-    egress->epoch_acked += acked;
-    egress->epoch_lost += lost;
+    cl_overflow_count(&egress->overflow, acked, lost);
 }
 
 uint64_t cl_egress_backlog_us(const struct cl_egress *egress)

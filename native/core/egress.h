@@ -20,9 +20,14 @@
 
 #include <stdbool.h>
 
+#include "core/crowd.h"
+#include "core/overflow.h"
 #include "core/pacer.h"
 
-enum { CL_EGRESS_OVERHEAD_BYTES = 42 /* Ethernet, IP and UDP headers: small packets cost more than their bytes */ };
+enum {
+    CL_EGRESS_OVERHEAD_BYTES = 42, /* Ethernet, IP and UDP headers: small packets cost more than their bytes */
+    CL_EGRESS_IDLE_US = 250000,
+};
 
 struct cl_egress {
     bool controlled; /* false: no limit */
@@ -38,11 +43,13 @@ struct cl_egress {
     uint32_t depth_us;
     uint32_t overflow_us;      /* the depth at which the queue overflowed last, or may */
     uint64_t cut_us;           /* when that was */
+    struct cl_crowd receivers; /* paths that got data lately */
     uint32_t queue_us;         /* common to all paths */
     uint32_t epoch_queue_us;   /* smallest in this epoch */
     uint32_t epoch_longest_us; /* longest in this epoch */
     bool empty;                /* nobody waited at all in the last epoch */
-    uint32_t epoch_samples, epoch_acked, epoch_lost;
+    uint32_t epoch_samples;
+    struct cl_overflow overflow;
     uint64_t epoch_end_us;
 };
 
@@ -63,10 +70,18 @@ uint64_t cl_egress_ready_us(struct cl_egress *egress, uint64_t now_us);
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes);
 
 /* A packet sent at sent_us when the count was `bytes` reached the peer at clock_us (its clock) after queue_us in
- * queues. Returns the part of the delay that is not the interface's. */
+ * queues; crowded: of which the receiver's port is the narrowest place, not the interface. Returns the part of the
+ * delay that is not the interface's. */
 uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
-                             uint32_t clock_us, uint32_t queue_us, uint64_t now_us);
+                             uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us);
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost);
+
+/* How many paths got data lately: longer ago than a receiver counts its senders, so that turns and pauses of ours are
+ * no reason to think its port crowded. */
+static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t now_us)
+{
+    return cl_crowd_count(&egress->receivers, CL_EGRESS_IDLE_US, now_us);
+}
 
 /* How long a full packet takes on the link. */
 static inline double cl_egress_packet_us(const struct cl_egress *egress)

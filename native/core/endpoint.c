@@ -93,6 +93,8 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
         return CL_ENOMEM;
     if (endpoint->config.peer_timeout_us)
         made->timeout_us = endpoint->config.peer_timeout_us;
+    for (uint16_t i = 0; i < path_count; i++)
+        made->paths[i].ingress = &endpoint->ingresses[interfaces[i]];
     endpoint->peers[peer] = made;
     endpoint->peer_count++;
     endpoint->egress_count = egress_count;

@@ -33,6 +33,7 @@ struct cl_endpoint {
     uint32_t peers_length;
     uint32_t peer_count;
     struct cl_egress egresses[CL_PEER_PATHS_MAX];
+    struct cl_ingress ingresses[CL_PEER_PATHS_MAX];
     uint16_t egress_count;
     struct cl_timer egress_timer;               /* when the first pacer that is in the way lets go */
     struct cl_peer *urgent_first, *urgent_last; /* peers with something to send before any data */

@@ -26,6 +26,8 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     struct cl_packet packet = {.kind = CL_PACKET_ACK, .path = path->index};
     uint64_t number = path->ack.written;
     cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
+    cl_ack_write_port(out->head + CL_PACKET_HEAD_BYTES, cl_ingress_rate(path->ingress),
+                      cl_crowd_count(&path->ingress->senders, CL_INGRESS_IDLE_US, now_us));
     out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
     cl_egress_sent(path->egress, out->head_length);
     out->payload_length = 0;
@@ -99,6 +101,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
         return false;
     cl_pacer_sent(&path->pacer, sent.bytes);
     cl_egress_sent(path->egress, sent.bytes);
+    cl_crowd_see(&path->egress->receivers, &path->receiver, now_us);
     message->packets_in_flight++;
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = length;

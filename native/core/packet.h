@@ -10,7 +10,7 @@
  * DATA uses the fields by their names. What the other kinds mean by them:
  *   ACK       number = largest received, path = the path acknowledged, sequence = receive time of the largest
  *             (receiver's clock, low 32 bits, us), index = host delay in us, group = the n-th acknowledgement of
- *             this path, by which replays are known; the ranges follow (see ack.h)
+ *             this path, by which replays are known; the rest follows (see ack.h)
  *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
  *   READY     every message of (group, sequence) that was refused may be sent again
  *   ABORT     group, offset = the reason (an enum cl_error), index = the peer to blame + 1, or 0
@@ -32,7 +32,7 @@
 enum {
     CL_PACKET_HEAD_BYTES = 40,
     CL_PACKET_MAGIC = 0x4C43,
-    CL_PACKET_VERSION = 2,
+    CL_PACKET_VERSION = 3,
 };
 
 enum cl_packet_kind {

@@ -77,13 +77,17 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     if (!cl_ack_read(&frame, packet, payload, path->sent.next))
         return false;
     struct cl_cc_sample sample = {.largest = frame.largest, .next = path->sent.next};
+    if (frame.port_senders > 1)
+        sample.share = (uint64_t)frame.port_rate * 1000 / frame.port_senders;
+    sample.crowded = sample.share && frame.port_senders > cl_egress_receivers(path->egress, now_us);
     const struct cl_sent_packet *largest = cl_sent_find(&path->sent, frame.largest);
     if (largest) {
         cl_rtt_update(&path->rtt, largest->sent_us, received_us, frame.clock_us, frame.host_delay_us);
         sample.timed = true;
         sample.packet_us = (uint32_t)cl_egress_packet_us(path->egress);
         sample.queue_us = cl_egress_on_sample(path->egress, &path->view, largest->egress_bytes, largest->sent_us,
-                                              frame.clock_us, path->rtt.queue_us, now_us);
+                                              frame.clock_us, path->rtt.queue_us, sample.crowded, now_us);
+        sample.base_us = cl_rtt_base_us(&path->rtt);
     }
     sample.limited = frame.largest < path->limited_until;
 
@@ -103,6 +107,8 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     path->delivered_us = now_us;
     cl_egress_on_settled(path->egress, sample.packets, 0);
     path->cc.type->on_acked(&path->cc, &sample);
+    if (path->cc.rate != path->pacer.rate)
+        cl_pacer_set(&path->pacer, path->cc.rate, path->cc.burst, now_us);
     detect(path, now_us, callbacks);
     return true;
 }

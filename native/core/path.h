@@ -7,6 +7,7 @@
 #include "core/ack.h"
 #include "core/cc.h"
 #include "core/egress.h"
+#include "core/ingress.h"
 #include "core/loss.h"
 #include "core/pacer.h"
 #include "core/replay.h"
@@ -33,6 +34,9 @@ struct cl_path {
     uint64_t packets_lost, packets_received;
     struct cl_egress *egress;
     struct cl_egress_view view;
+    struct cl_ingress *ingress;      /* set by the endpoint */
+    struct cl_crowd_member sender;   /* the peer's place in it */
+    struct cl_crowd_member receiver; /* and in the interface's crowd of receivers */
     struct cl_sent sent;
     struct cl_rtt rtt;
     struct cl_loss loss;

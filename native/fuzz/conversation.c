@@ -406,7 +406,7 @@ static void give_made_up(struct conversation *c, bool sealed)
         packet.group = (uint32_t)(path->acks.next + take(c) % 4);
         packet.number = (uint32_t)(path->sent.next - take(c) % 32);
         packet.offset = take(c) % 20 | (take(c) % 4) << 16;
-        packet.length = (uint16_t)(4 * ((packet.offset & 0xFFFF) + (packet.offset >> 16)));
+        packet.length = (uint16_t)(CL_ACK_PORT_BYTES + 4 * ((packet.offset & 0xFFFF) + (packet.offset >> 16)));
         length = packet.length;
     } else if (packet.kind == CL_PACKET_PROBE) {
         packet.length = (uint16_t)(length = CL_PROBE_BYTES);

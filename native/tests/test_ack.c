@@ -83,18 +83,22 @@ static void test_refused_is_never_told_as_accepted(void)
 
 static void test_malformed_is_refused(void)
 {
-    struct cl_packet packet = {.number = 5, .offset = 1, .length = 4};
+    struct cl_packet packet = {.number = 5, .offset = 1, .length = CL_ACK_PORT_BYTES + 4};
     struct cl_ack_frame frame;
-    uint8_t payload[CL_ACK_BYTES_MAX] = {0, 0, 3, 0};
+    uint8_t payload[CL_ACK_BYTES_MAX] = {1, 2, 0, 0, 3, 0, 0, 0, 3, 0};
     CHECK(cl_ack_read(&frame, &packet, payload, 6));
+    CHECK_EQ(frame.port_rate, 0x201);
+    CHECK_EQ(frame.port_senders, 3);
     CHECK(!cl_ack_read(&frame, &packet, payload, 5)); /* of a packet never sent */
-    packet.length = 8;
+    packet.length = CL_ACK_PORT_BYTES + 8;
     CHECK(!cl_ack_read(&frame, &packet, payload, 6)); /* length and counts disagree */
-    packet.length = 4;
+    packet.length = 4;                                /* nothing of the port */
+    CHECK(!cl_ack_read(&frame, &packet, payload, 6));
+    packet.length = CL_ACK_PORT_BYTES + 4;
     packet.offset = CL_ACK_RANGES + 1;
     CHECK(!cl_ack_read(&frame, &packet, payload, 6));
     packet.offset = 1;
-    payload[2] = 7; /* more packets than there are numbers */
+    payload[CL_ACK_PORT_BYTES + 2] = 7; /* more packets than there are numbers */
     CHECK(!cl_ack_read(&frame, &packet, payload, 6));
 }
 

@@ -14,17 +14,6 @@ static void test_names(void)
     CHECK(!cl_cc_find(NULL));
 }
 
-static void test_overflowing(void)
-{
-    static const struct {
-        uint32_t acked, lost;
-        bool overflowing;
-    } CASES[] = {{1000, 0, false}, {990, 10, false}, {970, 30, false}, {30, 3, false}, {27, 3, false},
-                 {20, 8, true},    {900, 100, true}, {0, 4, true},     {0, 3, false}};
-    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
-        CHECK_EQ(cl_cc_overflowing(CASES[i].acked, CASES[i].lost), CASES[i].overflowing);
-}
-
 static void test_fixed(void)
 {
     struct cl_cc cc;
@@ -42,7 +31,6 @@ static void test_fixed(void)
 int main(void)
 {
     RUN(test_names);
-    RUN(test_overflowing);
     RUN(test_fixed);
     return CHECK_REPORT();
 }

@@ -1,0 +1,45 @@
+#include "core/crowd.h"
+
+#include "tests/check.h"
+
+enum { IDLE_US = 1000 };
+
+static void test_counts_who_was_seen_lately(void)
+{
+    struct cl_crowd crowd = {0};
+    struct cl_crowd_member members[3] = {0};
+    for (uint64_t i = 0; i < 3; i++)
+        cl_crowd_see(&crowd, &members[i], i * 100);
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 200), 3);
+    cl_crowd_see(&crowd, &members[0], 300); /* again: it is the last one to go */
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 300), 3);
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 1100), 3);
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 1101), 2);
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 1300), 1);
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 1301), 0);
+    cl_crowd_see(&crowd, &members[1], 1400);
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 1400), 1);
+}
+
+static void test_leave(void)
+{
+    struct cl_crowd crowd = {0};
+    struct cl_crowd_member members[3] = {0};
+    cl_crowd_leave(&crowd, &members[0]); /* was never there */
+    for (uint64_t i = 0; i < 3; i++)
+        cl_crowd_see(&crowd, &members[i], 5);
+    cl_crowd_leave(&crowd, &members[1]);
+    cl_crowd_leave(&crowd, &members[1]);
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 5), 2);
+    cl_crowd_leave(&crowd, &members[2]);
+    cl_crowd_leave(&crowd, &members[0]);
+    CHECK_EQ(cl_crowd_count(&crowd, IDLE_US, 5), 0);
+    CHECK(!crowd.first && !crowd.last);
+}
+
+int main(void)
+{
+    RUN(test_counts_who_was_seen_lately);
+    RUN(test_leave);
+    return CHECK_REPORT();
+}

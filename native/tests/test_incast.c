@@ -1,0 +1,134 @@
+/* Several hosts into one port, in virtual time: what the receiver's word about its port is for (core/ingress.h). */
+#include "core/endpoint_state.h"
+
+#include "tests/check.h"
+#include "tests/network.h"
+
+enum { SENDERS = 7, BYTES = 256 << 10, OPERATIONS = 10, LINK_MBIT = 200 };
+
+static uint8_t data[BYTES], target[BYTES];
+
+/* When the port alone would be done, with what Ethernet adds. */
+static double ideal_us(uint32_t bytes)
+{
+    return (double)bytes * 1514 / 1432 * 8 / LINK_MBIT;
+}
+
+static struct network *start(uint32_t buffer_packets, uint64_t seed)
+{
+    struct network *network = network_new(SENDERS + 1, 1, LINK_MBIT, 2000, 64 << 20, seed);
+    network_set_link(&network->ingress[0][0], LINK_MBIT, buffer_packets);
+    return network;
+}
+
+static void post(struct network *network, uint32_t sequence, uint32_t senders)
+{
+    struct cl_message_id id = {1, sequence, 0};
+    for (uint16_t from = 1; from <= senders; from++) {
+        uint64_t now_us = network_now_us(network);
+        struct cl_sink sink = {.target = target};
+        CHECK_EQ(cl_endpoint_post_send(network->hosts[from].endpoint, 0, id, data, BYTES, 4, now_us, NULL), CL_OK);
+        CHECK_EQ(cl_endpoint_post_receive(network->hosts[0].endpoint, from, id, sink, BYTES, now_us, NULL), CL_OK);
+        network_wake(network, from, network->now_ns);
+    }
+    network_wake(network, 0, network->now_ns);
+}
+
+/* The longest of some gathers, one after the other, over what the port needs. */
+static double slowest(struct network *network, uint32_t senders)
+{
+    double most = 0;
+    for (uint32_t i = 1; i <= OPERATIONS; i++) {
+        uint64_t start_us = network_now_us(network);
+        network->hosts[0].completed = 0;
+        post(network, i, senders);
+        while (network->hosts[0].completed < senders && network_step(network, start_us + 10000000))
+            ;
+        CHECK_EQ(network->hosts[0].completed, senders);
+        double took = (double)(network_now_us(network) - start_us) / (senders * ideal_us(BYTES));
+        most = took > most ? took : most;
+    }
+    network_free(network);
+    return most;
+}
+
+static void test_shallow_port(void)
+{
+    static const uint32_t PACKETS[] = {16, 32, 64, 150};
+    for (int i = 0; i < 4; i++)
+        for (uint64_t seed = 1; seed <= 3; seed++)
+            CHECK(slowest(start(PACKETS[i], seed), SENDERS) < (i == 0 ? 1.15 : 1.05));
+}
+
+static void test_with_random_loss(void)
+{
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct network *network = start(32, seed);
+        network->loss = 0.01;
+        CHECK(slowest(network, SENDERS) < 1.15);
+    }
+}
+
+static void test_hosts_that_sleep(void)
+{
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct network *network = start(64, seed);
+        network->sleep_ns = 1000000;
+        CHECK(slowest(network, SENDERS) < 1.08);
+    }
+}
+
+/* Everybody's share is the same a few milliseconds after the start, not seconds: no sender is done long before the
+ * others. */
+static void test_shares_are_equal_at_once(void)
+{
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct network *network = start(64, seed);
+        uint64_t start_us = network_now_us(network), first_us = UINT64_MAX, last_us = 0;
+        post(network, 1, SENDERS);
+        network_run_until(network, start_us + 10000000);
+        for (int i = 1; i <= SENDERS; i++) {
+            uint64_t us = network->hosts[i].last_completed_us - start_us;
+            first_us = us < first_us ? us : first_us;
+            last_us = us > last_us ? us : last_us;
+        }
+        CHECK(first_us * 10 > last_us * 6);
+        network_free(network);
+    }
+}
+
+/* A sender that comes late, or goes, changes the others' shares; the port is never idle for it. */
+static void test_senders_come_and_go(void)
+{
+    struct network *network = start(64, 1);
+    uint64_t start_us = network_now_us(network);
+    for (uint32_t i = 1; i <= 4; i++)
+        post(network, i, 2);
+    network_run_until(network, start_us + 20000);
+    CHECK_EQ(
+        cl_crowd_count(&network->hosts[0].endpoint->ingresses[0].senders, CL_INGRESS_IDLE_US, network_now_us(network)),
+        2);
+    struct cl_message_id id = {1, 9, 0};
+    struct cl_sink sink = {.target = target};
+    cl_endpoint_post_send(network->hosts[3].endpoint, 0, id, data, BYTES, 4, network_now_us(network), NULL);
+    cl_endpoint_post_receive(network->hosts[0].endpoint, 3, id, sink, BYTES, network_now_us(network), NULL);
+    network_wake(network, 3, network->now_ns);
+    network_run_until(network, network_now_us(network) + 20000);
+    CHECK_EQ(network->hosts[0].endpoint->ingresses[0].senders.count, 3);
+    CHECK(network->hosts[3].endpoint->peers[0]->paths[0].cc.delay.sharing);
+    while (network->hosts[0].completed < 9 && network_step(network, start_us + 10000000))
+        ;
+    CHECK((double)(network_now_us(network) - start_us) < 1.05 * 9 * ideal_us(BYTES));
+    CHECK_EQ(network->hosts[0].endpoint->ingresses[0].senders.count, 0); /* nothing is awaited of anybody */
+    network_free(network);
+}
+
+int main(void)
+{
+    RUN(test_shallow_port);
+    RUN(test_with_random_loss);
+    RUN(test_hosts_that_sleep);
+    RUN(test_shares_are_equal_at_once);
+    RUN(test_senders_come_and_go);
+    return CHECK_REPORT();
+}
