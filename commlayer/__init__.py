@@ -18,20 +18,25 @@ from .errors import (
     OperationTimeoutError,
     PeerLostError,
 )
+from .tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AbortedError",
+    "ByLayer",
+    "BySteps",
     "ClosedError",
     "CommError",
     "Config",
     "ConfigError",
+    "GradientNorm",
     "HookState",
     "MismatchError",
     "OperationTimeoutError",
     "Options",
     "PeerLostError",
     "Policy",
+    "Tolerance",
     "allreduce_hook",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from commlayer.plans import direct
 from commlayer.plans.settings import Settings
-from commlayer.residual import Residual, largest_blocks
+from commlayer.residual import Residual
 from commlayer.transport.base import DType, Op, Qos
 from tests.transport.world import PATIENCE_S, Team, World
 
@@ -83,12 +83,3 @@ def test_what_was_applied_and_what_is_left_is_everything(size: int) -> None:
     assert (left != 0).any()
     torch.testing.assert_close(applied + left, exact, rtol=1e-5, atol=1e-4)
     assert not torch.allclose(applied.double(), exact, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize("numel", [1000, 1024, 129 * 256])
-def test_the_largest_blocks_are_chosen(numel: int) -> None:
-    values = torch.zeros(numel)
-    values[-1], values[300], values[0] = -9.0, 5.0, 1.0
-    words = largest_blocks(values, 2 / -(-numel // 256), 1024)
-    chosen = {64 * at + bit for at, word in enumerate(words.tolist()) for bit in range(64) if word >> bit & 1}
-    assert chosen == {1, -(-numel // 256) - 1}
