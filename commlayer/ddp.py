@@ -194,8 +194,8 @@ def group_of(policy: Policy, process_group: dist.ProcessGroup | None, what: str)
 def bucket_priority(policy: Policy, index: int, buckets: int) -> int:
     """The class of bucket `index` of `buckets`, which is 0 as long as nobody knows.
 
-    Backward ends with the front layers, so the last bucket has them (after DDP has learned the order in its first
-    step), and goes first: the next forward needs it first.
+    Backward ends with the front layers, so the last bucket has them, and goes first: the next forward needs it first.
+    DDP learns the order in its first step and regroups its buckets by it; how many there are the second step shows.
     """
     if buckets < 2:
         return policy.priority
