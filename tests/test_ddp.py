@@ -223,6 +223,59 @@ def _loaded(saved: dict[str, Any]) -> commlayer.HookState:
     return state
 
 
+def _restarts(rank: int, size: int) -> list[list[float]]:
+    """Saves and restores the states of two ranks; returns what each then averages."""
+    found = []
+    with ranks.job(rank, size):
+        for how in ("own", "of rank 0"):
+            model = nn.Linear(3, 1, bias=False)
+            state = commlayer.HookState(commlayer.Policy(loss_bound=0.1))
+            averages(model, state)
+            (weight,) = model.parameters()
+            state.residual.keep(torch.full((3,), 10.0 * (rank + 1)), [weight], [0], [(4, 4)])
+            saved = ranks.store()
+            if how == "own" or rank == 0:
+                saved.set(f"{how} {rank}", pickle.dumps(state).hex())
+            copy = pickle.loads(bytes.fromhex(saved.get(f"{how} {rank if how == 'own' else 0}").decode()))
+            found.append(averages(nn.Linear(3, 1, bias=False), copy))
+            assert copy.steps == 2
+            found.append(averages(nn.Linear(3, 1, bias=False), copy))
+    return found
+
+
+def averages(model: nn.Module, state: commlayer.HookState) -> list[float]:
+    """The gradient of one step with inputs of 1."""
+    replica = DistributedDataParallel(model)
+    replica.register_comm_hook(state, commlayer.allreduce_hook)
+    replica(torch.ones(1, 3)).sum().backward()
+    (weight,) = model.parameters()
+    assert weight.grad is not None
+    return weight.grad[0].tolist()
+
+
+def test_what_was_lost_survives_a_restart_of_its_own_rank() -> None:
+    for found in ranks.run(_restarts, 2, environ={"COMMLAYER_SHM": "0"}):
+        own, after, of_rank_0, _ = found
+        assert own == [1, 1 + (10 + 20) / 2, 1]
+        assert after == [1, 1, 1]
+        assert of_rank_0 == [1, 1 + 10 / 2, 1]  # once, not twice
+
+
+def test_a_state_that_had_a_tolerance_wants_it_again() -> None:
+    state = commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1}))
+    ranks.run(_wants_tolerance, 1, pickle.dumps(state))
+
+
+def _wants_tolerance(rank: int, size: int, pickled: bytes) -> None:
+    fake_transport.install()
+    state = pickle.loads(pickled)
+    with ranks.job(rank, size):
+        with pytest.raises(commlayer.ConfigError, match="saved with a tolerance"):
+            averages(nn.Linear(3, 1, bias=False), state)
+        state.tolerance = commlayer.BySteps({0: 0.1})
+        averages(nn.Linear(3, 1, bias=False), state)
+
+
 def test_a_saved_policy_that_is_out_of_range_is_refused() -> None:
     with pytest.raises(commlayer.ConfigError, match="priority=9"):
         commlayer.HookState().load_state_dict({"policy": {"priority": 9}})
