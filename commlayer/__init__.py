@@ -18,6 +18,7 @@ from .errors import (
     OperationTimeoutError,
     PeerLostError,
 )
+from .replicas import Replicas
 from .tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "Options",
     "PeerLostError",
     "Policy",
+    "Replicas",
     "Tolerance",
     "allreduce_hook",
 ]

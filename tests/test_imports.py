@@ -25,6 +25,7 @@ FLOORS = (
         "work",
         "tensors",
         "protect",
+        "replicas",
         "residual",
         "tolerance",
         "dynamo",
