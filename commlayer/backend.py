@@ -326,7 +326,7 @@ class CommProcessGroup(dist.ProcessGroup):
 
     @property
     def loses(self) -> bool:
-        """Whether its sums can lose contributions: with a bound, between hosts of one rank each."""
+        """Whether its sums can lose contributions: with a bound, between hosts."""
         return self._terms(self.policy).bound is not None
 
     @property

@@ -32,9 +32,11 @@ class Bound:
     def of(policy: Policy, hosts: Sequence[Sequence[int]], packet_bytes: int, settings: Settings) -> Bound | None:
         """The bound of a group whose reliable plans have `settings`; None: it loses nothing.
 
-        Only networks lose: it takes several hosts, of one rank each. `packet_bytes` is what a full packet carries.
+        Only networks lose: it takes several hosts. What is lost there of a host with several ranks is their sum; to
+        rescale that, all hosts must have as many. `packet_bytes` is what a full packet carries.
         """
-        if policy.loss_bound == 0 or len(hosts) == 1 or any(len(ranks) > 1 for ranks in hosts):
+        uneven = len(set(map(len, hosts))) > 1
+        if policy.loss_bound == 0 or len(hosts) == 1 or (uneven and policy.treatment == "rescale"):
             return None
         deadline_us = ADAPTIVE_DEADLINE_US
         if policy.deadline_s is not None:

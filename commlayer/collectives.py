@@ -55,7 +55,9 @@ class Collectives:
     ) -> CommWork:
         """From one flat tensor of floating-point numbers into another.
 
-        What of `source` was not counted, `missing` of the work says, whatever the group's treatment is. `protect` is a
+        What of `source` was not counted, `missing` of the work says, whatever the group's treatment is. With several
+        ranks per host that is the sum of a host, which `source` then has there: it is changed where this rank makes
+        the sum of its host. `protect` is a
         map of the packets that must be, see `Qos.protect`, with a bit per `packet_bytes` of the group. Raises
         ConfigError for tensors that cannot be summed with a bound, also where there is none.
         """
