@@ -18,20 +18,27 @@ from .errors import (
     OperationTimeoutError,
     PeerLostError,
 )
+from .replicas import Replicas
+from .tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AbortedError",
+    "ByLayer",
+    "BySteps",
     "ClosedError",
     "CommError",
     "Config",
     "ConfigError",
+    "GradientNorm",
     "HookState",
     "MismatchError",
     "OperationTimeoutError",
     "Options",
     "PeerLostError",
     "Policy",
+    "Replicas",
+    "Tolerance",
     "allreduce_hook",
 ]

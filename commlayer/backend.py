@@ -9,6 +9,7 @@ a channel, so their operations need no common order. CUDA tensors take the way o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Sequence
@@ -34,9 +35,9 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
 )
 
-from .bound import Bound
+from .bound import Bound, Terms
 from .collectives import Collectives
-from .config import Config, Policy
+from .config import LOSS_LIMIT, Config, Policy
 from .devices import Devices, placed
 from .dynamo import untraced
 from .errors import ConfigError
@@ -104,12 +105,18 @@ class CommProcessGroup(dist.ProcessGroup):
         )
         if config.segment_bytes:
             settings = dataclasses.replace(settings, segment_bytes=config.segment_bytes)
-        bound = Bound.of(self.policy, self._native.hosts, self._native.packet_bytes, settings)
-        self.loses = bound is not None
-        """Whether its sums can lose contributions: with a bound, between hosts of one rank each."""
+        hosts, packet_bytes = self._native.hosts, self._native.packet_bytes
+
+        @functools.lru_cache(maxsize=256)
+        def terms(policy: Policy) -> Terms:
+            return Terms(policy.priority, Bound.of(policy, hosts, packet_bytes, settings))
+
+        self._terms = terms
+        self.can_lose = terms(Policy(loss_bound=LOSS_LIMIT)).bound is not None
+        """Whether there is a network that may lose contributions, if a policy allows it."""
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         self._launcher = Launcher(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
-        self._collectives = Collectives(self._launcher, rank, size, bound)
+        self._collectives = Collectives(self._launcher, rank, size, terms(self.policy))
         self._lock = threading.Lock()
         self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
         """Takes the tensors that are not on the CPU."""
@@ -120,10 +127,17 @@ class CommProcessGroup(dist.ProcessGroup):
 
     @placed(inputs=[0], outputs=[0])
     def allreduce(  # type: ignore[override]
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+        self,
+        tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+        policy: Policy | None = None,
     ) -> Work:
         tensors, opts = _as_list(tensors), _options(AllreduceOptions, op if opts is None else opts, timeout)
-        work = self._collectives.all_reduce(tensors, opts) if len(tensors) == 1 else None
+        terms = None if policy is None else self._terms(policy)
+        work = self._collectives.all_reduce(tensors, opts, terms) if len(tensors) == 1 else None
         return work or self._fallback.allreduce(tensors, opts)
 
     @placed(inputs=[0], outputs=[0])
@@ -293,11 +307,27 @@ class CommProcessGroup(dist.ProcessGroup):
 
     @placed()  # on the CPU in any case, but in the order of the calls
     def allreduce_from(
-        self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None
+        self,
+        source: Tensor,
+        target: Tensor,
+        opts: Any,
+        protect: Tensor | None = None,
+        *,
+        policy: Policy | None = None,
     ) -> CommWork | StagedWork:
         """All-reduces `source` into `target`, see `Collectives.all_reduce_from`; `missing` of the work says what of
-        `source` was not counted."""
-        return self._collectives.all_reduce_from(source, target, opts, protect)
+        `source` was not counted.
+
+        `policy`, here and in `allreduce`, is that of this operation: its priority, and what it may lose. (What plans it
+        has otherwise, the group's policy says.)
+        """
+        terms = None if policy is None else self._terms(policy)
+        return self._collectives.all_reduce_from(source, target, opts, protect, terms)
+
+    @property
+    def loses(self) -> bool:
+        """Whether its sums can lose contributions: with a bound, between hosts."""
+        return self._terms(self.policy).bound is not None
 
     @property
     def packet_bytes(self) -> int:

@@ -1,10 +1,11 @@
-"""`Bound`: what the reductions of a group may lose, as its policy says."""
+"""`Bound`: what reductions may lose, as their policy says; and `Terms`: that and their priority."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .config import Policy
 from .plans.settings import Settings
@@ -31,9 +32,11 @@ class Bound:
     def of(policy: Policy, hosts: Sequence[Sequence[int]], packet_bytes: int, settings: Settings) -> Bound | None:
         """The bound of a group whose reliable plans have `settings`; None: it loses nothing.
 
-        Only networks lose: it takes several hosts, of one rank each. `packet_bytes` is what a full packet carries.
+        Only networks lose: it takes several hosts. What is lost there of a host with several ranks is their sum; to
+        rescale that, all hosts must have as many. `packet_bytes` is what a full packet carries.
         """
-        if policy.loss_bound == 0 or len(hosts) == 1 or any(len(ranks) > 1 for ranks in hosts):
+        uneven = len(set(map(len, hosts))) > 1
+        if policy.loss_bound == 0 or len(hosts) == 1 or (uneven and policy.treatment == "rescale"):
             return None
         deadline_us = ADAPTIVE_DEADLINE_US
         if policy.deadline_s is not None:
@@ -48,9 +51,23 @@ class Bound:
         return Bound(bounded, qos, packet_bytes)
 
     @property
+    def plan_key(self) -> tuple[bool, int]:
+        """What of `settings` differs from bound to bound within a group."""
+        return self.settings.relaxed, self.settings.bounded_message_bytes
+
+    @property
     def makes_up_at_once(self) -> bool:
         """Whether the result makes up for what was lost, so that no caller has to ask."""
         return self.qos.treatment != Treatment.FEEDBACK
+
+
+class Terms(NamedTuple):
+    """What one operation wants; the others of its group may want something else."""
+
+    priority: int
+    """Class of service, 0 (most urgent) to 7."""
+    bound: Bound | None
+    """None: it loses nothing."""
 
 
 def can_lose(kind: Kind) -> bool:

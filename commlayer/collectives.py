@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
-from .bound import Bound, can_lose
+from .bound import Bound, Terms, can_lose
 from .errors import ConfigError
 from .launcher import Launch, Launcher
 from .profile import profiled
@@ -24,36 +24,40 @@ class Collectives:
 
     Every method starts its operation and returns its work, or it returns None and has done nothing: then its arguments
     are for gloo, either because of their kind, which is the same on all ranks, or because they make no sense, and gloo
-    says so before it sends anything. `opts` are torch's options of the collective. With a `bound`, all-reduce and
-    reduce-scatter may lose contributions.
+    says so before it sends anything. `opts` are torch's options of the collective. With a bound in `terms`, all-reduce
+    and reduce-scatter may lose contributions. Operations that have no terms of their own have these.
     """
 
-    def __init__(self, launcher: Launcher, rank: int, size: int, bound: Bound | None = None) -> None:
+    def __init__(self, launcher: Launcher, rank: int, size: int, terms: Terms) -> None:
         self._launcher = launcher
         self._rank = rank
         self._size = size
-        self._bound = bound
+        self._terms = terms
 
     @profiled
-    def all_reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
+    def all_reduce(self, tensors: list[Tensor], opts: Any, terms: Terms | None = None) -> Work | None:
         """Any number of tensors at once."""
         kind = reduction_kind(tensors, opts.reduceOp)
         if kind is None:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
-        bound = self._bound_of(kind)
+        terms = terms or self._terms
+        bound = _bound_of(terms, kind)
         launches = self._launcher.collective("all_reduce", kind, count, memory, memory, bound=bound)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
-        return self._launcher.start(
-            launches, opts, tensors, [memory, *tensors], copies, None if bound is None else bound.qos
-        )
+        qos = None if bound is None else bound.qos
+        return self._launcher.start(launches, opts, tensors, [memory, *tensors], copies, qos, terms.priority)
 
     @profiled
-    def all_reduce_from(self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None) -> CommWork:
+    def all_reduce_from(
+        self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None, terms: Terms | None = None
+    ) -> CommWork:
         """From one flat tensor of floating-point numbers into another.
 
-        What of `source` was not counted, `missing` of the work says, whatever the group's treatment is. `protect` is a
+        What of `source` was not counted, `missing` of the work says, whatever the group's treatment is. With several
+        ranks per host that is the sum of a host, which `source` then has there: it is changed where this rank makes
+        the sum of its host. `protect` is a
         map of the packets that must be, see `Qos.protect`, with a bit per `packet_bytes` of the group. Raises
         ConfigError for tensors that cannot be summed with a bound, also where there is none.
         """
@@ -64,18 +68,18 @@ class Collectives:
                 f"rank {self._rank}: {opts.reduceOp} of {source.dtype} {tuple(source.shape)} into {target.dtype} "
                 f"{tuple(target.shape)}: bounded loss needs sums or averages of dense floating-point tensors on the CPU"
             )
-        launches = self._launcher.collective("all_reduce", kind, source.numel(), source, target, bound=self._bound)
+        priority, bound = terms or self._terms
+        launches = self._launcher.collective("all_reduce", kind, source.numel(), source, target, bound=bound)
         qos = None
-        if self._bound is not None and launches and launches[0].plan.bounded:
-            qos = self._bound.qos
+        if bound is not None and launches and launches[0].plan.bounded:
+            qos = bound.qos
             if protect is not None:
-                bytes_per_bit = self._bound.packet_bytes
-                qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=bytes_per_bit)
+                qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=bound.packet_bytes)
         elif launches:
             target.copy_(source)
             launches = [launches[0]._replace(source=target.data_ptr())]
         memory = [source, target] if protect is None else [source, target, protect]
-        return self._launcher.start(launches, opts, [target], memory, [], qos)
+        return self._launcher.start(launches, opts, [target], memory, [], qos, priority)
 
     @profiled
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
@@ -94,7 +98,7 @@ class Collectives:
         kind = reduction_kind([pairs[0][0]], opts.reduceOp)
         if kind is None or not self._are_shards(pairs):
             return None
-        bound = self._bound_of(kind)
+        bound = _bound_of(self._terms, kind)
         launches, memory, copies = [], [], []
         for output, inputs in pairs:
             source = contribution(inputs, kind, opts.reduceOp)
@@ -266,11 +270,6 @@ class Collectives:
         copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
         return self._launcher.start(launches, opts, outputs, [source, target, *outputs], copies)
 
-    def _bound_of(self, kind: Kind) -> Bound | None:
-        """What a reduction may lose whose caller will not ask what was lost: that must be made up for at once."""
-        bound = self._bound
-        return bound if bound is not None and bound.makes_up_at_once and can_lose(kind) else None
-
     def _are_shards(self, pairs: Iterable[tuple[Tensor, list[Tensor]]]) -> bool:
         """Whether each pair is a shard and a whole of one type on the CPU, the whole as long as a shard per rank."""
         dtype = None
@@ -313,3 +312,9 @@ class Collectives:
                 f"rank {self._rank}: sends {sent[self._rank]} bytes to itself, but has room for "
                 f"{received[self._rank]}; make both the same"
             )
+
+
+def _bound_of(terms: Terms, kind: Kind) -> Bound | None:
+    """What a reduction may lose whose caller will not ask what was lost: that must be made up for at once."""
+    bound = terms.bound
+    return bound if bound is not None and bound.makes_up_at_once and can_lose(kind) else None

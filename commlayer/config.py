@@ -24,6 +24,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 PRIORITIES = 8
 """Priority classes of the engine: 0 is the most urgent, PRIORITIES - 1 the least."""
 
+LOSS_LIMIT = 0.5
+"""No bound is larger: the share of a message's packets that may be missing."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -135,6 +138,9 @@ class Policy:
 
     priority: int = 4
     """Class of service, 0 (most urgent) to 7: packets of a lower number go first through the whole engine."""
+    priority_spread: int = 2
+    """The communication hook gives the buckets of front layers, which the next forward needs first, classes up to this
+    much more urgent than `priority`, and those of back layers up to this much less. 0: all have the same."""
     deterministic: bool = False
     """Reduce in a fixed order: the same inputs give the same bits in every run. (Replicas agree in any case.)"""
     algorithm: Algorithm | None = None
@@ -158,13 +164,16 @@ class Policy:
     def __post_init__(self) -> None:
         if not (isinstance(self.priority, int) and 0 <= self.priority < PRIORITIES):
             raise ConfigError(f"Policy(priority={self.priority!r}): use 0 (most urgent) to {PRIORITIES - 1}")
+        if not (isinstance(self.priority_spread, int) and 0 <= self.priority_spread < PRIORITIES):
+            raise ConfigError(
+                f"Policy(priority_spread={self.priority_spread!r}): use 0 (none) to {PRIORITIES - 1} classes"
+            )
         if self.algorithm is not None and self.algorithm not in get_args(Algorithm):
             raise ConfigError(f"Policy(algorithm={self.algorithm!r}): {_one_of(Algorithm)}")
         for name, choice in (("treatment", Treatment), ("consistency", Consistency)):
             if getattr(self, name) not in get_args(choice):
                 raise ConfigError(f"Policy({name}={getattr(self, name)!r}): {_one_of(choice)}")
-        if not (isinstance(self.loss_bound, int | float) and 0 <= self.loss_bound <= 0.5):
-            raise ConfigError(f"Policy(loss_bound={self.loss_bound!r}): use 0 (nothing is lost) to 0.5")
+        check_bound(self.loss_bound, f"Policy(loss_bound={self.loss_bound!r})")
         if not (isinstance(self.protect_quantile, int | float) and 0 <= self.protect_quantile < 1):
             raise ConfigError(f"Policy(protect_quantile={self.protect_quantile!r}): use 0 to less than 1")
         if self.deadline_s is not None and not self.deadline_s > 0:
@@ -175,6 +184,12 @@ class Policy:
             )
         if self.loss_bound and self.algorithm == "ring":
             raise ConfigError("Policy(algorithm='ring'): use 'direct' with a loss_bound: a ring adds losses up")
+
+
+def check_bound(bound: object, what: str) -> None:
+    """Raises ConfigError, beginning with `what`, unless `bound` is a share of packets that may be lost."""
+    if not (isinstance(bound, int | float) and 0 <= bound <= LOSS_LIMIT):
+        raise ConfigError(f"{what}: use 0 (nothing is lost) to {LOSS_LIMIT}")
 
 
 _PREFIX = "COMMLAYER_"

@@ -10,6 +10,7 @@ ranks when the first bucket is ready.
 # No `from __future__ import annotations` here: DDP checks a hook's annotations, and would find strings.
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,29 +20,106 @@ from torch._C._distributed_c10d import AllreduceOptions
 from torch.futures import Future
 
 from .backend import NAME, CommProcessGroup, Options
-from .config import Policy
+from .config import LOSS_LIMIT, PRIORITIES, Policy
 from .dynamo import untraced
 from .errors import ConfigError
-from .residual import Residual, largest_blocks
+from .protect import as_words, blocks_of, largest_blocks
+from .residual import Residual
+from .tolerance import Tolerance
+
+log = logging.getLogger("commlayer")
 
 
 class HookState:
     """What a hook keeps from step to step: its policy and its group.
 
-    `process_group` is that of the model, None meaning WORLD. It is no part of what is saved or pickled: a restored
-    state uses WORLD until `process_group` is set.
+    `process_group` is that of the model, None meaning WORLD. `tolerance` says what may be lost instead of the policy's
+    `loss_bound`, by layer and by step (see tolerance.py). Neither is part of what is saved or pickled: a restored state
+    uses WORLD until `process_group` is set, and one that had a tolerance must be given an equal one.
 
-    With `Policy(loss_bound=...)` and its treatment `feedback`, the state keeps what of this rank's gradients was lost
-    until the next step adds it. That is no part of what is saved, either: a restored state has lost nothing yet.
+    With the policy's treatment `feedback`, the state keeps what of this rank's gradients was lost until the next step
+    adds it. That is part of what is saved, so every rank should save its own state and restore that. A rank that
+    restores another one's leaves what it finds there alone, as it would be added several times.
     """
 
-    def __init__(self, policy: Policy | None = None, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        tolerance: Tolerance | None = None,
+    ) -> None:
         self.policy = policy or Policy()
         self.process_group = process_group
+        self.tolerance = tolerance
+        """Instead of the policy's `loss_bound`; None: that."""
+        self.steps = 0
+        """Backward passes that have begun with this state, also before it was saved."""
         self.residual = Residual()
         """What of the gradients was lost and waits for the next step."""
+        self._rank: int | None = None  # whose residual it is; None: nobody's yet
+        self._tolerance_state: dict[str, Any] | None = None  # restored, and not taken over yet
+        self._buckets = 0  # how many there were in the last step
         self._group: CommProcessGroup | None = None
         self._sources: dict[int, torch.Tensor] = {}
+        if tolerance is not None:
+            if self.policy.loss_bound:
+                raise ConfigError(
+                    f"HookState(Policy(loss_bound={self.policy.loss_bound}), tolerance=...): use one of the two"
+                )
+            dataclasses.replace(self.policy, loss_bound=LOSS_LIMIT)  # raises if nothing may be lost with the rest of it
+
+    def enter(self, bucket: dist.GradBucket) -> tuple[Policy, list[int]]:
+        """For the hook, once per bucket and in their order: the policy of its operation, and which of its parameters
+        (as indices) may lose nothing at all."""
+        index, parameters = bucket.index(), bucket.parameters()
+        if index == 0:
+            self._begin_step()
+        self.residual.meet(parameters)
+        priority = bucket_priority(self.policy, index, self._buckets)
+        if bucket.is_last():
+            self._buckets = index + 1
+        if self.tolerance is None:
+            return dataclasses.replace(self.policy, priority=priority), []
+        bounds = [self.tolerance.bound(self.steps - 1, parameter) for parameter in parameters]
+        positive = [bound for bound in bounds if bound != 0]
+        policy = dataclasses.replace(self.policy, priority=priority, loss_bound=min(positive, default=0.0))
+        return policy, [i for i, bound in enumerate(bounds) if bound == 0] if positive else []
+
+    def observe(self, step: int, bucket: int, gradients: torch.Tensor) -> None:
+        """For the hook, when a bucket's averages are there."""
+        if self.tolerance is not None:
+            self.tolerance.observe(step, bucket, gradients)
+
+    def _begin_step(self) -> None:
+        rank = self.group().rank()
+        if self._rank not in (None, rank) and self.residual.state_dict():
+            log.warning(
+                "rank %d restored the HookState of rank %s: what that one had lost is left out; let every rank save "
+                "and restore its own",
+                rank,
+                self._rank,
+            )
+            self.residual = Residual()
+        self._rank = rank
+        if self._buckets:
+            self.residual.check_met()
+        if self._tolerance_state is not None:
+            if self.tolerance is None:
+                raise ConfigError("this HookState was saved with a tolerance: set HookState.tolerance to an equal one")
+            self.tolerance.load_state_dict(self._tolerance_state)
+            self._tolerance_state = None
+        if self.tolerance is not None:
+            self.tolerance.begin(self.steps, self._largest)
+        self.steps += 1
+
+    def _largest(self, value: float) -> float:
+        """Of all ranks' values."""
+        values = torch.tensor([value], dtype=torch.float64)
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        self.group().allreduce([values], options).wait()
+        return float(values)
 
     def source(self, bucket: dist.GradBucket) -> torch.Tensor:
         """Host memory to send a bucket's gradients from. It is the bucket's own until its operation has ended."""
@@ -56,29 +134,32 @@ class HookState:
         A group that has been destroyed since, with the job's process groups, is replaced.
         """
         if self._group is None or self._group.closed:
-            given = self.process_group or dist.distributed_c10d._get_default_group()
-            if isinstance(given, CommProcessGroup) and given.policy == self.policy:
-                self._group = given
-            else:
-                made = dist.new_group(
-                    dist.get_process_group_ranks(given),
-                    backend=NAME,
-                    pg_options=Options(self.policy),
-                    use_local_synchronization=True,  # the ranks of other groups take no part
-                    group_desc="commlayer.HookState",
-                )
-                assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
-                self._group = made
+            self._group = group_of(self.policy, self.process_group, "commlayer.HookState")
         return self._group
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: plain values only."""
-        return {"policy": dataclasses.asdict(self.policy)}
+        """For a checkpoint, between steps: plain values, and tensors of what this rank has lost."""
+        tolerance = self._tolerance_state if self.tolerance is None else self.tolerance.state_dict()
+        return {
+            "policy": dataclasses.asdict(self.policy),
+            "steps": self.steps,
+            "rank": self._rank,
+            "residual": self.residual.state_dict(),
+            "tolerance": tolerance,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned. Raises ConfigError if it holds a policy this version cannot keep."""
+        """Takes over what `state_dict` returned, before the first step of the model that has the hook.
+
+        Raises ConfigError if it holds a policy this version cannot keep.
+        """
         self.policy = Policy(**state["policy"])
+        self.steps = state.get("steps", 0)
         self.residual = Residual()
+        self.residual.load_state_dict(state.get("residual", {}))
+        self._rank = state.get("rank")
+        self._tolerance_state = state.get("tolerance")
+        self._buckets = 0
         self._sources = {}
         self._group = None
 
@@ -87,7 +168,40 @@ class HookState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
+        self.tolerance = None
         self.load_state_dict(state)
+
+
+def group_of(policy: Policy, process_group: dist.ProcessGroup | None, what: str) -> CommProcessGroup:
+    """A commlayer group with this policy and the ranks of `process_group` (None: WORLD): that, or one made for `what`.
+
+    Every rank of the group must call.
+    """
+    given = process_group or dist.distributed_c10d._get_default_group()
+    if isinstance(given, CommProcessGroup) and given.policy == policy:
+        return given
+    made = dist.new_group(
+        dist.get_process_group_ranks(given),
+        backend=NAME,
+        pg_options=Options(policy),
+        use_local_synchronization=True,  # the ranks of other groups take no part
+        group_desc=what,
+    )
+    assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
+    return made
+
+
+def bucket_priority(policy: Policy, index: int, buckets: int) -> int:
+    """The class of bucket `index` of `buckets`, which is 0 as long as nobody knows.
+
+    Backward ends with the front layers, so the last bucket has them, and goes first: the next forward needs it first.
+    DDP learns the order in its first step and regroups its buckets by it; how many there are the second step shows.
+    """
+    if buckets < 2:
+        return policy.priority
+    first = max(policy.priority - policy.priority_spread, 0)
+    last = min(policy.priority + policy.priority_spread, PRIORITIES - 1)
+    return last - round(min(index / (buckets - 1), 1.0) * (last - first))
 
 
 @untraced
@@ -97,33 +211,61 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     A failure reaches the caller of `backward()` as a RuntimeError with the engine's text.
     """
     gradients = bucket.buffer()
+    policy, reliable = state.enter(bucket)
+    step, index = state.steps - 1, bucket.index()
+    may_lose = state.group().can_lose and (state.tolerance is not None or policy.loss_bound > 0)
+    if may_lose and (policy.treatment == "feedback" or policy.protect_quantile > 0 or reliable):
+        averaged = _from_source(state, bucket, policy, reliable)
+    else:
+        options = _average()
+        if gradients.is_cpu:
+            done = state.group().allreduce([gradients], options, policy=policy).get_future()
+            averaged = done.then(lambda done: done.value()[0])
+        else:
+            averaged = _through_host(state.group(), gradients, options, policy)
+    if state.tolerance is None:
+        return averaged
+
+    def observe(done: Future[torch.Tensor]) -> torch.Tensor:
+        state.observe(step, index, done.value())
+        return done.value()
+
+    return averaged.then(observe)
+
+
+def _average() -> AllreduceOptions:
     options = AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
-    if state.group().loses and state.policy.treatment == "feedback":
-        return _with_feedback(state, bucket, options)
-    if gradients.is_cpu:
-        return state.group().allreduce([gradients], options).get_future().then(lambda done: done.value()[0])
-    return _through_host(state.group(), gradients, options)
+    return options
 
 
-def _with_feedback(state: HookState, bucket: dist.GradBucket, options: AllreduceOptions) -> Future[torch.Tensor]:
-    """The same, for gradients of which a part may be lost: this rank adds it to its next ones."""
+def _from_source(
+    state: HookState, bucket: dist.GradBucket, policy: Policy, reliable: list[int]
+) -> Future[torch.Tensor]:
+    """The same, for gradients of which a part may be lost: with `feedback` this rank adds it to its next ones."""
     gradients, group, source = bucket.buffer(), state.group(), state.source(bucket)
     if not gradients.is_floating_point():
-        raise ConfigError(f"a bucket of {gradients.dtype}: Policy(loss_bound=...) is for floating-point gradients")
-    parameters = bucket.parameters()
-    starts = [int(each.storage_offset() - gradients.storage_offset()) for each in bucket.gradients()]
+        raise ConfigError(f"a bucket of {gradients.dtype}: bounded loss is for floating-point gradients")
+    parameters, parts = bucket.parameters(), bucket.gradients()
+    starts = [int(each.storage_offset() - gradients.storage_offset()) for each in parts]
     source.copy_(gradients)
-    state.residual.add_to(source, parameters, starts)
+    feedback = policy.treatment == "feedback"
+    if feedback:
+        state.residual.add_to(source, parameters, starts)
     protect = None
-    if state.policy.protect_quantile:
-        protect = largest_blocks(source, state.policy.protect_quantile, group.packet_bytes)
-    target = gradients if gradients.is_cpu else torch.empty_like(source)
-    work = group.allreduce_from(source, target, options, protect)
+    if policy.loss_bound and (policy.protect_quantile or reliable):
+        marks = blocks_of([(starts[i], starts[i] + parts[i].numel()) for i in reliable], source, group.packet_bytes)
+        if policy.protect_quantile:
+            marks |= largest_blocks(source, policy.protect_quantile, group.packet_bytes)
+        protect = as_words(marks)
+    # With relaxed consistency, what is lost of a result stays as it is there: this rank's own gradient.
+    target = gradients if gradients.is_cpu else source.clone()
+    work = group.allreduce_from(source, target, _average(), protect, policy=policy)
 
     def settle(done: Future[list[torch.Tensor]]) -> torch.Tensor:
         done.value()  # raises what it failed of
-        state.residual.keep(source, parameters, starts, work.missing())
+        if feedback:
+            state.residual.keep(source, parameters, starts, work.missing())
         return target if gradients.is_cpu else gradients.copy_(target)
 
     if gradients.is_cpu:
@@ -131,12 +273,14 @@ def _with_feedback(state: HookState, bucket: dist.GradBucket, options: Allreduce
     return _on_device(gradients.device, work.get_future(), settle)
 
 
-def _through_host(group: CommProcessGroup, gradients: torch.Tensor, options: AllreduceOptions) -> Future[torch.Tensor]:
+def _through_host(
+    group: CommProcessGroup, gradients: torch.Tensor, options: AllreduceOptions, policy: Policy
+) -> Future[torch.Tensor]:
     """The same for gradients on a device: the engine reaches host memory only.
 
     Each copy has ended when it returns, so that no stream has to wait for another.
     """
-    done = group.allreduce([gradients.cpu()], options).get_future()
+    done = group.allreduce([gradients.cpu()], options, policy=policy).get_future()
     return _on_device(gradients.device, done, lambda done: gradients.copy_(done.value()[0]))
 
 

@@ -116,12 +116,17 @@ class Launcher:
         memory: list[Tensor],
         copies: list[tuple[Tensor, list[Tensor]]],
         qos: Qos | None = None,
+        priority: int | None = None,
     ) -> CommWork:
-        """Runs or submits operations. `memory` stays alive until they end; then `copies` go to where they belong."""
+        """Runs or submits operations. `memory` stays alive until they end; then `copies` go to where they belong.
+
+        `priority` None: the group's.
+        """
         timeout: timedelta = opts.timeout
         if timeout == UNSET:
             timeout = self._timeout()
-        timeout_s, priority = timeout.total_seconds(), self._priority
+        timeout_s = timeout.total_seconds()
+        priority = self._priority if priority is None else priority
         if not getattr(opts, "asyncOp", True) and qos is None:
             for launch in launches:
                 self._group.run(*launch, timeout_s=timeout_s, priority=priority)
@@ -202,7 +207,7 @@ class Launcher:
         element: str = "",
     ) -> Plan:
         return self._plans.get(
-            (name, numel, itemsize, average, root, bound is not None, element),
+            (name, numel, itemsize, average, root, None if bound is None else bound.plan_key, element),
             lambda: plan_for(
                 name,
                 rank=self._group.rank,

@@ -8,22 +8,53 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .errors import ConfigError
+
+Stretches = list[tuple[int, Tensor]]
+"""Parts of a flat gradient: the element where each begins, and its values."""
+
 
 class Residual:
-    """What has not been counted yet, as a few stretches of some parameters' gradients."""
+    """What has not been counted yet, as a few stretches of some parameters' gradients.
+
+    Checkpoints know parameters by number, in the order in which they are met first. DDP's first step goes by its first
+    buckets, which depend on the model alone, so that the numbers are the same in another process.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[Tensor, list[tuple[int, Tensor]]] = {}
+        self._kept: dict[Tensor, Stretches] = {}
+        self._numbers: dict[Tensor, int] = {}
+        self._restored: dict[int, Stretches] = {}  # by number, of parameters that have not been met
+
+    def meet(self, parameters: Sequence[Tensor]) -> None:
+        """Numbers those of the parameters that are new, and gives them what was restored for their numbers.
+
+        Raises ConfigError if that cannot be a part of them.
+        """
+        for parameter in parameters:
+            if parameter in self._numbers:
+                continue
+            number = self._numbers[parameter] = len(self._numbers)
+            stretches = self._restored.pop(number, [])
+            if any(offset + len(values) > parameter.numel() for offset, values in stretches):
+                raise ConfigError(
+                    f"a restored residual for parameter {number} is longer than its {parameter.numel()} elements: it "
+                    f"is of another model; restore that of this model, or a new HookState"
+                )
+            if stretches:
+                self._kept[parameter] = stretches
 
     def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> None:
         """Adds what is kept for these parameters to a flat buffer of their gradients, and forgets it.
 
         starts[i] is the element of `buffer` where the gradient of parameters[i] begins, ascending.
         """
+        self.meet(parameters)
         for parameter, start in zip(parameters, starts, strict=True):
             for offset, values in self._kept.pop(parameter, ()):
                 buffer[start + offset : start + offset + len(values)].add_(values)
@@ -49,19 +80,19 @@ class Residual:
             flat[offset : offset + len(values)] += values.to(flat.dtype)
         return flat.view(parameter.shape)
 
+    def state_dict(self) -> dict[int, Any]:
+        """What is kept, by the parameters' numbers; to be called between steps."""
+        return self._restored | {self._numbers[each]: list(stretches) for each, stretches in self._kept.items()}
 
-def largest_blocks(values: Tensor, share: float, block_bytes: int) -> Tensor:
-    """A map, one bit per block of `block_bytes` in words of 64: the `share` of blocks with the largest elements.
+    def load_state_dict(self, state: dict[int, Any]) -> None:
+        """Takes over what `state_dict` returned; parameters are numbered afresh."""
+        self._kept, self._numbers = {}, {}
+        self._restored = {number: list(stretches) for number, stretches in state.items()}
 
-    `values` is flat; the last block may be shorter.
-    """
-    each = block_bytes // values.itemsize
-    whole = values.numel() // each
-    magnitude = torch.linalg.vector_norm(values[: whole * each].view(whole, each).float(), torch.inf, dim=1)
-    if whole * each < values.numel():
-        rest = values[whole * each :].float().abs().amax()
-        magnitude = torch.cat([magnitude, rest.view(1)])
-    chosen = magnitude.topk(round(share * len(magnitude))).indices
-    bits = torch.zeros(-(-len(magnitude) // 64) * 64, dtype=torch.int64)
-    bits[chosen] = 1
-    return (bits.view(-1, 64) << torch.arange(64)).sum(1)
+    def check_met(self) -> None:
+        """Raises ConfigError when something was restored for parameters that do not exist: all have been met."""
+        if self._restored:
+            raise ConfigError(
+                f"a restored residual has something for parameter {max(self._restored)}, and the model has "
+                f"{len(self._numbers)}: it is of another model; restore that of this model, or a new HookState"
+            )

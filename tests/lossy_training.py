@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from datetime import timedelta
@@ -28,16 +29,22 @@ class Drift(nn.Module):
         return torch.stack([(w * d).sum() for w, d in zip(self.weights, directions, strict=True)]).sum()
 
 
-def train(policy: commlayer.Policy) -> dict[str, object]:
+def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None) -> dict[str, object]:
+    """Some steps with what a policy loses, and a restart in the middle."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(Drift(), bucket_cap_mb=1)
-    state = commlayer.HookState(policy)
-    model.register_comm_hook(state, commlayer.allreduce_hook)
+    drift = Drift()
+    model, state = wrapped(drift, commlayer.HookState(policy, tolerance=tolerance))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    weights = list(model.module.weights)
+    weights = list(drift.weights)
     exact = [torch.zeros_like(weight) for weight in weights]
     generator = torch.Generator().manual_seed(rank)
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            file = io.BytesIO()
+            torch.save(state.state_dict(), file)
+            state = commlayer.HookState(tolerance=tolerance)
+            state.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+            model, state = wrapped(drift, state)
         directions = [torch.randn(weight.shape, generator=generator) for weight in weights]
         optimizer.zero_grad()
         model(directions).backward()
@@ -55,6 +62,27 @@ def train(policy: commlayer.Policy) -> dict[str, object]:
     return {"digest": digest.hexdigest(), "error": error, "left": left}
 
 
+def wrapped(drift: Drift, state: commlayer.HookState) -> tuple[DistributedDataParallel, commlayer.HookState]:
+    model = DistributedDataParallel(drift, bucket_cap_mb=1)
+    model.register_comm_hook(state, commlayer.allreduce_hook)
+    return model, state
+
+
+def relax() -> dict[str, object]:
+    """Loses results, too, and averages the parameters after the last step."""
+    model, _ = wrapped(Drift(), commlayer.HookState(commlayer.Policy(loss_bound=0.1, consistency="relaxed")))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replicas = commlayer.Replicas(model, optimizer, every_steps=STEPS)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(STEPS):
+        directions = [torch.randn(weight.shape, generator=generator) for weight in model.module.weights]
+        optimizer.zero_grad()
+        model(directions).backward()
+        optimizer.step()
+    digest = hashlib.sha256(b"".join(weight.detach().numpy().tobytes() for weight in model.module.weights))
+    return {"drift": replicas.drift, "averaged": replicas.averaged, "digest": digest.hexdigest()}
+
+
 def main() -> None:
     rank, size, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"]
     torch.set_num_threads(1)
@@ -62,6 +90,8 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     found = {
         "feedback": train(commlayer.Policy(loss_bound=0.05)),
+        "schedule": train(commlayer.Policy(), commlayer.BySteps({0: 0.0, 1: 0.05, 4: 0.2})),
+        "relaxed": relax(),
         "protected": train(commlayer.Policy(loss_bound=0.2, protect_quantile=0.3, priority=2)),
     }
     options = commlayer.Options(commlayer.Policy(loss_bound=0.05, treatment="rescale"))

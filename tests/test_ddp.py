@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
+import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -16,6 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.backend import CommProcessGroup
+from commlayer.config import PRIORITIES
+from commlayer.ddp import bucket_priority
+from commlayer.transport import packets
+from commlayer.transport.native import Engine
 from tests import fake_transport, ranks
 
 STEPS = 4
@@ -102,6 +108,80 @@ def test_replicas_are_bit_identical(shm: str) -> None:
     assert all(other == first for other in others)
 
 
+def test_the_last_buckets_of_backward_are_the_most_urgent() -> None:
+    def classes(buckets: int, **policy: Any) -> list[int]:
+        return [bucket_priority(commlayer.Policy(**policy), index, buckets) for index in range(buckets)]
+
+    assert classes(5) == [6, 5, 4, 3, 2]
+    assert classes(2) == [6, 2]
+    assert classes(1) == [4]
+    assert classes(4, priority_spread=0) == [4] * 4
+    assert classes(3, priority=0) == [2, 1, 0]
+    assert classes(3, priority=7, priority_spread=7) == [7, 3, 0]
+    many = classes(100, priority_spread=7)
+    assert many == sorted(many, reverse=True)
+    assert set(many) == set(range(PRIORITIES))
+    assert bucket_priority(commlayer.Policy(), 0, 0) == 4  # nobody knows yet
+    assert bucket_priority(commlayer.Policy(), 9, 5) == 2  # DDP has made other buckets
+
+
+LAYERS = 5
+
+
+def deep(policy: commlayer.Policy, steps: int = 4) -> commlayer.HookState:
+    """Trains a model with a bucket for each layer, from the second step on: DDP begins with one of 1 MB."""
+    layers = [nn.Linear(100, 100, bias=False) for _ in range(LAYERS)]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.03)
+    state = commlayer.HookState(policy)
+    model.register_comm_hook(state, commlayer.allreduce_hook)
+    for _ in range(steps):
+        model(torch.randn(2, 100)).sum().backward()
+    return state
+
+
+def _priorities(rank: int, size: int) -> list[int]:
+    fake_transport.install()
+    with ranks.job(rank, size):
+        native: Any = deep(commlayer.Policy(priority=3)).group()._native
+        return [priority for call, _, priority in native.operations if call.collective == "all_reduce"]
+
+
+def test_buckets_have_priorities_once_a_step_has_shown_them() -> None:
+    first, second = ranks.run(_priorities, 2)
+    assert first == second == [3] + [3] * LAYERS + [5, 4, 3, 2, 1] * 2
+
+
+def _priorities_of_packets(rank: int, size: int) -> list[int]:
+    from scapy.layers.inet import UDP
+    from scapy.layers.l2 import Ether
+
+    wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    wire.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+    with ranks.job(rank, size):
+        deep(commlayer.Policy(), steps=1)  # makes connections and groups
+        engine: Any = Engine._shared
+        ports = {port["port"] for port in engine.describe()["ports"]}
+        dist.barrier()
+        wire.bind(("lo", 3))  # ETH_P_ALL
+        deep(commlayer.Policy(), steps=5)
+        dist.barrier()
+        wire.setblocking(False)
+        frames = []
+        with contextlib.suppress(BlockingIOError):
+            while frame := wire.recv(1 << 16):
+                frames.append(Ether(frame))
+        wire.close()
+        found = packets.captured(frame for frame in frames if UDP in frame and frame[UDP].sport in ports)
+        return [each.packet.priority for each in found if packets.KINDS[each.packet.kind] == "DATA"]
+
+
+@pytest.mark.needs_root
+def test_packets_carry_the_priority_of_their_bucket() -> None:
+    for sent in ranks.run(_priorities_of_packets, 2, environ={"COMMLAYER_SHM": "0"}):
+        assert set(sent) == {2, 3, 4, 5, 6}
+        assert min(map(sent.count, (2, 3, 5, 6))) >= 3 * 2  # a packet in each half of each step but the first two
+
+
 def _group_of(rank: int, size: int) -> None:
     fake_transport.install()
     ranks.init(rank, size)
@@ -141,6 +221,59 @@ def _loaded(saved: dict[str, Any]) -> commlayer.HookState:
     state = commlayer.HookState()
     state.load_state_dict(torch.load(buffer, weights_only=True))
     return state
+
+
+def _restarts(rank: int, size: int) -> list[list[float]]:
+    """Saves and restores the states of two ranks; returns what each then averages."""
+    found = []
+    with ranks.job(rank, size):
+        for how in ("own", "of rank 0"):
+            model = nn.Linear(3, 1, bias=False)
+            state = commlayer.HookState(commlayer.Policy(loss_bound=0.1))
+            averages(model, state)
+            (weight,) = model.parameters()
+            state.residual.keep(torch.full((3,), 10.0 * (rank + 1)), [weight], [0], [(4, 4)])
+            saved = ranks.store()
+            if how == "own" or rank == 0:
+                saved.set(f"{how} {rank}", pickle.dumps(state).hex())
+            copy = pickle.loads(bytes.fromhex(saved.get(f"{how} {rank if how == 'own' else 0}").decode()))
+            found.append(averages(nn.Linear(3, 1, bias=False), copy))
+            assert copy.steps == 2
+            found.append(averages(nn.Linear(3, 1, bias=False), copy))
+    return found
+
+
+def averages(model: nn.Module, state: commlayer.HookState) -> list[float]:
+    """The gradient of one step with inputs of 1."""
+    replica = DistributedDataParallel(model)
+    replica.register_comm_hook(state, commlayer.allreduce_hook)
+    replica(torch.ones(1, 3)).sum().backward()
+    (weight,) = model.parameters()
+    assert weight.grad is not None
+    return weight.grad[0].tolist()
+
+
+def test_what_was_lost_survives_a_restart_of_its_own_rank() -> None:
+    for found in ranks.run(_restarts, 2, environ={"COMMLAYER_SHM": "0"}):
+        own, after, of_rank_0, _ = found
+        assert own == [1, 1 + (10 + 20) / 2, 1]
+        assert after == [1, 1, 1]
+        assert of_rank_0 == [1, 1 + 10 / 2, 1]  # once, not twice
+
+
+def test_a_state_that_had_a_tolerance_wants_it_again() -> None:
+    state = commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1}))
+    ranks.run(_wants_tolerance, 1, pickle.dumps(state))
+
+
+def _wants_tolerance(rank: int, size: int, pickled: bytes) -> None:
+    fake_transport.install()
+    state = pickle.loads(pickled)
+    with ranks.job(rank, size):
+        with pytest.raises(commlayer.ConfigError, match="saved with a tolerance"):
+            averages(nn.Linear(3, 1, bias=False), state)
+        state.tolerance = commlayer.BySteps({0: 0.1})
+        averages(nn.Linear(3, 1, bias=False), state)
 
 
 def test_a_saved_policy_that_is_out_of_range_is_refused() -> None:

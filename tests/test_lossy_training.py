@@ -19,18 +19,19 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 240
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[(0, 1), (0, 1, 2), (0, 0, 1, 1)], ids=str)
 def found(request: pytest.FixtureRequest) -> list[Any]:
-    """What each rank of a job says."""
-    size = request.param
-    with Network(Scenario(hosts=size, nics=(Link(loss=0.02),))) as network:
+    """What each rank of a job says. The parameter is each rank's host."""
+    hosts = request.param
+    size = len(hosts)
+    with Network(Scenario(hosts=max(hosts) + 1, nics=(Link(loss=0.02),))) as network:
         ranks = []
-        for rank in range(size):
+        for rank, host in enumerate(hosts):
             environ = {**os.environ, **network.rendezvous(), "RANK": str(rank), "WORLD_SIZE": str(size)}
             environ["PYTHONPATH"] = str(ROOT)
             command = [sys.executable, "-m", "tests.lossy_training"]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            ranks.append(network.popen(rank, command, env=environ, cwd=ROOT, **pipes))
+            ranks.append(network.popen(host, command, env=environ, cwd=ROOT, **pipes))
         outputs = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
         for process, (_, errors) in zip(ranks, outputs, strict=True):
             assert process.returncode == 0, errors
@@ -38,12 +39,20 @@ def found(request: pytest.FixtureRequest) -> list[Any]:
 
 
 @pytest.mark.needs_root
-@pytest.mark.parametrize("policy", ["feedback", "protected"])
+@pytest.mark.parametrize("policy", ["feedback", "protected", "schedule"])
 def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) -> None:
     results = [each[policy] for each in found]
     assert len({each["digest"] for each in results}) == 1
     assert max(each["error"] for each in results) < 1e-3
     assert sum(each["left"] for each in results) > 0
+
+
+@pytest.mark.needs_root
+def test_replicas_that_drift_are_set_equal_again(found: list[Any]) -> None:
+    first, *others = [each["relaxed"] for each in found]
+    assert first["averaged"] == 1
+    assert 0 < first["drift"] < 1
+    assert all(other == first for other in others)
 
 
 @pytest.mark.needs_root

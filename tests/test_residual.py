@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from itertools import accumulate
 
 import pytest
 import torch
 from torch import Tensor
 
+from commlayer.errors import ConfigError
 from commlayer.plans import direct
 from commlayer.plans.settings import Settings
-from commlayer.residual import Residual, largest_blocks
+from commlayer.residual import Residual
 from commlayer.transport.base import DType, Op, Qos
 from tests.transport.world import PATIENCE_S, Team, World
 
@@ -40,6 +42,38 @@ def test_what_is_not_finite_is_not_kept() -> None:
     assert residual.total(a).tolist() == [0, 0, 2]
 
 
+def test_what_is_kept_is_saved_by_the_order_in_which_parameters_are_met() -> None:
+    residual = Residual()
+    a, b, c = torch.zeros(4), torch.zeros(3), torch.zeros(2)
+    residual.meet([c])
+    residual.meet([b, c, a])
+    residual.keep(torch.arange(1.0, 10.0), [a, b, c], [0, 4, 7], [(0, 8), (16, 4), (32, 4)])
+    file = io.BytesIO()
+    torch.save(residual.state_dict(), file)
+    restored = Residual()
+    restored.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+    c, b, a = torch.zeros(2), torch.zeros(3), torch.zeros(4)
+    restored.meet([c])
+    assert restored.total(c).tolist() == [0, 9]
+    assert len(restored.state_dict()) == 3  # also of those that have not been met
+    buffer = torch.zeros(7)
+    restored.add_to(buffer, [b, a], [0, 3])
+    assert buffer.tolist() == [5, 0, 0, 1, 2, 0, 0]
+    restored.check_met()
+    assert len(restored.state_dict()) == 1
+
+
+def test_the_residual_of_another_model_is_refused() -> None:
+    restored = Residual()
+    restored.load_state_dict({0: [(3, torch.ones(2))], 7: [(0, torch.ones(1))]})
+    with pytest.raises(ConfigError, match="for parameter 0 is longer than its 4 elements"):
+        restored.meet([torch.zeros(4)])
+    restored.load_state_dict({7: [(0, torch.ones(1))]})
+    restored.meet([torch.zeros(4)])
+    with pytest.raises(ConfigError, match="has something for parameter 7, and the model has 1"):
+        restored.check_met()
+
+
 def bucket(order: list[int]) -> list[int]:
     """Where the gradients of these parameters begin."""
     return list(accumulate((SIZES[i] for i in order), initial=0))[:-1]
@@ -53,7 +87,11 @@ def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     settings = Settings(bounded=True, bounded_message_bytes=100 * group.packet_bytes)
     generator = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
-        order = [0, 1, 2, 3, 4] if step == 0 else [4, 2, 1, 3, 0]  # DDP regroups after the first step
+        if step == STEPS // 2:
+            saved, residual = residual.state_dict(), Residual()
+            residual.load_state_dict(saved)
+        # DDP regroups after the first step: of a job, and again after a restart.
+        order = [0, 1, 2, 3, 4] if step in (0, STEPS // 2) else [4, 2, 1, 3, 0]
         gradients = [torch.randn(size, generator=generator) for size in SIZES]
         source = torch.cat([gradients[i] for i in order])
         named, starts = [parameters[i] for i in order], bucket(order)
@@ -83,12 +121,3 @@ def test_what_was_applied_and_what_is_left_is_everything(size: int) -> None:
     assert (left != 0).any()
     torch.testing.assert_close(applied + left, exact, rtol=1e-5, atol=1e-4)
     assert not torch.allclose(applied.double(), exact, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize("numel", [1000, 1024, 129 * 256])
-def test_the_largest_blocks_are_chosen(numel: int) -> None:
-    values = torch.zeros(numel)
-    values[-1], values[300], values[0] = -9.0, 5.0, 1.0
-    words = largest_blocks(values, 2 / -(-numel // 256), 1024)
-    chosen = {64 * at + bit for at, word in enumerate(words.tolist()) for bit in range(64) if word >> bit & 1}
-    assert chosen == {1, -(-numel // 256) - 1}

@@ -54,22 +54,40 @@ def bounded_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, di
     segment_bytes = min(max(settings.segment_bytes, settings.bounded_message_bytes * world_size), longest)
     for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest):
         shards = partition(piece, world_size, itemsize)
-        own = shards[rank]
-        for i in others(members, rank):
-            if shards[i].length:
-                b.send(i, INPUT, *shards[i], bounded=True)
-        if own.length:
-            done = [b.copy(INPUT, own.offset, OUTPUT, *own)]
-            done += [b.recv_reduce(i, OUTPUT, *own, done[:1], bounded=True) for i in others(members, rank)]
-            done = [b.scale(OUTPUT, *own, divisor, done)]
-            for i in others(members, rank):
-                b.send(i, OUTPUT, *own, done, bounded=settings.relaxed)
-        # Where INPUT is OUTPUT, this overwrites what this rank's own send of that shard reads: as above, the owner
-        # has ended that message before, and counts nothing of it any more.
-        for i in others(members, rank):
-            if shards[i].length:
-                b.recv_copy(i, OUTPUT, *shards[i], bounded=settings.relaxed)
+        bounded_all_reduce_segment(b, members, shards, divisor=divisor, relaxed=settings.relaxed)
     return b.build()
+
+
+def bounded_all_reduce_segment(
+    b: PlanBuilder,
+    members: Sequence[int],
+    shards: Sequence[Range],
+    *,
+    divisor: int,
+    relaxed: bool,
+    after: Sequence[int] = (),
+    weight: int = 1,
+) -> list[int]:
+    """All-reduces ranges of INPUT into those of OUTPUT with bounded loss; arguments as of all_reduce_segment.
+
+    Each member contributes for `weight` ranks.
+    """
+    me = members.index(b.rank)
+    own = shards[me]
+    for i in others(members, me):
+        if shards[i].length:
+            b.send(members[i], INPUT, *shards[i], after, bounded=True)
+    done: list[int] = []
+    if own.length:
+        done = [b.copy(INPUT, own.offset, OUTPUT, *own, after)]
+        done += [b.recv_reduce(members[i], OUTPUT, *own, done[:1], bounded=True) for i in others(members, me)]
+        done = [b.scale(OUTPUT, *own, divisor, done, weight=weight)]
+        for i in others(members, me):
+            b.send(members[i], OUTPUT, *own, done, bounded=relaxed)
+    # Where INPUT is OUTPUT, this overwrites what this rank's own send of that shard reads: as in all_reduce_segment,
+    # the owner has ended that message before, and counts nothing of it any more.
+    received = [i for i in others(members, me) if shards[i].length]
+    return done + [b.recv_copy(members[i], OUTPUT, *shards[i], bounded=relaxed) for i in received]
 
 
 def all_reduce_segment(

@@ -10,11 +10,11 @@ on a later segment than the network: `NETWORK_LAG` segments may be on the networ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from . import direct
 from .host import SLOTS, await_all, staged_broadcast, staged_reduce, staging_area
-from .partition import Range, partition, segments
+from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
 from .window import Window
@@ -23,6 +23,9 @@ INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, B
 
 NETWORK_LAG = 8
 """Enough segments to fill a long or fast path while the last one comes back."""
+
+BOUNDED_LAG = 2
+"""Likewise of bounded ones, which are longer."""
 
 Hosts = tuple[tuple[int, ...], ...]
 
@@ -52,6 +55,81 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
 
     lag = min(NETWORK_LAG, len(pieces) - 1)
     staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag)
+    return b.build()
+
+
+def bounded_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """From INPUT to OUTPUT, which may be the same; what hosts contribute, and with `relaxed` results, may be lost.
+
+    What crosses the network is the sum of a host, so that is what is counted or not. Each owner makes it in its INPUT:
+    where it owns a shard, INPUT has the host's sum afterwards, and elsewhere what it had. So what was not counted is
+    still there, once: with the owner, which can contribute it another time for its whole host.
+
+    Segments are as long as the messages between hosts need (see `direct.bounded_all_reduce`), so each takes several
+    rounds through staging, on its way there and back. A round is: copy to staging; post; await all; read. A slot is
+    written in round k + 2 after awaiting everybody's post of k + 1, which follows their reading of k.
+    """
+    b = PlanBuilder(rank, sum(map(len, hosts)))
+    local = home(hosts, rank)
+    me = local.index(rank)
+    owners = min(map(len, hosts))
+    peers = [peer for peer in local if peer != rank]
+    members = [host[me] for host in hosts] if me < owners else []
+    messages = owners * len(hosts)
+    longest = MESSAGE_LIMIT_BYTES * messages
+    segment_bytes = min(max(settings.segment_bytes, settings.bounded_message_bytes * messages), longest)
+    slot_bytes, part_bytes = staging_area(settings.staging_bytes, 1, owners, itemsize)
+    chain = b.chain()
+
+    def rounds(shards: Sequence[Range]) -> Iterator[tuple[int, list[Range]]]:
+        """For each round its slot, and its part of each owner's shard, perhaps an empty one."""
+        for at in range(0, max(shard.length for shard in shards), part_bytes):
+            yield (
+                b.posts % SLOTS * slot_bytes,
+                [Range(shard.offset + at, max(min(part_bytes, shard.length - at), 0)) for shard in shards],
+            )
+
+    def reduce_here(shards: Sequence[Range]) -> None:
+        for slot, parts in rounds(shards):
+            for j, part in enumerate(parts if peers else ()):
+                if j != me and part.length:
+                    b.copy(INPUT, part.offset, STAGING, slot + j * part_bytes, part.length)
+            b.post()
+            await_all(b, peers, b.posts)
+            for peer in peers if me < owners and parts[me].length else ():
+                b.reduce(STAGING, slot + me * part_bytes, INPUT, *parts[me], staging_of=peer)
+
+    def spread_here(shards: Sequence[Range], done: Sequence[int]) -> None:
+        for slot, parts in rounds(shards):
+            if peers and me < owners and parts[me].length:
+                b.copy(OUTPUT, parts[me].offset, STAGING, slot, parts[me].length, done)
+            b.post()
+            await_all(b, peers, b.posts)
+            for j, part in enumerate(parts):
+                if j != me and part.length:
+                    b.copy(STAGING, slot, OUTPUT, *part, staging_of=local[j])
+
+    cuts = [
+        partition(piece, owners, itemsize)
+        for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
+    ]
+    results: list[list[int]] = []
+    lag = min(BOUNDED_LAG, len(cuts) - 1)
+    for i in range(len(cuts) + lag):
+        if i < len(cuts):
+            with chain:
+                reduce_here(cuts[i])
+            done: list[int] = []
+            if members:
+                shards = partition(cuts[i][me], len(hosts), itemsize)
+                # Rescaling counts ranks; where hosts differ in size it is not asked for.
+                done = direct.bounded_all_reduce_segment(
+                    b, members, shards, divisor=divisor, relaxed=settings.relaxed, after=chain.tail, weight=len(local)
+                )
+            results.append(done)
+        if i >= lag:
+            with chain:
+                spread_here(cuts[i - lag], results[i - lag])
     return b.build()
 
 

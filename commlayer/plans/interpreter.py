@@ -158,7 +158,7 @@ class Interpreter:
             if kind == StepKind.SCALE:
                 if self.rescale:
                     at = (target_offset + offset) // self.dtype.itemsize
-                    into *= len(self.steps) / (len(self.steps) - self.absent[rank][at : at + len(into)])
+                    into *= len(self.steps) / (len(self.steps) - message * self.absent[rank][at : at + len(into)])
                 into[:] = into / peer if self.dtype.kind == "f" else np.trunc(into / peer).astype(self.dtype)
             else:
                 data = payload if payload is not None else self.part(rank, peer, source, source_offset + offset, length)

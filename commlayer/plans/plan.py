@@ -208,9 +208,14 @@ class PlanBuilder:
         """target = target (op) source. STAGING is that of rank `staging_of`, by default this rank's own."""
         return self._move(StepKind.REDUCE, source, source_offset, target, target_offset, length, after, staging_of)
 
-    def scale(self, target: Buffer, offset: int, length: int, divisor: int, after: Sequence[int] = ()) -> int:
-        """target = target / divisor. With lossy contributions also the place to rescale, so the divisor may be 1."""
-        return self._add(StepKind.SCALE, divisor, 0, target, 0, offset, length, 0, after)
+    def scale(
+        self, target: Buffer, offset: int, length: int, divisor: int, after: Sequence[int] = (), *, weight: int = 1
+    ) -> int:
+        """target = target / divisor. With lossy contributions also the place to rescale, so the divisor may be 1.
+
+        `weight`: how many ranks each contribution that may be lost stands for.
+        """
+        return self._add(StepKind.SCALE, divisor, 0, target, 0, offset, length, weight, after)
 
     def post(self, after: Sequence[int] = ()) -> int:
         """Raises this rank's host counter by one; `posts` is then the value to await."""

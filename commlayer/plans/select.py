@@ -74,6 +74,8 @@ def _plan(
         case "all_reduce":
             if one_host:
                 return host.all_reduce(rank, n, numel, itemsize, divisor, settings)
+            if not flat and settings.bounded and (len(hosts) - 1) * length > settings.exchange_limit_bytes:
+                return hierarchical.bounded_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
             if not flat:
                 return hierarchical.all_reduce(rank, hosts, numel, itemsize, divisor, settings)
             if settings.algorithm == "auto" and (n - 1) * length <= settings.exchange_limit_bytes:

@@ -26,8 +26,8 @@ class Settings:
     """Within a host, an all-reduce up to this size synchronises once, and every rank reduces all of it."""
 
     bounded: bool = False
-    """Contributions to a reduction may be lost, up to the operation's bound. Between hosts of one rank each only: other
-    groups' plans lose nothing."""
+    """Contributions to a reduction may be lost between hosts, up to the operation's bound. With several ranks per host
+    only to an all-reduce: their other plans lose nothing."""
     relaxed: bool = False
     """With `bounded`: results may be lost on their way to the other ranks, too, where the former value stays."""
     bounded_message_bytes: int = 0

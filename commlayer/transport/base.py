@@ -11,6 +11,8 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from ..config import LOSS_LIMIT as LOSS_LIMIT
+
 if TYPE_CHECKING:
     from ..plans.plan import Plan
 
@@ -54,9 +56,6 @@ class Treatment(enum.IntEnum):
     RESCALE = 1
     ZERO = 2
 
-
-LOSS_LIMIT = 0.5
-"""No bound is larger: the share of a message's packets that may be missing."""
 
 ADAPTIVE_DEADLINE_US = (1 << 64) - 1
 

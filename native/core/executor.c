@@ -199,7 +199,7 @@ static void scale(const struct cl_executor *executor, const struct cl_step *step
     for (uint64_t at = start; start < end; start = at) {
         uint32_t absent = 0, ranks = executor->config.plan->world_size, divisor = step->peer;
         if (rescales)
-            absent = cl_missing_next(&executor->missing, &at, end);
+            absent = cl_missing_next(&executor->missing, &at, end) * (step->message > 1 ? step->message : 1);
         else
             at = end;
         if (absent > 0 && divisor == ranks)

@@ -101,7 +101,8 @@ struct cl_step {
     uint64_t source_offset;   /* bytes */
     uint64_t target_offset;   /* bytes */
     uint64_t length;          /* bytes */
-    uint32_t message;         /* SEND/RECV: the n-th message from sender to receiver in this plan; POST/AWAIT: value */
+    uint32_t message;         /* SEND/RECV: the n-th message from sender to receiver in this plan; POST/AWAIT: value;
+                               * SCALE: ranks for which each contribution stands that may be missing (0: one) */
     uint32_t dependencies;    /* how many steps must end first */
     uint32_t successor_first; /* this step's slice of the plan's successor array */
     uint32_t successor_count;

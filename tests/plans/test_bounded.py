@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commlayer.plans import direct, interpreter
+from commlayer.plans import direct, hierarchical, interpreter
+from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import StepKind
 from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
-from tests.plans.conftest import data
+from tests.plans.conftest import check_structure, data
 
 BOUNDED = Settings(segment_bytes=64, bounded=True)
 
@@ -84,6 +85,65 @@ def test_a_bounded_reduce_scatter() -> None:
     np.testing.assert_allclose(np.concatenate(outputs), sum(inputs) / n)
 
 
+HOSTS = (((0, 1), (2,)), ((0, 2), (1, 3)), ((0, 1, 2), (3, 4, 5)), ((0,), (1, 2), (3, 4)), ((0, 5), (1, 4), (2, 3)))
+TIGHT = Settings(segment_bytes=64, staging_bytes=512, bounded=True, bounded_message_bytes=100)
+"""Several rounds for each segment."""
+
+
+def hierarchy(
+    hosts: Hosts, numel: int, seed: int, settings: Settings, *, divisor: int = 1, in_place: bool = False, **how: Any
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Runs a bounded all-reduce of hosts; returns inputs, outputs, and what each rank may contribute another time."""
+    n = sum(map(len, hosts))
+    plans = [hierarchical.bounded_all_reduce(rank, hosts, numel, 8, divisor, settings) for rank in range(n)]
+    inputs = data(n, numel, Op.SUM, "f8", seed)
+    memory = [each.copy() for each in inputs]
+    outputs = memory if in_place else [np.full(numel, np.nan) for _ in range(n)]
+    check_structure(plans, memory, outputs)
+    missing = interpreter.run(plans, memory, outputs, Op.SUM, seed=seed, **how)
+    left = [np.zeros(numel) for _ in range(n)]
+    for rank, ranges in enumerate(missing):
+        for offset, length in ranges:
+            at = slice(offset // 8, (offset + length) // 8)
+            left[rank][at] = memory[rank][at]
+    return inputs, outputs, left
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+@pytest.mark.parametrize("numel", [1, 5, 100, 333])
+@pytest.mark.parametrize("loss", [0.0, 0.3, 1.0])
+def test_what_hosts_count_and_what_their_owners_have_left_is_everything(hosts: Hosts, numel: int, loss: float) -> None:
+    for seed in range(4):
+        inputs, outputs, left = hierarchy(hosts, numel, seed, TIGHT, loss=loss)
+        np.testing.assert_allclose(outputs[0] + sum(left), sum(inputs), rtol=1e-12, atol=1e-12)
+        for output in outputs[1:]:
+            assert output.tobytes() == outputs[0].tobytes()
+        if loss in (0, 1) and numel > 9:
+            assert any(each.any() for each in left) == (loss > 0)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_staging_is_not_written_too_early(monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
+    monkeypatch.setattr(hierarchical, "BOUNDED_LAG", lag)
+    for seed in range(8):
+        for in_place in (False, True):
+            inputs, outputs, _ = hierarchy(((0, 1, 2), (3, 4)), 400, seed, TIGHT, divisor=5, in_place=in_place)
+            np.testing.assert_allclose(outputs[0], sum(inputs) / 5)
+
+
+@pytest.mark.parametrize("divisor", [1, 6])
+def test_rescaling_weighs_a_host_by_its_ranks(divisor: int) -> None:
+    """Where a host's ranks all contribute the same, the mean of the hosts that arrived is that of the ranks."""
+    hosts, numel = ((0, 1), (2, 3), (4, 5)), 300
+    n = 6
+    plans = [hierarchical.bounded_all_reduce(rank, hosts, numel, 8, divisor, TIGHT) for rank in range(n)]
+    memory = [np.ones(numel) for _ in range(n)]
+    missing = interpreter.run(plans, memory, memory, Op.SUM, seed=3, loss=0.3, rescale=True)
+    assert any(missing)
+    for output in memory:
+        np.testing.assert_allclose(output, n / divisor)
+
+
 def test_messages_are_long_enough_to_lose_packets_of() -> None:
     settings = Settings(segment_bytes=1 << 10, bounded=True, bounded_message_bytes=1 << 16)
     steps = direct.bounded_all_reduce(0, 4, 1 << 17, 8, 1, settings).steps
@@ -91,3 +151,8 @@ def test_messages_are_long_enough_to_lose_packets_of() -> None:
     assert sends["length"].min() >= 1 << 16
     assert plan_for("all_reduce", rank=0, hosts=((0,), (1,)), numel=1 << 20, itemsize=4, settings=settings).bounded
     assert not plan_for("all_reduce", rank=0, hosts=((0, 1),), numel=1 << 20, itemsize=4, settings=settings).bounded
+    hosts = ((0, 1), (2, 3))
+    plan = plan_for("all_reduce", rank=3, hosts=hosts, numel=1 << 17, itemsize=8, settings=settings)
+    sends = plan.steps[(plan.steps["kind"] == StepKind.SEND) & (plan.steps["flags"] == 1)]
+    assert sends["length"].min() >= 1 << 16
+    assert not plan_for("all_reduce", rank=0, hosts=hosts, numel=1 << 10, itemsize=4, settings=settings).bounded

@@ -43,7 +43,7 @@ def test_every_field_of_every_kind() -> None:
     b.recv_reduce(3, OUTPUT, 24, 16)
     b.copy(INPUT, 1, STAGING, 100, 3)
     b.reduce(STAGING, 200, OUTPUT, 5, 7, staging_of=3)
-    b.scale(OUTPUT, 8, 16, 4)
+    b.scale(OUTPUT, 8, 16, 4, weight=3)
     b.post()
     b.await_(3, 1)
     plan = b.build()
@@ -54,7 +54,7 @@ def test_every_field_of_every_kind() -> None:
         (StepKind.RECV_REDUCE, 3, 0, OUTPUT, 0, 24, 16, 1),
         (StepKind.COPY, 1, INPUT, STAGING, 1, 100, 3, 0),
         (StepKind.REDUCE, 3, STAGING, OUTPUT, 200, 5, 7, 0),
-        (StepKind.SCALE, 4, 0, OUTPUT, 0, 8, 16, 0),
+        (StepKind.SCALE, 4, 0, OUTPUT, 0, 8, 16, 3),
         (StepKind.POST, 1, 0, 0, 0, 0, 0, 1),
         (StepKind.AWAIT, 3, 0, 0, 0, 0, 0, 1),
     ]

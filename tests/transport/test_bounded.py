@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from commlayer.errors import ConfigError
-from commlayer.plans import direct
+from commlayer.plans import direct, hierarchical
 from commlayer.plans.plan import Plan
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import DType, Op, Qos, Treatment
@@ -78,6 +78,55 @@ def test_the_result_is_what_was_counted(size: int, treatment: Treatment, divisor
         stats = [engine.stats() for engine in world.engines]
         assert sum(each["packets_given_up"] for each in stats) > 0
         assert sum(each["messages_stopped"] for each in stats) > 0
+
+
+def of_hosts(group: NativeGroup, step: int, qos: Qos) -> tuple[Array, Array, Array]:
+    """Input, output, and what this rank may contribute another time: of its whole host."""
+    exact = np.random.default_rng(100 * step + group.rank).normal(size=NUMEL).astype("f4")
+    source, target = exact.copy(), np.full(NUMEL, np.nan, "f4")
+    settings = Settings(bounded=True, bounded_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes)
+    plan = hierarchical.bounded_all_reduce(group.rank, group.hosts, NUMEL, 4, group.size, settings)
+    memory = source.ctypes.data, target.ctypes.data
+    handle = group.submit(plan, *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos)
+    handle.wait()
+    left = np.zeros(NUMEL, "f4")
+    for offset, length in handle.missing():
+        left[offset // 4 : (offset + length) // 4] = source[offset // 4 : (offset + length) // 4]
+    return exact, target, left
+
+
+@pytest.mark.parametrize("hosts", [((0, 1), (2, 3)), ((0, 2), (1,), (3, 4))])
+def test_what_hosts_count_and_what_they_have_left_is_everything(hosts: tuple[tuple[int, ...], ...]) -> None:
+    with World(hosts, loss_ppm=20_000) as world, world.open_group() as team:
+        size = sum(map(len, hosts))
+        for step in range(3):
+            results = world.on_each(lambda rank, step=step: of_hosts(team[rank], step, Qos(50_000)))  # type: ignore[misc]
+            everything = np.stack([exact for exact, _, _ in results]).astype("f8").sum(0)
+            left = np.stack([left for _, _, left in results]).astype("f8").sum(0)
+            np.testing.assert_allclose(size * results[0][1] + left, everything, rtol=1e-4, atol=1e-4)
+            for _, target, _ in results:
+                assert target.tobytes() == results[0][1].tobytes()
+            assert left.any()
+
+
+@pytest.mark.parametrize("treatment", [Treatment.RESCALE, Treatment.ZERO])
+def test_a_host_that_is_not_counted_is_made_up_for_as_a_whole(treatment: Treatment) -> None:
+    with World([(0, 1), (2, 3)], loss_ppm=20_000) as world, world.open_group() as team:
+
+        def body(rank: int) -> Array:
+            group = team[rank]
+            ones = np.ones(NUMEL, "f4")
+            settings = Settings(
+                bounded=True, bounded_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes
+            )
+            plan = hierarchical.bounded_all_reduce(rank, group.hosts, NUMEL, 4, 4, settings)
+            memory = ones.ctypes.data
+            qos = Qos(50_000, treatment)
+            group.submit(plan, memory, memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos).wait()
+            return ones
+
+        values = set(np.concatenate(world.on_each(body)).tolist())
+        assert values == ({1.0} if treatment == Treatment.RESCALE else {1.0, 0.5})
 
 
 @pytest.mark.parametrize("wire", ["mem", "udp"])

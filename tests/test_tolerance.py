@@ -1,0 +1,211 @@
+"""How much may be lost: the rules by themselves, and what becomes of them in a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partialmethod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer import ByLayer, BySteps, ConfigError, GradientNorm, Tolerance
+from commlayer.backend import CommProcessGroup
+from tests import ranks
+
+ANY = torch.zeros(1)
+
+
+def alone(value: float) -> float:
+    return value
+
+
+def test_a_schedule_holds_from_step_to_step() -> None:
+    schedule = BySteps({100: 0.03, 0: 0.001, 2000: 0.0})
+    assert [schedule.bound(step, ANY) for step in (0, 99, 100, 1999, 2000, 10**9)] == [0.001, 0.001, 0.03, 0.03, 0, 0]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.norm, self.head = nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3)
+
+
+def test_layers_have_bounds_by_name() -> None:
+    model = Layers()
+    steps = BySteps({0: 0.2, 5: 0.3})
+    layers = ByLayer(model, {"*.bias": 0.0, "norm.*": 0.01, "head.*": steps}, otherwise=0.1)
+    named = dict(model.named_parameters())
+    at = {name: layers.bound(7, parameter) for name, parameter in named.items()}
+    assert at.pop("front.weight") == 0.1
+    assert at.pop("norm.weight") == 0.01
+    assert at.pop("head.weight") == 0.3
+    assert set(at.values()) == {0.0}
+    with pytest.raises(ConfigError, match=r"shape \(1,\) is not of the model"):
+        layers.bound(0, ANY)
+
+
+def train(rule: Tolerance, norms: list[float], buckets: int = 2) -> list[float]:
+    """The bound of each step, where each step's gradient has a norm that is spread over buckets."""
+    bounds = []
+    for step, norm in enumerate(norms):
+        rule.begin(step, alone)
+        bounds.append(rule.bound(step, ANY))
+        for bucket in reversed(range(buckets)):
+            rule.observe(step, bucket, torch.full((4,), norm / math.sqrt(4 * buckets)))
+    return bounds
+
+
+def test_the_bound_is_low_while_the_norm_changes() -> None:
+    rule = GradientNorm(0.01, 0.4, every_steps=2, threshold=0.2)
+    norms = [9.0, 9.0, 9.0, 9.0, 9.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.1, 5.0]
+    low, high = [0.01] * 2, [0.4] * 2
+    assert train(rule, norms) == low + low + high + low + high + high
+    assert not rule.critical
+
+
+def test_a_window_is_measured_at_its_end() -> None:
+    rule = GradientNorm(0.0, 0.4, every_steps=20)
+    train(rule, [100.0] * 18 + [2.0, 4.0] + [0.0])
+    assert rule.state_dict()["norm"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_norms_that_are_not_finite_do_not_count(bad: float) -> None:
+    rule = GradientNorm(0.01, 0.4, every_steps=1)
+    assert train(rule, [3.0, 3.0, 3.0, bad, 3.0, 3.0, 3.0])[2:] == [0.4, 0.4, 0.01, 0.01, 0.4]
+
+
+def test_every_rank_decides_by_the_largest_norm() -> None:
+    rule = GradientNorm(0.01, 0.4, every_steps=1)
+    train(rule, [3.0] * 3)
+    rule.begin(3, lambda own: max(own, 30.0))
+    assert rule.critical
+
+
+def test_rules_are_saved() -> None:
+    def rule() -> GradientNorm:
+        return GradientNorm(0.01, 0.4, every_steps=1)
+
+    saved = rule()
+    train(saved, [3.0] * 3)
+    restored = rule()
+    restored.load_state_dict(saved.state_dict())
+    assert not restored.critical
+    restored.observe(2, 0, torch.tensor([3.0]))
+    restored.begin(3, alone)
+    assert not restored.critical
+    model = Layers()
+    layers = ByLayer(model, {"head.*": saved}, otherwise=0.1)
+    fresh = rule()
+    other = ByLayer(model, {"head.*": fresh}, otherwise=0.1)
+    other.load_state_dict(layers.state_dict())
+    assert not fresh.critical
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: BySteps({}), r"BySteps\(\{\}\): use whole numbers of steps, the first of them 0"),
+        (lambda: BySteps({1: 0.1}), "the first of them 0"),
+        (lambda: BySteps({0: 0.1, 1.5: 0.1}), "whole numbers"),  # type: ignore[dict-item]
+        (lambda: BySteps({0: 0.1, 9: 0.6}), r"BySteps\(\{9: 0.6\}\): use 0 \(nothing is lost\) to 0.5"),
+        (lambda: BySteps({0: math.nan}), r"BySteps\(\{0: nan\}\)"),
+        (lambda: ByLayer(Layers(), {"haed.*": 0.1}, 0.1), "no parameter's name matches 'haed.*'"),
+        (lambda: ByLayer(Layers(), {"head.*": -0.1}, 0.1), "ByLayer: -0.1 for 'head"),
+        (lambda: ByLayer(Layers(), {}, "much"), "ByLayer: 'much' for"),  # type: ignore[arg-type]
+        (lambda: GradientNorm(0.3, 0.2, every_steps=1), "use low <= high"),
+        (lambda: GradientNorm(-0.3, 0.2, every_steps=1), r"GradientNorm\(low=-0.3\)"),
+        (lambda: GradientNorm(0.3, 0.7, every_steps=1), r"GradientNorm\(high=0.7\)"),
+        (lambda: GradientNorm(0.1, 0.2, every_steps=0), "every_steps=0"),
+        (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold=0), "threshold=0"),
+        (lambda: state(BySteps({0: 0.1}), loss_bound=0.1), "use one of the two"),
+        (lambda: state(BySteps({0: 0.1}), deterministic=True), "what is lost is chance"),
+        (lambda: state(BySteps({0: 0.1}), algorithm="ring"), "a ring adds losses up"),
+    ],
+)
+def test_what_is_refused(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+def state(tolerance: Tolerance, **policy: Any) -> commlayer.HookState:
+    return commlayer.HookState(commlayer.Policy(**policy), tolerance=tolerance)
+
+
+class Net(nn.Module):
+    """Two layers with a bucket each, and something small in the second one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.back = nn.Linear(300, 400, bias=False), nn.Linear(400, 300)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.back(self.front(inputs))  # type: ignore[no-any-return]
+
+
+def run(tolerance: Callable[[nn.Module], Tolerance], steps: int, **policy: Any) -> list[tuple[int, float, bool]]:
+    """Trains with one; returns the elements, bound and whether something is protected of every bucket."""
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.4)
+    made = state(tolerance(net), **policy)
+    model.register_comm_hook(made, commlayer.allreduce_hook)
+    seen = []
+    calls = {name: getattr(CommProcessGroup, name) for name in ("allreduce", "allreduce_from")}
+
+    def spy(self: Any, name: str, tensors: Any, *args: Any, **how: Any) -> Any:
+        first = tensors[0] if isinstance(tensors, list) else tensors
+        if "policy" in how:
+            protect = args[2] if len(args) > 2 else None
+            seen.append((first.numel(), how["policy"].loss_bound, bool(protect is not None and protect.any())))
+        return calls[name](self, tensors, *args, **how)
+
+    for name in calls:
+        setattr(CommProcessGroup, name, partialmethod(spy, name))
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.ones(4, 300)).square().mean().backward()
+    return seen
+
+
+BACK, FRONT = 300 * 400 + 300, 300 * 400
+
+
+def _by_layer(rank: int, size: int, treatment: str) -> list[tuple[int, float, bool]]:
+    with ranks.job(rank, size):
+        bounds: dict[str, float | Tolerance] = {"*.bias": 0.0, "back.*": BySteps({0: 0.02, 2: 0.0}), "front.*": 0.1}
+        return run(lambda net: ByLayer(net, bounds, 0.3), 3, treatment=treatment)
+
+
+@pytest.mark.parametrize("treatment", ["feedback", "rescale"])
+def test_every_bucket_has_its_bound(treatment: str) -> None:
+    for seen in ranks.run(_by_layer, 2, treatment, environ={"COMMLAYER_SHM": "0"}):
+        assert seen[0] == (BACK + FRONT, 0.02, True)  # DDP begins with one bucket
+        assert seen[1:3] == [(BACK, 0.02, True), (FRONT, 0.1, False)]
+        assert seen[3:] == [(BACK, 0.0, False), (FRONT, 0.1, False)]
+
+
+def _adaptive(rank: int, size: int, consistency: str) -> list[float]:
+    with ranks.job(rank, size):
+        seen = run(lambda _: GradientNorm(0.01, 0.2, every_steps=2), 6, consistency=consistency, treatment="rescale")
+        return [bound for _, bound, _ in seen]
+
+
+@pytest.mark.parametrize("consistency", ["strict", "relaxed"])
+def test_ranks_come_to_the_same_adaptive_bound(consistency: str) -> None:
+    for seen in ranks.run(_adaptive, 2, consistency, environ={"COMMLAYER_SHM": "0"}):
+        assert seen == [0.01] * 7 + [0.2] * 4  # buckets: 1 in the first step, then 2
+
+
+def _disagree(rank: int, size: int) -> None:
+    with ranks.job(rank, size), pytest.raises(RuntimeError, match="same operations"):
+        run(lambda _: BySteps({0: 0.01 * (rank + 1)}), 1)
+
+
+def test_ranks_that_disagree_learn_it() -> None:
+    ranks.run(_disagree, 2, environ={"COMMLAYER_SHM": "0"})
