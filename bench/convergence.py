@@ -191,7 +191,7 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
     lines.append(
         f"{log['ranks']} ranks on emulated hosts, {log['parameters']:,} parameters in 32 bits, "
         f"{log['job']['steps']} steps of AdamW at {tokens} bytes of text per step. The links lose more than the bound, "
-        f"each packet independently: {links}. \"Not counted\" is a share of the contributions that ranks sent to owners, "
+        f'each packet independently: {links}. "Not counted" is a share of the contributions that ranks sent to owners, '
         "which are three quarters of all."
     )
     about = content["machine"]
@@ -234,9 +234,7 @@ def plot(content: dict[str, Any], path: Path) -> None:
         ends.errorbar(place + shift, each.mean, each.half_width, fmt="_", color=colour, capsize=3, label=label)
         ends.plot([place + shift] * len(each.differences), each.differences, ".", color=colour, alpha=0.6)
     ends.axhline(0, color="black", lw=0.5)
-    ends.set_xticks(
-        range(len(bounds) + 1), [AGAIN if again else "", *(f"{bound:.1%}" for bound in bounds)]
-    )
+    ends.set_xticks(range(len(bounds) + 1), [AGAIN if again else "", *(f"{bound:.1%}" for bound in bounds)])
     ends.set(xlabel="bound", ylabel="difference to exact, same seed", title="final loss; bars are 95 % intervals")
     ends.legend()
     figure.savefig(path, metadata={"Date": None})

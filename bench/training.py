@@ -44,7 +44,6 @@ WARM_UP_STEPS = 3
 """DDP rebuilds its buckets after the first; not counted in the medians."""
 CALIBRATE_EVERY = 10
 STORE_TIMEOUT = timedelta(seconds=120)
-BITS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 Log = dict[str, Any]
 """What a job left: `job`, `step_s`, `validations` (step, seconds of training until then, loss) and figures of it all."""
@@ -124,14 +123,20 @@ class Uncounted:
         self._works.clear()
 
 
-def hook_of(job: Job) -> tuple[Any, Callable[..., Any] | None, commlayer.HookState | None]:
-    """State and hook to register, and the state if it is ours. The 16-bit forms are PyTorch's."""
+def hook_of(job: Job) -> tuple[commlayer.HookState | None, Callable[..., Any] | None]:
+    """The state, if it is ours, and the hook to register, if any. The 16-bit forms are PyTorch's."""
     if job.backend == "commlayer":
         state = commlayer.HookState(commlayer.Policy(**(job.policy or {})))
-        wrap = {"f16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}.get(job.bits)
-        return state, wrap(commlayer.allreduce_hook) if wrap else commlayer.allreduce_hook, state
+        wrappers = {"f16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
+        hook: Callable[..., Any] = commlayer.allreduce_hook
+        return state, _renamed(wrappers[job.bits](hook)) if job.bits in wrappers else hook
     hooks = {"f16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    return None, hooks.get(job.bits), None
+    return None, _renamed(hooks[job.bits]) if job.bits in hooks else None
+
+
+def _renamed(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP refuses PyTorch's bf16 hooks on the CPU, and knows them by their names; they work all the same."""
+    return lambda state, bucket: hook(state, bucket)
 
 
 def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
@@ -139,12 +144,12 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job.seed)
     model = DistributedDataParallel(Gpt(job.context, job.width, job.layers, job.heads), bucket_cap_mb=job.bucket_mb)
-    state, hook, ours = hook_of(job)
+    state, hook = hook_of(job)
     uncounted = None
     if hook is not None:
         model.register_comm_hook(state, hook)
-    if ours is not None and ours.group().loses:
-        uncounted = Uncounted(ours.group())
+    if state is not None and state.group().loses:
+        uncounted = Uncounted(state.group())
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, job.steps))
     inputs, targets = draw_batch(held_out, job.context, job.validation_batch, 1_000_000 + rank)
