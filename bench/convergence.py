@@ -149,10 +149,11 @@ def table(content: dict[str, Any]) -> str:
     seeds = sorted(log["job"]["seed"] for log in exact)
     final = [log["validations"][-1][2] for seed in seeds for log in exact if log["job"]["seed"] == seed]
     spread = statistics.stdev(final)
+    columns = ("bound", "treatment", "not counted", f"final loss, seeds {', '.join(map(str, seeds))}")
+    columns += ("mean difference to exact", "95 % interval", "distinguishable from exact")
     lines = [
-        f"| bound | treatment | not counted | final loss, seeds {', '.join(map(str, seeds))} | mean difference to exact "
-        "| 95 % interval | distinguishable from exact |",
-        "|---|---|---|---|---|---|---|",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
         f"| - | {EXACT} | 0 | {_losses(final)} | | | |",
     ]
     for each in comparisons:
@@ -171,11 +172,12 @@ def _losses(values: Any) -> str:
 
 def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: float) -> list[str]:
     half_width = comparisons[0].half_width
-    lines = [
+    lines = []
+    lines.append(
         f"Seed to seed, exact training's final loss has a standard deviation of {spread:.4f}. Paired by seed, a mean "
         f"difference is known to ±{half_width:.4f} (95 %, deviation pooled over the conditions). No correction for "
         f"{len(comparisons)} comparisons at once: one in twenty would be called distinguishable by chance."
-    ]
+    )
     for each in comparisons:
         if (each.bound, each.treatment) == (0.03, "feedback"):
             reached = "**no**: it is" if each.distinguishable else "yes"
@@ -251,7 +253,7 @@ def write_page(content: dict[str, Any], page: Path) -> None:
 
 
 def jobs(bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> list[Job]:
-    """All that runs on the links of one bound. The conditions take turns, so that an interruption leaves whole seeds."""
+    """All that runs on the links of one bound, seed by seed: an interruption leaves whole seeds."""
     policies: dict[str, dict[str, Any]] = {name: {} for name, at in EXACT_AT.items() if at == bound}
     policies |= {each: {"loss_bound": bound, "treatment": each} for each in TREATMENTS}
     return [Job(name, policy=policy, seed=seed, **model) for seed in seeds for name, policy in policies.items()]

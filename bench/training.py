@@ -3,7 +3,7 @@
     commlayer emulate bench/scenarios/loss1_100.toml -- python -m bench.training jobs.json logs.jsonl
 
 The model and the text are those of examples/train_gpt.py. Every 16th stretch of the text is held out for validation.
-The ranks stay for all jobs, so that torch is loaded once; each job has process groups, connections and seeds of its own.
+The ranks stay for all jobs, so that torch is loaded once; each job has its own process group, connections and seed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CALIBRATE_EVERY = 10
 STORE_TIMEOUT = timedelta(seconds=120)
 
 Log = dict[str, Any]
-"""What a job left: `job`, `step_s`, `validations` (step, seconds of training until then, loss) and figures of it all."""
+"""What a job left: `job`, `step_s`, `validations` (step, seconds of training until then, loss) and overall figures."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
         if uncounted is not None:
             uncounted.settle()
         pause = False
-        if job.validate_every and (step + 1) % job.validate_every == 0 or step + 1 == job.steps:
+        if (job.validate_every and (step + 1) % job.validate_every == 0) or step + 1 == job.steps:
             validations.append((step + 1, sum(step_s), validate()))
             pause = True
         if step % CALIBRATE_EVERY == WARM_UP_STEPS:
