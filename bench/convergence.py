@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import page
 from bench.training import ROOT, Job, Log, measure
 from commlayer.bench import machine
 from commlayer.emulate.link import Link
@@ -32,7 +33,6 @@ RESULTS = ROOT / "bench/results/convergence.json"
 PAGE = ROOT / "docs/convergence.md"
 PLOT = ROOT / "docs/convergence.svg"
 LOGS = ROOT / "out/convergence"
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 EXACT, AGAIN = "exact", "exact again"
 TREATMENTS = ("feedback", "rescale", "zero")
@@ -41,6 +41,8 @@ LOSS = {0.001: 0.003, 0.01: 0.02, 0.03: 0.05, 0.1: 0.13}
 EXACT_AT = {EXACT: 0.001, AGAIN: 0.1}
 """Exact training runs at the least and at the most loss: the second time shows what chance alone does, as sums are made
 in the order of arrival, and that reliable mode is."""
+TARGET = (0.03, "feedback")
+"""What is not to be distinguishable from exact."""
 SEEDS = (1, 2, 3)
 MODEL: dict[str, Any] = {
     "width": 96,  # with the short packets just enough gradients for messages that 0.1 % can be lost of
@@ -109,10 +111,10 @@ def pooled_deviation(differences: list[list[float]]) -> tuple[float, int]:
     return (squares / degrees) ** 0.5, degrees
 
 
-def compare(logs: list[Log]) -> list[Comparison]:
-    """Every condition that has all seeds of exact training, by bound. Raises KeyError without exact training."""
-    by_condition = final_losses(logs)
-    exact = {seed: log["validations"][-1][2] for seed, log in by_condition[0.0, EXACT].items()}
+def compare(content: dict[str, Any]) -> list[Comparison]:
+    """Every condition that has all seeds of exact training, by bound."""
+    by_condition = final_losses(content["logs"])
+    exact = {seed: log["validations"][-1][2] for seed, log in by_condition.get((0.0, EXACT), {}).items()}
     losses = {
         condition: [runs[seed]["validations"][-1][2] for seed in exact]
         for condition, runs in sorted(by_condition.items())
@@ -141,16 +143,15 @@ def compare(logs: list[Log]) -> list[Comparison]:
 
 def table(content: dict[str, Any]) -> str:
     """The page's table and its sentences, as Markdown: only from the results."""
-    logs = content.get("logs", [])
-    exact = [log for log in logs if log["job"]["system"] == EXACT]
-    comparisons = compare(logs) if exact else []
+    comparisons = compare(content)
+    exact = [log for log in content["logs"] if log["job"]["system"] == EXACT]
     if not comparisons:
         return "Nothing has been measured yet: `python -m bench.convergence`."
     seeds = sorted(log["job"]["seed"] for log in exact)
     final = [log["validations"][-1][2] for seed in seeds for log in exact if log["job"]["seed"] == seed]
     spread = statistics.stdev(final)
-    columns = ("bound", "treatment", "not counted", f"final loss, seeds {', '.join(map(str, seeds))}")
-    columns += ("mean difference to exact", "95 % interval", "distinguishable from exact")
+    columns = ["bound", "treatment", "not counted", f"final loss, seeds {', '.join(map(str, seeds))}"]
+    columns += ["mean difference to exact", "95 % interval", "distinguishable from exact"]
     lines = [
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
@@ -179,10 +180,10 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
         f"{len(comparisons)} comparisons at once: one in twenty would be called distinguishable by chance."
     )
     for each in comparisons:
-        if (each.bound, each.treatment) == (0.03, "feedback"):
+        if (each.bound, each.treatment) == TARGET:
             reached = "**no**: it is" if each.distinguishable else "yes"
             lines.append(
-                f"Target: `feedback` at 3 % not distinguishable from exact. {reached} ({each.mean:+.4f} "
+                f"Target: `feedback` at 3 % not distinguishable from exact: {reached} ({each.mean:+.4f} "
                 f"± {half_width:.4f}, with {each.uncounted_share:.2%} of the contributions not counted)."
             )
     identical = all(log["replicas_identical"] for log in content["logs"])
@@ -213,7 +214,7 @@ def plot(content: dict[str, Any], path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "commlayer"  # the same results give the same file
     from matplotlib import pyplot as plt
 
-    comparisons = compare(content["logs"])
+    comparisons = compare(content)
     colours = dict(zip((EXACT, *TREATMENTS), ("black", "tab:blue", "tab:green", "tab:red"), strict=True))
     figure, (curves, ends) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for (bound, treatment), runs in final_losses(content["logs"]).items():
@@ -222,8 +223,8 @@ def plot(content: dict[str, Any], path: Path) -> None:
         for number, log in enumerate(runs.values()):
             steps, _, losses = zip(*log["validations"], strict=True)
             style = "-" if treatment == EXACT else "--"
-            label = treatment if bound == 0 else f"{treatment} at {bound:.0%}"
-            curves.plot(steps, losses, style, color=colours[treatment], lw=1, label=None if number else label)
+            name = treatment if bound == 0 else f"{treatment} at {bound:.0%}"
+            curves.plot(steps, losses, style, color=colours[treatment], lw=1, label=None if number else name)
     curves.set(xlabel="step", ylabel="loss on held-out text (nats per byte)", title="three seeds each")
     curves.legend()
     bounds = sorted({each.bound for each in comparisons} - {0.0})
@@ -241,15 +242,6 @@ def plot(content: dict[str, Any], path: Path) -> None:
     ends.legend()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
-
-
-def write_page(content: dict[str, Any], page: Path) -> None:
-    """Replaces what is between the markers. Raises ValueError when the page does not have them."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page.name} has no {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n{table(content)}\n{END}{after}")
 
 
 def jobs(bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> list[Job]:
@@ -287,14 +279,9 @@ def main() -> int:
     if arguments.quick:
         return 2 if failed else 0
     print(table(content))
-    write_page(content, PAGE)
-    if any(log["job"]["system"] == EXACT for log in content["logs"]):
-        plot(content, PLOT)
-    reached = [
-        not each.distinguishable
-        for each in (compare(content["logs"]) if content["logs"] else [])
-        if (each.bound, each.treatment) == (0.03, "feedback")
-    ]
+    page.fill(PAGE, table(content))
+    plot(content, PLOT)
+    reached = [not each.distinguishable for each in compare(content) if (each.bound, each.treatment) == TARGET]
     return 2 if failed else 0 if all(reached) else 1
 
 
