@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
@@ -93,6 +94,41 @@ def _compare(rank: int, size: int, name: str) -> None:
 @pytest.mark.parametrize("name", FLAGS)
 def test_training_is_that_of_gloo(name: str) -> None:
     ranks.run(_compare, 2, name)
+
+
+def _in_16_bits(rank: int, size: int, name: str) -> None:
+    flags = {"bucket_cap_mb": 0.005, "gradient_as_bucket_view": name == "bucket views"}
+    policies = [
+        commlayer.Policy(),
+        commlayer.Policy(loss_bound=0.1),
+        commlayer.Policy(loss_bound=0.1, treatment="zero"),
+    ]
+    for wrap in (default_hooks.fp16_compress_wrapper, default_hooks.bf16_compress_wrapper):
+        gradients = []
+        ranks.init(rank, size, "gloo")
+        for policy in [None, *policies]:
+            torch.manual_seed(1)
+            model = DistributedDataParallel(Branches(leave_out=False), **flags)
+            hook = wrap(commlayer.allreduce_hook if policy else default_hooks.allreduce_hook)
+            state = policy and commlayer.HookState(policy)
+            # DDP refuses a bf16 hook of torch's on the CPU, by its name
+            model.register_comm_hook(state, lambda state, bucket, hook=hook: hook(state, bucket))
+            for step in range(3):
+                model.zero_grad()
+                inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+                model(inputs, step).square().mean().backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        for ours in gradients[1:]:
+            for mine, theirs in zip(ours, gradients[0], strict=True):
+                assert mine.dtype == torch.float32
+                torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.002)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["plain", "bucket views"])
+def test_torchs_wrappers_compress_what_our_hook_sends(name: str) -> None:
+    ranks.run(_in_16_bits, 3, name, environ={"COMMLAYER_SHM": "0"})  # between hosts, where there are bounds
 
 
 def _replicas(rank: int, size: int) -> bytes:

@@ -51,8 +51,9 @@ def bounded_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, di
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
     longest = MESSAGE_LIMIT_BYTES * world_size
-    segment_bytes = min(max(settings.segment_bytes, settings.bounded_message_bytes * world_size), longest)
-    for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest):
+    least = settings.bounded_message_bytes * world_size
+    segment_bytes = min(max(settings.segment_bytes, least), longest)
+    for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest, least_bytes=least):
         shards = partition(piece, world_size, itemsize)
         bounded_all_reduce_segment(b, members, shards, divisor=divisor, relaxed=settings.relaxed)
     return b.build()
@@ -314,8 +315,9 @@ def barrier_segment(b: PlanBuilder, members: Sequence[int], after: Sequence[int]
 
 def per_rank_segments(length: int, world_size: int, itemsize: int, settings: Settings) -> list[Range]:
     """Cuts what each rank contributes, or gets, so that one segment of all ranks together has the usual size."""
-    segment_bytes = max(settings.segment_bytes // world_size, settings.bounded_message_bytes, 1)
-    return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES)
+    least = settings.bounded_message_bytes
+    segment_bytes = max(settings.segment_bytes // world_size, least, 1)
+    return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES, least_bytes=least)
 
 
 def _ordered(world_size: int, settings: Settings) -> bool:

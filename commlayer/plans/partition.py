@@ -40,13 +40,20 @@ def partition(whole: Range, parts: int, itemsize: int) -> list[Range]:
 
 
 def segments(
-    whole: Range, itemsize: int, segment_bytes: int, longest_bytes: int, *, limit: int = SEGMENT_LIMIT
+    whole: Range,
+    itemsize: int,
+    segment_bytes: int,
+    longest_bytes: int,
+    *,
+    least_bytes: int = 1,
+    limit: int = SEGMENT_LIMIT,
 ) -> list[Range]:
     """Cuts a range into non-empty segments of about `segment_bytes`, at most `limit` of them.
 
-    None is longer than `longest_bytes`, a multiple of 64 or less than 64: before that, the limit gives way.
+    None is shorter than `least_bytes`, unless the range is. None is longer than `longest_bytes`, a multiple of 64 or
+    less than 64: before that, the limit and the least give way.
     """
     if whole.length == 0:
         return []
-    count = min(-(-whole.length // segment_bytes), limit, whole.length // itemsize)
+    count = min(-(-whole.length // segment_bytes), limit, max(whole.length // max(least_bytes, itemsize), 1))
     return partition(whole, max(count, -(-whole.length // longest_bytes)), itemsize)

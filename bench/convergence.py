@@ -1,0 +1,289 @@
+"""What bounded loss does to training: bounds x treatments x seeds against exact training with the same seeds.
+
+    python -m bench.convergence                everything (about 20 minutes; the links need root)
+    python -m bench.convergence --only 0.03    one bound, merged into the results that are there
+    python -m bench.convergence --quick        one seed and few steps, to see that it works; keeps nothing
+    python -m bench.convergence --table        only the plot and the table, from the results that are there
+
+Real transport over links that lose more packets than the bound allows, so that the bound is used. The same seed is the
+same initialisation and the same data in the same order; exact training is reliable mode on the same lossy links. It
+does not depend on speed. Writes bench/results/convergence.json, docs/convergence.svg and the table of
+docs/convergence.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import page
+from bench.training import ROOT, Job, Log, measure
+from commlayer.bench import machine
+from commlayer.emulate.link import Link
+from commlayer.emulate.scenario import Scenario
+
+RESULTS = ROOT / "bench/results/convergence.json"
+PAGE = ROOT / "docs/convergence.md"
+PLOT = ROOT / "docs/convergence.svg"
+LOGS = ROOT / "out/convergence"
+
+EXACT, AGAIN = "exact", "exact again"
+TREATMENTS = ("feedback", "rescale", "zero")
+LOSS = {0.001: 0.003, 0.01: 0.02, 0.03: 0.05, 0.1: 0.13}
+"""What the links lose at each bound."""
+EXACT_AT = {EXACT: 0.001, AGAIN: 0.1}
+"""Exact training runs at the least and at the most loss: the second time shows what chance alone does, as sums are made
+in the order of arrival, and that reliable mode is."""
+TARGET = (0.03, "feedback")
+"""What is not to be distinguishable from exact."""
+SEEDS = (1, 2, 3)
+MODEL: dict[str, Any] = {
+    "width": 96,  # with the short packets just enough gradients for messages that 0.1 % can be lost of
+    "layers": 5,
+    "steps": 120,
+    "validate_every": 12,
+    "validation_batch": 128,
+    "bucket_mb": 25.0,
+}
+MTU = 576
+
+# Two-sided 95 % quantiles of Student's t by degrees of freedom.
+T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
+T95 |= {12: 2.179, 15: 2.131, 20: 2.086, 24: 2.064, 26: 2.056, 30: 2.042, 40: 2.021, 60: 2.0, 120: 1.98}
+
+
+def t95(degrees: int) -> float:
+    """The quantile; between those of the table, that of fewer degrees of freedom, which is larger."""
+    return T95[max(known for known in T95 if known <= degrees)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One condition against exact training, paired by seed. Losses are nats per byte, on held-out text."""
+
+    bound: float
+    """0 for exact training, again."""
+    treatment: str
+    losses: tuple[float, ...]
+    """Final, by seed."""
+    differences: tuple[float, ...]
+    """To exact training with the same seed."""
+    uncounted_share: float
+    """Of the contributions that were sent, mean over the seeds."""
+    half_width: float
+    """Of the 95 % interval of the mean difference."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.differences)
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the interval excludes 0."""
+        return abs(self.mean) > self.half_width
+
+
+def final_losses(logs: list[Log]) -> dict[tuple[float, str], dict[int, Log]]:
+    """The logs by condition and seed."""
+    by_condition: dict[tuple[float, str], dict[int, Log]] = {}
+    for log in logs:
+        job = log["job"]
+        bound = (job["policy"] or {}).get("loss_bound", 0.0)
+        by_condition.setdefault((bound, job["system"]), {})[job["seed"]] = log
+    return by_condition
+
+
+def pooled_deviation(differences: list[list[float]]) -> tuple[float, int]:
+    """Standard deviation of the differences about the mean of their condition, and its degrees of freedom.
+
+    Pooled over conditions, as three seeds alone say little of it: with them the interval is narrower than each
+    condition's own would be, hence finds more.
+    """
+    degrees = sum(len(each) - 1 for each in differences)
+    squares = sum(sum((value - statistics.fmean(each)) ** 2 for value in each) for each in differences)
+    return (squares / degrees) ** 0.5, degrees
+
+
+def compare(content: dict[str, Any]) -> list[Comparison]:
+    """Every condition that has all seeds of exact training, by bound."""
+    by_condition = final_losses(content["logs"])
+    exact = {seed: log["validations"][-1][2] for seed, log in by_condition.get((0.0, EXACT), {}).items()}
+    losses = {
+        condition: [runs[seed]["validations"][-1][2] for seed in exact]
+        for condition, runs in sorted(by_condition.items())
+        if condition != (0.0, EXACT) and exact.keys() <= runs.keys()
+    }
+    differences = {
+        condition: [value - exact[seed] for seed, value in zip(exact, values, strict=True)]
+        for condition, values in losses.items()
+    }
+    if len(exact) < 2 or not differences:
+        return []
+    deviation, degrees = pooled_deviation(list(differences.values()))
+    half_width = t95(degrees) * deviation / len(exact) ** 0.5
+    return [
+        Comparison(
+            bound,
+            treatment,
+            tuple(losses[bound, treatment]),
+            tuple(differences[bound, treatment]),
+            statistics.fmean(by_condition[bound, treatment][seed]["uncounted_share"] for seed in exact),
+            half_width,
+        )
+        for bound, treatment in losses
+    ]
+
+
+def table(content: dict[str, Any]) -> str:
+    """The page's table and its sentences, as Markdown: only from the results."""
+    comparisons = compare(content)
+    exact = [log for log in content["logs"] if log["job"]["system"] == EXACT]
+    if not comparisons:
+        return "Nothing has been measured yet: `python -m bench.convergence`."
+    seeds = sorted(log["job"]["seed"] for log in exact)
+    final = [log["validations"][-1][2] for seed in seeds for log in exact if log["job"]["seed"] == seed]
+    spread = statistics.stdev(final)
+    columns = ["bound", "treatment", "not counted", f"final loss, seeds {', '.join(map(str, seeds))}"]
+    columns += ["mean difference to exact", "95 % interval", "distinguishable from exact"]
+    lines = [
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+        f"| - | {EXACT} | 0 | {_losses(final)} | | | |",
+    ]
+    for each in comparisons:
+        interval = f"{each.mean - each.half_width:+.4f} to {each.mean + each.half_width:+.4f}"
+        lines.append(
+            f"| {f'{each.bound:.1%}' if each.bound else '-'} | {each.treatment} | {each.uncounted_share:.3%} "
+            f"| {_losses(each.losses)} | {each.mean:+.4f} | {interval} | {'yes' if each.distinguishable else 'no'} |"
+        )
+    lines += ["", *_sentences(content, comparisons, spread)]
+    return "\n".join(lines)
+
+
+def _losses(values: Any) -> str:
+    return ", ".join(f"{value:.4f}" for value in values)
+
+
+def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: float) -> list[str]:
+    half_width = comparisons[0].half_width
+    lines = []
+    lines.append(
+        f"Seed to seed, exact training's final loss has a standard deviation of {spread:.4f}. Paired by seed, a mean "
+        f"difference is known to ±{half_width:.4f} (95 %, deviation pooled over the conditions). No correction for "
+        f"{len(comparisons)} comparisons at once: one in twenty would be called distinguishable by chance."
+    )
+    for each in comparisons:
+        if (each.bound, each.treatment) == TARGET:
+            reached = "**no**: it is" if each.distinguishable else "yes"
+            lines.append(
+                f"Target: `feedback` at 3 % not distinguishable from exact: {reached} ({each.mean:+.4f} "
+                f"± {half_width:.4f}, with {each.uncounted_share:.2%} of the contributions not counted)."
+            )
+    identical = all(log["replicas_identical"] for log in content["logs"])
+    lines.append(f"Replicas were bit-identical in {'every run' if identical else '**not every** run'}.")
+    log = content["logs"][0]
+    links = ", ".join(f"{loss:.1%} at {bound:.1%}" for bound, loss in LOSS.items())
+    tokens = log["ranks"] * log["job"]["batch"] * log["job"]["context"]
+    lines.append(
+        f"{log['ranks']} ranks on emulated hosts, {log['parameters']:,} parameters in 32 bits, "
+        f"{log['job']['steps']} steps of AdamW at {tokens} bytes of text per step. The links lose more than the bound, "
+        f'each packet independently: {links}. "Not counted" is a share of the contributions that ranks sent to owners, '
+        "which are three quarters of all."
+    )
+    about = content["machine"]
+    lines.append(
+        f"Measured {content['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
+        f"{about['torch']}, commit {about['git_commit']}. Generated by `bench/convergence.py` from "
+        "`bench/results/convergence.json`."
+    )
+    return [part for line in lines for part in (line, "")][:-1]
+
+
+def plot(content: dict[str, Any], path: Path) -> None:
+    """Differences to exact by bound and treatment, every seed a dot, and loss over steps."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "commlayer"  # the same results give the same file
+    from matplotlib import pyplot as plt
+
+    comparisons = compare(content)
+    colours = dict(zip((EXACT, *TREATMENTS), ("black", "tab:blue", "tab:green", "tab:red"), strict=True))
+    figure, (curves, ends) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for (bound, treatment), runs in final_losses(content["logs"]).items():
+        if bound not in (0.0, 0.03) or treatment == AGAIN:
+            continue
+        for number, log in enumerate(runs.values()):
+            steps, _, losses = zip(*log["validations"], strict=True)
+            style = "-" if treatment == EXACT else "--"
+            name = treatment if bound == 0 else f"{treatment} at {bound:.0%}"
+            curves.plot(steps, losses, style, color=colours[treatment], lw=1, label=None if number else name)
+    curves.set(xlabel="step", ylabel="loss on held-out text (nats per byte)", title="three seeds each")
+    curves.legend()
+    bounds = sorted({each.bound for each in comparisons} - {0.0})
+    again = [each for each in comparisons if each.bound == 0]
+    for each in comparisons:
+        place = 0.0 if each.bound == 0 else 1 + bounds.index(each.bound)
+        shift = 0.0 if each.bound == 0 else 0.2 * (TREATMENTS.index(each.treatment) - 1)
+        colour = colours[EXACT if each.bound == 0 else each.treatment]
+        label = each.treatment if each.bound in (0.0, bounds[0] if bounds else 0.0) else None
+        ends.errorbar(place + shift, each.mean, each.half_width, fmt="_", color=colour, capsize=3, label=label)
+        ends.plot([place + shift] * len(each.differences), each.differences, ".", color=colour, alpha=0.6)
+    ends.axhline(0, color="black", lw=0.5)
+    ends.set_xticks(range(len(bounds) + 1), [AGAIN if again else "", *(f"{bound:.1%}" for bound in bounds)])
+    ends.set(xlabel="bound", ylabel="difference to exact, same seed", title="final loss; bars are 95 % intervals")
+    ends.legend()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def jobs(bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> list[Job]:
+    """All that runs on the links of one bound, seed by seed: an interruption leaves whole seeds."""
+    policies: dict[str, dict[str, Any]] = {name: {} for name, at in EXACT_AT.items() if at == bound}
+    policies |= {each: {"loss_bound": bound, "treatment": each} for each in TREATMENTS}
+    return [Job(name, policy=policy, seed=seed, **model) for seed in seeds for name, policy in policies.items()]
+
+
+def main() -> int:
+    """0 when the target is reached, 1 when not, 2 when a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", type=float, choices=list(LOSS), help="this bound (may be repeated)")
+    parser.add_argument("--quick", action="store_true", help="one seed, few steps; prints, and keeps nothing")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only write the plot and the table")
+    arguments = parser.parse_args()
+    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1, "logs": []}
+    seeds, model = ((1,), MODEL | {"steps": 12}) if arguments.quick else (SEEDS, MODEL)
+    failed, about = False, machine.facts()
+    for bound in [] if arguments.table else arguments.only or list(LOSS):
+        scenario = Scenario(hosts=4, nics=(Link(loss=LOSS[bound], mtu=MTU),))
+        todo = jobs(bound, seeds, model)
+        start = time.monotonic()
+        logs = measure(scenario, todo, LOGS, name=f"{bound:g}")
+        print(f"bound {bound:g}: {len(logs)} of {len(todo)} runs in {time.monotonic() - start:.0f} s", flush=True)
+        failed = failed or len(logs) < len(todo)
+        if arguments.quick:
+            continue
+        done = {(log["job"]["system"], bound, log["job"]["seed"]) for log in logs}
+        kept = [log for log in content["logs"] if (log["job"]["system"], log["bound"], log["job"]["seed"]) not in done]
+        content["logs"] = kept + [log | {"bound": bound, "link_loss": LOSS[bound]} for log in logs]
+        content["machine"] = about
+        content["measured"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        RESULTS.write_text(json.dumps(content, indent=None).replace('{"job"', '\n{"job"') + "\n")
+    if arguments.quick:
+        return 2 if failed else 0
+    print(table(content))
+    page.fill(PAGE, table(content))
+    plot(content, PLOT)
+    reached = [not each.distinguishable for each in compare(content) if (each.bound, each.treatment) == TARGET]
+    return 2 if failed else 0 if all(reached) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""Training jobs under measurement: one rank runs a list of jobs, one after another, and rank 0 writes their logs.
+
+    commlayer emulate bench/scenarios/loss1_100.toml -- python -m bench.training jobs.json logs.jsonl
+
+The model and the text are those of examples/train_gpt.py. Every 16th stretch of the text is held out for validation.
+The ranks stay for all jobs, so that torch is loaded once; each job has its own process group, connections and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.backend import CommProcessGroup
+from commlayer.emulate.network import Network
+from commlayer.emulate.ranks import run, terminable
+from commlayer.emulate.scenario import Scenario
+from commlayer.emulate.stress import Stress
+from examples.train_gpt import Gpt, draw_batch, parameters_digest, standard_library_text
+
+ROOT = Path(__file__).parents[1]
+TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+STRETCH_BYTES = 16 << 10
+HELD_OUT_EVERY = 16
+WARM_UP_STEPS = 3
+"""DDP rebuilds its buckets after the first; not counted in the medians."""
+CALIBRATE_EVERY = 10
+STORE_TIMEOUT = timedelta(seconds=120)
+
+Log = dict[str, Any]
+"""What a job left: `job`, `step_s`, `validations` (step, seconds of training until then, loss) and overall figures."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One training run: who moves its gradients, and what is trained."""
+
+    system: str
+    """Its name in the tables."""
+    backend: str = "commlayer"
+    tcp_cc: str | None = None
+    """Of gloo's connections; None: as the machine is set."""
+    bits: str = "f32"
+    """Gradients on the network: f32, f16 or bf16, by PyTorch's own hooks."""
+    policy: dict[str, Any] | None = None
+    """Of commlayer's hook."""
+    bucket_mb: float = 25.0
+    """DDP's bucket_cap_mb, of 32-bit gradients."""
+    seed: int = 1
+    steps: int = 100
+    validate_every: int = 0
+    """Steps between validations; 0: none but after the last step."""
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    context: int = 64
+    batch: int = 4
+    """Windows per rank and step."""
+    validation_batch: int = 64
+    """Windows per rank and validation."""
+    learning_rate: float = 3e-3
+    """The highest: it rises over the first 5 % of the steps, then falls to nothing as a cosine."""
+
+
+def learning_rate_share(step: int, steps: int) -> float:
+    """Of the highest learning rate."""
+    rise = max(1, steps // 20)
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+def hold_out(text: Tensor) -> tuple[Tensor, Tensor]:
+    """A text in two: what to train on, and every HELD_OUT_EVERY-th stretch to validate on."""
+    stretches = text.split(STRETCH_BYTES)
+    held = [each for i, each in enumerate(stretches) if i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
+    kept = [each for i, each in enumerate(stretches) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+    return torch.cat(kept), torch.cat(held)
+
+
+class Uncounted:
+    """How much of this rank's contributions the owners did not count. Works are noted as the hook makes them."""
+
+    def __init__(self, group: CommProcessGroup) -> None:
+        self._works: list[tuple[Any, int]] = []
+        self.missing_bytes = 0
+        self.sent_bytes = 0
+        for name in ("allreduce", "allreduce_from"):
+            setattr(group, name, self._noting(getattr(group, name), group.size()))
+
+    def _noting(self, method: Callable[..., Any], size: int) -> Callable[..., Any]:
+        def noting(tensors: Any, *arguments: Any) -> Any:
+            work = method(tensors, *arguments)
+            each = tensors if isinstance(tensors, Tensor) else tensors[0]
+            self._works.append((work, each.nbytes * (size - 1) // size))  # its own shard is not sent
+            return work
+
+        return noting
+
+    def settle(self) -> None:
+        """Asks the works noted so far, which must be done or about to be."""
+        for work, sent in self._works:
+            self.missing_bytes += sum(length for _, length in work.missing())
+            self.sent_bytes += sent
+        self._works.clear()
+
+
+def hook_of(job: Job) -> tuple[commlayer.HookState | None, Callable[..., Any] | None]:
+    """The state, if it is ours, and the hook to register, if any. The 16-bit forms are PyTorch's."""
+    if job.backend == "commlayer":
+        state = commlayer.HookState(commlayer.Policy(**(job.policy or {})))
+        wrappers = {"f16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
+        hook: Callable[..., Any] = commlayer.allreduce_hook
+        return state, _renamed(wrappers[job.bits](hook)) if job.bits in wrappers else hook
+    hooks = {"f16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    return None, _renamed(hooks[job.bits]) if job.bits in hooks else None
+
+
+def _renamed(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP refuses PyTorch's bf16 hooks on the CPU, and knows them by their names; they work all the same."""
+    return lambda state, bucket: hook(state, bucket)
+
+
+def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
+    """Trains in the present process group. Times are seconds of training: validation and calibration do not count."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(job.seed)
+    model = DistributedDataParallel(Gpt(job.context, job.width, job.layers, job.heads), bucket_cap_mb=job.bucket_mb)
+    state, hook = hook_of(job)
+    uncounted = None
+    if hook is not None:
+        model.register_comm_hook(state, hook)
+    if state is not None and state.group().loses:
+        uncounted = Uncounted(state.group())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, job.steps))
+    inputs, targets = draw_batch(held_out, job.context, job.validation_batch, 1_000_000 + rank)
+
+    def loss_of(step: int) -> Tensor:
+        draw = draw_batch(text, job.context, job.batch, (job.seed * 100_000 + step) * world + rank)
+        return functional.cross_entropy(model(draw[0]).flatten(0, 1), draw[1].flatten())
+
+    def validate() -> float:
+        with torch.no_grad():
+            loss = functional.cross_entropy(model.module(inputs).flatten(0, 1), targets.flatten())
+        dist.all_reduce(loss)
+        return loss.item() / world
+
+    step_s: list[float] = []
+    alone: list[tuple[float, float]] = []
+    update_s: list[float] = []
+    validations: list[tuple[int, float, float]] = []
+    dist.barrier()
+    for step in range(job.steps):
+        start = time.perf_counter()
+        loss_of(step).backward()
+        update_start = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        end = time.perf_counter()
+        step_s.append(end - start)
+        update_s.append(end - update_start)
+        if uncounted is not None:
+            uncounted.settle()
+        pause = False
+        if (job.validate_every and (step + 1) % job.validate_every == 0) or step + 1 == job.steps:
+            validations.append((step + 1, sum(step_s), validate()))
+            pause = True
+        if step % CALIBRATE_EVERY == WARM_UP_STEPS:
+            # the same work without communication, its gradients dropped
+            dist.barrier()
+            start = time.perf_counter()
+            with model.no_sync():
+                loss = loss_of(step)
+                forward_end = time.perf_counter()
+                loss.backward()
+            alone.append((forward_end - start, time.perf_counter() - forward_end))
+            optimizer.zero_grad()
+            pause = True
+        if pause:
+            dist.barrier()  # all ranks start into the next step together
+
+    digests: list[Any] = [None] * world
+    dist.all_gather_object(digests, parameters_digest(model))
+    lost = torch.tensor([uncounted.missing_bytes, uncounted.sent_bytes] if uncounted else [0, 0])
+    dist.all_reduce(lost)
+    return {
+        "job": dataclasses.asdict(job),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "ranks": world,
+        "step_s": [round(each, 5) for each in step_s],
+        "forward_s": statistics.median(each for each, _ in alone) if alone else None,
+        "backward_s": statistics.median(each for _, each in alone) if alone else None,
+        "update_s": statistics.median(update_s),
+        "validations": validations,
+        "replicas_identical": len(set(digests)) == 1,
+        "uncounted_share": lost[0].item() / lost[1].item() if lost[1] else 0.0,
+    }
+
+
+def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str) -> list[Log]:
+    """Runs the jobs in the emulated network and returns their logs, fewer than jobs if one failed.
+
+    Jobs and logs stay in `folder`. Raises EmulationError when the network cannot be made (it takes root).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    request, logs = folder / f"{name}.jobs.json", folder / f"{name}.logs.jsonl"
+    request.write_text(json.dumps([dataclasses.asdict(job) for job in jobs]))
+    logs.unlink(missing_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.chdir(ROOT)  # the ranks import what is here
+    with terminable(), Network(scenario) as network, Stress(network) as stress:
+        command = [sys.executable, "-m", "bench.training", str(request.resolve()), str(logs.resolve())]
+        run(network, command, trouble=lambda: stress.error)
+    return [json.loads(line) for line in logs.read_text().splitlines()] if logs.exists() else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", type=Path, help="a JSON list of jobs, see Job")
+    parser.add_argument("logs", type=Path, help="where rank 0 adds a line of JSON for each job")
+    arguments = parser.parse_args()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)  # ranks share the cores
+    text, held_out = hold_out(standard_library_text())
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, world, rank == 0, STORE_TIMEOUT)
+    default_tcp_cc = TCP_CC.read_text()
+    for number, content in enumerate(json.loads(arguments.jobs.read_text())):
+        job = Job(**content)
+        # a socket takes its congestion control from its namespace when it is made, or from the listening one
+        TCP_CC.write_text(job.tcp_cc or default_tcp_cc)
+        prefixed = dist.PrefixStore(f"job {number}", store)
+        dist.init_process_group(job.backend, store=prefixed, rank=rank, world_size=world)
+        log = train(job, text, held_out)
+        if rank == 0:
+            with arguments.logs.open("a") as out:
+                out.write(json.dumps(log) + "\n")
+            last = log["validations"][-1]
+            print(f"{job.system}, seed {job.seed}: {last[1]:.1f} s, loss {last[2]:.4f}", flush=True)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The pure parts of jobs under measurement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, Uncounted, hold_out, hook_of, learning_rate_share
+
+
+def test_what_is_held_out_is_not_trained_on() -> None:
+    stretches = 2 * HELD_OUT_EVERY + 1
+    text = torch.arange(stretches).repeat_interleave(STRETCH_BYTES)[: -STRETCH_BYTES // 2]
+    trained, held = hold_out(text)
+    assert held.unique().tolist() == [HELD_OUT_EVERY - 1, 2 * HELD_OUT_EVERY - 1]
+    assert len(trained) + len(held) == len(text)
+    assert not set(trained.unique().tolist()) & set(held.unique().tolist())
+
+
+def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
+    shares = [learning_rate_share(step, 100) for step in range(101)]
+    assert shares[0] == pytest.approx(0.2)
+    assert max(shares) == shares[5] == pytest.approx(1)
+    assert shares[5:] == sorted(shares[5:], reverse=True)
+    assert shares[100] == pytest.approx(0)
+
+
+class Work:
+    def missing(self) -> list[tuple[int, int]]:
+        return [(0, 100), (400, 20)]
+
+
+class Group:
+    def size(self) -> int:
+        return 4
+
+    def allreduce(self, _tensors: list[torch.Tensor], _options: None) -> Work:
+        return Work()
+
+    def allreduce_from(self, _source: torch.Tensor, _target: torch.Tensor, _options: None) -> Work:
+        return Work()
+
+
+def test_what_was_not_counted_is_a_share_of_what_was_sent() -> None:
+    group = Group()
+    uncounted = Uncounted(group)  # type: ignore[arg-type]  # has what it needs
+    buffer = torch.zeros(200)
+    group.allreduce([buffer], None)
+    group.allreduce_from(buffer, buffer, None)
+    uncounted.settle()
+    uncounted.settle()
+    assert uncounted.missing_bytes == 240
+    assert uncounted.sent_bytes == 2 * 600
+
+
+@pytest.mark.parametrize("backend", ["gloo", "commlayer"])
+@pytest.mark.parametrize("bits", ["f32", "f16", "bf16"])
+def test_every_form_has_its_hook(backend: str, bits: str) -> None:
+    state, hook = hook_of(Job("one", backend=backend, bits=bits, policy={"loss_bound": 0.1}))
+    assert (state is not None) == (backend == "commlayer")
+    assert (hook is None) == ((backend, bits) == ("gloo", "f32"))
+    if state is not None:
+        assert state.policy.loss_bound == 0.1
+    if hook is not None:
+        assert not hook.__name__.startswith("bf16")  # DDP would refuse it
