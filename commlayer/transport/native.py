@@ -223,6 +223,14 @@ class Engine:
         lib.cl_engine_read_stats(self.raw, stats)
         return {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
 
+    @classmethod
+    def shared_stats(cls) -> dict[str, int]:
+        """The counters of the process's engine. Raises ClosedError when it has none."""
+        with cls._guard:
+            if cls._shared is None:
+                raise ClosedError("this process has no engine: create a process group first")
+            return cls._shared.stats()
+
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
         """Has `callback(status)` called on a completion thread; returns CL_EAGAIN, or the status if it has ended."""
         token = self._completions.expect(callback)
