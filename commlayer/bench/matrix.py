@@ -59,7 +59,7 @@ class BenchError(RuntimeError):
 
 
 def measure(name: str, arguments: str, cwd: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Runs one `commlayer bench` command in folder `cwd` and returns its JSON. Raises BenchError when it could not be done."""
+    """Runs one `commlayer bench` command in folder `cwd` and returns its JSON. Raises BenchError if it cannot."""
     settings = dict(environ or {})
     words = ["commlayer", "bench", *arguments.split()]
     print(f"## {name}: {' '.join([*(f'{key}={value}' for key, value in settings.items()), *words])}", flush=True)
