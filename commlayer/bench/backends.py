@@ -7,7 +7,7 @@ import dataclasses
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -118,3 +118,15 @@ def open_backend(spec: BackendSpec, control: dist.ProcessGroup, timeout_s: float
     if spec.tcp_cc is not None and used != (spec.tcp_cc,):
         raise BackendError(f"backend {spec}: its connections use {used or 'no TCP'}, not {spec.tcp_cc!r}")
     return Backend(spec, group, used, beside)
+
+
+def open_backends(specs: Sequence[BackendSpec], control: dist.ProcessGroup, timeout_s: float) -> list[Backend]:
+    """One for each; those that differ in the call only, as by a cast, share their group. Raises BackendError."""
+    opened: dict[BackendSpec, Backend] = {}
+    backends = []
+    for spec in specs:
+        connection = dataclasses.replace(spec, cast=None, chunks=1)
+        if connection not in opened:
+            opened[connection] = open_backend(connection, control, timeout_s)
+        backends.append(dataclasses.replace(opened[connection], spec=spec))
+    return backends

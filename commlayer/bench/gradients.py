@@ -10,6 +10,7 @@ is no sum of contributions, each whole or absent, is wrong; so is a rank's own p
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,14 @@ class _Part:
     """(offset, length) in bytes of what of `source` was not counted in the latest run."""
 
 
+@functools.lru_cache
+def _digits(count: int, dtype: torch.dtype, rank: int, world: int, bits: int, largest: int) -> tuple[Tensor, Tensor]:
+    """This rank's gradients and the sum of all: many backends have the same."""
+    source, expected = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
+    pattern.fill_digits(source, expected, rank, world, bits, largest)
+    return source, expected
+
+
 class Gradients(Collective):
     """With one backend, whose settings say what the wire carries and what may be lost of it."""
 
@@ -61,10 +70,10 @@ class Gradients(Collective):
         self.bits = min(_BITS_MAX, (pattern.EXACT_INTEGER_LIMIT[wire].bit_length() - 1) // self.world)
         if self.bits == 0:
             raise ValueError(f"{self.world} ranks: {wire} has not a bit for each, so that sums cannot be verified")
-        self.source, self.bucket, self.expected = (self._new(self.count) for _ in range(3))
+        self.bucket = self._new(self.count)
         # what was lost comes again, added to the next: a digit must hold a few times its value
         largest = max(1, ((1 << self.bits) - 1) // (4 if self.feeds_back else 1))
-        pattern.fill_digits(self.source, self.expected, self.rank, self.world, self.bits, largest)
+        self.source, self.expected = _digits(self.count, self.dtype, self.rank, self.world, self.bits, largest)
         self.runs = 0
         self.lost = 0
         self.parts = [self._part(bucket, wire) for bucket in self.bucket.chunk(self.spec.chunks)]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from . import machine, report
-from .backends import BackendError, open_backend
+from .backends import BackendError, open_backends
 from .measure import Bench, Measurement
 from .spec import Spec
 
@@ -62,7 +62,7 @@ def _run(spec: Spec) -> int:
         if rank == 0:
             print("\n".join(lines), flush=True)
 
-    backends = [open_backend(backend, control, spec.timeout_s) for backend in spec.backends]
+    backends = open_backends(spec.backends, control, spec.timeout_s)
     _await_stress(spec, control)
     results: list[dict[str, Any]] = []
 
