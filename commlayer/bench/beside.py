@@ -37,9 +37,10 @@ class Beside:
 
     def top_up(self) -> None:
         """Starts the next where one has ended."""
-        while len(self._in_flight) and self._in_flight[0].is_completed():
-            self._in_flight.popleft().wait()
-            self._start()
+        for _ in self._buffers:  # not for ever, should they end at once
+            if self._in_flight[0].is_completed():
+                self._in_flight.popleft().wait()
+                self._start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

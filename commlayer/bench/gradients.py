@@ -114,7 +114,7 @@ class Gradients(Collective):
     def wrong(self) -> int:
         """Of the latest run; also counts, in `lost`, the contributions that its result lacks."""
         differs = (self.bucket != self.expected).nonzero().flatten()
-        if not len(differs):
+        if not len(differs) and not self.feeds_back:
             return 0
         if self.spec.policy.loss_bound == 0:
             return len(differs)
@@ -123,7 +123,7 @@ class Gradients(Collective):
         good, absent = self._rescaled(result, whole) if rescales else self._summed(result, whole)
         self.lost += int(absent.sum())
         wrong = int((~good).sum())
-        return wrong + self._unaccounted() if self.feeds_back else wrong
+        return max(wrong, self._unaccounted()) if self.feeds_back else wrong
 
     def _summed(self, result: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
         """Which elements are sums of contributions, and how many of these are absent from each."""
@@ -132,14 +132,15 @@ class Gradients(Collective):
         for digit, one in zip(self._digits(value), self._digits(whole), strict=True):
             good &= (digit % one == 0) if self.feeds_back else (digit == 0) | (digit == one)
             absent += digit == 0
-        return good, absent
+        return good & (absent < self.world), absent  # an owner's own is always there
 
     def _rescaled(self, result: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
         """Likewise, of the mean of what arrived x the number of ranks."""
         digits = [digit << self.bits * rank for rank, digit in enumerate(self._digits(whole))]
         good, absent = torch.zeros_like(whole, dtype=torch.bool), torch.zeros_like(whole)
         tolerance = 4 * torch.finfo(getattr(torch, self.spec.cast or "float32")).eps
-        for subset in range(1, 1 << self.world):
+        fewest_absent_first = sorted(range(1, 1 << self.world), key=lambda subset: -bin(subset).count("1"))
+        for subset in fewest_absent_first:
             there = [digit for rank, digit in enumerate(digits) if subset >> rank & 1]
             exact = torch.stack(there).sum(0) * (self.world / len(there))
             fits = ~good & ((result - exact).abs() <= tolerance * exact)
