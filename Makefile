@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
+.PHONY: help demo test test-torch test-torch-short bench faults soak stress lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make test         every test this machine can run; the others say why they are skipped'
 	@echo 'make test-torch   PyTorch'\''s own tests of a backend, gloo and commlayer side by side (minutes; test-torch-short: one)'
 	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
+	@echo 'make stress       docs/stress.md measured again: losses, bursts, incast, priorities, dying NICs (20 minutes, root)'
 	@echo 'make faults       faults on real processes, with a table of what was noticed when (emulated hosts need root)'
 	@echo 'make soak         random collectives, verified, and no leaks (MINUTES=60 for an hour)'
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
@@ -67,6 +68,9 @@ demo: native
 
 bench: native
 	$(BIN)/python bench/first_light.py
+
+stress: native
+	$(BIN)/python bench/stress.py
 
 faults: venv native
 	rm -f out/faults.json

@@ -112,7 +112,9 @@ def measure_variants(rank: int, size: int) -> list[tuple[str, int, Any, bool]]:
     spec = Spec(specs, (3_000_000,), collective="gradients", iters=3, rounds=1)
     results = Bench(spec, backends, control, local_leader=rank == 0).run(lambda _: None)
     dist.destroy_process_group()
-    return [(str(each.backend.spec), each.wrong, each.not_counted, list(each.packets) == [*COUNTERS]) for each in results]
+    return [
+        (str(each.backend.spec), each.wrong, each.not_counted, list(each.packets) == [*COUNTERS]) for each in results
+    ]
 
 
 def test_every_variant_is_right_where_nothing_is_lost() -> None:
