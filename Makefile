@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make test-torch   PyTorch'\''s own tests of a backend, gloo and commlayer side by side (minutes; test-torch-short: one)'
 	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
 	@echo 'make bench-training, bench-convergence   docs/training.md and docs/convergence.md, measured again (20 minutes each, root)'
+	@echo 'make stress       docs/stress.md measured again: losses, bursts, incast, priorities, dying NICs (20 minutes, root)'
 	@echo 'make faults       faults on real processes, with a table of what was noticed when (emulated hosts need root)'
 	@echo 'make soak         random collectives, verified, and no leaks (MINUTES=60 for an hour)'
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
@@ -74,6 +75,9 @@ bench-training: native
 
 bench-convergence: native
 	$(BIN)/python -m bench.convergence
+
+stress: native
+	$(BIN)/python bench/stress.py
 
 faults: venv native
 	rm -f out/faults.json

@@ -10,15 +10,25 @@ Every run is one `commlayer bench` command, kept in the JSON, so that each numbe
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commlayer.bench.matrix import (
+    LINK_SHARE,
+    P50,
+    P99,
+    BenchError,
+    Metric,
+    best,
+    keep,
+    machines,
+    measure,
+    read_kept,
+    verdict,
+    write_between,
+)
 from commlayer.bench.sizes import parse_size
 
 ROOT = Path(__file__).parents[1]
@@ -38,32 +48,9 @@ RUNS = {
 }
 ROUNDS = 5
 
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How one figure of a bench result is compared and printed."""
-
-    name: str
-    of: Callable[[Result], float]
-    text: Callable[[float], str]
-    higher_is_better: bool
-
-
-def _time(us: float) -> str:
-    return f"{us:.0f} µs" if us < 1e4 else f"{us / 1e3:.0f} ms"
-
-
-# the median iteration, not the mean: a busy machine stretches the tails of whoever switches threads more often
-LATENCY = Metric("p50", lambda result: result["p50_us"], _time, False)
-P99 = Metric("p99", lambda result: result["p99_us"], _time, False)
 BUSBW = Metric("busbw", lambda result: result["busbw_gb_s"], lambda gb_s: f"{gb_s:.3g} GB/s", True)
-LINK_SHARE = Metric("busbw", lambda result: result["link_share"], lambda share: f"{share:.1%} of the link", True)
-CPU = Metric("CPU", lambda result: result["cpu_process_s_per_gb"], lambda s: f"{s:.3g} s/GB", False)
-MACHINE_CPU = Metric(
-    "CPU of the machine", lambda result: result["cpu_machine_s_per_gb"], lambda s: f"{s:.3g} s/GB", False
-)
+CPU = Metric("CPU", lambda result: result["cpu_process_s_per_gb"], lambda s: f"{s:.3g} s/GB")
+MACHINE_CPU = Metric("CPU of the machine", lambda result: result["cpu_machine_s_per_gb"], lambda s: f"{s:.3g} s/GB")
 
 
 @dataclass(frozen=True)
@@ -92,11 +79,11 @@ LOOPBACK_4 = "loopback, 4 ranks"
 CLEAN = "4 hosts, 200 Mbit/s, no loss"
 LOSSY = "4 hosts, 200 Mbit/s, 1 % loss"
 CLAIMS = (
-    Claim(LOOPBACK_2, "loopback-2-small", "4K", LATENCY, min_ratio=5),
+    Claim(LOOPBACK_2, "loopback-2-small", "4K", P50, min_ratio=5),
     Claim(LOOPBACK_2, "loopback-2-large", "1M", BUSBW, min_ratio=3),
     Claim(LOOPBACK_2, "loopback-2-large", "16M", BUSBW, min_ratio=2.5),
     Claim(LOOPBACK_2, "loopback-2-large", "64M", BUSBW, min_ratio=2.5),
-    Claim(LOOPBACK_4, "loopback-4-small", "4K", LATENCY, min_ratio=4),
+    Claim(LOOPBACK_4, "loopback-4-small", "4K", P50, min_ratio=4),
     Claim(LOOPBACK_4, "loopback-4-large", "1M", BUSBW, min_ratio=3),
     Claim(LOOPBACK_4, "loopback-4-large", "16M", BUSBW, min_ratio=2),
     Claim(CLEAN, "link-clean", "8M", LINK_SHARE, bound=0.95),
@@ -121,7 +108,7 @@ class Row:
     @property
     def ratio(self) -> float:
         """Above 1 commlayer is better."""
-        return self.commlayer / self.gloo if self.claim.metric.higher_is_better else self.gloo / self.commlayer
+        return self.claim.metric.ratio(self.commlayer, self.gloo)
 
     @property
     def reached(self) -> bool:
@@ -147,8 +134,8 @@ def row_of(claim: Claim, runs: dict[str, Any]) -> Row | None:
     gloo = {name: figure for name, figure in figures.items() if name.startswith("gloo")}
     if "commlayer" not in figures or not gloo:
         return None
-    best = (max if claim.metric.higher_is_better else min)(gloo, key=gloo.__getitem__)
-    return Row(claim, figures["commlayer"], gloo[best], best, sum(result["wrong"] for result in results))
+    name = best(gloo, claim.metric)
+    return Row(claim, figures["commlayer"], gloo[name], name, sum(result["wrong"] for result in results))
 
 
 def table(runs: dict[str, Any]) -> str:
@@ -165,18 +152,15 @@ def table(runs: dict[str, Any]) -> str:
             continue
         text = claim.metric.text
         figures = f"{text(row.commlayer)} | {text(row.gloo)} ({row.gloo_name}) | {row.ratio:.2f}x"
-        lines.append(f"{start} {figures} | {claim.target} | {'yes' if row.reached else '**no**'} |")
+        lines.append(f"{start} {figures} | {claim.target} | {verdict(row.reached)} |")
     return "\n".join([*lines, "", *_conditions(runs)])
 
 
 def _conditions(runs: dict[str, Any]) -> list[str]:
     if not runs:
         return ["Nothing has been measured yet: `python bench/first_light.py`."]
-    machines = dict.fromkeys(
-        "{cores} cores of {cpu}, {kernel}, torch {torch}".format(**run["machine"]) for run in runs.values()
-    )
     links = [run["link"] for run in runs.values() if run["link"] is not None]
-    lines = [f"Measured on {'; '.join(machines)}. Medians of {ROUNDS} rounds in which the backends take turns."]
+    lines = [f"Measured on {machines(runs.values())}. Medians of {ROUNDS} rounds in which the backends take turns."]
     if links:
         lines.append(
             f"Hosts are network namespaces, segmentation offloads off, {links[0]['buffer_packets']} packets of buffer "
@@ -192,28 +176,7 @@ def _conditions(runs: dict[str, Any]) -> list[str]:
 
 def write_readme(runs: dict[str, Any], readme: Path) -> bool:
     """Replaces what is between the markers. False when the README does not have them."""
-    text = readme.read_text() if readme.exists() else ""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        return False
-    readme.write_text(f"{before}{BEGIN}\n{table(runs)}\n{END}{after}")
-    return True
-
-
-def measure(name: str) -> dict[str, Any]:
-    """Runs one bench command and returns its JSON. Raises RuntimeError when it could not be done."""
-    arguments = f"bench all_reduce {RUNS[name]} --rounds {ROUNDS}".split()
-    print(f"## {name}: commlayer {' '.join(arguments)}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "out.json")
-        command = [sys.executable, "-m", "commlayer", *arguments, "--json", str(out)]
-        status = subprocess.run(command, cwd=ROOT).returncode
-        if not out.exists():
-            raise RuntimeError(f"{name}: the bench ended with status {status}")
-        run: dict[str, Any] = json.loads(out.read_text())
-    run["command"] = ["commlayer", *arguments]  # without our temporary file
-    return run
+    return write_between(readme, BEGIN, END, table(runs))
 
 
 def main() -> int:
@@ -223,17 +186,16 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
     arguments = parser.parse_args()
 
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1, "runs": {}}
+    kept = read_kept(RESULTS)
     runs = kept["runs"]
     failures = []
     for name in [] if arguments.table else arguments.only or list(RUNS):
         try:
-            runs[name] = measure(name)
-        except RuntimeError as error:
+            runs[name] = measure(name, f"all_reduce {RUNS[name]} --rounds {ROUNDS}", ROOT)
+        except BenchError as error:
             failures.append(str(error))
             continue
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")  # at once: the next run may be interrupted
+        keep(RESULTS, kept)
     print(table(runs))
     if not write_readme(runs, README):
         print(f"README.md has no {BEGIN} and {END}: table not written there", file=sys.stderr)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..backend import NAME, CommProcessGroup, Options
+from ..config import PRIORITIES, Policy
+from ..transport.native import Engine
+from .beside import Beside
 from .spec import BackendSpec
+
+COUNTERS = (
+    *("packets_sent", "packets_retransmitted", "packets_lost", "packets_spurious"),
+    *("packets_given_up", "packets_late", "messages_stopped"),
+)
 
 _TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
@@ -32,6 +42,15 @@ class Backend:
     group: dist.ProcessGroup
     tcp_cc: tuple[str, ...]
     """Congestion control of the TCP connections this rank opened for it, as the kernel reports it."""
+    beside: Beside | None = None
+    """What is in flight beside the operations that are measured."""
+
+    def counters(self) -> dict[str, int]:
+        """Of this rank's engine: `COUNTERS`, where the backend is commlayer."""
+        if not isinstance(self.group, CommProcessGroup):
+            return {}
+        stats = Engine.shared_stats()
+        return {name: stats[name] for name in COUNTERS}
 
 
 def _tcp_sockets() -> dict[int, str]:
@@ -66,6 +85,17 @@ def _namespace_tcp_cc(algorithm: str | None) -> Iterator[None]:
         _TCP_CC.write_text(before)
 
 
+def _is_ours(spec: BackendSpec) -> bool:
+    return spec.name == NAME
+
+
+def _new_group(spec: BackendSpec, timeout_s: float) -> Any:
+    options = Options(spec.policy, timeout=timedelta(seconds=timeout_s)) if _is_ours(spec) else None
+    group = dist.new_group(backend=spec.name, timeout=timedelta(seconds=timeout_s), pg_options=options)
+    dist.all_reduce(torch.ones(1), group=group)
+    return group
+
+
 def open_backend(spec: BackendSpec, control: dist.ProcessGroup, timeout_s: float) -> Backend:
     """Creates the group of all ranks and runs one all-reduce, so that lazily made connections exist too.
 
@@ -76,12 +106,27 @@ def open_backend(spec: BackendSpec, control: dist.ProcessGroup, timeout_s: float
         # every rank's namespace must be switched before the first rank connects
         dist.barrier(control)
         try:
-            group: Any = dist.new_group(backend=spec.name, timeout=timedelta(seconds=timeout_s))
-            dist.all_reduce(torch.ones(1), group=group)
+            group = _new_group(spec, timeout_s)
+            beside = None
+            if spec.beside_bytes:
+                last = dataclasses.replace(spec, policy=Policy(priority=PRIORITIES - 1) if _is_ours(spec) else Policy())
+                beside = Beside(_new_group(last, timeout_s), control, spec.beside_bytes)
         except Exception as error:  # an unknown name alone raises four different types, AssertionError among them
             raise BackendError(f"cannot create backend {spec.name!r}: {error}") from error
         dist.barrier(control)
     used = tuple(sorted({cc for inode, cc in _tcp_sockets().items() if inode not in before}))
     if spec.tcp_cc is not None and used != (spec.tcp_cc,):
         raise BackendError(f"backend {spec}: its connections use {used or 'no TCP'}, not {spec.tcp_cc!r}")
-    return Backend(spec, group, used)
+    return Backend(spec, group, used, beside)
+
+
+def open_backends(specs: Sequence[BackendSpec], control: dist.ProcessGroup, timeout_s: float) -> list[Backend]:
+    """One for each; those that differ in the call only, as by a cast, share their group. Raises BackendError."""
+    opened: dict[BackendSpec, Backend] = {}
+    backends = []
+    for spec in specs:
+        connection = dataclasses.replace(spec, cast=None, chunks=1)
+        if connection not in opened:
+            opened[connection] = open_backend(connection, control, timeout_s)
+        backends.append(dataclasses.replace(opened[connection], spec=spec))
+    return backends

@@ -1,18 +1,15 @@
-"""The collectives that can be measured: their buffers, their call, their exact result, their bandwidth factor.
-
-Each class is one measurement at one size. Bandwidth follows nccl-tests (doc/PERFORMANCE.md): algbw = S / t with S the
-size of the whole array, busbw = algbw x bus factor, which makes busbw comparable to a link's rate.
-"""
+"""The collectives that can be measured: their buffers, their call, their exact result, their bandwidth factor."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import pattern
+from .collective import Collective
+from .gradients import Gradients
 
 _REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -23,61 +20,6 @@ _REDUCE_OPS = {
 # renamed in torch 2.13; the old names warn there, the new ones are missing before
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class Collective(ABC):
-    """One collective with its buffers on this rank."""
-
-    name: ClassVar[str]
-    reduces: ClassVar[bool] = False
-
-    def __init__(self, size_bytes: int, dtype: torch.dtype, op: str, rank: int, world: int) -> None:
-        self.rank = rank
-        self.world = world
-        self.op = op
-        # whole elements per rank, as in nccl-tests: a size that does not divide is rounded down
-        self.shard = max(1, size_bytes // dtype.itemsize // world)
-        self.count = self.shard * world if self.sharded else max(1, size_bytes // dtype.itemsize)
-        self.dtype = dtype
-        self.prepare()
-
-    sharded: ClassVar[bool] = False
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the whole array: what algbw is computed from."""
-        return self.count * self.dtype.itemsize
-
-    @property
-    @abstractmethod
-    def bus_factor(self) -> float:
-        """busbw / algbw."""
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Allocates the buffers and computes the exact result."""
-
-    @abstractmethod
-    def restore(self) -> None:
-        """Puts the input back and spoils the output, so that an old result cannot pass for a new one."""
-
-    @abstractmethod
-    def run(self, group: dist.ProcessGroup) -> None:
-        """The call that is timed; blocks until the result is there."""
-
-    @abstractmethod
-    def wrong(self) -> int:
-        """Elements of the last run's result on this rank that are not exact."""
-
-    def chain(self) -> int:
-        """How many runs may follow one `restore` before the result stops being exact."""
-        return 1 << 30
-
-    def _new(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=self.dtype)
-
-    def _mismatches(self, result: torch.Tensor, expected: torch.Tensor) -> int:
-        return int((result != expected).sum())
 
 
 def _wrapped(value: int, dtype: torch.dtype) -> torch.Tensor:
@@ -332,16 +274,12 @@ class Barrier(Collective):
 
     name = "barrier"
 
-    def __init__(self, size_bytes: int, dtype: torch.dtype, op: str, rank: int, world: int) -> None:
-        super().__init__(size_bytes, dtype, op, rank, world)
-        self.count = 0
-
     @property
     def bus_factor(self) -> float:
         return 0.0
 
     def prepare(self) -> None:
-        pass
+        self.count = 0
 
     def restore(self) -> None:
         pass
@@ -355,5 +293,8 @@ class Barrier(Collective):
 
 COLLECTIVES: dict[str, type[Collective]] = {
     kind.name: kind
-    for kind in (AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll, Gather, Scatter, SendRecv, Barrier)
+    for kind in (
+        *(AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll, Gather, Scatter, SendRecv, Barrier),
+        Gradients,
+    )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from ..emulate.namespace import EmulationError
 from ..emulate.network import Network
 from ..emulate.ranks import terminable
 from ..emulate.stress import Stress
+from . import report
 from .spec import Spec
 
 EXIT_FAILED = 2
@@ -45,14 +47,36 @@ def launch(spec: Spec, ranks: int) -> int:
     if ranks % hosts:
         raise ValueError(f"{ranks} ranks on {hosts} hosts: expected a multiple of the hosts")
     per_host = ranks // hosts
-    with terminable(), Network(spec.scenario) as network, Stress(network) as stress:
+    with (
+        terminable(),
+        tempfile.TemporaryDirectory() as folder,
+        Network(spec.scenario) as network,
+        contextlib.ExitStack() as stack,
+    ):
         network.allow_tcp_cc(sorted({backend.tcp_cc for backend in spec.backends if backend.tcp_cc}))
+        # traffic and timetable begin with the measurement: how long ranks take to start is no part of a scenario
+        ready = Path(folder, "ready")
+        events: list[tuple[float, str]] = []
+        stress = Stress(network, lambda line: events.append((time.monotonic(), line)))
+
+        def begin() -> None:
+            if ready.exists() and not begun:
+                begun.append(stack.enter_context(stress))
+                ready.unlink()
+
+        begun: list[Stress] = []
         status = _run_ranks(
-            spec, ranks, network.rendezvous(), lambda rank, command: network.command(rank // per_host, command)
+            dataclasses.replace(spec, ready_path=str(ready)),
+            ranks,
+            network.rendezvous(),
+            lambda rank, command: network.command(rank // per_host, command),
+            begin,
         )
         if stress.error is not None:
             raise EmulationError(stress.error)
-        return status
+    if events and spec.json_path is not None and Path(spec.json_path).exists():
+        report.add_events(Path(spec.json_path), events)
+    return status
 
 
 def _free_port() -> int:
@@ -62,7 +86,14 @@ def _free_port() -> int:
         return port
 
 
-def _run_ranks(spec: Spec, ranks: int, environment: dict[str, str], command_for: CommandFor) -> int:
+def _run_ranks(
+    spec: Spec,
+    ranks: int,
+    environment: dict[str, str],
+    command_for: CommandFor,
+    poll: Callable[[], None] = lambda: None,
+) -> int:
+    """`poll` is called all the time."""
     package_root = str(Path(__file__).parents[2])
     inherited = os.environ.get("PYTHONPATH")
     environment = {
@@ -85,7 +116,7 @@ def _run_ranks(spec: Spec, ranks: int, environment: dict[str, str], command_for:
             )
             for rank, log in enumerate(logs)
         ]
-        failed = _wait(processes)
+        failed = _wait(processes, poll)
         if failed is None:
             return 0
         # one rank's failure makes the others fail too: only the first one's words tell why (rank 0's are shown as
@@ -106,11 +137,12 @@ def _process(command: list[str], environment: dict[str, str], log: IO[str] | Non
         process.wait()
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+def _wait(processes: Sequence[subprocess.Popen[bytes]], poll: Callable[[], None]) -> int | None:
     """Waits for all; returns the first that failed, after giving the others a moment to end by themselves."""
     failed: int | None = None
     deadline_s = float("inf")
     while time.monotonic() < deadline_s:
+        poll()
         statuses = [process.poll() for process in processes]
         if failed is None:
             failed = next((rank for rank, status in enumerate(statuses) if status), None)

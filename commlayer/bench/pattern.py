@@ -58,6 +58,18 @@ def fill_reduced(out: torch.Tensor, world: int, op: str, *, first: int = 0) -> N
         out[start:stop] = total.to(out.dtype)
 
 
+def fill_digits(out: torch.Tensor, total: torch.Tensor, rank: int, world: int, bits: int, largest: int) -> None:
+    """Writes rank `rank`'s input, 1 to `largest` times 2^(bits x rank), and the sum of all ranks' inputs.
+
+    Whose contributions a sum has can be read from it.
+    """
+    for start in range(0, out.numel(), _BLOCK):
+        stop = min(start + _BLOCK, out.numel())
+        digits = [_hash(start, stop, each) % largest + 1 << bits * each for each in range(world)]
+        out[start:stop] = digits[rank].to(out.dtype)
+        total[start:stop] = torch.stack(digits).sum(0).to(out.dtype)
+
+
 def exact_chain(world: int, dtype: torch.dtype, op: str) -> int:
     """How many in-place all-reduces in a row stay exact, when each one starts from the last one's result.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .measure import Measurement
@@ -39,6 +41,10 @@ def _line(cells: Sequence[str], backend: str, lead: str = " ") -> str:
 def _ideal_gb_s(spec: Spec, world: int) -> float | None:
     # with several ranks on a host, busbw is no longer what one host's link carries
     return spec.scenario.payload_gb_s if spec.scenario is not None and spec.scenario.hosts == world else None
+
+
+def _has_events(spec: Spec) -> bool:
+    return spec.scenario is not None and bool(spec.scenario.events)
 
 
 def header(spec: Spec, world: int, facts: dict[str, Any]) -> list[str]:
@@ -79,11 +85,15 @@ def row(spec: Spec, measurement: Measurement, baseline: Measurement) -> dict[str
         "algbw_gb_s": measurement.algbw_gb_s,
         "busbw_gb_s": measurement.busbw_gb_s,
         "wrong": measurement.wrong,
+        "not_counted": measurement.not_counted,
+        "packets": measurement.packets,
         "cpu_process_s_per_gb": measurement.cpu_s_per_gb(measurement.process_cpu_s),
         "cpu_machine_s_per_gb": measurement.cpu_s_per_gb(measurement.machine_cpu_s),
         "cpu_softirq_s_per_gb": measurement.cpu_s_per_gb(measurement.softirq_cpu_s),
         "link_share": measurement.busbw_gb_s / ideal_gb_s if ideal_gb_s and measurement.busbw_gb_s else None,
         "speedup": baseline.summary.time_us / summary.time_us,
+        # each iteration, where it matters when it was
+        **({"iterations_us": measurement.rounds, "began_s": measurement.began_s} if _has_events(spec) else {}),
     }
 
 
@@ -144,3 +154,10 @@ def document(spec: Spec, world: int, facts: dict[str, Any], results: Sequence[di
         "wrong": sum(result["wrong"] for result in results),
         "results": list(results),
     }
+
+
+def add_events(path: Path, events: Sequence[tuple[float, str]]) -> None:
+    """Writes what happened to the network into the JSON of a run: when, by the clock of `began_s`, and what."""
+    content = json.loads(path.read_text())
+    content["events"] = [{"at_s": at_s, "event": event} for at_s, event in events]
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from . import machine, report
-from .backends import BackendError, open_backend
+from .backends import BackendError, open_backends
 from .measure import Bench, Measurement
 from .spec import Spec
 
@@ -61,7 +62,8 @@ def _run(spec: Spec) -> int:
         if rank == 0:
             print("\n".join(lines), flush=True)
 
-    backends = [open_backend(backend, control, spec.timeout_s) for backend in spec.backends]
+    backends = open_backends(spec.backends, control, spec.timeout_s)
+    _await_stress(spec, control)
     results: list[dict[str, Any]] = []
 
     def on_size(measurements: list[Measurement]) -> None:
@@ -77,6 +79,16 @@ def _run(spec: Spec) -> int:
     if rank == 0 and spec.json_path is not None:
         Path(spec.json_path).write_text(json.dumps(document, indent=2) + "\n")
     return EXIT_WRONG if document["wrong"] else EXIT_OK
+
+
+def _await_stress(spec: Spec, control: dist.ProcessGroup) -> None:
+    """Tells the launcher that everything is set up, and waits until it has started the scenario's stress."""
+    if spec.ready_path is not None and dist.get_rank() == 0:
+        ready = Path(spec.ready_path)
+        ready.touch()
+        while ready.exists():
+            time.sleep(0.01)
+    dist.barrier(control)
 
 
 def _die_with_parent() -> None:

@@ -243,6 +243,14 @@ class Engine:
         names = [name for name, _ in ffi.typeof("struct cl_path_stats").fields]
         return [{name: int(getattr(each, name)) for name in names} for each in room[0:count]]
 
+    @classmethod
+    def shared_stats(cls) -> dict[str, int]:
+        """The counters of the process's engine. Raises ClosedError when it has none."""
+        with cls._guard:
+            if cls._shared is None:
+                raise ClosedError("this process has no engine: create a process group first")
+            return cls._shared.stats()
+
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
         """Has `callback(status)` called on a completion thread; returns CL_EAGAIN, or the status if it has ended."""
         token = self._completions.expect(callback)

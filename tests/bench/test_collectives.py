@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commlayer.bench.collective import Collective
 from commlayer.bench.collectives import (
     COLLECTIVES,
     AllGather,
     AllReduce,
     AllToAll,
     Broadcast,
-    Collective,
     Gather,
     Reduce,
     ReduceScatter,

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from bench import first_light
-from bench.first_light import BEGIN, BUSBW, CLAIMS, END, LATENCY, LINK_SHARE, P99, RUNS, Claim, row_of, table
+from bench.first_light import BEGIN, BUSBW, CLAIMS, END, RUNS, Claim, row_of, table
+from commlayer.bench.matrix import LINK_SHARE, P50, P99, Metric
 
 
 def run(**figures: dict[str, float]) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def run(**figures: dict[str, float]) -> dict[str, Any]:
     return {"results": results, "machine": machine, "link": None}
 
 
-def claim(metric: first_light.Metric, min_ratio: float | None = None, bound: float | None = None) -> Claim:
+def claim(metric: Metric, min_ratio: float | None = None, bound: float | None = None) -> Claim:
     return Claim("case", "one", "4K", metric, min_ratio, bound)
 
 
@@ -37,11 +38,11 @@ def test_every_claim_has_its_run_and_size() -> None:
 
 def test_less_time_is_a_higher_ratio() -> None:
     runs = {"one": run(gloo={"p50_us": 500.0}, commlayer={"p50_us": 100.0})}
-    row = row_of(claim(LATENCY, 5), runs)
+    row = row_of(claim(P50, 5), runs)
     assert row is not None
     assert row.ratio == 5.0
     assert row.reached
-    assert not reached(claim(LATENCY, 5.1), runs)
+    assert not reached(claim(P50, 5.1), runs)
 
 
 def test_the_better_gloo_counts() -> None:
@@ -65,11 +66,11 @@ def test_bound_of_a_figure_where_less_is_better(p99_us: float, good: bool) -> No
 
 def test_wrong_results_reach_nothing() -> None:
     runs = {"one": run(gloo={"p50_us": 500.0}, commlayer={"p50_us": 1.0, "wrong": 1})}
-    assert not reached(claim(LATENCY, 2), runs)
+    assert not reached(claim(P50, 2), runs)
 
 
 def test_what_was_not_measured_is_said() -> None:
-    assert row_of(claim(LATENCY, 2), {}) is None
+    assert row_of(claim(P50, 2), {}) is None
     text = table({})
     assert text.count("not measured") == len(CLAIMS)
     assert "| yes |" not in text

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from commlayer.bench.spec import BackendSpec, Spec, expand_tcp_cc
+from commlayer.config import Policy
 from commlayer.emulate.link import Link
 from commlayer.emulate.scenario import Scenario
+from commlayer.errors import ConfigError
 
 GLOO = BackendSpec("gloo")
 
@@ -34,9 +36,53 @@ def test_congestion_controls_multiply_gloo_only() -> None:
     assert expand_tcp_cc(backends, []) == backends
 
 
+SETTINGS = "commlayer:cast=float16:chunks=4:beside=64M:priority=0:loss_bound=0.01:treatment=zero:consistency=relaxed"
+
+
+@pytest.mark.parametrize(
+    "text", ["gloo/bbr:cast=bfloat16:chunks=4", SETTINGS, "commlayer:loss_bound=0.1:deadline_s=inf"]
+)
+def test_settings_of_a_backend_are_read_back(text: str) -> None:
+    backend = BackendSpec.parse(text)
+    assert str(backend) == text
+    assert not backend.is_plain
+    assert BackendSpec.parse(str(backend)) == backend
+
+
+def test_settings_say_what_they_mean() -> None:
+    backend = BackendSpec.parse(SETTINGS)
+    assert (backend.cast, backend.chunks, backend.beside_bytes) == ("float16", 4, 64 << 20)
+    assert backend.policy == Policy(priority=0, loss_bound=0.01, treatment="zero", consistency="relaxed")
+    assert BackendSpec.parse("commlayer:priority=0:beside=1M").is_plain  # any collective can be urgent
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gloo:chunk=4", "chunk=4.*known: cast, chunks"),
+        ("gloo:chunks=many", "chunks=many"),
+        ("gloo:chunks=0", "chunks=0"),
+        ("gloo:cast=int8", "cast=int8"),
+        ("gloo:beside=big", "beside=big"),
+        ("gloo:priority=0", "only commlayer has a policy"),
+        ("commlayer:loss_bound=0.9", "loss_bound=0.9"),
+        ("commlayer:treatment=none", "treatment='none'"),
+    ],
+)
+def test_bad_settings_are_named(text: str, message: str) -> None:
+    with pytest.raises((ValueError, ConfigError), match=message):
+        BackendSpec.parse(text)
+
+
+def test_congestion_control_keeps_the_settings() -> None:
+    backends = [BackendSpec.parse("gloo:chunks=2")]
+    assert [str(each) for each in expand_tcp_cc(backends, ["bbr"])] == ["gloo/bbr:chunks=2"]
+
+
 def test_json_round_trip() -> None:
     spec = make(
-        backends=(GLOO, BackendSpec("gloo", "bbr")),
+        backends=(GLOO, BackendSpec("gloo", "bbr"), BackendSpec.parse(SETTINGS)),
+        collective="gradients",
         sizes=(1, 2),
         imports=("some.module",),
         scenario=Scenario(hosts=2, nics=(Link(rate_bps=1e6, loss=0.5),)),
@@ -56,6 +102,9 @@ def test_json_round_trip() -> None:
         ({"backends": (GLOO, GLOO)}, "each once"),
         ({"sizes": ()}, "sizes"),
         ({"sizes": (4, 0)}, "sizes"),
+        ({"backends": (BackendSpec.parse("gloo:chunks=2"),)}, "are for the collective gradients"),
+        ({"collective": "gradients", "dtype": "int32"}, "sum of int32"),
+        ({"collective": "gradients", "op": "max"}, "max of float32"),
         ({"iters": 0}, "iters 0"),
         ({"warmup": 0}, "warmup 0"),
         ({"rounds": 0}, "rounds 0"),

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from commlayer.emulate.link import Link
-from commlayer.emulate.loss import ruleset
+from commlayer.emulate.loss import BURST_MS, ruleset
 
 
 def chances(text: str) -> list[Fraction]:
@@ -30,7 +30,9 @@ def test_everything_lost_needs_no_chance() -> None:
 
 @pytest.mark.parametrize(("loss", "burst"), [(0.01, 8), (0.1, 3), (0.5, 20)])
 def test_two_states_have_the_mean_and_the_burst_asked_for(loss: float, burst: float) -> None:
-    leave, enter = chances(ruleset({"eth0": Link(loss=loss, loss_burst_packets=burst)}))
+    text = ruleset({"eth0": Link(loss=loss, loss_burst_packets=burst)})
+    leave, enter = chances(text)
+    assert f"timeout {BURST_MS}ms" in text  # and so that it ends where few packets come
     # a cycle is a burst, the packet that leaves it, and what passes in the good state
     length = 1 / leave
     assert float(length) == pytest.approx(burst)

@@ -1,0 +1,65 @@
+"""Bulk traffic of the job itself: what a small, urgent operation has to get past."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+IN_FLIGHT = 2
+"""So that there is one while the next is being started."""
+
+
+class Beside:
+    """`with Beside(group, control, size_bytes):` all-reduces of this size follow one another in `group`.
+
+    `top_up` is to be called more often than they end. `control` is a group of the same ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, control: dist.ProcessGroup, size_bytes: int) -> None:
+        self.wrong = 0
+        """Elements that were not exact on this rank in the end."""
+        self._group, self._control = group, control
+        self._buffers = [torch.empty(max(1, size_bytes // 4)) for _ in range(IN_FLIGHT)]
+        self._in_flight: deque[Any] = deque()
+        self._started = 0
+
+    def __enter__(self) -> Beside:
+        for buffer in self._buffers:
+            buffer.fill_(1)
+        self.wrong = self._started = 0
+        for _ in self._buffers:
+            self._start()
+        return self
+
+    def top_up(self) -> None:
+        """Starts the next where one has ended."""
+        for _ in self._buffers:  # not for ever, should they end at once
+            if self._in_flight[0].is_completed():
+                self._in_flight.popleft().wait()
+                self._start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return
+        most = torch.tensor([self._started])
+        dist.all_reduce(most, dist.ReduceOp.MAX, self._control)  # a rank may have seen one end that another has not
+        while self._started < int(most):
+            self._start()
+        while self._in_flight:
+            self._in_flight.popleft().wait()
+        world = self._control.size()
+        for index, buffer in enumerate(self._buffers):
+            runs = len(range(index, self._started, IN_FLIGHT))
+            # sums of sums; a power of two stays exact, and what does not is infinite on all
+            self.wrong += int((buffer != float(world) ** runs).sum())
+
+    def _start(self) -> None:
+        buffer = self._buffers[self._started % IN_FLIGHT]
+        self._in_flight.append(dist.all_reduce(buffer, group=self._group, async_op=True))
+        self._started += 1

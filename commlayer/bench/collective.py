@@ -1,0 +1,87 @@
+"""`Collective`: one measurement at one size, its buffers, its call and its exact result.
+
+Bandwidth follows nccl-tests (doc/PERFORMANCE.md): algbw = S / t with S the size of the whole array, busbw = algbw x bus
+factor, which makes busbw comparable to a link's rate.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from .spec import BackendSpec
+
+ANY = BackendSpec("any")
+
+
+class Collective(ABC):
+    """One collective with its buffers on this rank."""
+
+    name: ClassVar[str]
+    reduces: ClassVar[bool] = False
+    sharded: ClassVar[bool] = False
+    """Whether the whole array is made of equal parts, one per rank."""
+    per_backend: ClassVar[bool] = False
+    """Whether the settings of the backend say how it is called, so that each has buffers of its own."""
+
+    def __init__(
+        self, size_bytes: int, dtype: torch.dtype, op: str, rank: int, world: int, spec: BackendSpec | None = None
+    ) -> None:
+        """`spec`: the backend, for a collective that is `per_backend`."""
+        self.spec = spec or ANY
+        self.rank = rank
+        self.world = world
+        self.op = op
+        # whole elements per rank, as in nccl-tests: a size that does not divide is rounded down
+        self.shard = max(1, size_bytes // dtype.itemsize // world)
+        self.count = self.shard * world if self.sharded else max(1, size_bytes // dtype.itemsize)
+        self.dtype = dtype
+        self.prepare()
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole array: what algbw is computed from."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    @abstractmethod
+    def bus_factor(self) -> float:
+        """busbw / algbw."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Allocates the buffers and computes the exact result."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Puts the input back and spoils the output, so that an old result cannot pass for a new one."""
+
+    @abstractmethod
+    def run(self, group: dist.ProcessGroup) -> None:
+        """The call that is timed; blocks until the result is there."""
+
+    @abstractmethod
+    def wrong(self) -> int:
+        """Elements of the last run's result on this rank that are not exact."""
+
+    def chain(self) -> int:
+        """How many runs may follow one `restore` before the result stops being exact."""
+        return 1 << 30
+
+    def settle(self) -> int:
+        """Between two runs, outside the clock: wrong elements of the first one that `wrong` would not find later."""
+        return 0
+
+    @property
+    def not_counted(self) -> float | None:
+        """Share of the contributions that are not in the results on this rank, where some may be lost."""
+        return None
+
+    def _new(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=self.dtype)
+
+    def _mismatches(self, result: torch.Tensor, expected: torch.Tensor) -> int:
+        return int((result != expected).sum())
