@@ -33,8 +33,9 @@ static void begin_flow(struct sim_event *event)
 {
     struct sim_background *background = (struct sim_background *)(void *)event; /* its first member */
     struct sim_random *random = &background->random;
-    uint16_t from = (uint16_t)sim_random_below(random, background->hosts);
-    uint16_t to = (uint16_t)((from + sim_random_between(random, 1, background->hosts - 1)) % background->hosts);
+    const struct sim_fabric *fabric = background->dctcp->fabric;
+    uint16_t from = (uint16_t)(fabric->hosts + sim_random_below(random, fabric->others));
+    uint16_t to = (uint16_t)sim_random_below(random, fabric->hosts);
     struct sim_background_flow *flow = sim_new(1, sizeof *flow);
     *flow = (struct sim_background_flow){.background = background,
                                          .bytes = sim_background_draw(random),
@@ -59,13 +60,12 @@ void sim_background_init(struct sim_background *background, struct sim_dctcp *dc
     *background = (struct sim_background){.event = {.fire = begin_flow},
                                           .clock = fabric->network.clock,
                                           .dctcp = dctcp,
-                                          .random = sim_random_seeded(seed, 9),
-                                          .hosts = fabric->hosts};
+                                          .random = sim_random_seeded(seed, 9)};
     dctcp->flow_done = end_flow;
-    if (load <= 0)
+    if (load <= 0 || fabric->others == 0)
         return;
     background->interval_ns =
-        sim_background_mean_bytes() * 8e9 / (load * fabric->config.host_bps * background->hosts);
+        sim_background_mean_bytes() * 8e9 / (load * fabric->config.host_bps * fabric->hosts);
     sim_clock_schedule(background->clock, &background->event, start_ns);
 }
 

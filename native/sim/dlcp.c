@@ -7,13 +7,15 @@
 enum {
     UDP_BYTES = 28, /* IP and UDP headers: of the MTU, and of the links' overhead */
     BATCH = 64,
-    PEER_TIMEOUT_US = 10000000,
     STASH_BYTES = 64 << 20,
 };
 
+static const uint64_t PEER_TIMEOUT_NS = 10000000000;
+
+/* The core's clock. */
 static uint64_t now_us(const struct sim_dlcp_host *host)
 {
-    return host->dlcp->fabric->network.clock->now_ns / 1000;
+    return host->dlcp->fabric->network.clock->now_ns / host->dlcp->config.tick_ns;
 }
 
 static void emit(struct sim_dlcp_host *host, const struct cl_datagram *from)
@@ -67,7 +69,7 @@ static void run(struct sim_dlcp_host *host)
     if (timeout_us == UINT64_MAX)
         sim_clock_cancel(clock, &host->turn);
     else {
-        uint64_t at_ns = timeout_us <= now_us(host) ? (now_us(host) + 1) * 1000 : timeout_us * 1000;
+        uint64_t next_us = timeout_us > now_us(host) ? timeout_us : now_us(host) + 1, at_ns = next_us * dlcp->config.tick_ns;
         if (host->turn.slot == 0 || host->turn.at_ns != at_ns)
             sim_clock_schedule(clock, &host->turn, at_ns);
     }
@@ -172,7 +174,7 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
                                               .job = 1,
                                               .self = (uint16_t)i,
                                               .datagram_bytes = config->mtu - UDP_BYTES,
-                                              .peer_timeout_us = PEER_TIMEOUT_US,
+                                              .peer_timeout_us = PEER_TIMEOUT_NS / config->tick_ns,
                                               .stash_limit_bytes = STASH_BYTES,
                                               .congestion = "delay"};
         if (cl_endpoint_create(&endpoint, &host->endpoint) != CL_OK)

@@ -13,10 +13,13 @@
 #include "sim/fabric.h"
 
 struct sim_dlcp_config {
-    uint32_t mtu;         /* of the IP packet */
-    uint32_t paths;       /* per peer */
-    bool priorities;      /* else all packets are of one class */
-    bool selective;       /* else no packet is to be dropped before others */
+    uint32_t mtu;    /* of the IP packet */
+    uint32_t paths;  /* per peer */
+    bool priorities; /* else all packets are of one class */
+    bool selective;  /* else no packet is to be dropped before others */
+    /* What the core takes for a microsecond. Its constants are made for hosts that share their cores and take about a
+     * millisecond to answer; hosts that take no time may have them in proportion. 1000: as they are. */
+    uint32_t tick_ns;
 };
 
 struct sim_dlcp_host {

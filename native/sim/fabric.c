@@ -13,6 +13,12 @@ static void deliver(void *context, struct sim_datagram *datagram)
     transport->deliver(transport, datagram);
 }
 
+static uint32_t leaf_of(const struct sim_fabric *fabric, uint32_t host)
+{
+    return host < fabric->hosts ? host / fabric->config.hosts_per_leaf
+                                : (host - fabric->hosts) / fabric->config.others_per_leaf;
+}
+
 /* The next `count` links. */
 static struct sim_link *furnish(struct sim_fabric *fabric, uint32_t count, const char *what, double bps)
 {
@@ -37,8 +43,9 @@ static struct sim_link *furnish(struct sim_fabric *fabric, uint32_t count, const
 void sim_fabric_init(struct sim_fabric *fabric, const struct sim_fabric_config *config, struct sim_clock *clock,
                      struct sim_trace *trace, uint64_t seed)
 {
-    uint32_t hosts = config->leaves * config->hosts_per_leaf, middle = config->leaves * config->spines;
-    *fabric = (struct sim_fabric){.config = *config, .hosts = hosts};
+    uint32_t own = config->leaves * config->hosts_per_leaf, others = config->leaves * config->others_per_leaf;
+    uint32_t hosts = own + others, middle = config->leaves * config->spines;
+    *fabric = (struct sim_fabric){.config = *config, .hosts = own, .others = others};
     sim_network_init(&fabric->network, clock, trace, seed, 0, 1, false, SIM_FABRIC_HEAD_BYTES);
     fabric->network.deliver = deliver;
     fabric->network.context = fabric;
@@ -54,7 +61,7 @@ void sim_fabric_init(struct sim_fabric *fabric, const struct sim_fabric_config *
         /* A host's queue has the host's memory, and drops nothing of its own. */
         fabric->nic[i].queue.limit_bytes = UINT64_MAX;
         fabric->nic[i].queue.drops = false;
-        fabric->port[i].queue.buffer = &fabric->buffers[i / config->hosts_per_leaf];
+        fabric->port[i].queue.buffer = &fabric->buffers[leaf_of(fabric, i)];
     }
     for (uint32_t i = 0; i < middle; i++) {
         fabric->up[i].queue.buffer = &fabric->buffers[i / config->spines];
@@ -79,7 +86,7 @@ struct sim_datagram *sim_fabric_take(struct sim_fabric *fabric)
 void sim_fabric_send(struct sim_fabric *fabric, struct sim_datagram *datagram, uint64_t entropy)
 {
     const struct sim_fabric_config *config = &fabric->config;
-    uint32_t from_leaf = datagram->from / config->hosts_per_leaf, to_leaf = datagram->to / config->hosts_per_leaf;
+    uint32_t from_leaf = leaf_of(fabric, datagram->from), to_leaf = leaf_of(fabric, datagram->to);
     fabric->network.counts.sent++;
     datagram->hops = 0;
     datagram->route[datagram->hops++] = &fabric->nic[datagram->from];

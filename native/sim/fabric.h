@@ -13,6 +13,7 @@ enum { SIM_PROTOCOLS = 2 };
 
 struct sim_fabric_config {
     uint32_t leaves, hosts_per_leaf, spines;
+    uint32_t others_per_leaf;   /* hosts that are not of the job; their numbers come after all of its hosts */
     double host_bps, spine_bps; /* of a link between host and leaf, and between leaf and spine */
     uint64_t delay_ns;          /* of every link */
     uint64_t port_bytes;        /* most that one port of a switch may queue */
@@ -24,9 +25,9 @@ struct sim_fabric_config {
 struct sim_fabric {
     struct sim_fabric_config config;
     struct sim_network network; /* the clock, the pool and the counts; its own links are not used */
-    uint32_t hosts, link_count;
+    uint32_t hosts, others, link_count;
     struct sim_link *links;
-    struct sim_link *nic, *port;   /* by host: into its leaf, and from there */
+    struct sim_link *nic, *port;   /* by host, others included: into its leaf, and from there */
     struct sim_link *up, *down;    /* by leaf * spines + spine */
     struct sim_buffer *buffers;    /* of the leaves, then of the spines */
     struct sim_transport *transports[SIM_PROTOCOLS];

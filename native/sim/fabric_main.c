@@ -20,7 +20,7 @@ enum { SHAPES_MAX = 32, START_NS = 1000000, MARGIN_NS = 1000000, PROTOCOL_DLCP =
 
 struct options {
     const char *plans, *shapes, *transport;
-    double seed, rounds, mtu, paths, sprays, priorities, selective, loss_ppm, load, leaves, hosts_per_leaf, spines,
+    double seed, rounds, mtu, paths, tick_ns, sprays, priorities, selective, loss_ppm, load, leaves, hosts_per_leaf, others_per_leaf, spines,
         host_gbps, spine_gbps, delay_us, port_kib, switch_kib, mark_us, rto_us, gap_us, skew_us, limit_ms;
 };
 
@@ -39,6 +39,7 @@ static const struct option {
     NUMBER(rounds, "to measure, after one that is not"),
     NUMBER(mtu, "bytes of an IP packet"),
     NUMBER(paths, "dlcp: per peer"),
+    NUMBER(tick_ns, "dlcp: what the core takes for a microsecond"),
     NUMBER(sprays, "1: leaves choose a spine per packet of every transport"),
     NUMBER(priorities, "dlcp: 0: one class for all"),
     NUMBER(selective, "dlcp: 0: switches do not know which packets may be dropped"),
@@ -46,6 +47,7 @@ static const struct option {
     NUMBER(load, "of the background, as part of the hosts' links"),
     NUMBER(leaves, ""),
     NUMBER(hosts_per_leaf, ""),
+    NUMBER(others_per_leaf, "hosts from which the background comes"),
     NUMBER(spines, ""),
     NUMBER(host_gbps, ""),
     NUMBER(spine_gbps, "of one link between leaf and spine"),
@@ -116,6 +118,7 @@ static void begin(struct run *run)
     }
     struct sim_fabric_config config = {.leaves = (uint32_t)o->leaves,
                                        .hosts_per_leaf = (uint32_t)o->hosts_per_leaf,
+                                       .others_per_leaf = (uint32_t)o->others_per_leaf,
                                        .spines = (uint32_t)o->spines,
                                        .host_bps = o->host_gbps * 1e9,
                                        .spine_bps = o->spine_gbps * 1e9,
@@ -132,6 +135,7 @@ static void begin(struct run *run)
             usage("the plans are for another number of hosts");
     struct sim_dlcp_config dlcp = {.mtu = (uint32_t)o->mtu,
                                    .paths = (uint32_t)o->paths,
+                                   .tick_ns = (uint32_t)o->tick_ns,
                                    .priorities = o->priorities != 0,
                                    .selective = o->selective != 0};
     sim_dlcp_init(&run->dlcp, &dlcp, &run->fabric, PROTOCOL_DLCP);
@@ -162,16 +166,11 @@ static bool run_round(struct run *run, uint32_t round)
         for (uint32_t i = 0; i < run->shape_count; i++)
             sim_job_call(&jobs[i], rank, start_ns + skew_ns + (uint64_t)(o->gap_us * 1000) * i);
     }
-    for (;;) {
-        bool unfinished = false;
-        for (uint32_t i = 0; i < run->shape_count; i++)
-            unfinished |= jobs[i].unfinished > 0;
-        if (!unfinished)
-            return true;
-        for (int steps = 0; steps < 64; steps++)
+    for (uint32_t i = 0; i < run->shape_count; i++)
+        while (jobs[i].unfinished > 0)
             if (!sim_clock_step(&run->clock) || (double)run->clock.now_ns > o->limit_ms * 1e6)
                 return false;
-    }
+    return true;
 }
 
 /* ---- what came of it ---- */
@@ -282,10 +281,12 @@ int main(int count, char **arguments)
                                    .rounds = 1,
                                    .mtu = 4096,
                                    .paths = 4,
+                                   .tick_ns = 1000,
                                    .priorities = 1,
                                    .selective = 1,
                                    .leaves = 9,
                                    .hosts_per_leaf = 16,
+                                   .others_per_leaf = 16,
                                    .spines = 4,
                                    .host_gbps = 100,
                                    .spine_gbps = 400,

@@ -286,7 +286,7 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
     )
 
 
-FABRIC_HOSTS = 144
+FABRIC_HOSTS, FABRIC_QUICK_HOSTS = 144, 24
 FABRIC_BUCKETS = ((3 << 20), (6 << 20), (12 << 20))
 """Bytes of what a training step reduces on the fabric, from the last layers to the first."""
 
@@ -295,8 +295,8 @@ FABRIC_PACKETS = 4096
 
 
 def fabric() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
-    """The work of bench/fabric.py: the buckets by the direct plan, then by the ring, then a small fabric's for tests."""
-    for world, scale in ((FABRIC_HOSTS, 1), (8, 64)):
+    """The work of bench/fabric.py: the buckets by the direct plan, then by the ring; the same, smaller, for --quick."""
+    for world, scale in ((FABRIC_HOSTS, 1), (FABRIC_QUICK_HOSTS, 2)):
         direct = Settings(bounded=True, bounded_message_bytes=40 * FABRIC_PACKETS)
         yield (
             tuple((rank,) for rank in range(world)),
