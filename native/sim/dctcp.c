@@ -43,6 +43,7 @@ static void emit(struct sim_dctcp_connection *connection, const struct segment_h
     datagram->from = head->acknowledges ? connection->to : connection->from;
     datagram->to = head->acknowledges ? connection->from : connection->to;
     datagram->protocol = connection->dctcp->protocol;
+    datagram->priority = connection->flow ? SIM_LANE_OTHERS : 0;
     datagram->ecn = SIM_ECT;
     datagram->length = HEAD_BYTES - UDP_BYTES + payload;
     memcpy(datagram->bytes, head, sizeof *head);

@@ -52,7 +52,7 @@ struct sim_dctcp_connection {
     uint64_t srtt_ns, variation_ns, rto_at_ns;
     uint32_t timeouts; /* in a row */
     struct sim_dctcp_message *messages;
-    bool flow;     /* it has no messages, and ends when all of it is acknowledged */
+    bool flow;     /* not of the job: it has no messages, and ends when all of it is acknowledged */
     void *context; /* then */
     struct sim_dctcp_connection *made; /* the one opened before it */
 };
@@ -78,7 +78,7 @@ void sim_dctcp_init(struct sim_dctcp *dctcp, struct sim_fabric *fabric, uint8_t 
                     uint64_t rto_min_ns);
 void sim_dctcp_free(struct sim_dctcp *dctcp);
 
-/* A connection of its own for one flow of so many bytes. */
+/* A connection of its own for one flow of so many bytes, that is not the job's. */
 void sim_dctcp_flow(struct sim_dctcp *dctcp, uint16_t from, uint16_t to, uint32_t salt, uint64_t length, void *context);
 
 #endif

@@ -29,8 +29,8 @@ static void emit(struct sim_dlcp_host *host, const struct cl_datagram *from)
     datagram->ecn = from->droppable && dlcp->config.selective ? SIM_NOT_ECT : SIM_ECT;
     datagram->length = from->head_length + from->payload_length;
     memcpy(datagram->bytes, from->head, from->head_length);
-    sim_fabric_send(dlcp->fabric, datagram,
-                    (uint64_t)1 << 48 | (uint64_t)from->path << 32 | (uint64_t)host->id << 16 | from->peer);
+    uint64_t flow = (uint64_t)from->path << 32 | (uint64_t)host->id << 16 | from->peer;
+    sim_fabric_send(dlcp->fabric, datagram, (uint64_t)1 << 63 | (dlcp->config.sprays ? ++dlcp->sent : flow));
 }
 
 static bool take_completions(struct sim_dlcp_host *host)

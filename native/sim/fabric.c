@@ -91,8 +91,7 @@ void sim_fabric_send(struct sim_fabric *fabric, struct sim_datagram *datagram, u
     datagram->hops = 0;
     datagram->route[datagram->hops++] = &fabric->nic[datagram->from];
     if (from_leaf != to_leaf) {
-        uint64_t chosen = config->sprays ? sim_random_next(&fabric->network.random) : sim_mix(entropy);
-        uint32_t spine = (uint32_t)(chosen % config->spines);
+        uint32_t spine = (uint32_t)(sim_mix(entropy) % config->spines);
         datagram->route[datagram->hops++] = &fabric->up[from_leaf * config->spines + spine];
         datagram->route[datagram->hops++] = &fabric->down[to_leaf * config->spines + spine];
     }

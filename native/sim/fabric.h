@@ -1,7 +1,7 @@
 /*
  * Fabric: a leaf-spine network of hosts with one NIC each: every leaf has a link to each of its hosts and to each spine.
- * All queues are at outputs. A packet between leaves takes the spine that its entropy selects (ECMP), or any one
- * (spraying by the switches).
+ * All queues are at outputs. A packet between leaves takes the spine that its entropy selects: ECMP where that is the same
+ * for all packets of a connection, spraying where it is not.
  */
 #ifndef CL_SIM_FABRIC_H
 #define CL_SIM_FABRIC_H
@@ -19,7 +19,6 @@ struct sim_fabric_config {
     uint64_t port_bytes;        /* most that one port of a switch may queue */
     uint64_t switch_bytes;      /* memory that the ports of one switch share; 0: each has its own */
     uint64_t mark_us;           /* ECN: queue of a class, as time on its link, above which packets are marked; 0: never */
-    bool sprays;                /* the leaves choose a spine for each packet */
 };
 
 struct sim_fabric {

@@ -40,7 +40,7 @@ static const struct option {
     NUMBER(mtu, "bytes of an IP packet"),
     NUMBER(paths, "dlcp: per peer"),
     NUMBER(tick_ns, "dlcp: what the core takes for a microsecond"),
-    NUMBER(sprays, "1: leaves choose a spine per packet of every transport"),
+    NUMBER(sprays, "dlcp: 1: the switches choose a spine for each packet, 0: for each path"),
     NUMBER(priorities, "dlcp: 0: one class for all"),
     NUMBER(selective, "dlcp: 0: switches do not know which packets may be dropped"),
     NUMBER(loss_ppm, "dlcp: bound of messages that may lose packets"),
@@ -125,8 +125,7 @@ static void begin(struct run *run)
                                        .delay_ns = (uint64_t)(o->delay_us * 1000),
                                        .port_bytes = (uint64_t)(o->port_kib * 1024),
                                        .switch_bytes = (uint64_t)(o->switch_kib * 1024),
-                                       .mark_us = (uint64_t)o->mark_us,
-                                       .sprays = o->sprays != 0};
+                                       .mark_us = (uint64_t)o->mark_us};
     run->trace.clock = &run->clock;
     uint64_t seed = (uint64_t)o->seed;
     sim_fabric_init(&run->fabric, &config, &run->clock, &run->trace, seed);
@@ -136,6 +135,7 @@ static void begin(struct run *run)
     struct sim_dlcp_config dlcp = {.mtu = (uint32_t)o->mtu,
                                    .paths = (uint32_t)o->paths,
                                    .tick_ns = (uint32_t)o->tick_ns,
+                                   .sprays = o->sprays != 0,
                                    .priorities = o->priorities != 0,
                                    .selective = o->selective != 0};
     sim_dlcp_init(&run->dlcp, &dlcp, &run->fabric, PROTOCOL_DLCP);
@@ -155,8 +155,8 @@ static bool run_round(struct run *run, uint32_t round)
         strcmp(o->transport, "dctcp") == 0 ? &run->dctcp.transport : &run->dlcp.transport;
     struct sim_job *jobs = &run->jobs[round * run->shape_count];
     for (uint32_t i = 0; i < run->shape_count; i++) {
-        /* Eight classes; the last that is called is needed first. */
-        uint32_t priority = (run->shape_count - 1 - i) * 8 / run->shape_count;
+        /* The last that is called is needed first. */
+        uint32_t priority = (run->shape_count - 1 - i) * SIM_LANE_OTHERS / run->shape_count;
         sim_job_init(&jobs[i], &run->clock, transport, round * run->shape_count + i, &run->plans, run->shapes[i],
                      (uint8_t)priority, (uint32_t)o->loss_ppm);
     }
@@ -280,8 +280,9 @@ int main(int count, char **arguments)
                                    .seed = 1,
                                    .rounds = 1,
                                    .mtu = 4096,
-                                   .paths = 4,
-                                   .tick_ns = 1000,
+                                   .paths = 1,
+                                   .tick_ns = 20,
+                                   .sprays = 1,
                                    .priorities = 1,
                                    .selective = 1,
                                    .leaves = 9,

@@ -2,11 +2,8 @@
 
 #include <stddef.h>
 
-static bool enter(struct sim_queue *queue, struct sim_lane *lane, struct sim_datagram *datagram, uint32_t bytes)
+static void enter(struct sim_queue *queue, struct sim_lane *lane, struct sim_datagram *datagram, uint32_t bytes)
 {
-    /* One packet always fits: a buffer smaller than a packet would be a dead link. */
-    if (queue->bytes > 0 && queue->bytes + bytes > queue->limit_bytes)
-        return false;
     queue->bytes += bytes;
     lane->bytes += bytes;
     if (queue->bytes > queue->most_bytes)
@@ -14,6 +11,14 @@ static bool enter(struct sim_queue *queue, struct sim_lane *lane, struct sim_dat
     datagram->next = NULL;
     *(lane->first != NULL ? &lane->last->next : &lane->first) = datagram;
     lane->last = datagram;
+}
+
+static bool enter_limited(struct sim_queue *queue, struct sim_lane *lane, struct sim_datagram *datagram, uint32_t bytes)
+{
+    /* One packet always fits: a buffer smaller than a packet would be a dead link. */
+    if (queue->bytes > 0 && queue->bytes + bytes > queue->limit_bytes)
+        return false;
+    enter(queue, lane, datagram, bytes);
     return true;
 }
 
@@ -31,7 +36,7 @@ static struct sim_datagram *leave(struct sim_queue *queue, struct sim_lane *lane
 
 static bool droptail_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
 {
-    return enter(queue, &queue->lanes[0], datagram, bytes);
+    return enter_limited(queue, &queue->lanes[0], datagram, bytes);
 }
 
 static struct sim_datagram *droptail_pop(struct sim_queue *queue)
@@ -41,7 +46,7 @@ static struct sim_datagram *droptail_pop(struct sim_queue *queue)
 
 static bool priority_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
 {
-    return enter(queue, &queue->lanes[datagram->priority], datagram, bytes);
+    return enter_limited(queue, &queue->lanes[datagram->priority], datagram, bytes);
 }
 
 static struct sim_datagram *priority_pop(struct sim_queue *queue)
@@ -61,11 +66,14 @@ static bool switch_push(struct sim_queue *queue, struct sim_datagram *datagram, 
         queue->selected++;
         return false;
     }
-    bool shared_full = buffer != NULL && queue->bytes + bytes > buffer->limit_bytes - buffer->bytes;
-    if (shared_full || !enter(queue, lane, datagram, bytes)) {
+    uint64_t others_bytes = queue->lanes[SIM_LANE_OTHERS].bytes;
+    uint64_t waiting_bytes = datagram->priority == SIM_LANE_OTHERS ? others_bytes : queue->bytes - others_bytes;
+    if (waiting_bytes + bytes > queue->limit_bytes ||
+        (buffer != NULL && queue->bytes + bytes > buffer->limit_bytes - buffer->bytes)) {
         queue->overflowed++;
         return false;
     }
+    enter(queue, lane, datagram, bytes);
     if (buffer != NULL)
         buffer->bytes += bytes;
     if (above && datagram->ecn == SIM_ECT) {
@@ -77,9 +85,17 @@ static bool switch_push(struct sim_queue *queue, struct sim_datagram *datagram, 
 
 static struct sim_datagram *switch_pop(struct sim_queue *queue)
 {
-    struct sim_datagram *datagram = priority_pop(queue);
-    if (datagram != NULL && queue->buffer != NULL)
-        queue->buffer->bytes -= datagram->length + queue->overhead_bytes;
+    struct sim_lane *others = &queue->lanes[SIM_LANE_OTHERS];
+    bool both = others->first != NULL && others->bytes < queue->bytes;
+    struct sim_datagram *datagram = both && queue->ahead_bytes > 0 ? leave(queue, others) : priority_pop(queue);
+    if (datagram == NULL)
+        return NULL;
+    int64_t bytes = datagram->length + queue->overhead_bytes;
+    queue->ahead_bytes += datagram->priority == SIM_LANE_OTHERS ? -bytes : bytes;
+    if (!both)
+        queue->ahead_bytes = 0;
+    if (queue->buffer != NULL)
+        queue->buffer->bytes -= (uint64_t)bytes;
     return datagram;
 }
 
