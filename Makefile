@@ -125,7 +125,7 @@ C_LIBS := -pthread -lrt -lm -ldl
 C_TESTS := $(patsubst native/tests/%.c,%,$(wildcard native/tests/test_*.c))
 # Everything but the tests' own main files; an archive, so that each test takes only what it names.
 C_ARCHIVED := $(NATIVE_SOURCES) $(wildcard native/sim/*.c) $(filter-out native/tests/test_%.c,$(wildcard native/tests/*.c))
-C_MAINS := $(wildcard native/sim/main.c)
+C_MAINS := $(wildcard native/sim/main.c native/sim/fabric_main.c)
 
 # TSan of older compilers cannot map its shadow under strong address randomisation.
 CALM := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -140,6 +140,8 @@ build/$(1)/libcommlayer.a: $(patsubst native/%.c,build/$(1)/%.o,$(filter-out $(C
 	@rm -f $$@
 	@ar rcs $$@ $$^
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libcommlayer.a
+	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
+build/$(1)/fabric: build/$(1)/sim/fabric_main.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
 build/$(1)/simulate: build/$(1)/sim/main.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
@@ -198,6 +200,9 @@ build/plans.bin: native/sim/plans.py native/include/commlayer.h commlayer/errors
 	@$(SIM_PYTHON) -c 'import numpy' 2>/dev/null || { echo 'the simulator needs Python with numpy to make its plans: \
 	run `make venv`, or name one with PYTHON='; exit 1; }
 	@$(SIM_PYTHON) native/sim/plans.py $@
+
+build/fabric.bin: build/plans.bin
+	@$(SIM_PYTHON) native/sim/plans.py $@ fabric
 
 sim: build/test/simulate build/plans.bin
 	@build/test/simulate --plans build/plans.bin $(if $(SEED),--seed $(SEED),--first $(FIRST) --seeds $(SEEDS) --jobs $(SIM_JOBS))

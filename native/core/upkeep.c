@@ -30,8 +30,10 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     struct cl_path_callbacks callbacks = cl_outcome_callbacks(&outcome);
     if (path->ack.deadline_us <= now_us)
         cl_endpoint_urge(endpoint, peer);
-    if (path->loss.deadline_us <= now_us)
+    if (path->loss.deadline_us <= now_us) {
         cl_path_on_loss_timer(path, now_us, &callbacks);
+        cl_queue_unblock(&endpoint->queue, &peer->node); /* what was lost has left the window, too */
+    }
     if (path->dead) {
         if (path->next_probe_us <= now_us) {
             path->next_probe_us = now_us + CL_PATH_PROBE_US;
@@ -46,6 +48,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
             path->next_probe_us = now_us; /* at once: it may only have had bad luck */
             path->packets_lost += path->sent.packets;
             cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
+            cl_queue_unblock(&endpoint->queue, &peer->node);
         } else {
             ask_elsewhere(peer, path);
         }

@@ -10,6 +10,9 @@
 
 enum { SIM_HOPS_MAX = 4 };
 
+/* What the ECN bits of its IP header say. Queues that know nothing of them treat all alike. */
+enum sim_ecn { SIM_NOT_ECT, SIM_ECT, SIM_CE };
+
 struct sim_link;
 
 struct sim_datagram {
@@ -19,6 +22,8 @@ struct sim_datagram {
     struct sim_link *route[SIM_HOPS_MAX];
     uint8_t hops, hop; /* links of the route; the one it is on */
     uint8_t priority;
+    uint8_t ecn;      /* enum sim_ecn */
+    uint8_t protocol; /* on a fabric, whose transports are more than one: the index of that to which it belongs */
     uint16_t from, to, path; /* `to` is a rank */
     uint32_t length;
     uint64_t arrived_ns;

@@ -286,20 +286,49 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
     )
 
 
-def main(path: Path) -> None:
+FABRIC_HOSTS, FABRIC_QUICK_HOSTS = 144, 24
+FABRIC_BUCKETS = ((3 << 20), (6 << 20), (12 << 20))
+"""Bytes of what a training step reduces on the fabric, from the last layers to the first."""
+
+FABRIC_PACKETS = 4096
+"""Bytes of the fabric's packets."""
+
+
+def fabric() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
+    """The work of bench/fabric.py: the buckets by the direct plan, then by the ring; the same, smaller, for --quick."""
+    for world, scale in ((FABRIC_HOSTS, 1), (FABRIC_QUICK_HOSTS, 2)):
+        direct = Settings(bounded=True, bounded_message_bytes=40 * FABRIC_PACKETS)
+        yield (
+            tuple((rank,) for rank in range(world)),
+            (
+                Shape("all_reduce", length // 4 // scale, 4, False, 0, settings)
+                for settings in (direct, Settings(algorithm="ring"))
+                for length in FABRIC_BUCKETS
+            ),
+        )
+
+
+def simulation() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
+    """Everything of which `make sim` takes its scenarios."""
+    flat = [tuple((rank,) for rank in range(n)) for n in (*MIDDLE_WORLDS, *LARGE_WORLDS)]
+    for hosts in (*SMALL_WORLDS, *flat):
+        yield hosts, shapes(hosts)
+
+
+def write(path: Path, layouts_of: Iterator[tuple[Hosts, Iterator[Shape]]]) -> None:
+    """Writes the file with these layouts and their shapes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     writer = Writer(partial)
     writer.append(bytes(HEAD.size))
-    flat = [tuple((rank,) for rank in range(n)) for n in (*MIDDLE_WORLDS, *LARGE_WORLDS)]
     layouts: list[bytes] = []
     records: list[bytes] = []
-    for number, hosts in enumerate((*SMALL_WORLDS, *flat)):
+    for number, (hosts, offered) in enumerate(layouts_of):
         world = sum(map(len, hosts))
         host_of = [next(i for i, host in enumerate(hosts) if rank in host) for rank in range(world)]
         at = writer.append(struct.pack(f"<{world}I", *host_of))
         first = len(records)
-        for shape in shapes(hosts):
+        for shape in offered:
             record = write_shape(writer, number, hosts, shape)
             if record is not None:
                 records.append(record)
@@ -312,6 +341,6 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(f"usage: {sys.argv[0]} FILE")
-    main(Path(sys.argv[1]))
+    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["fabric"]):
+        raise SystemExit(f"usage: {sys.argv[0]} FILE [fabric]")
+    write(Path(sys.argv[1]), fabric() if sys.argv[2:] else simulation())

@@ -2,17 +2,23 @@
 
 #include <stddef.h>
 
-static bool enter(struct sim_queue *queue, struct sim_lane *lane, struct sim_datagram *datagram, uint32_t bytes)
+static void enter(struct sim_queue *queue, struct sim_lane *lane, struct sim_datagram *datagram, uint32_t bytes)
 {
-    /* One packet always fits: a buffer smaller than a packet would be a dead link. */
-    if (queue->bytes > 0 && queue->bytes + bytes > queue->limit_bytes)
-        return false;
     queue->bytes += bytes;
+    lane->bytes += bytes;
     if (queue->bytes > queue->most_bytes)
         queue->most_bytes = queue->bytes;
     datagram->next = NULL;
     *(lane->first != NULL ? &lane->last->next : &lane->first) = datagram;
     lane->last = datagram;
+}
+
+static bool enter_limited(struct sim_queue *queue, struct sim_lane *lane, struct sim_datagram *datagram, uint32_t bytes)
+{
+    /* One packet always fits: a buffer smaller than a packet would be a dead link. */
+    if (queue->bytes > 0 && queue->bytes + bytes > queue->limit_bytes)
+        return false;
+    enter(queue, lane, datagram, bytes);
     return true;
 }
 
@@ -20,15 +26,17 @@ static struct sim_datagram *leave(struct sim_queue *queue, struct sim_lane *lane
 {
     struct sim_datagram *datagram = lane->first;
     if (datagram != NULL) {
+        uint32_t bytes = datagram->length + queue->overhead_bytes;
         lane->first = datagram->next;
-        queue->bytes -= datagram->length + queue->overhead_bytes;
+        queue->bytes -= bytes;
+        lane->bytes -= bytes;
     }
     return datagram;
 }
 
 static bool droptail_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
 {
-    return enter(queue, &queue->lanes[0], datagram, bytes);
+    return enter_limited(queue, &queue->lanes[0], datagram, bytes);
 }
 
 static struct sim_datagram *droptail_pop(struct sim_queue *queue)
@@ -38,7 +46,7 @@ static struct sim_datagram *droptail_pop(struct sim_queue *queue)
 
 static bool priority_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
 {
-    return enter(queue, &queue->lanes[datagram->priority], datagram, bytes);
+    return enter_limited(queue, &queue->lanes[datagram->priority], datagram, bytes);
 }
 
 static struct sim_datagram *priority_pop(struct sim_queue *queue)
@@ -49,5 +57,48 @@ static struct sim_datagram *priority_pop(struct sim_queue *queue)
     return NULL;
 }
 
+static bool switch_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
+{
+    struct sim_lane *lane = &queue->lanes[datagram->priority];
+    struct sim_buffer *buffer = queue->buffer;
+    bool above = queue->mark_bytes > 0 && lane->bytes + bytes > queue->mark_bytes;
+    if (above && queue->drops && datagram->ecn == SIM_NOT_ECT) {
+        queue->selected++;
+        return false;
+    }
+    uint64_t others_bytes = queue->lanes[SIM_LANE_OTHERS].bytes;
+    uint64_t waiting_bytes = datagram->priority == SIM_LANE_OTHERS ? others_bytes : queue->bytes - others_bytes;
+    if (waiting_bytes + bytes > queue->limit_bytes ||
+        (buffer != NULL && queue->bytes + bytes > buffer->limit_bytes - buffer->bytes)) {
+        queue->overflowed++;
+        return false;
+    }
+    enter(queue, lane, datagram, bytes);
+    if (buffer != NULL)
+        buffer->bytes += bytes;
+    if (above && datagram->ecn == SIM_ECT) {
+        datagram->ecn = SIM_CE;
+        queue->marked++;
+    }
+    return true;
+}
+
+static struct sim_datagram *switch_pop(struct sim_queue *queue)
+{
+    struct sim_lane *others = &queue->lanes[SIM_LANE_OTHERS];
+    bool both = others->first != NULL && others->bytes < queue->bytes;
+    struct sim_datagram *datagram = both && queue->ahead_bytes > 0 ? leave(queue, others) : priority_pop(queue);
+    if (datagram == NULL)
+        return NULL;
+    int64_t bytes = datagram->length + queue->overhead_bytes;
+    queue->ahead_bytes += datagram->priority == SIM_LANE_OTHERS ? -bytes : bytes;
+    if (!both)
+        queue->ahead_bytes = 0;
+    if (queue->buffer != NULL)
+        queue->buffer->bytes -= (uint64_t)bytes;
+    return datagram;
+}
+
 const struct sim_queue_type sim_queue_type_droptail = {"droptail", droptail_push, droptail_pop};
 const struct sim_queue_type sim_queue_type_priority = {"priority", priority_push, priority_pop};
+const struct sim_queue_type sim_queue_type_switch = {"switch", switch_push, switch_pop};
