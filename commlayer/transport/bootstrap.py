@@ -23,6 +23,7 @@ from . import base
 
 _JOB = "commlayer/job"
 _KEY_BYTES = 16
+_PAIRED = "paired"
 _GROUPS_KEY = "commlayer/groups"
 
 
@@ -116,8 +117,8 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
         description = {**engine.describe(), "peer": peer}
         if rendezvous.rank == 0:
             root = _root(rendezvous.store)
-            job, key = _job(root, is_world)
-            description |= {"job": job, "key": key.hex(), "group": root.add(_GROUPS_KEY, 1)}
+            job, key, paired = _job(root, is_world)
+            description |= {"job": job, "key": key.hex(), "paired": paired, "group": root.add(_GROUPS_KEY, 1)}
         descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
         _agree_on_auth(rendezvous.name, descriptions)
         return joining.join(
@@ -130,6 +131,7 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
             bytes.fromhex(descriptions[0]["key"]),
             descriptions[0]["group"],
             rendezvous.exchange,
+            paired=descriptions[0]["paired"],
         )
     except Exception as error:
         engine.release()
@@ -154,18 +156,20 @@ def _agree_on_auth(name: str, descriptions: list[dict[str, Any]]) -> None:
         raise ConfigError(f"COMMLAYER_AUTH differs within group {name!r}: {values}; set the same on every rank")
 
 
-def _job(root: Store, is_world: bool) -> tuple[int, bytes]:
-    """The number, 64 bits, that keeps the packets of different jobs apart, and the key that keeps strangers out.
+def _job(root: Store, is_world: bool) -> tuple[int, bytes, bool]:
+    """The number, 64 bits, that keeps the packets of different jobs apart, the key that keeps strangers out, and
+    whether former lives of the job may have had the same.
 
     Whoever can read the Store can join the job: the key is as secret as the Store.
 
     WORLD makes a new one each time it is made. A group that comes first because WORLD belongs to another backend
-    takes what is there, or is first to put one there: groups with a process in common must have the same.
+    takes what is there, or is first to put one there: groups with a process in common must have the same. Nobody can
+    tell then when a new life begins, so what was put there stays for the following ones.
     """
     made = f"{secrets.randbits(63) | 1} {os.urandom(_KEY_BYTES).hex()}"
     if is_world:
         root.set(_JOB, made)
     else:
-        made = root.compare_set(_JOB, "", made).decode()
-    number, key = made.split()
-    return int(number), bytes.fromhex(key)
+        made = root.compare_set(_JOB, "", f"{made} {_PAIRED}").decode()
+    number, key, *rest = made.split()
+    return int(number), bytes.fromhex(key), rest == [_PAIRED]

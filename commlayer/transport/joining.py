@@ -5,12 +5,13 @@ Every call into the engine releases the GIL.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import CommError, ConfigError
 from .group import STAGING_BYTES, NativeGroup
 from .native import Engine, check, ffi, lib, log
 from .paths import pair_paths
@@ -37,11 +38,15 @@ def join(
     key: bytes,
     group: int,
     exchange: Callable[[str, bytes], list[bytes]],
+    *,
+    paired: bool = False,
 ) -> NativeGroup:
     """Opens this rank's end of a group whose ranks described their engines; every rank calls it.
 
     `exchange(key, value)` all-gathers through the Store. `job`, its `key` (16 bytes, secret) and `group` are the
-    same on every rank.
+    same on every rank. `paired`: the key may have been another life's, too, so each two processes use one of their own.
+
+    Raises CommError when this process still has to do with a former life of one of them.
     """
     what = f"rank {rank} of group {name!r}"
     peers = [each["peer"] for each in descriptions]
@@ -62,7 +67,7 @@ def join(
             if other == rank:
                 continue
             if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
-                _add_peer(engine, what, other, descriptions[rank], descriptions[other])
+                _add_peer(engine, what, other, descriptions[rank], descriptions[other], key if paired else None)
             else:
                 unreachable.add(other)  # no network here at all: shared memory still does for the host's plans
             if other in local:
@@ -133,12 +138,25 @@ def _interface(descriptions: Sequence[dict[str, Any]], rank: int) -> str:
     return str(ports[0]["ifname"]) if ports else ""
 
 
-def _add_peer(engine: Engine, what: str, other: int, own: dict[str, Any], peer: dict[str, Any]) -> None:
+def pair_key(key: bytes, own: dict[str, Any], peer: dict[str, Any]) -> bytes:
+    """The key of two processes in these lives: a keyed hash (BLAKE2s, RFC 7693) of both, whichever asks."""
+    lives = sorted((each["peer"], each["life"]) for each in (own, peer))
+    return hashlib.blake2s(json.dumps(lives).encode(), key=key, digest_size=len(key), person=b"dlcppair").digest()
+
+
+def _add_peer(
+    engine: Engine, what: str, other: int, own: dict[str, Any], peer: dict[str, Any], key: bytes | None
+) -> None:
     paths = pair_paths(own, peer)
     if not paths:
         raise ConfigError(
             f"{what}: no network path to rank {other}: this host has {_addresses(own)}, that one {_addresses(peer)}; "
             f"name interfaces that can reach each other with COMMLAYER_IFNAME on every rank"
+        )
+    if not engine.meet(peer["peer"], peer["life"]):
+        raise CommError(
+            f"{what}: rank {other} has left the job and come again, and this process has a group with its former life; "
+            f"destroy that group, too"
         )
     texts = [ffi.new("char[]", path.address.encode()) for path in paths]
     addresses = ffi.new("char *[]", texts)
@@ -149,6 +167,7 @@ def _add_peer(engine: Engine, what: str, other: int, own: dict[str, Any], peer: 
         ffi.new("uint32_t[]", [path.local for path in paths]),
         ffi.cast("const char *const *", addresses),
         ffi.new("uint32_t[]", [path.port for path in paths]),
+        ffi.NULL if key is None else pair_key(key, own, peer),
     )
     check(status, f"{what}: adding rank {other} at {_addresses(peer)}")
 

@@ -36,6 +36,8 @@ log = logging.getLogger("commlayer")
 STASH_BYTES = 16 << 20
 """Bound on memory for packets that arrive before this rank has called the operation."""
 
+LIFE_BYTES = 16
+
 LOOPBACK_MTU_BYTES = 9000
 IP_UDP_HEADER_BYTES = {4: 28, 6: 48}
 
@@ -158,6 +160,9 @@ class Engine:
     def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "", loss_ppm: int = 0) -> None:
         """`wire`: instead of the one in `config`."""
         self.config = config
+        self.life = os.urandom(LIFE_BYTES).hex()
+        """Of all engines that this process, and those before it, had in the job, this one."""
+        self._lives: dict[int, str] = {}
         self._ports = ports = spread_ports(ports, config.ports)
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
@@ -220,9 +225,15 @@ class Engine:
             "shm": self.config.shm,
             "auth": self.config.auth,
             "pid": os.getpid(),
+            "life": self.life,
             "bell": ffi.string(bell).decode(),
             "ports": self._ports,
         }
+
+    def meet(self, peer: int, life: str) -> bool:
+        """Notes which of its lives another process is met in; False when it was met in another one."""
+        with self._lock:
+            return self._lives.setdefault(peer, life) == life
 
     def stats(self) -> dict[str, int]:
         """Counters since the engine was opened; names as in `struct cl_engine_stats`."""

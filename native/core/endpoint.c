@@ -103,6 +103,16 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
     return CL_OK;
 }
 
+int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16])
+{
+    struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    if (!known)
+        return CL_EINVAL;
+    known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key)};
+    known->keyed = true;
+    return CL_OK;
+}
+
 void cl_endpoint_urge(struct cl_endpoint *endpoint, struct cl_peer *peer)
 {
     if (peer->urgent)

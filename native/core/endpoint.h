@@ -109,6 +109,10 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
 int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
                                  const uint32_t *interfaces);
 
+/* From here on packets to and from the peer are made under this key of theirs alone, and not under the job's: before
+ * the first one. CL_EINVAL for an unknown peer. */
+int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16]);
+
 /* An operation begins: its messages carry the signature (0 to 4095), and messages of peers that carry another one fail
  * the group with CL_EMISMATCH. 0: they are not compared. Ends with cl_endpoint_end. CL_ENOMEM. */
 int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature);

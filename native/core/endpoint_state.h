@@ -60,6 +60,12 @@ static inline struct cl_peer *cl_endpoint_peer(const struct cl_endpoint *endpoin
     return id < endpoint->peers_length ? endpoint->peers[id] : NULL;
 }
 
+/* What packets to and from the peer are sealed with. */
+static inline const struct cl_seal *cl_endpoint_seal(const struct cl_endpoint *endpoint, const struct cl_peer *peer)
+{
+    return peer->keyed ? &peer->seal : &endpoint->seal;
+}
+
 /* The peer has an acknowledgement, a control packet, a probe or a ping to send. */
 void cl_endpoint_urge(struct cl_endpoint *endpoint, struct cl_peer *peer);
 static inline void cl_endpoint_arm(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t deadline_us)

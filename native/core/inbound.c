@@ -295,14 +295,14 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
 
 /* Whether a packet was made for us by a rank of this job, and comes for the first time; counts it if not. *number: the
  * whole number of the packet, or of the acknowledgement. */
-static bool authentic(struct cl_endpoint *endpoint, struct cl_path *path, const struct cl_packet *packet,
-                      const uint8_t *bytes, uint64_t *number)
+static bool authentic(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_path *path,
+                      const struct cl_packet *packet, const uint8_t *bytes, uint64_t *number)
 {
     bool ack = packet->kind == CL_PACKET_ACK;
     struct cl_replay *seen = ack ? &path->acks : &path->packets;
     *number = cl_packet_number(seen->next, ack ? packet->group : packet->number);
     uint64_t *counter = NULL;
-    if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number))
+    if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, *number))
         counter =
             endpoint->seal.auth == CL_AUTH_OFF ? &endpoint->stats.packets_foreign : &endpoint->stats.packets_forged;
     else if (*number > seen->next + NUMBERS_AHEAD_MAX)
@@ -327,7 +327,7 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     }
     struct cl_path *path = &peer->paths[packet.path];
     uint64_t number;
-    if (!authentic(endpoint, path, &packet, bytes, &number) || !peer->alive)
+    if (!authentic(endpoint, peer, path, &packet, bytes, &number) || !peer->alive)
         return;
     const uint8_t *payload = bytes + CL_PACKET_HEAD_BYTES;
     enum answer answer;

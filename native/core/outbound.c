@@ -16,7 +16,7 @@ static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *p
     out->droppable = false;
     cl_packet_encode(packet, out->head);
     const uint8_t *payload = out->payload_length ? out->payload : out->head + CL_PACKET_HEAD_BYTES;
-    cl_packet_seal(out->head, payload, &endpoint->seal, peer->id, number);
+    cl_packet_seal(out->head, payload, cl_endpoint_seal(endpoint, peer), peer->id, number);
     endpoint->stats.packets_sent++;
 }
 

@@ -33,6 +33,8 @@ struct cl_peer {
     uint16_t id;
     uint16_t path_count;
     bool alive;
+    bool keyed; /* has a seal of its own */
+    struct cl_seal seal;
     uint64_t timeout_us; /* of an unanswered question, if anybody waits for the peer: see cl_peer_lost_us */
     bool heard;          /* it has ever sent us something */
     bool urgent;         /* in the endpoint's list of peers with something to send at once */

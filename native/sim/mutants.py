@@ -117,8 +117,8 @@ MUTANTS = (
     Mutant(
         "take any tag for right",
         "core/inbound.c",
-        "if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number))",
-        "if (!cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number) && !packet)",
+        "if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, *number))",
+        "if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, *number) && !packet)",
     ),
     Mutant(
         "do not compare calls in shared memory",

@@ -111,6 +111,35 @@ static void test_late_peer(void)
     network_free(network);
 }
 
+/* Two hosts with a key of their own understand each other, and no packet made under another one. */
+static void test_a_key_of_two_alone(void)
+{
+    static const uint8_t KEYS[2][16] = {"of one life", "of the next life"};
+    struct network *network = network_new(3, 1, 200, 150, STASH, 26);
+    struct transfer *paired = transfer_new(0, 1, 0, 5000), *other = transfer_new(0, 2, 0, 5000);
+    CHECK_EQ(cl_endpoint_key_peer(network->hosts[0].endpoint, 7, KEYS[0]), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_key_peer(network->hosts[0].endpoint, 1, KEYS[0]), CL_OK);
+    CHECK_EQ(cl_endpoint_key_peer(network->hosts[1].endpoint, 0, KEYS[0]), CL_OK);
+    post_send(network, paired, 1, 0);
+    post_receive(network, paired, 1);
+    post_send(network, other, 1, 0);
+    post_receive(network, other, 1);
+    network_run_until(network, network_now_us(network) + 100000);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK_EQ(cl_endpoint_stats(network->hosts[i].endpoint)->packets_forged, 0);
+    CHECK_EQ(network->hosts[0].completed, 2);
+    CHECK(intact(paired) && intact(other));
+    CHECK_EQ(cl_endpoint_key_peer(network->hosts[1].endpoint, 0, KEYS[1]), CL_OK);
+    post_send(network, paired, 2, 0);
+    network_run_until(network, network_now_us(network) + 100000);
+    CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_forged > 0);
+    CHECK_EQ(cl_endpoint_stats(network->hosts[1].endpoint)->packets_stashed, 0);
+    CHECK_EQ(network->hosts[0].completed, 2);
+    transfer_free(paired);
+    transfer_free(other);
+    network_free(network);
+}
+
 int main(void)
 {
     RUN(test_peer_death);
@@ -119,5 +148,6 @@ int main(void)
     RUN(test_pause_shorter_than_the_timeout);
     RUN(test_a_peer_that_never_answers_is_lost);
     RUN(test_late_peer);
+    RUN(test_a_key_of_two_alone);
     return CHECK_REPORT();
 }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from commlayer.errors import ConfigError
+from commlayer.errors import CommError, ConfigError
 from commlayer.transport import joining
 
 from .cases import run
-from .world import PATIENCE_S, Exchange, World, flat, open_descriptors
+from .world import PATIENCE_S, Exchange, World, flat, open_descriptors, until
 
 
 @pytest.mark.parametrize("step", ["memory", "mapped", "open"])
@@ -65,6 +67,68 @@ def test_without_shared_memory_the_network_serves(
         assert world.on_each(lambda rank: float(run(team[rank])[0])) == [6.0] * 3
         assert world.engines[0].stats()["packets_sent"] > 0
     assert "no shared memory (rank 1 has none)" in caplog.text
+
+
+def life(former: World | None, recorded: list[bytes]) -> World:
+    """A world of two that goes on with the job and the key of a former one; notes what rank 0 sends to rank 1."""
+    world = World(flat(2), "udp")
+    world.paired = True
+    if former is not None:
+        world.job, world.key = former.job, former.key
+    port = world.descriptions[1]["ports"][0]
+    to = (port["address"], port["port"])
+    relay = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    relay.bind((port["address"], 0))
+    port["port"] = relay.getsockname()[1]
+
+    def carry() -> None:
+        while packet := relay.recv(65536):
+            recorded.append(packet)
+            relay.sendto(packet, to)
+        relay.close()
+
+    world.threads.submit(carry)
+    return world
+
+
+def stop(world: World) -> None:
+    """Ends the relay of a life."""
+    port = world.descriptions[1]["ports"][0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        end.sendto(b"", (port["address"], port["port"]))
+
+
+def test_what_was_recorded_in_a_former_life_is_forged_in_the_next_one() -> None:
+    recorded: list[bytes] = []
+    with life(None, recorded) as former:
+        with former.open_group() as team:
+            assert former.on_each(lambda rank: float(run(team[rank])[0])) == [3.0, 3.0]
+        stop(former)
+    replayed = [*recorded]
+    assert replayed
+    with life(former, recorded) as world:
+        with world.open_group() as team, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as enemy:
+            port = world.engines[1].describe()["ports"][0]
+            for packet in replayed:
+                enemy.sendto(packet, (port["address"], port["port"]))
+            assert world.on_each(lambda rank: float(run(team[rank])[0])) == [3.0, 3.0]
+            until(lambda: world.engines[1].stats()["packets_forged"] == len(replayed))
+        stop(world)
+
+
+def test_a_process_that_came_again_is_told_from_its_former_life() -> None:
+    with World(flat(2)) as world, world.open_group():
+        world.descriptions[1]["life"] = "another"
+        with pytest.raises(CommError, match=r"rank 0 of group 'group 2': rank 1 has left the job and come again"):
+            world.threads.submit(world.open_group, lambda _: lambda _, value: [value] * 2).result(PATIENCE_S)
+
+
+def test_a_pair_of_lives_has_a_key_of_its_own() -> None:
+    ends = [{"peer": peer, "life": life} for peer, life in ((1, "a"), (2, "b"), (2, "c"), (11, "a"))]
+    keys = {joining.pair_key(bytes(16), one, other) for one, other in itertools.combinations(ends, 2)}
+    assert len(keys) == 6
+    assert joining.pair_key(bytes(16), ends[0], ends[1]) == joining.pair_key(bytes(16), ends[1], ends[0])
+    assert joining.pair_key(bytes(16), ends[0], ends[1]) != joining.pair_key(bytes(15) + b"1", ends[0], ends[1])
 
 
 def test_no_path() -> None:

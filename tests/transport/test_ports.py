@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -18,7 +18,7 @@ from commlayer.transport.base import DType
 from commlayer.transport.native import Engine, spread_ports
 
 from .cases import Case, check, run
-from .world import PATIENCE_S, Team, World, flat
+from .world import Team, World, flat, until
 
 PORTS = 4
 LARGE = Case("all_reduce", DType.F32, 500_000)
@@ -71,14 +71,6 @@ class Link:
                     held.append((time.monotonic() + self._delay_s, packet))
             while held and held[0][0] <= time.monotonic():
                 self._socket.sendto(held.popleft()[1], self._to)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what must come."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def came_on_each(engine: Engine, peer: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -63,6 +64,8 @@ class World:
         self.size = sum(map(len, hosts))
         self.job = next(_jobs)
         self.key = os.urandom(16)
+        self.paired = False
+        """Whether each two ranks use a key of their own."""
         self._groups = itertools.count(1)
         self.threads = ThreadPoolExecutor(2 * self.size)
         host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
@@ -107,6 +110,7 @@ class World:
                 self.key,
                 number,
                 meet(rank),
+                paired=self.paired,
             )
 
         return Team(self, self.on_each(connect))
@@ -128,6 +132,14 @@ class Team:
 
     def __getitem__(self, rank: int) -> NativeGroup:
         return self.groups[rank]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what must come."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def open_descriptors() -> int:
