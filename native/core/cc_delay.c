@@ -24,7 +24,8 @@ enum {
     TARGET_MIN_US = 500,
     SILENT_PTOS = 3,
     SHARE_CALM_ROUNDS = 16,
-    PACED_US = 4000, /* round trips */
+    PACED_US = 4000,    /* round trips, and */
+    PACED_PACKETS = 64, /* longer than these take: slow links always show some queue of their own */
     PACED_BURST_US = 1000,
     SHARE_HOSTS_US = 1000, /* what hosts take to answer */
 };
@@ -128,7 +129,7 @@ static double share_of(const struct cl_cc_sample *sample)
 static void pace(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     cc->rate = 0;
-    if (sample->base_us < PACED_US)
+    if (sample->base_us < PACED_US + PACED_PACKETS * sample->packet_us)
         return;
     double gain = cc->delay.slow_start ? PACE_SLOW_START : PACE_GAIN;
     double rate = gain * (double)cc->window * 1e6 / (sample->base_us + cc->queue_us);
