@@ -123,9 +123,9 @@ static void begin_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
 }
 
 /* From now on a bit means counted, not acknowledged. */
-static void take_over(struct cl_message *message, uint32_t first, const uint8_t *payload)
+static void take_over(struct cl_message *message, uint32_t first, uint32_t part, const uint8_t *payload)
 {
-    for (uint32_t i = 0; i < CL_STOP_PACKETS && first + i < message->packet_count; i++) {
+    for (uint32_t i = 0; i < part && first + i < message->packet_count; i++) {
         uint32_t packet = first + i;
         bool counted = !(payload[i / 8] >> (i % 8) & 1);
         message->packets_done += counted;
@@ -142,9 +142,9 @@ bool cl_bounded_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
     if (!message)
         return true; /* over here, too */
-    uint32_t first = packet->offset;
-    if (!message->bound.budget || first % CL_STOP_PACKETS || first >= message->packet_count ||
-        (packet->length && packet->length != cl_stop_bytes(message->packet_count, first)))
+    uint32_t first = packet->offset, part = cl_stop_part(endpoint->payload_bytes);
+    if (!message->bound.budget || first % part || first >= message->packet_count ||
+        (packet->length && packet->length != cl_stop_bytes(message->packet_count, part, first)))
         return false;
     if (!packet->length) { /* everything was counted */
         message->packets_done = message->packet_count;
@@ -153,10 +153,10 @@ bool cl_bounded_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     }
     if (!message->bound.stopped)
         begin_stop(endpoint, peer, message);
-    uint64_t end = (uint64_t)first + CL_STOP_PACKETS;
+    uint64_t end = (uint64_t)first + part;
     end = end < message->packet_count ? end : message->packet_count;
     if (!cl_ranges_contains(&message->forgone, first))
-        take_over(message, first, payload);
+        take_over(message, first, part, payload);
     if (!cl_ranges_add(&message->forgone, first, end))
         return true; /* no memory: the message ends when its peer or group does */
     const struct cl_range *told = message->forgone.list;
@@ -348,9 +348,10 @@ void cl_bounded_complete(struct cl_endpoint *endpoint, const struct cl_message *
 
 static bool stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message)
 {
-    if (!cl_stops_add(&peer->stops, message))
+    uint32_t part = cl_stop_part(endpoint->payload_bytes);
+    if (!cl_stops_add(&peer->stops, message, part))
         return false;
-    for (uint32_t first = 0; first < message->packet_count; first += CL_STOP_PACKETS)
+    for (uint32_t first = 0; first < message->packet_count; first += part)
         tell_stop(endpoint, peer, &message->id, first);
     endpoint->stats.messages_stopped++;
     peer->reordering_us -= peer->reordering_us / 64;
@@ -386,7 +387,7 @@ int cl_bounded_write(const struct cl_endpoint *endpoint, const struct cl_peer *p
         if (!record)
             return 0;
         cl_stop_write(record, (uint32_t)control->reason, payload);
-        return (int)cl_stop_bytes(record->packet_count, (uint32_t)control->reason);
+        return (int)cl_stop_bytes(record->packet_count, record->part, (uint32_t)control->reason);
     }
     if (kind != CL_PACKET_PROBE)
         return 0;

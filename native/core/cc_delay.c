@@ -12,6 +12,7 @@
  *    goes there at once, and whoever finds no queue comes up to it at once.
  */
 #include "core/cc.h"
+#include "core/pacer.h"
 
 enum {
     WINDOW_PACKETS_START = 32,
@@ -23,6 +24,9 @@ enum {
     TARGET_MIN_US = 500,
     SILENT_PTOS = 3,
     SHARE_CALM_ROUNDS = 16,
+    PACED_US = 4000,    /* round trips, and */
+    PACED_PACKETS = 64, /* longer than these take: slow links always show some queue of their own */
+    PACED_BURST_US = 1000,
     SHARE_HOSTS_US = 1000, /* what hosts take to answer */
 };
 
@@ -32,6 +36,9 @@ static const double DECREASE = 0.8;
 static const double DECREASE_MAX = 0.5;
 static const double SHARE_GAIN = 0.25;
 static const double SHARE_GAIN_MIN = 0.75;
+static const double SHARE_SURE = 0.8;
+static const double PACE_GAIN = 1.25;
+static const double PACE_SLOW_START = 2;
 static const double SHARE_CALM = 0.125; /* of the target: no queue to speak of */
 
 static void set_window(struct cl_cc *cc, double window)
@@ -111,6 +118,26 @@ static void keep_share(struct cl_cc *cc, const struct cl_cc_sample *sample)
     set_window(cc, rate * (sample->base_us + SHARE_HOSTS_US + 2 * target_us) / 1e6);
 }
 
+/* What the port has for us for sure: a window as large never fills its queue. */
+static double share_of(const struct cl_cc_sample *sample)
+{
+    return SHARE_SURE * (double)sample->share * sample->base_us / 1e6;
+}
+
+/* Over long ways a window sent at once is more than the queues on the way hold. Over short ones hosts that sleep and
+ * acknowledgements for batches matter more, and the window is small. */
+static void pace(struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    cc->rate = 0;
+    if (sample->base_us < PACED_US + PACED_PACKETS * sample->packet_us)
+        return;
+    double gain = cc->delay.slow_start ? PACE_SLOW_START : PACE_GAIN;
+    double rate = gain * (double)cc->window * 1e6 / (sample->base_us + cc->queue_us);
+    double burst = rate * PACED_BURST_US / 1e6, least = (double)CL_PACER_BURST_PACKETS * cc->packet_bytes;
+    cc->rate = (uint64_t)rate + 1;
+    cc->burst = (uint64_t)(burst < least ? least : burst);
+}
+
 static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     struct cl_cc_delay *delay = &cc->delay;
@@ -130,20 +157,23 @@ static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
             keep_share(cc, sample);
         return;
     }
-    cc->rate = 0;
     if (queue_us > target_us) {
         if (sample->largest < delay->decrease_after)
             return;
         double part = DECREASE * (queue_us - target_us) / queue_us;
         window *= 1 - lesser(part, DECREASE_MAX);
         delay->decrease_after = sample->next;
-    } else if (sample->limited && delay->slow_start) {
+    } else if (!sample->limited || delay->overflow.trial) {
+        /* not because of the window, or to see what its cut has done */
+    } else if (delay->slow_start || (queue_us < target_us / 2 && window < share_of(sample))) {
         window += (double)sample->bytes;
-    } else if (sample->limited) {
-        double packets = INCREASE_PACKETS * (1 + (INCREASE_FAR - 1) * (1 - queue_us / target_us));
-        window += packets * cc->packet_bytes * (double)sample->bytes / window;
+    } else {
+        /* carefully while a buffer is known to be shallow */
+        double far = (INCREASE_FAR - 1) * (1 - queue_us / target_us) * delay->target_us / TARGET_US;
+        window += INCREASE_PACKETS * (1 + far) * cc->packet_bytes * (double)sample->bytes / window;
     }
     set_window(cc, window);
+    pace(cc, sample);
 }
 
 static void on_lost(struct cl_cc *cc, uint32_t packets)

@@ -141,6 +141,19 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
     return send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, out);
 }
 
+/* Probes repeat what may only be late. With hundreds of peers behind a slow interface they could fill it by themselves,
+ * and what proves that we live would come too late: so they take turns with data there. */
+static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, uint64_t now_us)
+{
+    uint64_t ready_us = cl_egress_ready_us(path->egress, now_us);
+    if (ready_us <= now_us)
+        return false;
+    path->egress->waited_for = true;
+    path->probe_waits = true;
+    cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, ready_us);
+    return true;
+}
+
 /* Everything the peer is owed before data; a lost one only gets a last word. Returns how many datagrams; `capacity` of
  * them: perhaps not all. */
 static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
@@ -160,7 +173,7 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
             struct cl_control control = {.group = call.group, .sequence = call.sequence};
             count += send_control(endpoint, peer, path, CL_PACKET_PING, &control, now_us, &out[count]);
         }
-        if (path->probe && count < capacity) {
+        if (path->probe && count < capacity && !wait_for_egress(endpoint, path, now_us)) {
             path->probe = false;
             count += send_probe(endpoint, peer, path, now_us, &out[count]);
         }

@@ -77,9 +77,10 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     if (!cl_ack_read(&frame, packet, payload, path->sent.next))
         return false;
     struct cl_cc_sample sample = {.largest = frame.largest, .next = path->sent.next};
-    if (frame.port_senders > 1)
+    if (frame.port_senders > 0)
         sample.share = (uint64_t)frame.port_rate * 1000 / frame.port_senders;
-    sample.crowded = sample.share && frame.port_senders > cl_egress_receivers(path->egress, now_us);
+    sample.crowded =
+        frame.port_senders > 1 && sample.share && frame.port_senders > cl_egress_receivers(path->egress, now_us);
     const struct cl_sent_packet *largest = cl_sent_find(&path->sent, frame.largest);
     if (largest) {
         cl_rtt_update(&path->rtt, largest->sent_us, received_us, frame.clock_us, frame.host_delay_us);

@@ -25,6 +25,7 @@ struct cl_path {
     uint16_t index;
     bool dead;              /* gets probes only */
     bool probe;             /* a PTO fired: send one packet, whatever the window says */
+    bool probe_waits;       /* for the interface */
     bool ping;              /* send a PING */
     uint32_t unasked;       /* packets sent since one asked for an acknowledgement */
     uint64_t asked;         /* number of that one */

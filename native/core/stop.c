@@ -8,7 +8,7 @@ static bool same(const struct cl_message_id *a, const struct cl_message_id *b)
     return a->index == b->index && a->sequence == b->sequence && a->group == b->group;
 }
 
-struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *message)
+struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *message, uint32_t part)
 {
     size_t bytes = (message->packet_count + 63) / 64 * sizeof(uint64_t);
     struct cl_stop *stop = calloc(1, sizeof(*stop));
@@ -19,8 +19,11 @@ struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *me
         return NULL;
     }
     memcpy(counted, message->bits, bytes);
-    *stop = (struct cl_stop){
-        .id = message->id, .packet_count = message->packet_count, .counted = counted, .next = stops->first};
+    *stop = (struct cl_stop){.id = message->id,
+                             .packet_count = message->packet_count,
+                             .part = part,
+                             .counted = counted,
+                             .next = stops->first};
     stops->first = stop;
     return stop;
 }
@@ -48,7 +51,7 @@ void cl_stops_acked(struct cl_stops *stops, const struct cl_message_id *id, uint
     struct cl_stop *stop = *link;
     if (!stop)
         return;
-    uint64_t end = (uint64_t)first + CL_STOP_PACKETS;
+    uint64_t end = (uint64_t)first + stop->part;
     cl_ranges_add(&stop->known, first, end < stop->packet_count ? end : stop->packet_count);
     if (!stop->known.count || stop->known.list[0].start != 0 || stop->known.list[0].end != stop->packet_count)
         return; /* or no memory to note it: it goes with the peer */
@@ -67,9 +70,9 @@ void cl_stops_free(struct cl_stops *stops)
 
 void cl_stop_write(const struct cl_stop *stop, uint32_t first, uint8_t *payload)
 {
-    uint32_t bytes = cl_stop_bytes(stop->packet_count, first);
+    uint32_t bytes = cl_stop_bytes(stop->packet_count, stop->part, first);
     memset(payload, 0, bytes);
-    for (uint32_t packet = first; packet < stop->packet_count && packet < first + CL_STOP_PACKETS; packet++)
+    for (uint32_t packet = first; packet < stop->packet_count && packet < first + stop->part; packet++)
         if (!cl_stop_counts(stop, packet))
             payload[(packet - first) / 8] |= (uint8_t)(1 << (packet - first) % 8);
 }

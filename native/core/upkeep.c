@@ -105,6 +105,15 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
 }
 
+static void resume_probes(struct cl_endpoint *endpoint, struct cl_peer *peer)
+{
+    for (uint16_t i = 0; i < peer->path_count; i++) {
+        if (peer->paths[i].probe_waits)
+            cl_endpoint_urge(endpoint, peer);
+        peer->paths[i].probe_waits = false;
+    }
+}
+
 /* A pacer lets go: whoever waited for it may try again. */
 static void release_egresses(struct cl_endpoint *endpoint)
 {
@@ -114,8 +123,10 @@ static void release_egresses(struct cl_endpoint *endpoint)
         endpoint->egresses[i].waited_for = false;
     }
     for (uint32_t i = 0; waited_for && i < endpoint->peers_length; i++)
-        if (endpoint->peers[i])
+        if (endpoint->peers[i]) {
             cl_queue_unblock(&endpoint->queue, &endpoint->peers[i]->node);
+            resume_probes(endpoint, endpoint->peers[i]);
+        }
 }
 
 void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)

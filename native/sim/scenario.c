@@ -134,8 +134,8 @@ static void draw_network(struct draw *draw)
     scenario->queue_packets = (uint32_t)scale(draw, clean ? 100 : 4, 1000);
     if (scenario->world > LARGE_WORLD) /* each rank may have a packet or two for every other one */
         scenario->queue_packets += 4 * scenario->world;
-    /* many peers behind a slow interface would wait for longer than the peer timeout */
-    double least_bps = clean ? 1e8 : 2e7;
+    /* the questions and answers of a thousand peers alone are 5 Mbit/s; a host may have a fifth of the rate */
+    double least_bps = scenario->world > LARGE_WORLD ? 1e8 : clean ? 1e8 : 2e7;
     double rate_bps = scale(draw, least_bps, 4e10), delay_ns = scale(draw, 2e3, clean ? 1e6 : 2e7);
     for (uint32_t i = 0; i < scenario->paths; i++) {
         bool alike = clean || chance(draw, 0.5);

@@ -581,6 +581,87 @@ static void test_peers_and_groups_go(void)
     network_free(network);
 }
 
+/* The last tenth is lost, and before the sender says so the receiver's group has failed, or closed. */
+static void test_a_probe_for_a_group_that_is_gone(void)
+{
+    for (int failed = 0; failed < 2; failed++) {
+        struct choice choice = {.first = 90, .last = 100, .every_time = true};
+        struct network *network = open_network(2, 1, 1000, STASH, 8);
+        network->delay_ns = 20000000;
+        network_run_until(network, network_now_us(network) + SECOND_US);
+        network->drops = by_choice;
+        network->argument = &choice;
+        struct transfer *t = make(network, 0, 1, 0, 100 * PAYLOAD, bound(100000));
+        post_send(t);
+        post_receive(t);
+        network_run_until(network, network_now_us(network) + 30000);
+        CHECK(!t->receiver.done && !t->sender.done && !choice.probes);
+        if (failed) /* which nobody is told */
+            cl_endpoint_abort(network->hosts[1].endpoint, 9, NULL, 0, CL_ETIMEDOUT, UINT16_MAX,
+                              network_now_us(network));
+        else
+            cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
+        network_run_until(network, network_now_us(network) + 2 * SECOND_US);
+        CHECK(failed || choice.probes > 0); /* there the answer to data may come first */
+        CHECK(t->sender.done);
+        CHECK_EQ(t->sender.status, failed ? CL_EABORTED : CL_OK); /* as with data for such groups */
+        CHECK_EQ(t->sender.count, 0);
+        CHECK_EQ(t->receiver.done, failed);
+        drop(t);
+        network_free(network);
+    }
+}
+
+/* With small datagrams a message is told about in several STOP packets, none of them longer than the others. */
+static void test_no_datagram_is_too_long(void)
+{
+    enum { BYTES = 200, SMALL_PAYLOAD = BYTES - CL_PACKET_HEAD_BYTES, PACKETS = 3000 };
+    struct cl_endpoint *endpoints[2];
+    struct cl_datagram batch[32];
+    struct cl_completion completion;
+    struct end ends[2] = {0};
+    static uint8_t data[PACKETS * SMALL_PAYLOAD], target[PACKETS * SMALL_PAYLOAD], bytes[2 * BYTES + CL_HEAD_BYTES_MAX];
+    uint32_t sent = 0, stops = 0;
+    for (uint16_t self = 0; self < 2; self++) {
+        struct cl_endpoint_config config = {
+            .self = self, .epoch = 1, .datagram_bytes = BYTES, .stash_limit_bytes = STASH, .congestion = "delay"};
+        CHECK_EQ(cl_endpoint_create(&config, &endpoints[self]), CL_OK);
+        CHECK_EQ(cl_endpoint_add_peer(endpoints[self], !self, 1), CL_OK);
+    }
+    struct cl_qos qos = bound(200000);
+    struct cl_message_id id = {9, 1, 0};
+    cl_endpoint_post_bounded_send(endpoints[0], 1, id, data, sizeof data, &qos, 1, &ends[0]);
+    cl_endpoint_post_bounded_receive(endpoints[1], 0, id, (struct cl_sink){.target = target}, sizeof data, &qos, 1,
+                                     &ends[1]);
+    for (uint64_t now_us = 100; now_us < 5 * SECOND_US && !(ends[0].done && ends[1].done); now_us += 100)
+        for (int self = 0; self < 2; self++) {
+            cl_endpoint_timeout(endpoints[self], now_us);
+            size_t count = cl_endpoint_send(endpoints[self], now_us, batch, 32);
+            for (size_t i = 0; i < count; i++) {
+                struct cl_packet packet;
+                size_t length = batch[i].head_length + batch[i].payload_length;
+                CHECK(length <= BYTES);
+                memcpy(bytes, batch[i].head, batch[i].head_length);
+                memcpy(bytes + batch[i].head_length, batch[i].payload, batch[i].payload_length);
+                CHECK(cl_packet_decode(&packet, bytes, length));
+                stops += packet.kind == CL_PACKET_STOP;
+                if (packet.kind != CL_PACKET_DATA || ++sent % 20)
+                    cl_endpoint_receive(endpoints[!self], bytes, length, now_us, now_us);
+            }
+            while (cl_endpoint_next_completion(endpoints[self], &completion)) {
+                struct end *end = completion.context;
+                *end = (struct end){.done = true, .status = completion.status, .count = completion.missing_count};
+            }
+        }
+    CHECK(ends[0].done && ends[1].done);
+    CHECK_EQ(ends[0].status, CL_OK);
+    CHECK_EQ(ends[0].count, ends[1].count);
+    CHECK(ends[0].count > 100);
+    CHECK(stops >= 3);
+    for (int self = 0; self < 2; self++)
+        cl_endpoint_destroy(endpoints[self]);
+}
+
 int main(void)
 {
     RUN(test_clean_network_is_exact);
@@ -605,5 +686,7 @@ int main(void)
     RUN(test_bounds_that_differ);
     RUN(test_what_is_refused);
     RUN(test_peers_and_groups_go);
+    RUN(test_a_probe_for_a_group_that_is_gone);
+    RUN(test_no_datagram_is_too_long);
     return CHECK_REPORT();
 }

@@ -1,0 +1,121 @@
+/* Whole endpoints on long, lossy and shallow ways, in virtual time: what congestion control costs there. */
+#include "core/cc.h"
+
+#include "tests/check.h"
+#include "tests/network.h"
+
+enum { MIB = 1 << 20, LINK_MBIT = 200, OPERATIONS = 8 };
+
+static uint8_t data[MIB], target[MIB];
+
+static double link_us(uint32_t messages)
+{
+    return (double)messages * MIB * 1514 / 1432 * 8 / LINK_MBIT;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* All hosts send each other 1 MiB, several times. Returns the median of the times, in us; frees the network. */
+static double exchange(struct network *network, uint32_t loss_ppm)
+{
+    double times[OPERATIONS];
+    uint32_t hosts = network->host_count;
+    struct cl_qos qos = {.loss_ppm = loss_ppm};
+    for (uint32_t i = 0; i < OPERATIONS; i++) {
+        uint64_t start_us = network_now_us(network);
+        struct cl_message_id id = {1, i + 1, 0};
+        struct cl_sink sink = {.target = target};
+        for (uint16_t a = 0; a < hosts; a++)
+            for (uint16_t b = 0; b < hosts; b++)
+                if (a != b) {
+                    cl_endpoint_post_bounded_send(network->hosts[a].endpoint, b, id, data, MIB, &qos, start_us, NULL);
+                    cl_endpoint_post_bounded_receive(network->hosts[b].endpoint, a, id, sink, MIB, &qos, start_us,
+                                                     NULL);
+                }
+        for (uint32_t host = 0; host < hosts; host++) {
+            network->hosts[host].completed = 0;
+            network_wake(network, host, network->now_ns);
+        }
+        CHECK(network_run_completions(network, 2 * (hosts - 1), start_us + 60000000));
+        times[i] = (double)(network_now_us(network) - start_us);
+    }
+    network_free(network);
+    qsort(times, OPERATIONS, sizeof(*times), compare);
+    return times[OPERATIONS / 2];
+}
+
+static struct network *hosts_apart(uint32_t hosts, uint64_t delay_us, uint32_t buffer_packets, double loss,
+                                   uint64_t seed)
+{
+    struct network *network = network_new(hosts, 1, LINK_MBIT, 2000, 64 << 20, seed);
+    for (uint32_t i = 0; i < hosts; i++)
+        network_set_link(&network->ingress[i][0], LINK_MBIT, buffer_packets);
+    network->delay_ns = delay_us * 1000;
+    network->loss = loss;
+    return network;
+}
+
+/* 40 ms there and back, and buffers for a tenth of what is in flight: bursts overflow them at first, and growing back
+ * by a few packets per round trip would take seconds. */
+static void test_long_ways_with_shallow_buffers(void)
+{
+    double ideal_us = link_us(3) + 40000;
+    CHECK(exchange(hosts_apart(4, 20000, 64, 0, 1), 0) < 1.05 * ideal_us);
+    CHECK(exchange(hosts_apart(4, 20000, 32, 0, 1), 0) < 1.5 * ideal_us);
+    CHECK(exchange(hosts_apart(4, 20000, 16, 0, 1), 0) < 1.5 * ideal_us);
+}
+
+static void test_long_ways_with_bounded_loss(void)
+{
+    CHECK(exchange(hosts_apart(4, 20000, 32, 0.01, 1), 20000) < 2 * (link_us(3) + 40000));
+    double reliable_us = 0, bounded_us = 0;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        reliable_us += exchange(hosts_apart(4, 20000, 64, 0.01, seed), 0);
+        bounded_us += exchange(hosts_apart(4, 20000, 64, 0.01, seed), 30000);
+    }
+    CHECK(bounded_us < 0.9 * reliable_us);
+}
+
+/* Loss that does not depend on how much is sent slows nothing but what has to be sent again. */
+static void test_random_loss(void)
+{
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        CHECK(exchange(hosts_apart(2, 100, 150, 0.15, seed), 200000) < 1.1 * link_us(1));
+        CHECK(exchange(hosts_apart(4, 100, 150, 0.15, seed), 200000) < 1.1 * link_us(3));
+        CHECK(exchange(hosts_apart(2, 5000, 150, 0.15, seed), 0) < 3 * link_us(1));
+    }
+}
+
+/* A port that is four times slower than what is sent to it, with room for 16 packets, whether or not there is random
+ * loss as well. */
+static void test_full_buffers_are_respected(void)
+{
+    for (int i = 0; i < 2; i++) {
+        struct network *network = hosts_apart(2, 100, 150, 0.1 * i, 1);
+        network_set_link(&network->ingress[1][0], LINK_MBIT / 4.0, 16);
+        uint64_t start_us = network_now_us(network);
+        for (uint32_t sequence = 1; sequence <= 8; sequence++) {
+            struct cl_message_id id = {1, sequence, 0};
+            struct cl_sink sink = {.target = target};
+            cl_endpoint_post_send(network->hosts[0].endpoint, 1, id, data, MIB, 0, start_us, NULL);
+            cl_endpoint_post_receive(network->hosts[1].endpoint, 0, id, sink, MIB, start_us, NULL);
+        }
+        CHECK(network_run_completions(network, 8, start_us + 60000000));
+        CHECK(network->drops_full < network->packets / 12);
+        CHECK((double)(network_now_us(network) - start_us) < 1.5 * 4 * link_us(8));
+        network_free(network);
+    }
+}
+
+int main(void)
+{
+    RUN(test_long_ways_with_shallow_buffers);
+    RUN(test_long_ways_with_bounded_loss);
+    RUN(test_random_loss);
+    RUN(test_full_buffers_are_respected);
+    return CHECK_REPORT();
+}
