@@ -4,18 +4,12 @@
  */
 #include "engine.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "core/packet.h"
 
 enum {
     LINGER_QUIET_US =
@@ -28,7 +22,6 @@ enum {
     NAP_LEAST_US = 60,      /* less is not worth a system call */
     NAP_MOST_US = 1000,
     FOREVER_US = 1 << 30,
-    EVENTS_INITIAL = 256,
 };
 
 uint64_t cl_now_us(void)
@@ -68,63 +61,6 @@ const char *cl_error_text(int code)
     default:
         return "unknown error";
     }
-}
-
-/* ---- completion events ---- */
-
-void cl_engine_push_event(struct cl_engine *engine, uint64_t token, int status)
-{
-    pthread_mutex_lock(&engine->events);
-    if (engine->event_count == engine->event_capacity) {
-        size_t capacity = engine->event_capacity == 0 ? EVENTS_INITIAL : 2 * engine->event_capacity;
-        struct cl_event *ring = malloc(capacity * sizeof *ring);
-        for (size_t i = 0; ring != NULL && i < engine->event_count; i++)
-            ring[i] = engine->event_ring[(engine->event_head + i) % engine->event_capacity];
-        if (ring != NULL) {
-            free(engine->event_ring);
-            engine->event_ring = ring;
-            engine->event_capacity = capacity;
-            engine->event_head = 0;
-        }
-    }
-    if (engine->event_count < engine->event_capacity) /* else no memory for 24 bytes: the waiter's timeout reports it */
-        engine->event_ring[(engine->event_head + engine->event_count++) % engine->event_capacity] =
-            (struct cl_event){token, status};
-    pthread_cond_signal(&engine->events_ready);
-    pthread_mutex_unlock(&engine->events);
-}
-
-int cl_engine_events(cl_engine *engine, struct cl_event *events, uint32_t capacity, uint64_t timeout_us)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(timeout_us / 1000000);
-    until.tv_nsec += (long)(timeout_us % 1000000) * 1000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
-    uint32_t count = 0;
-    pthread_mutex_lock(&engine->events);
-    while (engine->event_count == 0 && !engine->events_stopped)
-        if (pthread_cond_timedwait(&engine->events_ready, &engine->events, &until) == ETIMEDOUT)
-            break;
-    while (count < capacity && engine->event_count > 0) {
-        events[count++] = engine->event_ring[engine->event_head];
-        engine->event_head = (engine->event_head + 1) % engine->event_capacity;
-        engine->event_count--;
-    }
-    bool stopped = engine->events_stopped && count == 0;
-    pthread_mutex_unlock(&engine->events);
-    return stopped ? CL_ECLOSED : (int)count;
-}
-
-void cl_engine_stop_events(cl_engine *engine)
-{
-    pthread_mutex_lock(&engine->events);
-    engine->events_stopped = true;
-    pthread_cond_broadcast(&engine->events_ready);
-    pthread_mutex_unlock(&engine->events);
 }
 
 /* ---- packets, under core ---- */
@@ -292,7 +228,7 @@ static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
     bool armed = true;
     uint64_t now = cl_now_us();
     for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-        armed &= cl_group_arm_bells(group, now, deadline_us);
+        armed &= cl_lane_arm_bells(group, now, deadline_us);
     return armed;
 }
 
@@ -448,124 +384,14 @@ static void *run(void *argument)
     return NULL;
 }
 
+int cl_engine_start(struct cl_engine *engine)
+{
+    return pthread_create(&engine->thread, NULL, run, engine) == 0 ? CL_OK : CL_ESYSTEM;
+}
+
 void cl_engine_wake(struct cl_engine *engine)
 {
     eventfd_write(engine->wake_fd, 1);
-}
-
-/* ---- opening and closing ---- */
-
-static void free_engine(struct cl_engine *engine)
-{
-    for (uint32_t i = 0; i < engine->watched_count; i++)
-        if (engine->watched[i].pidfd >= 0)
-            close(engine->watched[i].pidfd);
-    if (engine->endpoint != NULL)
-        cl_endpoint_destroy(engine->endpoint);
-    if (engine->wire != NULL)
-        engine->wire_type->close(engine->wire);
-    if (engine->wake_fd >= 0)
-        close(engine->wake_fd);
-    if (engine->bell_fd >= 0)
-        close(engine->bell_fd);
-    if (engine->timer_fd >= 0)
-        close(engine->timer_fd);
-    for (uint32_t i = 0; engine->links != NULL && i < CL_PEERS_MAX; i++)
-        free(engine->links[i]);
-    free(engine->links);
-    free(engine->batch);
-    free(engine->event_ring);
-    pthread_mutex_destroy(&engine->core);
-    pthread_mutex_destroy(&engine->inbox);
-    pthread_mutex_destroy(&engine->events);
-    pthread_cond_destroy(&engine->events_ready);
-    free(engine);
-}
-
-static int open_wire(struct cl_engine *engine, const struct cl_engine_options *options)
-{
-    if (strcmp(options->wire, "none") == 0)
-        return CL_OK;
-    engine->wire_type = cl_wire_find(options->wire);
-    if (engine->wire_type == NULL || options->address_count == 0 || options->address_count > CL_PORTS_MAX)
-        return CL_EINVAL;
-    struct cl_wire_config config = {.addresses = options->addresses,
-                                    .address_count = options->address_count,
-                                    .datagram_bytes = options->datagram_bytes,
-                                    .loss_ppm = options->mem_loss_ppm,
-                                    .seed = options->mem_seed,
-                                    .mark = options->mark != 0,
-                                    .provider = options->ofi_provider};
-    int status = engine->wire_type->open(&config, &engine->wire);
-    if (status != CL_OK)
-        return status;
-    engine->port_count = options->address_count;
-    if (engine->wire_type->datagram_limit != NULL) {
-        uint32_t limit = engine->wire_type->datagram_limit(engine->wire);
-        if (limit < engine->options.datagram_bytes)
-            engine->options.datagram_bytes = limit;
-    }
-    return CL_OK;
-}
-
-int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
-{
-    if (options == NULL || out == NULL || options->wire == NULL || options->congestion == NULL ||
-        options->auth > CL_AUTH_OFF || strlen(options->congestion) >= sizeof((struct cl_engine *)0)->congestion)
-        return CL_EINVAL;
-    struct cl_engine *engine = calloc(1, sizeof *engine);
-    if (engine == NULL)
-        return CL_ENOMEM;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&engine->core, NULL);
-    pthread_mutex_init(&engine->inbox, NULL);
-    pthread_mutex_init(&engine->events, NULL);
-    pthread_cond_init(&engine->events_ready, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    engine->inbox_last = &engine->inbox_first;
-    engine->options = *options;
-    strcpy(engine->congestion, options->congestion);
-    engine->bell_fd = -1;
-    engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    engine->links = calloc(CL_PEERS_MAX, sizeof *engine->links);
-    engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
-    int status = engine->links == NULL || engine->batch == NULL ? CL_ENOMEM : CL_OK;
-    if (status == CL_OK)
-        status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
-    if (status == CL_OK) {
-        engine->bell_fd = cl_bell_open(engine->bell);
-        status = engine->bell_fd < 0 ? CL_ESYSTEM : open_wire(engine, options);
-    }
-    if (status == CL_OK && pthread_create(&engine->thread, NULL, run, engine) != 0)
-        status = CL_ESYSTEM;
-    if (status != CL_OK) {
-        free_engine(engine);
-        return status;
-    }
-    *out = engine;
-    return CL_OK;
-}
-
-void cl_engine_close(cl_engine *engine)
-{
-    if (engine == NULL)
-        return;
-    for (;;) {
-        pthread_mutex_lock(&engine->core);
-        struct cl_group *group = engine->groups;
-        pthread_mutex_unlock(&engine->core);
-        if (group == NULL)
-            break;
-        cl_group_close(group);
-    }
-    atomic_store(&engine->stopping, true);
-    cl_engine_wake(engine);
-    pthread_join(engine->thread, NULL);
-    cl_engine_stop_events(engine);
-    free_engine(engine);
 }
 
 void cl_engine_linger(cl_engine *engine)
@@ -582,147 +408,12 @@ void cl_engine_linger(cl_engine *engine)
     } while (now - heard < quiet && now - start < LINGER_QUIETS_MAX * quiet);
 }
 
-int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
+int cl_engine_events(cl_engine *engine, struct cl_event *events, uint32_t capacity, uint64_t timeout_us)
 {
-    if (engine->wire == NULL || index >= engine->port_count)
-        return CL_EINVAL;
-    return engine->wire_type->port_number(engine->wire, index, port);
+    return cl_events_take(&engine->events, events, capacity, timeout_us);
 }
 
-int cl_engine_address(cl_engine *engine, uint32_t index, char *text)
+void cl_engine_stop_events(cl_engine *engine)
 {
-    text[0] = '\0';
-    if (engine->wire == NULL || index >= engine->port_count)
-        return CL_EINVAL;
-    return engine->wire_type->address == NULL ? CL_OK
-                                              : engine->wire_type->address(engine->wire, index, text, CL_ADDRESS_BYTES);
-}
-
-uint32_t cl_engine_packet_bytes(cl_engine *engine)
-{
-    return cl_packet_payload_bytes(engine->options.datagram_bytes);
-}
-
-int cl_engine_bell(cl_engine *engine, char *name)
-{
-    memcpy(name, engine->bell, CL_BELL_BYTES);
-    return CL_OK;
-}
-
-int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch)
-{
-    pthread_mutex_lock(&engine->core);
-    int status = CL_OK;
-    if (engine->endpoint != NULL) {
-        bool same = engine->job == job && engine->self == self && engine->epoch == epoch &&
-                    memcmp(engine->key, key, sizeof engine->key) == 0;
-        status = same ? CL_OK : CL_EINVAL;
-    } else if (engine->wire != NULL) {
-        struct cl_endpoint_config config = {.auth = (enum cl_auth)engine->options.auth,
-                                            .job = job,
-                                            .self = self,
-                                            .epoch = epoch,
-                                            .datagram_bytes = engine->options.datagram_bytes,
-                                            .stash_limit_bytes = engine->options.stash_bytes,
-                                            .peer_timeout_us = engine->options.peer_timeout_us,
-                                            .congestion = engine->congestion,
-                                            .fixed_rate_bps = engine->options.fixed_rate_bps,
-                                            .seed = (uint32_t)job ^ self};
-        memcpy(config.key, key, sizeof config.key);
-        memcpy(engine->key, key, sizeof engine->key);
-        status = cl_endpoint_create(&config, &engine->endpoint);
-        engine->job = job;
-        engine->self = self;
-        engine->epoch = epoch;
-    }
-    pthread_mutex_unlock(&engine->core);
-    return status;
-}
-
-int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
-                       const char *const *remote_addresses, const uint32_t *remote_ports)
-{
-    if (peer >= CL_PEERS_MAX || path_count == 0 || path_count > CL_PORTS_MAX)
-        return CL_EINVAL;
-    pthread_mutex_lock(&engine->core);
-    int status = engine->endpoint == NULL ? CL_EINVAL : CL_OK;
-    if (status == CL_OK && engine->links[peer] == NULL) {
-        struct cl_link *links = calloc(path_count, sizeof *links);
-        status = links == NULL ? CL_ENOMEM : CL_OK;
-        for (uint32_t i = 0; status == CL_OK && i < path_count; i++) {
-            int link = local[i] >= engine->port_count
-                           ? CL_EINVAL
-                           : engine->wire_type->link(engine->wire, local[i], remote_addresses[i], remote_ports[i]);
-            if (link < 0)
-                status = link;
-            else
-                links[i] = (struct cl_link){(uint32_t)link, local[i]};
-        }
-        if (status == CL_OK)
-            status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, local);
-        if (status == CL_OK) {
-            engine->links[peer] = links;
-            engine->peer_count++;
-        } else {
-            free(links);
-        }
-    }
-    pthread_mutex_unlock(&engine->core);
-    return status;
-}
-
-int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
-{
-    int status = CL_OK;
-    pthread_mutex_lock(&engine->core);
-    bool known = false;
-    for (uint32_t i = 0; i < engine->watched_count; i++)
-        known |= engine->watched[i].peer == peer;
-    if (!known && engine->watched_count == CL_WATCHED_MAX) {
-        status = CL_ENOMEM;
-    } else if (!known) {
-        int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-        if (fd >= 0 || errno == ESRCH)
-            engine->watched[engine->watched_count++] = (struct watched){.peer = peer, .died = fd < 0, .pidfd = fd};
-        else
-            status = CL_ESYSTEM;
-    }
-    pthread_mutex_unlock(&engine->core);
-    cl_engine_wake(engine);
-    return status;
-}
-
-int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
-{
-    memset(stats, 0, sizeof *stats);
-    pthread_mutex_lock(&engine->core);
-    if (engine->endpoint != NULL) {
-        const struct cl_endpoint_stats *from = cl_endpoint_stats(engine->endpoint);
-        stats->packets_sent = from->packets_sent;
-        stats->packets_received = from->packets_received;
-        stats->payload_bytes_sent = from->payload_bytes_sent;
-        stats->payload_bytes_received = from->payload_bytes_received;
-        stats->packets_retransmitted = from->packets_retransmitted;
-        stats->packets_lost = from->packets_lost;
-        stats->packets_spurious = from->packets_spurious;
-        stats->packets_duplicate = from->packets_duplicate;
-        stats->packets_foreign = from->packets_foreign;
-        stats->packets_forged = from->packets_forged;
-        stats->packets_replayed = from->packets_replayed;
-        stats->packets_stashed = from->packets_stashed;
-        stats->packets_stash_dropped = from->packets_stash_dropped;
-        stats->acks_sent = from->acks_sent;
-        stats->acks_received = from->acks_received;
-        stats->probes_sent = from->probes_sent;
-        stats->packets_given_up = from->packets_given_up;
-        stats->packets_late = from->packets_late;
-        stats->messages_stopped = from->messages_stopped;
-    }
-    pthread_mutex_unlock(&engine->core);
-    stats->operations_done = atomic_load(&engine->operations_done);
-    stats->operations_failed = atomic_load(&engine->operations_failed);
-    stats->wakeups = atomic_load(&engine->wakeups);
-    stats->send_calls = atomic_load(&engine->send_calls);
-    stats->receive_calls = atomic_load(&engine->receive_calls);
-    return CL_OK;
+    cl_events_stop(&engine->events);
 }

@@ -1,6 +1,7 @@
 /*
- * Engine internals shared by engine.c (the thread), group.c (communicators), operation.c (what was submitted) and p2p.c
- * (point-to-point operations).
+ * Engine internals shared by engine.c (the thread), opening.c (opening and closing), peers.c (who is reached, and how),
+ * stats.c, group.c (communicators), lane.c (their operations in shared memory), operation.c (what was submitted) and
+ * p2p.c (point-to-point operations).
  *
  * Locks, always taken in this order:
  *   engine->core    everything the engine thread works on: endpoint, wire, groups' operations; held while it works;
@@ -19,6 +20,7 @@
 #include "core/endpoint.h"
 #include "core/executor.h"
 #include "core/mailbox.h"
+#include "events.h"
 #include "wire/host.h"
 #include "wire/wire.h"
 
@@ -51,15 +53,22 @@ struct cl_operation {
     uint64_t timeout_us;
     uint32_t sequence;  /* names the operation in packets */
     uint32_t host_base; /* host counters at its start */
-    uint32_t host_gate; /* every local rank's counter must have come this far first: see group.c */
+    uint32_t host_gate; /* every local rank's counter must have come this far first: see lane.c */
     uint32_t host_parity;
     struct cl_ticket ticket; /* point-to-point: the other rank and the name of its messages */
     uint16_t pair[2];        /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
     enum { CL_UNNAMED, CL_WAITING, CL_NAMED } name; /* point-to-point, core */
     uint64_t call;                                  /* what the group has called, up to this one: equal on all ranks */
-    uint64_t host_call;                             /* as others of this host see it: see compare in group.c */
+    uint64_t host_call;                             /* as others of this host see it: see disagrees in lane.c */
     struct cl_executor *executor;                   /* once started */
     struct cl_operation *next;                      /* in the inbox, then in the group */
+};
+
+/* Another rank of this host, as those see it that wait for it. */
+struct cl_neighbour {
+    int32_t pid;                 /* 0: not watched */
+    _Atomic uint64_t looked_us;  /* when somebody looked at its process last */
+    _Atomic uint64_t stopped_us; /* since when it is known to be stopped (SIGSTOP); 0: it runs */
 };
 
 struct cl_group {
@@ -68,8 +77,9 @@ struct cl_group {
     uint16_t *peers;
     _Atomic int32_t status; /* 0, or why it failed */
     _Atomic uint32_t culprit;
-    atomic_bool *lost; /* by group rank: local ranks whose process died */
-    bool announced;    /* peers have been told (core) */
+    atomic_bool *lost;               /* by group rank: local ranks whose process died */
+    bool announced;                  /* peers have been told (core) */
+    struct cl_neighbour *neighbours; /* by local index */
     /* host lane */
     struct cl_host *host;
     uint32_t local_count;
@@ -92,6 +102,7 @@ struct cl_group {
 
 struct watched {
     uint16_t peer;
+    int32_t pid;
     bool died; /* and its groups do not know yet */
     int pidfd; /* -1: it is dead */
 };
@@ -103,10 +114,8 @@ struct cl_link {
 
 struct cl_engine {
     pthread_t thread;
-    pthread_mutex_t core, inbox, events;
-    pthread_cond_t events_ready;
+    pthread_mutex_t core, inbox;
     atomic_bool stopping;
-    bool events_stopped;
     int wake_fd, bell_fd;
     int timer_fd;             /* moves the end of the thread's sleep forward without waking it */
     uint64_t sleeps_until_us; /* (core) */
@@ -135,19 +144,18 @@ struct cl_engine {
     struct cl_group *groups;
     /* hand-over (inbox) */
     struct cl_operation *inbox_first, **inbox_last;
-    /* completions (events) */
-    struct cl_event *event_ring;
-    size_t event_head, event_count, event_capacity;
+    struct cl_events events;
     /* counters (core, or atomic where callers add) */
     _Atomic uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
 };
 
 uint64_t cl_now_us(void);
+/* Starts the thread, at the end of opening. */
+int cl_engine_start(struct cl_engine *engine);
 void cl_engine_wake(struct cl_engine *engine);
 /* Has what was handed over looked at: by the calling thread, if the engine's sleeps, which saves two thread switches;
  * else by that. */
 void cl_engine_attend(struct cl_engine *engine);
-void cl_engine_push_event(struct cl_engine *engine, uint64_t token, int status);
 /* Drops packets handed out by the endpoint and not yet taken by the wire: they point into buffers about to go. */
 void cl_engine_drop_payloads(struct cl_engine *engine);
 
@@ -185,10 +193,31 @@ void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
 /* Notes that another rank has failed the group. */
 void cl_group_hear(struct cl_group *group, int reason, uint32_t blame);
-/* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
- * something moved meanwhile. */
-bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
 /* The group rank of a peer; UINT32_MAX when it is no member. */
 uint32_t cl_group_rank_of(const struct cl_group *group, uint16_t peer);
+
+/* lane.c */
+/* Maps the memory that the ranks of this host share. */
+int cl_lane_open(struct cl_group *group, const struct cl_group_options *options);
+/* Under lane: takes the lane for the calling thread if the operation may run there at once; it comes next in the order
+ * then. */
+bool cl_lane_enter(struct cl_group *group, const struct cl_operation *operation);
+/* The calling thread, in the lane, runs the operation; returns how it ended. */
+int cl_lane_run(struct cl_group *group, struct cl_operation *operation);
+void cl_lane_leave(struct cl_group *group);
+/* Tells the host's ranks that this one has ended the operation. */
+void cl_lane_end(struct cl_group *group, const struct cl_operation *operation);
+/* Whether all ranks of the host have come far enough for the operation to start; else *behind is one that has not. */
+bool cl_lane_gate_is_open(const struct cl_group *group, const struct cl_operation *operation, uint32_t *behind);
+/* the rest under core, by the engine thread */
+/* Whether the operation may run now: if it touches the host's memory, first in the lane, the lane free, and the gate
+ * open. *host_before: one before it did, or this one does. */
+bool cl_lane_may_start(struct cl_group *group, const struct cl_operation *operation, bool *host_before);
+/* Looks whether a blocked operation waits for a rank that is gone, or for a group that failed: what it must be failed
+ * with, or CL_OK. */
+int cl_lane_check(struct cl_group *group, struct cl_operation *operation, uint64_t now_us);
+/* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
+ * something moved meanwhile. */
+bool cl_lane_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
 
 #endif

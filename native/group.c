@@ -1,14 +1,8 @@
 /*
- * Groups: the order of operations on one communicator, and the two ways in which they run.
+ * Groups: the order of operations on one communicator, how it fails, and what the engine thread does for it.
  *
- * Operations that need packets are run by the engine thread, any number at a time. Operations that touch the host's
- * shared memory run one after another, in the order of submission, in the group's lane: by the engine thread, or, when
- * the caller waits anyway and nobody is before it, by the calling thread, which saves two thread switches.
- *
- * Host counters. Each operation owns the counter values base+1 .. base+posts of its plan, and base+posts+1, which every
- * rank posts when it has ended the operation: its own reads of others' staging are over then. Consecutive operations
- * use alternate halves of the staging, so before one starts, every local rank must have ended the operation two before
- * it (host_gate); that has nearly always happened long ago.
+ * Operations that need packets are run by the engine thread, any number at a time; those that touch the host's shared
+ * memory one after another, in the order of submission, in the group's lane (lane.c).
  *
  * Calls. All ranks must call the same operations in the same order. Each operation has a number that says what was
  * called so far, and which others can compare: in packets (core/calls.h) and, in the host's memory, beside the counter.
@@ -18,13 +12,6 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define relax() _mm_pause()
-#else
-#define relax() sched_yield()
-#endif
 
 static bool copy_names(struct cl_group *group, const struct cl_group_options *options)
 {
@@ -36,8 +23,10 @@ static bool copy_names(struct cl_group *group, const struct cl_group_options *op
     group->calls[1] = calloc(options->size, sizeof *group->calls[1]);
     group->counters = calloc(options->size, sizeof *group->counters);
     group->lost = calloc(options->size, sizeof *group->lost);
+    group->neighbours = calloc(options->local_count, sizeof *group->neighbours);
     if (group->peers == NULL || group->local == NULL || group->staging[0] == NULL || group->staging[1] == NULL ||
-        group->calls[0] == NULL || group->calls[1] == NULL || group->counters == NULL || group->lost == NULL)
+        group->calls[0] == NULL || group->calls[1] == NULL || group->counters == NULL || group->lost == NULL ||
+        group->neighbours == NULL)
         return false;
     memcpy(group->peers, options->peers, options->size * sizeof *group->peers);
     memcpy(group->local, options->local, options->local_count * sizeof *group->local);
@@ -55,16 +44,9 @@ static void free_group(struct cl_group *group)
     free(group->calls[1]);
     free(group->counters);
     free(group->lost);
+    free(group->neighbours);
     pthread_mutex_destroy(&group->lane);
     free(group);
-}
-
-static uint32_t local_index(const struct cl_group *group, uint32_t rank)
-{
-    uint32_t index = 0;
-    while (group->local[index] != rank)
-        index++;
-    return index;
 }
 
 uint32_t cl_group_rank_of(const struct cl_group *group, uint16_t peer)
@@ -73,29 +55,6 @@ uint32_t cl_group_rank_of(const struct cl_group *group, uint16_t peer)
         if (group->peers[rank] == peer)
             return rank;
     return UINT32_MAX;
-}
-
-static int map_host(struct cl_group *group, const struct cl_group_options *options)
-{
-    bool alone = options->local_count == 1; /* what its plans post, nobody hears; but they need not know that */
-    int32_t fd = options->host_fd;
-    int status = alone ? cl_host_create(1, options->staging_bytes, &fd) : CL_OK;
-    if (status == CL_OK)
-        status = cl_host_map(fd, options->local_count, group->self, options->staging_bytes,
-                             alone ? group->engine->bell : options->bells, group->engine->bell_fd, &group->host);
-    if (alone)
-        cl_host_close_fd(fd);
-    if (status != CL_OK)
-        return status;
-    for (uint32_t i = 0; i < group->local_count; i++) {
-        uint32_t rank = group->local[i];
-        group->counters[rank] = cl_host_counter(group->host, i);
-        for (uint32_t parity = 0; parity < 2; parity++) {
-            group->staging[parity][rank] = cl_host_staging(group->host, i, parity);
-            group->calls[parity][rank] = cl_host_call(group->host, i, parity);
-        }
-    }
-    return CL_OK;
 }
 
 int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **out)
@@ -125,10 +84,8 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     group->last = &group->first;
     atomic_init(&group->culprit, UINT32_MAX);
     int status = copy_names(group, options) ? CL_OK : CL_ENOMEM;
-    if (status == CL_OK) {
-        group->self = local_index(group, options->rank);
-        status = map_host(group, options);
-    }
+    if (status == CL_OK)
+        status = cl_lane_open(group, options);
     if (status != CL_OK) {
         free_group(group);
         return status;
@@ -137,9 +94,13 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     cl_mailbox_init(&group->mailbox, engine->endpoint, group->id, group->size, group->peers);
     group->next = engine->groups;
     engine->groups = group;
-    for (uint32_t i = 0; i < engine->watched_count; i++)
+    for (uint32_t i = 0; i < engine->watched_count; i++) {
+        for (uint32_t local = 0; local < group->local_count; local++)
+            if (group->peers[group->local[local]] == engine->watched[i].peer)
+                group->neighbours[local].pid = engine->watched[i].pid;
         if (engine->watched[i].pidfd < 0)
             cl_group_peer_died(group, engine->watched[i].peer);
+    }
     pthread_mutex_unlock(&engine->core);
     *out = group;
     return CL_OK;
@@ -309,156 +270,7 @@ static void assign_order(struct cl_group *group, struct cl_operation *operation)
     group->host_base += operation->plan->posts + 1;
 }
 
-static bool gate_is_open(const struct cl_group *group, const struct cl_operation *operation, uint32_t *behind)
-{
-    for (uint32_t i = 0; i < group->local_count; i++) {
-        if (!cl_host_reached(group->host, i, operation->host_gate)) {
-            *behind = i;
-            return false;
-        }
-    }
-    return true;
-}
-
-static void post_end(struct cl_group *group, const struct cl_operation *operation)
-{
-    cl_host_post(group->host, operation->host_base + operation->plan->posts + 1);
-}
-
-/* Whether a rank of this host has called something else, as far as the two are within sight of each other. */
-static bool disagrees(const struct cl_group *group, uint32_t rank)
-{
-    for (uint32_t parity = 0; parity < 2; parity++) {
-        uint64_t own = atomic_load_explicit(group->calls[parity][group->rank], memory_order_relaxed);
-        uint64_t other = atomic_load_explicit(group->calls[parity][rank], memory_order_relaxed);
-        if (own != other && own >> 32 == other >> 32)
-            return true;
-    }
-    return false;
-}
-
-/* Whether a rank of this host posts no more. Its last post may have come just before: look here first, and then at the
- * counter. */
-static bool is_gone(const struct cl_group *group, uint32_t index)
-{
-    return atomic_load(&group->lost[group->local[index]]) || cl_host_left(group->host, index);
-}
-
-/* What a waiting host operation must be failed with, or CL_OK. `rank` is the one it waits for, UINT32_MAX: none; `gone`
- * says that it waits in vain. */
-static int reason_to_stop(struct cl_group *group, uint32_t rank, bool gone, uint64_t now_us, uint64_t deadline_us)
-{
-    int status = atomic_load(&group->status);
-    if (status != CL_OK)
-        return status;
-    int aborted = cl_host_aborted(group->host);
-    if (aborted != CL_OK) {
-        cl_group_hear(group, aborted, cl_host_blamed(group->host));
-        return atomic_load(&group->status);
-    }
-    if (rank != UINT32_MAX && disagrees(group, rank)) {
-        cl_group_fail(group, CL_EMISMATCH, rank);
-        return CL_EMISMATCH;
-    }
-    if (gone) {
-        cl_group_fail(group, CL_EPEERLOST, rank);
-        return CL_EPEERLOST;
-    }
-    if (now_us >= deadline_us) {
-        cl_group_fail(group, CL_ETIMEDOUT, rank);
-        return CL_ETIMEDOUT;
-    }
-    return CL_OK;
-}
-
-/* The calling thread waits for a counter: a spin as long as recent waits suggest, then sleep. */
-static int wait_for(struct cl_group *group, uint32_t index, uint32_t value, uint64_t deadline_us)
-{
-    uint64_t start = cl_now_us(), now = start;
-    uint64_t limit = group->spin_us;
-    if (limit > 0 && group->spin_ewma_us <= limit) {
-        while (now - start < limit) {
-            for (int i = 0; i < 64; i++) {
-                if (cl_host_reached(group->host, index, value))
-                    goto reached;
-                relax();
-            }
-            now = cl_now_us();
-        }
-    }
-    for (;;) {
-        bool gone = is_gone(group, index);
-        if (cl_host_reached(group->host, index, value))
-            break;
-        int stop = reason_to_stop(group, group->local[index], gone, now, deadline_us);
-        if (stop != CL_OK)
-            return stop;
-        uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
-        cl_host_sleep(group->host, index, value, left);
-        now = cl_now_us();
-    }
-reached:
-    now = cl_now_us();
-    /* Capped, so that one late rank does not turn spinning off for long. */
-    uint64_t took = now - start > 4 * limit ? 4 * limit : now - start;
-    group->spin_ewma_us = (7 * group->spin_ewma_us + took) / 8;
-    return CL_OK;
-}
-
-/* The calling thread runs the operation, which must have entered the lane. */
-static int run_here(struct cl_group *group, struct cl_operation *operation)
-{
-    uint32_t behind = 0;
-    bool host = operation->plan->uses_host;
-    int status = reason_to_stop(group, UINT32_MAX, false, 0, UINT64_MAX);
-    while (status == CL_OK && host && !gate_is_open(group, operation, &behind))
-        status = wait_for(group, behind, operation->host_gate, operation->deadline_us);
-    if (status == CL_OK)
-        status = cl_operation_start(operation);
-    while (status == CL_OK) {
-        enum cl_progress progress = cl_executor_poll(operation->executor, SIZE_MAX, 0);
-        uint32_t rank, value;
-        if (progress == CL_PROGRESS_DONE)
-            break;
-        if (progress == CL_PROGRESS_FAILED) {
-            status = cl_executor_status(operation->executor);
-            cl_group_fail(group, status, cl_executor_culprit(operation->executor));
-        } else if (!cl_executor_awaits(operation->executor, 0, &rank, &value)) {
-            status = CL_EINVAL; /* a plan that waits for nothing: cannot be, cl_plan_create saw to it */
-        } else {
-            status = wait_for(group, local_index(group, rank), value, operation->deadline_us);
-        }
-    }
-    if (host && status == CL_OK)
-        post_end(group, operation); /* after a failure it would tell the others that all of the data is there */
-    else if (host && status == CL_ECLOSED)
-        cl_host_abort(group->host, CL_EABORTED, group->rank); /* they wait for this rank, which is about to go */
-    else if (status != CL_OK)
-        cl_group_fail(group, status, UINT32_MAX);
-    return status;
-}
-
-/* Under lane: the operation's place in the order is that in which it enters here or the inbox. */
-static bool enter_lane(struct cl_group *group, struct cl_operation *operation)
-{
-    if (operation->plan->network_steps > 0 || group->lane_taken || group->host_queued > 0)
-        return false;
-    group->lane_taken = true;
-    assign_order(group, operation);
-    return true;
-}
-
-static void leave_lane(struct cl_group *group)
-{
-    pthread_mutex_lock(&group->lane);
-    group->lane_taken = false;
-    if (group->host_queued > 0)
-        cl_engine_wake(group->engine);
-    pthread_mutex_unlock(&group->lane); /* and not a look at the group more: it may be closed now */
-}
-
-/* Under lane. */
-/* Returns whether the engine must be told. */
+/* Under lane. Returns whether the engine must be told. */
 static bool hand_over(struct cl_group *group, struct cl_operation *operation)
 {
     struct cl_engine *engine = group->engine;
@@ -526,14 +338,16 @@ int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype,
     if (status != CL_OK)
         return status;
     pthread_mutex_lock(&group->lane);
-    bool here = enter_lane(group, operation);
-    if (!here && hand_over(group, operation))
+    bool here = cl_lane_enter(group, operation);
+    if (here)
+        assign_order(group, operation);
+    else if (hand_over(group, operation))
         cl_engine_wake(group->engine);
     pthread_mutex_unlock(&group->lane);
     if (here) {
-        status = run_here(group, operation);
+        status = cl_lane_run(group, operation);
         cl_operation_finish(operation, status);
-        leave_lane(group);
+        cl_lane_leave(group);
     } else {
         status = cl_operation_wait(operation, 0);
     }
@@ -542,25 +356,6 @@ int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype,
 }
 
 /* ---- the engine thread's side, under core ---- */
-
-static bool take_lane(struct cl_group *group)
-{
-    pthread_mutex_lock(&group->lane);
-    bool free_lane = !group->lane_taken;
-    pthread_mutex_unlock(&group->lane);
-    return free_lane; /* host_queued > 0 keeps calling threads out from here on */
-}
-
-/* Whether this host operation may run now: first in the lane, the lane free, and the gate open. */
-static bool may_start(struct cl_group *group, struct cl_operation *operation, bool *host_before)
-{
-    uint32_t behind;
-    if (!operation->plan->uses_host)
-        return true;
-    bool first = !*host_before;
-    *host_before = true;
-    return first && take_lane(group) && gate_is_open(group, operation, &behind);
-}
 
 static int step_operation(struct cl_group *group, struct cl_operation *operation, uint64_t now_us, bool *more)
 {
@@ -575,7 +370,7 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
     switch (cl_executor_poll(operation->executor, CL_WORK_BUDGET_BYTES, now_us)) {
     case CL_PROGRESS_DONE:
         if (operation->plan->uses_host)
-            post_end(group, operation);
+            cl_lane_end(group, operation);
         return CL_OK;
     case CL_PROGRESS_FAILED:
         return cl_executor_status(operation->executor);
@@ -587,28 +382,6 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
     }
 }
 
-/* Looks whether a blocked host operation waits for a rank that is gone, or for a group that failed. */
-static int check_host(struct cl_group *group, struct cl_operation *operation, uint64_t now_us)
-{
-    uint32_t rank = UINT32_MAX, value = 0;
-    if (!operation->plan->uses_host)
-        return CL_OK;
-    if (operation->executor == NULL) {
-        uint32_t behind = 0;
-        bool waits = !gate_is_open(group, operation, &behind);
-        bool gone = waits && is_gone(group, behind) && !cl_host_reached(group->host, behind, operation->host_gate);
-        return reason_to_stop(group, waits ? group->local[behind] : UINT32_MAX, gone, now_us, UINT64_MAX);
-    }
-    for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
-        uint32_t index = local_index(group, rank);
-        bool gone = is_gone(group, index) && !cl_host_reached(group->host, index, value);
-        int status = reason_to_stop(group, rank, gone, now_us, UINT64_MAX);
-        if (status != CL_OK)
-            return status;
-    }
-    return CL_OK;
-}
-
 /* The rank to name when an operation fails: who disagrees, or who is late; UINT32_MAX: nobody known. */
 static uint32_t culprit_of(const struct cl_group *group, const struct cl_operation *operation, int status)
 {
@@ -616,7 +389,7 @@ static uint32_t culprit_of(const struct cl_group *group, const struct cl_operati
     if (operation->kind != CL_OPERATION_PLAN)
         return status == CL_ETIMEDOUT || status == CL_EPEERLOST ? operation->ticket.source : UINT32_MAX;
     if (operation->executor == NULL) {
-        bool gated = operation->plan->uses_host && !gate_is_open(group, operation, &behind);
+        bool gated = operation->plan->uses_host && !cl_lane_gate_is_open(group, operation, &behind);
         return status == CL_ETIMEDOUT && gated ? group->local[behind] : UINT32_MAX;
     }
     if (status != CL_ETIMEDOUT)
@@ -655,7 +428,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     while (*at != NULL && atomic_load(&group->status) == CL_OK) {
         struct cl_operation *operation = *at;
         int status = CL_EAGAIN;
-        if (may_start(group, operation, &host_before))
+        if (cl_lane_may_start(group, operation, &host_before))
             status = step_operation(group, operation, now_us, &more);
         if (status == CL_OK) {
             remove_operation(group, at);
@@ -667,7 +440,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
                 host_before |= o->plan->uses_host;
             continue;
         }
-        if (status == CL_EAGAIN && check_host(group, operation, now_us) != CL_OK)
+        if (status == CL_EAGAIN && cl_lane_check(group, operation, now_us) != CL_OK)
             break;
         if (status == CL_EAGAIN && now_us >= operation->deadline_us)
             status = CL_ETIMEDOUT;
@@ -687,31 +460,4 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
         return false;
     }
     return more;
-}
-
-bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
-{
-    bool host_before = false;
-    for (struct cl_operation *o = group->first; o != NULL; o = o->next) {
-        if (!o->plan->uses_host || host_before)
-            continue;
-        host_before = true;
-        if (now_us + CL_SLEEP_MAX_US < *deadline_us)
-            *deadline_us = now_us + CL_SLEEP_MAX_US;
-        uint32_t rank, value, behind;
-        if (o->executor == NULL) {
-            if (!gate_is_open(group, o, &behind))
-                cl_host_request_bell(group->host, behind);
-            if (take_lane(group) && gate_is_open(group, o, &behind))
-                return false;
-            continue; /* if a calling thread has the lane: it wakes the engine when it leaves */
-        }
-        for (uint32_t i = 0; cl_executor_awaits(o->executor, i, &rank, &value); i++) {
-            uint32_t index = local_index(group, rank);
-            cl_host_request_bell(group->host, index);
-            if (cl_host_reached(group->host, index, value))
-                return false;
-        }
-    }
-    return true;
 }

@@ -138,7 +138,7 @@ void cl_operation_finish(struct cl_operation *operation, int status)
     atomic_store(&operation->done, 1);
     futex(&operation->done, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
     if (atomic_exchange(&operation->notify, NOTIFY_DONE) == NOTIFY_ASKED)
-        cl_engine_push_event(engine, operation->token, status);
+        cl_events_push(&engine->events, operation->token, status);
     cl_operation_release(operation);
 }
 

@@ -105,7 +105,7 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
     Raises ConfigError (settings that this host cannot fulfil), OperationTimeoutError (a rank did not come) or another
     CommError (a rank could not start).
     """
-    from . import group, native  # here, so that what needs no engine can be used, and tested, without one
+    from . import joining, native  # here, so that what needs no engine can be used, and tested, without one
 
     try:
         engine = native.Engine.shared(config)
@@ -120,7 +120,7 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
             description |= {"job": job, "key": key.hex(), "group": root.add(_GROUPS_KEY, 1)}
         descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
         _agree_on_auth(rendezvous.name, descriptions)
-        return group.NativeGroup.open(
+        return joining.join(
             engine,
             rendezvous.name,
             rendezvous.rank,

@@ -1,7 +1,7 @@
 /*
- * Member: one rank's part of one group, and its operations: the thin equivalent of native/group.c. Operations that need
- * packets run any number at a time, those that touch the host's memory one after another; the first error fails the
- * group, and the others are told.
+ * Member: one rank's part of one group, and its operations: the thin equivalent of native/group.c and lane.c.
+ * Operations that need packets run any number at a time, those that touch the host's memory one after another; the
+ * first error fails the group, and the others are told.
  */
 #ifndef CL_SIM_MEMBER_H
 #define CL_SIM_MEMBER_H

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,20 +41,25 @@ WAYS = {"interface down": (link, "down", "up"), "path loses everything": (drop, 
 
 
 @contextlib.contextmanager
-def broken_later(network: Network, way: str, interfaces: list[str], seconds: float) -> Iterator[None]:
-    """Breaks the interfaces of host 1 after a while, for the rest of the body."""
+def broken_later(network: Network, way: str, interfaces: list[str], began: Path) -> Iterator[None]:
+    """Breaks the interfaces of host 1 a second after the ranks made the file `began`, for the rest of the body."""
     change, broken, mended = WAYS[way]
+    over = threading.Event()
 
     def break_them() -> None:
+        while not began.exists() and not over.wait(0.05):
+            pass
+        over.wait(1.0)
         for interface in interfaces:
             change(network, interface, broken)
 
-    timer = threading.Timer(seconds, break_them)
-    timer.start()
+    thread = threading.Thread(target=break_them)
+    thread.start()
     try:
         yield
     finally:
-        timer.join()
+        over.set()
+        thread.join()
         for interface in interfaces:
             change(network, interface, mended)
 
@@ -64,17 +70,23 @@ def reduce(numel: int) -> None:
     assert tensor.sum().item() == 2 * numel
 
 
-def _lives(rank: int, size: int, numel: int) -> Seen:
-    begin(rank, size)
+def _begin(rank: int, size: int, began: Path) -> None:
+    begin(rank, size)  # ends with a barrier
+    began.touch()
+
+
+def _lives(rank: int, size: int, began: Path, numel: int) -> Seen:
+    _begin(rank, size, began)
     return watch(lambda: reduce(numel), 4.0)
 
 
 @pytest.mark.parametrize("numel", [1000, 1 << 20], ids=["4 KB", "4 MiB"])
 @pytest.mark.parametrize("way", WAYS)
-def test_one_of_two_paths_is_not_missed(network: Network, way: str, numel: int) -> None:
+def test_one_of_two_paths_is_not_missed(network: Network, way: str, numel: int, tmp_path: Path) -> None:
     site = Site("two hosts, two paths", (0, 1), network)
-    with broken_later(network, way, ["eth1"], 2.5):
-        seen = survived(site.outcomes(_lives, numel, COMMLAYER_IFNAME="eth*"))
+    began = tmp_path / "began"
+    with broken_later(network, way, ["eth1"], began):
+        seen = survived(site.outcomes(_lives, began, numel, COMMLAYER_IFNAME="eth*"))
     for each in seen.values():
         assert each.error is None
         assert each.seconds < REPAIR_S + SLACK_S
@@ -82,8 +94,8 @@ def test_one_of_two_paths_is_not_missed(network: Network, way: str, numel: int) 
     note(f"{way}, one of two, {size} all-reduces", site.name, seen, REPAIR_S)
 
 
-def _dies(rank: int, size: int) -> Seen:
-    begin(rank, size)
+def _dies(rank: int, size: int, began: Path) -> Seen:
+    _begin(rank, size, began)
     deadline = time.monotonic() + 30
 
     def until_it_fails() -> None:
@@ -95,10 +107,11 @@ def _dies(rank: int, size: int) -> Seen:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_only_path_is_the_peer(network: Network, way: str) -> None:
+def test_the_only_path_is_the_peer(network: Network, way: str, tmp_path: Path) -> None:
     site = Site("two hosts", (0, 1), network)
-    with broken_later(network, way, ["eth0", "eth1"], 2.5):
-        seen = survived(site.outcomes(_dies))
+    began = tmp_path / "began"
+    with broken_later(network, way, ["eth0", "eth1"], began):
+        seen = survived(site.outcomes(_dies, began))
     for rank, each in seen.items():
         assert each.error == "PeerLostError", each
         assert f"stopped answering (rank {1 - rank}); look at that rank's log" in each.text

@@ -9,12 +9,13 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
 from commlayer.config import Config
 from commlayer.transport.group import NativeGroup
+from commlayer.transport.joining import join
 from commlayer.transport.native import Engine
 
 T = TypeVar("T")
@@ -45,6 +46,11 @@ class Exchange:
                 return [values[each] for each in range(self._size)]
 
         return exchange
+
+
+def flat(size: int) -> list[tuple[int, ...]]:
+    """Hosts of one rank each."""
+    return [(rank,) for rank in range(size)]
 
 
 class World:
@@ -80,8 +86,9 @@ class World:
             engine.close()
 
     def on_each(self, body: Callable[[int], T]) -> list[T]:
-        """Runs `body(rank)` on a thread per rank; raises what the lowest rank that failed raised."""
+        """Runs `body(rank)` on a thread per rank; raises what the lowest rank that failed raised, when all are done."""
         futures = [self.threads.submit(body, rank) for rank in range(self.size)]
+        wait(futures, PATIENCE_S)
         return [future.result(PATIENCE_S) for future in futures]
 
     def open_group(self, exchange: Callable[[int], Callable[[str, bytes], list[bytes]]] | None = None) -> Team:
@@ -90,7 +97,7 @@ class World:
         number = next(self._groups)
 
         def connect(rank: int) -> NativeGroup:
-            return NativeGroup.open(
+            return join(
                 self.engines[rank],
                 f"group {number}",
                 rank,

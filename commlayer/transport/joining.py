@@ -1,0 +1,157 @@
+"""Joining a group: what its ranks told each other becomes peers, shared memory and a native group.
+
+Every call into the engine releases the GIL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import ConfigError
+from .group import STAGING_BYTES, NativeGroup
+from .native import Engine, check, ffi, lib, log
+from .paths import pair_paths
+
+SPIN_US = 60
+"""Longest spin before a blocked wait sleeps, where every rank of the host can have a core."""
+
+
+def group_hosts(descriptions: Sequence[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """Group ranks by host; ranks with shared memory turned off are hosts of their own."""
+    hosts: dict[str, list[int]] = {}
+    for rank, each in enumerate(descriptions):
+        hosts.setdefault(each["host"] if each["shm"] else f"rank {rank}", []).append(rank)
+    return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def join(
+    engine: Engine,
+    name: str,
+    rank: int,
+    size: int,
+    descriptions: Sequence[dict[str, Any]],
+    job: int,
+    key: bytes,
+    group: int,
+    exchange: Callable[[str, bytes], list[bytes]],
+) -> NativeGroup:
+    """Opens this rank's end of a group whose ranks described their engines; every rank calls it.
+
+    `exchange(key, value)` all-gathers through the Store. `job`, its `key` (16 bytes, secret) and `group` are the
+    same on every rank.
+    """
+    what = f"rank {rank} of group {name!r}"
+    peers = [each["peer"] for each in descriptions]
+    epoch = job & 0xFFFF  # of the job's lives this one: packets of the others are told from forged ones
+    check(lib.cl_engine_identify(engine.raw, job, key, peers[rank], epoch), f"{what}: joining job {job:x}")
+    hosts = group_hosts(descriptions)
+    local = next(ranks for ranks in hosts if rank in ranks)
+    fd, problem = _share_memory(local, rank, descriptions, exchange)
+    try:
+        problems = [each.decode() for each in exchange("mapped", problem.encode())]
+        if any(problems):
+            # Everybody sees the same answers, so everybody falls back.
+            log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
+            lib.cl_host_close_fd(fd)
+            hosts, local, fd = tuple((each,) for each in range(size)), (rank,), -1
+        unreachable = set()
+        for other in range(size):
+            if other == rank:
+                continue
+            if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
+                _add_peer(engine, what, other, descriptions[rank], descriptions[other])
+            else:
+                unreachable.add(other)  # no network here at all: shared memory still does for the host's plans
+            if other in local:
+                _watch(engine, what, other, descriptions[other])
+        bells = b"".join(descriptions[each]["bell"].encode().ljust(32, b"\0") for each in local)
+        keep = (ffi.new("uint16_t[]", peers), ffi.new("uint32_t[]", local), ffi.from_buffer(bells))
+        options = ffi.new(
+            "struct cl_group_options *",
+            {
+                "id": group,
+                "rank": rank,
+                "size": size,
+                "peers": keep[0],
+                "local": keep[1],
+                "local_count": len(local),
+                "host_fd": fd,
+                "staging_bytes": STAGING_BYTES,
+                "spin_us": SPIN_US if len(local) <= len(os.sched_getaffinity(0)) else 0,
+                "bells": ffi.cast("const char *", keep[2]),
+            },
+        )
+        out = ffi.new("cl_group **")
+        check(lib.cl_group_open(engine.raw, options, out), f"{what}: opening the group")
+    finally:
+        lib.cl_host_close_fd(fd)
+    try:
+        exchange("open", b"")  # nobody's first packet or post comes before everybody is there to see it
+    except BaseException:
+        lib.cl_group_close(out[0])
+        raise
+    return NativeGroup(engine, name, rank, hosts, out[0], _interface(descriptions, rank), frozenset(unreachable))
+
+
+def _share_memory(
+    local: Sequence[int],
+    rank: int,
+    descriptions: Sequence[dict[str, Any]],
+    exchange: Callable[[str, bytes], list[bytes]],
+) -> tuple[int, str]:
+    """A descriptor of the memory this host's ranks share (-1: none needed), and what went wrong, if anything."""
+    fd = ffi.new("int32_t *", -1)
+    problem = ""
+    if len(local) > 1 and rank == local[0]:
+        status = lib.cl_host_create(len(local), STAGING_BYTES, fd)
+        problem = "" if status == 0 else f"rank {rank} cannot create shared memory"
+    try:
+        offers: list[int] = [json.loads(each) for each in exchange("memory", json.dumps(fd[0]).encode())]
+    except BaseException:
+        lib.cl_host_close_fd(fd[0])
+        raise
+    if len(local) > 1 and rank != local[0]:
+        owner = local[0]
+        status = -1 if offers[owner] < 0 else lib.cl_host_open(descriptions[owner]["pid"], offers[owner], fd)
+        problem = "" if status == 0 else f"rank {rank} cannot open the shared memory of rank {owner}"
+    return fd[0], problem
+
+
+def _watch(engine: Engine, what: str, other: int, peer: dict[str, Any]) -> None:
+    status = lib.cl_engine_watch_process(engine.raw, peer["peer"], peer["pid"])
+    if status != 0:
+        log.warning("%s: cannot watch rank %d, process %d: its death will show as a timeout", what, other, peer["pid"])
+
+
+def _interface(descriptions: Sequence[dict[str, Any]], rank: int) -> str:
+    """The interface through which this rank reaches all others."""
+    one_host = len({each["host"] for each in descriptions}) == 1
+    ports = sorted(descriptions[rank]["ports"], key=lambda port: port["loopback"] != one_host)
+    return str(ports[0]["ifname"]) if ports else ""
+
+
+def _add_peer(engine: Engine, what: str, other: int, own: dict[str, Any], peer: dict[str, Any]) -> None:
+    paths = pair_paths(own, peer)
+    if not paths:
+        raise ConfigError(
+            f"{what}: no network path to rank {other}: this host has {_addresses(own)}, that one {_addresses(peer)}; "
+            f"name interfaces that can reach each other with COMMLAYER_IFNAME on every rank"
+        )
+    texts = [ffi.new("char[]", path.address.encode()) for path in paths]
+    addresses = ffi.new("char *[]", texts)
+    status = lib.cl_engine_add_peer(
+        engine.raw,
+        peer["peer"],
+        len(paths),
+        ffi.new("uint32_t[]", [path.local for path in paths]),
+        ffi.cast("const char *const *", addresses),
+        ffi.new("uint32_t[]", [path.port for path in paths]),
+    )
+    check(status, f"{what}: adding rank {other} at {_addresses(peer)}")
+
+
+def _addresses(description: dict[str, Any]) -> str:
+    return ", ".join(f"{port['ifname']} {port['address']}" for port in description["ports"]) or "no address"

@@ -1,0 +1,102 @@
+/* Aborted groups: who hears of it, and from whom, over the network of network.h. */
+#include "core/endpoint.h"
+
+#include "tests/transfer.h"
+
+static void note_status(struct network_host *host, const struct cl_completion *completion)
+{
+    int *statuses = host->argument;
+    statuses[-completion->status]++;
+}
+
+static void test_abort(void)
+{
+    struct network *network = network_new(3, 1, 200, 150, STASH, 16);
+    network->loss = 0.1;
+    int statuses[2][16] = {{0}};
+    for (uint32_t i = 0; i < 2; i++) {
+        network->hosts[i + 1].on_completion = note_status;
+        network->hosts[i + 1].argument = statuses[i];
+    }
+    struct transfer *waits = transfer_new(0, 1, 0, 1000), *sends = transfer_new(1, 2, 0, 1 << 20);
+    post_receive(network, waits, 1);
+    post_send(network, sends, 1, 0);
+    post_receive(network, sends, 1);
+    network_run_until(network, network_now_us(network) + 5000);
+    static const uint16_t PEERS[] = {1, 2};
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, 7, network_now_us(network));
+    network_wake(network, 0, network->now_ns);
+    network_run_until(network, network_now_us(network) + 50000);
+    CHECK_EQ(statuses[0][-CL_EABORTED], 2);
+    CHECK_EQ(statuses[1][-CL_EABORTED], 1);
+    for (uint32_t i = 1; i <= 2; i++) {
+        uint32_t group;
+        uint16_t peer;
+        int reason;
+        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &peer, &reason));
+        CHECK_EQ(group, 9);
+        CHECK_EQ(peer, 7); /* as host 0 said */
+        CHECK_EQ(reason, CL_ETIMEDOUT);
+        CHECK(!cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &peer, &reason));
+    }
+    /* the group is over for good */
+    struct cl_message_id id = {9, 2, 0};
+    CHECK_EQ(cl_endpoint_post_send(network->hosts[1].endpoint, 2, id, sends->sent, 5, 0, 0, NULL), CL_EABORTED);
+    transfer_free(waits);
+    transfer_free(sends);
+    network_free(network);
+}
+
+/* Nothing gets from 1 to 0, all gets from 0 to 1: who gives up first tells the other, who would wait twice as long. */
+static void test_abort_reaches_a_lost_peer(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 23);
+    network_run_until(network, network_now_us(network) + 10000);
+    struct transfer *there = transfer_new(0, 1, 0, 1000), *back = transfer_new(1, 0, 0, 1000);
+    network->egress[1][0].dead = true;
+    post_send(network, there, 1, 0);
+    post_receive(network, back, 1);
+    post_send(network, back, 1, 0);
+    network_run_until(network, network_now_us(network) + 3400000);
+    CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
+    uint16_t lost = 1;
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, UINT16_MAX, network_now_us(network));
+    network_wake(network, 0, network->now_ns);
+    network_run_until(network, network_now_us(network) + 10000);
+    uint32_t group;
+    uint16_t peer;
+    int reason;
+    CHECK(cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &peer, &reason));
+    CHECK_EQ(group, 9);
+    CHECK_EQ(reason, CL_EPEERLOST);
+    CHECK_EQ(network->hosts[1].last_status, CL_EABORTED);
+    transfer_free(there);
+    transfer_free(back);
+    network_free(network);
+}
+
+/* Host 0 aborts without telling host 1, which learns it as soon as it sends. */
+static void test_abort_answers_data(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 17);
+    int statuses[16] = {0};
+    network->hosts[1].on_completion = note_status;
+    network->hosts[1].argument = statuses;
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, NULL, 0, CL_EABORTED, UINT16_MAX, network_now_us(network));
+    struct transfer *t = transfer_new(1, 0, 0, 100000);
+    post_send(network, t, 1, 0);
+    CHECK(network_run_completions(network, 0, 0));
+    network_run_until(network, network_now_us(network) + 20000);
+    CHECK_EQ(statuses[-CL_EABORTED], 1);
+    transfer_free(t);
+    network_free(network);
+}
+
+int main(void)
+{
+    RUN(test_abort);
+    RUN(test_abort_reaches_a_lost_peer);
+    RUN(test_abort_answers_data);
+    return CHECK_REPORT();
+}

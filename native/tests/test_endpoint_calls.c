@@ -1,0 +1,82 @@
+/* Endpoints whose operations carry signatures, over the network of network.h. */
+#include "core/calls.h"
+#include "core/endpoint.h"
+
+#include "tests/transfer.h"
+
+/* Both sides of an operation, each with a signature of its own. The receiver calls first or last. */
+static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bool posts)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 18);
+    struct transfer *t = transfer_new(0, 1, 0, 20000);
+    bool agree = !cl_calls_differ(sender, receiver);
+    for (int i = 0; i < 2; i++) {
+        if ((i == 0) == receiver_first) {
+            CHECK_EQ(cl_endpoint_begin(network->hosts[1].endpoint, 9, 1, receiver), CL_OK);
+            if (posts && (agree || receiver_first))
+                post_receive(network, t, 1);
+        } else {
+            CHECK_EQ(cl_endpoint_begin(network->hosts[0].endpoint, 9, 1, sender), CL_OK);
+            post_send(network, t, 1, 0);
+        }
+        network_run_until(network, network_now_us(network) + 50000);
+    }
+    uint32_t group;
+    uint16_t blame;
+    int reason;
+    bool failed = cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &blame, &reason);
+    CHECK_EQ(failed, !agree);
+    if (failed) {
+        CHECK_EQ(group, 9);
+        CHECK_EQ(blame, 0);
+        CHECK_EQ(reason, CL_EMISMATCH);
+    }
+    cl_endpoint_end(network->hosts[1].endpoint, 9, 1);
+    transfer_free(t);
+    network_free(network);
+}
+
+static void test_signatures(void)
+{
+    for (int order = 0; order < 2; order++) {
+        disagree(4095, 4095, order, true);
+        disagree(5, 0, order, true);
+        disagree(0, 5, order, true);
+        disagree(5, 6, order, true);
+        disagree(5, 6, order, false); /* a message that nobody waits for */
+    }
+}
+
+/* Each waits for the other, and neither sends. */
+static void test_pings_carry_signatures(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 20);
+    uint8_t bytes[8];
+    struct cl_sink sink = {bytes, NULL, NULL};
+    for (uint16_t i = 0; i < 2; i++) {
+        struct cl_endpoint *endpoint = network->hosts[i].endpoint;
+        CHECK_EQ(cl_endpoint_begin(endpoint, 9, 1, (uint16_t)(5 + i)), CL_OK);
+        CHECK_EQ(cl_endpoint_post_receive(endpoint, 1 - i, (struct cl_message_id){9, 1, 0}, sink, 8,
+                                          network_now_us(network), NULL),
+                 CL_OK);
+        network_wake(network, i, network->now_ns);
+    }
+    network_run_until(network, network_now_us(network) + 1500000); /* half of the time after which a peer is lost */
+    for (uint16_t i = 0; i < 2; i++) {
+        uint32_t group;
+        uint16_t blame;
+        int reason;
+        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &blame, &reason));
+        CHECK_EQ(reason, CL_EMISMATCH);
+        CHECK_EQ(blame, 1 - i);
+        cl_endpoint_end(network->hosts[i].endpoint, 9, 1);
+    }
+    network_free(network);
+}
+
+int main(void)
+{
+    RUN(test_signatures);
+    RUN(test_pings_carry_signatures);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,126 @@
+/* Paths of an endpoint that die, come back, and leave through their interface, over the network of network.h. */
+#include "core/endpoint_state.h"
+#include "tests/transfer.h"
+
+static void test_path_death(void)
+{
+    struct network *network = network_new(2, 2, 200, 150, STASH, 11);
+    struct transfer *t = transfer_new(0, 1, 0, 8 << 20);
+    post_receive(network, t, 1);
+    post_send(network, t, 1, 0);
+    uint64_t start_us = network_now_us(network);
+    network_run_until(network, start_us + 50000);
+    network->egress[0][1].dead = true;
+    CHECK(network_run_completions(network, 1, start_us + 600000)); /* one path needs 355 ms for all of it */
+    CHECK(intact(t));
+    CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+
+    /* and it is used again once it works */
+    network->egress[0][1].dead = false;
+    network_run_until(network, network_now_us(network) + 200000);
+    uint64_t idle_ns = network->egress[0][1].free_ns;
+    struct transfer *second = transfer_new(0, 1, 1, 1 << 20);
+    post_receive(network, second, 1);
+    post_send(network, second, 1, 0);
+    CHECK(network_run_completions(network, 2, network_now_us(network) + 100000));
+    CHECK(network->egress[0][1].free_ns > idle_ns + 10000000);
+    transfer_free(t);
+    transfer_free(second);
+    network_free(network);
+}
+
+/* A dead path is probed more often than its round trip; it must come back nevertheless. */
+static void test_path_with_long_round_trip_revives(void)
+{
+    struct network *network = network_new(2, 2, 200, 150, STASH, 24);
+    network->delay_ns = 60000000;
+    struct transfer *first = transfer_new(0, 1, 0, 1 << 20), *second = transfer_new(0, 1, 1, 1 << 20);
+    network_run_until(network, network_now_us(network) + 200000);
+    network->egress[0][1].dead = true;
+    post_receive(network, first, 1);
+    post_send(network, first, 1, 0);
+    CHECK(network_run_completions(network, 1, network_now_us(network) + 2 * SECOND_US));
+    network->egress[0][1].dead = false;
+    network_run_until(network, network_now_us(network) + SECOND_US);
+    network->egress[0][0].dead = true;
+    post_receive(network, second, 1);
+    post_send(network, second, 1, 0);
+    CHECK(network_run_completions(network, 2, network_now_us(network) + 3 * SECOND_US));
+    CHECK(intact(second));
+    transfer_free(first);
+    transfer_free(second);
+    network_free(network);
+}
+
+/* A path dies with all there is to send on it: the other one, which is idle, must be asked whether the peer lives. */
+static void test_path_death_with_everything_on_it(void)
+{
+    for (uint32_t path = 0; path < 2; path++) {
+        struct network *network = network_new(2, 2, 200, 150, STASH, 21);
+        network_run_until(network, network_now_us(network) + 20000);
+        struct transfer *t = transfer_new(0, 1, 0, 100);
+        network->egress[0][path].dead = true;
+        post_receive(network, t, 1);
+        post_send(network, t, 1, 0);
+        CHECK(network_run_completions(network, 1, network_now_us(network) + 100000));
+        CHECK(intact(t));
+        transfer_free(t);
+        network_free(network);
+    }
+}
+
+/* All that is in flight is on the path that dies: nothing else moves that could show that the other one works. */
+static void test_path_death_in_lockstep(void)
+{
+    uint64_t worst_us = 0;
+    for (uint32_t seed = 0; seed < 20; seed++) {
+        struct network *network = network_new(2, 2, 200, 150, STASH, 100 + seed);
+        network_run_until(network, network_now_us(network) + 20000);
+        uint32_t done = 0;
+        for (uint32_t round = 0; round < 30; round++) {
+            if (round == 10)
+                network->egress[0][0].dead = network->ingress[0][0].dead = true; /* and says nothing about it */
+            struct transfer *there = transfer_new(0, 1, round, 1000), *back = transfer_new(1, 0, round, 1000);
+            uint64_t start_us = network_now_us(network);
+            post_receive(network, there, 1);
+            post_receive(network, back, 1);
+            post_send(network, there, 1, 0);
+            post_send(network, back, 1, 0);
+            done += 2; /* a send and a receive on each host */
+            CHECK(network_run_completions(network, done, start_us + 5000000));
+            uint64_t took_us = network_now_us(network) - start_us;
+            worst_us = took_us > worst_us ? took_us : worst_us;
+            transfer_free(there);
+            transfer_free(back);
+        }
+        network_free(network);
+    }
+    printf("   worst round %llu us\n", (unsigned long long)worst_us);
+    CHECK(worst_us < 200000);
+}
+
+/* A peer of this host is reached over loopback, others through the interfaces: first paths, but no common queue. */
+static void test_paths_leave_through_their_interface(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 23);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    static const uint32_t local[] = {2}, outside[] = {1, 0};
+    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, local), CL_OK);
+    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 6, 2, outside), CL_OK);
+    CHECK(endpoint->peers[1]->paths[0].egress == &endpoint->egresses[0]);
+    CHECK(endpoint->peers[5]->paths[0].egress == &endpoint->egresses[2]);
+    CHECK(endpoint->peers[6]->paths[0].egress == &endpoint->egresses[1]);
+    CHECK(endpoint->peers[6]->paths[1].egress == &endpoint->egresses[0]);
+    CHECK_EQ(endpoint->egress_count, 3);
+    network_free(network);
+}
+
+int main(void)
+{
+    RUN(test_path_death);
+    RUN(test_path_with_long_round_trip_revives);
+    RUN(test_path_death_with_everything_on_it);
+    RUN(test_path_death_in_lockstep);
+    RUN(test_paths_leave_through_their_interface);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,123 @@
+/* Peers of an endpoint that die, sleep, leave or never answer, over the network of network.h. */
+#include "core/endpoint.h"
+
+#include "tests/transfer.h"
+
+static void test_peer_death(void)
+{
+    struct network *network = network_new(3, 1, 200, 150, STASH, 12);
+    network_run_until(network, network_now_us(network) + 1500000);
+    struct transfer *to_dead = transfer_new(0, 2, 0, 1 << 20), *from_dead = transfer_new(2, 0, 0, 1000);
+    struct transfer *alive = transfer_new(0, 1, 0, 1000);
+    network->hosts[2].dead = true;
+    uint64_t start_us = network_now_us(network);
+    post_send(network, to_dead, 1, 0);
+    post_receive(network, from_dead, 1);
+    network_run_until(network, start_us + 1000000);
+    CHECK_EQ(network->hosts[0].completed, 0);
+    network_run_until(network, start_us + 3500000);
+    CHECK_EQ(network->hosts[0].completed, 2);
+    CHECK_EQ(network->hosts[0].failed, 2);
+    CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
+    CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 2));
+    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 2)); /* nobody waits for it there: it may have left */
+    CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    struct cl_message_id id = {9, 2, 0};
+    CHECK_EQ(cl_endpoint_post_send(network->hosts[0].endpoint, 2, id, to_dead->sent, 5, 0, 0, NULL), CL_EPEERLOST);
+    /* silence was not for lack of trying, but not a flood either */
+    CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent < 250);
+    post_receive(network, alive, 3);
+    post_send(network, alive, 3, 0);
+    CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
+    transfer_free(to_dead);
+    transfer_free(from_dead);
+    transfer_free(alive);
+    network_free(network);
+}
+
+static void test_idle_peers_stay_alive(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 13);
+    network_run_until(network, network_now_us(network) + 20 * SECOND_US);
+    CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
+    CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent < 50);
+    network_free(network);
+}
+
+/* A process that was stopped for long does not blame its peers for the silence it did not hear. */
+static void test_own_sleep_is_no_silence(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 14);
+    network_run_until(network, network_now_us(network) + 10000);
+    struct transfer *t = transfer_new(1, 0, 0, 1000);
+    post_receive(network, t, 1);
+    network_run_until(network, network_now_us(network) + 10000);
+    network->hosts[0].awake_ns = network->now_ns + 2500000000;
+    network_run_until(network, network_now_us(network) + 2600000);
+    CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    post_send(network, t, 1, 0);
+    CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
+    transfer_free(t);
+    network_free(network);
+}
+
+/* A process that is stopped for less than the timeout, just before it would have had something to say, is not lost. */
+static void test_pause_shorter_than_the_timeout(void)
+{
+    for (uint32_t before_us = 0; before_us < 2000000; before_us += 100000) {
+        struct network *network = network_new(2, 1, 200, 150, STASH, 22);
+        network_run_until(network, network_now_us(network) + 10000);
+        struct transfer *t = transfer_new(1, 0, 0, 1000);
+        post_receive(network, t, 1);
+        network_run_until(network, network_now_us(network) + before_us);
+        network->hosts[1].awake_ns = network->now_ns + 2950000000;
+        network_run_until(network, network_now_us(network) + 3000000);
+        CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+        post_send(network, t, 1, 0);
+        CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
+        transfer_free(t);
+        network_free(network);
+    }
+}
+
+/* Nothing gets from 0 to 1: 0 hears 1 all the time, but never an answer. */
+static void test_a_peer_that_never_answers_is_lost(void)
+{
+    struct network *network = network_new(2, 1, 200, 150, STASH, 25);
+    network_run_until(network, network_now_us(network) + 10000);
+    struct transfer *there = transfer_new(0, 1, 0, 1000);
+    network->egress[0][0].dead = true;
+    post_send(network, there, 1, 0);
+    network_run_until(network, network_now_us(network) + 7 * SECOND_US);
+    CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
+    transfer_free(there);
+    network_free(network);
+}
+
+static void test_late_peer(void)
+{
+    struct network *network = network_new(3, 1, 200, 150, STASH, 19);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    uint8_t bytes[8];
+    struct cl_sink sink = {bytes, NULL, NULL};
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), UINT16_MAX);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 1, 1}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 2, (struct cl_message_id){9, 1, 0}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 2, 0}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), 2);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 2), 1);
+    CHECK_EQ(cl_endpoint_late_peer(endpoint, 8, 1), UINT16_MAX);
+    network_free(network);
+}
+
+int main(void)
+{
+    RUN(test_peer_death);
+    RUN(test_idle_peers_stay_alive);
+    RUN(test_own_sleep_is_no_silence);
+    RUN(test_pause_shorter_than_the_timeout);
+    RUN(test_a_peer_that_never_answers_is_lost);
+    RUN(test_late_peer);
+    return CHECK_REPORT();
+}

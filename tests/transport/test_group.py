@@ -1,0 +1,288 @@
+"""The native group against numpy, over every way two ranks can be joined; and everything that can go wrong."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from commlayer.errors import (
+    AbortedError,
+    ClosedError,
+    MismatchError,
+    OperationTimeoutError,
+)
+from commlayer.plans.delivery import deliver
+from commlayer.transport.base import DType, Op
+from commlayer.transport.group import NativeGroup, NativeHandle
+
+from .cases import LARGE, SMALL, Array, Case, Ended, address, cases, check, execute, make_plan, run
+from .world import PATIENCE_S, Team, World, flat
+
+LOSS_PPM = 50_000
+
+
+def check_delivery(group: NativeGroup, scale: int, number: int) -> None:
+    """Every pair has its own length, often 0; every third time all send the same to all."""
+    n, rank = group.size, group.rank
+    same = number % 3 == 0
+    lengths = [[scale * ((a + (0 if same else 2 * b) + number) % 3) for b in range(n)] for a in range(n)]
+    rng = np.random.default_rng(number)
+    given = [rng.integers(0, 255, row[0] if same else sum(row), np.uint8) for row in lengths]
+    received = [lengths[peer][rank] for peer in range(n)]
+    expected = []
+    for peer, row in enumerate(lengths):
+        start = 0 if same else sum(row[:rank])
+        expected.append(given[peer][start : start + row[rank]])
+    plan = deliver(rank, group.hosts, lengths[rank], received, group.staging_bytes, same=same)
+    target = np.zeros(sum(received), np.uint8)
+    execute(group, plan, given[rank], target, Case("barrier", DType.U8, 0), number % 3)
+    np.testing.assert_array_equal(target, np.concatenate(expected))
+
+
+def conform(world: World) -> None:
+    with world, world.open_group() as team:
+        table = list(cases())
+
+        def body(rank: int) -> None:
+            for number, case in enumerate(table):
+                check(team[rank], case, number)
+                if number % 16 == 0:  # in between, as they use counters in a way of their own
+                    check_delivery(team[rank], (1, 100, 70_000, 400_001)[number // 16 % 4], number // 16)
+
+        world.on_each(body)
+        assert team[0].hosts == world.hosts
+        assert all(engine.stats()["operations_failed"] == 0 for engine in world.engines)
+        if world.size > len(world.hosts) == 1:
+            assert all(engine.stats()["packets_sent"] == 0 for engine in world.engines)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_shared_memory(size: int) -> None:
+    conform(World([range(size)], "none"))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_memory_wire(size: int) -> None:
+    conform(World(flat(size)))
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_memory_wire_with_loss(size: int) -> None:
+    world = World(flat(size), loss_ppm=LOSS_PPM)
+    conform(world)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_udp(size: int) -> None:
+    conform(World(flat(size), "udp"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_libfabric(libfabric: None, size: int) -> None:
+    conform(World(flat(size), "ofi"))
+
+
+@pytest.mark.parametrize("hosts", [[(0, 1), (2,)], [(0, 2), (1, 3)], [(0,), (1, 2, 3, 4)]])
+def test_several_hosts(hosts: list[tuple[int, ...]]) -> None:
+    conform(World(hosts, loss_ppm=LOSS_PPM))
+
+
+def test_loss_is_repaired() -> None:
+    with World(flat(2), loss_ppm=LOSS_PPM) as world, world.open_group() as team:
+        world.on_each(lambda rank: check(team[rank], Case("all_reduce", DType.F32, LARGE), 0))
+        stats = [engine.stats() for engine in world.engines]
+        assert all(each["packets_retransmitted"] > 0 for each in stats)
+        assert all(each["operations_done"] == 1 for each in stats)
+
+
+def test_many_in_flight_in_several_groups() -> None:
+    case = Case("all_reduce", DType.I32, 1000)
+    with World([(0, 1), (2,)], loss_ppm=LOSS_PPM) as world, world.open_group() as one, world.open_group() as two:
+
+        def body(rank: int) -> None:
+            arrays = [np.full(case.numel, number + rank, "i4") for number in range(20)]
+            handles = []
+            for number, array in enumerate(arrays):
+                group = (one, two)[number % 2][rank]
+                plan = make_plan(group, case)
+                handles.append(
+                    group.submit(
+                        plan,
+                        address(array),
+                        address(array),
+                        case.dtype,
+                        case.op,
+                        timeout_s=PATIENCE_S,
+                        priority=number % 8,
+                    )
+                )
+            for number, (handle, array) in enumerate(zip(handles, arrays, strict=True)):
+                handle.wait(PATIENCE_S)
+                assert (array == 3 * number + 3).all()
+
+        world.on_each(body)
+
+
+# ---- what can go wrong ----
+
+JOINED = [pytest.param([(0, 1)], id="shared memory"), pytest.param([(0,), (1,)], id="network")]
+Hosts = list[tuple[int, ...]]
+
+
+def submit(group: NativeGroup, array: Array, timeout_s: float = PATIENCE_S) -> NativeHandle:
+    plan = make_plan(group, SMALL)
+    return group.submit(plan, address(array), address(array), SMALL.dtype, SMALL.op, timeout_s=timeout_s)
+
+
+@pytest.fixture(params=JOINED)
+def pair(request: pytest.FixtureRequest) -> Iterator[Team]:
+    """Two ranks."""
+    with World(request.param) as world, world.open_group() as team:
+        yield team
+
+
+def test_timeout(pair: Team) -> None:
+    with pytest.raises(OperationTimeoutError, match=r"rank 0 of group 'group 1': the operation timed out"):
+        run(pair[0], timeout_s=0.02)
+    with pytest.raises(OperationTimeoutError):
+        run(pair[0])
+    with pytest.raises(AbortedError, match=r"rank 1 of group 'group 1'.*another rank failed first"):
+        run(pair[1])
+
+
+def test_a_short_wait_changes_nothing(pair: Team) -> None:
+    array = np.full(5, 1, "f4")
+    handle = submit(pair[0], array)
+    assert not handle.done()
+    for timeout_s in (0, 0.01):
+        with pytest.raises(OperationTimeoutError, match="still in flight after waiting"):
+            handle.wait(timeout_s)
+    run(pair[1])
+    handle.wait()
+    assert (array == 3).all()
+
+
+def test_endless_timeout(pair: Team) -> None:
+    late = pair.world.threads.submit(run, pair[0], SMALL, float("inf"))
+    run(pair[1], timeout_s=1e30)
+    assert (late.result(PATIENCE_S) == 3).all()
+
+
+def test_abort(pair: Team, caplog: pytest.LogCaptureFixture) -> None:
+    array = np.zeros(5, "f4")
+    ended = Ended()
+    handle = submit(pair[0], array)
+    handle.on_done(ended)
+    pair[1].abort("as the test wants it")
+    assert "rank 1 of group 'group 1' aborts: as the test wants it" in caplog.text
+    with pytest.raises(AbortedError):
+        handle.wait()
+    assert isinstance(ended.wait(), AbortedError)
+    for rank in (0, 1):
+        with pytest.raises(AbortedError):
+            run(pair[rank])
+
+
+def test_mismatch() -> None:
+    with World(flat(2)) as world, world.open_group() as team:
+
+        def body(rank: int) -> str:
+            with pytest.raises(MismatchError, match="same order with the same sizes") as caught:
+                run(team[rank], Case("all_reduce", DType.F32, 1000 + rank))
+            return str(caught.value)
+
+        assert any("(rank" in text for text in world.on_each(body))
+
+
+def test_closed(pair: Team) -> None:
+    pair[0].close()
+    pair[0].close()
+    with pytest.raises(ClosedError, match="rank 0 of group 'group 1': the engine or group is closed"):
+        run(pair[0])
+    with pytest.raises(ClosedError):
+        submit(pair[0], np.zeros(5, "f4"))
+    pair[0].abort("too late to matter")
+
+
+def test_close_while_in_flight(pair: Team) -> None:
+    handle = submit(pair[0], np.zeros(5, "f4"))
+    ended = Ended()
+    handle.on_done(ended)
+    pair[0].close()
+    with pytest.raises(ClosedError):
+        handle.wait()
+    with pytest.raises(AbortedError):
+        run(pair[1])
+    assert isinstance(ended.wait(), ClosedError)
+
+
+def test_close_under_a_caller(pair: Team) -> None:
+    for rank in (0, 1):
+        caller = pair.world.threads.submit(run, pair[rank])
+        while pair[rank]._calls == 0 and not caller.done():
+            pass
+        pair[rank].close()
+        with pytest.raises((ClosedError, AbortedError)):
+            caller.result(PATIENCE_S)
+
+
+def test_callbacks(caplog: pytest.LogCaptureFixture) -> None:
+    with World([(0,)], "none") as world, world.open_group() as team:
+        called = threading.Event()
+
+        def fail(_: BaseException | None) -> None:
+            raise ValueError("as the test wants it")
+
+        for callback in (fail, lambda _: called.set()):
+            handle = submit(team[0], np.zeros(5, "f4"))
+            try:
+                handle.on_done(callback)
+            except ValueError:  # it had ended already: then it is called here
+                caplog.records.append(logging.makeLogRecord({}))
+        assert called.wait(PATIENCE_S)
+        assert caplog.records
+
+
+def test_a_callback_may_close_everything() -> None:
+    with World(flat(2)) as world, world.open_group() as team:
+        array = np.zeros(5, "f4")
+        handle = submit(team[0], array)
+        closed = threading.Event()
+
+        def close(_: BaseException | None) -> None:
+            team[0].close()
+            world.engines[0].close()
+            closed.set()
+
+        handle.on_done(close)
+        run(team[1])
+        assert closed.wait(PATIENCE_S)
+        with pytest.raises(ClosedError):
+            _ = world.engines[0].raw
+
+
+def test_plans_are_loaded_for_as_long_as_they_live() -> None:
+    with World([(0,)], "none") as world, world.open_group() as team:
+        source, target = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
+
+        def body(_: int) -> None:
+            for length in range(1, 100):
+                plan = deliver(0, ((0,),), [length], [length], team[0].staging_bytes)
+                handles = [
+                    team[0].submit(plan, address(source), address(target), DType.U8, Op.SUM, timeout_s=PATIENCE_S)
+                    for _ in range(2)
+                ]
+                assert len(team[0]._plans) <= 2
+                del plan
+                for handle in handles:
+                    handle.wait()
+
+        futures = [world.threads.submit(body, 0) for _ in range(2)]
+        for future in futures:
+            future.result(PATIENCE_S)
+        assert (target[:99] == source[:99]).all()
+        assert not team[0]._plans
