@@ -18,6 +18,8 @@ from .profile import profiled
 from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, reduction_kind, space
 from .work import CommWork
 
+ONLY_SUMS = "bounded loss needs sums or averages of dense floating-point tensors on the CPU"
+
 
 class Collectives:
     """The collectives of one group, on this rank.
@@ -42,6 +44,8 @@ class Collectives:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
+        if terms is not None and terms.bound is not None and not can_lose(kind):
+            raise ConfigError(f"rank {self._rank}: {opts.reduceOp} of {tensors[0].dtype}: {ONLY_SUMS}")
         terms = terms or self._terms
         bound = _bound_of(terms, kind)
         launches = self._launcher.collective("all_reduce", kind, count, memory, memory, bound=bound)
@@ -66,7 +70,7 @@ class Collectives:
         if kind is None or kind.wide or kind.is_scaled or not can_lose(kind) or not flat:
             raise ConfigError(
                 f"rank {self._rank}: {opts.reduceOp} of {source.dtype} {tuple(source.shape)} into {target.dtype} "
-                f"{tuple(target.shape)}: bounded loss needs sums or averages of dense floating-point tensors on the CPU"
+                f"{tuple(target.shape)}: {ONLY_SUMS}"
             )
         priority, bound = terms or self._terms
         launches = self._launcher.collective("all_reduce", kind, source.numel(), source, target, bound=bound)

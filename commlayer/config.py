@@ -176,7 +176,7 @@ class Policy:
         check_bound(self.loss_bound, f"Policy(loss_bound={self.loss_bound!r})")
         if not (isinstance(self.protect_quantile, int | float) and 0 <= self.protect_quantile < 1):
             raise ConfigError(f"Policy(protect_quantile={self.protect_quantile!r}): use 0 to less than 1")
-        if self.deadline_s is not None and not self.deadline_s > 0:
+        if self.deadline_s is not None and not (isinstance(self.deadline_s, int | float) and self.deadline_s > 0):
             raise ConfigError(f"Policy(deadline_s={self.deadline_s!r}): use a number of seconds, infinity, or None")
         if self.loss_bound and self.deterministic:
             raise ConfigError(

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import AllreduceOptions
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .config import Policy
@@ -72,7 +73,7 @@ class Replicas:
         """The same of each parameter."""
         self.averaged = 0
         """How often the parameters were set equal."""
-        self._model = getattr(model, "module", model)
+        self._model = model.module if isinstance(model, DistributedDataParallel) else model
         self._optimizer = optimizer
         self._every_steps, self._limit, self._check_steps = every_steps, limit, check_steps
         self._group = group_of(Policy(), process_group, "commlayer.Replicas")

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .config import check_bound
 from .errors import ConfigError
@@ -91,7 +92,8 @@ class ByLayer(Tolerance):
                 check_bound(each, f"ByLayer: {each!r} for {pattern!r}")
         self._of: dict[Tensor, float | Tolerance] = {}
         unmatched = set(bounds)
-        for name, parameter in getattr(model, "module", model).named_parameters():
+        plain = model.module if isinstance(model, DistributedDataParallel) else model
+        for name, parameter in plain.named_parameters():
             matching = [pattern for pattern in classes if fnmatch.fnmatchcase(name, pattern)]
             unmatched -= set(matching)
             self._of[parameter] = classes[matching[0]]

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from .dynamo import untraced
-from .errors import CommError
+from .errors import CommError, ConfigError
 from .transport.base import Handle, ReceiveHandle
 
 
@@ -171,8 +171,8 @@ class JoinedHandle:
         return None
 
     def missing(self) -> list[tuple[int, int]]:
-        """What is missing of several inputs has no common offsets: such operations are not for those who ask."""
-        raise NotImplementedError("ask each operation for what it misses")
+        """Raises ConfigError: offsets in several inputs would not tell which."""
+        raise ConfigError("several operations in one work have no common input: ask the work of each what it misses")
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """Calls back once, when the last operation ends."""

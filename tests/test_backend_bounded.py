@@ -88,6 +88,11 @@ def _refusals(rank: int, size: int) -> None:
                 commlayer.ConfigError, match=rf"rank {rank}: .*needs sums or averages of dense floating"
             ):
                 group.allreduce_from(source, target, options(op))
+        policy = commlayer.Policy(loss_bound=0.1, treatment="rescale")
+        with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: .*int32: bounded loss needs sums"):
+            group.allreduce([integers], options(), policy=policy)
+        with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: .*float32: bounded loss needs sums"):
+            group.allreduce([torch.zeros(8)], options(dist.ReduceOp.MAX), policy=policy)
 
 
 def test_what_cannot_lose_a_part_is_refused() -> None:

@@ -110,7 +110,17 @@ def test_no_matching_interface_is_an_error_that_lists_what_exists(ifname: tuple[
         Config(ifname=ifname).choose_interfaces(EXISTING)
 
 
-@pytest.mark.parametrize("bad", [{"priority": 8}, {"priority": -1}, {"priority": "high"}, {"algorithm": "tree"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"priority": 8},
+        {"priority": -1},
+        {"priority": "high"},
+        {"priority_spread": 8},
+        {"priority_spread": 0.5},
+        {"algorithm": "tree"},
+    ],
+)
 def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
     ((field, value),) = bad.items()
     with pytest.raises(ConfigError, match=rf"Policy\({field}={value!r}\): use"):
@@ -126,7 +136,9 @@ def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
         {"treatment": "forget"},
         {"consistency": "eventual"},
         {"protect_quantile": 1.0},
+        {"protect_quantile": -0.1},
         {"deadline_s": 0.0},
+        {"deadline_s": "soon"},
     ],
 )
 def test_a_bad_bound_is_refused(bad: dict[str, Any]) -> None:

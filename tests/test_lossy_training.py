@@ -16,7 +16,8 @@ from commlayer.emulate.network import Network
 from commlayer.emulate.scenario import Scenario
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 240
+TIMEOUT_S = 450
+pytestmark = pytest.mark.timeout(480)  # a busy machine takes minutes to start four ranks
 
 
 @pytest.fixture(scope="module", params=[(0, 1), (0, 1, 2), (0, 0, 1, 1)], ids=str)

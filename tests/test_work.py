@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from commlayer.errors import OperationTimeoutError, PeerLostError
+from commlayer.errors import ConfigError, OperationTimeoutError, PeerLostError
 from commlayer.work import CommWork, JoinedHandle
 from tests.fake_transport import FakeHandle
 
@@ -178,3 +178,11 @@ def test_joined_operations_fail_with_the_first_failure() -> None:
     with pytest.raises(PeerLostError, match="rank 1 is lost"):
         joined.wait()
     assert heard == [LOST]
+
+
+def test_joined_operations_have_no_common_input_to_miss_something_of() -> None:
+    handles = [FakeHandle(), FakeHandle()]
+    for handle in handles:
+        handle.end(None)
+    with pytest.raises(ConfigError, match="ask the work of each"):
+        CommWork(JoinedHandle(list(handles)), []).missing()

@@ -1,0 +1,101 @@
+"""What a policy means for the plans and operations of a group."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import ReduceOp
+
+from commlayer import Policy
+from commlayer.bound import BUDGET_PACKETS, Bound, can_lose
+from commlayer.plans.select import plan_for
+from commlayer.plans.settings import Settings
+from commlayer.tensors import REDUCTIONS
+from commlayer.transport.base import ADAPTIVE_DEADLINE_US, Treatment
+
+FLAT = ((0,), (1,), (2,))
+PACKET_BYTES = 1000
+RELIABLE = Settings(segment_bytes=4096, staging_bytes=1 << 20)
+
+
+def bound(hosts: Any = FLAT, **policy: Any) -> Bound | None:
+    return Bound.of(Policy(**policy), hosts, PACKET_BYTES, RELIABLE)
+
+
+def lossy(**policy: Any) -> Bound:
+    made = bound(**policy)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("hosts", "policy", "loses"),
+    [
+        (FLAT, {"loss_bound": 0.0}, False),
+        (FLAT, {"loss_bound": 0.01}, True),
+        (((0, 1, 2),), {"loss_bound": 0.5}, False),
+        (((0,),), {"loss_bound": 0.5}, False),
+        (((0, 1), (2, 3)), {"loss_bound": 0.5, "treatment": "rescale"}, True),
+        (((0, 1), (2,)), {"loss_bound": 0.5, "treatment": "rescale"}, False),
+        (((0, 1), (2,)), {"loss_bound": 0.5, "treatment": "feedback"}, True),
+        (((0, 1), (2,)), {"loss_bound": 0.5, "treatment": "zero"}, True),
+    ],
+)
+def test_who_loses(hosts: Any, policy: dict[str, Any], loses: bool) -> None:
+    assert (bound(hosts, **policy) is not None) == loses
+
+
+@pytest.mark.parametrize(("share", "ppm"), [(0.5, 500_000), (0.01, 10_000), (0.000_001, 1), (0.123_456_7, 123_457)])
+def test_bounds_are_in_ppm(share: float, ppm: int) -> None:
+    assert lossy(loss_bound=share).qos.loss_ppm == ppm
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "deadline_us"),
+    [(None, ADAPTIVE_DEADLINE_US), (math.inf, 0), (0.25, 250_000), (1e-9, 1)],
+)
+def test_deadlines(deadline_s: float | None, deadline_us: int) -> None:
+    assert lossy(loss_bound=0.1, deadline_s=deadline_s).qos.deadline_us == deadline_us
+
+
+@pytest.mark.parametrize("treatment", ["feedback", "rescale", "zero"])
+def test_treatments(treatment: str) -> None:
+    made = lossy(loss_bound=0.1, treatment=treatment)
+    assert made.qos.treatment == Treatment[treatment.upper()]
+    assert made.makes_up_at_once == (treatment != "feedback")
+
+
+def test_messages_are_as_long_as_their_bound_needs() -> None:
+    for share, packets in ((0.01, 400), (0.03, 134), (0.5, 8)):
+        made = lossy(loss_bound=share, consistency="relaxed")
+        assert made.settings.bounded_message_bytes == packets * PACKET_BYTES
+        assert share * packets >= BUDGET_PACKETS
+        assert made.settings.bounded
+        assert made.settings.relaxed
+        assert made.settings.segment_bytes == RELIABLE.segment_bytes
+
+
+def test_what_ranks_must_agree_on_is_part_of_a_plans_signature() -> None:
+    policies: list[dict[str, Any]] = [
+        {"loss_bound": 0.1},
+        {"loss_bound": 0.05},
+        {"loss_bound": 0.1, "consistency": "relaxed"},
+    ]
+    made = [lossy(**policy) for policy in policies]
+    how: dict[str, Any] = {"rank": 0, "hosts": FLAT, "numel": 1 << 20, "itemsize": 4}
+    signatures = {plan_for("all_reduce", settings=each.settings, **how).signature for each in made}
+    assert len(signatures | {plan_for("all_reduce", settings=RELIABLE, **how).signature}) == 4
+    assert len({each.plan_key for each in made}) == 3
+
+
+def test_only_sums_of_floating_point_numbers_can_lose() -> None:
+    able = {key for key, kind in REDUCTIONS.items() if can_lose(kind)}
+    floats = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    for (dtype, op), kind in REDUCTIONS.items():
+        if dtype in floats:
+            sums = op in (ReduceOp.SUM.value, ReduceOp.AVG.value, ReduceOp.PREMUL_SUM.value)
+            assert can_lose(kind) == sums, (dtype, op)
+    assert not any(not dtype.is_floating_point and not dtype.is_complex for dtype, _ in able)
