@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import faulthandler
+import functools
 import json
 import math
 import os
@@ -235,7 +236,7 @@ def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str)
         written.unlink(missing_ok=True)
         with terminable(), Network(scenario) as network, Stress(network) as stress:
             command = [sys.executable, "-m", "bench.training", str(request.resolve()), str(written.resolve())]
-            run(network, command, trouble=lambda stress=stress: stress.error)
+            run(network, command, trouble=functools.partial(getattr, stress, "error"))
         logs += [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
     return logs
 

@@ -67,7 +67,8 @@ def test_differences_are_paired_by_seed() -> None:
 
 def test_the_interval_is_students() -> None:
     deviation, degrees = pooled_deviation([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]])
-    assert (deviation, degrees) == (pytest.approx(0.5**0.5), 4)
+    assert deviation == pytest.approx(0.5**0.5)
+    assert degrees == 4
     # both conditions deviate by 0.001, with 2 + 2 degrees of freedom
     assert compare(content(0.0))[1].half_width == pytest.approx(2.776 * 0.001 / 3**0.5)
 
