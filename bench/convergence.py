@@ -176,10 +176,10 @@ def _losses(values: Any) -> str:
 def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: float) -> list[str]:
     lines = []
     lines.append(
-        f"Seed to seed, exact training's final loss has a standard deviation of {spread:.4f}. Differences are paired by "
-        f"seed; the interval is Student's, of the mean difference, with the deviation pooled over the treatments of a "
-        f"bound. There is no correction for {len(comparisons)} comparisons at once: one in twenty would be called "
-        f"distinguishable by chance."
+        f"Seed to seed, exact training's final loss has a standard deviation of {spread:.4f}. Differences are paired "
+        f"by seed; the interval is Student's, of the mean difference, with the deviation pooled over the treatments of "
+        f"a bound: a difference smaller than it would not have been noticed. There is no correction for "
+        f"{len(comparisons)} comparisons at once: one in twenty would be called distinguishable by chance."
     )
     for each in comparisons:
         if (each.bound, each.treatment) == TARGET:

@@ -36,10 +36,11 @@ LOGS = ROOT / "out/time_to_loss"
 
 TARGETS = {"loss1_100": 1.5, "burst1_incast100": 1.84}
 """How many times sooner than the best gloo the target loss is to be reached, by scenario."""
-TARGET_LOSS = 2.58
+TARGET_LOSS = 2.62
+"""Reached after about two thirds of the steps, where the loss still falls faster than it differs from run to run."""
 SEEDS = (1, 2, 3)
 MODEL: dict[str, Any] = {"width": 128, "layers": 5, "batch": 2}
-TRAINING: dict[str, Any] = {**MODEL, "steps": 90, "validate_every": 3}
+TRAINING: dict[str, Any] = {**MODEL, "steps": 80, "validate_every": 3, "validation_batch": 32}
 BUCKETS_MB = (25.0, 2.0, 0.7)  # one bucket, three, seven
 SIFTING_STEPS, TUNING_STEPS = 7, 15
 FINALISTS = 4
