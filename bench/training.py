@@ -229,15 +229,16 @@ def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(ROOT)  # the ranks import what is here
     logs: list[Log] = []
-    failed_at = None
-    while len(logs) < len(jobs) and failed_at != len(logs):
-        failed_at = len(logs)  # if it is still there after the next attempt
+    failures = 0  # of the next job
+    while len(logs) < len(jobs) and failures < 2:
         request.write_text(json.dumps([dataclasses.asdict(job) for job in jobs[len(logs) :]]))
         written.unlink(missing_ok=True)
         with terminable(), Network(scenario) as network, Stress(network) as stress:
             command = [sys.executable, "-m", "bench.training", str(request.resolve()), str(written.resolve())]
             run(network, command, trouble=functools.partial(getattr, stress, "error"))
-        logs += [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+        more = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+        logs += more
+        failures = 1 if more else failures + 1
     return logs
 
 
