@@ -83,6 +83,12 @@ def limit_step_s(log: Log, scenario: Scenario) -> float:
     return float(log["forward_s"] + max(log["backward_s"], transfer_s) + log["update_s"])
 
 
+def limit_of(content: dict[str, Any]) -> float:
+    """Of a scenario's results: median over all runs, as they all compute the same."""
+    network = Scenario.from_table(content["network"])
+    return statistics.median(limit_step_s(log, network) for log in content["runs"])
+
+
 def taken(scenario: Scenario, host: int) -> float:
     """Share of a host's link that traffic of others takes."""
     rate_bps = scenario.link(host).rate_bps
@@ -175,13 +181,11 @@ def table(content: dict[str, Any]) -> str:
 
 
 def _scenario(content: dict[str, Any], found: dict[str, System], ratio: float) -> list[str]:
-    network, target = Scenario.from_table(content["network"]), content["target_loss"]
-    gloo = found[BEST_GLOO]
+    target, gloo, limit_s = content["target_loss"], found[BEST_GLOO], limit_of(content)
     columns = ["system", "configuration", "step (ms)", "share of the limit", "not counted", "time to loss (s)", "ratio"]
     columns += ["final loss", "difference", "target", "reached"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, system in found.items():
-        limit_s = statistics.median(limit_step_s(log, network) for log in system.logs)
         times = system.times(target)
         cells = [
             name,
@@ -213,7 +217,7 @@ def _spread(values: Sequence[float], form: str) -> str:
 
 def _sentences(content: dict[str, Any], found: dict[str, System]) -> list[str]:
     network, gloo, about = Scenario.from_table(content["network"]), found[BEST_GLOO], content["machine"]
-    limit_s = statistics.median(limit_step_s(log, network) for log in gloo.logs)
+    limit_s = limit_of(content)
     noise = statistics.stdev(gloo.final) if len(gloo.final) > 1 else 0.0
     first = gloo.logs[0]
     sifted = ", ".join(
