@@ -103,8 +103,8 @@ def final_losses(logs: list[Log]) -> dict[tuple[float, str], dict[int, Log]]:
 def pooled_deviation(differences: list[list[float]]) -> tuple[float, int]:
     """Standard deviation of the differences about the mean of their condition, and its degrees of freedom.
 
-    Pooled over conditions, as three seeds alone say little of it: with them the interval is narrower than each
-    condition's own would be, hence finds more.
+    Pooled over the treatments of one bound, as three seeds alone say little of it; not over the bounds, as runs that
+    lose more differ more. The interval is narrower than each condition's own would be, hence finds more.
     """
     degrees = sum(len(each) - 1 for each in differences)
     squares = sum(sum((value - statistics.fmean(each)) ** 2 for value in each) for each in differences)
@@ -124,10 +124,12 @@ def compare(content: dict[str, Any]) -> list[Comparison]:
         condition: [value - exact[seed] for seed, value in zip(exact, values, strict=True)]
         for condition, values in losses.items()
     }
-    if len(exact) < 2 or not differences:
+    if len(exact) < 2:
         return []
-    deviation, degrees = pooled_deviation(list(differences.values()))
-    half_width = t95(degrees) * deviation / len(exact) ** 0.5
+    half_widths = {}
+    for bound in {bound for bound, _ in differences}:
+        deviation, degrees = pooled_deviation([each for (at, _), each in differences.items() if at == bound])
+        half_widths[bound] = t95(degrees) * deviation / len(exact) ** 0.5
     return [
         Comparison(
             bound,
@@ -135,7 +137,7 @@ def compare(content: dict[str, Any]) -> list[Comparison]:
             tuple(losses[bound, treatment]),
             tuple(differences[bound, treatment]),
             statistics.fmean(by_condition[bound, treatment][seed]["uncounted_share"] for seed in exact),
-            half_width,
+            half_widths[bound],
         )
         for bound, treatment in losses
     ]
@@ -172,11 +174,11 @@ def _losses(values: Any) -> str:
 
 
 def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: float) -> list[str]:
-    half_width = comparisons[0].half_width
     lines = []
     lines.append(
-        f"Seed to seed, exact training's final loss has a standard deviation of {spread:.4f}. Paired by seed, a mean "
-        f"difference is known to ±{half_width:.4f} (95 %, deviation pooled over the conditions). No correction for "
+        f"Seed to seed, exact training's final loss has a standard deviation of {spread:.4f}. Differences are paired "
+        f"by seed; the interval is Student's, of the mean difference, with the deviation pooled over the treatments of "
+        f"a bound: a difference smaller than it would not have been noticed. There is no correction for "
         f"{len(comparisons)} comparisons at once: one in twenty would be called distinguishable by chance."
     )
     for each in comparisons:
@@ -184,7 +186,7 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
             reached = "**no**: it is" if each.distinguishable else "yes"
             lines.append(
                 f"Target: `feedback` at 3 % not distinguishable from exact: {reached} ({each.mean:+.4f} "
-                f"± {half_width:.4f}, with {each.uncounted_share:.2%} of the contributions not counted)."
+                f"± {each.half_width:.4f}, with {each.uncounted_share:.2%} of the contributions not counted)."
             )
     identical = all(log["replicas_identical"] for log in content["logs"])
     lines.append(f"Replicas were bit-identical in {'every run' if identical else '**not every** run'}.")

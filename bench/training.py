@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
+import functools
 import json
 import math
 import os
@@ -44,6 +46,8 @@ WARM_UP_STEPS = 3
 """DDP rebuilds its buckets after the first; not counted in the medians."""
 CALIBRATE_EVERY = 10
 STORE_TIMEOUT = timedelta(seconds=120)
+JOB_LIMIT_S = 300.0
+"""A rank whose job takes longer says where it is and ends, and with it the others."""
 
 Log = dict[str, Any]
 """What a job left: `job`, `step_s`, `validations` (step, seconds of training until then, loss) and overall figures."""
@@ -107,8 +111,8 @@ class Uncounted:
             setattr(group, name, self._noting(getattr(group, name), group.size()))
 
     def _noting(self, method: Callable[..., Any], size: int) -> Callable[..., Any]:
-        def noting(tensors: Any, *arguments: Any) -> Any:
-            work = method(tensors, *arguments)
+        def noting(tensors: Any, *arguments: Any, **named: Any) -> Any:
+            work = method(tensors, *arguments, **named)
             each = tensors if isinstance(tensors, Tensor) else tensors[0]
             self._works.append((work, each.nbytes * (size - 1) // size))  # its own shard is not sent
             return work
@@ -145,11 +149,9 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     torch.manual_seed(job.seed)
     model = DistributedDataParallel(Gpt(job.context, job.width, job.layers, job.heads), bucket_cap_mb=job.bucket_mb)
     state, hook = hook_of(job)
-    uncounted = None
+    uncounted = None if state is None else Uncounted(state.group())
     if hook is not None:
         model.register_comm_hook(state, hook)
-    if state is not None and state.group().loses:
-        uncounted = Uncounted(state.group())
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, job.steps))
     inputs, targets = draw_batch(held_out, job.context, job.validation_batch, 1_000_000 + rank)
@@ -218,26 +220,33 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
 
 
 def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str) -> list[Log]:
-    """Runs the jobs in the emulated network and returns their logs, fewer than jobs if one failed.
+    """Runs the jobs in the emulated network and returns their logs, fewer than jobs if one failed twice.
 
     Jobs and logs stay in `folder`. Raises EmulationError when the network cannot be made (it takes root).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    request, logs = folder / f"{name}.jobs.json", folder / f"{name}.logs.jsonl"
-    request.write_text(json.dumps([dataclasses.asdict(job) for job in jobs]))
-    logs.unlink(missing_ok=True)
+    request, written = folder / f"{name}.jobs.json", folder / f"{name}.logs.jsonl"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(ROOT)  # the ranks import what is here
-    with terminable(), Network(scenario) as network, Stress(network) as stress:
-        command = [sys.executable, "-m", "bench.training", str(request.resolve()), str(logs.resolve())]
-        run(network, command, trouble=lambda: stress.error)
-    return [json.loads(line) for line in logs.read_text().splitlines()] if logs.exists() else []
+    logs: list[Log] = []
+    failures = 0  # of the next job
+    while len(logs) < len(jobs) and failures < 2:
+        request.write_text(json.dumps([dataclasses.asdict(job) for job in jobs[len(logs) :]]))
+        written.unlink(missing_ok=True)
+        with terminable(), Network(scenario) as network, Stress(network) as stress:
+            command = [sys.executable, "-m", "bench.training", str(request.resolve()), str(written.resolve())]
+            run(network, command, trouble=functools.partial(getattr, stress, "error"))
+        more = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+        logs += more
+        failures = 1 if more else failures + 1
+    return logs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", type=Path, help="a JSON list of jobs, see Job")
     parser.add_argument("logs", type=Path, help="where rank 0 adds a line of JSON for each job")
+    parser.add_argument("--limit", type=float, default=JOB_LIMIT_S, help="seconds per job (default: %(default)s)")
     arguments = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)  # ranks share the cores
@@ -247,6 +256,7 @@ def main() -> None:
     default_tcp_cc = TCP_CC.read_text()
     for number, content in enumerate(json.loads(arguments.jobs.read_text())):
         job = Job(**content)
+        faulthandler.dump_traceback_later(arguments.limit, exit=True)
         # a socket takes its congestion control from its namespace when it is made, or from the listening one
         TCP_CC.write_text(job.tcp_cc or default_tcp_cc)
         prefixed = dist.PrefixStore(f"job {number}", store)

@@ -6,14 +6,11 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
@@ -32,18 +29,11 @@ class Drift(nn.Module):
         return torch.stack([(w * d).sum() for w, d in zip(self.weights, directions, strict=True)]).sum()
 
 
-def train(
-    policy: commlayer.Policy,
-    tolerance: commlayer.Tolerance | None = None,
-    wrap: Callable[..., Any] | None = None,
-) -> dict[str, object]:
-    """Some steps with what a policy loses, and a restart in the middle.
-
-    With `wrap`, gradients travel in 16 bits; they are small whole numbers, which these hold exactly.
-    """
+def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None) -> dict[str, object]:
+    """Some steps with what a policy loses, and a restart in the middle."""
     rank, size = dist.get_rank(), dist.get_world_size()
     drift = Drift()
-    model, state = wrapped(drift, commlayer.HookState(policy, tolerance=tolerance), wrap)
+    model, state = wrapped(drift, commlayer.HookState(policy, tolerance=tolerance))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     weights = list(drift.weights)
     exact = [torch.zeros_like(weight) for weight in weights]
@@ -54,10 +44,8 @@ def train(
             torch.save(state.state_dict(), file)
             state = commlayer.HookState(tolerance=tolerance)
             state.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
-            model, state = wrapped(drift, state, wrap)
+            model, state = wrapped(drift, state)
         directions = [torch.randn(weight.shape, generator=generator) for weight in weights]
-        if wrap:
-            directions = [(2 * each).round() for each in directions]
         optimizer.zero_grad()
         model(directions).backward()
         optimizer.step()
@@ -74,13 +62,9 @@ def train(
     return {"digest": digest.hexdigest(), "error": error, "left": left}
 
 
-def wrapped(
-    drift: Drift, state: commlayer.HookState, wrap: Callable[..., Any] | None = None
-) -> tuple[DistributedDataParallel, commlayer.HookState]:
+def wrapped(drift: Drift, state: commlayer.HookState) -> tuple[DistributedDataParallel, commlayer.HookState]:
     model = DistributedDataParallel(drift, bucket_cap_mb=1)
-    hook = wrap(commlayer.allreduce_hook) if wrap else commlayer.allreduce_hook
-    # DDP refuses a bf16 hook of torch's on the CPU, by its name
-    model.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
+    model.register_comm_hook(state, commlayer.allreduce_hook)
     return model, state
 
 
@@ -109,11 +93,6 @@ def main() -> None:
         "schedule": train(commlayer.Policy(), commlayer.BySteps({0: 0.0, 1: 0.05, 4: 0.2})),
         "relaxed": relax(),
         "protected": train(commlayer.Policy(loss_bound=0.2, protect_quantile=0.3, priority=2)),
-        "fp16": train(commlayer.Policy(loss_bound=0.1), wrap=fp16_compress_wrapper),
-        "bf16": train(commlayer.Policy(loss_bound=0.1), wrap=bf16_compress_wrapper),
-        "relaxed fp16": train(
-            commlayer.Policy(loss_bound=0.1, treatment="zero", consistency="relaxed"), wrap=fp16_compress_wrapper
-        ),
     }
     options = commlayer.Options(commlayer.Policy(loss_bound=0.05, treatment="rescale"))
     group = dist.new_group(backend="commlayer", pg_options=options)

@@ -57,22 +57,6 @@ def test_replicas_that_drift_are_set_equal_again(found: list[Any]) -> None:
 
 
 @pytest.mark.needs_root
-@pytest.mark.parametrize("wrapper", ["fp16", "bf16"])
-def test_so_it_is_in_16_bits(found: list[Any], wrapper: str) -> None:
-    results = [each[wrapper] for each in found]
-    assert len({each["digest"] for each in results}) == 1
-    assert max(each["error"] for each in results) < 0.5  # rounding of averages; what is forgotten is at least 1
-    assert sum(each["left"] for each in results) > 0
-
-
-@pytest.mark.needs_root
-def test_the_papers_rule_forgets_in_16_bits(found: list[Any]) -> None:
-    results = [each["relaxed fp16"] for each in found]
-    assert max(each["error"] for each in results) >= 1
-    assert all(each["left"] == 0 for each in results)
-
-
-@pytest.mark.needs_root
 def test_rescaling_makes_up_at_once(found: list[Any]) -> None:
     results = [each["rescale"] for each in found]
     assert len({each["digest"] for each in results}) == 1

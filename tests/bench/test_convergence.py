@@ -67,12 +67,23 @@ def test_differences_are_paired_by_seed() -> None:
 
 def test_the_interval_is_students() -> None:
     deviation, degrees = pooled_deviation([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]])
-    assert (deviation, degrees) == (pytest.approx(0.5**0.5), 4)
-    # both conditions deviate by 0.001, with 2 + 2 degrees of freedom
-    assert compare(content(0.0))[1].half_width == pytest.approx(2.776 * 0.001 / 3**0.5)
+    assert deviation == pytest.approx(0.5**0.5)
+    assert degrees == 4
+    # deviates by 0.001, with 2 degrees of freedom
+    assert compare(content(0.0))[1].half_width == pytest.approx(4.303 * 0.001 / 3**0.5)
 
 
-@pytest.mark.parametrize(("shift", "distinguishable"), [(0.0015, False), (0.0017, True), (-0.0017, True)])
+def test_treatments_of_a_bound_are_pooled_and_bounds_are_not() -> None:
+    more = content(0.0)
+    more["logs"] += [log("zero", seed, base, 0.03) for seed, base in ((1, 2.0), (2, 2.5), (3, 3.0))]
+    more["logs"] += [log("zero", seed, base + seed, 0.1) for seed, base in ((1, 2.0), (2, 2.5), (3, 3.0))]
+    again, feedback, zero, wild = compare(more)
+    assert feedback.half_width == zero.half_width == pytest.approx(2.776 * 0.001 / 2**0.5 / 3**0.5)
+    assert again.half_width == pytest.approx(4.303 * 0.001 / 3**0.5)
+    assert wild.half_width == pytest.approx(4.303 / 3**0.5)
+
+
+@pytest.mark.parametrize(("shift", "distinguishable"), [(0.0024, False), (0.0026, True), (-0.0026, True)])
 def test_what_exceeds_the_interval_is_distinguishable(shift: float, distinguishable: bool) -> None:
     assert compare(content(shift))[1].distinguishable is distinguishable
     line = next(line for line in table(content(shift)).splitlines() if "| feedback |" in line)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from bench import training
 from bench.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, Uncounted, hold_out, hook_of, learning_rate_share
+from commlayer.emulate.scenario import Scenario
 
 
 def test_what_is_held_out_is_not_trained_on() -> None:
@@ -63,3 +72,26 @@ def test_every_form_has_its_hook(backend: str, bits: str) -> None:
         assert state.policy.loss_bound == 0.1
     if hook is not None:
         assert not hook.__name__.startswith("bf16")  # DDP would refuse it
+
+
+@pytest.mark.parametrize(("attempts", "finished"), [([1, 2], 3), ([3], 3), ([1, 0], 1), ([0, 0], 0), ([0, 1, 1, 1], 3)])
+def test_what_failed_once_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[int], finished: int
+) -> None:
+    """Each attempt ends as many jobs as the list says, then a rank fails."""
+    left = list(attempts)
+
+    def run(_network: Any, command: list[str], trouble: Callable[[], str | None]) -> int:
+        assert trouble() is None
+        todo = json.loads(Path(command[-2]).read_text())
+        count = left.pop(0)
+        Path(command[-1]).write_text("".join(json.dumps({"job": job}) + "\n" for job in todo[:count]))
+        return 1
+
+    monkeypatch.setattr(training, "run", run)
+    monkeypatch.setattr(training, "Network", nullcontext)
+    monkeypatch.setattr(training, "Stress", lambda _network: nullcontext(SimpleNamespace(error=None)))
+    monkeypatch.chdir(training.ROOT)
+    logs = training.measure(Scenario(), [Job(name) for name in "abc"], tmp_path, name="x")
+    assert [log["job"]["system"] for log in logs] == list("abc")[:finished]
+    assert not left

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +48,12 @@ def test_many_segments_become_longer_ones_until_messages_get_too_long() -> None:
     assert len(segments(Range(0, 1 << 30), 4, 128 << 10, MESSAGE_LIMIT_BYTES)) == SEGMENT_LIMIT
     ranges = segments(Range(0, 1 << 40), 4, 128 << 10, MESSAGE_LIMIT_BYTES)
     assert {r.length for r in ranges} == {MESSAGE_LIMIT_BYTES}
+
+
+@pytest.mark.parametrize("length", [64, 1000, 4096, 65_000 * 8, 100_000 * 8])
+def test_no_segment_is_shorter_than_the_least_unless_all_is(length: int) -> None:
+    least = 256 << 10
+    pieces = segments(Range(0, length), 8, 4096, 1 << 20, least_bytes=least)
+    assert min(piece.length for piece in pieces) >= min(length, least) - 64
+    assert sum(piece.length for piece in pieces) == length
+    assert len(pieces) == max(length // least, 1)
