@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_share_of_all_nics(share: float, good: bool) -> None:
     assert reached(stress.link_share("nics-4x50", 0.95), runs) is good
 
 
-def dying(times_ms: list[float], died_s: float) -> Runs:
+def dying(times_ms: Sequence[float], died_s: float) -> Runs:
     began_s = [sum(times_ms[:index]) / 1e3 for index in range(len(times_ms))]
     result = {
         "backend": "commlayer",
