@@ -118,7 +118,9 @@ def _with_feedback(state: HookState, bucket: dist.GradBucket, options: Allreduce
     protect = None
     if state.policy.protect_quantile:
         protect = largest_blocks(source, state.policy.protect_quantile, group.packet_bytes)
-    target = gradients if gradients.is_cpu else torch.empty_like(source)
+    target = gradients
+    if not gradients.is_cpu:  # where a result is lost, what was there before stays
+        target = source.clone() if state.policy.consistency == "relaxed" else torch.empty_like(source)
     work = group.allreduce_from(source, target, options, protect)
 
     def settle(done: Future[list[torch.Tensor]]) -> torch.Tensor:
