@@ -44,7 +44,7 @@ CLAIMS_BEGIN, CLAIMS_END = "<!-- claims:begin -->", "<!-- claims:end -->"
 FIGURES_BEGIN, FIGURES_END = "<!-- figures:begin -->", "<!-- figures:end -->"
 
 TCP_CC = ("cubic", "bbr")
-CHUNKS = (1, 4, 16)
+CHUNKS = (1, 4)
 WIRES = ("float32", "16 bit")
 """What is compared with what: gradients as they are, and cast. gloo casts to the better of float16 and bfloat16."""
 OUR_CAST = "float16"
@@ -118,16 +118,14 @@ DYING = "gradients --sizes 1M"
 NICS_GLOO = tuple(f"gloo/{tcp_cc}:chunks=8" for tcp_cc in TCP_CC)
 CASES = {
     "clean": Case(
-        "8 MiB, no stress", "clean200", ours("", *bounded(0.01)), GRADIENTS, rounds=3, iters=8, tunes_gloo=True
+        "8 MiB, no stress", "clean200", ours("", *bounded(0.01)), GRADIENTS, rounds=3, iters=5, tunes_gloo=True
     ),
-    "loss1": Case(
-        "8 MiB, 1 % loss", "loss1", ours("", *bounded(0.01), papers(0.01)), GRADIENTS, 3, 12, tunes_gloo=True
-    ),
+    "loss1": Case("8 MiB, 1 % loss", "loss1", ours("", *bounded(0.01), papers(0.01)), GRADIENTS, 3, 9, tunes_gloo=True),
     "burst1": Case(
-        "8 MiB, 1 % loss in bursts of 8", "burst1", ours("", *bounded(0.01)), GRADIENTS, 3, 6, tunes_gloo=True
+        "8 MiB, 1 % loss in bursts of 8", "burst1", ours("", *bounded(0.01)), GRADIENTS, 3, 5, tunes_gloo=True
     ),
     "uneven3": Case(
-        "8 MiB, 3 % loss at one host", "uneven3", ours("", *bounded(0.03)), GRADIENTS, 3, 6, tunes_gloo=True
+        "8 MiB, 3 % loss at one host", "uneven3", ours("", *bounded(0.03)), GRADIENTS, 3, 5, tunes_gloo=True
     ),
     "incast": Case(
         "8 MiB, 4-to-1 incast and cross traffic of 50 %",
@@ -135,7 +133,7 @@ CASES = {
         ours("", *bounded(0.01)),
         GRADIENTS,
         rounds=3,
-        iters=4,
+        iters=3,
         tunes_gloo=True,
     ),
     "priority": Case(
@@ -144,7 +142,7 @@ CASES = {
         tuple(name + beside for name in (URGENT, "gloo/cubic", "gloo/bbr") for beside in ("", BESIDE)),
         "all_reduce --sizes 64K",
         rounds=3,
-        iters=40,
+        iters=20,
     ),
     "priority-marked": Case(
         "64 KiB beside 64 MiB, packets marked for the switch",
@@ -152,7 +150,7 @@ CASES = {
         (URGENT, URGENT + BESIDE),
         "all_reduce --sizes 64K",
         rounds=3,
-        iters=40,
+        iters=20,
         environ=(("COMMLAYER_MARK", "1"),),
     ),
     "nics-100-100": Case("8 MiB, 2 NICs", "two_nics_100_100", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
@@ -188,7 +186,7 @@ def run_case(name: str, *, quick: bool) -> dict[str, Any]:
     tuning: dict[str, Any] | None = None
     backends = list(case.backends)
     if case.tunes_gloo:
-        tuning = measure(f"{name}, gloo tuned", case.command(GLOO_TUNED, 1, 1 if quick else 3), ROOT, environ)
+        tuning = measure(f"{name}, gloo tuned", case.command(GLOO_TUNED, 1, 1 if quick else 2), ROOT, environ)
         backends += tuned(tuning["results"])
     run = measure(name, case.command(backends, rounds, iters), ROOT, environ)
     if tuning is not None:

@@ -31,11 +31,17 @@ def bench(
     collective: Annotated[
         str,
         typer.Argument(
-            help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv or "
-            "barrier"
+            help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv, "
+            "barrier or gradients (an all-reduce as a DDP hook does it)"
         ),
     ] = "all_reduce",
-    backends: Annotated[str, typer.Option(help="Comma-separated; the first is the baseline")] = "gloo,commlayer",
+    backends: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated; the first is the baseline. With settings: gloo/bbr:cast=float16:chunks=4, "
+            "commlayer:loss_bound=0.01:treatment=rescale, commlayer:priority=0:beside=64M"
+        ),
+    ] = "gloo,commlayer",
     ranks: Annotated[int | None, typer.Option(help="Processes to start (default 2, or one per host)")] = None,
     min_size: Annotated[str, typer.Option("--min", "-b", help="Smallest size of the whole array")] = "4K",
     max_size: Annotated[str, typer.Option("--max", "-e", help="Largest size of the whole array")] = "64M",

@@ -93,7 +93,7 @@ def test_what_was_lost_is_there_one_step_later_or_it_is_wrong() -> None:
 
 
 def test_a_world_too_large_for_the_wire_is_refused() -> None:
-    with pytest.raises(ValueError, match="9 ranks: torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"9 ranks: torch\.bfloat16"):
         Gradients(4096, torch.float32, "sum", 0, 9, BackendSpec.parse("gloo:cast=bfloat16"))
 
 

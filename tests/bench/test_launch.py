@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+needs_root = pytest.mark.needs_root
 SHORT = ["--rounds", "2", "--iters", "6", "--warmup", "2"]
 
 
@@ -72,3 +75,61 @@ def test_under_torchrun_the_ranks_that_are_there_are_used() -> None:
     assert done.returncode == 0, done.stderr
     assert len(rows(done.stdout)) == 1
     assert "2 ranks" in done.stdout
+
+
+LOSSY = """
+hosts = 2
+[[nic]]
+rate_bps = 200e6
+loss = 0.02
+"""
+
+
+@needs_root
+def test_what_the_network_loses_is_found_in_the_results(tmp_path: Path) -> None:
+    scenario, out = tmp_path / "lossy.toml", tmp_path / "out.json"
+    scenario.write_text(LOSSY)
+    bound = "commlayer:loss_bound=0.05"
+    variants = ["commlayer", bound, *(f"{bound}:treatment={how}" for how in ("rescale", "zero:consistency=relaxed"))]
+    done = bench(
+        *("gradients", "--scenario", str(scenario), "--backends", ",".join(variants)),
+        *("--sizes", "4M", "--json", str(out), *SHORT),
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    for result in json.loads(out.read_text())["results"]:
+        assert result["wrong"] == 0
+        assert result["packets"]["packets_lost"] > 0
+        lossy = result["backend"] != "commlayer"
+        assert (result["packets"]["packets_given_up"] > 0) is lossy
+        assert (0 < result["not_counted"] < 0.05) is lossy
+
+
+DYING = """
+hosts = 2
+[[nic]]
+rate_bps = 200e6
+[[nic]]
+rate_bps = 200e6
+[[event]]
+at_s = 0.5
+action = "link_down"
+host = 1
+nic = 0
+"""
+
+
+@needs_root
+def test_the_timetable_begins_with_the_measurement(tmp_path: Path) -> None:
+    scenario, out = tmp_path / "dying.toml", tmp_path / "out.json"
+    scenario.write_text(DYING)
+    done = bench(
+        *("gradients", "--scenario", str(scenario), "--backends", "commlayer", "--sizes", "1M"),
+        *("--rounds", "1", "--iters", "60", "--json", str(out)),
+    )
+    assert done.returncode == 0, done.stderr
+    content = json.loads(out.read_text())
+    [event], [result] = content["events"], content["results"]
+    assert "link_down at host 1, NIC 0" in event["event"]
+    [began_s] = result["began_s"]
+    assert began_s[0] < event["at_s"] < began_s[-1] + 60
+    assert len(result["iterations_us"][0]) == 60
