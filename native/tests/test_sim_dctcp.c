@@ -110,19 +110,23 @@ static void test_flows_share_fairly(void)
     CHECK((double)last_ns < 1.03 * FLOWS * LENGTH * 8 / 10 / PAYLOAD);
 }
 
-/* A queue that drops and does not mark: losses are repaired without waiting for the timer. */
+/* A port that drops and does not mark (the hosts' own queues do, or they would grow without end): losses are repaired
+ * without waiting for the timer. */
 static void test_fast_retransmission(void)
 {
     static struct fixture fixture;
     enum { LENGTH = 20000000 };
-    set_up(&fixture, 200000, 0);
+    set_up(&fixture, 200000, 50);
+    fixture.fabric.port[8].queue.mark_bytes = 0;
     for (uint16_t i = 0; i < 2; i++)
         sim_dctcp_flow(&fixture.dctcp, i, 8, i, LENGTH, (void *)(uintptr_t)i);
     tear_down(&fixture);
     CHECK_EQ(fixture.done, 2);
     CHECK(fixture.dctcp.counts.again > 0);
-    CHECK_EQ(fixture.dctcp.counts.again, fixture.fabric.network.counts.lost[SIM_LOST_QUEUE]);
-    CHECK_EQ(fixture.dctcp.counts.timeouts, 0);
+    CHECK(fixture.dctcp.counts.again <= fixture.fabric.network.counts.lost[SIM_LOST_QUEUE] * 11 / 10);
+    CHECK(fixture.dctcp.counts.timeouts <= 2); /* of the very last segments */
+    uint64_t last_ns = fixture.done_ns[fixture.done_ns[0] < fixture.done_ns[1]];
+    CHECK((double)last_ns < 1.1 * 2 * LENGTH * 8 / 10 / PAYLOAD);
 }
 
 /* What is lost at the very end waits for the RTO, and no longer. */
