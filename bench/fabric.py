@@ -1,4 +1,4 @@
-"""DLCP beside DCTCP on a simulated leaf-spine fabric; writes bench/results/fabric.json and the tables of docs/fabric.md.
+"""DLCP beside DCTCP on a simulated leaf-spine fabric: bench/results/fabric.json and the tables of docs/fabric.md.
 
     make fabric                        everything: 144 hosts, several seeds
     python bench/fabric.py --quick     24 hosts, one seed, in seconds; nothing is written

@@ -165,7 +165,9 @@ static void test_times_of_routes(void)
     static const struct {
         uint16_t from, to;
         uint64_t ns;
-    } ROUTES[] = {{0, 1, 2 * 1000 + 2 * 100}, {0, 3, 2 * 1000 + 2 * 500 + 4 * 100}, {4, 0, 2 * 1000 + 2 * 100},
+    } ROUTES[] = {{0, 1, 2 * 1000 + 2 * 100},
+                  {0, 3, 2 * 1000 + 2 * 500 + 4 * 100},
+                  {4, 0, 2 * 1000 + 2 * 100},
                   {5, 0, 2 * 1000 + 2 * 500 + 4 * 100}}; /* 4 and 5 are not the job's */
     struct fixture fixture;
     for (size_t i = 0; i < sizeof ROUTES / sizeof *ROUTES; i++) {
