@@ -30,6 +30,9 @@ PAGE = ROOT / "docs/fabric.md"
 LOAD = 0.4
 """Background, as part of every link to a host of the job."""
 
+LIMIT_MS = 60
+"""Of virtual time: what takes longer is reported as not over. (The background goes on, and costs most of the work.)"""
+
 TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dctcp": ("DCTCP", {"transport": "dctcp"}),
     "bounded": ("DLCP, bound 10 %", {"loss_ppm": 100_000}),
@@ -53,7 +56,7 @@ class Case:
 
 DIRECT, RING = "2", "5"
 CASES = {
-    "direct": Case("all-to-owner, 12 MiB", DIRECT, {}, ("dctcp", "bounded", "reliable", "ecmp", "shipped", "linux")),
+    "direct": Case("all-to-owner, 12 MiB", DIRECT, {}, ("dctcp", "bounded", "reliable", "ecmp", "shipped")),
     "shallow": Case(
         "all-to-owner, 12 MiB, 256 KiB per port", DIRECT, {"port_kib": 256}, ("dctcp", "bounded", "reliable", "linux")
     ),
@@ -72,7 +75,7 @@ Cases = dict[str, dict[str, list[Result]]]
 def command(case: Case, transport: str, seed: int, quick: bool) -> list[str]:
     """The program's arguments for one run."""
     shapes = QUICK_SHAPES[case.shapes] if quick else case.shapes
-    options: dict[str, Any] = {"plans": PLANS, "shapes": shapes, "load": LOAD, "seed": seed, "limit_ms": 1000}
+    options: dict[str, Any] = {"plans": PLANS, "shapes": shapes, "load": LOAD, "seed": seed, "limit_ms": LIMIT_MS}
     options |= (QUICK if quick else {}) | case.options | TRANSPORTS[transport][1]
     return [str(PROGRAM), *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
 
