@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo 'make sim          10,000 seeds of the deterministic simulation (SEEDS=, FIRST=); SEED=n replays one, with a trace'
 	@echo 'make sim-short    1,000 seeds that nobody has seen before; make sim-asan: with ASan and UBSan'
 	@echo 'make sim-mutants  breaks the core in many ways and shows that the simulator finds each'
+	@echo 'make fabric       DLCP beside DCTCP on a simulated leaf-spine of 144 hosts: docs/fabric.md, measured again (minutes)'
 	@echo 'make native       build the native engine in place'
 	@echo 'make venv         the virtual environment alone, with the development tools'
 	@echo 'make clean        remove everything built, except $(VENV)'
@@ -215,6 +216,9 @@ sim-short: build/test/simulate build/plans.bin
 sim-asan: build/asan/simulate build/plans.bin
 	@$(CALM) build/asan/simulate --plans build/plans.bin --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),500,$(SEEDS)) \
 	    --jobs $(SIM_JOBS)
+
+fabric: build/test/fabric build/fabric.bin
+	@$(SIM_PYTHON) bench/fabric.py
 
 sim-mutants: build/plans.bin
 	@$(SIM_PYTHON) native/sim/mutants.py

@@ -7,7 +7,7 @@ enum { SEGMENT_BYTES = 1460 };
 /* So many of all flows have at most so many segments; in between it is a straight line. */
 static const struct {
     double segments, part;
-} SIZES[] = {{1, 0},     {6, 0.15},   {13, 0.2},    {19, 0.3},    {33, 0.4},    {53, 0.53},
+} SIZES[] = {{1, 0},     {6, 0.15},  {13, 0.2},   {19, 0.3},   {33, 0.4},    {53, 0.53},
              {133, 0.6}, {667, 0.7}, {1333, 0.8}, {3333, 0.9}, {6667, 0.97}, {20000, 1}};
 enum { POINTS = sizeof SIZES / sizeof *SIZES };
 
@@ -64,8 +64,7 @@ void sim_background_init(struct sim_background *background, struct sim_dctcp *dc
     dctcp->flow_done = end_flow;
     if (load <= 0 || fabric->others == 0)
         return;
-    background->interval_ns =
-        sim_background_mean_bytes() * 8e9 / (load * fabric->config.host_bps * fabric->hosts);
+    background->interval_ns = sim_background_mean_bytes() * 8e9 / (load * fabric->config.host_bps * fabric->hosts);
     sim_clock_schedule(background->clock, &background->event, start_ns);
 }
 

@@ -47,8 +47,7 @@ static void emit(struct sim_dctcp_connection *connection, const struct segment_h
     datagram->ecn = SIM_ECT;
     datagram->length = HEAD_BYTES - UDP_BYTES + payload;
     memcpy(datagram->bytes, head, sizeof *head);
-    sim_fabric_send(fabric, datagram,
-                    (uint64_t)connection->salt << 33 | (uint64_t)datagram->from << 16 | datagram->to);
+    sim_fabric_send(fabric, datagram, (uint64_t)connection->salt << 33 | (uint64_t)datagram->from << 16 | datagram->to);
 }
 
 /* ---- sender ---- */
@@ -197,7 +196,8 @@ static void observe_marks(struct sim_dctcp_connection *connection, uint32_t acke
     connection->round_acked += acked;
     connection->round_marked += echo ? acked : 0;
     if (connection->una >= connection->round_end) {
-        double part = connection->round_acked > 0 ? (double)connection->round_marked / (double)connection->round_acked : 0;
+        double part =
+            connection->round_acked > 0 ? (double)connection->round_marked / (double)connection->round_acked : 0;
         connection->alpha = (1 - G) * connection->alpha + G * part;
         connection->round_end = connection->next;
         connection->round_acked = connection->round_marked = 0;
@@ -366,7 +366,8 @@ static void write_segments(struct sim_dctcp_connection *connection, uint64_t len
         connection->capacity = capacity;
     }
     for (uint64_t i = 0; i < count; i++, length -= full)
-        *at(connection, connection->end++) = (struct sim_dctcp_segment){.length = length < full ? (uint32_t)length : full};
+        *at(connection, connection->end++) =
+            (struct sim_dctcp_segment){.length = length < full ? (uint32_t)length : full};
     push(connection);
 }
 

@@ -1,11 +1,11 @@
 /*
  * DCTCP: a TCP with the congestion control of Alizadeh et al., "Data Center TCP", SIGCOMM 2010 (RFC 8257): a reliable,
- * ordered stream, to compare with. As in Linux where it matters: initial window of 10 segments, slow start, alpha starts
- * at 1, g = 1/16, the window shrinks by alpha / 2 at most once per round trip; every segment is acknowledged, with the
- * latest block of a selective acknowledgement; loss is detected as by RACK with a reordering of three segments, so that
- * lost retransmissions are noticed, too; the window is halved once per window with losses; what else is lost waits for
- * the RTO (RFC 6298, with a minimum that is an argument), which doubles each time. Segments are numbered, and windows
- * are counted in them. Connections are open from the start and keep their window while idle.
+ * ordered stream, to compare with. As in Linux where it matters: initial window of 10 segments, slow start, alpha
+ * starts at 1, g = 1/16, the window shrinks by alpha / 2 at most once per round trip; every segment is acknowledged,
+ * with the latest block of a selective acknowledgement; loss is detected as by RACK with a reordering of three
+ * segments, so that lost retransmissions are noticed, too; the window is halved once per window with losses; what else
+ * is lost waits for the RTO (RFC 6298, with a minimum that is an argument), which doubles each time. Segments are
+ * numbered, and windows are counted in them. Connections are open from the start and keep their window while idle.
  */
 #ifndef CL_SIM_DCTCP_H
 #define CL_SIM_DCTCP_H
@@ -37,7 +37,7 @@ struct sim_dctcp_connection {
     struct sim_event rto;
     struct sim_dctcp *dctcp;
     uint16_t from, to;
-    uint32_t salt;   /* of its entropy: a port */
+    uint32_t salt; /* of its entropy: a port */
     /* segments [una, next) are in flight, [next, end) wait; a ring of `capacity` */
     struct sim_dctcp_segment *segments;
     uint64_t una, next, end, capacity;
@@ -52,8 +52,8 @@ struct sim_dctcp_connection {
     uint64_t srtt_ns, variation_ns, rto_at_ns;
     uint32_t timeouts; /* in a row */
     struct sim_dctcp_message *messages;
-    bool flow;     /* not of the job: it has no messages, and ends when all of it is acknowledged */
-    void *context; /* then */
+    bool flow;                         /* not of the job: it has no messages, and ends when all of it is acknowledged */
+    void *context;                     /* then */
     struct sim_dctcp_connection *made; /* the one opened before it */
 };
 

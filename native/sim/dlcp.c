@@ -69,7 +69,8 @@ static void run(struct sim_dlcp_host *host)
     if (timeout_us == UINT64_MAX)
         sim_clock_cancel(clock, &host->turn);
     else {
-        uint64_t next_us = timeout_us > now_us(host) ? timeout_us : now_us(host) + 1, at_ns = next_us * dlcp->config.tick_ns;
+        uint64_t next_us = timeout_us > now_us(host) ? timeout_us : now_us(host) + 1,
+                 at_ns = next_us * dlcp->config.tick_ns;
         if (host->turn.slot == 0 || host->turn.at_ns != at_ns)
             sim_clock_schedule(clock, &host->turn, at_ns);
     }

@@ -3,8 +3,8 @@
  * turn at once whenever a packet comes, a message is posted or a timer is due.
  *
  * Payload is not carried, only its length. Packets that a switch may drop first leave as not ECN-capable, the others as
- * ECN-capable, which is what the wire does. The n-th path of a peer differs from the others by its entropy, as with source
- * ports: ECMP may or may not give it another spine.
+ * ECN-capable, which is what the wire does. The n-th path of a peer differs from the others by its entropy, as with
+ * source ports: ECMP may or may not give it another spine.
  */
 #ifndef CL_SIM_DLCP_H
 #define CL_SIM_DLCP_H
@@ -37,7 +37,7 @@ struct sim_dlcp {
     struct sim_fabric *fabric;
     uint8_t protocol;
     struct sim_dlcp_host *hosts;
-    uint64_t sent; /* packets */
+    uint64_t sent;   /* packets */
     uint8_t *packet; /* what a host is given of a datagram: its head, and as many bytes after it as it says */
     struct cl_datagram *batch;
 };

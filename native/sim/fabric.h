@@ -1,7 +1,7 @@
 /*
- * Fabric: a leaf-spine network of hosts with one NIC each: every leaf has a link to each of its hosts and to each spine.
- * All queues are at outputs. A packet between leaves takes the spine that its entropy selects: ECMP where that is the same
- * for all packets of a connection, spraying where it is not.
+ * Fabric: a leaf-spine network of hosts with one NIC each: every leaf has a link to each of its hosts and to each
+ * spine. All queues are at outputs. A packet between leaves takes the spine that its entropy selects: ECMP where that
+ * is the same for all packets of a connection, spraying where it is not.
  */
 #ifndef CL_SIM_FABRIC_H
 #define CL_SIM_FABRIC_H
@@ -18,7 +18,7 @@ struct sim_fabric_config {
     uint64_t delay_ns;          /* of every link */
     uint64_t port_bytes;        /* most that one port of a switch may queue */
     uint64_t switch_bytes;      /* memory that the ports of one switch share; 0: each has its own */
-    uint64_t mark_us;           /* ECN: queue of a class, as time on its link, above which packets are marked; 0: never */
+    uint64_t mark_us; /* ECN: queue of a class, as time on its link, above which packets are marked; 0: never */
 };
 
 struct sim_fabric {
@@ -26,9 +26,9 @@ struct sim_fabric {
     struct sim_network network; /* the clock, the pool and the counts; its own links are not used */
     uint32_t hosts, others, link_count;
     struct sim_link *links;
-    struct sim_link *nic, *port;   /* by host, others included: into its leaf, and from there */
-    struct sim_link *up, *down;    /* by leaf * spines + spine */
-    struct sim_buffer *buffers;    /* of the leaves, then of the spines */
+    struct sim_link *nic, *port; /* by host, others included: into its leaf, and from there */
+    struct sim_link *up, *down;  /* by leaf * spines + spine */
+    struct sim_buffer *buffers;  /* of the leaves, then of the spines */
     struct sim_transport *transports[SIM_PROTOCOLS];
 };
 

@@ -1,12 +1,12 @@
 /*
  * One run on a leaf-spine fabric: collectives by DLCP (the production core) or by DCTCP, with background traffic by
- * DCTCP; one line of JSON says how long messages and collectives took. bench/fabric.py runs it; docs/fabric.md says what
- * comes of it.
+ * DCTCP; one line of JSON says how long messages and collectives took. bench/fabric.py runs it; docs/fabric.md says
+ * what comes of it.
  *
  *     fabric --plans FILE --shapes N,N,... [--transport dlcp|dctcp] [--seed N] ... (see `options`)
  *
- * A round is what one training step sends: the shapes, from the last layers to the first, `gap` apart; the later ones are
- * more urgent. Rounds follow one another; the first is not measured: it is there for congestion control to settle.
+ * A round is what one training step sends: the shapes, from the last layers to the first, `gap` apart; the later ones
+ * are more urgent. Rounds follow one another; the first is not measured: it is there for congestion control to settle.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -20,8 +20,9 @@ enum { SHAPES_MAX = 32, START_NS = 1000000, MARGIN_NS = 1000000, PROTOCOL_DLCP =
 
 struct options {
     const char *plans, *shapes, *transport;
-    double seed, rounds, mtu, paths, tick_ns, sprays, priorities, selective, loss_ppm, load, leaves, hosts_per_leaf, others_per_leaf, spines,
-        host_gbps, spine_gbps, delay_us, port_kib, switch_kib, mark_us, rto_us, gap_us, skew_us, limit_ms;
+    double seed, rounds, mtu, paths, tick_ns, sprays, priorities, selective, loss_ppm, load, leaves, hosts_per_leaf,
+        others_per_leaf, spines, host_gbps, spine_gbps, delay_us, port_kib, switch_kib, mark_us, rto_us, gap_us,
+        skew_us, limit_ms;
 };
 
 static const struct option {
@@ -30,8 +31,14 @@ static const struct option {
     bool text;
     const char *what;
 } OPTIONS[] = {
-#define NUMBER(name, what) {#name, offsetof(struct options, name), false, what}
-#define TEXT(name, what) {#name, offsetof(struct options, name), true, what}
+#define NUMBER(name, what)                                                                                             \
+    {                                                                                                                  \
+#name, offsetof(struct options, name), false, what                                                             \
+    }
+#define TEXT(name, what)                                                                                               \
+    {                                                                                                                  \
+#name, offsetof(struct options, name), true, what                                                              \
+    }
     TEXT(plans, "file written by native/sim/plans.py"),
     TEXT(shapes, "indices of the shapes of a round"),
     TEXT(transport, "dlcp or dctcp"),
@@ -151,8 +158,7 @@ static void begin(struct run *run)
 static bool run_round(struct run *run, uint32_t round)
 {
     const struct options *o = &run->options;
-    struct sim_transport *transport =
-        strcmp(o->transport, "dctcp") == 0 ? &run->dctcp.transport : &run->dlcp.transport;
+    struct sim_transport *transport = strcmp(o->transport, "dctcp") == 0 ? &run->dctcp.transport : &run->dlcp.transport;
     struct sim_job *jobs = &run->jobs[round * run->shape_count];
     for (uint32_t i = 0; i < run->shape_count; i++) {
         /* The last that is called is needed first. */
@@ -202,8 +208,8 @@ static void print_jobs(const struct run *run)
     size_t messages = 0, ranks = 0;
     for (uint32_t i = first; i < end; i++)
         messages += run->jobs[i].message_count;
-    uint64_t *times_ns = sim_new(messages, sizeof *times_ns), *collectives_ns =
-        sim_new((size_t)(end - first) * run->fabric.hosts, sizeof *collectives_ns);
+    uint64_t *times_ns = sim_new(messages, sizeof *times_ns),
+             *collectives_ns = sim_new((size_t)(end - first) * run->fabric.hosts, sizeof *collectives_ns);
     uint64_t bytes = 0, missing = 0, rounds_ns = 0;
     size_t message = 0;
     for (uint32_t i = first; i < end; i++) {
@@ -218,8 +224,8 @@ static void print_jobs(const struct run *run)
     for (uint32_t round = 1; round < run->round_count; round++) {
         uint64_t called_ns = UINT64_MAX, ended_ns = 0;
         for (uint32_t i = 0; i < run->shape_count * run->fabric.hosts; i++) {
-            const struct sim_job_rank *rank = &run->jobs[round * run->shape_count + i / run->fabric.hosts]
-                                                   .ranks[i % run->fabric.hosts];
+            const struct sim_job_rank *rank =
+                &run->jobs[round * run->shape_count + i / run->fabric.hosts].ranks[i % run->fabric.hosts];
             called_ns = rank->called_ns < called_ns ? rank->called_ns : called_ns;
             ended_ns = rank->ended_ns > ended_ns ? rank->ended_ns : ended_ns;
         }
@@ -267,8 +273,8 @@ static void print(const struct run *run)
            "}, ",
            dlcp.packets_sent, dlcp.packets_retransmitted, dlcp.packets_lost, dlcp.packets_spurious,
            dlcp.packets_given_up, dlcp.messages_stopped, dlcp.packets_late, dlcp.packets_stash_dropped);
-    printf("\"dctcp\": {\"segments\": %" PRIu64 ", \"again\": %" PRIu64 ", \"timeouts\": %" PRIu64 ", \"cuts\": %" PRIu64
-           "}, ",
+    printf("\"dctcp\": {\"segments\": %" PRIu64 ", \"again\": %" PRIu64 ", \"timeouts\": %" PRIu64
+           ", \"cuts\": %" PRIu64 "}, ",
            dctcp->segments, dctcp->again, dctcp->timeouts, dctcp->cuts);
     printf("\"events\": %" PRIu64 ", \"virtual_ms\": %.3f}\n", run->clock.events, (double)run->clock.now_ns / 1e6);
 }

@@ -34,10 +34,10 @@ struct sim_job {
     uint8_t priority;
     uint32_t loss_ppm; /* of the messages that the plan says may lose packets */
     struct sim_job_rank *ranks;
-    uint32_t unfinished;  /* ranks */
-    uint64_t *posted_ns;  /* of every message, when its send was posted */
-    uint64_t *times_ns;   /* and how long it took */
-    uint32_t *first;      /* by from * world + to: its first message in these arrays */
+    uint32_t unfinished; /* ranks */
+    uint64_t *posted_ns; /* of every message, when its send was posted */
+    uint64_t *times_ns;  /* and how long it took */
+    uint32_t *first;     /* by from * world + to: its first message in these arrays */
     uint64_t message_count, bytes, missing;
 };
 

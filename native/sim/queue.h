@@ -36,9 +36,9 @@ struct sim_queue {
     const struct sim_queue_type *type;
     uint64_t limit_bytes;
     uint64_t bytes, most_bytes;
-    uint32_t overhead_bytes; /* of lower layers, per datagram */
-    uint64_t mark_bytes;     /* of a lane, above which a switch marks or drops; 0: never */
-    bool drops;              /* datagrams that are not ECN-capable, there; else they are like the others */
+    uint32_t overhead_bytes;   /* of lower layers, per datagram */
+    uint64_t mark_bytes;       /* of a lane, above which a switch marks or drops; 0: never */
+    bool drops;                /* datagrams that are not ECN-capable, there; else they are like the others */
     struct sim_buffer *buffer; /* NULL: none is shared */
     int64_t ahead_bytes;       /* that the job has had more of the link than the others since both want it */
     uint64_t marked, selected, overflowed; /* datagrams marked; dropped above mark_bytes; dropped for want of room */
@@ -47,9 +47,10 @@ struct sim_queue {
 
 extern const struct sim_queue_type sim_queue_type_droptail; /* first in, first out; no room, no entry */
 extern const struct sim_queue_type sim_queue_type_priority; /* strict by the packet's priority; a common limit */
-/* What switches do. The job's lanes, together, and that of the others have half of the link each, or all of it while there
- * is nothing else, and room for limit_bytes each; among the job's lanes priorities are strict. ECN goes by lane: above
- * mark_bytes an ECN-capable datagram is marked and any other is dropped, which is the drop precedence that DLCP uses. */
+/* What switches do. The job's lanes, together, and that of the others have half of the link each, or all of it while
+ * there is nothing else, and room for limit_bytes each; among the job's lanes priorities are strict. ECN goes by lane:
+ * above mark_bytes an ECN-capable datagram is marked and any other is dropped, which is the drop precedence that DLCP
+ * uses. */
 extern const struct sim_queue_type sim_queue_type_switch;
 
 static inline bool sim_queue_push(struct sim_queue *queue, struct sim_datagram *datagram)

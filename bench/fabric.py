@@ -1,0 +1,194 @@
+"""DLCP beside DCTCP on a simulated leaf-spine fabric: bench/results/fabric.json and the tables of docs/fabric.md.
+
+    make fabric                        everything: 144 hosts, several seeds
+    python bench/fabric.py --quick     24 hosts, one seed, in seconds; nothing is written
+    python bench/fabric.py --table     only the tables, from what is there
+
+Each run is one process (native/sim/fabric_main.c) in virtual time: the figures are the same on every machine. The
+transports get the same plans, messages and background; a seed changes the background and when the ranks call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "build/test/fabric"
+PLANS = ROOT / "build/fabric.bin"
+RESULTS = ROOT / "bench/results/fabric.json"
+PAGE = ROOT / "docs/fabric.md"
+
+LOAD = 0.4
+"""Background, as part of every link to a host of the job."""
+
+LIMIT_MS = 60
+"""Of virtual time: what takes longer is reported as not over. (The background goes on, and costs most of the work.)"""
+
+TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dctcp": ("DCTCP", {"transport": "dctcp"}),
+    "bounded": ("DLCP, bound 10 %", {"loss_ppm": 100_000}),
+    "reliable": ("DLCP, reliable", {}),
+    "ecmp": ("DLCP, reliable, no spraying", {"sprays": 0}),
+    "shipped": ("DLCP, bound 10 %, timers as shipped", {"loss_ppm": 100_000, "tick_ns": 1000}),
+    "linux": ("DCTCP, RTO of 200 ms", {"transport": "dctcp", "rto_us": 200_000}),
+}
+"""What is compared: its name in the tables, and its options."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload on one fabric, and the transports measured there; the others are compared to the first."""
+
+    what: str
+    shapes: str
+    options: dict[str, float]
+    transports: tuple[str, ...]
+
+
+DIRECT, RING = "2", "5"
+CASES = {
+    "direct": Case("all-to-owner, 12 MiB", DIRECT, {}, ("dctcp", "bounded", "reliable", "ecmp", "shipped")),
+    "shallow": Case(
+        "all-to-owner, 12 MiB, 256 KiB per port", DIRECT, {"port_kib": 256}, ("dctcp", "bounded", "reliable", "linux")
+    ),
+    "ring": Case("ring, 12 MiB", RING, {}, ("dctcp", "reliable")),
+}
+QUICK_SHAPES = {DIRECT: "8", RING: "11"}
+QUICK = {"leaves": 3, "hosts_per_leaf": 8, "others_per_leaf": 8}
+
+Result = dict[str, Any]
+"""What the program prints; {"unfinished": reason} when it did not end within its limit of virtual time."""
+
+Cases = dict[str, dict[str, list[Result]]]
+"""Results by case and transport, one per seed."""
+
+
+def command(case: Case, transport: str, seed: int, quick: bool) -> list[str]:
+    """The program's arguments for one run."""
+    shapes = QUICK_SHAPES[case.shapes] if quick else case.shapes
+    options: dict[str, Any] = {"plans": PLANS, "shapes": shapes, "load": LOAD, "seed": seed, "limit_ms": LIMIT_MS}
+    options |= (QUICK if quick else {}) | case.options | TRANSPORTS[transport][1]
+    return [str(PROGRAM), *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
+
+
+def run(case: Case, transport: str, seed: int, quick: bool) -> Result:
+    """One run. Raises RuntimeError when the program fails."""
+    done = subprocess.run(command(case, transport, seed, quick), capture_output=True, text=True)
+    if done.returncode == 1:
+        return {"unfinished": done.stderr.strip()}
+    if done.returncode != 0:
+        raise RuntimeError(f"fabric: {case.what}, {transport}, seed {seed}: {done.stderr.strip()}")
+    result: Result = json.loads(done.stdout)
+    return result
+
+
+def change(value: float, base: float) -> str:
+    """How much more than `base` it is."""
+    return f"{100 * (value / base - 1):+.1f} %"
+
+
+FIGURES = [(what, figure) for what in ("messages", "collectives") for figure in ("mean_us", "p99_us")]
+HEAD = (
+    "| workload | transport | seeds | message mean, us | vs DCTCP | message p99, us | vs DCTCP | all-reduce mean, us "
+    "| vs DCTCP | all-reduce p99, us | vs DCTCP | not delivered |\n" + "|---" * 12 + "|"
+)
+PAPER = "| *the paper's, flows* | *DLCP vs DCTCP* | | | *-43.1 %* | | *-91.8 %* | | | | | |"
+
+
+def rows(case: Case, results: dict[str, list[Result]]) -> list[str]:
+    """The table's rows of one workload: means over the seeds."""
+    lines = []
+    base: dict[tuple[str, str], float] = {}
+    for transport in case.transports:
+        seeds = results.get(transport, [])
+        cells = [case.what, TRANSPORTS[transport][0], str(len(seeds))]
+        unfinished = [seed["unfinished"] for seed in seeds if "unfinished" in seed]
+        if unfinished or not seeds:
+            cells += [*unfinished[:1], "not run"][:1] + [""] * 8
+        else:
+            values = {(what, figure): mean(seed[what][figure] for seed in seeds) for what, figure in FIGURES}
+            for key, value in values.items():
+                cells += [f"{value:.0f}", change(value, base[key]) if base else ""]
+            cells.append(f"{100 * mean(seed['missing'] for seed in seeds):.2f} %")
+            base = base or values
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def table(cases: Cases) -> str:
+    """All workloads, with the paper's figures last."""
+    return "\n".join([HEAD, *(line for name, case in CASES.items() for line in rows(case, cases.get(name, {}))), PAPER])
+
+
+def counters(cases: Cases) -> str:
+    """What happened to the packets, warm-up included, summed over the seeds."""
+    names = ("workload", "transport", "packets", "marked", "dropped selectively", "dropped, no room", "sent again")
+    lines = [f"| {' | '.join(names)} | timeouts | short background flows p99, us |", "|---" * 9 + "|"]
+    for name, case in CASES.items():
+        for transport in case.transports:
+            seeds = [seed for seed in cases.get(name, {}).get(transport, []) if "unfinished" not in seed]
+            if not seeds:
+                continue
+            cells = [case.what, TRANSPORTS[transport][0]]
+            cells += [str(sum(s[what] for s in seeds)) for what in ("packets", "marked", "selected", "overflowed")]
+            cells.append(str(sum(seed["dlcp"]["again"] + seed["dctcp"]["again"] for seed in seeds)))
+            cells.append(str(sum(seed["dctcp"]["timeouts"] for seed in seeds)))
+            cells.append(f"{mean(seed['background_short']['p99_us'] for seed in seeds):.0f}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_page(cases: Cases) -> None:
+    """Replaces what is between the markers. Raises RuntimeError when there are none."""
+    begin, end = "<!-- fabric:begin -->", "<!-- fabric:end -->"
+    before, found_begin, rest = PAGE.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise RuntimeError(f"{PAGE.name} has no {begin} and {end}")
+    PAGE.write_text(f"{before}{begin}\n{table(cases)}\n\n{counters(cases)}\n{end}{after}")
+
+
+def main() -> int:
+    """0, or 2 when the program has not been built."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="24 hosts, one seed; writes nothing")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the tables")
+    parser.add_argument("--seeds", type=int, default=3, help="how many (default: 3)")
+    parser.add_argument("--only", action="append", choices=list(CASES), help="this workload (may be repeated)")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
+    arguments = parser.parse_args()
+    kept: Cases = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if arguments.table:
+        write_page(kept)
+        return 0
+    if not PROGRAM.exists() or not PLANS.exists():
+        print(f"{PROGRAM} or {PLANS} is not there: `make fabric` builds them", file=sys.stderr)
+        return 2
+    seeds = range(1, 2 if arguments.quick else arguments.seeds + 1)
+    work = [(name, t, seed) for name in arguments.only or CASES for t in CASES[name].transports for seed in seeds]
+    cases: Cases = {}
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        done = pool.map(lambda one: run(CASES[one[0]], one[1], one[2], arguments.quick), work)
+        for (name, transport, seed), result in zip(work, done, strict=True):
+            cases.setdefault(name, {}).setdefault(transport, []).append(result)
+            print(f"{name}, {transport}, seed {seed}: {result.get('unfinished', 'done')}", file=sys.stderr, flush=True)
+    if arguments.quick:
+        print(table(cases))
+        return 0
+    kept |= cases
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    write_page(kept)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

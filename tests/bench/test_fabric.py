@@ -1,0 +1,68 @@
+"""The script behind docs/fabric.md: its tables say what the program printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import fabric
+
+
+def result(message_us: float, missing: float = 0.0) -> dict[str, Any]:
+    times = {"mean_us": message_us, "p99_us": 10 * message_us}
+    return {
+        "messages": times,
+        "collectives": times,
+        "background_short": times,
+        "missing": missing,
+        "packets": 1000,
+        "marked": 5,
+        "selected": 6,
+        "overflowed": 7,
+        "dlcp": {"again": 8},
+        "dctcp": {"again": 9, "timeouts": 2},
+    }
+
+
+RING = fabric.CASES["ring"]
+
+
+def test_rows_are_means_over_seeds_beside_the_first_transport() -> None:
+    first, second = fabric.rows(RING, {"dctcp": [result(90), result(110)], "reliable": [result(50, 0.01)]})
+    assert first.startswith("| ring, 12 MiB | DCTCP | 2 | 100 |  | 1000 |")
+    assert second.startswith("| ring, 12 MiB | DLCP, reliable | 1 | 50 | -50.0 % | 500 | -50.0 % |")
+    assert second.endswith("| 1.00 % |")
+
+
+def test_what_did_not_end_or_run_is_said() -> None:
+    first, second = fabric.rows(RING, {"dctcp": [result(90), {"unfinished": "not over after 1 s"}]})
+    assert "not over after 1 s" in first
+    assert "not run" in second
+    assert first.count("|") == second.count("|") == fabric.HEAD.splitlines()[0].count("|")
+
+
+def test_counters_are_sums() -> None:
+    text = fabric.counters({"ring": {"dctcp": [result(1), result(3)]}})
+    assert text.splitlines()[-1] == "| ring, 12 MiB | DCTCP | 2000 | 10 | 12 | 14 | 34 | 4 | 20 |"
+
+
+def test_options_reach_the_program() -> None:
+    words = fabric.command(fabric.CASES["shallow"], "bounded", 3, quick=True)
+    options = dict(zip(words[1::2], words[2::2], strict=True))
+    assert options["--port_kib"] == "256"
+    assert options["--loss_ppm"] == "100000"
+    assert options["--seed"] == "3"
+    assert options["--leaves"] == "3"
+
+
+def test_only_what_is_between_the_markers_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "fabric.md"
+    page.write_text("before\n<!-- fabric:begin -->\nold\n<!-- fabric:end -->\nafter\n")
+    monkeypatch.setattr(fabric, "PAGE", page)
+    fabric.write_page({"ring": {"dctcp": [result(1)]}})
+    text = page.read_text()
+    assert text.startswith("before\n<!-- fabric:begin -->\n| workload")
+    assert text.endswith("\n<!-- fabric:end -->\nafter\n")
+    assert "old" not in text
