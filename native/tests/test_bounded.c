@@ -642,7 +642,8 @@ static void test_no_datagram_is_too_long(void)
                 size_t length = batch[i].head_length + batch[i].payload_length;
                 CHECK(length <= BYTES);
                 memcpy(bytes, batch[i].head, batch[i].head_length);
-                memcpy(bytes + batch[i].head_length, batch[i].payload, batch[i].payload_length);
+                if (batch[i].payload_length > 0)
+                    memcpy(bytes + batch[i].head_length, batch[i].payload, batch[i].payload_length);
                 CHECK(cl_packet_decode(&packet, bytes, length));
                 stops += packet.kind == CL_PACKET_STOP;
                 if (packet.kind != CL_PACKET_DATA || ++sent % 20)

@@ -84,8 +84,8 @@ static void test_long_ways_with_bounded_loss(void)
 static void test_random_loss(void)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
-        CHECK(exchange(hosts_apart(2, 100, 150, 0.15, seed), 200000) < 1.1 * link_us(1));
-        CHECK(exchange(hosts_apart(4, 100, 150, 0.15, seed), 200000) < 1.1 * link_us(3));
+        CHECK(exchange(hosts_apart(2, 100, 150, 0.15, seed), 200000) < 1.15 * link_us(1));
+        CHECK(exchange(hosts_apart(4, 100, 150, 0.15, seed), 200000) < 1.15 * link_us(3));
         CHECK(exchange(hosts_apart(2, 5000, 150, 0.15, seed), 0) < 3 * link_us(1));
     }
 }
