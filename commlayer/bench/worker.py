@@ -39,7 +39,13 @@ def run(spec: Spec) -> int:
     torch.set_num_threads(1)
     for module in spec.imports:
         importlib.import_module(module)
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if interfaces:
+        # The group of the bench itself: of several interfaces gloo uses all in turn, and a scenario may break some.
+        os.environ["GLOO_SOCKET_IFNAME"] = interfaces.split(",")[0]
     dist.init_process_group("gloo", timeout=timedelta(seconds=spec.timeout_s))
+    if interfaces:
+        os.environ["GLOO_SOCKET_IFNAME"] = interfaces
     try:
         return _run(spec)
     except BackendError as error:

@@ -44,7 +44,7 @@ def made_up(source: int, destination: int, epoch: int, chance: random.Random) ->
     yield "foreign", bytes(layer(kind="DATA", source=4000, epoch=epoch))
     yield "foreign", bytes(layer(kind="DATA", source=source, epoch=epoch, path=7))
     yield "foreign", bytes(layer(kind=9, **right))
-    yield "foreign", bytes(layer(kind="DATA", version=3, **right))
+    yield "foreign", bytes(layer(kind="DATA", version=packets.VERSION + 1, **right))
     yield "foreign", bytes(layer(kind="DATA", length=9, **right) / bytes(8))
     yield "foreign", bytes(layer(kind="DATA", **right))[: chance.randrange(1, packets.HEAD_BYTES)]
     yield "foreign", bytes(layer(kind="DATA", **right) / bytes(OVERSIZED_BYTES))[:-1]
