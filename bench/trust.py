@@ -143,7 +143,7 @@ PROOFS = {
     ),
     "soak": Proof(
         "Soak: random collectives and subgroups, every result checked",
-        "make soak MINUTES=10",
+        "make soak MINUTES=60",
         found(
             r"^rank 0: (?P<operations>\d+) operations in (?P<jobs>\d+) jobs, all right",
             r"^  after \d+ jobs (?P<before>\{.*\})",
