@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -244,6 +245,9 @@ def test_callbacks(caplog: pytest.LogCaptureFixture) -> None:
             except ValueError:  # it had ended already: then it is called here
                 caplog.records.append(logging.makeLogRecord({}))
         assert called.wait(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
+        while not caplog.records and time.monotonic() < deadline:  # the two may run on threads of their own
+            time.sleep(0.01)
         assert caplog.records
 
 
