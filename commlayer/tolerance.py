@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,31 +34,31 @@ MEASURED = 10
 """`GradientNorm` looks at the last of so many parts of its window: reading all gradients costs time."""
 
 
-class Tolerance:
+class Tolerance(ABC):
     """How much may be lost; the base class of what a `HookState` takes. Steps count from 0, one per backward pass.
 
     Each different bound has plans and an adaptive deadline of its own, so a tolerance should have few of them.
     """
 
-    def begin(self, step: int, agree: Agree) -> None:
+    def begin(self, step: int, agree: Agree) -> None:  # noqa: B027  # optional
         """A step begins: to be called once per step, before everything else of it."""
 
+    @abstractmethod
     def bound(self, step: int, parameter: Tensor) -> float:
         """The share of packets with this parameter's gradient that may be missing, 0 to 0.5. 0: they all arrive.
 
         In a bucket of several parameters the smallest bound that is not 0 holds for all of them; packets with a part
         of those whose bound is 0 are protected.
         """
-        raise NotImplementedError
 
-    def observe(self, step: int, bucket: int, gradients: Tensor) -> None:
+    def observe(self, step: int, bucket: int, gradients: Tensor) -> None:  # noqa: B027  # optional
         """The averaged gradients of a bucket, flat; any thread calls it, before the next step begins."""
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: plain values only."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # optional
         """Takes over what `state_dict` of an equal tolerance returned."""
 
 

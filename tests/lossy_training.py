@@ -31,7 +31,7 @@ class Drift(nn.Module):
 
 def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None) -> dict[str, object]:
     """Some steps with what a policy loses, and a restart in the middle."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     drift = Drift()
     model, state = wrapped(drift, commlayer.HookState(policy, tolerance=tolerance))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -51,10 +51,16 @@ def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None
         optimizer.step()
         for total, direction in zip(exact, directions, strict=True):
             total += direction
+    return account(weights, exact, state)
+
+
+def account(weights: list[nn.Parameter], exact: list[torch.Tensor], state: commlayer.HookState) -> dict[str, object]:
+    """How far the weights and what waits for the next step are from what all ranks' gradients come to."""
+    size = dist.get_world_size()
     digest, error, left = hashlib.sha256(), 0.0, 0
     for weight, total in zip(weights, exact, strict=True):
         digest.update(weight.detach().numpy().tobytes())
-        kept = state.residual.total(weight)
+        kept = state.residual.total(weight).float()
         left += int((kept != 0).sum())
         everything = torch.stack([total, kept])
         dist.all_reduce(everything)

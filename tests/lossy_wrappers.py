@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -15,12 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from tests.lossy_training import STEPS, Drift
+from tests.lossy_training import STEPS, Drift, account
 
 
 def train(policy: commlayer.Policy, wrap: Callable[..., Any]) -> dict[str, object]:
     """Gradients are small whole numbers, which 16 bits hold exactly."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     drift = Drift()
     model = DistributedDataParallel(drift, bucket_cap_mb=1)
     state, hook = commlayer.HookState(policy), wrap(commlayer.allreduce_hook)
@@ -37,15 +36,7 @@ def train(policy: commlayer.Policy, wrap: Callable[..., Any]) -> dict[str, objec
         optimizer.step()
         for total, direction in zip(exact, directions, strict=True):
             total += direction
-    digest, error, left = hashlib.sha256(), 0.0, 0
-    for weight, total in zip(weights, exact, strict=True):
-        digest.update(weight.detach().numpy().tobytes())
-        kept = state.residual.total(weight).float()
-        left += int((kept != 0).sum())
-        everything = torch.stack([total, kept])
-        dist.all_reduce(everything)
-        error = max(error, float((weight.detach() * size + everything[0] - everything[1]).abs().max()))
-    return {"digest": digest.hexdigest(), "error": error, "left": left}
+    return account(weights, exact, state)
 
 
 def main() -> None:
