@@ -250,11 +250,12 @@ def _from_source(
     starts = [int(each.storage_offset() - gradients.storage_offset()) for each in parts]
     source.copy_(gradients)
     feedback = policy.treatment == "feedback"
+    certain = [(starts[i], starts[i] + parts[i].numel()) for i in reliable]
     if feedback:
-        state.residual.add_to(source, parameters, starts)
+        certain += state.residual.add_to(source, parameters, starts)  # so that no gradient is more than a step late
     protect = None
-    if policy.loss_bound and (policy.protect_quantile or reliable):
-        marks = blocks_of([(starts[i], starts[i] + parts[i].numel()) for i in reliable], source, group.packet_bytes)
+    if policy.loss_bound and (feedback or policy.protect_quantile or reliable):
+        marks = blocks_of(certain, source, group.packet_bytes)
         if policy.protect_quantile:
             marks |= largest_blocks(source, policy.protect_quantile, group.packet_bytes)
         protect = as_words(marks)

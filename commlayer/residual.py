@@ -49,15 +49,19 @@ class Residual:
             if stretches:
                 self._kept[parameter] = stretches
 
-    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> None:
+    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> list[tuple[int, int]]:
         """Adds what is kept for these parameters to a flat buffer of their gradients, and forgets it.
 
-        starts[i] is the element of `buffer` where the gradient of parameters[i] begins, ascending.
+        starts[i] is the element of `buffer` where the gradient of parameters[i] begins, ascending. Returns where
+        something was added, as (start, end) in elements: what must not be lost a second time.
         """
         self.meet(parameters)
+        again = []
         for parameter, start in zip(parameters, starts, strict=True):
             for offset, values in self._kept.pop(parameter, ()):
-                buffer[start + offset : start + offset + len(values)].add_(values)
+                again.append((start + offset, start + offset + len(values)))
+                buffer[slice(*again[-1])].add_(values)
+        return again
 
     def keep(
         self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], missing: Sequence[tuple[int, int]]

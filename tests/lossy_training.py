@@ -38,6 +38,8 @@ def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None
     weights = list(drift.weights)
     exact = [torch.zeros_like(weight) for weight in weights]
     generator = torch.Generator().manual_seed(rank)
+    late = [torch.zeros_like(weight) for weight in weights]
+    twice = 0
     for step in range(STEPS):
         if step == STEPS // 2:
             file = io.BytesIO()
@@ -51,7 +53,9 @@ def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None
         optimizer.step()
         for total, direction in zip(exact, directions, strict=True):
             total += direction
-    return account(weights, exact, state)
+        before, late = late, [state.residual.total(weight) for weight in weights]
+        twice += sum(int((a != 0).logical_and(b != 0).sum()) for a, b in zip(before, late, strict=True))
+    return {**account(weights, exact, state), "twice": twice}
 
 
 def account(weights: list[nn.Parameter], exact: list[torch.Tensor], state: commlayer.HookState) -> dict[str, object]:

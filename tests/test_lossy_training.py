@@ -46,6 +46,7 @@ def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) 
     assert len({each["digest"] for each in results}) == 1
     assert max(each["error"] for each in results) < 1e-3
     assert sum(each["left"] for each in results) > 0
+    assert sum(each["twice"] for each in results) == 0  # in a row: nothing is more than a step late
 
 
 @pytest.mark.needs_root

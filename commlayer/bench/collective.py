@@ -65,15 +65,12 @@ class Collective(ABC):
 
     @abstractmethod
     def wrong(self) -> int:
-        """Elements of the last run's result on this rank that are not exact."""
+        """Elements of the results since `restore` that are not exact on this rank: of the last run's, which is as good
+        where a run starts from the result of the one before."""
 
     def chain(self) -> int:
-        """How many runs may follow one `restore` before the result stops being exact."""
+        """How many runs may follow one `restore`: until the result stops being exact, or the space for results ends."""
         return 1 << 30
-
-    def settle(self) -> int:
-        """Between two runs, outside the clock: wrong elements of the first one that `wrong` would not find later."""
-        return 0
 
     @property
     def not_counted(self) -> float | None:

@@ -1,10 +1,12 @@
 """All-reduce of a bucket of gradients, as a communication hook of DDP does it: cast, in chunks, lossy, or plainly.
 
-Every run starts from the same gradients, and its result is checked by itself, outside the clock: where contributions
-may be lost there is no single right result, and a chain of runs would hide which one was wrong.
+Every run starts from the same gradients, and its result is checked by itself: where contributions may be lost there is
+no single right result, and a chain of runs would hide which one was wrong. The runs of a stretch have a bucket each,
+and all are checked at its end: a rank that is still checking would keep the others waiting inside their clocks.
 
 Each rank has bits of its own in a value: contribution r is v << (bits x r), so that a sum tells whose are in it. What
-is no sum of contributions, each whole or absent, is wrong; so is a rank's own part of it where that rank was not told.
+is no sum of contributions, each whole or absent, is wrong; so is a rank's own part of it where that rank was not told,
+and what was lost twice in a row.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..backend import CommProcessGroup
+from ..protect import as_words, blocks_of
 from ..residual import Residual
 from . import pattern
 from .collective import Collective
@@ -26,19 +29,27 @@ from .collective import Collective
 _BITS_MAX = 5
 """Per rank: with four ranks, means of float32 are still told apart."""
 
+_RUNS = 4
+"""In a stretch."""
+
 
 @dataclasses.dataclass
 class _Part:
-    """A stretch of the bucket that is one operation."""
+    """A stretch of the bucket that is one operation, in one run."""
 
     bucket: Tensor
     source: Tensor
     """What goes over the wire: the bucket itself, or a copy of the wire's type."""
     target: Tensor
     """Where the result comes."""
-    residual: Residual = dataclasses.field(default_factory=Residual)
+    residual: Residual
+    """The same for all runs."""
+    owner: Tensor
+    """What the residual knows the part by, in every run."""
+    again: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """(start, end) in elements of what the run before has lost."""
     missing: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """(offset, length) in bytes of what of `source` was not counted in the latest run."""
+    """(offset, length) in bytes of what of `source` was not counted in the run."""
 
 
 @functools.lru_cache
@@ -47,6 +58,12 @@ def _digits(count: int, dtype: torch.dtype, rank: int, world: int, bits: int, la
     source, expected = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
     pattern.fill_digits(source, expected, rank, world, bits, largest)
     return source, expected
+
+
+@functools.lru_cache
+def _memory(count: int, dtype: torch.dtype, use: str) -> Tensor:  # noqa: ARG001  # what it is kept by
+    """The same for all backends, as they take turns: each stretch fills it anew."""
+    return torch.zeros(count, dtype=dtype)
 
 
 class Gradients(Collective):
@@ -70,26 +87,42 @@ class Gradients(Collective):
         self.bits = min(_BITS_MAX, (pattern.EXACT_INTEGER_LIMIT[wire].bit_length() - 1) // self.world)
         if self.bits == 0:
             raise ValueError(f"{self.world} ranks: {wire} has not a bit for each, so that sums cannot be verified")
-        self.bucket = self._new(self.count)
-        # what was lost comes again, added to the next: a digit must hold a few times its value
-        largest = max(1, ((1 << self.bits) - 1) // (4 if self.feeds_back else 1))
+        # what was lost comes again, once, added to the next: a digit must hold twice its value
+        largest = max(1, ((1 << self.bits) - 1) // (2 if self.feeds_back else 1))
         self.source, self.expected = _digits(self.count, self.dtype, self.rank, self.world, self.bits, largest)
         self.runs = 0
         self.lost = 0
-        self.parts = [self._part(bucket, wire) for bucket in self.bucket.chunk(self.spec.chunks)]
+        self.used = 0  # runs since the buckets were restored
+        self.buckets = [_memory(self.count, self.dtype, f"bucket {run}") for run in range(_RUNS)]
+        kept = [(Residual(), piece) for piece in self.source.chunk(self.spec.chunks)]
+        self.parts = [self._parts(run, wire, kept) for run in range(_RUNS)]
 
-    def _part(self, bucket: Tensor, wire: torch.dtype) -> _Part:
-        source = torch.empty_like(bucket, dtype=wire) if self.spec.cast or self.feeds_back else bucket
-        target = torch.empty_like(source) if self.spec.cast and self.feeds_back else source
-        return _Part(bucket, source, bucket if target is source and self.feeds_back else target)
+    def _parts(self, run: int, wire: torch.dtype, kept: list[tuple[Residual, Tensor]]) -> list[_Part]:
+        def pieces(use: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
+            return _memory(self.count, dtype, f"{use} {run}").chunk(self.spec.chunks)
+
+        buckets = sources = targets = self.buckets[run].chunk(self.spec.chunks)
+        if self.spec.cast or self.feeds_back:
+            sources = targets = pieces("source", wire)
+        if self.feeds_back:
+            targets = pieces("target", wire) if self.spec.cast else buckets
+        parts = zip(buckets, sources, targets, kept, strict=True)
+        return [_Part(bucket, source, target, *keeps) for bucket, source, target, keeps in parts]
+
+    def chain(self) -> int:
+        return _RUNS
 
     def restore(self) -> None:
-        self.bucket.copy_(self.source)
+        self.used = 0
+        for bucket in self.buckets:
+            bucket.copy_(self.source)
 
     def run(self, group: dist.ProcessGroup) -> None:
+        parts = self.parts[self.used]
+        self.used += 1
         self.runs += 1
-        works = [self._start(part, group) for part in self.parts]
-        for part, work in zip(self.parts, works, strict=True):
+        works = [self._start(part, group) for part in parts]
+        for part, work in zip(parts, works, strict=True):
             work.wait()
             self._finish(part, work)
 
@@ -99,31 +132,36 @@ class Gradients(Collective):
         if not self.feeds_back:
             return dist.all_reduce(part.source, group=group, async_op=True)
         assert isinstance(group, CommProcessGroup)  # noqa: S101  # only its policy has a bound
-        part.residual.add_to(part.source, [part.bucket], [0])
+        part.again = part.residual.add_to(part.source, [part.owner], [0])
         if self.spec.policy.consistency == "relaxed" and part.target is not part.bucket:
             part.target.copy_(part.source)  # stays where a result is lost
-        return group.allreduce_from(part.source, part.target, dist.AllreduceOptions())
+        protect = as_words(blocks_of(part.again, part.source, group.packet_bytes))
+        return group.allreduce_from(part.source, part.target, dist.AllreduceOptions(), protect)
 
     def _finish(self, part: _Part, work: Any) -> None:
         if self.feeds_back:
             part.missing = work.missing()
-            part.residual.keep(part.source, [part.bucket], [0], part.missing)
+            part.residual.keep(part.source, [part.owner], [0], part.missing)
         if part.target is not part.bucket:
             part.bucket.copy_(part.target)
 
     def wrong(self) -> int:
-        """Of the latest run; also counts, in `lost`, the contributions that its result lacks."""
-        differs = (self.bucket != self.expected).nonzero().flatten()
+        """Of the runs since `restore`; also counts, in `lost`, the contributions that their results lack."""
+        return sum(self._wrong(run) for run in range(self.used))
+
+    def _wrong(self, run: int) -> int:
+        bucket = self.buckets[run]
+        differs = (bucket != self.expected).nonzero().flatten()
         if not len(differs) and not self.feeds_back:
             return 0
         if self.spec.policy.loss_bound == 0:
             return len(differs)
-        result, whole = self.bucket[differs].double(), self.expected[differs].long()
+        result, whole = bucket[differs].double(), self.expected[differs].long()
         rescales = self.spec.policy.treatment == "rescale"
         good, absent = self._rescaled(result, whole) if rescales else self._summed(result, whole)
         self.lost += int(absent.sum())
         wrong = int((~good).sum())
-        return max(wrong, self._unaccounted()) if self.feeds_back else wrong
+        return max(wrong, sum(map(self._unaccounted, self.parts[run]))) if self.feeds_back else wrong
 
     def _summed(self, result: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
         """Which elements are sums of contributions, and how many of these are absent from each."""
@@ -152,25 +190,18 @@ class Gradients(Collective):
         mask = (1 << self.bits) - 1
         return (value >> self.bits * rank & mask for rank in range(self.world))
 
-    def _unaccounted(self) -> int:
-        """Elements in which this rank's own contribution is not what it has been told.
+    def _unaccounted(self, part: _Part) -> int:
+        """Elements in which this rank's own contribution is not what it has been told, or which were lost again.
 
         Where results may be lost, too, the result on this rank does not tell what others have counted.
         """
-        if self.spec.policy.consistency == "relaxed":
-            return 0
-        wrong = 0
-        for part in self.parts:
-            counted = part.source.clone()
-            for offset, length in part.missing:
-                counted[offset // counted.itemsize : (offset + length) // counted.itemsize] = 0
+        told = torch.ones(len(part.source), dtype=torch.bool)
+        for offset, length in part.missing:
+            told[offset // part.source.itemsize : (offset + length) // part.source.itemsize] = False
+        wrong = sum(int((~told[start:end]).sum()) for start, end in part.again)
+        if self.spec.policy.consistency != "relaxed":
             digit = part.bucket.long() >> self.bits * self.rank & (1 << self.bits) - 1
-            wrong += int((digit << self.bits * self.rank != counted.long()).sum())
-        return wrong
-
-    def settle(self) -> int:
-        wrong = self.wrong()
-        self.restore()
+            wrong += int((digit << self.bits * self.rank != part.source.long() * told).sum())
         return wrong
 
     @property

@@ -46,7 +46,7 @@ class DLCP(Packet):
         XLEShortField("magic", MAGIC),
         BitField("version", VERSION, 4),
         BitEnumField("kind", 0, 4, KINDS),
-        BitField("reserved", 0, 1),
+        BitField("safe", 0, 1),
         BitField("tail", 0, 1),
         BitField("droppable", 0, 1),
         BitField("ack_now", 0, 1),
@@ -196,7 +196,7 @@ def table(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Table
     for each in found[: limit or None]:
         packet = each.packet
         good = verifier.verify(each) if verifier else None
-        flags = [name for name in ("last", "ack_now", "droppable", "tail") if getattr(packet, name)]
+        flags = [name for name in ("last", "ack_now", "droppable", "safe", "tail") if getattr(packet, name)]
         rows.add_row(
             f"{(each.time_s - found[0].time_s) * 1e3:.3f}",
             "{}:{}".format(*each.sender),

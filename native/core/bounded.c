@@ -57,8 +57,8 @@ uint8_t cl_bounded_flags(struct cl_endpoint *endpoint, const struct cl_message *
     if (!bound->budget)
         return 0;
     bool droppable = !bound->guarded || !is_protected(endpoint, message, packet);
-    bool tail = !cl_message_sendable(message) && !bound->protected_packets;
-    return (uint8_t)((droppable ? CL_PACKET_DROPPABLE : 0) | (tail ? CL_PACKET_TAIL : 0));
+    bool safe = !bound->protected_packets, tail = safe && !cl_message_sendable(message);
+    return (uint8_t)((droppable ? CL_PACKET_DROPPABLE : 0) | (safe ? CL_PACKET_SAFE : 0) | (tail ? CL_PACKET_TAIL : 0));
 }
 
 bool cl_bounded_give_up(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
@@ -212,7 +212,7 @@ static uint64_t ends_us(const struct cl_peer *peer, const struct cl_message *mes
     if (message->packet_count - message->packets_done > bound->budget)
         return UINT64_MAX;
     bool probed = bound->told_budget != 0;
-    bool all_protected = probed ? bound->protected_packets >= bound->protected_told : bound->exhausted;
+    bool all_protected = bound->safe || (probed && bound->protected_packets >= bound->protected_told);
     if ((bound->exhausted || probed) && all_protected)
         return bound->arrived_us + reordering_us(peer, message);
     if (bound->deadline_us == UINT64_MAX || (bound->guarded && !all_protected))
@@ -283,6 +283,7 @@ void cl_bounded_on_packet(struct cl_endpoint *endpoint, struct cl_message *messa
         return;
     struct cl_peer *peer = endpoint->peers[message->peer];
     bound->protected_packets += placed && !(flags & CL_PACKET_DROPPABLE);
+    bound->safe |= (flags & CL_PACKET_SAFE) != 0;
     bound->exhausted |= (flags & CL_PACKET_TAIL) != 0;
     bound->arrived_us = now_us;
     if (bound->exhausted || bound->told_budget)

@@ -22,6 +22,7 @@ struct cl_message_bound {
     uint32_t protected_told;    /* receive: how many there are, by a PROBE */
     uint32_t given_up;          /* send: lost packets that are not sent again */
     bool exhausted;             /* receive: every packet has been sent once */
+    bool safe;                  /* receive: every protected packet came */
     bool guarded;               /* there may be protected packets */
     bool wary;                  /* receive: some may have been refused, and are sent once more */
     bool ending;                /* receive: in the peer's list of messages with a time to end */

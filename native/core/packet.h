@@ -54,7 +54,8 @@ enum {
     CL_PACKET_ACK_NOW = 0x10, /* the sender wants an acknowledgement without delay */
     /* of messages that may lose packets */
     CL_PACKET_DROPPABLE = 0x20, /* this packet may be lost */
-    CL_PACKET_TAIL = 0x40,      /* with this one every packet has been sent once, and the protected ones are there */
+    CL_PACKET_TAIL = 0x40,      /* with this one every packet has been sent once; implies SAFE */
+    CL_PACKET_SAFE = 0x80,      /* the protected packets are there, and acknowledged */
 };
 
 struct cl_packet {

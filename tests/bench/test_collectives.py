@@ -18,6 +18,7 @@ from commlayer.bench.collectives import (
     ReduceScatter,
     Scatter,
 )
+from commlayer.bench.gradients import Gradients
 from commlayer.bench.spec import COLLECTIVE_NAMES, DTYPE_NAMES
 
 COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -99,6 +100,8 @@ def test_doing_nothing_is_wrong(kind: type[Collective]) -> None:
     collective.restore()
     if isinstance(collective, AllReduce):
         collective.runs = 1  # as if a backend had returned without moving anything
+    if isinstance(collective, Gradients):
+        collective.used = 1
     assert collective.wrong() > 0.8 * collective.count / (2 if kind in (ReduceScatter, Scatter) else 1)
 
 

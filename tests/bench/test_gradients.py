@@ -27,8 +27,10 @@ def contributions(backend: str) -> list[torch.Tensor]:
 
 
 def checked(gradients: Gradients, result: torch.Tensor) -> int:
+    """As the result of one run."""
     gradients.runs += 1
-    gradients.bucket.copy_(result)
+    gradients.used = 1
+    gradients.buckets[0].copy_(result)
     return gradients.wrong()
 
 
@@ -37,7 +39,7 @@ def checked(gradients: Gradients, result: torch.Tensor) -> int:
 def test_the_sum_of_all_is_right_and_nothing_else_nearby(backend: str, cast: str) -> None:
     name = backend + cast
     gradients, total = make(name), torch.stack(contributions(name)).sum(0)
-    gradients.parts[0].source.copy_(gradients.source)  # as if it had been sent
+    gradients.parts[0][0].source.copy_(gradients.source)  # as if it had been sent
     assert torch.equal(total.to(getattr(torch, cast[6:] or "float32")).float(), total)  # exact on the wire, too
     assert checked(gradients, total) == 0
     assert gradients.not_counted == 0
@@ -75,7 +77,7 @@ def test_a_mean_of_what_arrived_is_right(cast: str) -> None:
 
 def test_what_was_lost_is_there_one_step_later_or_it_is_wrong() -> None:
     gradients, parts = make(BOUND, rank=1), contributions(BOUND)
-    [part] = gradients.parts
+    [part] = gradients.parts[0]
     part.source.copy_(parts[1])
     parts[1][LOST] = 0
     lossy = torch.stack(parts).sum(0)
@@ -90,6 +92,11 @@ def test_what_was_lost_is_there_one_step_later_or_it_is_wrong() -> None:
     part.missing = []
     assert checked(gradients, gradients.expected.clone()) == 100  # forgotten
     assert checked(gradients, gradients.expected - gradients.source + again) == 0
+
+    part.again = [(LOST.start, LOST.stop)]
+    assert checked(gradients, gradients.expected - gradients.source + again) == 0
+    part.missing = [(LOST.start * 4, 4)]
+    assert checked(gradients, gradients.expected - gradients.source + again) > 0  # lost twice in a row
 
 
 def test_a_world_too_large_for_the_wire_is_refused() -> None:
