@@ -78,7 +78,7 @@ bench-convergence: native
 	$(BIN)/python -m bench.convergence
 
 stress: native
-	$(BIN)/python bench/stress.py
+	$(BIN)/python -m bench.stress
 
 faults: venv native
 	rm -f out/faults.json

@@ -1,9 +1,9 @@
 """What bounded loss, priorities and several NICs do on stressed networks, beside gloo tuned for each of them.
 
-    python bench/stress.py               everything (about 20 minutes, as root); writes docs/stress.md
-    python bench/stress.py --only loss1  one case, merged into the results that are there (may be repeated)
-    python bench/stress.py --table       only the tables, from the results that are there
-    python bench/stress.py --quick       few iterations and no result kept: does everything work?
+    python -m bench.stress               everything (about 20 minutes, as root); writes docs/stress.md
+    python -m bench.stress --only loss1  one case, merged into the results that are there (may be repeated)
+    python -m bench.stress --table       only the tables, from the results that are there
+    python -m bench.stress --quick       few iterations and no result kept: does everything work?
 
 Every run is one `commlayer bench` command, kept in bench/results/stress.json. Where gloo is tuned there is one more
 before it: every variant of gloo a few times, of which the fastest go on.
@@ -12,159 +12,32 @@ before it: every variant of gloo a few times, of which the fastest go on.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.cases import CASES, GLOO_TUNED, wire_of
+from bench.claims import CLAIMS, Runs, evaluate
 from commlayer.bench.matrix import (
-    LINK_SHARE,
     P50,
     P99,
     BenchError,
-    Metric,
     Result,
-    best,
     keep,
     machines,
     measure,
     read_kept,
-    time_text,
     verdict,
     write_between,
 )
-from commlayer.bench.spec import CAST_NAMES, BackendSpec
+from commlayer.bench.spec import BackendSpec
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/stress.json"
 PAGE = ROOT / "docs/stress.md"
 CLAIMS_BEGIN, CLAIMS_END = "<!-- claims:begin -->", "<!-- claims:end -->"
 FIGURES_BEGIN, FIGURES_END = "<!-- figures:begin -->", "<!-- figures:end -->"
-
-TCP_CC = ("cubic", "bbr")
-CHUNKS = (1, 4)
-WIRES = ("float32", "16 bit")
-"""What is compared with what: gradients as they are, and cast. gloo casts to the better of float16 and bfloat16."""
-OUR_CAST = "float16"
-
-Runs = Mapping[str, Any]
-
-
-def wire_of(name: str) -> str:
-    """The one of `WIRES` that the backend called `name` uses."""
-    return WIRES[BackendSpec.parse(name).cast is not None]
-
-
-def is_gloo(name: str) -> bool:
-    """Whether it is one of gloo's variants."""
-    return BackendSpec.parse(name).name == "gloo"
-
-
-def ours(*settings: str, wires: Iterable[str] = WIRES) -> tuple[str, ...]:
-    """commlayer with each of these settings, on each wire."""
-    casts = ("" if wire == WIRES[0] else f":cast={OUR_CAST}" for wire in wires)
-    return tuple(f"commlayer{cast}{setting}" for cast in casts for setting in settings)
-
-
-def bounded(bound: float) -> tuple[str, str]:
-    """commlayer's two ways to make up for losses within this bound: the bare all-reduce's and the hook's."""
-    return f":loss_bound={bound}:treatment=rescale", f":loss_bound={bound}"
-
-
-def papers(bound: float) -> str:
-    """What the papers do: both halves lose, and what is lost counts as nothing."""
-    return f":loss_bound={bound}:treatment=zero:consistency=relaxed"
-
-
-GLOO_TUNED = tuple(
-    f"gloo/{tcp_cc}{cast}{f':chunks={chunks}' if chunks > 1 else ''}"
-    for cast in ("", *(f":cast={name}" for name in CAST_NAMES))
-    for tcp_cc in TCP_CC
-    for chunks in CHUNKS
-)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row of the matrix: a network, and what is measured on it."""
-
-    title: str
-    scenario: str
-    backends: tuple[str, ...]
-    arguments: str
-    """Of the bench: what is measured."""
-    rounds: int
-    iters: int
-    tunes_gloo: bool = False
-    """Whether gloo's fastest variants are added: of each congestion control, uncompressed and compressed."""
-    environ: tuple[tuple[str, str], ...] = ()
-    may_fail: bool = False
-    """Whether that is a result, too."""
-
-    def command(self, backends: Iterable[str], rounds: int, iters: int) -> str:
-        """The arguments of `commlayer bench`."""
-        return (
-            f"{self.arguments} --scenario bench/scenarios/{self.scenario}.toml --backends {','.join(backends)} "
-            f"--rounds {rounds} --iters {iters} --warmup 1 --timeout 120"
-        )
-
-
-GRADIENTS = "gradients --sizes 8M"
-BESIDE = ":beside=64M"
-URGENT = "commlayer:priority=0"
-DYING = "gradients --sizes 1M"
-NICS_GLOO = tuple(f"gloo/{tcp_cc}:chunks=8" for tcp_cc in TCP_CC)
-CASES = {
-    "clean": Case(
-        "8 MiB, no stress", "clean200", ours("", *bounded(0.01)), GRADIENTS, rounds=3, iters=5, tunes_gloo=True
-    ),
-    "loss1": Case("8 MiB, 1 % loss", "loss1", ours("", *bounded(0.01), papers(0.01)), GRADIENTS, 3, 9, tunes_gloo=True),
-    "burst1": Case(
-        "8 MiB, 1 % loss in bursts of 8", "burst1", ours("", *bounded(0.01)), GRADIENTS, 3, 5, tunes_gloo=True
-    ),
-    "uneven3": Case(
-        "8 MiB, 3 % loss at one host", "uneven3", ours("", *bounded(0.03)), GRADIENTS, 3, 5, tunes_gloo=True
-    ),
-    "incast": Case(
-        "8 MiB, 4-to-1 incast and cross traffic of 50 %",
-        "incast_cross",
-        ours("", *bounded(0.01)),
-        GRADIENTS,
-        rounds=3,
-        iters=3,
-        tunes_gloo=True,
-    ),
-    "priority": Case(
-        "64 KiB beside 64 MiB",
-        "clean200",
-        tuple(name + beside for name in (URGENT, "gloo/cubic", "gloo/bbr") for beside in ("", BESIDE)),
-        "all_reduce --sizes 64K",
-        rounds=3,
-        iters=20,
-    ),
-    "priority-marked": Case(
-        "64 KiB beside 64 MiB, packets marked for the switch",
-        "clean200",
-        (URGENT, URGENT + BESIDE),
-        "all_reduce --sizes 64K",
-        rounds=3,
-        iters=20,
-        environ=(("COMMLAYER_MARK", "1"),),
-    ),
-    "nics-100-100": Case("8 MiB, 2 NICs", "two_nics_100_100", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
-    "nics-150-50": Case("8 MiB, NICs of 150 and 50", "two_nics_150_50", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
-    "nics-4x50": Case("8 MiB, 4 NICs of 50", "four_nics_50", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
-    # each by itself, as one that dies takes the run along
-    "nic-dies": Case("1 MiB, 1 of 2 NICs dies", "nic_dies", ("commlayer",), DYING, rounds=1, iters=200),
-    "nic-dies-gloo": Case(
-        "1 MiB, 1 of 2 NICs dies", "nic_dies", (NICS_GLOO[1],), DYING, rounds=1, iters=120, may_fail=True
-    ),
-}
-
-
-# ---- measuring
 
 
 def tuned(runs: Iterable[Result]) -> list[str]:
@@ -196,189 +69,6 @@ def run_case(name: str, *, quick: bool) -> dict[str, Any]:
             "results": [{key: result[key] for key in kept} for result in tuning["results"]],
         }
     return run
-
-
-# ---- claims
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a claim comes to."""
-
-    ours: str
-    other: str
-    ratio: float | None
-    reached: bool
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One row of the table: what a figure has to be."""
-
-    run: str
-    wire: str
-    figure: str
-    target: str
-    evaluate: Callable[[Runs], Figures]
-    """Raises KeyError or ValueError when what it needs has not been measured."""
-
-
-def results_of(runs: Runs, run: str, good: Callable[[str], bool]) -> dict[str, Result]:
-    """The results of a run whose backends are `good`, by name. Raises ValueError when there is none."""
-    found = {result["backend"]: result for result in runs[run]["results"] if good(result["backend"])}
-    if not found:
-        raise ValueError(f"{run} has no such backend")
-    return found
-
-
-def is_bounded(wire: str) -> Callable[[str], bool]:
-    """commlayer with a bound, the papers' rule left out, on this wire."""
-
-    def good(name: str) -> bool:
-        policy = BackendSpec.parse(name).policy
-        return policy.loss_bound > 0 and policy.consistency == "strict" and wire_of(name) == wire
-
-    return good
-
-
-def is_reliable(wire: str) -> Callable[[str], bool]:
-    """commlayer without a bound on this wire."""
-    return lambda name: not is_gloo(name) and BackendSpec.parse(name).policy.loss_bound == 0 and wire_of(name) == wire
-
-
-def worst(results: Mapping[str, Result], metric: Metric) -> float:
-    """The figure that all of them reach."""
-    return (min if metric.higher_is_better else max)(metric.of(result) for result in results.values())
-
-
-def right(*results: Mapping[str, Result]) -> bool:
-    """Whether all elements of all results were."""
-    return all(result["wrong"] == 0 for each in results for result in each.values())
-
-
-def over_gloo(run: str, wire: str, metric: Metric, at_least: float) -> Claim:
-    """Times better than the best gloo on the same wire; of both treatments, the worse counts."""
-
-    def evaluate(runs: Runs) -> Figures:
-        lossy = results_of(runs, run, is_bounded(wire))
-        gloo = results_of(runs, run, lambda name: is_gloo(name) and wire_of(name) == wire)
-        figures = {name: metric.of(result) for name, result in gloo.items()}
-        name, mine = best(figures, metric), worst(lossy, metric)
-        ratio = metric.ratio(mine, figures[name])
-        return Figures(
-            metric.text(mine), f"{metric.text(figures[name])} ({name})", ratio, ratio >= at_least and right(lossy)
-        )
-
-    return Claim(run, wire, f"{metric.name}, bounded", f"≥ {at_least:g}x the best gloo", evaluate)
-
-
-def over_reliable(run: str, wire: str, at_most: float) -> Claim:
-    """The bounded median over that of reliable mode on the same wire where nothing is lost."""
-
-    def evaluate(runs: Runs) -> Figures:
-        lossy, reliable = results_of(runs, run, is_bounded(wire)), results_of(runs, "clean", is_reliable(wire))
-        mine, clean = worst(lossy, P50), worst(reliable, P50)
-        ratio = mine / clean
-        text = f"{P50.text(clean)} (reliable, no loss)"
-        return Figures(P50.text(mine), text, ratio, ratio <= at_most and right(lossy, reliable))
-
-    return Claim(run, wire, "p50, bounded", f"≤ {at_most:g}x without loss", evaluate)
-
-
-def tail(run: str, wire: str, at_most: float) -> Claim:
-    """The bounded p99 over its own median; of both treatments, the worse counts."""
-
-    def evaluate(runs: Runs) -> Figures:
-        lossy = results_of(runs, run, is_bounded(wire))
-        name = max(lossy, key=lambda each: P99.of(lossy[each]) / P50.of(lossy[each]))
-        p50, p99 = P50.of(lossy[name]), P99.of(lossy[name])
-        return Figures(P99.text(p99), f"{P50.text(p50)} (its p50)", p99 / p50, p99 / p50 <= at_most and right(lossy))
-
-    return Claim(run, wire, "p99, bounded", f"≤ {at_most:g}x p50", evaluate)
-
-
-def beside(run: str, idle: str, at_most: float | None) -> Claim:
-    """The p99 beside bulk traffic over the median on an idle network; no target for gloo."""
-
-    def evaluate(runs: Runs) -> Figures:
-        quiet, busy = results_of(runs, run, is_same(idle)), results_of(runs, run, is_same(idle + BESIDE))
-        p50, p99 = worst(quiet, P50), worst(busy, P99)
-        reached = (at_most is None or p99 / p50 <= at_most) and right(quiet, busy)
-        return Figures(P99.text(p99), f"{P50.text(p50)} (its p50, idle)", p99 / p50, reached)
-
-    target = "to compare" if at_most is None else f"≤ {at_most:g}x idle"
-    return Claim(run, WIRES[0], f"p99, {idle.partition(':')[0]}", target, evaluate)
-
-
-def is_same(name: str) -> Callable[[str], bool]:
-    """Texts that mean the same backend."""
-    return lambda other: BackendSpec.parse(name) == BackendSpec.parse(other)
-
-
-def link_share(run: str, at_least: float) -> Claim:
-    """Of the summed rate of the NICs; the best gloo beside it."""
-
-    def evaluate(runs: Runs) -> Figures:
-        reliable, gloo = results_of(runs, run, is_reliable(WIRES[0])), results_of(runs, run, is_gloo)
-        figures = {name: LINK_SHARE.of(result) for name, result in gloo.items()}
-        name, mine = best(figures, LINK_SHARE), worst(reliable, LINK_SHARE)
-        other = f"{LINK_SHARE.text(figures[name])} ({name})"
-        return Figures(LINK_SHARE.text(mine), other, mine / figures[name], mine >= at_least and right(reliable))
-
-    return Claim(run, WIRES[0], "busbw", f"≥ {at_least:.0%} of all NICs", evaluate)
-
-
-DEATH_WINDOW_S = 3.0
-
-
-def death(run: str, at_most_ms: float | None) -> Claim:
-    """The longest operation that a dying NIC met, over the median of those before it; no target for gloo."""
-
-    def evaluate(runs: Runs) -> Figures:
-        if "failed" in runs[run]:
-            return Figures("failed", "", None, at_most_ms is None)
-        [result] = runs[run]["results"]
-        died_s = next(event["at_s"] for event in runs[run]["events"] if "link_down" in event["event"])
-        [began_s], [times_us] = result["began_s"], result["iterations_us"]
-        before = [us for at_s, us in zip(began_s, times_us, strict=True) if at_s + us / 1e6 < died_s]
-        after = list(zip(began_s, times_us, strict=True))[len(before) :]
-        met = [us for at_s, us in after if at_s < died_s + DEATH_WINDOW_S]
-        if not before or not met:
-            raise ValueError(f"{run}: the NIC died before or after the measurement")
-        usual, longest = statistics.median(before), max(met)
-        cost_ms = (longest - usual) / 1e3
-        reached = at_most_ms is None or (cost_ms < at_most_ms and right({"": result}))
-        return Figures(f"{cost_ms:.0f} ms", f"{time_text(longest)} after {time_text(usual)}", None, reached)
-
-    name = "commlayer" if at_most_ms is not None else "gloo"
-    target = "to compare" if at_most_ms is None else f"< {at_most_ms:g} ms more, no error"
-    return Claim(run, WIRES[0], f"longest, {name}", target, evaluate)
-
-
-CLAIMS = (
-    *(over_reliable("clean", wire, 1.02) for wire in WIRES),
-    *(over_reliable("loss1", wire, 1.08) for wire in WIRES),
-    *(tail("loss1", wire, 1.15) for wire in WIRES),
-    *(over_gloo("loss1", wire, P50, 2) for wire in WIRES),
-    *(over_gloo(run, wire, P99, 3) for run in ("burst1", "uneven3", "incast") for wire in WIRES),
-    beside("priority", URGENT, 1.5),
-    beside("priority-marked", URGENT, 1.5),
-    *(beside("priority", f"gloo/{tcp_cc}", None) for tcp_cc in TCP_CC),
-    *(link_share(run, 0.95) for run in ("nics-100-100", "nics-150-50", "nics-4x50")),
-    death("nic-dies", 200),
-    death("nic-dies-gloo", None),
-)
-
-
-def evaluate(claim: Claim, runs: Runs) -> Figures | None:
-    """None when what it needs has not been measured."""
-    try:
-        return claim.evaluate(runs)
-    except (KeyError, ValueError):
-        return None
-
-
-# ---- tables
 
 
 def claims_table(runs: Runs) -> str:

@@ -1,0 +1,192 @@
+"""What `bench/stress.py` is to show: each claim is a figure of its results, and what that has to be."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.cases import BESIDE, TCP_CC, URGENT, WIRES, is_gloo, wire_of
+from commlayer.bench.matrix import LINK_SHARE, P50, P99, Metric, Result, best, time_text
+from commlayer.bench.spec import BackendSpec
+
+Runs = Mapping[str, Any]
+"""The kept results of `bench/stress.py`, by case."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a claim comes to."""
+
+    ours: str
+    other: str
+    ratio: float | None
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the table: what a figure has to be."""
+
+    run: str
+    wire: str
+    figure: str
+    target: str
+    evaluate: Callable[[Runs], Figures]
+    """Raises KeyError or ValueError when what it needs has not been measured."""
+
+
+def results_of(runs: Runs, run: str, good: Callable[[str], bool]) -> dict[str, Result]:
+    """The results of a run whose backends are `good`, by name. Raises ValueError when there is none."""
+    found = {result["backend"]: result for result in runs[run]["results"] if good(result["backend"])}
+    if not found:
+        raise ValueError(f"{run} has no such backend")
+    return found
+
+
+def is_bounded(wire: str) -> Callable[[str], bool]:
+    """commlayer with a bound, the papers' rule left out, on this wire."""
+
+    def good(name: str) -> bool:
+        policy = BackendSpec.parse(name).policy
+        return policy.loss_bound > 0 and policy.consistency == "strict" and wire_of(name) == wire
+
+    return good
+
+
+def is_reliable(wire: str) -> Callable[[str], bool]:
+    """commlayer without a bound on this wire."""
+    return lambda name: not is_gloo(name) and BackendSpec.parse(name).policy.loss_bound == 0 and wire_of(name) == wire
+
+
+def worst(results: Mapping[str, Result], metric: Metric) -> float:
+    """The figure that all of them reach."""
+    return (min if metric.higher_is_better else max)(metric.of(result) for result in results.values())
+
+
+def right(*results: Mapping[str, Result]) -> bool:
+    """Whether all elements of all results were."""
+    return all(result["wrong"] == 0 for each in results for result in each.values())
+
+
+def over_gloo(run: str, wire: str, metric: Metric, at_least: float) -> Claim:
+    """Times better than the best gloo on the same wire; of both treatments, the worse counts."""
+
+    def evaluate(runs: Runs) -> Figures:
+        lossy = results_of(runs, run, is_bounded(wire))
+        gloo = results_of(runs, run, lambda name: is_gloo(name) and wire_of(name) == wire)
+        figures = {name: metric.of(result) for name, result in gloo.items()}
+        name, mine = best(figures, metric), worst(lossy, metric)
+        ratio = metric.ratio(mine, figures[name])
+        return Figures(
+            metric.text(mine), f"{metric.text(figures[name])} ({name})", ratio, ratio >= at_least and right(lossy)
+        )
+
+    return Claim(run, wire, f"{metric.name}, bounded", f"≥ {at_least:g}x the best gloo", evaluate)
+
+
+def over_reliable(run: str, wire: str, at_most: float) -> Claim:
+    """The bounded median over that of reliable mode on the same wire where nothing is lost."""
+
+    def evaluate(runs: Runs) -> Figures:
+        lossy, reliable = results_of(runs, run, is_bounded(wire)), results_of(runs, "clean", is_reliable(wire))
+        mine, clean = worst(lossy, P50), worst(reliable, P50)
+        ratio = mine / clean
+        text = f"{P50.text(clean)} (reliable, no loss)"
+        return Figures(P50.text(mine), text, ratio, ratio <= at_most and right(lossy, reliable))
+
+    return Claim(run, wire, "p50, bounded", f"≤ {at_most:g}x without loss", evaluate)
+
+
+def tail(run: str, wire: str, at_most: float) -> Claim:
+    """The bounded p99 over its own median; of both treatments, the worse counts."""
+
+    def evaluate(runs: Runs) -> Figures:
+        lossy = results_of(runs, run, is_bounded(wire))
+        name = max(lossy, key=lambda each: P99.of(lossy[each]) / P50.of(lossy[each]))
+        p50, p99 = P50.of(lossy[name]), P99.of(lossy[name])
+        return Figures(P99.text(p99), f"{P50.text(p50)} (its p50)", p99 / p50, p99 / p50 <= at_most and right(lossy))
+
+    return Claim(run, wire, "p99, bounded", f"≤ {at_most:g}x p50", evaluate)
+
+
+def beside(run: str, idle: str, at_most: float | None) -> Claim:
+    """The p99 beside bulk traffic over the median on an idle network; no target for gloo."""
+
+    def evaluate(runs: Runs) -> Figures:
+        quiet, busy = results_of(runs, run, is_same(idle)), results_of(runs, run, is_same(idle + BESIDE))
+        p50, p99 = worst(quiet, P50), worst(busy, P99)
+        reached = (at_most is None or p99 / p50 <= at_most) and right(quiet, busy)
+        return Figures(P99.text(p99), f"{P50.text(p50)} (its p50, idle)", p99 / p50, reached)
+
+    target = "to compare" if at_most is None else f"≤ {at_most:g}x idle"
+    return Claim(run, WIRES[0], f"p99, {idle.partition(':')[0]}", target, evaluate)
+
+
+def is_same(name: str) -> Callable[[str], bool]:
+    """Texts that mean the same backend."""
+    return lambda other: BackendSpec.parse(name) == BackendSpec.parse(other)
+
+
+def link_share(run: str, at_least: float) -> Claim:
+    """Of the summed rate of the NICs; the best gloo beside it."""
+
+    def evaluate(runs: Runs) -> Figures:
+        reliable, gloo = results_of(runs, run, is_reliable(WIRES[0])), results_of(runs, run, is_gloo)
+        figures = {name: LINK_SHARE.of(result) for name, result in gloo.items()}
+        name, mine = best(figures, LINK_SHARE), worst(reliable, LINK_SHARE)
+        other = f"{LINK_SHARE.text(figures[name])} ({name})"
+        return Figures(LINK_SHARE.text(mine), other, mine / figures[name], mine >= at_least and right(reliable))
+
+    return Claim(run, WIRES[0], "busbw", f"≥ {at_least:.0%} of all NICs", evaluate)
+
+
+DEATH_WINDOW_S = 3.0
+
+
+def death(run: str, at_most_ms: float | None) -> Claim:
+    """The longest operation that a dying NIC met, over the median of those before it; no target for gloo."""
+
+    def evaluate(runs: Runs) -> Figures:
+        if "failed" in runs[run]:
+            return Figures("failed", "", None, at_most_ms is None)
+        [result] = runs[run]["results"]
+        died_s = next(event["at_s"] for event in runs[run]["events"] if "link_down" in event["event"])
+        [began_s], [times_us] = result["began_s"], result["iterations_us"]
+        before = [us for at_s, us in zip(began_s, times_us, strict=True) if at_s + us / 1e6 < died_s]
+        after = list(zip(began_s, times_us, strict=True))[len(before) :]
+        met = [us for at_s, us in after if at_s < died_s + DEATH_WINDOW_S]
+        if not before or not met:
+            raise ValueError(f"{run}: the NIC died before or after the measurement")
+        usual, longest = statistics.median(before), max(met)
+        cost_ms = (longest - usual) / 1e3
+        reached = at_most_ms is None or (cost_ms < at_most_ms and right({"": result}))
+        return Figures(f"{cost_ms:.0f} ms", f"{time_text(longest)} after {time_text(usual)}", None, reached)
+
+    name = "commlayer" if at_most_ms is not None else "gloo"
+    target = "to compare" if at_most_ms is None else f"< {at_most_ms:g} ms more, no error"
+    return Claim(run, WIRES[0], f"longest, {name}", target, evaluate)
+
+
+CLAIMS = (
+    *(over_reliable("clean", wire, 1.02) for wire in WIRES),
+    *(over_reliable("loss1", wire, 1.08) for wire in WIRES),
+    *(tail("loss1", wire, 1.15) for wire in WIRES),
+    *(over_gloo("loss1", wire, P50, 2) for wire in WIRES),
+    *(over_gloo(run, wire, P99, 3) for run in ("burst1", "uneven3", "incast") for wire in WIRES),
+    beside("priority", URGENT, 1.5),
+    beside("priority-marked", URGENT, 1.5),
+    *(beside("priority", f"gloo/{tcp_cc}", None) for tcp_cc in TCP_CC),
+    *(link_share(run, 0.95) for run in ("nics-100-100", "nics-150-50", "nics-4x50")),
+    death("nic-dies", 200),
+    death("nic-dies-gloo", None),
+)
+
+
+def evaluate(claim: Claim, runs: Runs) -> Figures | None:
+    """None when what it needs has not been measured."""
+    try:
+        return claim.evaluate(runs)
+    except (KeyError, ValueError):
+        return None
