@@ -35,7 +35,8 @@ class HookState:
 
     `process_group` is that of the model, None meaning WORLD. `tolerance` says what may be lost instead of the policy's
     `loss_bound`, by layer and by step (see tolerance.py). Neither is part of what is saved or pickled: a restored state
-    uses WORLD until `process_group` is set, and one that had a tolerance must be given an equal one.
+    uses WORLD until `process_group` is set, and one that had a tolerance must be given an equal one. Each model needs a
+    state of its own.
 
     With the policy's treatment `feedback`, the state keeps what of this rank's gradients was lost until the next step
     adds it. That is part of what is saved, so every rank should save its own state and restore that. A rank that
@@ -50,15 +51,23 @@ class HookState:
         tolerance: Tolerance | None = None,
     ) -> None:
         self.policy = policy or Policy()
+        for given, kind in ((policy, Policy), (process_group, dist.ProcessGroup), (tolerance, Tolerance)):
+            if given is not None and not isinstance(given, kind):
+                raise ConfigError(f"HookState({given!r}): give a {kind.__name__}, or None")
         self.process_group = process_group
         self.tolerance = tolerance
         """Instead of the policy's `loss_bound`; None: that."""
         self.steps = 0
         """Backward passes that have begun with this state, also before it was saved."""
+        self.loss_scale = 1.0
+        """What the loss is multiplied with, as `GradScaler.get_scale()` says; to be set before backward where that
+        changes. What was lost at another scale is converted."""
         self.residual = Residual()
         """What of the gradients was lost and waits for the next step."""
+        self._residual_scale = 1.0
         self._rank: int | None = None  # whose residual it is; None: nobody's yet
         self._tolerance_state: dict[str, Any] | None = None  # restored, and not taken over yet
+        self._begun = False  # a step, since this was made or loaded
         self._buckets = 0  # how many there were in the last step
         self._group: CommProcessGroup | None = None
         self._sources: dict[int, torch.Tensor] = {}
@@ -71,8 +80,16 @@ class HookState:
 
     def enter(self, bucket: dist.GradBucket) -> tuple[Policy, list[int]]:
         """For the hook, once per bucket and in their order: the policy of its operation, and which of its parameters
-        (as indices) may lose nothing at all."""
+        (as indices) may lose nothing at all. Raises ConfigError for those of a second model."""
         index, parameters = bucket.index(), bucket.parameters()
+        if not self.residual.has_met(parameters):
+            if self._buckets or (self._begun and index == 0):
+                raise ConfigError(
+                    f"rank {self.group().rank()}: bucket {index} has parameters of another model than this HookState's "
+                    f"first steps: make a HookState for each model"
+                )
+            if index == 0:
+                self.residual.renumber()
         if index == 0:
             self._begin_step()
         self.residual.meet(parameters)
@@ -100,15 +117,21 @@ class HookState:
                 rank,
                 self._rank,
             )
-            self.residual = Residual()
+            self.residual.clear()
         self._rank = rank
         if self._buckets:
             self.residual.check_met()
+        if self.loss_scale != self._residual_scale:
+            self.residual.scale(self.loss_scale / self._residual_scale)
+            self._residual_scale = self.loss_scale
         if self._tolerance_state is not None:
             if self.tolerance is None:
                 raise ConfigError("this HookState was saved with a tolerance: set HookState.tolerance to an equal one")
             self.tolerance.load_state_dict(self._tolerance_state)
             self._tolerance_state = None
+        if self.tolerance is not None and not self._begun:
+            self.steps = int(self._largest(self.steps))  # a rank that is new in the job begins where the others are
+        self._begun = True
         if self.tolerance is not None:
             self.tolerance.begin(self.steps, self._largest)
         self.steps += 1
@@ -145,20 +168,30 @@ class HookState:
             "steps": self.steps,
             "rank": self._rank,
             "residual": self.residual.state_dict(),
+            "loss_scale": self._residual_scale,
             "tolerance": tolerance,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned, before the first step of the model that has the hook.
+        """Takes over what `state_dict` returned, between steps: also the policy.
 
-        Raises ConfigError if it holds a policy this version cannot keep.
+        Raises ConfigError if it is not what that returned, or holds a policy this version cannot keep.
         """
-        self.policy = Policy(**state["policy"])
+        try:
+            policy = Policy(**state["policy"])
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"not the state of a HookState of this version: {error!r}") from error
+        if self.tolerance is not None and policy.loss_bound:
+            raise ConfigError(
+                f"a state saved with Policy(loss_bound={policy.loss_bound}) for one with a tolerance: use one of both"
+            )
+        self.policy = policy
         self.steps = state.get("steps", 0)
-        self.residual = Residual()
+        self.loss_scale = self._residual_scale = state.get("loss_scale", 1.0)
         self.residual.load_state_dict(state.get("residual", {}))
         self._rank = state.get("rank")
         self._tolerance_state = state.get("tolerance")
+        self._begun = False
         self._buckets = 0
         self._sources = {}
         self._group = None
@@ -169,6 +202,7 @@ class HookState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
         self.tolerance = None
+        self.residual = Residual()
         self.load_state_dict(state)
 
 
@@ -211,12 +245,19 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     A failure reaches the caller of `backward()` as a RuntimeError with the engine's text.
     """
     gradients = bucket.buffer()
+    if gradients.layout != torch.strided:
+        raise ConfigError(
+            f"bucket {bucket.index()} has {gradients.layout} gradients of parameters of the shapes "
+            f"{[tuple(each.shape) for each in bucket.parameters()]}: this hook averages dense ones; use sparse=False"
+        )
     policy, reliable = state.enter(bucket)
     step, index = state.steps - 1, bucket.index()
     may_lose = state.group().can_lose and (state.tolerance is not None or policy.loss_bound > 0)
     if may_lose and (policy.treatment == "feedback" or policy.protect_quantile > 0 or reliable):
         averaged = _from_source(state, bucket, policy, reliable)
     else:
+        if state.residual:  # of steps that could lose something
+            state.residual.add_to(gradients, bucket.parameters(), _starts(bucket))
         options = _average()
         if gradients.is_cpu:
             done = state.group().allreduce([gradients], options, policy=policy).get_future()
@@ -239,15 +280,21 @@ def _average() -> AllreduceOptions:
     return options
 
 
+def _starts(bucket: dist.GradBucket) -> list[int]:
+    """The element of the bucket where each of its gradients begins."""
+    first = bucket.buffer().storage_offset()
+    return [int(each.storage_offset() - first) for each in bucket.gradients()]
+
+
 def _from_source(
     state: HookState, bucket: dist.GradBucket, policy: Policy, reliable: list[int]
 ) -> Future[torch.Tensor]:
     """The same, for gradients of which a part may be lost: with `feedback` this rank adds it to its next ones."""
     gradients, group, source = bucket.buffer(), state.group(), state.source(bucket)
+    starts, parts = _starts(bucket), bucket.gradients()
     if not gradients.is_floating_point():
         raise ConfigError(f"a bucket of {gradients.dtype}: bounded loss is for floating-point gradients")
-    parameters, parts = bucket.parameters(), bucket.gradients()
-    starts = [int(each.storage_offset() - gradients.storage_offset()) for each in parts]
+    parameters = bucket.parameters()
     source.copy_(gradients)
     feedback = policy.treatment == "feedback"
     certain = [(starts[i], starts[i] + parts[i].numel()) for i in reliable]

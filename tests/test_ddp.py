@@ -273,9 +273,10 @@ def _restarts(rank: int, size: int) -> list[list[float]]:
             if how == "own" or rank == 0:
                 saved.set(f"{how} {rank}", pickle.dumps(state).hex())
             copy = pickle.loads(bytes.fromhex(saved.get(f"{how} {rank if how == 'own' else 0}").decode()))
-            found.append(averages(nn.Linear(3, 1, bias=False), copy))
+            model = nn.Linear(3, 1, bias=False)
+            found.append(averages(model, copy))
             assert copy.steps == 2
-            found.append(averages(nn.Linear(3, 1, bias=False), copy))
+            found.append(averages(model, copy))
     return found
 
 
@@ -286,7 +287,9 @@ def averages(model: nn.Module, state: commlayer.HookState) -> list[float]:
     replica(torch.ones(1, 3)).sum().backward()
     (weight,) = model.parameters()
     assert weight.grad is not None
-    return weight.grad[0].tolist()
+    found = weight.grad[0].tolist()
+    model.zero_grad()
+    return found
 
 
 def test_what_was_lost_survives_a_restart_of_its_own_rank() -> None:
@@ -312,6 +315,98 @@ def _wants_tolerance(rank: int, size: int, pickled: bytes) -> None:
         averages(nn.Linear(3, 1, bias=False), state)
 
 
-def test_a_saved_policy_that_is_out_of_range_is_refused() -> None:
-    with pytest.raises(commlayer.ConfigError, match="priority=9"):
-        commlayer.HookState().load_state_dict({"policy": {"priority": 9}})
+def _lost_before(rank: int, size: int) -> list[list[float]]:
+    """What was lost under another policy, or at another scale of the loss."""
+    found = []
+    with ranks.job(rank, size):
+        for policy, loss_scale in ((commlayer.Policy(), 1.0), (commlayer.Policy(loss_bound=0.1), 0.5)):
+            model, state = nn.Linear(3, 1, bias=False), commlayer.HookState(commlayer.Policy(loss_bound=0.1))
+            averages(model, state)
+            (weight,) = model.parameters()
+            state.residual.keep(torch.full((3,), 10.0), [weight], [0], [(4, 4)])
+            state.policy, state.loss_scale = policy, loss_scale
+            found.append(averages(model, state))
+            assert not state.residual
+    return found
+
+
+def test_what_was_lost_is_added_whatever_has_changed_since() -> None:
+    for exact, scaled in ranks.run(_lost_before, 2, environ={"COMMLAYER_SHM": "0"}):
+        assert exact == [1, 11, 1]
+        assert scaled == [1, 6, 1]
+
+
+def _two_models(rank: int, size: int) -> None:
+    fake_transport.install()
+    with ranks.job(rank, size):
+        state = commlayer.HookState()
+        first, second = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)
+        averages(first, state)
+        with pytest.raises(RuntimeError, match="make a HookState for each model"):
+            averages(second, state)
+        averages(first, state)
+        together = commlayer.HookState()
+        models = [DistributedDataParallel(each) for each in (first, second)]
+        for each in models:
+            each.register_comm_hook(together, commlayer.allreduce_hook)
+        with pytest.raises(RuntimeError, match="make a HookState for each model"):
+            sum(each(torch.ones(1, 3)).sum() for each in models).backward()
+
+
+def test_a_state_is_for_one_model() -> None:
+    ranks.run(_two_models, 1)
+
+
+def _joins_later(rank: int, size: int) -> list[int]:
+    with ranks.job(rank, size):
+        state = commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1, 6: 0.2}))
+        if rank == 0:
+            saved = commlayer.HookState().state_dict() | {"steps": 5}
+            state.load_state_dict(saved)
+        model = nn.Linear(3, 1, bias=False)
+        averages(model, state)
+        averages(model, state)
+        return [state.steps]
+
+
+def test_a_rank_that_is_new_has_the_schedule_of_the_others() -> None:
+    assert ranks.run(_joins_later, 2) == [[7], [7]]
+
+
+def _sparse(rank: int, size: int) -> None:
+    fake_transport.install()
+    with ranks.job(rank, size):
+        model = DistributedDataParallel(nn.Embedding(5, 2, sparse=True))
+        model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
+        with pytest.raises(RuntimeError, match=r"use sparse=False"):
+            model(torch.tensor([1])).sum().backward()
+
+
+def test_sparse_gradients_are_refused() -> None:
+    ranks.run(_sparse, 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({"policy": {"priority": 9}}, "priority=9"),
+        ({"policy": {"nonesuch": 1}}, "nonesuch"),
+        ({}, "not the state of a HookState"),
+        (None, "not the state of a HookState"),
+    ],
+)
+def test_a_saved_state_that_makes_no_sense_is_refused(state: Any, text: str) -> None:
+    with pytest.raises(commlayer.ConfigError, match=text):
+        commlayer.HookState().load_state_dict(state)
+
+
+def test_a_saved_bound_is_no_state_for_a_tolerance() -> None:
+    saved = commlayer.HookState(commlayer.Policy(loss_bound=0.1)).state_dict()
+    with pytest.raises(commlayer.ConfigError, match="use one of both"):
+        commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1})).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("arguments", [{"policy": "x"}, {"process_group": "x"}, {"tolerance": 0.01}])
+def test_a_state_of_anything_else_is_refused(arguments: Any) -> None:
+    with pytest.raises(commlayer.ConfigError, match=r"give a (Policy|ProcessGroup|Tolerance), or None"):
+        commlayer.HookState(**arguments)

@@ -27,11 +27,11 @@ def test_parts_are_kept_by_parameter_and_added_once() -> None:
     residual.keep(buffer, [a, b], [0, 4], [(0, 4), (12, 12), (36, 4)])
     assert residual.total(a).tolist() == [1, 0, 0, 4]
     assert residual.total(b).tolist() == [[5, 6, 0], [0, 0, 10]]
-    regrouped = torch.zeros(11)
-    residual.add_to(regrouped, [c, b], [0, 5])
-    assert regrouped.tolist() == [0, 0, 0, 0, 0, 5, 6, 0, 0, 0, 10]
-    residual.add_to(regrouped, [b], [5])
-    assert regrouped.sum() == 21
+    regrouped = torch.ones(11)
+    assert residual.add_to(regrouped, [c, b], [0, 5]) == [(5, 7), (10, 11)]
+    assert regrouped.tolist() == [1, 1, 1, 1, 1, 6, 7, 1, 1, 1, 11]
+    assert residual.add_to(regrouped, [b], [5]) == []
+    assert regrouped.sum() == 11 + 21
     assert residual.total(a).sum() == 5
 
 
@@ -46,7 +46,7 @@ def test_what_is_kept_is_saved_by_the_order_in_which_parameters_are_met() -> Non
     residual = Residual()
     a, b, c = torch.zeros(4), torch.zeros(3), torch.zeros(2)
     residual.meet([c])
-    residual.meet([b, c, a])
+    residual.meet([a, c, b])
     residual.keep(torch.arange(1.0, 10.0), [a, b, c], [0, 4, 7], [(0, 8), (16, 4), (32, 4)])
     file = io.BytesIO()
     torch.save(residual.state_dict(), file)
@@ -55,22 +55,70 @@ def test_what_is_kept_is_saved_by_the_order_in_which_parameters_are_met() -> Non
     c, b, a = torch.zeros(2), torch.zeros(3), torch.zeros(4)
     restored.meet([c])
     assert restored.total(c).tolist() == [0, 9]
-    assert len(restored.state_dict()) == 3  # also of those that have not been met
-    buffer = torch.zeros(7)
-    restored.add_to(buffer, [b, a], [0, 3])
-    assert buffer.tolist() == [5, 0, 0, 1, 2, 0, 0]
+    assert len(restored.state_dict()["kept"]) == 3  # also of those that have not been met
+    buffer = torch.ones(7)
+    restored.add_to(buffer, [a, b], [0, 4])
+    assert buffer.tolist() == [2, 3, 1, 1, 6, 1, 1]
     restored.check_met()
-    assert len(restored.state_dict()) == 1
+    assert len(restored.state_dict()["kept"]) == 1
+
+
+def test_numbers_do_not_depend_on_how_large_buckets_are() -> None:
+    saved, restored = Residual(), Residual()
+    model = [torch.zeros(2) for _ in range(4)]
+    saved.meet(model)  # one bucket
+    saved.keep(torch.arange(8.0), model, [0, 2, 4, 6], [(0, 32)])
+    restored.load_state_dict(saved.state_dict())
+    for pair in (model[2:], model[:2]):  # two, as DDP makes them: from the model's end
+        restored.meet(pair)
+    assert [restored.total(each).tolist() for each in model] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_parameters_keep_their_numbers_when_an_earlier_state_comes_back() -> None:
+    residual = Residual()
+    a, b = torch.zeros(2), torch.zeros(2)
+    residual.meet([a, b])
+    residual.keep(torch.arange(1.0, 5.0), [a, b], [0, 2], [(0, 16)])
+    saved = residual.state_dict()
+    residual.clear()
+    assert not residual
+    residual.load_state_dict(saved)
+    residual.meet([b, a])  # regrouped
+    assert (residual.total(a).tolist(), residual.total(b).tolist()) == ([1, 2], [3, 4])
+
+
+def test_what_an_unused_parameter_has_waits() -> None:
+    residual = Residual()
+    a, b = torch.zeros(3), torch.zeros(3)
+    residual.keep(torch.ones(6), [a, b], [0, 3], [(0, 24)])
+    buffer = torch.tensor([0.0, 0.0, 0.0, 0.0, 5.0, 0.0])
+    assert residual.add_to(buffer, [a, b], [0, 3]) == [(3, 6)]
+    assert buffer.tolist() == [0, 0, 0, 1, 6, 1]
+    residual.keep(torch.zeros(6), [a, b], [0, 3], [(0, 24)])  # nothing of it is lost again, as there was nothing
+    assert [len(each) for each in residual.state_dict()["kept"].values()] == [1]
+    assert residual.add_to(torch.ones(6), [a, b], [0, 3]) == [(0, 3)]
+
+
+def test_what_is_kept_takes_another_scale() -> None:
+    residual = Residual()
+    a = torch.zeros(2)
+    residual.meet([a])
+    residual.keep(torch.tensor([4.0, 8.0]), [a], [0], [(0, 8)])
+    saved = residual.state_dict()
+    residual.scale(0.5)
+    assert residual.total(a).tolist() == [2, 4]
+    assert saved["kept"][0][0][1].tolist() == [4, 8]
 
 
 def test_the_residual_of_another_model_is_refused() -> None:
     restored = Residual()
-    restored.load_state_dict({0: [(3, torch.ones(2))], 7: [(0, torch.ones(1))]})
-    with pytest.raises(ConfigError, match="for parameter 0 is longer than its 4 elements"):
+    restored.load_state_dict({"kept": {0: [(3, torch.ones(2))]}, "sizes": [5]})
+    with pytest.raises(ConfigError, match="has 5 elements for parameter 0 from the end, which has 4"):
         restored.meet([torch.zeros(4)])
-    restored.load_state_dict({7: [(0, torch.ones(1))]})
+    restored = Residual()
+    restored.load_state_dict({"kept": {7: [(0, torch.ones(1))]}, "sizes": [4] * 8})
     restored.meet([torch.zeros(4)])
-    with pytest.raises(ConfigError, match="has something for parameter 7, and the model has 1"):
+    with pytest.raises(ConfigError, match="has something for parameter 7 from the end, and the model has 1"):
         restored.check_met()
 
 

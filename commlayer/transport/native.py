@@ -60,7 +60,10 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_ECLOSED: (ClosedError, "no operation may follow destroy_process_group"),
     lib.CL_EMISMATCH: (
         MismatchError,
-        "all ranks must call the same operations in the same order with the same sizes and dtypes",
+        (
+            "all ranks must call the same operations in the same order with the same sizes and dtypes, and with the "
+            "same policy or tolerance"
+        ),
     ),
     lib.CL_ENOLIBFABRIC: (
         ConfigError,
