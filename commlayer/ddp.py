@@ -110,7 +110,7 @@ class HookState:
 
     def _begin_step(self) -> None:
         rank = self.group().rank()
-        if self._rank not in (None, rank) and self.residual.state_dict():
+        if self._rank not in (None, rank) and self.residual:
             log.warning(
                 "rank %d restored the HookState of rank %s: what that one had lost is left out; let every rank save "
                 "and restore its own",
