@@ -63,6 +63,8 @@ struct cl_peer {
     struct cl_stops stops;
     struct cl_history history;
 
+    uint64_t turns[CL_PEER_PATHS_MAX]; /* bytes it was sent through each interface, and those it did not want */
+
     struct cl_controls controls;
     struct cl_path paths[];
 };
