@@ -4,7 +4,7 @@
 #include "core/packet.h"
 #include "core/spray.h"
 
-enum { PEERS_COMPARED = 32 };
+enum { PEERS_COMPARED = 32 /* at most, for each packet */ };
 
 /* Writes the header of `packet` into `out`, sealed. number: whole, of the packet or acknowledgement. */
 static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_packet *packet,
@@ -210,6 +210,7 @@ static bool must_wait(const struct cl_peer *peer, const struct cl_message *messa
     return message->packets_in_flight && cl_peer_wary(peer, message);
 }
 
+/* What the peer got through an interface; who did not want any for a while has no claim to what others got. */
 static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_egress *egress)
 {
     uint64_t turn = peer->turns[egress - endpoint->egresses];
@@ -217,15 +218,16 @@ static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer
 }
 
 /* With several interfaces, which of them is free when a peer has its turn is chance, and by chance several hosts send
- * to the same port of a peer while its others are idle. So each interface sends as much to each peer that waits: where
- * `message`, which would take `*path` now, is ahead of others there, one of those comes first. Returns whose. */
+ * to one port of a peer while its others are idle. So each interface sends as much to each peer that waits, but for a
+ * turn: where `message`, which would leave by `*path`, is further ahead there, the one that lags behind most goes
+ * first. Returns that message, and its path. */
 static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_message *message, struct cl_path **path,
                                    uint64_t now_us)
 {
     struct cl_egress *egress = (*path)->egress;
     struct cl_peer *first = endpoint->peers[message->peer];
     struct cl_message *lagging = message;
-    struct cl_path *free_path = *path;
+    struct cl_path *lagging_path = *path;
     uint64_t own = turn_of(endpoint, first, egress), least = own;
     struct cl_queue_node *node = first->node.lanes[message->priority].next;
     for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->lanes[message->priority].next) {
@@ -233,18 +235,18 @@ static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_messa
         struct cl_peer *peer = endpoint->peers[other->peer];
         if (turn_of(endpoint, peer, egress) >= least || must_wait(peer, other))
             continue;
-        struct cl_path *other_path =
+        struct cl_path *open =
             cl_spray_through(peer->paths, peer->path_count, egress, endpoint->config.datagram_bytes, now_us);
-        if (!other_path)
+        if (!open)
             continue;
         least = turn_of(endpoint, peer, egress);
         lagging = other;
-        free_path = other_path;
+        lagging_path = open;
     }
     egress->turn = least;
     if (own <= least + (uint64_t)CL_QUEUE_TURN * endpoint->config.datagram_bytes)
         return message;
-    *path = free_path;
+    *path = lagging_path;
     return lagging;
 }
 
