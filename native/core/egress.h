@@ -36,6 +36,7 @@ struct cl_egress {
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
     uint64_t bytes;   /* sent ever */
+    uint64_t turn;    /* the least that one of the peers that wait has got of it: see `turns` in peer.h */
     uint64_t idle_at; /* the value of `bytes` when the link last was idle */
     uint64_t busy_until_us;
     double capacity; /* bytes per second */

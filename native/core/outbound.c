@@ -4,6 +4,8 @@
 #include "core/packet.h"
 #include "core/spray.h"
 
+enum { PEERS_COMPARED = 32 /* at most, for each packet */ };
+
 /* Writes the header of `packet` into `out`, sealed. number: whole, of the packet or acknowledgement. */
 static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_packet *packet,
                            uint64_t number, struct cl_datagram *out)
@@ -202,13 +204,59 @@ static size_t send_all_urgent(struct cl_endpoint *endpoint, uint64_t now_us, str
     return count;
 }
 
+/* Whether nothing may be sent of a message now. */
+static bool must_wait(const struct cl_peer *peer, const struct cl_message *message)
+{
+    return message->packets_in_flight && cl_peer_wary(peer, message);
+}
+
+/* What the peer got through an interface; who did not want any for a while has no claim to what others got. */
+static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_egress *egress)
+{
+    uint64_t turn = peer->turns[egress - endpoint->egresses];
+    return turn > egress->turn ? turn : egress->turn;
+}
+
+/* With several interfaces, which of them is free when a peer has its turn is chance, and by chance several hosts send
+ * to one port of a peer while its others are idle. So each interface sends as much to each peer that waits, but for a
+ * turn: where `message`, which would leave by `*path`, is further ahead there, the one that lags behind most goes
+ * first. Returns that message, and its path. */
+static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_message *message, struct cl_path **path,
+                                   uint64_t now_us)
+{
+    struct cl_egress *egress = (*path)->egress;
+    struct cl_peer *first = endpoint->peers[message->peer];
+    struct cl_message *lagging = message;
+    struct cl_path *lagging_path = *path;
+    uint64_t own = turn_of(endpoint, first, egress), least = own;
+    struct cl_queue_node *node = first->node.lanes[message->priority].next;
+    for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->lanes[message->priority].next) {
+        struct cl_message *other = node->lanes[message->priority].first;
+        struct cl_peer *peer = endpoint->peers[other->peer];
+        if (turn_of(endpoint, peer, egress) >= least || must_wait(peer, other))
+            continue;
+        struct cl_path *open =
+            cl_spray_through(peer->paths, peer->path_count, egress, endpoint->config.datagram_bytes, now_us);
+        if (!open)
+            continue;
+        least = turn_of(endpoint, peer, egress);
+        lagging = other;
+        lagging_path = open;
+    }
+    egress->turn = least;
+    if (own <= least + (uint64_t)CL_QUEUE_TURN * endpoint->config.datagram_bytes)
+        return message;
+    *path = lagging_path;
+    return lagging;
+}
+
 /* One packet of the message whose turn it is. False when it cannot send now; it is out of the queue then, or its peer
  * is blocked. */
 static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
                       struct cl_datagram *out)
 {
     struct cl_peer *peer = endpoint->peers[message->peer];
-    if (message->packets_in_flight && cl_peer_wary(peer, message)) {
+    if (must_wait(peer, message)) {
         cl_queue_remove(&endpoint->queue, &peer->node, message);
         return false;
     }
@@ -222,6 +270,10 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, egress_ready_us);
         return false;
     }
+    if (endpoint->egress_count > 1) {
+        message = who_lags(endpoint, message, &path, now_us);
+        peer = endpoint->peers[message->peer];
+    }
     uint32_t fresh = message->next_packet, packet;
     if (!cl_message_take(message, &packet)) {
         cl_queue_remove(&endpoint->queue, &peer->node, message);
@@ -229,9 +281,10 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     }
     bool more = cl_message_sendable(message);
     bool sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
-    if (sent)
+    if (sent) {
         endpoint->stats.packets_retransmitted += packet < fresh;
-    else
+        peer->turns[path->egress - endpoint->egresses] = turn_of(endpoint, peer, path->egress) + out->payload_length;
+    } else
         cl_message_give_back(message, packet);
     out->droppable = out->droppable && packet >= fresh; /* what is sent again exceeds the bound */
     if (sent && path->sent.packets - path->sent.pings == 1)

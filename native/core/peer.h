@@ -63,6 +63,8 @@ struct cl_peer {
     struct cl_stops stops;
     struct cl_history history;
 
+    uint64_t turns[CL_PEER_PATHS_MAX]; /* by interface: bytes it was sent, or would have been had it waited for them */
+
     struct cl_controls controls;
     struct cl_path paths[];
 };

@@ -38,7 +38,8 @@ void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl
 void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message);
 /* The message to send a packet of; NULL when there is none. */
 struct cl_message *cl_queue_next(const struct cl_queue *queue);
-/* A packet of cl_queue_next's message, which is in `node`, was sent: moves the turn on. Call before removing it. */
+/* A packet of `message`, which is in `node` and of the class of cl_queue_next's, was sent: moves the turn on. Call
+ * before removing it. */
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message);
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node);
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node);

@@ -6,6 +6,12 @@ static void lower(uint64_t *least, uint64_t value)
         *least = value;
 }
 
+/* When a packet would arrive: after what is queued before it, at the interface and beyond. */
+static uint64_t arrival_us(const struct cl_path *path)
+{
+    return cl_egress_backlog_us(path->egress) + path->cc.queue_us + cl_rtt_base_us(&path->rtt) / 2;
+}
+
 struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t bytes, uint64_t now_us,
                               uint64_t *ready_us, uint64_t *egress_ready_us)
 {
@@ -33,12 +39,24 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t by
         }
         if (count == 1)
             return path;
-        /* when the packet would arrive: after what is queued before it, at the interface and beyond */
-        uint64_t path_us = cl_egress_backlog_us(path->egress) + path->cc.queue_us + cl_rtt_base_us(&path->rtt) / 2;
+        uint64_t path_us = arrival_us(path);
         if (path_us < best_us) {
             best = path;
             best_us = path_us;
         }
+    }
+    return best;
+}
+
+struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress, uint32_t bytes,
+                                 uint64_t now_us)
+{
+    struct cl_path *best = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cl_path *path = &paths[i];
+        if (path->egress == egress && !path->dead && cl_path_open(path, bytes) &&
+            cl_pacer_ready_us(&path->pacer, now_us) <= now_us && (!best || arrival_us(path) < arrival_us(best)))
+            best = path;
     }
     return best;
 }

@@ -11,6 +11,10 @@
 struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t bytes, uint64_t now_us,
                               uint64_t *ready_us, uint64_t *egress_ready_us);
 
+/* The same among the paths through one interface, which may send; NULL: none has room. */
+struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress, uint32_t bytes,
+                                 uint64_t now_us);
+
 /* The live path to prefer for small urgent packets: the one with the shortest round trip. */
 struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count);
 
