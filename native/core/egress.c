@@ -26,10 +26,12 @@ static const double GAIN_EMPTY = 1.25; /* nothing waits: the link can do more */
 static const double GAIN_MIN = 0.5;
 
 /* The queue to keep. A fixed number of packets is part of it, so that of several hosts that share a bottleneck the
- * slower ones want more of its queue, and get a larger share, until they are equal. */
-static double target_us(const struct cl_egress *egress)
+ * slower ones want more of its queue, and get a larger share, until they are equal. The rest makes up for late wake-ups;
+ * what is urgent would have to wait behind it. */
+static double target_us(const struct cl_egress *egress, uint64_t now_us)
 {
-    return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
+    double depths = now_us < egress->urgent_until_us ? 0 : TARGET_DEPTHS;
+    return depths * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
 }
 
 /* The time `packets` take on the link, within the limits of a depth. */
@@ -43,7 +45,7 @@ static uint32_t depth_of(const struct cl_egress *egress, double packets)
 
 static void set_rate(struct cl_egress *egress, uint64_t now_us)
 {
-    double gain = 1 + (target_us(egress) - egress->queue_us) / (RECOVERY * egress->depth_us);
+    double gain = 1 + (target_us(egress, now_us) - egress->queue_us) / (RECOVERY * egress->depth_us);
     gain = egress->startup ? GAIN_STARTUP : egress->empty ? GAIN_EMPTY : gain < GAIN_MIN ? GAIN_MIN : gain;
     double burst = egress->capacity * egress->depth_us / 1e6;
     double least = (double)CL_PACER_BURST_PACKETS * egress->datagram_bytes;
@@ -63,9 +65,20 @@ void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram
     cl_pacer_init(&egress->pacer, (uint64_t)egress->capacity, start, 0);
 }
 
-uint64_t cl_egress_ready_us(struct cl_egress *egress, uint64_t now_us)
+void cl_egress_see(struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {
-    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, now_us) : now_us;
+    if (cl_egress_urgent(egress, class, now_us)) {
+        egress->urgent_until_us = now_us + CL_EGRESS_MIXED_US;
+    } else {
+        egress->last_class = class;
+        egress->last_class_us = now_us;
+    }
+}
+
+uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    bool urgent = cl_egress_urgent(egress, class, now_us);
+    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, urgent, now_us) : now_us;
 }
 
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes)
@@ -104,10 +117,10 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
 {
     egress->queue_us = egress->epoch_queue_us;
     if (egress->startup)
-        set_depth(egress, egress->queue_us < target_us(egress) / 2);
+        set_depth(egress, egress->queue_us < target_us(egress, now_us) / 2);
     else
         adapt_depth(egress, now_us);
-    egress->empty = egress->epoch_longest_us < target_us(egress) / 4;
+    egress->empty = egress->epoch_longest_us < target_us(egress, now_us) / 4;
     egress->epoch_queue_us = UINT32_MAX;
     egress->epoch_longest_us = 0;
     egress->epoch_samples = 0;

@@ -27,6 +27,7 @@
 enum {
     CL_EGRESS_OVERHEAD_BYTES = 42, /* Ethernet, IP and UDP headers: small packets cost more than their bytes */
     CL_EGRESS_IDLE_US = 250000,
+    CL_EGRESS_MIXED_US = 1000000,
 };
 
 struct cl_egress {
@@ -51,6 +52,9 @@ struct cl_egress {
     uint32_t epoch_samples;
     struct cl_overflow overflow;
     uint64_t epoch_end_us;
+    uint8_t last_class;       /* the least urgent one that was seen lately */
+    uint64_t last_class_us;   /* when */
+    uint64_t urgent_until_us; /* something more urgent was seen, too: until when that counts */
 };
 
 /* What one path remembers between its samples. */
@@ -64,8 +68,15 @@ struct cl_egress_view {
 
 void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes);
 
-/* When packets may leave: now_us or later. */
-uint64_t cl_egress_ready_us(struct cl_egress *egress, uint64_t now_us);
+/* Data of this class goes or comes. */
+void cl_egress_see(struct cl_egress *egress, uint8_t class, uint64_t now_us);
+/* Whether data of this class has less urgent data to get past. */
+static inline bool cl_egress_urgent(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    return class < egress->last_class && now_us < egress->last_class_us + CL_EGRESS_MIXED_US;
+}
+/* When packets of this class may leave: now_us or later. */
+uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us);
 /* Counts any packet. */
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes);
 

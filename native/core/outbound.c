@@ -83,7 +83,8 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
         .egress_bytes = path->egress->bytes,
         .data = {.message = message, .generation = message->generation, .packet = number_in_message},
         .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
-        .kind = CL_PACKET_DATA};
+        .kind = CL_PACKET_DATA,
+        .class = message->priority};
     struct cl_packet packet = {.kind = CL_PACKET_DATA,
                                .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0) |
                                                   cl_bounded_flags(endpoint, message, number_in_message)),
@@ -95,12 +96,13 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
                                .index = message->id.index,
                                .offset = offset,
                                .number = (uint32_t)path->sent.next};
-    if (cl_path_asks(path, sent.bytes + endpoint->config.datagram_bytes) || ask)
+    if (cl_path_asks(path, message->priority, sent.bytes + endpoint->config.datagram_bytes) || ask)
         packet.flags |= CL_PACKET_ACK_NOW;
     if (!cl_sent_push(&path->sent, &sent))
         return false;
     cl_pacer_sent(&path->pacer, sent.bytes);
     cl_egress_sent(path->egress, sent.bytes);
+    cl_egress_see(path->egress, message->priority, now_us);
     cl_crowd_see(&path->egress->receivers, &path->receiver, now_us);
     message->packets_in_flight++;
     out->head_length = CL_PACKET_HEAD_BYTES;
@@ -145,7 +147,7 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
  * and what proves that we live would come too late: so they take turns with data there. */
 static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, uint64_t now_us)
 {
-    uint64_t ready_us = cl_egress_ready_us(path->egress, now_us);
+    uint64_t ready_us = cl_egress_ready_us(path->egress, CL_QUEUE_CLASSES - 1, now_us);
     if (ready_us <= now_us)
         return false;
     path->egress->waited_for = true;
@@ -213,10 +215,13 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         return false;
     }
     uint64_t ready_us, egress_ready_us;
-    struct cl_path *path = cl_spray_pick(peer->paths, peer->path_count, endpoint->config.datagram_bytes, now_us,
-                                         &ready_us, &egress_ready_us);
+    struct cl_spray_packet wanted = {.bytes = endpoint->config.datagram_bytes,
+                                     .class = message->priority,
+                                     .first_class = cl_queue_first_class(&endpoint->queue)};
+    struct cl_path *path =
+        cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
     if (!path) {
-        cl_queue_block(&endpoint->queue, &peer->node);
+        cl_queue_block(&endpoint->queue, &peer->node, message->priority);
         peer->pacer_us = ready_us;
         cl_endpoint_arm(endpoint, peer, ready_us);
         cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, egress_ready_us);
@@ -244,12 +249,12 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     return sent;
 }
 
-/* When the first interface may take a packet. */
-static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint64_t now_us)
+/* When the first interface may take a packet of this class. */
+static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint8_t class, uint64_t now_us)
 {
     uint64_t first_us = UINT64_MAX;
     for (uint16_t i = 0; i < endpoint->egress_count; i++) {
-        uint64_t ready_us = cl_egress_ready_us(&endpoint->egresses[i], now_us);
+        uint64_t ready_us = cl_egress_ready_us(&endpoint->egresses[i], class, now_us);
         if (ready_us <= now_us)
             return now_us;
         if (ready_us < first_us)
@@ -267,7 +272,7 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
         if (!message)
             break;
         /* mostly it is the interface that is busy: then there is no need to ask every peer in turn */
-        uint64_t ready_us = egresses_ready_us(endpoint, now_us);
+        uint64_t ready_us = egresses_ready_us(endpoint, cl_queue_first_class(&endpoint->queue), now_us);
         if (ready_us > now_us) {
             cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, ready_us);
             break;

@@ -17,11 +17,19 @@ void cl_path_free(struct cl_path *path)
     cl_ack_free(&path->ack);
 }
 
-bool cl_path_asks(struct cl_path *path, uint32_t bytes)
+bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
+{
+    uint64_t before = 0;
+    for (int i = 0; i <= class; i++)
+        before += path->sent.class_bytes[i];
+    return before + bytes <= path->cc.window && path->sent.bytes + bytes <= 2 * path->cc.window;
+}
+
+bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
 {
     bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
     /* a full window without a question in it would wait for the receiver's timer */
-    if (!asks && !cl_path_open(path, bytes))
+    if (!asks && !cl_path_open(path, class, bytes))
         asks = path->loss.any_acked && path->asked <= path->loss.largest_acked;
     if (asks) {
         path->unasked = 0;

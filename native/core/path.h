@@ -51,15 +51,13 @@ void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress
                   uint32_t datagram_bytes, uint64_t fixed_rate);
 void cl_path_free(struct cl_path *path);
 
-/* Room in the window for one more packet. */
-static inline bool cl_path_open(const struct cl_path *path, uint32_t bytes)
-{
-    return path->sent.bytes + bytes <= path->cc.window;
-}
+/* Room in the window for one more packet. What is less urgent takes none away; it waits until both fit again. But two
+ * windows are the most that is ever in flight. */
+bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes);
 
 /* Counts the packet about to be sent; true when it should ask for an acknowledgement: several times per window. bytes:
  * of this one and the next. */
-bool cl_path_asks(struct cl_path *path, uint32_t bytes);
+bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes);
 
 /* What an acknowledgement changed in this path; the packets themselves went to the callbacks. */
 struct cl_path_callbacks {
