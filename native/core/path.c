@@ -30,7 +30,7 @@ bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
     bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
     /* a full window without a question in it would wait for the receiver's timer */
     if (!asks && !cl_path_open(path, class, bytes))
-        asks = path->loss.any_acked && path->asked <= path->loss.largest_acked;
+        asks = path->loss.any_acked && path->asked <= path->loss.largest_acked[0];
     if (asks) {
         path->unasked = 0;
         path->asked = path->sent.next;
@@ -49,6 +49,7 @@ static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn 
             continue;
         struct cl_sent_packet packet = *found;
         cl_sent_remove(&path->sent, number);
+        cl_loss_on_acked(&path->loss, number, packet.class);
         sample->bytes += packet.bytes;
         sample->packets++;
         taken(argument, &packet);
@@ -107,9 +108,6 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
         take(path, &frame.came[i], callbacks->acked, callbacks->argument, &sample);
     if (!sample.packets)
         return true;
-    if (!path->loss.any_acked || frame.largest > path->loss.largest_acked)
-        path->loss.largest_acked = frame.largest;
-    path->loss.any_acked = true;
     path->loss.pto_count = 0;
     path->probe = false;
     path->dead = false;

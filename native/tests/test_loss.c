@@ -40,11 +40,10 @@ static void start(uint32_t count)
 
 static void acknowledge(uint64_t number)
 {
-    if (cl_sent_find(&sent, number))
+    struct cl_sent_packet *packet = cl_sent_find(&sent, number);
+    cl_loss_on_acked(&loss, number, packet ? packet->class : 0);
+    if (packet)
         cl_sent_remove(&sent, number);
-    if (!loss.any_acked || number > loss.largest_acked)
-        loss.largest_acked = number;
-    loss.any_acked = true;
 }
 
 static void detect(uint64_t now_us)
