@@ -160,8 +160,8 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, uint6
     view->clock_us = clock_us;
 }
 
-uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
-                             uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us)
+uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t bytes,
+                             uint64_t sent_us, uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us)
 {
     if (!egress->controlled)
         return queue_us;
@@ -173,7 +173,8 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
         egress->idle_at = bytes;
     if (sent_us + queue_us > egress->busy_until_us)
         egress->busy_until_us = sent_us + queue_us;
-    measure(egress, view, bytes, sent_us, clock_us, crowded);
+    if (!cl_egress_urgent(egress, class, now_us)) /* else it may have overtaken some of these bytes */
+        measure(egress, view, bytes, sent_us, clock_us, crowded);
     view->queue_us = view->any && !egress->startup ? (3 * view->queue_us + queue_us) / 4 : queue_us;
     view->any = true;
     if (view->queue_us < egress->epoch_queue_us)

@@ -51,8 +51,8 @@ void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress
                   uint32_t datagram_bytes, uint64_t fixed_rate);
 void cl_path_free(struct cl_path *path);
 
-/* Room in the window for one more packet. What is less urgent takes none away; it waits until both fit again. But two
- * windows are the most that is ever in flight. */
+/* Room in the window for one more packet. What is less urgent takes none away, and waits until both fit again: so a
+ * class that comes to others in flight adds one window at most. */
 bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes);
 
 /* Counts the packet about to be sent; true when it should ask for an acknowledgement: several times per window. bytes:

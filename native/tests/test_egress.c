@@ -14,12 +14,12 @@ static double run_link(struct cl_egress *egress, double us_per_packet, uint64_t 
     double free_us = 0, queue_sum = 0;
     uint32_t queue_count = 0;
     for (uint64_t now_us = from_us; now_us < until_us; now_us += 100)
-        while (cl_egress_ready_us(egress, now_us) <= now_us) {
+        while (cl_egress_ready_us(egress, 4, now_us) <= now_us) {
             uint64_t bytes = egress->bytes;
             cl_egress_sent(egress, DATAGRAM);
             free_us = (free_us > (double)now_us ? free_us : (double)now_us) + us_per_packet;
             uint32_t queue_us = (uint32_t)(free_us - us_per_packet - (double)now_us);
-            cl_egress_on_sample(egress, &view, bytes, now_us, (uint32_t)free_us, queue_us, false, now_us);
+            cl_egress_on_sample(egress, &view, 4, bytes, now_us, (uint32_t)free_us, queue_us, false, now_us);
             cl_egress_on_settled(egress, 1, 0);
             queue_sum += queue_us;
             queue_count++;
@@ -71,7 +71,7 @@ static void test_overflow_makes_it_shallower(void)
     uint32_t depth_us = egress.depth_us;
     for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
         cl_egress_on_settled(&egress, 15, 5);
-        cl_egress_on_sample(&egress, &view, egress.bytes, now_us, (uint32_t)now_us, 2000, false, now_us);
+        cl_egress_on_sample(&egress, &view, 4, egress.bytes, now_us, (uint32_t)now_us, 2000, false, now_us);
     }
     CHECK(egress.depth_us < depth_us / 2);
     run_link(&egress, 60, 2100000, 4000000);
@@ -91,7 +91,7 @@ static void test_a_crowded_port_is_not_ours(void)
         clock_us += 600; /* a tenth of our rate */
         uint64_t bytes = egress.bytes;
         cl_egress_sent(&egress, DATAGRAM);
-        CHECK_EQ(cl_egress_on_sample(&egress, &view, bytes, now_us, (uint32_t)clock_us, 5000, true, now_us), 5000);
+        CHECK_EQ(cl_egress_on_sample(&egress, &view, 4, bytes, now_us, (uint32_t)clock_us, 5000, true, now_us), 5000);
     }
     CHECK(egress.capacity >= capacity);
     CHECK(egress.queue_us < 1000);
@@ -104,8 +104,8 @@ static void test_uncontrolled_lets_all_pass(void)
     cl_egress_init(&egress, false, DATAGRAM);
     for (int i = 0; i < 10000; i++)
         cl_egress_sent(&egress, DATAGRAM);
-    CHECK_EQ(cl_egress_ready_us(&egress, 5), 5);
-    CHECK_EQ(cl_egress_on_sample(&egress, &view, 0, 0, 0, 123, false, 0), 123);
+    CHECK_EQ(cl_egress_ready_us(&egress, 4, 5), 5);
+    CHECK_EQ(cl_egress_on_sample(&egress, &view, 4, 0, 0, 0, 123, false, 0), 123);
 }
 
 /* All hosts send each other `bytes` at once; returns their share of what Ethernet leaves of the link, in percent. */

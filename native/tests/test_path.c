@@ -115,13 +115,13 @@ static void test_asks(void)
     uint32_t asked = 0;
     for (uint32_t i = 0; i < 32; i++) {
         struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = BYTES};
-        asked += cl_path_asks(&path, 2 * BYTES);
+        asked += cl_path_asks(&path, 0, 2 * BYTES);
         cl_sent_push(&path.sent, &packet);
     }
     CHECK(asked >= 3 && asked <= 16);
     for (uint32_t i = 32; i < 1032; i++) {
         struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = BYTES};
-        asked += cl_path_asks(&path, 2 * BYTES);
+        asked += cl_path_asks(&path, 0, 2 * BYTES);
         cl_sent_push(&path.sent, &packet);
     }
     CHECK(asked < 32 + 1000 / 8 && asked > 1000 / CL_PATH_ACK_EVERY_MAX);

@@ -75,14 +75,14 @@ static void test_blocked_peer_holds_nobody_up(void)
     start();
     for (int i = 0; i < PEERS; i++)
         cl_queue_push(&queue, &nodes[i], &messages[i][0], false);
-    cl_queue_block(&queue, &nodes[0]);
-    cl_queue_block(&queue, &nodes[0]);
+    cl_queue_block(&queue, &nodes[0], 0);
+    cl_queue_block(&queue, &nodes[0], 0);
     cl_queue_push(&queue, &nodes[0], &messages[0][1], false); /* posting goes on */
     cl_queue_remove(&queue, &nodes[0], &messages[0][0]);
     for (int i = 0; i < 20; i++)
         CHECK(send_one() != 0);
-    cl_queue_block(&queue, &nodes[1]);
-    cl_queue_block(&queue, &nodes[2]);
+    cl_queue_block(&queue, &nodes[1], 0);
+    cl_queue_block(&queue, &nodes[2], 0);
     CHECK(!cl_queue_next(&queue));
     cl_queue_unblock(&queue, &nodes[0]);
     CHECK(cl_queue_next(&queue) == &messages[0][1]);
