@@ -65,11 +65,14 @@ void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram
     cl_pacer_init(&egress->pacer, (uint64_t)egress->capacity, start, 0);
 }
 
-void cl_egress_see(struct cl_egress *egress, uint8_t class, uint64_t now_us)
+void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us)
 {
     if (cl_egress_urgent(egress, class, now_us)) {
         egress->urgent_until_us = now_us + CL_EGRESS_MIXED_US;
+        egress->borrowed += egress->pacer.tokens < 0 ? bytes + CL_EGRESS_OVERHEAD_BYTES : 0;
     } else {
+        if (first_class >= class) /* not the guard's */
+            egress->borrowed = 0;
         egress->last_class = class;
         egress->last_class_us = now_us;
     }
@@ -77,8 +80,8 @@ void cl_egress_see(struct cl_egress *egress, uint8_t class, uint64_t now_us)
 
 uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {
-    bool urgent = cl_egress_urgent(egress, class, now_us);
-    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, urgent, now_us) : now_us;
+    bool borrows = cl_egress_urgent(egress, class, now_us) && egress->borrowed < egress->pacer.burst;
+    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, borrows, now_us) : now_us;
 }
 
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes)

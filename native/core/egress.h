@@ -16,7 +16,8 @@
  * depth shrinks when losses show that the queue does not have that room, and grows again slowly.
  *
  * What is urgent has to get past that queue. So while there is more than one class the target is only the packets that
- * fairness needs, and the more urgent ones do not wait for the bucket: they take a burst on debt, which the others pay.
+ * fairness needs, and the more urgent ones do not wait for the bucket: they take a burst on debt. The others pay it, or,
+ * when there is more that is urgent than a burst, those themselves.
  */
 #ifndef CL_CORE_EGRESS_H
 #define CL_CORE_EGRESS_H
@@ -57,6 +58,7 @@ struct cl_egress {
     uint64_t epoch_end_us;
     uint8_t last_class;       /* the least urgent one that was seen lately */
     uint64_t last_class_us;   /* when */
+    uint64_t borrowed;        /* bytes that urgent ones have sent on debt since others had their turn */
     uint64_t urgent_until_us; /* something more urgent was seen, too: until when that counts */
 };
 
@@ -71,8 +73,8 @@ struct cl_egress_view {
 
 void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes);
 
-/* Data of this class goes. */
-void cl_egress_see(struct cl_egress *egress, uint8_t class, uint64_t now_us);
+/* Data of this class goes, while first_class is the most urgent one that has any. */
+void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us);
 /* Whether data of this class has less urgent data to get past. */
 static inline bool cl_egress_urgent(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {

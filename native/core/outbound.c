@@ -102,7 +102,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
         return false;
     cl_pacer_sent(&path->pacer, sent.bytes);
     cl_egress_sent(path->egress, sent.bytes);
-    cl_egress_see(path->egress, message->priority, now_us);
+    cl_egress_see(path->egress, message->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
     cl_crowd_see(&path->egress->receivers, &path->receiver, now_us);
     message->packets_in_flight++;
     out->head_length = CL_PACKET_HEAD_BYTES;

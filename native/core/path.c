@@ -22,7 +22,10 @@ bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
     uint64_t before = 0;
     for (int i = 0; i <= class; i++)
         before += path->sent.class_bytes[i];
-    return before + bytes <= path->cc.window;
+    uint64_t window = path->cc.window, least = (uint64_t)CL_PATH_URGENT_PACKETS * path->cc.packet_bytes;
+    if (before < path->sent.bytes && window < least)
+        window = least; /* the others are what has filled the queue that made it so small */
+    return before + bytes <= window;
 }
 
 bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)

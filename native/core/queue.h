@@ -38,10 +38,10 @@ void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl
 void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message);
 /* The message to send a packet of; NULL when there is none. */
 struct cl_message *cl_queue_next(const struct cl_queue *queue);
-/* The most urgent class that has anything; not of an empty queue. */
+/* The most urgent class that has anything; CL_QUEUE_CLASSES: none has. */
 static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
 {
-    return (uint8_t)__builtin_ctz(queue->classes);
+    return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_QUEUE_CLASSES);
 }
 /* A packet of cl_queue_next's message, which is in `node`, was sent: moves the turn on. Call before removing it. */
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message);

@@ -62,6 +62,53 @@ static void test_idle_time_does_not_lower_capacity(void)
     CHECK(egress.capacity > 0.97 * ON_WIRE * 1e6 / 60);
 }
 
+/* Bulk keeps what is urgent from waiting long, for a while after it was last seen. */
+static void test_shorter_queue_beside_urgent(void)
+{
+    struct cl_egress egress;
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    double alone_us = run_link(&egress, 60, 2000000, 2500000);
+    cl_egress_see(&egress, 4, 4, DATAGRAM, 2500000);
+    CHECK(!cl_egress_urgent(&egress, 4, 2500000));
+    cl_egress_see(&egress, 3, 3, DATAGRAM, 2500000);
+    run_link(&egress, 60, 2500000, 3000000);
+    CHECK(run_link(&egress, 60, 3000000, 3500000) < alone_us / 2);
+    CHECK(!cl_egress_urgent(&egress, 3, 3500001)); /* it is the only one now */
+    run_link(&egress, 60, 3500000, 4000000);
+    CHECK(run_link(&egress, 60, 4000000, 4500000) > 0.8 * alone_us);
+}
+
+/* How many packets of the class go at once. */
+static uint32_t burst_of(struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    uint32_t packets = 0;
+    for (; cl_egress_ready_us(egress, class, now_us) <= now_us; packets++) {
+        cl_egress_sent(egress, DATAGRAM);
+        cl_egress_see(egress, class, class, DATAGRAM, now_us);
+    }
+    return packets;
+}
+
+/* A burst, and the next when others have had their turn: more is paced like anything else. */
+static void test_urgent_borrows_one_burst(void)
+{
+    struct cl_egress egress;
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    uint32_t bucket = burst_of(&egress, 4, 3000000);
+    CHECK(bucket > 20);
+    uint32_t borrowed = burst_of(&egress, 3, 3000000);
+    CHECK(borrowed >= bucket - 1 && borrowed <= bucket + 2);
+    uint64_t paid_us = cl_egress_ready_us(&egress, 4, 3000000);
+    CHECK_EQ(cl_egress_ready_us(&egress, 3, 3000000), paid_us);
+    uint32_t paced = burst_of(&egress, 3, paid_us);
+    CHECK(paced < bucket / 2);
+    paid_us = cl_egress_ready_us(&egress, 4, paid_us);
+    CHECK(burst_of(&egress, 4, paid_us) < bucket / 2);
+    CHECK(burst_of(&egress, 3, paid_us) >= borrowed - 2);
+}
+
 static void test_overflow_makes_it_shallower(void)
 {
     struct cl_egress egress;
@@ -211,6 +258,8 @@ int main(void)
     RUN(test_finds_capacity_and_keeps_a_queue);
     RUN(test_follows_a_change);
     RUN(test_idle_time_does_not_lower_capacity);
+    RUN(test_shorter_queue_beside_urgent);
+    RUN(test_urgent_borrows_one_burst);
     RUN(test_overflow_makes_it_shallower);
     RUN(test_a_crowded_port_is_not_ours);
     RUN(test_uncontrolled_lets_all_pass);

@@ -81,6 +81,30 @@ static void test_time_threshold(void)
     cl_sent_free(&sent);
 }
 
+/* Switches let it pass. */
+static void test_what_is_urgent_overtakes(void)
+{
+    start(2);
+    for (uint32_t i = 0; i < 2; i++)
+        cl_sent_find(&sent, i)->class = 3;
+    for (uint32_t i = 0; i < 10; i++) {
+        struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = 1000, .sent_us = 20, .class = 1};
+        cl_sent_push(&sent, &packet);
+    }
+    acknowledge(11);
+    detect(500);
+    CHECK_EQ(lost_count, 7); /* of its own class, all but two */
+    CHECK_EQ(loss.deadline_us, 20 + 900 + 1);
+    detect(40000);
+    CHECK_EQ(lost_count, 9);
+    detect(50901);
+    CHECK_EQ(lost_count, 10); /* nothing waits that long */
+    acknowledge(1);
+    detect(50902);
+    CHECK_EQ(sent.packets, 0);
+    cl_sent_free(&sent);
+}
+
 static void test_late_acknowledgement_adapts(void)
 {
     start(30);
@@ -138,6 +162,7 @@ int main(void)
 {
     RUN(test_packet_threshold);
     RUN(test_time_threshold);
+    RUN(test_what_is_urgent_overtakes);
     RUN(test_late_acknowledgement_adapts);
     RUN(test_pto);
     RUN(test_give_up);

