@@ -26,8 +26,8 @@ static const double GAIN_EMPTY = 1.25; /* nothing waits: the link can do more */
 static const double GAIN_MIN = 0.5;
 
 /* The queue to keep. A fixed number of packets is part of it, so that of several hosts that share a bottleneck the
- * slower ones want more of its queue, and get a larger share, until they are equal. The rest makes up for late wake-ups;
- * what is urgent would have to wait behind it. */
+ * slower ones want more of its queue, and get a larger share, until they are equal. The rest makes up for late
+ * wake-ups; what is urgent would have to wait behind it. */
 static double target_us(const struct cl_egress *egress, uint64_t now_us)
 {
     double depths = now_us < egress->urgent_until_us ? 0 : TARGET_DEPTHS;

@@ -16,8 +16,8 @@
  * depth shrinks when losses show that the queue does not have that room, and grows again slowly.
  *
  * What is urgent has to get past that queue. So while there is more than one class the target is only the packets that
- * fairness needs, and the more urgent ones do not wait for the bucket: they take a burst on debt. The others pay it, or,
- * when there is more that is urgent than a burst, those themselves.
+ * fairness needs, and the more urgent ones do not wait for the bucket: they take a burst on debt. The others pay it,
+ * or, when there is more that is urgent than a burst, those themselves.
  */
 #ifndef CL_CORE_EGRESS_H
 #define CL_CORE_EGRESS_H
@@ -85,9 +85,9 @@ uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t no
 /* Counts any packet. */
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes);
 
-/* A packet of the class, sent at sent_us when the count was `bytes` reached the peer at clock_us (its clock) after queue_us in
- * queues; crowded: of which the receiver's port is the narrowest place, not the interface. Returns the part of the
- * delay that is not the interface's. */
+/* A packet of the class, sent at sent_us when the count was `bytes` reached the peer at clock_us (its clock) after
+ * queue_us in queues; crowded: of which the receiver's port is the narrowest place, not the interface. Returns the part
+ * of the delay that is not the interface's. */
 uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t bytes,
                              uint64_t sent_us, uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us);
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost);

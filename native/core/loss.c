@@ -1,7 +1,7 @@
 #include "core/loss.h"
 
 enum {
-    TOO_OLD = 1 << 14,   /* numbers */
+    TOO_OLD = 1 << 14,    /* numbers */
     OVERTAKEN_US = 50000, /* by what is more urgent: it may wait behind that in a switch */
     ACK_DELAY_US = 1000, /* less than CL_ACK_DELAY_US: the packet waited for has asked for an acknowledgement at once */
 };

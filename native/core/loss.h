@@ -24,7 +24,7 @@ enum {
 
 struct cl_loss {
     uint64_t largest_acked[CL_QUEUE_CLASSES]; /* of a class and all less urgent ones; valid if any_acked */
-    uint64_t deadline_us;   /* when the time threshold is next reached; UINT64_MAX: no candidate */
+    uint64_t deadline_us;                     /* when the time threshold is next reached; UINT64_MAX: no candidate */
     uint32_t packet_threshold;
     uint32_t time_shift; /* time threshold = rtt + rtt >> time_shift */
     uint32_t pto_count;  /* timeouts since the last acknowledgement */

@@ -218,8 +218,7 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     struct cl_spray_packet wanted = {.bytes = endpoint->config.datagram_bytes,
                                      .class = message->priority,
                                      .first_class = cl_queue_first_class(&endpoint->queue)};
-    struct cl_path *path =
-        cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
+    struct cl_path *path = cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
     if (!path) {
         cl_queue_block(&endpoint->queue, &peer->node, message->priority);
         peer->pacer_us = ready_us;

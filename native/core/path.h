@@ -15,11 +15,11 @@
 #include "core/sent.h"
 
 enum {
-    CL_PATH_DEAD_PTOS = 2,      /* timeouts in a row, while another path delivers, that make a path dead */
-    CL_PATH_PROBE_US = 50000,   /* how often a dead path is tried */
-    CL_PATH_PINGS_MAX = 16,     /* unanswered ones that are remembered: the longest round trip in CL_PATH_PROBE_US */
+    CL_PATH_DEAD_PTOS = 2,       /* timeouts in a row, while another path delivers, that make a path dead */
+    CL_PATH_PROBE_US = 50000,    /* how often a dead path is tried */
+    CL_PATH_PINGS_MAX = 16,      /* unanswered ones that are remembered: the longest round trip in CL_PATH_PROBE_US */
     CL_PATH_URGENT_PACKETS = 16, /* that may go whatever the window, while less urgent ones are in flight */
-    CL_PATH_ACK_EVERY_MAX = 32, /* packets after which a sender with a large window asks for an acknowledgement */
+    CL_PATH_ACK_EVERY_MAX = 32,  /* packets after which a sender with a large window asks for an acknowledgement */
 };
 
 struct cl_path {

@@ -22,7 +22,7 @@ enum {
 
 struct network_link {
     double ns_per_byte;
-    uint64_t free_ns; /* when what is queued will have left */
+    uint64_t free_ns;        /* when what is queued will have left */
     uint64_t urgent_free_ns; /* the same of packets of class 0, where those go first */
     bool priorities;
     double buffer_bytes;
@@ -253,8 +253,8 @@ static inline bool network_step(struct network *network, uint64_t until_us)
     struct network_host *host = &network->hosts[packet->to];
     uint64_t left_ns;
     if (packet->event == AT_INGRESS && !host->dead &&
-        network_pass(network, &network->ingress[packet->to][packet->path], packet->length,
-                     packet->urgent, network->now_ns, &left_ns)) {
+        network_pass(network, &network->ingress[packet->to][packet->path], packet->length, packet->urgent,
+                     network->now_ns, &left_ns)) {
         packet->event = AT_HOST;
         network_schedule(network, packet, left_ns);
     } else if (packet->event == AT_HOST && !host->dead) {

@@ -148,8 +148,8 @@ static struct figures measure(bool beside, bool priorities, uint64_t seed)
     qsort(took_us + WARM_RUNS, counted, sizeof *took_us, compare);
     struct figures figures = {.p50_us = (double)took_us[WARM_RUNS + counted / 2],
                               .p99_us = (double)took_us[WARM_RUNS + counted * 99 / 100],
-                              .link_share = (double)(received() - bytes) * 1514 / 1432 * 8 / HOSTS / seconds /
-                                            (LINK_MBIT * 1e6),
+                              .link_share =
+                                  (double)(received() - bytes) * 1514 / 1432 * 8 / HOSTS / seconds / (LINK_MBIT * 1e6),
                               .lost_share = lost_share()};
     network_free(network);
     return figures;
