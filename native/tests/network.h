@@ -125,6 +125,7 @@ static inline struct network_packet *network_packet_new(struct network *network)
     else
         packet = malloc(sizeof(*packet));
     packet->next = NULL;
+    packet->urgent = false;
     return packet;
 }
 
