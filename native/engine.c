@@ -21,6 +21,7 @@ enum {
     NAP_BATCH = 16,         /* packets to wait for */
     NAP_LEAST_US = 60,      /* less is not worth a system call */
     NAP_MOST_US = 1000,
+    NAP_MOST_URGENT_US = 200, /* while urgent packets go, too, or may come */
     FOREVER_US = 1 << 30,
 };
 
@@ -164,7 +165,8 @@ static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
     if (engine->arrivals_per_us * NAP_WINDOW_US < NAP_PACKETS_LEAST)
         return 0;
     double nap = NAP_BATCH / engine->arrivals_per_us;
-    return nap < NAP_LEAST_US ? 0 : nap > NAP_MOST_US ? NAP_MOST_US : (uint64_t)nap;
+    double most = cl_endpoint_has_urgent(engine->endpoint, now_us) ? NAP_MOST_URGENT_US : NAP_MOST_US;
+    return nap < NAP_LEAST_US ? 0 : (uint64_t)(nap > most ? most : nap);
 }
 
 /* Returns whether there were any: their operations can go on then. */

@@ -1,5 +1,7 @@
 #include "core/egress.h"
 
+#include "core/queue.h"
+
 enum {
     DEPTH_MAX_US = 4000,
     DEPTH_MIN_US = 100,
@@ -26,10 +28,12 @@ static const double GAIN_EMPTY = 1.25; /* nothing waits: the link can do more */
 static const double GAIN_MIN = 0.5;
 
 /* The queue to keep. A fixed number of packets is part of it, so that of several hosts that share a bottleneck the
- * slower ones want more of its queue, and get a larger share, until they are equal. */
-static double target_us(const struct cl_egress *egress)
+ * slower ones want more of its queue, and get a larger share, until they are equal. The rest makes up for late
+ * wake-ups; what is urgent would have to wait behind it. */
+static double target_us(const struct cl_egress *egress, uint64_t now_us)
 {
-    return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
+    double depths = now_us < egress->urgent_until_us ? 0 : TARGET_DEPTHS;
+    return depths * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
 }
 
 /* The time `packets` take on the link, within the limits of a depth. */
@@ -43,7 +47,7 @@ static uint32_t depth_of(const struct cl_egress *egress, double packets)
 
 static void set_rate(struct cl_egress *egress, uint64_t now_us)
 {
-    double gain = 1 + (target_us(egress) - egress->queue_us) / (RECOVERY * egress->depth_us);
+    double gain = 1 + (target_us(egress, now_us) - egress->queue_us) / (RECOVERY * egress->depth_us);
     gain = egress->startup ? GAIN_STARTUP : egress->empty ? GAIN_EMPTY : gain < GAIN_MIN ? GAIN_MIN : gain;
     double burst = egress->capacity * egress->depth_us / 1e6;
     double least = (double)CL_PACER_BURST_PACKETS * egress->datagram_bytes;
@@ -63,9 +67,25 @@ void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram
     cl_pacer_init(&egress->pacer, (uint64_t)egress->capacity, start, 0);
 }
 
-uint64_t cl_egress_ready_us(struct cl_egress *egress, uint64_t now_us)
+void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us)
 {
-    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, now_us) : now_us;
+    if (cl_egress_urgent(egress, class, now_us)) {
+        egress->mixed_until_us = now_us + CL_EGRESS_MIXED_US;
+        if (class < CL_QUEUE_URGENT_CLASSES)
+            egress->urgent_until_us = egress->mixed_until_us;
+        egress->borrowed += egress->pacer.tokens < 0 ? bytes + CL_EGRESS_OVERHEAD_BYTES : 0;
+    } else {
+        if (first_class >= class) /* not the guard's */
+            egress->borrowed = 0;
+        egress->last_class = class;
+        egress->last_class_us = now_us;
+    }
+}
+
+uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    bool borrows = cl_egress_urgent(egress, class, now_us) && egress->borrowed < egress->pacer.burst;
+    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, borrows, now_us) : now_us;
 }
 
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes)
@@ -104,10 +124,10 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
 {
     egress->queue_us = egress->epoch_queue_us;
     if (egress->startup)
-        set_depth(egress, egress->queue_us < target_us(egress) / 2);
+        set_depth(egress, egress->queue_us < target_us(egress, now_us) / 2);
     else
         adapt_depth(egress, now_us);
-    egress->empty = egress->epoch_longest_us < target_us(egress) / 4;
+    egress->empty = egress->epoch_longest_us < target_us(egress, now_us) / 4;
     egress->epoch_queue_us = UINT32_MAX;
     egress->epoch_longest_us = 0;
     egress->epoch_samples = 0;
@@ -147,8 +167,8 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, uint6
     view->clock_us = clock_us;
 }
 
-uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
-                             uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us)
+uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t bytes,
+                             uint64_t sent_us, uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us)
 {
     if (!egress->controlled)
         return queue_us;
@@ -160,7 +180,8 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
         egress->idle_at = bytes;
     if (sent_us + queue_us > egress->busy_until_us)
         egress->busy_until_us = sent_us + queue_us;
-    measure(egress, view, bytes, sent_us, clock_us, crowded);
+    if (!cl_egress_urgent(egress, class, now_us)) /* else it may have overtaken some of these bytes */
+        measure(egress, view, bytes, sent_us, clock_us, crowded);
     view->queue_us = view->any && !egress->startup ? (3 * view->queue_us + queue_us) / 4 : queue_us;
     view->any = true;
     if (view->queue_us < egress->epoch_queue_us)

@@ -14,6 +14,10 @@
  * rate = capacity * (1 + (target - queue) / RECOVERY), and more while there is no queue at all. The bucket holds
  * `depth` of rate: after sleeping that long the engine can put into the link's queue all that it could not before. The
  * depth shrinks when losses show that the queue does not have that room, and grows again slowly.
+ *
+ * What is urgent has to get past that queue. So where there is more than one class the more urgent ones do not wait for
+ * the bucket: they take a burst on debt. The others pay it, or, when there is more that is urgent than a burst, those
+ * themselves. And while one of them is of CL_QUEUE_URGENT_CLASSES, the target is only the packets that fairness needs.
  */
 #ifndef CL_CORE_EGRESS_H
 #define CL_CORE_EGRESS_H
@@ -27,6 +31,7 @@
 enum {
     CL_EGRESS_OVERHEAD_BYTES = 42, /* Ethernet, IP and UDP headers: small packets cost more than their bytes */
     CL_EGRESS_IDLE_US = 250000,
+    CL_EGRESS_MIXED_US = 1000000, /* how long a class is remembered */
 };
 
 struct cl_egress {
@@ -52,6 +57,11 @@ struct cl_egress {
     uint32_t epoch_samples;
     struct cl_overflow overflow;
     uint64_t epoch_end_us;
+    uint8_t last_class;       /* the least urgent one that was seen lately */
+    uint64_t last_class_us;   /* when */
+    uint64_t borrowed;        /* bytes that urgent ones have sent on debt since others had their turn */
+    uint64_t mixed_until_us;  /* something more urgent was seen, too: until when that counts */
+    uint64_t urgent_until_us; /* that was one of CL_QUEUE_URGENT_CLASSES */
 };
 
 /* What one path remembers between its samples. */
@@ -65,16 +75,23 @@ struct cl_egress_view {
 
 void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes);
 
-/* When packets may leave: now_us or later. */
-uint64_t cl_egress_ready_us(struct cl_egress *egress, uint64_t now_us);
+/* Data of this class goes, while first_class is the most urgent one that has any. */
+void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us);
+/* Whether data of this class has less urgent data to get past. */
+static inline bool cl_egress_urgent(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    return class < egress->last_class && now_us < egress->last_class_us + CL_EGRESS_MIXED_US;
+}
+/* When packets of this class may leave: now_us or later. */
+uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us);
 /* Counts any packet. */
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes);
 
-/* A packet sent at sent_us when the count was `bytes` reached the peer at clock_us (its clock) after queue_us in
- * queues; crowded: of which the receiver's port is the narrowest place, not the interface. Returns the part of the
- * delay that is not the interface's. */
-uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
-                             uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us);
+/* A packet of the class, sent at sent_us when the count was `bytes` reached the peer at clock_us (its clock) after
+ * queue_us in queues; crowded: of which the receiver's port is the narrowest place, not the interface. Returns the part
+ * of the delay that is not the interface's. */
+uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t bytes,
+                             uint64_t sent_us, uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us);
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost);
 
 /* How many paths got data lately: longer ago than a receiver counts its senders, so that turns and pauses of ours are

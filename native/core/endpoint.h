@@ -178,6 +178,8 @@ bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, 
 /* The longest time after which a live peer that misses an acknowledgement asks again, as far as known. */
 uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint);
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
+/* Whether urgent packets go beside others, or went a moment ago: then nothing should keep them waiting. */
+bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us);
 const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 /* Fills in all but the port of each path to a peer; returns how many there are, or CL_EINVAL for an unknown one. */
 int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_path_stats *paths,

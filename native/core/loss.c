@@ -1,13 +1,22 @@
 #include "core/loss.h"
 
 enum {
-    TOO_OLD = 1 << 14,   /* numbers */
+    TOO_OLD = 1 << 14,    /* numbers */
+    OVERTAKEN_US = 50000, /* by what is more urgent: it may wait behind that in a switch */
     ACK_DELAY_US = 1000, /* less than CL_ACK_DELAY_US: the packet waited for has asked for an acknowledgement at once */
 };
 
 void cl_loss_init(struct cl_loss *loss)
 {
     *loss = (struct cl_loss){.deadline_us = UINT64_MAX, .packet_threshold = CL_LOSS_PACKET_THRESHOLD, .time_shift = 3};
+}
+
+void cl_loss_on_acked(struct cl_loss *loss, uint64_t number, uint8_t class)
+{
+    loss->any_acked = true;
+    for (int i = 0; i <= class; i++)
+        if (number > loss->largest_acked[i])
+            loss->largest_acked[i] = number;
 }
 
 static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number, cl_loss_fn lost, void *argument)
@@ -29,17 +38,16 @@ void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_
         return;
     uint64_t rtt_us = rtt->smoothed_us > rtt->latest_us ? rtt->smoothed_us : rtt->latest_us;
     uint64_t wait_us = rtt_us + (rtt_us >> loss->time_shift) + 1;
-    for (uint64_t number = sent->low; number < loss->largest_acked && number < sent->next; number++) {
+    for (uint64_t number = sent->low; number < loss->largest_acked[0] && number < sent->next; number++) {
         const struct cl_sent_packet *packet = cl_sent_find(sent, number);
         if (!packet)
             continue;
-        if (number + loss->packet_threshold <= loss->largest_acked || packet->sent_us + wait_us <= now_us) {
+        uint64_t largest = loss->largest_acked[packet->class];
+        uint64_t due_us = packet->sent_us + wait_us + (number < largest ? 0 : OVERTAKEN_US);
+        if (number + loss->packet_threshold <= largest || due_us <= now_us)
             declare(loss, sent, number, lost, argument);
-        } else {
-            /* numbers are in order of time: all later ones are due later */
-            loss->deadline_us = packet->sent_us + wait_us;
-            break;
-        }
+        else if (due_us < loss->deadline_us)
+            loss->deadline_us = due_us;
     }
 }
 
@@ -74,8 +82,8 @@ void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl
             continue;
         packet->in_flight = false;
         /* wait longer than this one needed from now on */
-        uint64_t needed = loss->largest_acked - loss->recent_number[i] + 1;
-        if (loss->largest_acked >= loss->recent_number[i] && needed > loss->packet_threshold)
+        uint64_t largest = loss->largest_acked[packet->class], needed = largest - loss->recent_number[i] + 1;
+        if (largest >= loss->recent_number[i] && needed > loss->packet_threshold)
             loss->packet_threshold =
                 needed < CL_LOSS_PACKET_THRESHOLD_MAX ? (uint32_t)needed : CL_LOSS_PACKET_THRESHOLD_MAX;
         if (loss->time_shift > 0)

@@ -2,7 +2,8 @@
  * Loss: when a packet in flight is taken for lost (RFC 9002, section 6).
  *
  * A packet is lost when it was sent before an acknowledged one and either packet_threshold numbers or the time
- * threshold (9/8 of a round trip) lie between. Both thresholds grow when a late acknowledgement shows that a loss was
+ * threshold (9/8 of a round trip) lie between. What is more urgent may overtake it in switches: its numbers do not
+ * count. Both thresholds grow when a late acknowledgement shows that a loss was
  * none: the network reorders. When nothing at all is acknowledged a probe timeout (PTO) fires; it does not declare
  * anything lost, it only asks: a receiver that was not scheduled for some milliseconds costs one packet.
  */
@@ -22,8 +23,8 @@ enum {
 };
 
 struct cl_loss {
-    uint64_t largest_acked; /* valid if any_acked */
-    uint64_t deadline_us;   /* when the time threshold is next reached; UINT64_MAX: no candidate */
+    uint64_t largest_acked[CL_QUEUE_CLASSES]; /* of a class and all less urgent ones; valid if any_acked */
+    uint64_t deadline_us;                     /* when the time threshold is next reached; UINT64_MAX: no candidate */
     uint32_t packet_threshold;
     uint32_t time_shift; /* time threshold = rtt + rtt >> time_shift */
     uint32_t pto_count;  /* timeouts since the last acknowledgement */
@@ -38,6 +39,7 @@ void cl_loss_init(struct cl_loss *loss);
 
 typedef void (*cl_loss_fn)(void *argument, const struct cl_sent_packet *packet);
 
+void cl_loss_on_acked(struct cl_loss *loss, uint64_t number, uint8_t class);
 /* Takes the packets that are lost at now_us out of `sent`, calls lost() with each, and sets deadline_us. */
 void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_rtt *rtt, uint64_t now_us,
                     cl_loss_fn lost, void *argument);

@@ -85,7 +85,8 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
         .egress_bytes = path->egress->bytes,
         .data = {.message = message, .generation = message->generation, .packet = number_in_message},
         .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
-        .kind = CL_PACKET_DATA};
+        .kind = CL_PACKET_DATA,
+        .class = message->priority};
     struct cl_packet packet = {.kind = CL_PACKET_DATA,
                                .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0) |
                                                   cl_bounded_flags(endpoint, message, number_in_message)),
@@ -97,12 +98,13 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
                                .index = message->id.index,
                                .offset = offset,
                                .number = (uint32_t)path->sent.next};
-    if (cl_path_asks(path, sent.bytes + endpoint->config.datagram_bytes) || ask)
+    if (cl_path_asks(path, message->priority, sent.bytes + endpoint->config.datagram_bytes) || ask)
         packet.flags |= CL_PACKET_ACK_NOW;
     if (!cl_sent_push(&path->sent, &sent))
         return false;
     cl_pacer_sent(&path->pacer, sent.bytes);
     cl_egress_sent(path->egress, sent.bytes);
+    cl_egress_see(path->egress, message->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
     cl_crowd_see(&path->egress->receivers, &path->receiver, now_us);
     message->packets_in_flight++;
     out->head_length = CL_PACKET_HEAD_BYTES;
@@ -147,7 +149,7 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
  * and what proves that we live would come too late: so they take turns with data there. */
 static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, uint64_t now_us)
 {
-    uint64_t ready_us = cl_egress_ready_us(path->egress, now_us);
+    uint64_t ready_us = cl_egress_ready_us(path->egress, CL_QUEUE_CLASSES - 1, now_us);
     if (ready_us <= now_us)
         return false;
     path->egress->waited_for = true;
@@ -221,8 +223,8 @@ static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer
  * to one port of a peer while its others are idle. So each interface sends as much to each peer that waits, but for a
  * turn: where `message`, which would leave by `*path`, is further ahead there, the one that lags behind most goes
  * first. Returns that message, and its path. */
-static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_message *message, struct cl_path **path,
-                                   uint64_t now_us)
+static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_message *message,
+                                   const struct cl_spray_packet *wanted, struct cl_path **path, uint64_t now_us)
 {
     struct cl_egress *egress = (*path)->egress;
     struct cl_peer *first = endpoint->peers[message->peer];
@@ -235,8 +237,7 @@ static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_messa
         struct cl_peer *peer = endpoint->peers[other->peer];
         if (turn_of(endpoint, peer, egress) >= least || must_wait(peer, other))
             continue;
-        struct cl_path *open =
-            cl_spray_through(peer->paths, peer->path_count, egress, endpoint->config.datagram_bytes, now_us);
+        struct cl_path *open = cl_spray_through(peer->paths, peer->path_count, egress, wanted, now_us);
         if (!open)
             continue;
         least = turn_of(endpoint, peer, egress);
@@ -261,17 +262,19 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         return false;
     }
     uint64_t ready_us, egress_ready_us;
-    struct cl_path *path = cl_spray_pick(peer->paths, peer->path_count, endpoint->config.datagram_bytes, now_us,
-                                         &ready_us, &egress_ready_us);
+    struct cl_spray_packet wanted = {.bytes = endpoint->config.datagram_bytes,
+                                     .class = message->priority,
+                                     .first_class = cl_queue_first_class(&endpoint->queue)};
+    struct cl_path *path = cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
     if (!path) {
-        cl_queue_block(&endpoint->queue, &peer->node);
+        cl_queue_block(&endpoint->queue, &peer->node, message->priority);
         peer->pacer_us = ready_us;
         cl_endpoint_arm(endpoint, peer, ready_us);
         cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, egress_ready_us);
         return false;
     }
     if (endpoint->egress_count > 1) {
-        message = who_lags(endpoint, message, &path, now_us);
+        message = who_lags(endpoint, message, &wanted, &path, now_us);
         peer = endpoint->peers[message->peer];
     }
     uint32_t fresh = message->next_packet, packet;
@@ -297,18 +300,26 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     return sent;
 }
 
-/* When the first interface may take a packet. */
-static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint64_t now_us)
+/* When the first interface may take a packet of this class. */
+static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint8_t class, uint64_t now_us)
 {
     uint64_t first_us = UINT64_MAX;
     for (uint16_t i = 0; i < endpoint->egress_count; i++) {
-        uint64_t ready_us = cl_egress_ready_us(&endpoint->egresses[i], now_us);
+        uint64_t ready_us = cl_egress_ready_us(&endpoint->egresses[i], class, now_us);
         if (ready_us <= now_us)
             return now_us;
         if (ready_us < first_us)
             first_us = ready_us;
     }
     return first_us;
+}
+
+bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us)
+{
+    for (uint16_t i = 0; i < endpoint->egress_count; i++)
+        if (now_us < endpoint->egresses[i].urgent_until_us)
+            return true;
+    return false;
 }
 
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
@@ -320,7 +331,7 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
         if (!message)
             break;
         /* mostly it is the interface that is busy: then there is no need to ask every peer in turn */
-        uint64_t ready_us = egresses_ready_us(endpoint, now_us);
+        uint64_t ready_us = egresses_ready_us(endpoint, cl_queue_first_class(&endpoint->queue), now_us);
         if (ready_us > now_us) {
             cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, ready_us);
             break;

@@ -30,14 +30,15 @@ void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_
         pacer->tokens = (int64_t)burst * MILLION;
 }
 
-uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, uint64_t now_us)
+uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us)
 {
     if (!pacer->rate)
         return now_us;
     refill(pacer, now_us);
-    if (pacer->tokens > 0)
+    int64_t tokens = pacer->tokens + (urgent ? (int64_t)pacer->burst * MILLION : 0);
+    if (tokens > 0)
         return now_us;
-    int64_t wanted = (int64_t)(pacer->burst / 4) * MILLION - pacer->tokens;
+    int64_t wanted = (int64_t)(pacer->burst / 4) * MILLION - tokens;
     return now_us + (uint64_t)wanted / pacer->rate + 1;
 }
 

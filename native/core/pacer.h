@@ -1,7 +1,7 @@
 /*
  * Pacer: a token bucket. In any interval of d seconds in which rate and burst do not change,
  *
- *     bytes sent <= rate * d + burst + one packet
+ *     bytes sent <= rate * d + burst + one packet        (2 * burst with urgent ones)
  *
  * The burst is generous (milliseconds of rate) on purpose: an engine thread that shares its core wakes up late, and
  * what it could not send meanwhile it must be able to send then; and fewer timers mean bigger batches for the kernel.
@@ -9,6 +9,7 @@
 #ifndef CL_CORE_PACER_H
 #define CL_CORE_PACER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { CL_PACER_BURST_US = 4000, CL_PACER_BURST_PACKETS = 10 };
@@ -23,8 +24,9 @@ struct cl_pacer {
 /* Starts with a full bucket. */
 void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
 void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
-/* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. */
-uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, uint64_t now_us);
+/* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. An urgent one may go on
+ * debt, of a burst at most: those that come after it pay. */
+uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us);
 void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
 
 /* The usual burst for a rate: CL_PACER_BURST_US of it, but at least CL_PACER_BURST_PACKETS. */

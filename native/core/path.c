@@ -17,12 +17,23 @@ void cl_path_free(struct cl_path *path)
     cl_ack_free(&path->ack);
 }
 
-bool cl_path_asks(struct cl_path *path, uint32_t bytes)
+bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
+{
+    uint64_t before = 0;
+    for (int i = 0; i <= class; i++)
+        before += path->sent.class_bytes[i];
+    uint64_t window = path->cc.window, least = (uint64_t)CL_PATH_URGENT_PACKETS * path->cc.packet_bytes;
+    if (before < path->sent.bytes && window < least)
+        window = least; /* the others are what has filled the queue that made it so small */
+    return before + bytes <= window;
+}
+
+bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
 {
     bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
     /* a full window without a question in it would wait for the receiver's timer */
-    if (!asks && !cl_path_open(path, bytes))
-        asks = path->loss.any_acked && path->asked <= path->loss.largest_acked;
+    if (!asks && !cl_path_open(path, class, bytes))
+        asks = path->loss.any_acked && path->asked <= path->loss.largest_acked[0];
     if (asks) {
         path->unasked = 0;
         path->asked = path->sent.next;
@@ -41,6 +52,7 @@ static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn 
             continue;
         struct cl_sent_packet packet = *found;
         cl_sent_remove(&path->sent, number);
+        cl_loss_on_acked(&path->loss, number, packet.class);
         sample->bytes += packet.bytes;
         sample->packets++;
         taken(argument, &packet);
@@ -70,6 +82,22 @@ static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_c
     path->cc.type->on_lost(&path->cc, losses.packets);
 }
 
+/* Where switches let urgent packets overtake, the largest number is mostly one of theirs, and says nothing of the queue
+ * the others stand in. One that was overtaken is acknowledged at once: so it came when the acknowledgement was made. */
+static const struct cl_sent_packet *find_overtaken(const struct cl_sent *sent, struct cl_ack_frame *frame)
+{
+    for (uint32_t i = 0; i < frame->came_count && frame->came[i].end > sent->low; i++)
+        for (uint64_t number = frame->came[i].end; number-- > frame->came[i].start && number >= sent->low;) {
+            const struct cl_sent_packet *packet = cl_sent_find(sent, number);
+            if (!packet)
+                continue;
+            frame->clock_us += frame->host_delay_us;
+            frame->host_delay_us = 0;
+            return packet;
+        }
+    return NULL;
+}
+
 bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us,
                     uint64_t now_us, const struct cl_path_callbacks *callbacks)
 {
@@ -81,13 +109,16 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
         sample.share = (uint64_t)frame.port_rate * 1000 / frame.port_senders;
     sample.crowded =
         frame.port_senders > 1 && sample.share && frame.port_senders > cl_egress_receivers(path->egress, now_us);
-    const struct cl_sent_packet *largest = cl_sent_find(&path->sent, frame.largest);
-    if (largest) {
-        cl_rtt_update(&path->rtt, largest->sent_us, received_us, frame.clock_us, frame.host_delay_us);
+    const struct cl_sent_packet *timed = cl_sent_find(&path->sent, frame.largest);
+    if (!timed && now_us < path->egress->mixed_until_us)
+        timed = find_overtaken(&path->sent, &frame);
+    if (timed) {
+        cl_rtt_update(&path->rtt, timed->sent_us, received_us, frame.clock_us, frame.host_delay_us);
         sample.timed = true;
         sample.packet_us = (uint32_t)cl_egress_packet_us(path->egress);
-        sample.queue_us = cl_egress_on_sample(path->egress, &path->view, largest->egress_bytes, largest->sent_us,
-                                              frame.clock_us, path->rtt.queue_us, sample.crowded, now_us);
+        sample.queue_us =
+            cl_egress_on_sample(path->egress, &path->view, timed->class, timed->egress_bytes, timed->sent_us,
+                                frame.clock_us, path->rtt.queue_us, sample.crowded, now_us);
         sample.base_us = cl_rtt_base_us(&path->rtt);
     }
     sample.limited = frame.largest < path->limited_until;
@@ -99,9 +130,6 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
         take(path, &frame.came[i], callbacks->acked, callbacks->argument, &sample);
     if (!sample.packets)
         return true;
-    if (!path->loss.any_acked || frame.largest > path->loss.largest_acked)
-        path->loss.largest_acked = frame.largest;
-    path->loss.any_acked = true;
     path->loss.pto_count = 0;
     path->probe = false;
     path->dead = false;

@@ -15,10 +15,11 @@
 #include "core/sent.h"
 
 enum {
-    CL_PATH_DEAD_PTOS = 2,      /* timeouts in a row, while another path delivers, that make a path dead */
-    CL_PATH_PROBE_US = 50000,   /* how often a dead path is tried */
-    CL_PATH_PINGS_MAX = 16,     /* unanswered ones that are remembered: the longest round trip in CL_PATH_PROBE_US */
-    CL_PATH_ACK_EVERY_MAX = 32, /* packets after which a sender with a large window asks for an acknowledgement */
+    CL_PATH_DEAD_PTOS = 2,       /* timeouts in a row, while another path delivers, that make a path dead */
+    CL_PATH_PROBE_US = 50000,    /* how often a dead path is tried */
+    CL_PATH_PINGS_MAX = 16,      /* unanswered ones that are remembered: the longest round trip in CL_PATH_PROBE_US */
+    CL_PATH_URGENT_PACKETS = 16, /* that may go whatever the window, while less urgent ones are in flight */
+    CL_PATH_ACK_EVERY_MAX = 32,  /* packets after which a sender with a large window asks for an acknowledgement */
 };
 
 struct cl_path {
@@ -51,15 +52,13 @@ void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress
                   uint32_t datagram_bytes, uint64_t fixed_rate);
 void cl_path_free(struct cl_path *path);
 
-/* Room in the window for one more packet. */
-static inline bool cl_path_open(const struct cl_path *path, uint32_t bytes)
-{
-    return path->sent.bytes + bytes <= path->cc.window;
-}
+/* Room in the window for one more packet. What is less urgent takes none away, and waits until both fit again: so a
+ * class that comes to others in flight adds one window at most. */
+bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes);
 
 /* Counts the packet about to be sent; true when it should ask for an acknowledgement: several times per window. bytes:
  * of this one and the next. */
-bool cl_path_asks(struct cl_path *path, uint32_t bytes);
+bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes);
 
 /* What an acknowledgement changed in this path; the packets themselves went to the callbacks. */
 struct cl_path_callbacks {

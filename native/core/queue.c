@@ -42,7 +42,7 @@ void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl
     message->next = first ? lane->first : NULL;
     *(message->previous ? &message->previous->next : &lane->first) = message;
     *(message->next ? &message->next->previous : &lane->last) = message;
-    if (was_empty && !node->blocked)
+    if (was_empty && !(node->blocked >> message->priority & 1))
         enter(queue, node, message->priority);
 }
 
@@ -53,7 +53,7 @@ void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct 
     *(message->next ? &message->next->previous : &lane->last) = message->previous;
     message->previous = message->next = NULL;
     message->queued = false;
-    if (!lane->first && !node->blocked)
+    if (!lane->first && !(node->blocked >> message->priority & 1))
         leave(queue, node, message->priority);
 }
 
@@ -62,7 +62,7 @@ struct cl_message *cl_queue_next(const struct cl_queue *queue)
     if (!queue->classes)
         return NULL;
     bool guard = queue->packets % CL_QUEUE_GUARD == CL_QUEUE_GUARD - 1;
-    int class = guard ? 31 - __builtin_clz(queue->classes) : __builtin_ctz(queue->classes);
+    int class = guard ? 31 - __builtin_clz(queue->classes) : cl_queue_first_class(queue);
     return queue->turn[class]->lanes[class].first;
 }
 
@@ -75,22 +75,19 @@ void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const str
     queue->turn[message->priority] = node->lanes[message->priority].next;
 }
 
-void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node)
+void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class)
 {
-    if (node->blocked)
-        return;
-    for (int class = 0; class < CL_QUEUE_CLASSES; class ++)
-        if (node->lanes[class].first)
+    for (; class < CL_QUEUE_CLASSES; class ++) {
+        if (node->lanes[class].first && !(node->blocked >> class & 1))
             leave(queue, node, class);
-    node->blocked = true;
+        node->blocked = (uint8_t)(node->blocked | 1u << class);
+    }
 }
 
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node)
 {
-    if (!node->blocked)
-        return;
-    node->blocked = false;
     for (int class = 0; class < CL_QUEUE_CLASSES; class ++)
-        if (node->lanes[class].first)
+        if (node->lanes[class].first && node->blocked >> class & 1)
             enter(queue, node, class);
+    node->blocked = 0;
 }

@@ -4,14 +4,19 @@
  * Strict priority over all messages of the endpoint, per packet. Inside a class the peers take turns, and each peer's
  * messages go first in, first out; lost packets put their message first. One packet in CL_QUEUE_GUARD goes to the last
  * class that has any, so that nothing starves. A blocked peer (no window, no tokens) is out of all turns until it is
- * unblocked: it costs nothing and holds nobody up.
+ * unblocked: it costs nothing and holds nobody up. What stops a class need not stop a more urgent one.
  */
 #ifndef CL_CORE_QUEUE_H
 #define CL_CORE_QUEUE_H
 
 #include "core/message.h"
 
-enum { CL_QUEUE_CLASSES = 8, CL_QUEUE_GUARD = 64, CL_QUEUE_TURN = 4 /* packets */ };
+enum {
+    CL_QUEUE_CLASSES = 8,
+    CL_QUEUE_URGENT_CLASSES = 2, /* 0 and 1 are worth some of the link's rate: beside them, queues are kept shorter */
+    CL_QUEUE_GUARD = 64,
+    CL_QUEUE_TURN = 4, /* packets */
+};
 
 struct cl_queue_node;
 
@@ -24,7 +29,7 @@ struct cl_queue_lane {
 /* One peer's place in the queue. */
 struct cl_queue_node {
     struct cl_queue_lane lanes[CL_QUEUE_CLASSES];
-    bool blocked;
+    uint8_t blocked; /* bit c: class c */
 };
 
 struct cl_queue {
@@ -38,10 +43,16 @@ void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl
 void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message);
 /* The message to send a packet of; NULL when there is none. */
 struct cl_message *cl_queue_next(const struct cl_queue *queue);
+/* The most urgent class that has anything; CL_QUEUE_CLASSES: none has. */
+static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
+{
+    return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_QUEUE_CLASSES);
+}
 /* A packet of `message`, which is in `node` and of the class of cl_queue_next's, was sent: moves the turn on. Call
  * before removing it. */
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message);
-void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node);
+/* The peer's messages of this class, and all less urgent ones. */
+void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class);
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node);
 
 #endif

@@ -36,6 +36,7 @@ bool cl_sent_push(struct cl_sent *sent, const struct cl_sent_packet *packet)
     kept->in_flight = true;
     sent->packets++;
     sent->bytes += packet->bytes;
+    sent->class_bytes[packet->class] += packet->bytes;
     if (packet->kind == CL_PACKET_PING)
         sent->pings++;
     else
@@ -57,6 +58,7 @@ void cl_sent_remove(struct cl_sent *sent, uint64_t number)
     packet->in_flight = false;
     sent->packets--;
     sent->bytes -= packet->bytes;
+    sent->class_bytes[packet->class] -= packet->bytes;
     sent->pings -= packet->kind == CL_PACKET_PING;
     while (sent->low < sent->next && !slot(sent, sent->low)->in_flight)
         sent->low++;

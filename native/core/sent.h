@@ -8,6 +8,7 @@
 #define CL_CORE_SENT_H
 
 #include "core/control.h"
+#include "core/queue.h"
 
 struct cl_message;
 
@@ -24,15 +25,17 @@ struct cl_sent_packet {
     };
     uint16_t bytes; /* of the datagram */
     uint8_t kind;   /* enum cl_packet_kind */
+    uint8_t class;
     bool in_flight;
 };
 
 struct cl_sent {
     struct cl_sent_packet *ring;
-    uint32_t capacity; /* a power of two */
-    uint32_t packets;  /* in flight */
-    uint32_t pings;    /* of those: they are heartbeats, nobody waits for them */
-    uint64_t bytes;    /* in flight */
+    uint32_t capacity;                      /* a power of two */
+    uint32_t packets;                       /* in flight */
+    uint32_t pings;                         /* of those: they are heartbeats, nobody waits for them */
+    uint64_t bytes;                         /* in flight */
+    uint64_t class_bytes[CL_QUEUE_CLASSES]; /* the same by class */
     uint64_t low, next;
     uint64_t last_sent_us; /* of a packet that is not a PING */
 };

@@ -12,8 +12,8 @@ static uint64_t arrival_us(const struct cl_path *path)
     return cl_egress_backlog_us(path->egress) + path->cc.queue_us + cl_rtt_base_us(&path->rtt) / 2;
 }
 
-struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t bytes, uint64_t now_us,
-                              uint64_t *ready_us, uint64_t *egress_ready_us)
+struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struct cl_spray_packet *packet,
+                              uint64_t now_us, uint64_t *ready_us, uint64_t *egress_ready_us)
 {
     struct cl_path *best = NULL;
     uint64_t best_us = UINT64_MAX;
@@ -22,16 +22,17 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t by
         struct cl_path *path = &paths[i];
         if (path->dead)
             continue;
-        if (!cl_path_open(path, bytes)) {
+        if (!cl_path_open(path, packet->class, packet->bytes)) {
             path->limited_until = path->sent.next;
             continue;
         }
-        uint64_t path_ready_us = cl_pacer_ready_us(&path->pacer, now_us);
+        bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);
+        uint64_t path_ready_us = cl_pacer_ready_us(&path->pacer, urgent, now_us);
         if (path_ready_us > now_us) {
             lower(ready_us, path_ready_us);
             continue;
         }
-        uint64_t interface_ready_us = cl_egress_ready_us(path->egress, now_us);
+        uint64_t interface_ready_us = cl_egress_ready_us(path->egress, packet->first_class, now_us);
         if (interface_ready_us > now_us) {
             lower(egress_ready_us, interface_ready_us);
             path->egress->waited_for = true;
@@ -48,14 +49,15 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, uint32_t by
     return best;
 }
 
-struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress, uint32_t bytes,
-                                 uint64_t now_us)
+struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
+                                 const struct cl_spray_packet *packet, uint64_t now_us)
 {
     struct cl_path *best = NULL;
+    bool urgent = cl_egress_urgent(egress, packet->first_class, now_us);
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
-        if (path->egress == egress && !path->dead && cl_path_open(path, bytes) &&
-            cl_pacer_ready_us(&path->pacer, now_us) <= now_us && (!best || arrival_us(path) < arrival_us(best)))
+        if (path->egress == egress && !path->dead && cl_path_open(path, packet->class, packet->bytes) &&
+            cl_pacer_ready_us(&path->pacer, urgent, now_us) <= now_us && (!best || arrival_us(path) < arrival_us(best)))
             best = path;
     }
     return best;

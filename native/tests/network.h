@@ -22,7 +22,9 @@ enum {
 
 struct network_link {
     double ns_per_byte;
-    uint64_t free_ns; /* when what is queued will have left */
+    uint64_t free_ns;        /* when what is queued will have left */
+    uint64_t urgent_free_ns; /* the same of packets of class 0, where those go first */
+    bool priorities;
     double buffer_bytes;
     bool dead;
 };
@@ -33,6 +35,7 @@ struct network_packet {
     uint64_t received_us;
     enum { AT_INGRESS, AT_HOST, RUN_HOST } event;
     uint16_t to, path;
+    bool urgent;
     uint32_t length;
     struct network_packet *next;
     uint8_t bytes[NETWORK_DATAGRAM_BYTES];
@@ -122,6 +125,7 @@ static inline struct network_packet *network_packet_new(struct network *network)
     else
         packet = malloc(sizeof(*packet));
     packet->next = NULL;
+    packet->urgent = false;
     return packet;
 }
 
@@ -132,16 +136,22 @@ static inline void network_packet_free(struct network *network, struct network_p
 }
 
 /* True, and *left_ns when its last bit is through, unless the buffer is full. */
-static inline bool network_pass(struct network *network, struct network_link *link, uint32_t length, uint64_t at_ns,
-                                uint64_t *left_ns)
+static inline bool network_pass(struct network *network, struct network_link *link, uint32_t length, bool urgent,
+                                uint64_t at_ns, uint64_t *left_ns)
 {
     uint32_t wire_bytes = length + NETWORK_OVERHEAD_BYTES;
-    uint64_t start_ns = link->free_ns > at_ns ? link->free_ns : at_ns;
+    urgent = urgent && link->priorities;
+    uint64_t free_ns = urgent ? link->urgent_free_ns : link->free_ns;
+    uint64_t start_ns = free_ns > at_ns ? free_ns : at_ns;
     if (link->ns_per_byte > 0 && (double)(start_ns - at_ns) / link->ns_per_byte + wire_bytes > link->buffer_bytes) {
         network->drops_full++;
         return false;
     }
-    *left_ns = link->free_ns = start_ns + (uint64_t)(link->ns_per_byte * wire_bytes);
+    uint64_t takes_ns = (uint64_t)(link->ns_per_byte * wire_bytes);
+    *left_ns = start_ns + takes_ns;
+    link->free_ns = (link->free_ns > at_ns ? link->free_ns : at_ns) + takes_ns;
+    if (urgent)
+        link->urgent_free_ns = *left_ns;
     return !link->dead;
 }
 
@@ -169,10 +179,11 @@ static inline void network_wake(struct network *network, uint32_t host_index, ui
 static inline void network_emit(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
     uint32_t length = datagram->head_length + datagram->payload_length;
+    bool urgent = datagram->priority == 0;
     network->packets++;
     network->wire_bytes += length + NETWORK_OVERHEAD_BYTES;
     uint64_t at_ns;
-    if (!network_pass(network, &network->egress[from][datagram->path], length, network->now_ns, &at_ns))
+    if (!network_pass(network, &network->egress[from][datagram->path], length, urgent, network->now_ns, &at_ns))
         return;
     if (network_random(network) < network->loss || (network->drops && network->drops(network, from, datagram))) {
         network->drops_random++;
@@ -184,6 +195,7 @@ static inline void network_emit(struct network *network, uint32_t from, const st
         packet->event = AT_INGRESS;
         packet->to = datagram->peer;
         packet->path = datagram->path;
+        packet->urgent = urgent;
         packet->length = length;
         memcpy(packet->bytes, datagram->head, datagram->head_length);
         if (datagram->payload_length)
@@ -242,7 +254,8 @@ static inline bool network_step(struct network *network, uint64_t until_us)
     struct network_host *host = &network->hosts[packet->to];
     uint64_t left_ns;
     if (packet->event == AT_INGRESS && !host->dead &&
-        network_pass(network, &network->ingress[packet->to][packet->path], packet->length, network->now_ns, &left_ns)) {
+        network_pass(network, &network->ingress[packet->to][packet->path], packet->length, packet->urgent,
+                     network->now_ns, &left_ns)) {
         packet->event = AT_HOST;
         network_schedule(network, packet, left_ns);
     } else if (packet->event == AT_HOST && !host->dead) {

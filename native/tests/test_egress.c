@@ -14,12 +14,12 @@ static double run_link(struct cl_egress *egress, double us_per_packet, uint64_t 
     double free_us = 0, queue_sum = 0;
     uint32_t queue_count = 0;
     for (uint64_t now_us = from_us; now_us < until_us; now_us += 100)
-        while (cl_egress_ready_us(egress, now_us) <= now_us) {
+        while (cl_egress_ready_us(egress, 4, now_us) <= now_us) {
             uint64_t bytes = egress->bytes;
             cl_egress_sent(egress, DATAGRAM);
             free_us = (free_us > (double)now_us ? free_us : (double)now_us) + us_per_packet;
             uint32_t queue_us = (uint32_t)(free_us - us_per_packet - (double)now_us);
-            cl_egress_on_sample(egress, &view, bytes, now_us, (uint32_t)free_us, queue_us, false, now_us);
+            cl_egress_on_sample(egress, &view, 4, bytes, now_us, (uint32_t)free_us, queue_us, false, now_us);
             cl_egress_on_settled(egress, 1, 0);
             queue_sum += queue_us;
             queue_count++;
@@ -62,6 +62,57 @@ static void test_idle_time_does_not_lower_capacity(void)
     CHECK(egress.capacity > 0.97 * ON_WIRE * 1e6 / 60);
 }
 
+/* Bulk keeps what is urgent from waiting long, for a while after it was last seen. */
+static void test_shorter_queue_beside_urgent(void)
+{
+    struct cl_egress egress;
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    double alone_us = run_link(&egress, 60, 2000000, 2500000);
+    cl_egress_see(&egress, 4, 4, DATAGRAM, 2500000);
+    CHECK(!cl_egress_urgent(&egress, 4, 2500000));
+    cl_egress_see(&egress, 2, 2, DATAGRAM, 2500000);
+    CHECK(cl_egress_urgent(&egress, 2, 2500000)); /* it goes first, but is not worth some of the rate */
+    CHECK(run_link(&egress, 60, 2500000, 3000000) > 0.8 * alone_us);
+    cl_egress_see(&egress, 4, 4, DATAGRAM, 3000000);
+    cl_egress_see(&egress, 1, 1, DATAGRAM, 3000000);
+    run_link(&egress, 60, 3000000, 3500000);
+    CHECK(run_link(&egress, 60, 3500000, 4000000) < alone_us / 2);
+    CHECK(!cl_egress_urgent(&egress, 1, 4000001)); /* it is the only one now */
+    run_link(&egress, 60, 4000000, 4500000);
+    CHECK(run_link(&egress, 60, 4500000, 5000000) > 0.8 * alone_us);
+}
+
+/* How many packets of the class go at once. */
+static uint32_t burst_of(struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    uint32_t packets = 0;
+    for (; cl_egress_ready_us(egress, class, now_us) <= now_us; packets++) {
+        cl_egress_sent(egress, DATAGRAM);
+        cl_egress_see(egress, class, class, DATAGRAM, now_us);
+    }
+    return packets;
+}
+
+/* A burst, and the next when others have had their turn: more is paced like anything else. */
+static void test_urgent_borrows_one_burst(void)
+{
+    struct cl_egress egress;
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    uint32_t bucket = burst_of(&egress, 4, 3000000);
+    CHECK(bucket > 20);
+    uint32_t borrowed = burst_of(&egress, 3, 3000000);
+    CHECK(borrowed >= bucket - 1 && borrowed <= bucket + 2);
+    uint64_t paid_us = cl_egress_ready_us(&egress, 4, 3000000);
+    CHECK_EQ(cl_egress_ready_us(&egress, 3, 3000000), paid_us);
+    uint32_t paced = burst_of(&egress, 3, paid_us);
+    CHECK(paced < bucket / 2);
+    paid_us = cl_egress_ready_us(&egress, 4, paid_us);
+    CHECK(burst_of(&egress, 4, paid_us) < bucket / 2);
+    CHECK(burst_of(&egress, 3, paid_us) >= borrowed - 2);
+}
+
 static void test_overflow_makes_it_shallower(void)
 {
     struct cl_egress egress;
@@ -71,7 +122,7 @@ static void test_overflow_makes_it_shallower(void)
     uint32_t depth_us = egress.depth_us;
     for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
         cl_egress_on_settled(&egress, 15, 5);
-        cl_egress_on_sample(&egress, &view, egress.bytes, now_us, (uint32_t)now_us, 2000, false, now_us);
+        cl_egress_on_sample(&egress, &view, 4, egress.bytes, now_us, (uint32_t)now_us, 2000, false, now_us);
     }
     CHECK(egress.depth_us < depth_us / 2);
     run_link(&egress, 60, 2100000, 4000000);
@@ -91,7 +142,7 @@ static void test_a_crowded_port_is_not_ours(void)
         clock_us += 600; /* a tenth of our rate */
         uint64_t bytes = egress.bytes;
         cl_egress_sent(&egress, DATAGRAM);
-        CHECK_EQ(cl_egress_on_sample(&egress, &view, bytes, now_us, (uint32_t)clock_us, 5000, true, now_us), 5000);
+        CHECK_EQ(cl_egress_on_sample(&egress, &view, 4, bytes, now_us, (uint32_t)clock_us, 5000, true, now_us), 5000);
     }
     CHECK(egress.capacity >= capacity);
     CHECK(egress.queue_us < 1000);
@@ -104,8 +155,8 @@ static void test_uncontrolled_lets_all_pass(void)
     cl_egress_init(&egress, false, DATAGRAM);
     for (int i = 0; i < 10000; i++)
         cl_egress_sent(&egress, DATAGRAM);
-    CHECK_EQ(cl_egress_ready_us(&egress, 5), 5);
-    CHECK_EQ(cl_egress_on_sample(&egress, &view, 0, 0, 0, 123, false, 0), 123);
+    CHECK_EQ(cl_egress_ready_us(&egress, 4, 5), 5);
+    CHECK_EQ(cl_egress_on_sample(&egress, &view, 4, 0, 0, 0, 123, false, 0), 123);
 }
 
 /* All hosts send each other `bytes` at once; returns their share of what Ethernet leaves of the link, in percent. */
@@ -211,6 +262,8 @@ int main(void)
     RUN(test_finds_capacity_and_keeps_a_queue);
     RUN(test_follows_a_change);
     RUN(test_idle_time_does_not_lower_capacity);
+    RUN(test_shorter_queue_beside_urgent);
+    RUN(test_urgent_borrows_one_burst);
     RUN(test_overflow_makes_it_shallower);
     RUN(test_a_crowded_port_is_not_ours);
     RUN(test_uncontrolled_lets_all_pass);

@@ -40,11 +40,10 @@ static void start(uint32_t count)
 
 static void acknowledge(uint64_t number)
 {
-    if (cl_sent_find(&sent, number))
+    struct cl_sent_packet *packet = cl_sent_find(&sent, number);
+    cl_loss_on_acked(&loss, number, packet ? packet->class : 0);
+    if (packet)
         cl_sent_remove(&sent, number);
-    if (!loss.any_acked || number > loss.largest_acked)
-        loss.largest_acked = number;
-    loss.any_acked = true;
 }
 
 static void detect(uint64_t now_us)
@@ -79,6 +78,30 @@ static void test_time_threshold(void)
     detect(901);
     CHECK_EQ(lost_count, 1);
     CHECK_EQ(loss.deadline_us, UINT64_MAX); /* later packets were not overtaken */
+    cl_sent_free(&sent);
+}
+
+/* Switches let it pass. */
+static void test_what_is_urgent_overtakes(void)
+{
+    start(2);
+    for (uint32_t i = 0; i < 2; i++)
+        cl_sent_find(&sent, i)->class = 3;
+    for (uint32_t i = 0; i < 10; i++) {
+        struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = 1000, .sent_us = 20, .class = 1};
+        cl_sent_push(&sent, &packet);
+    }
+    acknowledge(11);
+    detect(500);
+    CHECK_EQ(lost_count, 7); /* of its own class, all but two */
+    CHECK_EQ(loss.deadline_us, 20 + 900 + 1);
+    detect(40000);
+    CHECK_EQ(lost_count, 9);
+    detect(50901);
+    CHECK_EQ(lost_count, 10); /* nothing waits that long */
+    acknowledge(1);
+    detect(50902);
+    CHECK_EQ(sent.packets, 0);
     cl_sent_free(&sent);
 }
 
@@ -139,6 +162,7 @@ int main(void)
 {
     RUN(test_packet_threshold);
     RUN(test_time_threshold);
+    RUN(test_what_is_urgent_overtakes);
     RUN(test_late_acknowledgement_adapts);
     RUN(test_pto);
     RUN(test_give_up);

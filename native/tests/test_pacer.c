@@ -9,7 +9,7 @@ static uint64_t drain(struct cl_pacer *pacer, uint64_t from_us, uint64_t until_u
 {
     uint64_t sent = 0;
     for (uint64_t now_us = from_us; now_us < until_us; now_us += step_us)
-        while (cl_pacer_ready_us(pacer, now_us) <= now_us) {
+        while (cl_pacer_ready_us(pacer, false, now_us) <= now_us) {
             cl_pacer_sent(pacer, PACKET);
             sent += PACKET;
         }
@@ -36,10 +36,23 @@ static void test_ready_gathers_a_quarter(void)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0); /* a byte per us */
-    CHECK_EQ(cl_pacer_ready_us(&pacer, 0), 0);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, false, 0), 0);
     cl_pacer_sent(&pacer, 40 * PACKET);
-    CHECK_EQ(cl_pacer_ready_us(&pacer, 0), 10 * PACKET + 1);
-    CHECK_EQ(cl_pacer_ready_us(&pacer, 10 * PACKET + 1), 10 * PACKET + 1);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, false, 0), 10 * PACKET + 1);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, false, 10 * PACKET + 1), 10 * PACKET + 1);
+}
+
+static void test_urgent_goes_on_debt(void)
+{
+    struct cl_pacer pacer;
+    cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0);
+    cl_pacer_sent(&pacer, 40 * PACKET);
+    uint32_t packets = 0;
+    for (; cl_pacer_ready_us(&pacer, true, 0) == 0; packets++)
+        cl_pacer_sent(&pacer, PACKET);
+    CHECK_EQ(packets, 40);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, true, 0), 10 * PACKET + 1);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, false, 0), 50 * PACKET + 1); /* others pay it first */
 }
 
 static void test_no_rate_means_no_limit(void)
@@ -47,7 +60,7 @@ static void test_no_rate_means_no_limit(void)
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 0, 0, 0);
     cl_pacer_sent(&pacer, 1 << 30);
-    CHECK_EQ(cl_pacer_ready_us(&pacer, 7), 7);
+    CHECK_EQ(cl_pacer_ready_us(&pacer, false, 7), 7);
 }
 
 static void test_smaller_burst_takes_tokens_away(void)
@@ -62,6 +75,7 @@ int main(void)
 {
     RUN(test_invariant);
     RUN(test_ready_gathers_a_quarter);
+    RUN(test_urgent_goes_on_debt);
     RUN(test_no_rate_means_no_limit);
     RUN(test_smaller_burst_takes_tokens_away);
     return CHECK_REPORT();

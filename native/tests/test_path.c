@@ -115,16 +115,49 @@ static void test_asks(void)
     uint32_t asked = 0;
     for (uint32_t i = 0; i < 32; i++) {
         struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = BYTES};
-        asked += cl_path_asks(&path, 2 * BYTES);
+        asked += cl_path_asks(&path, 0, 2 * BYTES);
         cl_sent_push(&path.sent, &packet);
     }
     CHECK(asked >= 3 && asked <= 16);
     for (uint32_t i = 32; i < 1032; i++) {
         struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = BYTES};
-        asked += cl_path_asks(&path, 2 * BYTES);
+        asked += cl_path_asks(&path, 0, 2 * BYTES);
         cl_sent_push(&path.sent, &packet);
     }
     CHECK(asked < 32 + 1000 / 8 && asked > 1000 / CL_PATH_ACK_EVERY_MAX);
+    cl_path_free(&path);
+}
+
+static void fly(uint8_t class, uint32_t count)
+{
+    struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = BYTES, .class = class};
+    for (uint32_t i = 0; i < count; i++)
+        cl_sent_push(&path.sent, &packet);
+}
+
+/* A window full of bulk has room for what is urgent, and none for more bulk until both fit. */
+static void test_urgent_does_not_wait_for_the_window(void)
+{
+    start(0);
+    path.cc.window = 40 * BYTES;
+    fly(4, 40);
+    CHECK(!cl_path_open(&path, 4, BYTES));
+    CHECK(cl_path_open(&path, 3, BYTES));
+    fly(3, 40);
+    CHECK(!cl_path_open(&path, 3, BYTES));
+    while (path.sent.low < 79)
+        cl_sent_remove(&path.sent, path.sent.low);
+    CHECK(cl_path_open(&path, 4, BYTES));
+    cl_path_free(&path);
+    start(0);
+    path.cc.window = 2 * BYTES; /* bulk's queue made it that */
+    fly(3, 2);
+    CHECK(!cl_path_open(&path, 3, BYTES)); /* while it is alone that is the window */
+    fly(4, 1);
+    fly(3, CL_PATH_URGENT_PACKETS - 3);
+    CHECK(cl_path_open(&path, 3, BYTES));
+    fly(3, 1);
+    CHECK(!cl_path_open(&path, 3, BYTES));
     cl_path_free(&path);
 }
 
@@ -149,6 +182,7 @@ int main(void)
     RUN(test_acknowledgement_revives);
     RUN(test_malformed_changes_nothing);
     RUN(test_asks);
+    RUN(test_urgent_does_not_wait_for_the_window);
     RUN(test_deadline_is_the_earliest);
     return CHECK_REPORT();
 }

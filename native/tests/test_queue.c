@@ -75,17 +75,39 @@ static void test_blocked_peer_holds_nobody_up(void)
     start();
     for (int i = 0; i < PEERS; i++)
         cl_queue_push(&queue, &nodes[i], &messages[i][0], false);
-    cl_queue_block(&queue, &nodes[0]);
-    cl_queue_block(&queue, &nodes[0]);
+    cl_queue_block(&queue, &nodes[0], 0);
+    cl_queue_block(&queue, &nodes[0], 0);
     cl_queue_push(&queue, &nodes[0], &messages[0][1], false); /* posting goes on */
     cl_queue_remove(&queue, &nodes[0], &messages[0][0]);
     for (int i = 0; i < 20; i++)
         CHECK(send_one() != 0);
-    cl_queue_block(&queue, &nodes[1]);
-    cl_queue_block(&queue, &nodes[2]);
+    cl_queue_block(&queue, &nodes[1], 0);
+    cl_queue_block(&queue, &nodes[2], 0);
     CHECK(!cl_queue_next(&queue));
     cl_queue_unblock(&queue, &nodes[0]);
     CHECK(cl_queue_next(&queue) == &messages[0][1]);
+}
+
+/* What stops bulk need not stop what is urgent, to the same peer. */
+static void test_only_less_urgent_classes_are_blocked(void)
+{
+    start();
+    CHECK_EQ(cl_queue_first_class(&queue), CL_QUEUE_CLASSES);
+    messages[0][0].priority = 6;
+    messages[0][1].priority = 1;
+    messages[0][2].priority = 4;
+    cl_queue_push(&queue, &nodes[0], &messages[0][0], false);
+    cl_queue_block(&queue, &nodes[0], 3);
+    CHECK(!cl_queue_next(&queue));
+    cl_queue_push(&queue, &nodes[0], &messages[0][1], false);
+    cl_queue_push(&queue, &nodes[0], &messages[0][2], false);
+    CHECK_EQ(cl_queue_first_class(&queue), 1);
+    CHECK(cl_queue_next(&queue) == &messages[0][1]);
+    cl_queue_block(&queue, &nodes[0], 1);
+    CHECK(!cl_queue_next(&queue));
+    cl_queue_remove(&queue, &nodes[0], &messages[0][1]);
+    cl_queue_unblock(&queue, &nodes[0]);
+    CHECK(cl_queue_next(&queue) == &messages[0][2]);
 }
 
 int main(void)
@@ -94,5 +116,6 @@ int main(void)
     RUN(test_peers_take_turns);
     RUN(test_priority_is_strict_but_for_the_guard);
     RUN(test_blocked_peer_holds_nobody_up);
+    RUN(test_only_less_urgent_classes_are_blocked);
     return CHECK_REPORT();
 }

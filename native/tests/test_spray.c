@@ -21,7 +21,8 @@ static void start(const char *congestion)
 
 static struct cl_path *pick(void)
 {
-    return cl_spray_pick(paths, PATHS, BYTES, 1000, &ready_us, &egress_ready_us);
+    struct cl_spray_packet packet = {.bytes = BYTES};
+    return cl_spray_pick(paths, PATHS, &packet, 1000, &ready_us, &egress_ready_us);
 }
 
 static void test_least_expected_delay(void)
