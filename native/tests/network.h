@@ -24,6 +24,7 @@ struct network_link {
     double ns_per_byte;
     uint64_t free_ns; /* when what is queued will have left */
     double buffer_bytes;
+    double mark_bytes; /* of the queue, above which packets are marked (ECN); 0: never */
     bool dead;
 };
 
@@ -34,6 +35,7 @@ struct network_packet {
     enum { AT_INGRESS, AT_HOST, RUN_HOST } event;
     uint16_t to, path;
     uint32_t length;
+    bool marked;
     struct network_packet *next;
     uint8_t bytes[NETWORK_DATAGRAM_BYTES];
 };
@@ -185,6 +187,7 @@ static inline void network_emit(struct network *network, uint32_t from, const st
         packet->to = datagram->peer;
         packet->path = datagram->path;
         packet->length = length;
+        packet->marked = false;
         memcpy(packet->bytes, datagram->head, datagram->head_length);
         if (datagram->payload_length)
             memcpy(packet->bytes + datagram->head_length, datagram->payload, datagram->payload_length);
@@ -203,7 +206,7 @@ static inline void network_run_host(struct network *network, uint32_t index)
     while (host->inbox) {
         struct network_packet *packet = host->inbox;
         host->inbox = packet->next;
-        cl_endpoint_receive(host->endpoint, packet->bytes, packet->length, packet->received_us, now_us);
+        cl_endpoint_receive(host->endpoint, packet->bytes, packet->length, packet->marked, packet->received_us, now_us);
         network_packet_free(network, packet);
     }
     host->inbox_tail = &host->inbox;
@@ -243,6 +246,9 @@ static inline bool network_step(struct network *network, uint64_t until_us)
     uint64_t left_ns;
     if (packet->event == AT_INGRESS && !host->dead &&
         network_pass(network, &network->ingress[packet->to][packet->path], packet->length, network->now_ns, &left_ns)) {
+        const struct network_link *port = &network->ingress[packet->to][packet->path];
+        double queued_bytes = (double)(left_ns - network->now_ns) / port->ns_per_byte;
+        packet->marked = port->mark_bytes > 0 && queued_bytes > port->mark_bytes;
         packet->event = AT_HOST;
         network_schedule(network, packet, left_ns);
     } else if (packet->event == AT_HOST && !host->dead) {

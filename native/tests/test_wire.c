@@ -28,7 +28,8 @@ struct inbox {
     uint8_t first[2 * MANY], last[2 * MANY];
 };
 
-static void keep(void *context, const uint8_t *bytes, size_t length, uint64_t received_us)
+static void keep(void *context, const uint8_t *bytes, size_t length, bool congested,
+                 uint64_t received_us)
 {
     struct inbox *inbox = context;
     (void)received_us;
