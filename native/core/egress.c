@@ -70,6 +70,8 @@ uint64_t cl_egress_ready_us(struct cl_egress *egress, uint64_t now_us)
 
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes)
 {
+    if (egress->marked && cl_pacer_is_full(&egress->pacer))
+        egress->idle_at = egress->bytes;
     egress->bytes += bytes + CL_EGRESS_OVERHEAD_BYTES;
     cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
 }

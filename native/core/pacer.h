@@ -9,6 +9,7 @@
 #ifndef CL_CORE_PACER_H
 #define CL_CORE_PACER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { CL_PACER_BURST_US = 4000, CL_PACER_BURST_PACKETS = 10 };
@@ -25,6 +26,8 @@ void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64
 void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
 /* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. */
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, uint64_t now_us);
+/* Nothing was held back for as long as a burst takes, when cl_pacer_ready_us was last asked. */
+bool cl_pacer_is_full(const struct cl_pacer *pacer);
 void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
 
 /* The usual burst for a rate: CL_PACER_BURST_US of it, but at least CL_PACER_BURST_PACKETS. */

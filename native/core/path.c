@@ -103,6 +103,7 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     if (marked < CL_ACK_MARKS / 2) { /* else acknowledgements overtook each other */
         sample.marked = marked;
         path->marked = frame.marked;
+        path->egress->marked |= marked > 0;
     }
     if (!path->loss.any_acked || frame.largest > path->loss.largest_acked)
         path->loss.largest_acked = frame.largest;
