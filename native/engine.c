@@ -80,8 +80,7 @@ struct arrival {
     uint64_t now_us;
 };
 
-static void receive_datagram(void *context, const uint8_t *bytes, size_t length, bool congested,
-                             uint64_t received_us)
+static void receive_datagram(void *context, const uint8_t *bytes, size_t length, bool congested, uint64_t received_us)
 {
     const struct arrival *arrival = context;
     uint64_t now = arrival->now_us;

@@ -8,9 +8,9 @@
  *  - capacity: bytes we sent between two packets to one peer, over the time between their arrivals there (the peer's
  * clock, as its acknowledgements tell it). That is the rate of the link as long as it was busy, whatever our own or the
  * peer's scheduling does to the acknowledgements; when it was not busy it is less, so it can only raise the estimate.
- * It was not when packets left later than those before them were through. Where switches mark packets it was not when the
- * pacer's bucket was full either: then it is the windows that keep us from sending, which answer the marks, and a queue
- * that all peers see stands before the peers and not here.
+ * It was not when packets left later than those before them were through. Where switches mark packets it was not when
+ * the pacer's bucket was full either: then it is the windows that keep us from sending, which answer the marks, and a
+ * queue that all peers see stands before the peers and not here.
  *  - queue: the delay above the minimum that all paths see; what one path sees on top lies elsewhere (a receiver's
  * port, the fabric) and is the business of that path's window.
  *

@@ -15,8 +15,7 @@ struct inbox {
     uint8_t first[2 * MANY], last[2 * MANY];
 };
 
-static void keep(void *context, const uint8_t *bytes, size_t length, bool congested,
-                 uint64_t received_us)
+static void keep(void *context, const uint8_t *bytes, size_t length, bool congested, uint64_t received_us)
 {
     struct inbox *inbox = context;
     CHECK(!congested && received_us == 0); /* libfabric does not say */
