@@ -122,9 +122,9 @@ static int open_port(struct cl_wire *wire, const char *text)
     grow_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF);
     int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
-    if (address.ss_family == AF_INET6)
+    if (wire->marking && address.ss_family == AF_INET6) /* whoever sends no marks gets none from switches */
         setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
-    else
+    else if (wire->marking)
         setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
     wire->coalescing[wire->port_count] = setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0;
     int off = 0; /* setting it to 0 changes nothing, and says whether the kernel knows it */
