@@ -39,7 +39,7 @@ TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reliable": ("DLCP, reliable", {}),
     "ecmp": ("DLCP, reliable, no spraying", {"sprays": 0}),
     "shipped": ("DLCP, bound 10 %, timers as shipped", {"loss_ppm": 100_000, "tick_ns": 1000}),
-    "flat": ("DLCP, bound 10 %, one priority", {"loss_ppm": 100_000, "priorities": 0}),
+    "flat": ("DLCP, bound 10 %, one class in switches", {"loss_ppm": 100_000, "priorities": 0}),
     "linux": ("DCTCP, RTO of 200 ms", {"transport": "dctcp", "rto_us": 200_000}),
 }
 """What is compared: its name in the tables, and its options."""
