@@ -168,13 +168,11 @@ static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
     }
     if (sample->marked) {
         delay->slow_start = false;
-        if (sample->largest >= delay->decrease_after) {
-            set_window(cc, window * (1 - delay->marked_part / 2));
-            delay->decrease_after = sample->next;
-        }
-        return;
-    }
-    if (queue_us > target_us) {
+        if (sample->largest < delay->decrease_after)
+            return;
+        window *= 1 - delay->marked_part / 2;
+        delay->decrease_after = sample->next;
+    } else if (queue_us > target_us) {
         if (sample->largest < delay->decrease_after)
             return;
         double part = DECREASE * (queue_us - target_us) / queue_us;

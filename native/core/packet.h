@@ -63,7 +63,7 @@ struct cl_packet {
     uint16_t source;
     uint16_t length;
     uint16_t path;
-    uint16_t signature; /* DATA, PING: 0: not to be compared */
+    uint16_t signature; /* DATA, PING: 0 is not to be compared; ACK: see ack.h */
     uint16_t epoch;
     uint32_t group;
     uint32_t sequence;
