@@ -39,6 +39,7 @@ TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reliable": ("DLCP, reliable", {}),
     "ecmp": ("DLCP, reliable, no spraying", {"sprays": 0}),
     "shipped": ("DLCP, bound 10 %, timers as shipped", {"loss_ppm": 100_000, "tick_ns": 1000}),
+    "flat": ("DLCP, bound 10 %, one class in switches", {"loss_ppm": 100_000, "priorities": 0}),
     "linux": ("DCTCP, RTO of 200 ms", {"transport": "dctcp", "rto_us": 200_000}),
 }
 """What is compared: its name in the tables, and its options."""
@@ -54,15 +55,18 @@ class Case:
     transports: tuple[str, ...]
 
 
-DIRECT, RING = "2", "5"
+DIRECT, RING, STEP = "2", "5", "0,1,2"
+AT_ONCE, APART = "three buckets at once, 21 MiB", "three buckets, 200 us apart, 21 MiB"
 CASES = {
     "direct": Case("all-to-owner, 12 MiB", DIRECT, {}, ("dctcp", "bounded", "reliable", "ecmp", "shipped")),
     "shallow": Case(
         "all-to-owner, 12 MiB, 256 KiB per port", DIRECT, {"port_kib": 256}, ("dctcp", "bounded", "reliable", "linux")
     ),
     "ring": Case("ring, 12 MiB", RING, {}, ("dctcp", "reliable")),
+    "step": Case(AT_ONCE, STEP, {}, ("dctcp", "bounded", "flat")),
+    "apart": Case(APART, STEP, {"gap_us": 200}, ("dctcp", "bounded", "flat")),
 }
-QUICK_SHAPES = {DIRECT: "8", RING: "11"}
+QUICK_SHAPES = {DIRECT: "8", RING: "11", STEP: "6,7,8"}
 QUICK = {"leaves": 3, "hosts_per_leaf": 8, "others_per_leaf": 8}
 
 Result = dict[str, Any]
@@ -129,6 +133,25 @@ def table(cases: Cases) -> str:
     return "\n".join([HEAD, *(line for name, case in CASES.items() for line in rows(case, cases.get(name, {}))), PAPER])
 
 
+def urgent(cases: Cases) -> str:
+    """Of steps with several buckets: how long the one took that is needed first, and the whole step. Means."""
+    names = ("workload", "transport", "seeds", "first bucket, us", "vs DCTCP", "whole step, us")
+    lines = [f"| {' | '.join(names)} | vs DCTCP |", "|---" * 7 + "|"]
+    for name, case in CASES.items():
+        base: tuple[float, float] | None = None
+        for transport in case.transports if "," in case.shapes else ():
+            seeds = [seed for seed in cases.get(name, {}).get(transport, []) if "unfinished" not in seed]
+            if not seeds:
+                continue
+            values = mean(seed["urgent"]["mean_us"] for seed in seeds), mean(seed["round_us"] for seed in seeds)
+            cells = [case.what, TRANSPORTS[transport][0], str(len(seeds))]
+            for place, value in enumerate(values):
+                cells += [f"{value:.0f}", change(value, base[place]) if base else ""]
+            base = base or values
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def counters(cases: Cases) -> str:
     """What happened to the packets, warm-up included, summed over the seeds."""
     names = ("workload", "transport", "packets", "marked", "dropped selectively", "dropped, no room", "sent again")
@@ -154,7 +177,7 @@ def write_page(cases: Cases) -> None:
     _, found_end, after = rest.partition(end)
     if not found_begin or not found_end:
         raise RuntimeError(f"{PAGE.name} has no {begin} and {end}")
-    PAGE.write_text(f"{before}{begin}\n{table(cases)}\n\n{counters(cases)}\n{end}{after}")
+    PAGE.write_text(f"{before}{begin}\n{table(cases)}\n\n{urgent(cases)}\n\n{counters(cases)}\n{end}{after}")
 
 
 def main() -> int:
@@ -182,7 +205,7 @@ def main() -> int:
             cases.setdefault(name, {}).setdefault(transport, []).append(result)
             print(f"{name}, {transport}, seed {seed}: {result.get('unfinished', 'done')}", file=sys.stderr, flush=True)
     if arguments.quick:
-        print(table(cases))
+        print(table(cases), urgent(cases), sep="\n\n")
         return 0
     kept |= cases
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")

@@ -63,7 +63,8 @@ class Config:
     `full`: those, too; `off`: nothing. All ranks must have the same. See docs/security.md."""
     mark: bool = False
     """COMMLAYER_MARK: whether packets carry their priority as DSCP, and their right to be lost as ECN bits (those that
-    may be are not ECN-capable), for switches that are set up for it. Off (0), the IP header says nothing."""
+    may be are not ECN-capable), for switches that are set up for it; and whether the marks of switches are answered.
+    Off (0), the IP header says nothing."""
     mtu: int = 0
     """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: that of the path."""
     log: LogLevel = "warning"

@@ -81,14 +81,14 @@ struct arrival {
     uint64_t now_us;
 };
 
-static void receive_datagram(void *context, const uint8_t *bytes, size_t length, uint64_t received_us)
+static void receive_datagram(void *context, const uint8_t *bytes, size_t length, bool congested, uint64_t received_us)
 {
     const struct arrival *arrival = context;
     uint64_t now = arrival->now_us;
     if (arrival->engine->endpoint == NULL)
         return;
     arrival->engine->arrivals++;
-    cl_endpoint_receive(arrival->engine->endpoint, bytes, length,
+    cl_endpoint_receive(arrival->engine->endpoint, bytes, length, congested,
                         received_us == 0 || received_us > now ? now : received_us, now);
 }
 

@@ -197,6 +197,8 @@ def table(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Table
         packet = each.packet
         good = verifier.verify(each) if verifier else None
         flags = [name for name in ("last", "ack_now", "droppable", "safe", "tail") if getattr(packet, name)]
+        if KINDS.get(packet.kind) == "ACK" and packet.signature:
+            flags.append(f"marked={packet.signature}")  # packets that switches marked so far, modulo 4096
         rows.add_row(
             f"{(each.time_s - found[0].time_s) * 1e3:.3f}",
             "{}:{}".format(*each.sender),

@@ -77,6 +77,7 @@ void cl_ack_write(struct cl_ack *ack, struct cl_packet *packet, uint8_t *payload
     packet->sequence = (uint32_t)ack->largest_received_us;
     packet->index = now_us > ack->largest_received_us ? (uint32_t)(now_us - ack->largest_received_us) : 0;
     packet->offset = came | refused << 16;
+    packet->signature = (uint16_t)(ack->marked % CL_ACK_MARKS);
     packet->length = (uint16_t)(CL_ACK_PORT_BYTES + 4 * (came + refused));
     ack->waiting = 0;
     ack->deadline_us = UINT64_MAX;
@@ -107,6 +108,7 @@ bool cl_ack_read(struct cl_ack_frame *frame, const struct cl_packet *packet, con
         return false;
     frame->clock_us = packet->sequence;
     frame->host_delay_us = packet->index;
+    frame->marked = packet->signature;
     frame->port_rate = cl_load_u32(payload);
     frame->port_senders = cl_load_u16(payload + 4);
     const uint8_t *ranges = payload + CL_ACK_PORT_BYTES;

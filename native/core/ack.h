@@ -10,7 +10,9 @@
  *
  * In a packet: {u32 bytes per millisecond that come in here, u16 senders whose they are: see ingress.h}, then for each
  * list its ranges as {u16 gap, u16 count}: `gap` numbers down from the last one told (at first: from the largest) are
- * not in it, the next `count` are. packet.offset = ranges of all that came | refused ranges << 16.
+ * not in it, the next `count` are. packet.offset = ranges of all that came | refused ranges << 16, packet.signature =
+ * how many packets came with a mark (ECN's CE) ever, modulo CL_ACK_MARKS: so it does not matter when an acknowledgement
+ * is lost.
  */
 #ifndef CL_CORE_ACK_H
 #define CL_CORE_ACK_H
@@ -23,6 +25,7 @@ enum {
     CL_ACK_EVERY = 64,
     CL_ACK_RANGES = 16, /* told per list; older ones have been told many times */
     CL_ACK_PORT_BYTES = 6,
+    CL_ACK_MARKS = 1 << 12,
     CL_ACK_BYTES_MAX = CL_ACK_PORT_BYTES + 2 * CL_ACK_RANGES * 4,
 };
 
@@ -34,6 +37,7 @@ struct cl_ack {
     uint64_t largest_received_us;
     uint64_t deadline_us; /* UINT64_MAX: nothing to tell */
     uint32_t waiting;     /* packets not yet told */
+    uint32_t marked;      /* packets that came with a mark, ever */
     uint64_t written;     /* acknowledgements so far: numbers them, so that a replayed one is known */
     bool any;
 };
@@ -60,6 +64,7 @@ struct cl_ack_frame {
     uint32_t host_delay_us; /* from then to the acknowledgement */
     uint32_t port_rate;     /* bytes per millisecond; 0: not known */
     uint16_t port_senders;
+    uint16_t marked; /* packets ever, modulo CL_ACK_MARKS */
     uint32_t came_count, refused_count;
     struct cl_range came[CL_ACK_RANGES], refused[CL_ACK_RANGES];
 };

@@ -18,6 +18,7 @@ struct cl_cc;
 struct cl_cc_sample {
     uint64_t bytes;     /* newly acknowledged */
     uint32_t packets;   /* the same */
+    uint32_t marked;    /* packets that switches marked (ECN), as the receiver has counted since the last sample */
     uint64_t largest;   /* packet number acknowledged */
     uint64_t next;      /* the next packet number to be sent */
     bool limited;       /* the window was what kept the sender from sending more */
@@ -46,6 +47,8 @@ struct cl_cc_delay {
     bool sharing;            /* keeps to its share */
     uint32_t calm_rounds;    /* without a queue, while sharing */
     double window_before;    /* of the cut on trial */
+    uint32_t acked, marked;  /* packets in this round */
+    double marked_part;      /* of late; 0 where nobody marks */
     struct cl_overflow overflow;
 };
 

@@ -39,6 +39,7 @@ static const double SHARE_GAIN_MIN = 0.75;
 static const double SHARE_SURE = 0.8;
 static const double PACE_GAIN = 1.25;
 static const double PACE_SLOW_START = 2;
+static const double MARKED_GAIN = 1.0 / 16;
 static const double SHARE_CALM = 0.125; /* of the target: no queue to speak of */
 
 static void set_window(struct cl_cc *cc, double window)
@@ -84,6 +85,10 @@ static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
     bool cut = delay->round_end < delay->decrease_after; /* this round, or most of it, was sent before the cut */
     double target_us = target_of(cc, sample);
     delay->round_end = sample->next;
+    double part = delay->marked < delay->acked ? (double)delay->marked / delay->acked : 1;
+    if (delay->marked || delay->marked_part > 0)
+        delay->marked_part += MARKED_GAIN * (part - delay->marked_part);
+    delay->acked = delay->marked = 0;
     delay->calm_rounds = cc->queue_us < target_us * SHARE_CALM ? delay->calm_rounds + 1 : 0;
     if (delay->calm_rounds > SHARE_CALM_ROUNDS || !sample->crowded)
         delay->sharing = false;
@@ -144,6 +149,10 @@ static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
     cl_overflow_count(&delay->overflow, sample->packets, 0);
     if (sample->timed)
         cc->queue_us = (3 * cc->queue_us + sample->queue_us) / 4;
+    delay->acked += sample->packets;
+    delay->marked += sample->marked;
+    if (sample->marked && delay->marked_part == 0)
+        delay->marked_part = 1; /* carefully, until it is known how many */
     if (sample->largest >= delay->round_end)
         end_round(cc, sample);
 
@@ -157,7 +166,13 @@ static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
             keep_share(cc, sample);
         return;
     }
-    if (queue_us > target_us) {
+    if (sample->marked) {
+        delay->slow_start = false;
+        if (sample->largest < delay->decrease_after)
+            return;
+        window *= 1 - delay->marked_part / 2;
+        delay->decrease_after = sample->next;
+    } else if (queue_us > target_us) {
         if (sample->largest < delay->decrease_after)
             return;
         double part = DECREASE * (queue_us - target_us) / queue_us;

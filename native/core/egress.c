@@ -90,6 +90,8 @@ uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t no
 
 void cl_egress_sent(struct cl_egress *egress, uint32_t bytes)
 {
+    if (egress->marked && cl_pacer_is_full(&egress->pacer))
+        egress->idle_at = egress->bytes;
     egress->bytes += bytes + CL_EGRESS_OVERHEAD_BYTES;
     cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
 }

@@ -8,6 +8,9 @@
  *  - capacity: bytes we sent between two packets to one peer, over the time between their arrivals there (the peer's
  * clock, as its acknowledgements tell it). That is the rate of the link as long as it was busy, whatever our own or the
  * peer's scheduling does to the acknowledgements; when it was not busy it is less, so it can only raise the estimate.
+ * It was not when packets left later than those before them were through. Where switches mark packets it was not when
+ * the pacer's bucket was full either: then it is the windows that keep us from sending, which answer the marks, and a
+ * queue that all peers see stands before the peers and not here.
  *  - queue: the delay above the minimum that all paths see; what one path sees on top lies elsewhere (a receiver's
  * port, the fabric) and is the business of that path's window.
  *
@@ -38,11 +41,12 @@ struct cl_egress {
     bool controlled; /* false: no limit */
     bool startup;    /* doubling until a queue appears */
     bool waited_for; /* peers are blocked until the pacer lets go */
+    bool marked;     /* switches beyond it mark packets (ECN) */
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
     uint64_t bytes;   /* sent ever */
     uint64_t turn;    /* the least that one of the peers that wait has got of it: see `turns` in peer.h */
-    uint64_t idle_at; /* the value of `bytes` when the link last was idle */
+    uint64_t idle_at; /* the value of `bytes` when the link last was idle, as far as we can tell */
     uint64_t busy_until_us;
     double capacity; /* bytes per second */
     uint32_t weight; /* measurements of capacity, up to a maximum */

@@ -161,10 +161,11 @@ bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint1
 uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* What comes from outside the job changes nothing but a counter: no reply, no memory, no sign of life.
+ * marked: a switch on its way says that its queue is long (ECN's CE).
  * received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
  * in the acknowledgement so that the sender's congestion control sees the network and not a busy receiver. */
-void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, uint64_t received_us,
-                         uint64_t now_us);
+void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, bool marked,
+                         uint64_t received_us, uint64_t now_us);
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity);
 uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint); /* UINT64_MAX: none */
 void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us);

@@ -314,8 +314,8 @@ static bool authentic(struct cl_endpoint *endpoint, const struct cl_peer *peer, 
     return !counter;
 }
 
-void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, uint64_t received_us,
-                         uint64_t now_us)
+void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, bool marked,
+                         uint64_t received_us, uint64_t now_us)
 {
     struct cl_packet packet;
     struct cl_peer *peer = NULL;
@@ -353,6 +353,7 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
         return;
     }
     path->packets_received++;
+    path->ack.marked += marked;
     bool at_once = answer == ACCEPT_AT_ONCE || packet.flags & CL_PACKET_ACK_NOW;
     cl_ack_on_packet(&path->ack, number, answer == REFUSE, at_once, received_us, now_us);
     if (path->ack.deadline_us <= now_us)

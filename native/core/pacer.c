@@ -42,6 +42,11 @@ uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us)
     return now_us + (uint64_t)wanted / pacer->rate + 1;
 }
 
+bool cl_pacer_is_full(const struct cl_pacer *pacer)
+{
+    return pacer->tokens >= (int64_t)pacer->burst * MILLION;
+}
+
 void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes)
 {
     if (pacer->rate)

@@ -27,6 +27,8 @@ void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_
 /* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. An urgent one may go on
  * debt, of a burst at most: those that come after it pay. */
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us);
+/* Nothing was held back for as long as a burst takes, when cl_pacer_ready_us was last asked. */
+bool cl_pacer_is_full(const struct cl_pacer *pacer);
 void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
 
 /* The usual burst for a rate: CL_PACER_BURST_US of it, but at least CL_PACER_BURST_PACKETS. */

@@ -10,7 +10,7 @@
  * DATA uses the fields by their names. What the other kinds mean by them:
  *   ACK       number = largest received, path = the path acknowledged, sequence = receive time of the largest
  *             (receiver's clock, low 32 bits, us), index = host delay in us, group = the n-th acknowledgement of
- *             this path, by which replays are known; the rest follows (see ack.h)
+ *             this path, by which replays are known, signature = marked packets; the rest follows (see ack.h)
  *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
  *   READY     every message of (group, sequence) that was refused may be sent again
  *   ABORT     group, offset = the reason (an enum cl_error), index = the peer to blame + 1, or 0
@@ -64,7 +64,7 @@ struct cl_packet {
     uint16_t source;
     uint16_t length;
     uint16_t path;
-    uint16_t signature; /* DATA, PING; 0: not to be compared */
+    uint16_t signature; /* DATA, PING: 0 is not to be compared; ACK: see ack.h */
     uint16_t epoch;
     uint32_t group;
     uint32_t sequence;

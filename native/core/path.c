@@ -130,6 +130,12 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
         take(path, &frame.came[i], callbacks->acked, callbacks->argument, &sample);
     if (!sample.packets)
         return true;
+    uint32_t marked = (uint32_t)(frame.marked - path->marked) % CL_ACK_MARKS;
+    if (marked < CL_ACK_MARKS / 2) { /* else acknowledgements overtook each other */
+        sample.marked = marked;
+        path->marked = frame.marked;
+        path->egress->marked |= marked > 0;
+    }
     path->loss.pto_count = 0;
     path->probe = false;
     path->dead = false;

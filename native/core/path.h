@@ -34,6 +34,7 @@ struct cl_path {
     uint64_t delivered_us;  /* when an acknowledgement last said that something arrived */
     uint64_t next_probe_us; /* while dead */
     uint64_t packets_lost, packets_received;
+    uint16_t marked; /* what the peer has counted of our packets: see ack.h */
     struct cl_egress *egress;
     struct cl_egress_view view;
     struct cl_ingress *ingress;      /* set by the endpoint */

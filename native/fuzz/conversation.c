@@ -235,7 +235,7 @@ static void give(struct conversation *c, uint32_t to, const uint8_t *bytes, uint
     uint8_t *exact = malloc(length ? length : 1);
     memcpy(exact, bytes, length);
     conversation_counters.packets++;
-    cl_endpoint_receive(c->endpoints[to], exact, length, c->now_us, c->now_us);
+    cl_endpoint_receive(c->endpoints[to], exact, length, c->now_us % 3 == 0, c->now_us, c->now_us);
     free(exact);
 }
 
@@ -405,6 +405,7 @@ static void give_made_up(struct conversation *c, bool sealed)
     if (packet.kind == CL_PACKET_ACK) { /* of something that was sent, more or less */
         packet.group = (uint32_t)(path->acks.next + take(c) % 4);
         packet.number = (uint32_t)(path->sent.next - take(c) % 32);
+        packet.signature = (uint16_t)(take_u16(c) % CL_ACK_MARKS);
         packet.offset = take(c) % 20 | (take(c) % 4) << 16;
         packet.length = (uint16_t)(CL_ACK_PORT_BYTES + 4 * ((packet.offset & 0xFFFF) + (packet.offset >> 16)));
         length = packet.length;

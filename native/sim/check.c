@@ -282,7 +282,7 @@ void sim_check_stranger(struct sim_world *world, struct sim_rank *rank)
     uint64_t timer_us = cl_endpoint_next_timeout(endpoint), now_us = sim_rank_now_us(rank);
     uint8_t *bytes = sim_new(world->scenario->datagram_bytes, 1);
     uint32_t length = make_stranger(world, rank, bytes);
-    cl_endpoint_receive(endpoint, bytes, length, now_us, now_us);
+    cl_endpoint_receive(endpoint, bytes, length, false, now_us, now_us);
     free(bytes);
     world->counts.strangers++;
     if (endpoint->stats.packets_received != before.packets_received ||

@@ -89,8 +89,9 @@ static void deliver(struct sim_transport *transport, struct sim_datagram *datagr
     struct sim_dlcp_host *host = &dlcp->hosts[datagram->to];
     uint32_t length = datagram->length;
     memcpy(dlcp->packet, datagram->bytes, length < SIM_FABRIC_HEAD_BYTES ? length : SIM_FABRIC_HEAD_BYTES);
+    bool marked = datagram->ecn == SIM_CE;
     sim_pool_give(&dlcp->fabric->network.pool, datagram);
-    cl_endpoint_receive(host->endpoint, dlcp->packet, length, now_us(host), now_us(host));
+    cl_endpoint_receive(host->endpoint, dlcp->packet, length, marked, now_us(host), now_us(host));
     run(host);
 }
 

@@ -88,8 +88,8 @@ static uint32_t take_packets(struct sim_rank *rank, uint64_t now_us)
         sim_trace_mark(&world->trace, (uint64_t)rank->id << 32 | datagram->length);
         sim_trace_datagram(&world->trace, "received", "", datagram->from, datagram->to, datagram->bytes,
                            datagram->length);
-        cl_endpoint_receive(rank->endpoint, datagram->bytes, datagram->length, local_us(rank, datagram->arrived_ns),
-                            now_us);
+        cl_endpoint_receive(rank->endpoint, datagram->bytes, datagram->length, false,
+                            local_us(rank, datagram->arrived_ns), now_us);
         if (rank->specimen != NULL) {
             rank->specimen_length = datagram->length;
             memcpy(rank->specimen, datagram->bytes, datagram->length);

@@ -26,6 +26,7 @@ struct network_link {
     uint64_t urgent_free_ns; /* the same of packets of class 0, where those go first */
     bool priorities;
     double buffer_bytes;
+    double mark_bytes; /* of the queue, above which packets are marked (ECN); 0: never */
     bool dead;
 };
 
@@ -37,6 +38,7 @@ struct network_packet {
     uint16_t to, path;
     bool urgent;
     uint32_t length;
+    bool marked;
     struct network_packet *next;
     uint8_t bytes[NETWORK_DATAGRAM_BYTES];
 };
@@ -197,6 +199,7 @@ static inline void network_emit(struct network *network, uint32_t from, const st
         packet->path = datagram->path;
         packet->urgent = urgent;
         packet->length = length;
+        packet->marked = false;
         memcpy(packet->bytes, datagram->head, datagram->head_length);
         if (datagram->payload_length)
             memcpy(packet->bytes + datagram->head_length, datagram->payload, datagram->payload_length);
@@ -215,7 +218,7 @@ static inline void network_run_host(struct network *network, uint32_t index)
     while (host->inbox) {
         struct network_packet *packet = host->inbox;
         host->inbox = packet->next;
-        cl_endpoint_receive(host->endpoint, packet->bytes, packet->length, packet->received_us, now_us);
+        cl_endpoint_receive(host->endpoint, packet->bytes, packet->length, packet->marked, packet->received_us, now_us);
         network_packet_free(network, packet);
     }
     host->inbox_tail = &host->inbox;
@@ -256,6 +259,9 @@ static inline bool network_step(struct network *network, uint64_t until_us)
     if (packet->event == AT_INGRESS && !host->dead &&
         network_pass(network, &network->ingress[packet->to][packet->path], packet->length, packet->urgent,
                      network->now_ns, &left_ns)) {
+        const struct network_link *port = &network->ingress[packet->to][packet->path];
+        double queued_bytes = (double)(left_ns - network->now_ns) / port->ns_per_byte;
+        packet->marked = port->mark_bytes > 0 && queued_bytes > port->mark_bytes;
         packet->event = AT_HOST;
         network_schedule(network, packet, left_ns);
     } else if (packet->event == AT_HOST && !host->dead) {

@@ -36,6 +36,21 @@ static void test_round_trip(void)
     cl_ack_free(&ack);
 }
 
+/* The count of marks is of all time, so a lost acknowledgement takes none with it; it wraps. */
+static void test_marks(void)
+{
+    struct cl_ack ack;
+    cl_ack_init(&ack);
+    cl_ack_on_packet(&ack, 0, false, false, 100, 100);
+    CHECK_EQ(frame_of(&ack, 1, 100).marked, 0);
+    ack.marked = 3;
+    frame_of(&ack, 1, 100);
+    CHECK_EQ(frame_of(&ack, 1, 100).marked, 3);
+    ack.marked = CL_ACK_MARKS + 5;
+    CHECK_EQ(frame_of(&ack, 1, 100).marked, 5);
+    cl_ack_free(&ack);
+}
+
 static void test_when_due(void)
 {
     struct cl_ack ack;
@@ -118,6 +133,7 @@ static void test_long_ranges_are_cut(void)
 int main(void)
 {
     RUN(test_round_trip);
+    RUN(test_marks);
     RUN(test_when_due);
     RUN(test_refused_is_never_told_as_accepted);
     RUN(test_malformed_is_refused);

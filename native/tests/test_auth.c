@@ -67,7 +67,7 @@ static struct cl_endpoint_stats *stats_of(struct network *network, uint32_t host
 static void inject(struct network *network, uint32_t host, const uint8_t *bytes, size_t length)
 {
     uint64_t now_us = network_now_us(network);
-    cl_endpoint_receive(network->hosts[host].endpoint, bytes, length, now_us, now_us);
+    cl_endpoint_receive(network->hosts[host].endpoint, bytes, length, false, now_us, now_us);
 }
 
 /* What passed by, as a stranger on the link records it. */
@@ -142,7 +142,7 @@ static void check_ignored(struct network *network, const uint8_t *bytes, size_t 
     uint64_t now_us = network_now_us(network), counted = *counter, others = endpoint->stats.packets_received;
     uint64_t timeout_us = cl_endpoint_next_timeout(endpoint);
     take_image(&before, endpoint);
-    cl_endpoint_receive(endpoint, bytes, length, now_us, now_us);
+    cl_endpoint_receive(endpoint, bytes, length, false, now_us, now_us);
     take_image(&after, endpoint);
     CHECK(memcmp(&before, &after, sizeof(before)) == 0);
     CHECK_EQ(*counter, counted + 1);

@@ -659,7 +659,7 @@ static void test_no_datagram_is_too_long(void)
                 CHECK(cl_packet_decode(&packet, bytes, length));
                 stops += packet.kind == CL_PACKET_STOP;
                 if (packet.kind != CL_PACKET_DATA || ++sent % 20)
-                    cl_endpoint_receive(endpoints[!self], bytes, length, now_us, now_us);
+                    cl_endpoint_receive(endpoints[!self], bytes, length, false, now_us, now_us);
             }
             while (cl_endpoint_next_completion(endpoints[self], &completion)) {
                 struct end *end = completion.context;

@@ -13,9 +13,9 @@ static void start(void)
     number = 0;
 }
 
-/* One round trip: everything in the window is acknowledged, after queue_us in queues; `lost` of the packets are lost.
- */
-static void round_trip(uint32_t queue_us, uint32_t lost, bool limited)
+/* One round trip: everything in the window is acknowledged, after queue_us in queues; `lost` of the packets are lost,
+ * and `marked` of the others are marked. */
+static void marked_round_trip(uint32_t queue_us, uint32_t lost, uint64_t marked, bool limited)
 {
     uint64_t packets = cc.window / BYTES, next = number + 2 * packets;
     for (uint64_t i = 0; i < packets; i++) {
@@ -26,6 +26,7 @@ static void round_trip(uint32_t queue_us, uint32_t lost, bool limited)
         }
         struct cl_cc_sample sample = {.bytes = BYTES,
                                       .packets = 1,
+                                      .marked = i < lost + marked,
                                       .largest = number,
                                       .next = next,
                                       .limited = limited,
@@ -34,6 +35,11 @@ static void round_trip(uint32_t queue_us, uint32_t lost, bool limited)
                                       .packet_us = 60};
         cc.type->on_acked(&cc, &sample);
     }
+}
+
+static void round_trip(uint32_t queue_us, uint32_t lost, bool limited)
+{
+    marked_round_trip(queue_us, lost, 0, limited);
 }
 
 static uint64_t window(void)
@@ -118,6 +124,29 @@ static void test_timeouts(void)
     CHECK_EQ(window(), 8);
 }
 
+/* Far below the target delay: marks alone show that a switch's queue is long. Few marks cost little, and the window
+ * comes to rest soon after they begin; all marked, it halves. */
+static void test_marks(void)
+{
+    start();
+    round_trip(0, 0, true);
+    round_trip(0, 0, true);
+    CHECK_EQ(window(), 128);
+    marked_round_trip(10, 0, 1000, true);
+    CHECK(window() >= 64 && window() <= 65); /* slow start is over, too */
+    for (int i = 0; i < 300; i++)
+        marked_round_trip(10, 0, window() > 40 ? window() - 40 : 0, true); /* what exceeds 40 packets */
+    for (int i = 0; i < 50; i++) {
+        uint64_t before = window();
+        marked_round_trip(10, 0, window() > 40 ? window() - 40 : 0, true);
+        CHECK(window() > 40 && window() < 80);
+        CHECK(4 * window() > 3 * before);
+    }
+    for (int i = 0; i < 100; i++)
+        marked_round_trip(10, 0, 1000, true);
+    CHECK_EQ(window(), 2);
+}
+
 int main(void)
 {
     RUN(test_slow_start_doubles_until_a_queue_appears);
@@ -127,5 +156,6 @@ int main(void)
     RUN(test_overflow_shrinks_window_and_target);
     RUN(test_idle_sender_does_not_grow);
     RUN(test_timeouts);
+    RUN(test_marks);
     return CHECK_REPORT();
 }

@@ -113,6 +113,28 @@ static void test_urgent_borrows_one_burst(void)
     CHECK(burst_of(&egress, 3, paid_us) >= borrowed - 2);
 }
 
+/* Windows let a tenth of the link's packets go, to a port where they wait a long time: where switches mark packets,
+ * that long queue is not taken for the link's own. */
+static void test_marked_queues_are_not_ours(void)
+{
+    double capacity = ON_WIRE * 1e6 / 60;
+    for (int marked = 0; marked < 2; marked++) {
+        struct cl_egress egress;
+        struct cl_egress_view view = {0};
+        cl_egress_init(&egress, true, DATAGRAM);
+        run_link(&egress, 60, 1000000, 2000000);
+        egress.marked = marked;
+        for (uint64_t now_us = 2000000; now_us < 3000000; now_us += 600) {
+            cl_egress_ready_us(&egress, 3, now_us);
+            uint64_t bytes = egress.bytes;
+            cl_egress_sent(&egress, DATAGRAM);
+            cl_egress_on_sample(&egress, &view, 3, bytes, now_us, (uint32_t)(now_us + 3000), 3000, false, now_us);
+            cl_egress_on_settled(&egress, 1, 0);
+        }
+        CHECK(marked ? egress.capacity > 0.97 * capacity : egress.capacity < 0.5 * capacity);
+    }
+}
+
 static void test_overflow_makes_it_shallower(void)
 {
     struct cl_egress egress;
@@ -264,6 +286,7 @@ int main(void)
     RUN(test_idle_time_does_not_lower_capacity);
     RUN(test_shorter_queue_beside_urgent);
     RUN(test_urgent_borrows_one_burst);
+    RUN(test_marked_queues_are_not_ours);
     RUN(test_overflow_makes_it_shallower);
     RUN(test_a_crowded_port_is_not_ours);
     RUN(test_uncontrolled_lets_all_pass);

@@ -329,14 +329,14 @@ static void test_foreign_packets_change_nothing(void)
         length = i == 8 ? 47 : i == 9 ? 39 : length;
         cl_packet_encode(&packet, bytes);
         cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, packet.number);
-        cl_endpoint_receive(endpoint, bytes, length, now_us, now_us);
+        cl_endpoint_receive(endpoint, bytes, length, false, now_us, now_us);
         CHECK_EQ(cl_endpoint_stats(endpoint)->packets_foreign, ++foreign);
     }
     CHECK_EQ(cl_endpoint_stats(endpoint)->packets_stashed, 0);
     good.number += 10;
     cl_packet_encode(&good, bytes);
     cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, good.number);
-    cl_endpoint_receive(endpoint, bytes, 48, now_us, now_us);
+    cl_endpoint_receive(endpoint, bytes, 48, false, now_us, now_us);
     CHECK_EQ(cl_endpoint_stats(endpoint)->packets_stashed, 1);
     network_free(network);
 }

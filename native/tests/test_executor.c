@@ -283,7 +283,7 @@ static void pump(struct network *network)
                 if (datagrams[j].payload_length > 0)
                     memcpy(bytes + datagrams[j].head_length, datagrams[j].payload, datagrams[j].payload_length);
                 cl_endpoint_receive(network->endpoints[1 - i], bytes,
-                                    datagrams[j].head_length + datagrams[j].payload_length, network->now_us,
+                                    datagrams[j].head_length + datagrams[j].payload_length, false, network->now_us,
                                     network->now_us);
             }
         }

@@ -79,6 +79,34 @@ static void test_each_packet_has_one_outcome(void)
     cl_ack_free(&ack);
 }
 
+/* Marks count once, whatever happens to acknowledgements; one that was overtaken takes nothing back. */
+static void test_marks(void)
+{
+    struct cl_ack ack;
+    cl_ack_init(&ack);
+    start(10);
+    ack.marked = CL_ACK_MARKS - 1;
+    path.marked = CL_ACK_MARKS - 1;
+    cl_ack_on_packet(&ack, 0, false, false, 1500, 1500);
+    CHECK(deliver(&ack, 1600));
+    CHECK_EQ(path.cc.delay.marked_part, 0);
+    CHECK(!egress.marked);
+    ack.marked += 3; /* and it wraps */
+    cl_ack_on_packet(&ack, 1, false, false, 1500, 1500);
+    CHECK(deliver(&ack, 1700));
+    CHECK_EQ(path.marked, 2);
+    CHECK(path.cc.delay.marked_part > 0);
+    CHECK(egress.marked);
+    uint64_t window = path.cc.window;
+    ack.marked -= 1;
+    cl_ack_on_packet(&ack, 2, false, false, 1500, 1500);
+    CHECK(deliver(&ack, 1800));
+    CHECK_EQ(path.marked, 2);
+    CHECK(path.cc.window >= window);
+    cl_path_free(&path);
+    cl_ack_free(&ack);
+}
+
 static void test_acknowledgement_revives(void)
 {
     struct cl_ack ack;
@@ -179,6 +207,7 @@ static void test_deadline_is_the_earliest(void)
 int main(void)
 {
     RUN(test_each_packet_has_one_outcome);
+    RUN(test_marks);
     RUN(test_acknowledgement_revives);
     RUN(test_malformed_changes_nothing);
     RUN(test_asks);

@@ -35,7 +35,7 @@ static size_t hand_over(struct cl_endpoint *endpoint, struct cl_endpoint *other,
         if (batch[i].payload_length > 0)
             memcpy(bytes + batch[i].head_length, batch[i].payload, batch[i].payload_length);
         if (lose == NOTHING || (lose == TWO_BEFORE_THE_LAST && (i + 3 < count || i + 1 == count)))
-            cl_endpoint_receive(other, bytes, batch[i].head_length + batch[i].payload_length, now_us, now_us);
+            cl_endpoint_receive(other, bytes, batch[i].head_length + batch[i].payload_length, false, now_us, now_us);
     }
     return count;
 }

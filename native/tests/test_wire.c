@@ -26,15 +26,17 @@ struct inbox {
     size_t count;
     size_t lengths[2 * MANY];
     uint8_t first[2 * MANY], last[2 * MANY];
+    bool congested[2 * MANY];
 };
 
-static void keep(void *context, const uint8_t *bytes, size_t length, uint64_t received_us)
+static void keep(void *context, const uint8_t *bytes, size_t length, bool congested, uint64_t received_us)
 {
     struct inbox *inbox = context;
     (void)received_us;
     if (inbox->count == 2 * MANY)
         return;
     inbox->lengths[inbox->count] = length;
+    inbox->congested[inbox->count] = congested;
     inbox->first[inbox->count] = length > 0 ? bytes[0] : 0;
     inbox->last[inbox->count++] = length > 0 ? bytes[length - 1] : 0;
 }
@@ -348,6 +350,41 @@ static void test_udp_marks(void)
     marks_arrive(false);
 }
 
+/* What a switch would do is done by the sender: some packets leave marked (CE), among others of the same size. */
+static void congestion_is_seen(const char *const *addresses)
+{
+    enum { COUNT = 48 };
+    struct cl_wire_config config = {
+        .addresses = addresses, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES, .mark = true};
+    struct cl_wire *from = NULL, *to = NULL;
+    if (cl_wire_udp.open(&config, &from) != CL_OK)
+        return; /* no IPv6 here: test_udp_ipv6 says so */
+    CHECK_EQ(cl_wire_udp.open(&config, &to), CL_OK);
+    int link = cl_wire_udp.link(from, 0, addresses[0], number_of(&cl_wire_udp, to, 0));
+    struct cl_wire_datagram datagrams[COUNT];
+    for (size_t i = 0; i < COUNT; i++) {
+        datagrams[i] = make(i / 6 % 2 ? 0xBB : 0xBA, (uint32_t)link, 1000);
+        datagrams[i].mark = datagrams[i].head[0];
+    }
+    for (size_t sent = 0; sent < COUNT;)
+        sent += cl_wire_udp.send(from, datagrams + sent, COUNT - sent);
+    static struct inbox inbox;
+    inbox.count = 0;
+    collect(&cl_wire_udp, to, 0, COUNT, &inbox);
+    CHECK_EQ(inbox.count, COUNT);
+    for (size_t i = 0; i < inbox.count; i++)
+        CHECK_EQ(inbox.congested[i], inbox.first[i] == 0xBB);
+    cl_wire_udp.close(from);
+    cl_wire_udp.close(to);
+}
+
+static void test_udp_congestion(void)
+{
+    static const char *const SIX[] = {"::1"};
+    congestion_is_seen(LOCALHOST);
+    congestion_is_seen(SIX);
+}
+
 static void test_find(void)
 {
     CHECK(cl_wire_find("udp") == &cl_wire_udp);
@@ -368,6 +405,7 @@ int main(void)
     RUN(test_udp_ipv6);
     RUN(test_udp_errors);
     RUN(test_udp_marks);
+    RUN(test_udp_congestion);
     RUN(test_mem);
     RUN(test_mem_loss);
     return CHECK_REPORT();

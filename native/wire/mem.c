@@ -166,7 +166,7 @@ static bool mem_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn 
     }
     pthread_mutex_unlock(&lock);
     for (size_t i = 0; i < count; i++) {
-        handle(context, batch[i].bytes, batch[i].length, 0);
+        handle(context, batch[i].bytes, batch[i].length, false, 0);
         free(batch[i].bytes);
     }
     return count == BATCH;

@@ -457,7 +457,7 @@ static bool ofi_receive(struct cl_wire *wire, uint32_t number, cl_wire_receive_f
     for (ssize_t i = 0; i < count; i++) {
         struct slot *slot = arrived[i].op_context;
         if (arrived[i].len >= port->prefix_bytes)
-            handle(context, slot->bytes + port->prefix_bytes, arrived[i].len - port->prefix_bytes, 0);
+            handle(context, slot->bytes + port->prefix_bytes, arrived[i].len - port->prefix_bytes, false, 0);
         port->unposted.slots[port->unposted.count++] = slot;
     }
     post(port);

@@ -35,6 +35,8 @@ enum {
     RECEIVE_MESSAGES = 32,   /* per recvmmsg */
     GRO_BYTES = 65536,
     JUMBO_BYTES = 9216,     /* without GRO: a peer's packets may be larger than ours */
+    ECN_MASK = 3,           /* of a TOS or traffic class */
+    ECN_CE = 3,             /* a switch has marked it */
     BUFFER_BYTES = 8 << 20, /* socket buffers: receive overflow is the usual hidden loss */
 };
 
@@ -46,7 +48,7 @@ struct link {
 
 union control {
     struct cmsghdr header; /* for alignment */
-    uint8_t bytes[CMSG_SPACE(sizeof(struct timespec)) + CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(uint32_t))];
+    uint8_t bytes[CMSG_SPACE(sizeof(struct timespec)) + 2 * CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(uint32_t))];
 };
 
 struct cl_wire {
@@ -120,6 +122,10 @@ static int open_port(struct cl_wire *wire, const char *text)
     grow_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF);
     int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
+    if (wire->marking && address.ss_family == AF_INET6) /* whoever sends no marks gets none from switches */
+        setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
+    else if (wire->marking)
+        setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
     wire->coalescing[wire->port_count] = setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0;
     int off = 0; /* setting it to 0 changes nothing, and says whether the kernel knows it */
     if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &off, sizeof off) != 0)
@@ -309,6 +315,7 @@ static void hand_over(struct mmsghdr *message, uint64_t offset_us, cl_wire_recei
 {
     size_t segment = message->msg_len;
     uint64_t received_us = 0;
+    bool congested = false;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&message->msg_hdr); c != NULL; c = CMSG_NXTHDR(&message->msg_hdr, c)) {
         if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_TIMESTAMPNS) {
             struct timespec stamp;
@@ -319,12 +326,19 @@ static void hand_over(struct mmsghdr *message, uint64_t offset_us, cl_wire_recei
             memcpy(&size, CMSG_DATA(c), sizeof size);
             if (size > 0)
                 segment = (size_t)size;
+        } else if ((c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) ||
+                   (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_TCLASS)) {
+            /* of IPv4 a byte, of IPv6 an int; the kernel never coalesces packets that differ in it */
+            uint8_t bytes[sizeof(int)] = {0};
+            size_t there = c->cmsg_len - CMSG_LEN(0);
+            memcpy(bytes, CMSG_DATA(c), there < sizeof bytes ? there : sizeof bytes);
+            congested = ((bytes[0] | bytes[sizeof bytes - 1]) & ECN_MASK) == ECN_CE;
         }
     }
     const uint8_t *bytes = message->msg_hdr.msg_iov->iov_base;
     for (size_t at = 0; at < message->msg_len; at += segment) {
         size_t left = message->msg_len - at;
-        handle(context, bytes + at, left < segment ? left : segment, received_us);
+        handle(context, bytes + at, left < segment ? left : segment, congested, received_us);
     }
 }
 

@@ -22,7 +22,7 @@ struct cl_wire_config {
     uint32_t datagram_bytes;
     uint32_t loss_ppm;    /* mem only */
     uint32_t seed;        /* mem only */
-    bool mark;            /* udp only: write each datagram's mark into its IP header */
+    bool mark;            /* udp only: write each datagram's mark into its IP header, and read those of switches */
     const char *provider; /* ofi only: libfabric's name of it; NULL or empty: its first */
 };
 
@@ -34,8 +34,10 @@ struct cl_wire_datagram {
     uint8_t mark; /* IPv4's TOS, IPv6's traffic class: DSCP and ECN bits */
 };
 
-/* received_us is the kernel's receive time on the engine's clock (CLOCK_MONOTONIC), 0 where unknown. */
-typedef void (*cl_wire_receive_fn)(void *context, const uint8_t *bytes, size_t length, uint64_t received_us);
+/* congested: a switch has marked it (ECN's CE), where the wire can tell. received_us is the kernel's receive time on
+ * the engine's clock (CLOCK_MONOTONIC), 0 where unknown. */
+typedef void (*cl_wire_receive_fn)(void *context, const uint8_t *bytes, size_t length, bool congested,
+                                   uint64_t received_us);
 
 struct cl_wire_type {
     const char *name;

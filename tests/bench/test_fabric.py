@@ -16,6 +16,8 @@ def result(message_us: float, missing: float = 0.0) -> dict[str, Any]:
         "messages": times,
         "collectives": times,
         "background_short": times,
+        "urgent": times,
+        "round_us": 2 * message_us,
         "missing": missing,
         "packets": 1000,
         "marked": 5,
@@ -46,6 +48,13 @@ def test_what_did_not_end_or_run_is_said() -> None:
 def test_counters_are_sums() -> None:
     text = fabric.counters({"ring": {"dctcp": [result(1), result(3)]}})
     assert text.splitlines()[-1] == "| ring, 12 MiB | DCTCP | 2000 | 10 | 12 | 14 | 34 | 4 | 20 |"
+
+
+def test_steps_tell_the_urgent_bucket_and_the_whole() -> None:
+    dctcp, dlcp = fabric.urgent({"step": {"dctcp": [result(100)], "bounded": [result(80)]}}).splitlines()[2:]
+    assert dctcp == "| three buckets at once, 21 MiB | DCTCP | 1 | 100 |  | 200 |  |"
+    assert dlcp.endswith("| 1 | 80 | -20.0 % | 160 | -20.0 % |")
+    assert "ring" not in fabric.urgent({"ring": {"dctcp": [result(1)]}})
 
 
 def test_options_reach_the_program() -> None:

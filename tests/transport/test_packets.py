@@ -129,7 +129,7 @@ def conversation(key: bytes) -> list[Any]:
 
     data = DLCP(kind="DATA", source=0, group=7, number=0xFFFFFFFF, last=1) / b"payload!"
     wrapped = DLCP(kind="DATA", source=0, group=7, number=0, last=1) / b"payload!"
-    ack = DLCP(kind="ACK", source=1, number=0, offset=1) / b"\0\0\1\0"
+    ack = DLCP(kind="ACK", source=1, number=0, offset=1, signature=9) / b"\0\0\1\0"
     forged = DLCP(kind="ABORT", source=1, group=7, number=5, tag=1234)
     return [
         frame(1, seal(ack, key, 0), 1.0),
@@ -158,6 +158,7 @@ def test_dissect_prints_a_capture(tmp_path: Path) -> None:
     lines = [line for line in result.output.splitlines() if "192.0.2." in line]
     assert len(lines) == 4
     assert ["ACK" in lines[0], "yes" in lines[0], "no" in lines[3].split()] == [True, True, True]
+    assert ["marked=9" in line for line in lines] == [True, False, False, False]
     result = CliRunner().invoke(app, ["dissect", str(path), "--limit", "1"], env={"COLUMNS": "200"})
     assert "unknown" in result.output
     assert "and 3 more" in result.output
