@@ -174,7 +174,7 @@ def emulate(
     Every rank gets the environment that torchrun sets. Exits with the status of the first rank that failed; with 2 when
     the network could not be emulated; with 1 when --check found a link that is not as declared.
     """
-    from .emulate import namespace
+    from .emulate import namespace, tcp
     from .emulate.scenario import Scenario
 
     error_console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -184,6 +184,7 @@ def emulate(
                 raise RuntimeError(reason)
             for name in namespace.remove_stale():
                 error_console.print(f"commlayer emulate: removed {name}")
+            tcp.put_back()
             if scenario is None:
                 return
         if scenario is None or (not command and not check):
