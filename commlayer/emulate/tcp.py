@@ -28,6 +28,8 @@ def is_name(name: str) -> bool:
 
 def allow(algorithms: Sequence[str]) -> None:
     """Lets namespaces choose these, until `put_back`. To be called by whoever has a namespace already."""
+    if not algorithms:
+        return
     with _noted() as file:
         allowed = _ALLOWED.read_text().split()
         extra = [algorithm for algorithm in algorithms if algorithm not in allowed]
