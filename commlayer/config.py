@@ -179,10 +179,12 @@ class Policy:
     def __post_init__(self) -> None:
         priority, spread = whole(self.priority, -1), whole(self.priority_spread, -1)
         if not 0 <= priority < PRIORITIES:
-            raise ConfigError(f"Policy(priority={self.priority!r}): use 0 (most urgent) to {PRIORITIES - 1}")
+            raise ConfigError(
+                f"Policy(priority={self.priority!r}): use a whole number, 0 (most urgent) to {PRIORITIES - 1}"
+            )
         if not 0 <= spread < PRIORITIES:
             raise ConfigError(
-                f"Policy(priority_spread={self.priority_spread!r}): use 0 (none) to {PRIORITIES - 1} classes"
+                f"Policy(priority_spread={self.priority_spread!r}): use a whole number, 0 (none) to {PRIORITIES - 1}"
             )
         if not isinstance(self.deterministic, bool):
             raise ConfigError(f"Policy(deterministic={self.deterministic!r}): use True or False")
@@ -194,7 +196,7 @@ class Policy:
         bound = check_bound(self.loss_bound, f"Policy(loss_bound={self.loss_bound!r})")
         quantile = number(self.protect_quantile)
         if not 0 <= quantile < 1:
-            raise ConfigError(f"Policy(protect_quantile={self.protect_quantile!r}): use 0 to less than 1")
+            raise ConfigError(f"Policy(protect_quantile={self.protect_quantile!r}): use a number, 0 to less than 1")
         deadline_s = None if self.deadline_s is None else number(self.deadline_s)
         if deadline_s is not None and not (0 < deadline_s <= DEADLINE_LIMIT_S or deadline_s == math.inf):
             raise ConfigError(
@@ -233,7 +235,9 @@ def check_bound(bound: object, what: str) -> float:
     none."""
     share = number(bound)
     if not (share == 0 or LOSS_LEAST <= share <= LOSS_LIMIT):
-        raise ConfigError(f"{what}: use 0 (nothing is lost) to {LOSS_LIMIT}; the least above 0 is {LOSS_LEAST:f}")
+        real = isinstance(bound, numbers.Real) and not isinstance(bound, bool)
+        kind = "" if real else f"a number, not a {type(bound).__name__}: "
+        raise ConfigError(f"{what}: use {kind}0 (nothing is lost) to {LOSS_LIMIT}; the least above 0 is {LOSS_LEAST:f}")
     return share
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -180,6 +181,12 @@ def test_numbers_of_any_type_become_plain_ones() -> None:
         *(int, int, bool, float, float, float)
     ]
     assert Policy(loss_bound=1e-6, deadline_s=math.inf).deadline_s == math.inf
+
+
+def test_a_bound_of_a_strange_type_is_not_refused_for_its_range() -> None:
+    strange: Any = Decimal("0.01")
+    with pytest.raises(ConfigError, match=r"use a number, not a Decimal: 0 \(nothing is lost\) to 0.5"):
+        Policy(loss_bound=strange)
 
 
 @pytest.mark.parametrize("other", [{"deterministic": True}, {"algorithm": "ring"}])

@@ -102,6 +102,9 @@ def check_loss(loss: float | None, burst_packets: float) -> None:
     check(loss is None or 0 <= loss <= 1, "loss", loss, "use a share from 0 to 1 (1 % is 0.01)")
     remedy = f"use 1 (independent losses) to {BURST_LIMIT_PACKETS}"
     check(1 <= burst_packets <= BURST_LIMIT_PACKETS, "loss_burst_packets", burst_packets, remedy)
+    most = burst_packets / (burst_packets + 1)  # a packet arrives between two bursts
+    good = loss in (None, 1) or burst_packets == 1 or loss <= most
+    check(good, "loss", loss, f"bursts of {burst_packets:g} packets lose {most:.3g} at most: use longer ones, or 1")
 
 
 def queues(link: Link, device: str) -> list[str]:

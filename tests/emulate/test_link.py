@@ -28,6 +28,7 @@ def test_unshaped_link_has_no_ideal() -> None:
         {"loss_burst_packets": 0.5},
         {"delay_ms": -1.0},
         {"loss_burst_packets": 10_001.0},
+        {"loss": 0.95, "loss_burst_packets": 1.01},
         {"buffer_packets": 0},
         {"buffer_packets": 100_001},
         {"not_ect_buffer_packets": 300, "rate_bps": 1e6},
