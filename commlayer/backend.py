@@ -57,6 +57,8 @@ class Options(Backend.Options):
 
     def __init__(self, policy: Policy | None = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
         super().__init__(NAME, timeout)
+        if not isinstance(policy, (Policy, type(None))):
+            raise ConfigError(f"Options({policy!r}): pass a policy, as Options(Policy(loss_bound=0.01)), or nothing")
         self.policy = policy or Policy()
         """Of all operations of the group."""
 
@@ -323,11 +325,6 @@ class CommProcessGroup(dist.ProcessGroup):
         """
         terms = None if policy is None else self._terms(policy)
         return self._collectives.all_reduce_from(source, target, opts, protect, terms)
-
-    @property
-    def loses(self) -> bool:
-        """Whether its sums can lose contributions: with a bound, between hosts."""
-        return self._terms(self.policy).bound is not None
 
     @property
     def packet_bytes(self) -> int:

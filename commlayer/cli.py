@@ -60,9 +60,9 @@ def bench(
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds until a collective counts as failed")] = 300,
     netns: Annotated[int | None, typer.Option(help="Emulate this many hosts as network namespaces (root)")] = None,
     rate: Annotated[str | None, typer.Option(help="Link rate of each host, such as 200M (bit/s)")] = None,
-    loss: Annotated[float, typer.Option(help="Probability of losing a packet: 0.01 is 1 %")] = 0.0,
-    buffer_packets: Annotated[int, typer.Option(help="Switch buffer per port")] = 256,
-    nics: Annotated[int, typer.Option(help="NICs per host")] = 1,
+    loss: Annotated[float | None, typer.Option(help="Probability of losing a packet: 0.01 is 1 %")] = None,
+    buffer_packets: Annotated[int | None, typer.Option(help="Switch buffer per port (default 256)")] = None,
+    nics: Annotated[int | None, typer.Option(help="NICs per host (default 1)")] = None,
     offloads: Annotated[bool, typer.Option(help="Leave segmentation offloads on")] = False,
     tcp_cc: Annotated[
         str | None, typer.Option(help="Comma-separated: run gloo once with each TCP congestion control")
@@ -78,17 +78,25 @@ def bench(
     from .emulate.scenario import Scenario
 
     try:
-        shaped = rate is not None or loss
-        if (netns is None and shaped) or (netns is None and scenario is None and tcp_cc):
-            raise ValueError("--rate, --loss and --tcp-cc shape an emulated network: add --netns HOSTS")
         if netns is not None and scenario is not None:
             raise ValueError("--netns and --scenario both describe the network: use one of them")
+        shaping = {"rate": rate, "loss": loss, "buffer-packets": buffer_packets, "nics": nics}
+        given = [f"--{name}" for name, value in shaping.items() if value is not None] + ["--offloads"] * offloads
+        if given and netns is None:
+            instead = "add --netns HOSTS" if scenario is None else f"write them into {scenario}"
+            raise ValueError(f"{', '.join(given)}: for the network that --netns emulates: {instead}")
+        if tcp_cc and netns is None and scenario is None:
+            raise ValueError("--tcp-cc: set per network namespace: add --netns HOSTS, or --scenario")
+        if ranks is not None and ranks < 1:
+            raise ValueError(f"--ranks {ranks}: use at least 1")
         network = None
         if scenario is not None:
             network = Scenario.read(scenario)
         elif netns is not None:
-            nic = Link(parse_rate(rate) if rate else None, loss, buffer_packets=buffer_packets, offloads=offloads)
-            network = Scenario(hosts=netns, nics=(nic,) * nics)
+            nic = Link(None if rate is None else parse_rate(rate), loss or 0.0, offloads=offloads)
+            if buffer_packets is not None:
+                nic = dataclasses.replace(nic, buffer_packets=buffer_packets)
+            network = Scenario(hosts=netns, nics=(nic,) * (1 if nics is None else nics))
         names = [BackendSpec.parse(name) for name in backends.split(",")]
         spec = Spec(
             backends=tuple(expand_tcp_cc(names, tcp_cc.split(",") if tcp_cc else [])),
@@ -174,7 +182,7 @@ def emulate(
     Every rank gets the environment that torchrun sets. Exits with the status of the first rank that failed; with 2 when
     the network could not be emulated; with 1 when --check found a link that is not as declared.
     """
-    from .emulate import namespace
+    from .emulate import namespace, tcp
     from .emulate.scenario import Scenario
 
     error_console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -184,6 +192,7 @@ def emulate(
                 raise RuntimeError(reason)
             for name in namespace.remove_stale():
                 error_console.print(f"commlayer emulate: removed {name}")
+            tcp.put_back()
             if scenario is None:
                 return
         if scenario is None or (not command and not check):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
+import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
@@ -26,6 +28,15 @@ PRIORITIES = 8
 
 LOSS_LIMIT = 0.5
 """No bound is larger: the share of a message's packets that may be missing."""
+
+LOSS_LEAST = 1e-6
+"""No bound above 0 is smaller: the engine counts in parts per million."""
+
+DEADLINE_LIMIT_S = 86400.0
+"""The longest deadline that ends."""
+
+RATE_LEAST_BPS, RATE_LIMIT_BPS = 10**3, 10**12
+"""Of the fixed congestion control: 1K to 1000G."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Config:
     """COMMLAYER_CONGESTION: congestion control. `delay` follows queueing delay, `fixed` sends
     at `rate_bps`."""
     rate_bps: int = 0
-    """COMMLAYER_RATE_BPS: with `fixed`, what this process sends per path, in bits per second; else 0."""
+    """COMMLAYER_RATE_BPS: with `fixed`, what this process sends per path, in bits per second, 1K to 1000G; else 0."""
     peer_timeout_s: float = 3.0
     """COMMLAYER_PEER_TIMEOUT_S: a peer that has been silent this long, in seconds, is lost."""
     auth: Auth = "header"
@@ -89,7 +100,9 @@ class Config:
         )
         _check(self.segment_bytes % 64 == 0, "segment_bytes", self.segment_bytes, "use a multiple of 64")
         if self.congestion == "fixed":
-            _check(self.rate_bps > 0, "rate_bps", self.rate_bps, "the fixed congestion control needs a rate, as 200M")
+            good = RATE_LEAST_BPS <= self.rate_bps <= RATE_LIMIT_BPS
+            remedy = "the fixed congestion control needs a rate, as 200M: use 1K to 1000G bits per second"
+            _check(good, "rate_bps", self.rate_bps, remedy)
         else:
             remedy = "only the fixed congestion control has a rate: set COMMLAYER_CONGESTION=fixed, or no rate"
             _check(self.rate_bps == 0, "rate_bps", self.rate_bps, remedy)
@@ -147,38 +160,54 @@ class Policy:
     algorithm: Algorithm | None = None
     """All-reduce between hosts for these operations; None: as the process's Config says."""
     loss_bound: float = 0.0
-    """Share of a message's packets that may be missing, 0 (nothing is ever lost) to 0.5, in sums and averages of
-    floating-point numbers between hosts. Everything else is reliable in any case."""
+    """Share of a message's packets that may be missing, 0 (nothing is ever lost) or 0.000001 to 0.5, in sums and
+    averages of floating-point numbers between hosts. Everything else is reliable in any case."""
     treatment: Treatment = "feedback"
     """What becomes of contributions that were lost. `feedback`: they are added to the next step's gradient; only the
     communication hook can, so other operations of such a group lose nothing. `rescale`: the mean of what arrived.
-    `zero`: they count as nothing, as in the papers."""
+    `zero`: they count as nothing, as in the papers. With `feedback` under AMP, set `HookState.loss_scale` to
+    `GradScaler.get_scale()` before each backward: what waits for the next step has the scale of its own."""
     consistency: Consistency = "strict"
     """`strict`: results are reliable, so replicas stay bit-identical. `relaxed`: results may be lost, too, within the
     same bound; the tensor then keeps what it held there, and replicas drift apart."""
     protect_quantile: float = 0.0
-    """With `feedback`: share of the gradient's blocks, those with the largest elements, that is never lost."""
+    """Share of the gradient's blocks, those with the largest elements, that is never lost, 0 to less than 1; with every
+    treatment, where the communication hook sends them."""
     deadline_s: float | None = None
-    """After so long an operation waits no more for packets that stall and are within the bound. None: a deadline that
-    follows the latest operations of the same shape; infinity: none."""
+    """After so many seconds, up to 86400, an operation waits no more for packets that stall and are within the bound.
+    None: a deadline that follows the latest operations of the same shape; infinity: none."""
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.priority, int) and 0 <= self.priority < PRIORITIES):
-            raise ConfigError(f"Policy(priority={self.priority!r}): use 0 (most urgent) to {PRIORITIES - 1}")
-        if not (isinstance(self.priority_spread, int) and 0 <= self.priority_spread < PRIORITIES):
+        priority, spread = whole(self.priority, -1), whole(self.priority_spread, -1)
+        if not 0 <= priority < PRIORITIES:
             raise ConfigError(
-                f"Policy(priority_spread={self.priority_spread!r}): use 0 (none) to {PRIORITIES - 1} classes"
+                f"Policy(priority={self.priority!r}): use a whole number, 0 (most urgent) to {PRIORITIES - 1}"
             )
+        if not 0 <= spread < PRIORITIES:
+            raise ConfigError(
+                f"Policy(priority_spread={self.priority_spread!r}): use a whole number, 0 (none) to {PRIORITIES - 1}"
+            )
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(f"Policy(deterministic={self.deterministic!r}): use True or False")
         if self.algorithm is not None and self.algorithm not in get_args(Algorithm):
             raise ConfigError(f"Policy(algorithm={self.algorithm!r}): {_one_of(Algorithm)}")
         for name, choice in (("treatment", Treatment), ("consistency", Consistency)):
             if getattr(self, name) not in get_args(choice):
                 raise ConfigError(f"Policy({name}={getattr(self, name)!r}): {_one_of(choice)}")
-        check_bound(self.loss_bound, f"Policy(loss_bound={self.loss_bound!r})")
-        if not (isinstance(self.protect_quantile, int | float) and 0 <= self.protect_quantile < 1):
-            raise ConfigError(f"Policy(protect_quantile={self.protect_quantile!r}): use 0 to less than 1")
-        if self.deadline_s is not None and not (isinstance(self.deadline_s, int | float) and self.deadline_s > 0):
-            raise ConfigError(f"Policy(deadline_s={self.deadline_s!r}): use a number of seconds, infinity, or None")
+        bound = check_bound(self.loss_bound, f"Policy(loss_bound={self.loss_bound!r})")
+        quantile = number(self.protect_quantile)
+        if not 0 <= quantile < 1:
+            raise ConfigError(f"Policy(protect_quantile={self.protect_quantile!r}): use a number, 0 to less than 1")
+        deadline_s = None if self.deadline_s is None else number(self.deadline_s)
+        if deadline_s is not None and not (0 < deadline_s <= DEADLINE_LIMIT_S or deadline_s == math.inf):
+            raise ConfigError(
+                f"Policy(deadline_s={self.deadline_s!r}): use more than 0, up to {DEADLINE_LIMIT_S:.0f} seconds, "
+                f"infinity, or None"
+            )
+        # plain numbers, whatever type they came in: a policy is compared, saved and sent
+        kept = {"priority": priority, "priority_spread": spread, "loss_bound": bound, "protect_quantile": quantile}
+        for name, value in {**kept, "deadline_s": deadline_s}.items():
+            object.__setattr__(self, name, value)
         if self.loss_bound and self.deterministic:
             raise ConfigError(
                 "Policy(deterministic=True): use loss_bound=0 with it, or no order: what is lost is chance"
@@ -187,10 +216,30 @@ class Policy:
             raise ConfigError("Policy(algorithm='ring'): use 'direct' with a loss_bound: a ring adds losses up")
 
 
-def check_bound(bound: object, what: str) -> None:
-    """Raises ConfigError, beginning with `what`, unless `bound` is a share of packets that may be lost."""
-    if not (isinstance(bound, int | float) and 0 <= bound <= LOSS_LIMIT):
-        raise ConfigError(f"{what}: use 0 (nothing is lost) to {LOSS_LIMIT}")
+def number(value: object) -> float:
+    """A real number of any type, as numpy's, as a float; NaN where it is none."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return math.nan
+
+
+def whole(value: object, otherwise: int) -> int:
+    """A whole number of any type as an int; `otherwise` where it is none."""
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else otherwise
+
+
+def check_bound(bound: object, what: str) -> float:
+    """`bound`, a share of packets that may be lost, as a float. Raises ConfigError, beginning with `what`, if it is
+    none."""
+    share = number(bound)
+    if not (share == 0 or LOSS_LEAST <= share <= LOSS_LIMIT):
+        real = isinstance(bound, numbers.Real) and not isinstance(bound, bool)
+        kind = "" if real else f"a number, not a {type(bound).__name__}: "
+        raise ConfigError(f"{what}: use {kind}0 (nothing is lost) to {LOSS_LIMIT}; the least above 0 is {LOSS_LEAST:f}")
+    return share
 
 
 _PREFIX = "COMMLAYER_"
@@ -229,8 +278,13 @@ def _number(units: Mapping[str, int]) -> Callable[[str, str], int]:
     def read(variable: str, text: str) -> int:
         unit = text[-1].upper() if text[-1].isalpha() else ""
         digits = text[: len(text) - len(unit)]
-        good = digits.isascii() and digits.isdigit() and unit in units
-        _check(good, variable, text, f"use a whole number, with {', '.join(u for u in units if u) or 'no unit'}")
+        good = digits.isascii() and digits.isdigit() and len(digits) < 19 and unit in units
+        _check(
+            good,
+            variable,
+            text,
+            f"use a whole number of up to 18 digits, with {', '.join(u for u in units if u) or 'no unit'}",
+        )
         return int(digits) * units[unit]
 
     return read

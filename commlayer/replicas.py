@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from .config import Policy
+from .config import Policy, number, whole
 from .ddp import group_of
 from .errors import ConfigError
 
@@ -61,9 +61,9 @@ class Replicas:
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         for name, count in (("every_steps", every_steps), ("check_steps", check_steps)):
-            if not (isinstance(count, int) and count > 0) and (name, count) != ("every_steps", None):
+            if whole(count, 0) <= 0 and (name, count) != ("every_steps", None):
                 raise ConfigError(f"Replicas({name}={count!r}): use a number of steps, at least 1")
-        if limit is not None and not limit > 0:
+        if limit is not None and not number(limit) > 0:
             raise ConfigError(f"Replicas(limit={limit!r}): use a relative drift above 0, as 1e-3, or None")
         self.steps = 0
         self.drift = math.nan

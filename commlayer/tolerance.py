@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .config import check_bound
+from .config import check_bound, number, whole
 from .errors import ConfigError
 
 Agree = Callable[[float], float]
@@ -66,12 +66,16 @@ class BySteps(Tolerance):
     """A schedule: `bounds` maps the step from which a bound holds to the bound; it begins with step 0."""
 
     def __init__(self, bounds: Mapping[int, float]) -> None:
-        if 0 not in bounds or not all(isinstance(step, int) and step >= 0 for step in bounds):
-            raise ConfigError(f"BySteps({dict(bounds)!r}): use whole numbers of steps, the first of them 0")
-        for step, bound in bounds.items():
-            check_bound(bound, f"BySteps({{{step}: {bound!r}}})")
-        self._steps = sorted(bounds)
-        self._bounds = [bounds[step] for step in self._steps]
+        steps = [whole(step, -1) for step in bounds] if isinstance(bounds, Mapping) else []
+        if min(steps, default=-1) != 0:
+            raise ConfigError(
+                f"BySteps({bounds!r}): use whole numbers of steps, the first of them 0, each with its bound, as "
+                f"{{0: 0.001, 2000: 0.03}}"
+            )
+        shares = [check_bound(bound, f"BySteps({{{step}: {bound!r}}})") for step, bound in bounds.items()]
+        schedule = dict(zip(steps, shares, strict=True))
+        self._steps = sorted(schedule)
+        self._bounds = [schedule[step] for step in self._steps]
 
     def bound(self, step: int, parameter: Tensor) -> float:  # noqa: ARG002  # the same for all
         """See `Tolerance.bound`."""
@@ -83,27 +87,37 @@ class ByLayer(Tolerance):
 
     `bounds` maps patterns (as of file names: *, ? and [...]) of parameter names to them; the first that matches counts,
     and `otherwise` where none does. `model` is that of the HookState, wrapped in DistributedDataParallel or not.
-    Raises ConfigError for a pattern that no parameter's name matches.
+    Raises ConfigError for a pattern that no parameter's name matches, and for one that counts nowhere.
     """
 
     def __init__(self, model: nn.Module, bounds: Mapping[str, float | Tolerance], otherwise: float | Tolerance) -> None:
-        classes = {**bounds, "*": otherwise}
-        for pattern, each in classes.items():
-            if not isinstance(each, Tolerance):
-                check_bound(each, f"ByLayer: {each!r} for {pattern!r}")
+        if not isinstance(bounds, Mapping):
+            raise ConfigError(f"ByLayer({bounds!r}): use patterns, each with its bound, as {{'*norm*': 0.0}}")
+
+        def checked(each: float | Tolerance, whose: str) -> float | Tolerance:
+            return each if isinstance(each, Tolerance) else check_bound(each, f"ByLayer: {each!r} for {whose}")
+
+        classes = {pattern: checked(each, repr(pattern)) for pattern, each in bounds.items()}
+        rest = checked(otherwise, "otherwise")
         self._of: dict[Tensor, float | Tolerance] = {}
-        unmatched = set(bounds)
+        unmatched, beaten = set(classes), set(classes)
         plain = model.module if isinstance(model, DistributedDataParallel) else model
         for name, parameter in plain.named_parameters():
             matching = [pattern for pattern in classes if fnmatch.fnmatchcase(name, pattern)]
             unmatched -= set(matching)
-            self._of[parameter] = classes[matching[0]]
+            beaten -= set(matching[:1])
+            self._of[parameter] = classes[matching[0]] if matching else rest
         if unmatched:
             raise ConfigError(
                 f"ByLayer: no parameter's name matches {', '.join(map(repr, sorted(unmatched)))}; names are as "
                 f"model.named_parameters() gives them, without 'module.'"
             )
-        self._inner = list(dict.fromkeys(each for each in classes.values() if isinstance(each, Tolerance)))
+        if beaten:
+            raise ConfigError(
+                f"ByLayer: {', '.join(map(repr, sorted(beaten)))} counts nowhere: patterns before it match all its "
+                f"parameters, and the first that matches counts; put it before them"
+            )
+        self._inner = list(dict.fromkeys(each for each in (*classes.values(), rest) if isinstance(each, Tolerance)))
 
     def begin(self, step: int, agree: Agree) -> None:
         """See `Tolerance.begin`."""
@@ -149,15 +163,15 @@ class GradientNorm(Tolerance):
     """
 
     def __init__(self, low: float, high: float, *, every_steps: int, threshold: float = 0.5) -> None:
-        check_bound(low, f"GradientNorm(low={low!r})")
-        check_bound(high, f"GradientNorm(high={high!r})")
+        low = check_bound(low, f"GradientNorm(low={low!r})")
+        high = check_bound(high, f"GradientNorm(high={high!r})")
         if low > high:
             raise ConfigError(f"GradientNorm(low={low}, high={high}): critical steps tolerate less: use low <= high")
-        if not (isinstance(every_steps, int) and every_steps > 0):
+        if whole(every_steps, 0) <= 0:
             raise ConfigError(f"GradientNorm(every_steps={every_steps!r}): use a number of steps, at least 1")
-        if not threshold > 0:
+        if not number(threshold) > 0:
             raise ConfigError(f"GradientNorm(threshold={threshold!r}): use a relative change above 0")
-        self.low, self.high, self.every_steps, self.threshold = low, high, every_steps, threshold
+        self.low, self.high, self.every_steps, self.threshold = low, high, int(every_steps), float(threshold)
         self.critical = True
         """Whether `low` holds."""
         self._former = 0.0  # the norm of the window before; 0: not known

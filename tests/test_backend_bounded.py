@@ -32,10 +32,9 @@ def options(op: Any = dist.ReduceOp.SUM) -> Any:
 
 def _groups(rank: int, size: int) -> None:
     with ranks.job(rank, size):
-        assert not make().loses
         for treatment in ("feedback", "rescale", "zero"):
-            group = make(loss_bound=0.1, treatment=treatment)
-            assert group.loses
+            group = make(loss_bound=0.1 if treatment == "zero" else 1e-6, treatment=treatment)
+            assert group.can_lose
             source = torch.arange(NUMEL, dtype=torch.float64) + rank
             target = torch.empty_like(source)
             work = group.allreduce_from(source, target, options())
@@ -63,7 +62,7 @@ def test_what_is_not_lost_is_exact() -> None:
 def _shared(rank: int, size: int) -> None:
     with ranks.job(rank, size):
         group = make(loss_bound=0.1)
-        assert not group.loses
+        assert not group.can_lose
         target = torch.empty(NUMEL)
         assert group.allreduce_from(torch.ones(NUMEL), target, options()).missing() == []
         assert (target == size).all()
@@ -71,6 +70,13 @@ def _shared(rank: int, size: int) -> None:
 
 def test_shared_memory_loses_nothing() -> None:
     ranks.run(_shared, 2)
+
+
+def test_options_want_a_policy() -> None:
+    wrong: Any = "loss_bound=0.01"
+    with pytest.raises(commlayer.ConfigError, match=r"Options\('loss_bound=0.01'\): pass a policy"):
+        commlayer.Options(wrong)
+    assert commlayer.Options().policy == commlayer.Policy()
 
 
 def _refusals(rank: int, size: int) -> None:

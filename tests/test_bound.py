@@ -55,7 +55,7 @@ def test_bounds_are_in_ppm(share: float, ppm: int) -> None:
 
 @pytest.mark.parametrize(
     ("deadline_s", "deadline_us"),
-    [(None, ADAPTIVE_DEADLINE_US), (math.inf, 0), (0.25, 250_000), (1e-9, 1)],
+    [(None, ADAPTIVE_DEADLINE_US), (math.inf, 0), (0.25, 250_000), (1e-9, 1), (86400, 86_400_000_000)],
 )
 def test_deadlines(deadline_s: float | None, deadline_us: int) -> None:
     assert lossy(loss_bound=0.1, deadline_s=deadline_s).qos.deadline_us == deadline_us

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
 from commlayer.backend import CommProcessGroup
 from commlayer.tensors import MOVES, REDUCTIONS
 from tests import conformance
-
-TEXT = (Path(__file__).parent.parent / "docs" / "collectives.md").read_text()
-
-
-def table(heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, row by row; the first is its head."""
-    lines = TEXT.partition(f"## {heading}\n")[2].splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    rows = []
-    for line in lines[first:]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
-    return [rows[0], *rows[2:]]
+from tests.documents import table
 
 
 def operations() -> set[str]:
@@ -33,7 +18,7 @@ def operations() -> set[str]:
 
 
 def test_every_operation_has_a_row() -> None:
-    rows = {row[0]: row[2] for row in table("Operations")[1:]}
+    rows = {row[0]: row[2] for row in table("collectives.md", "Operations")[1:]}
     assert operations() <= set(rows)
     assert "allreduce" in operations()
     ours = {name for name in rows if name in vars(CommProcessGroup)}
@@ -42,7 +27,7 @@ def test_every_operation_has_a_row() -> None:
 
 
 def test_every_reduction_is_as_the_table_says() -> None:
-    head, *rows = table("Reductions")
+    head, *rows = table("collectives.md", "Reductions")
     assert [row[0] for row in rows] == [str(dtype).removeprefix("torch.") for dtype in conformance.DTYPES]
     for name, *cells in rows:
         dtype = getattr(torch, name)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from commlayer.config import Config, Policy
@@ -44,6 +48,9 @@ def test_a_fixed_rate_takes_two_variables() -> None:
     assert (config.congestion, config.rate_bps) == ("fixed", 200_000_000)
     with pytest.raises(ConfigError, match="COMMLAYER_RATE_BPS=0"):
         Config.from_environment({"COMMLAYER_CONGESTION": "fixed"})
+    for rate in ("999", "1001G", "99999999999999G", "9" * 5000):
+        with pytest.raises(ConfigError, match=r"^COMMLAYER_RATE_BPS=\d+G?: .*(use 1K to 1000G|of up to 18 digits)"):
+            Config.from_environment({"COMMLAYER_CONGESTION": "fixed", "COMMLAYER_RATE_BPS": rate})
     with pytest.raises(ConfigError, match="COMMLAYER_RATE_BPS=5: only the fixed"):
         Config.from_environment({"COMMLAYER_RATE_BPS": "5"})
 
@@ -116,6 +123,10 @@ def test_no_matching_interface_is_an_error_that_lists_what_exists(ifname: tuple[
         {"priority": 8},
         {"priority": -1},
         {"priority": "high"},
+        {"priority": True},
+        {"priority_spread": False},
+        {"deterministic": "yes"},
+        {"deterministic": 1},
         {"priority_spread": 8},
         {"priority_spread": 0.5},
         {"algorithm": "tree"},
@@ -133,18 +144,49 @@ def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
         {"loss_bound": -0.1},
         {"loss_bound": 0.51},
         {"loss_bound": "1%"},
+        {"loss_bound": False},
+        {"loss_bound": 5e-324},
+        {"loss_bound": 1e-7},
+        {"loss_bound": 10**400},
         {"treatment": "forget"},
         {"consistency": "eventual"},
         {"protect_quantile": 1.0},
         {"protect_quantile": -0.1},
         {"deadline_s": 0.0},
         {"deadline_s": "soon"},
+        {"deadline_s": True},
+        {"deadline_s": math.nan},
+        {"deadline_s": 10**9},
+        {"deadline_s": 10**400},
+        {"deadline_s": 86401},
     ],
 )
 def test_a_bad_bound_is_refused(bad: dict[str, Any]) -> None:
     ((field, value),) = bad.items()
     with pytest.raises(ConfigError, match=rf"Policy\({field}={value!r}\): use"):
         Policy(**bad)
+
+
+def test_numbers_of_any_type_become_plain_ones() -> None:
+    numbers: dict[str, Any] = {
+        "priority": np.int64(3),
+        "priority_spread": np.uint8(1),
+        "loss_bound": np.float32(0.25),
+        "protect_quantile": Fraction(1, 4),
+        "deadline_s": 2,
+    }
+    policy = Policy(**numbers)
+    assert policy == Policy(priority=3, priority_spread=1, loss_bound=0.25, protect_quantile=0.25, deadline_s=2.0)
+    assert [type(value) for value in dataclasses.asdict(policy).values() if type(value) not in (str, type(None))] == [
+        *(int, int, bool, float, float, float)
+    ]
+    assert Policy(loss_bound=1e-6, deadline_s=math.inf).deadline_s == math.inf
+
+
+def test_a_bound_of_a_strange_type_is_not_refused_for_its_range() -> None:
+    strange: Any = Decimal("0.01")
+    with pytest.raises(ConfigError, match=r"use a number, not a Decimal: 0 \(nothing is lost\) to 0.5"):
+        Policy(loss_bound=strange)
 
 
 @pytest.mark.parametrize("other", [{"deterministic": True}, {"algorithm": "ring"}])

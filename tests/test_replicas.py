@@ -114,6 +114,8 @@ def test_what_was_far_apart_is_equal_afterwards() -> None:
         ({"every_steps": 0}, r"Replicas\(every_steps=0\)"),
         ({"check_steps": None}, r"Replicas\(check_steps=None\)"),
         ({"check_steps": 1.5}, r"Replicas\(check_steps=1.5\)"),
+        ({"every_steps": True}, r"Replicas\(every_steps=True\)"),
+        ({"limit": "x"}, r"Replicas\(limit='x'\): use a relative drift"),
         ({"limit": 0.0}, r"Replicas\(limit=0.0\)"),
         ({"limit": math.nan}, r"Replicas\(limit=nan\)"),
     ],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,24 @@ def test_layers_have_bounds_by_name() -> None:
     assert set(at.values()) == {0.0}
     with pytest.raises(ConfigError, match=r"shape \(1,\) is not of the model"):
         layers.bound(0, ANY)
+
+
+def test_a_pattern_for_all_comes_before_otherwise() -> None:
+    model = Layers()
+    everything = ByLayer(model, {"*": 0.1}, otherwise=0.3)
+    assert {everything.bound(0, parameter) for parameter in model.parameters()} == {0.1}
+    last = ByLayer(model, {"*.bias": 0.0, "*": BySteps({0: 0.2})}, otherwise=0.3)
+    at = {name: last.bound(0, parameter) for name, parameter in model.named_parameters()}
+    assert {bound for name, bound in at.items() if name.endswith("bias")} == {0.0}
+    assert {bound for name, bound in at.items() if not name.endswith("bias")} == {0.2}
+
+
+def test_bounds_may_be_numbers_of_any_type() -> None:
+    bound = np.float32(0.25)
+    model = Layers()
+    assert BySteps({np.int64(0): bound}).bound(0, ANY) == 0.25
+    assert ByLayer(model, {"head.*": bound}, bound).bound(0, model.head.weight) == 0.25
+    assert GradientNorm(bound, bound, every_steps=np.int64(1)).bound(0, ANY) == 0.25
 
 
 def train(rule: Tolerance, norms: list[float], buckets: int = 2) -> list[float]:
@@ -111,18 +130,25 @@ def test_rules_are_saved() -> None:
     ("make", "says"),
     [
         (lambda: BySteps({}), r"BySteps\(\{\}\): use whole numbers of steps, the first of them 0"),
+        (lambda: BySteps([(0, 0.1)]), r"BySteps\(\[\(0, 0.1\)\]\): .*as \{0: 0.001, 2000: 0.03\}"),  # type: ignore[arg-type]
         (lambda: BySteps({1: 0.1}), "the first of them 0"),
+        (lambda: BySteps({0: 1e-7}), r"BySteps\(\{0: 1e-07\}\): .*the least above 0 is 0.000001"),
         (lambda: BySteps({0: 0.1, 1.5: 0.1}), "whole numbers"),  # type: ignore[dict-item]
         (lambda: BySteps({0: 0.1, 9: 0.6}), r"BySteps\(\{9: 0.6\}\): use 0 \(nothing is lost\) to 0.5"),
         (lambda: BySteps({0: math.nan}), r"BySteps\(\{0: nan\}\)"),
         (lambda: ByLayer(Layers(), {"haed.*": 0.1}, 0.1), "no parameter's name matches 'haed.*'"),
         (lambda: ByLayer(Layers(), {"head.*": -0.1}, 0.1), "ByLayer: -0.1 for 'head"),
-        (lambda: ByLayer(Layers(), {}, "much"), "ByLayer: 'much' for"),  # type: ignore[arg-type]
+        (lambda: ByLayer(Layers(), {}, "much"), "ByLayer: 'much' for otherwise"),  # type: ignore[arg-type]
+        (lambda: ByLayer(Layers(), ["head.*"], 0.1), r"ByLayer\(\['head.\*'\]\): use patterns"),  # type: ignore[arg-type]
+        (lambda: ByLayer(Layers(), {"*": 0.1, "head.*": 0.2}, 0.1), r"'head\.\*' counts nowhere: patterns before it"),
+        (lambda: ByLayer(Layers(), {"head.w*": 0.1, "head.b*": 0.1, "head.*": 0.2}, 0.1), r"'head\.\*' counts nowhere"),
         (lambda: GradientNorm(0.3, 0.2, every_steps=1), "use low <= high"),
         (lambda: GradientNorm(-0.3, 0.2, every_steps=1), r"GradientNorm\(low=-0.3\)"),
         (lambda: GradientNorm(0.3, 0.7, every_steps=1), r"GradientNorm\(high=0.7\)"),
         (lambda: GradientNorm(0.1, 0.2, every_steps=0), "every_steps=0"),
+        (lambda: GradientNorm(0.1, 0.2, every_steps=True), "every_steps=True"),
         (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold=0), "threshold=0"),
+        (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold="x"), "threshold='x'"),  # type: ignore[arg-type]
         (lambda: state(BySteps({0: 0.1}), loss_bound=0.1), "use one of the two"),
         (lambda: state(BySteps({0: 0.1}), deterministic=True), "what is lost is chance"),
         (lambda: state(BySteps({0: 0.1}), algorithm="ring"), "a ring adds losses up"),

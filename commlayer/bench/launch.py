@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from ..emulate import tcp
 from ..emulate.namespace import EmulationError
 from ..emulate.network import Network
 from ..emulate.ranks import terminable
@@ -53,7 +54,7 @@ def launch(spec: Spec, ranks: int) -> int:
         Network(spec.scenario) as network,
         contextlib.ExitStack() as stack,
     ):
-        network.allow_tcp_cc(sorted({backend.tcp_cc for backend in spec.backends if backend.tcp_cc}))
+        tcp.allow(sorted({backend.tcp_cc for backend in spec.backends if backend.tcp_cc}))
         # traffic and timetable begin with the measurement: how long ranks take to start is no part of a scenario
         ready = Path(folder, "ready")
         events: list[tuple[float, str]] = []

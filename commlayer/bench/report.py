@@ -30,11 +30,16 @@ _COLUMNS = (
     ("link", "(%)", 6),
     ("speedup", "(x)", 7),
 )
+_NOT_COUNTED = ("not-counted", "(%)", 11)  # of the contributions, where a backend may lose some
 
 
-def _line(cells: Sequence[str], backend: str, lead: str = " ") -> str:
+def _columns(spec: Spec) -> tuple[tuple[str, str, int], ...]:
+    return (*_COLUMNS, _NOT_COUNTED) if spec.may_lose else _COLUMNS
+
+
+def _line(spec: Spec, cells: Sequence[str], backend: str, lead: str = " ") -> str:
     # the space keeps a number too long for its column readable
-    padded = (f" {cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True))
+    padded = (f" {cell:>{width}}" for cell, (_, _, width) in zip(cells, _columns(spec), strict=True))
     return f"{lead}{''.join(padded)}  {backend}"
 
 
@@ -64,8 +69,8 @@ def header(spec: Spec, world: int, facts: dict[str, Any]) -> list[str]:
             lines.append(f"# ideal busbw      : {ideal_gb_s:.5f} GB/s (UDP payload at MTU {mtu})")
     return [
         *lines,
-        _line([name for name, _, _ in _COLUMNS], "backend", "#"),
-        _line([unit for _, unit, _ in _COLUMNS], "", "#").rstrip(),
+        _line(spec, [name for name, _, _ in _columns(spec)], "backend", "#"),
+        _line(spec, [unit for _, unit, _ in _columns(spec)], "", "#").rstrip(),
     ]
 
 
@@ -97,7 +102,7 @@ def row(spec: Spec, measurement: Measurement, baseline: Measurement) -> dict[str
     }
 
 
-def format_row(result: dict[str, Any]) -> str:
+def format_row(spec: Spec, result: dict[str, Any]) -> str:
     """The table line of a `row`; "-" where a column does not apply."""
 
     def number(key: str, digits: int, scale: float = 1.0) -> str:
@@ -120,7 +125,8 @@ def format_row(result: dict[str, Any]) -> str:
         number("link_share", 1, 100),
         number("speedup", 2),
     ]
-    return _line(cells, result["backend"])
+    cells += [number("not_counted", 3, 100)] * spec.may_lose
+    return _line(spec, cells, result["backend"])
 
 
 def footer(results: Sequence[dict[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -45,7 +46,7 @@ def sweep(min_bytes: int, max_bytes: int, *, factor: float = 2.0, step_bytes: in
     """
     if not 0 < min_bytes <= max_bytes:
         raise ValueError(f"sizes {min_bytes} to {max_bytes}: expected 0 < min <= max")
-    if step_bytes < 0 or (step_bytes == 0 and factor <= 1):
+    if step_bytes < 0 or (step_bytes == 0 and not 1 < factor < math.inf):
         raise ValueError(f"factor {factor} and step {step_bytes}: sizes would not grow; use factor > 1 or step > 0")
     sizes = [min_bytes]
     while True:

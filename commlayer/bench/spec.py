@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import Policy
+from ..emulate import tcp
 from ..emulate.scenario import Scenario
 from .sizes import format_size, parse_size
 
@@ -26,6 +27,8 @@ COLLECTIVE_NAMES = (
     "gradients",
 )
 CAST_NAMES = ("float16", "bfloat16")
+
+TIMEOUT_LIMIT_S = 7 * 86400.0
 
 USUAL = Policy()
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
@@ -51,6 +54,8 @@ class BackendSpec:
     def __post_init__(self) -> None:
         if self.cast not in (None, *CAST_NAMES):
             raise ValueError(f"backend {self.name!r}: cast={self.cast}: expected one of {', '.join(CAST_NAMES)}")
+        if self.tcp_cc is not None and not tcp.is_name(self.tcp_cc):
+            raise ValueError(f"backend {self.name!r}: {self.tcp_cc!r}: expected a congestion control such as cubic")
         if self.chunks < 1:
             raise ValueError(f"backend {self.name!r}: chunks={self.chunks}: expected at least 1")
         if self.policy != USUAL and self.name != "commlayer":
@@ -69,11 +74,15 @@ class BackendSpec:
             raise ValueError(f"backend {text!r}: expected a name such as gloo, or gloo/cubic for a congestion control")
         own: dict[str, Any] = {}
         policy: dict[str, Any] = {}
+        seen: set[str] = set()
         for setting in settings:
             key, _, value = setting.partition("=")
             if key not in _SETTINGS and key not in _POLICY_SETTINGS:
                 known = ", ".join([*_SETTINGS, *_POLICY_SETTINGS])
                 raise ValueError(f"backend {text!r}: {setting!r}: expected a setting such as chunks=4; known: {known}")
+            if key in seen:
+                raise ValueError(f"backend {text!r}: {setting!r}: {key} is there already: give it once")
+            seen.add(key)
             try:
                 if key in _SETTINGS:
                     field, read = _SETTINGS[key]
@@ -174,6 +183,10 @@ class Spec:
             raise ValueError(
                 f"iters {self.iters}, warmup {self.warmup}, rounds {self.rounds}: expected at least 1 of each"
             )
+        if not 0 < self.timeout_s <= TIMEOUT_LIMIT_S:
+            raise ValueError(
+                f"timeout {self.timeout_s}: expected more than 0, up to {TIMEOUT_LIMIT_S:.0f} seconds (a week)"
+            )
         special = [str(backend) for backend in self.backends if not backend.is_plain]
         if special and self.collective != "gradients":
             raise ValueError(f"backend {special[0]!r}: cast, chunks and loss_bound are for the collective gradients")
@@ -183,6 +196,11 @@ class Spec:
             raise ValueError(
                 "a congestion control is set per network namespace: add --netns or --scenario, or drop the /name"
             )
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether some backend's results may lack contributions."""
+        return any(backend.policy.loss_bound > 0 for backend in self.backends)
 
     def to_json(self) -> str:
         scenario = None if self.scenario is None else self.scenario.table

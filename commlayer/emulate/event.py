@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .link import check_loss, check_rate
 from .table import check
 
 Action = Literal["link_down", "link_up", "rate", "loss"]
+
+_LATEST_S = 7 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class Event:
     """One line of the timetable."""
 
     at_s: float
-    """Seconds after the start of the command."""
+    """Seconds after the start of the command, up to a week."""
     action: Action
     """`link_down` is a pulled cable: the interface stays, without carrier. A switch that silently swallows packets is
     `loss` with loss = 1."""
@@ -30,13 +33,16 @@ class Event:
     """With `loss`: the mean length of bursts."""
 
     def __post_init__(self) -> None:
-        check(self.at_s >= 0, "at_s", self.at_s, "use seconds after the start, 0 or more")
+        check(0 <= self.at_s <= _LATEST_S, "at_s", self.at_s, f"use 0 to {_LATEST_S:.0f} seconds after the start")
         for key, value in (("rate_bps", self.rate_bps), ("loss", self.loss)):
             wanted = self.action == key.removesuffix("_bps")
             check(not wanted or value is not None, "action", self.action, f"needs {key}")
             check(wanted or value is None, key, value, f"action {self.action} has none: leave it out")
-        check(self.rate_bps is None or self.rate_bps > 0, "rate_bps", self.rate_bps, "use more than 0")
-        check(self.loss is None or 0 <= self.loss <= 1, "loss", self.loss, "use a share from 0 to 1")
+        remedy = f"action {self.action} has none: leave it out"
+        burst_packets = self.loss_burst_packets
+        check(self.action == "loss" or burst_packets == 1, "loss_burst_packets", burst_packets, remedy)
+        check_rate(self.rate_bps)
+        check_loss(self.loss, burst_packets)
 
     def __str__(self) -> str:
         rate = "" if self.rate_bps is None else f" {self.rate_bps / 1e6:g} Mbit/s"

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from .table import check
 
+RATE_LEAST_BPS, RATE_LIMIT_BPS = 8e3, 1e12
+BUFFER_LIMIT_PACKETS = 100_000  # of 9 KB; the kernel counts the bytes of a queue in 32 bits
+BURST_LIMIT_PACKETS = 10_000
+
 ETHERNET_HEADER_BYTES = 14
 IP_UDP_HEADER_BYTES = 28
 
@@ -41,16 +45,11 @@ class Link:
 
     def __post_init__(self) -> None:
         shaped = self.rate_bps is not None
-        check(self.rate_bps is None or self.rate_bps > 0, "rate_bps", self.rate_bps, "use more than 0, or leave it out")
-        check(0 <= self.loss <= 1, "loss", self.loss, "use a share from 0 to 1 (1 % is 0.01)")
-        check(
-            1 <= self.loss_burst_packets <= 10_000,
-            "loss_burst_packets",
-            self.loss_burst_packets,
-            "use 1 (independent losses) to 10000",
-        )
+        check_rate(self.rate_bps)
+        check_loss(self.loss, self.loss_burst_packets)
         check(0 <= self.delay_ms <= 10_000, "delay_ms", self.delay_ms, "use 0 to 10000 milliseconds")
-        check(self.buffer_packets >= 1, "buffer_packets", self.buffer_packets, "use at least 1")
+        remedy = f"use 1 to {BUFFER_LIMIT_PACKETS} packets"
+        check(1 <= self.buffer_packets <= BUFFER_LIMIT_PACKETS, "buffer_packets", self.buffer_packets, remedy)
         check(
             0 <= self.not_ect_buffer_packets <= self.buffer_packets,
             "not_ect_buffer_packets",
@@ -90,6 +89,22 @@ class Link:
     def payload_gb_s(self) -> float | None:
         """Best possible rate of UDP payload, in GB/s; None when the link is not shaped."""
         return None if self.rate_bps is None else self.rate_bps * self.payload_bytes / self.frame_bytes / 8e9
+
+
+def check_rate(rate_bps: float | None) -> None:
+    """Raises ConfigError unless a link can have this rate, or None."""
+    remedy = f"use {RATE_LEAST_BPS:.0f} to {RATE_LIMIT_BPS:.0e} bits per second, or leave it out"
+    check(rate_bps is None or RATE_LEAST_BPS <= rate_bps <= RATE_LIMIT_BPS, "rate_bps", rate_bps, remedy)
+
+
+def check_loss(loss: float | None, burst_packets: float) -> None:
+    """Raises ConfigError unless a link can lose this share in such bursts."""
+    check(loss is None or 0 <= loss <= 1, "loss", loss, "use a share from 0 to 1 (1 % is 0.01)")
+    remedy = f"use 1 (independent losses) to {BURST_LIMIT_PACKETS}"
+    check(1 <= burst_packets <= BURST_LIMIT_PACKETS, "loss_burst_packets", burst_packets, remedy)
+    most = burst_packets / (burst_packets + 1)  # a packet arrives between two bursts
+    good = loss in (None, 1) or burst_packets == 1 or loss <= most
+    check(good, "loss", loss, f"bursts of {burst_packets:g} packets lose {most:.3g} at most: use longer ones, or 1")
 
 
 def queues(link: Link, device: str) -> list[str]:

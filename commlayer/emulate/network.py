@@ -17,13 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import delay, link, loss, namespace
+from . import delay, link, loss, namespace, tcp
 from .event import Event
 from .link import Link
 from .namespace import EmulationError, call
 from .scenario import HOSTS_MAX, Scenario
 
-_ALLOWED_TCP_CC = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _OFFLOADS = ("tso", "gso", "gro", "tx-udp-segmentation")
 _serial = itertools.count()
 
@@ -43,13 +42,13 @@ class Network:
         self._anchors: list[subprocess.Popen[str]] = []
         self._delay = delay.Delay()
         self._netem: bool | None = None
-        self._tcp_cc_before: str | None = None
 
     def __enter__(self) -> Network:
         reason = namespace.missing()
         if reason is not None:
             raise EmulationError(reason)
         namespace.remove_stale()
+        tcp.put_back()
         try:
             self._build()
         except BaseException:
@@ -146,22 +145,6 @@ class Network:
         self._connect(name, f"s{number}n{nic}", nic, self.address(HOSTS_MAX + number, nic), of)
         return name
 
-    def allow_tcp_cc(self, algorithms: Sequence[str]) -> None:
-        """Lets namespaces choose these TCP congestion controls.
-
-        The kernel keeps one list for the whole machine and lets a namespace use only what is on it, so this is the one
-        setting outside the namespaces that is changed. `close` puts it back, unless another run may rely on it by then.
-        """
-        allowed = _ALLOWED_TCP_CC.read_text().split()
-        extra = [algorithm for algorithm in algorithms if algorithm not in allowed]
-        if not extra:
-            return
-        try:
-            _ALLOWED_TCP_CC.write_text(" ".join([*allowed, *extra]))
-        except OSError as error:
-            raise EmulationError(f"TCP congestion control {' '.join(extra)}: not in this kernel ({error})") from error
-        self._tcp_cc_before = " ".join(allowed)
-
     def close(self) -> None:
         """Removes everything; idempotent, and safe after a failed build."""
         for anchor in self._anchors:
@@ -175,15 +158,13 @@ class Network:
             if name.startswith(self._prefix):
                 with contextlib.suppress(EmulationError):
                     namespace.remove(name)
-        if self._tcp_cc_before is not None and not namespace.owned():
-            _ALLOWED_TCP_CC.write_text(self._tcp_cc_before)
-        self._tcp_cc_before = None
+        tcp.put_back()
 
     # ---- building
 
     def _build(self) -> None:
-        self.allow_tcp_cc(self.scenario.tcp_congestion_control)
         call(f"ip netns add {self.switch}")
+        tcp.allow(self.scenario.tcp_congestion_control)
         for nic in range(len(self.scenario.nics)):
             # no spanning tree and no address: a plain learning switch
             call(f"ip -n {self.switch} link add br{nic} type bridge")

@@ -91,9 +91,9 @@ def _wait(
     failed: int | None = None
     deadline_s = float("inf")
     while time.monotonic() < deadline_s:
-        if (problem := trouble()) is not None:
-            raise RuntimeError(problem)
         statuses = [process.poll() for process in processes]
+        if (problem := trouble()) is not None:  # also what came up just before the last one ended
+            raise RuntimeError(problem)
         if failed is None:
             failed = next((rank for rank, status in enumerate(statuses) if status), None)
             if failed is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from . import table
+from . import table, tcp
 from .event import Event
 from .link import Link
 from .table import check
@@ -55,7 +55,7 @@ class Scenario:
     """[[link]]: single hosts that are different."""
     ranks_per_host: int = 1
     tcp_congestion_control: tuple[str, ...] = ()
-    """What processes inside may choose. The kernel keeps one list for the whole machine; it is put back at the end."""
+    """What processes inside may choose. The kernel keeps one list for the whole machine: see tcp.py."""
     cross: tuple[Cross, ...] = ()
     """[[cross]]: steady flows of others."""
     incast: tuple[Incast, ...] = ()
@@ -67,6 +67,8 @@ class Scenario:
         check(1 <= self.hosts <= HOSTS_MAX, "hosts", self.hosts, f"use 1 to {HOSTS_MAX}")
         check(1 <= len(self.nics) <= NICS_MAX, "nic", len(self.nics), f"describe 1 to {NICS_MAX} NICs")
         check(1 <= self.ranks_per_host <= 256, "ranks_per_host", self.ranks_per_host, "use 1 to 256")
+        for name in self.tcp_congestion_control:
+            check(tcp.is_name(name), "tcp_congestion_control", name, "use names as cubic or bbr, each in quotes")
         places = [(f"link[{number}]", "host", unlike.host, unlike.nic) for number, unlike in enumerate(self.links)]
         places += [(where, "to", flow.to, flow.nic) for where, flow in self._named_flows]
         places += [(f"event[{number}]", "host", event.host, event.nic) for number, event in enumerate(self.events)]
@@ -80,8 +82,13 @@ class Scenario:
             except ConfigError as error:
                 raise ConfigError(f"link[{number}].{error}") from None
         for where, flow in self._named_flows:
-            shaped = self.link(flow.to, flow.nic).rate_bps is not None
+            target = self.link(flow.to, flow.nic)
+            shaped = target.rate_bps is not None
             check(shaped, f"{where}.to", flow.to, "the link has no rate_bps, which the traffic is a share of")
+            try:
+                flow.source_link(target)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: the links of its senders would have {error}") from None
         for number, event in enumerate(self.events):
             shaped = all(self.link(event.host, nic).rate_bps is not None for nic in self.nics_of(event.nic))
             check(event.action != "rate" or shaped, f"event[{number}].action", event.action, "the link has no rate_bps")

@@ -70,10 +70,13 @@ class Stress:
                 return
             try:
                 self._network.apply(event)
+                self._note(f"{time.monotonic() - start_s:.2f} s: {event}")
             except EmulationError as error:
                 self._error = f"{event}: {error}"
                 return
-            self._note(f"{time.monotonic() - start_s:.2f} s: {event}")
+            except Exception as error:  # of a thread nobody would hear of it
+                self._error = f"{event}: {error!r}"
+                return
 
 
 def _time(event: Event) -> float:

@@ -73,7 +73,10 @@ def _value(hint: Any, value: object, name: str) -> object:
     if dataclasses.is_dataclass(hint):
         return read(typing.cast(type, hint), value, name)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} = {value}: expected a number of at most 308 digits") from None
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     check(type(value) is hint, name, value, f"expected {_WORDS[hint]}")

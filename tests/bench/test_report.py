@@ -62,7 +62,7 @@ def test_table_can_be_read_by_its_columns() -> None:
     assert all(line.startswith("#") for line in lines)
     titles = lines[-2].lstrip("#").split()
     cells = report.format_row(
-        report.row(SPEC, measurement("fast", 500.0, wrong=3), measurement("gloo", 1000.0))
+        SPEC, report.row(SPEC, measurement("fast", 500.0, wrong=3), measurement("gloo", 1000.0))
     ).split()
     row = dict(zip(titles, cells, strict=True))
     assert row == {
@@ -84,9 +84,23 @@ def test_table_can_be_read_by_its_columns() -> None:
     }
 
 
+def test_what_was_not_counted_has_a_column_where_something_may_be_lost() -> None:
+    lossy = BackendSpec.parse("commlayer:loss_bound=0.01")
+    spec = Spec(backends=(BackendSpec("gloo"), lossy), sizes=(8_000_000,), collective="gradients")
+    titles = report.header(spec, 4, FACTS)[-2].lstrip("#").split()
+    cells = []
+    for share in (None, 0.0123):
+        measured = measurement("gloo", 1000.0)
+        measured.not_counted = share
+        row = report.format_row(spec, report.row(spec, measured, measured)).split()
+        cells.append(dict(zip(titles, row, strict=True))["not-counted"])
+    assert cells == ["-", "1.230"]
+    assert "not-counted" not in report.header(SPEC, 4, FACTS)[-2]
+
+
 def test_columns_keep_their_place() -> None:
     header = report.header(SPEC, 4, FACTS)
-    row = report.format_row(report.row(SPEC, measurement("fast", 500.0), measurement("gloo", 1000.0)))
+    row = report.format_row(SPEC, report.row(SPEC, measurement("fast", 500.0), measurement("gloo", 1000.0)))
     assert header[-2].index("backend") == row.index("fast")
 
 
@@ -95,7 +109,7 @@ def test_number_longer_than_its_column_stays_a_word_of_its_own() -> None:
     slow.process_cpu_s = slow.machine_cpu_s = 1e9
     result = report.row(SPEC, slow, slow)
     columns = report.header(SPEC, 4, FACTS)[-2].lstrip("#").split()
-    assert len(report.format_row(result).split()) == len(columns)
+    assert len(report.format_row(SPEC, result).split()) == len(columns)
 
 
 def test_barrier_has_times_only() -> None:

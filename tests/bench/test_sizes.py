@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -64,7 +65,10 @@ def test_sweep_grows_within_its_bounds(min_bytes: int, more: int, factor: float)
     assert all(later > earlier for earlier, later in itertools.pairwise(sizes))
 
 
-@pytest.mark.parametrize(("low", "high", "factor"), [(0, 10, 2.0), (10, 5, 2.0), (1, 10, 1.0), (1, 10, 0.5)])
+@pytest.mark.parametrize(
+    ("low", "high", "factor"),
+    [(0, 10, 2.0), (10, 5, 2.0), (1, 10, 1.0), (1, 10, 0.5), (1, 10, math.inf), (1, 10, math.nan)],
+)
 def test_sweep_rejects(low: int, high: int, factor: float) -> None:
     with pytest.raises(ValueError, match=r"expected|grow"):
         sweep(low, high, factor=factor)

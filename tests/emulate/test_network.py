@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commlayer.emulate import namespace
+from commlayer.emulate import namespace, tcp
 from commlayer.emulate.link import Link
 from commlayer.emulate.namespace import EmulationError
 from commlayer.emulate.network import Network
@@ -174,7 +174,7 @@ def test_congestion_control_is_per_namespace_and_the_list_is_put_back() -> None:
     before = allowed.read_text()
     algorithm = available.read_text().split()[-1]
     with network_of(2) as network:
-        network.allow_tcp_cc([algorithm])
+        tcp.allow([algorithm])
         setting = "/proc/sys/net/ipv4/tcp_congestion_control"
         network.run(0, ["sh", "-c", f"echo {algorithm} > {setting}"])
         assert network.run(0, ["cat", setting]).strip() == algorithm
@@ -183,8 +183,8 @@ def test_congestion_control_is_per_namespace_and_the_list_is_put_back() -> None:
 
 @needs_root
 def test_unknown_congestion_control_is_an_error() -> None:
-    with network_of(1) as network, pytest.raises(EmulationError, match="nonesuch"):
-        network.allow_tcp_cc(["nonesuch"])
+    with network_of(1), pytest.raises(EmulationError, match="nonesuch"):
+        tcp.allow(["nonesuch"])
 
 
 @needs_root

@@ -29,6 +29,14 @@ def namespaces_of(pid: int) -> list[str]:
     return [line.split()[0] for line in listed.splitlines() if line.startswith(f"cl{pid}-")]
 
 
+def test_a_wrong_scenario_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    event = "[[event]]\nat_s = 0\naction = 'loss'\nhost = 0\nloss = 0.1\nloss_burst_packets = 0"
+    done = run(emulate(tmp_path, event, "true"))
+    assert done.returncode == 2
+    assert "event[0].loss_burst_packets = 0.0: use 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_ranks_have_their_environment_and_prefix(tmp_path: Path) -> None:
     show = 'echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $GLOO_SOCKET_IFNAME $COMMLAYER_IFNAME"'
     command = f"{show}; test $GROUP_RANK != 1 || echo no-newline-at-the-end >&2"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,24 @@ def test_an_event_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
                 time.sleep(0.01)
             assert "link_down at host 0" in str(stress.error)
         monkeypatch.undo()
+
+
+class Broken:
+    """A network whose links nobody can change."""
+
+    scenario = Scenario(events=(Event(0, "link_down", host=0),))
+
+    def apply(self, event: Event) -> None:
+        raise ZeroDivisionError(event.host)
+
+
+def test_an_event_that_fails_in_any_way_is_an_error() -> None:
+    broken: Any = Broken()
+    with Stress(broken) as stress:
+        deadline_s = time.monotonic() + 10
+        while stress.error is None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert stress.error == "link_down at host 0, all NICs: ZeroDivisionError(0)"
 
 
 @pytest.mark.needs_root

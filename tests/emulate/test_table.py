@@ -49,6 +49,7 @@ def test_numbers_may_be_written_either_way() -> None:
         ({"name": "a", "wheel": {}}, r"expected a list, or tables written as \[\[wheel\]\]"),
         ({"name": "a", "wheel": [{}, {"width": -1}]}, r"wheel\[1\].width = -1.0: use more than 0"),
         ({"name": "a", "wheel": [{"width": True}]}, r"wheel\[0\].width = True: expected a number"),
+        ({"name": "a", "wheel": [{"width": 10**400}]}, r"wheel\[0\].width = 1000.*expected a number"),
         ({"name": "a", "wheel": [3]}, r"wheel\[0\] = 3: expected a table"),
         ({"name": "a", "colour": "green"}, "colour = 'green': expected one of red, blue"),
         ({"name": "a", "load": 1.5}, "load = 1.5: expected a whole number"),

@@ -1,0 +1,87 @@
+"""The machine's list of congestion controls, here in a file: the kernel's own is other emulations', too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commlayer.emulate import namespace, tcp
+from commlayer.emulate.namespace import EmulationError
+
+
+class Machine:
+    """One whose emulations come and go without an end to any process."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.emulations: list[str] = []
+        self._list = folder / "allowed"
+        self._list.write_text("reno cubic\n")
+        monkeypatch.setattr(tcp, "_ALLOWED", self._list)
+        monkeypatch.setattr(tcp, "_ADDED", folder / "added")
+        monkeypatch.setattr(namespace, "owned", lambda: list(self.emulations))
+
+    @property
+    def allowed(self) -> set[str]:
+        return set(self._list.read_text().split())
+
+    def choose(self, text: str) -> None:
+        """By an administrator."""
+        self._list.write_text(text)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_what_a_killed_emulation_added_is_taken_off_by_the_next(machine: Machine) -> None:
+    machine.emulations.append("one")
+    tcp.allow(["bbr", "cubic"])
+    assert machine.allowed == {"reno", "cubic", "bbr"}
+    machine.emulations.remove("one")  # killed: nobody calls put_back
+    tcp.put_back()
+    assert machine.allowed == {"reno", "cubic"}
+
+
+def test_the_last_of_several_emulations_takes_off_what_all_have_added(machine: Machine) -> None:
+    machine.emulations += ["one", "other"]
+    tcp.allow(["bbr"])
+    tcp.allow(["dctcp", "bbr"])
+    for name in ("one", "other"):
+        assert machine.allowed == {"reno", "cubic", "bbr", "dctcp"}
+        machine.emulations.remove(name)
+        tcp.put_back()
+    assert machine.allowed == {"reno", "cubic"}
+
+
+def test_what_others_have_put_on_the_list_stays(machine: Machine) -> None:
+    tcp.put_back()
+    tcp.allow(["bbr"])
+    machine.choose("reno bbr vegas")
+    tcp.put_back()
+    assert machine.allowed == {"reno", "vegas"}
+    machine.choose("reno bbr")
+    tcp.put_back()  # what was added has been taken off
+    assert machine.allowed == {"reno", "bbr"}
+
+
+def test_what_the_kernel_has_not_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write = Path.write_text
+
+    def refuse(path: Path, text: str) -> int:
+        if "nonesuch" in text:
+            raise FileNotFoundError(2, "No such file or directory")
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(EmulationError, match="nonesuch: not in this kernel"):
+        tcp.allow(["nonesuch"])
+    tcp.put_back()
+    assert machine.allowed == {"reno", "cubic"}
+    assert (tmp_path / "added").read_text() == ""
+
+
+@pytest.mark.parametrize(("name", "good"), [("cubic", True), ("cdg-2", True), ("cubic bbr", False), ("", False)])
+def test_names(name: str, good: bool) -> None:
+    assert tcp.is_name(name) == good
