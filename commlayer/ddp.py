@@ -70,7 +70,7 @@ class HookState:
         self._begun = False  # a step, since this was made or loaded
         self._buckets = 0  # how many there were in the last step
         self._group: CommProcessGroup | None = None
-        self._sources: dict[int, torch.Tensor] = {}
+        self._host: dict[tuple[int, str], torch.Tensor] = {}
         if tolerance is not None:
             if self.policy.loss_bound:
                 raise ConfigError(
@@ -144,12 +144,12 @@ class HookState:
         self.group().allreduce([values], options).wait()
         return float(values)
 
-    def source(self, bucket: dist.GradBucket) -> torch.Tensor:
-        """Host memory to send a bucket's gradients from. It is the bucket's own until its operation has ended."""
-        gradients, source = bucket.buffer(), self._sources.get(bucket.index())
-        if source is None or source.shape != gradients.shape or source.dtype != gradients.dtype:
-            source = self._sources[bucket.index()] = torch.empty_like(gradients, device="cpu")
-        return source
+    def host(self, bucket: dist.GradBucket, use: str) -> torch.Tensor:
+        """Host memory of a bucket's shape and type. It is the bucket's own for this use until the next step."""
+        gradients, memory = bucket.buffer(), self._host.get((bucket.index(), use))
+        if memory is None or memory.shape != gradients.shape or memory.dtype != gradients.dtype:
+            memory = self._host[bucket.index(), use] = torch.empty_like(gradients, device="cpu")
+        return memory
 
     def group(self) -> CommProcessGroup:
         """The commlayer group to use. The first call may make it: then every rank of the group must call.
@@ -193,7 +193,7 @@ class HookState:
         self._tolerance_state = state.get("tolerance")
         self._begun = False
         self._buckets = 0
-        self._sources = {}
+        self._host = {}
         self._group = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,12 +290,12 @@ def _from_source(
     state: HookState, bucket: dist.GradBucket, policy: Policy, reliable: list[int]
 ) -> Future[torch.Tensor]:
     """The same, for gradients of which a part may be lost: with `feedback` this rank adds it to its next ones."""
-    gradients, group, source = bucket.buffer(), state.group(), state.source(bucket)
+    gradients, group = bucket.buffer(), state.group()
     starts, parts = _starts(bucket), bucket.gradients()
     if not gradients.is_floating_point():
         raise ConfigError(f"a bucket of {gradients.dtype}: bounded loss is for floating-point gradients")
     parameters = bucket.parameters()
-    source.copy_(gradients)
+    source = gradients if gradients.is_cpu else state.host(bucket, "source").copy_(gradients)
     feedback = policy.treatment == "feedback"
     certain = [(starts[i], starts[i] + parts[i].numel()) for i in reliable]
     if feedback:
@@ -306,8 +306,11 @@ def _from_source(
         if policy.protect_quantile:
             marks |= largest_blocks(source, policy.protect_quantile, group.packet_bytes)
         protect = as_words(marks)
-    # With relaxed consistency, what is lost of a result stays as it is there: this rank's own gradient.
-    target = gradients if gradients.is_cpu else source.clone()
+    target = source
+    if feedback:  # what was sent has to be there when it is known what of it was lost
+        target = state.host(bucket, "target")
+        if policy.consistency == "relaxed":
+            target.copy_(source)  # what is lost of a result stays as it is there: this rank's own gradient
     work = group.allreduce_from(source, target, _average(), protect, policy=policy)
 
     def settle(done: Future[list[torch.Tensor]]) -> torch.Tensor:

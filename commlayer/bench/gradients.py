@@ -94,6 +94,9 @@ class Gradients(Collective):
         self.lost = 0
         self.used = 0  # runs since the buckets were restored
         self.buckets = [_memory(self.count, self.dtype, f"bucket {run}") for run in range(_RUNS)]
+        self.results = self.buckets
+        if self.feeds_back and not self.spec.cast:  # DDP takes a result where it is
+            self.results = [_memory(self.count, self.dtype, f"target {run}") for run in range(_RUNS)]
         kept = [(Residual(), piece) for piece in self.source.chunk(self.spec.chunks)]
         self.parts = [self._parts(run, wire, kept) for run in range(_RUNS)]
 
@@ -102,10 +105,10 @@ class Gradients(Collective):
             return _memory(self.count, dtype, f"{use} {run}").chunk(self.spec.chunks)
 
         buckets = sources = targets = self.buckets[run].chunk(self.spec.chunks)
-        if self.spec.cast or self.feeds_back:
+        if self.spec.cast:
             sources = targets = pieces("source", wire)
         if self.feeds_back:
-            targets = pieces("target", wire) if self.spec.cast else buckets
+            targets = pieces("target", wire)
         parts = zip(buckets, sources, targets, kept, strict=True)
         return [_Part(bucket, source, target, *keeps) for bucket, source, target, keeps in parts]
 
@@ -114,7 +117,8 @@ class Gradients(Collective):
 
     def restore(self) -> None:
         self.used = 0
-        for bucket in self.buckets:
+        for bucket, result in zip(self.buckets, self.results, strict=True):
+            result.zero_()
             bucket.copy_(self.source)
 
     def run(self, group: dist.ProcessGroup) -> None:
@@ -133,7 +137,7 @@ class Gradients(Collective):
             return dist.all_reduce(part.source, group=group, async_op=True)
         assert isinstance(group, CommProcessGroup)  # noqa: S101  # only its policy has a bound
         part.again = part.residual.add_to(part.source, [part.owner], [0])
-        if self.spec.policy.consistency == "relaxed" and part.target is not part.bucket:
+        if self.spec.policy.consistency == "relaxed":
             part.target.copy_(part.source)  # stays where a result is lost
         protect = as_words(blocks_of(part.again, part.source, group.packet_bytes))
         return group.allreduce_from(part.source, part.target, dist.AllreduceOptions(), protect)
@@ -142,7 +146,7 @@ class Gradients(Collective):
         if self.feeds_back:
             part.missing = work.missing()
             part.residual.keep(part.source, [part.owner], [0], part.missing)
-        if part.target is not part.bucket:
+        if self.spec.cast:
             part.bucket.copy_(part.target)
 
     def wrong(self) -> int:
@@ -150,13 +154,13 @@ class Gradients(Collective):
         return sum(self._wrong(run) for run in range(self.used))
 
     def _wrong(self, run: int) -> int:
-        bucket = self.buckets[run]
-        differs = (bucket != self.expected).nonzero().flatten()
+        found = self.results[run]
+        differs = (found != self.expected).nonzero().flatten()
         if not len(differs) and not self.feeds_back:
             return 0
         if self.spec.policy.loss_bound == 0:
             return len(differs)
-        result, whole = bucket[differs].double(), self.expected[differs].long()
+        result, whole = found[differs].double(), self.expected[differs].long()
         rescales = self.spec.policy.treatment == "rescale"
         good, absent = self._rescaled(result, whole) if rescales else self._summed(result, whole)
         self.lost += int(absent.sum())
@@ -200,7 +204,8 @@ class Gradients(Collective):
             told[offset // part.source.itemsize : (offset + length) // part.source.itemsize] = False
         wrong = sum(int((~told[start:end]).sum()) for start, end in part.again)
         if self.spec.policy.consistency != "relaxed":
-            digit = part.bucket.long() >> self.bits * self.rank & (1 << self.bits) - 1
+            result = part.bucket if self.spec.cast else part.target
+            digit = result.long() >> self.bits * self.rank & (1 << self.bits) - 1
             wrong += int((digit << self.bits * self.rank != part.source.long() * told).sum())
         return wrong
 

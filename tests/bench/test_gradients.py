@@ -30,7 +30,7 @@ def checked(gradients: Gradients, result: torch.Tensor) -> int:
     """As the result of one run."""
     gradients.runs += 1
     gradients.used = 1
-    gradients.buckets[0].copy_(result)
+    gradients.results[0].copy_(result)
     return gradients.wrong()
 
 
