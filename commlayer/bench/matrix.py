@@ -89,7 +89,8 @@ def keep(path: Path, kept: dict[str, Any]) -> None:
 
 def machines(runs: Iterable[Mapping[str, Any]]) -> str:
     """On what the runs were measured."""
-    texts = ("{cores} cores of {cpu}, {kernel}, torch {torch}".format(**run["machine"]) for run in runs)
+    text = "{cores} cores of {cpu}, {kernel}, torch {torch}, commit {git_commit}"
+    texts = (text.format(**run["machine"]) for run in runs)
     return "; ".join(dict.fromkeys(texts))
 
 

@@ -1,0 +1,146 @@
+/*
+ * All-reduces of four hosts in virtual time: the production core runs the plan of plans/direct.py, cut into segments as
+ * by default.
+ */
+#ifndef CL_TESTS_ALL_REDUCE_H
+#define CL_TESTS_ALL_REDUCE_H
+
+#include "core/executor.h"
+#include "tests/check.h"
+#include "tests/network.h"
+
+enum { HOSTS = 4, SEGMENT_BYTES = 256 << 10, STEPS_PER_SEGMENT = 3 * HOSTS, WARM = 2, MEASURED = 5 };
+
+static inline void add(void *target, const void *source, size_t count)
+{
+    uint32_t *to = target;
+    const uint32_t *from = source;
+    for (size_t i = 0; i < count; i++)
+        to[i] += from[i];
+}
+
+static const struct cl_arithmetic ADDITION = {.element_bytes = 4, .reduce = add};
+
+/* As direct.all_reduce: per segment everybody sends the owners their shards, adds up its own, and sends that back. */
+static inline cl_plan *all_reduce_plan(uint32_t rank, uint32_t segments)
+{
+    uint32_t count = segments * STEPS_PER_SEGMENT, edges = 0, shard = SEGMENT_BYTES / HOSTS, next = 0;
+    struct cl_step *steps = calloc(count, sizeof *steps);
+    uint32_t *successors = calloc((size_t)count * HOSTS, sizeof *successors);
+    for (uint32_t segment = 0; segment < segments; segment++) {
+        uint64_t start = (uint64_t)segment * SEGMENT_BYTES;
+        uint32_t reduces = next + HOSTS - 1, results = reduces + HOSTS - 1;
+        for (int phase = 0; phase < 4; phase++)
+            for (uint32_t i = 1; i < HOSTS; i++) {
+                uint32_t peer = (rank + i) % HOSTS, owner = phase == 0 || phase == 3 ? peer : rank;
+                struct cl_step *step = &steps[next++];
+                *step = (struct cl_step){.kind = (uint16_t)(phase == 0 || phase == 2 ? CL_SEND
+                                                            : phase == 1             ? CL_RECV_REDUCE
+                                                                                     : CL_RECV_COPY),
+                                         .peer = peer,
+                                         .source = CL_OUTPUT,
+                                         .target = CL_OUTPUT,
+                                         .source_offset = start + (uint64_t)owner * shard,
+                                         .target_offset = start + (uint64_t)owner * shard,
+                                         .length = shard,
+                                         .message = 2 * segment + (phase >= 2),
+                                         .dependencies = phase == 2 ? HOSTS - 1 : 0,
+                                         .successor_first = edges,
+                                         .successor_count = phase == 1 ? HOSTS - 1 : 0};
+                for (uint32_t j = 0; j < step->successor_count; j++)
+                    successors[edges++] = results + j;
+            }
+    }
+    cl_plan *plan = NULL;
+    CHECK_EQ(cl_plan_create(steps, count, successors, edges, rank, HOSTS, 0, (uint64_t)segments * SEGMENT_BYTES, 0, 0,
+                            &plan),
+             CL_OK);
+    free(steps);
+    free(successors);
+    return plan;
+}
+
+struct run {
+    struct network *network;
+    struct cl_executor *executor;
+    uint32_t index;
+    bool done;
+    uint64_t done_us;
+};
+
+static inline void go_on(struct run *run)
+{
+    enum cl_progress progress;
+    do
+        progress = cl_executor_poll(run->executor, SIZE_MAX, network_now_us(run->network));
+    while (progress == CL_PROGRESS_MORE);
+    CHECK(progress != CL_PROGRESS_FAILED);
+    if (progress == CL_PROGRESS_DONE && !run->done) {
+        run->done = true;
+        run->done_us = network_now_us(run->network);
+    }
+}
+
+static inline void completed(struct network_host *host, const struct cl_completion *completion)
+{
+    cl_executor_complete(completion->context, completion->status);
+    go_on(host->argument);
+}
+
+/* What several all-reduces in a row take, over what the links need for their payload: in percent. Frees the network. */
+static inline double efficiency(struct network *network, uint32_t bytes, double mbit_per_s)
+{
+    static const uint16_t PEERS[HOSTS] = {0, 1, 2, 3};
+    struct run runs[HOSTS];
+    cl_plan *plans[HOSTS];
+    uint8_t *data[HOSTS];
+    uint64_t spent_us = 0;
+    for (uint32_t i = 0; i < HOSTS; i++) {
+        plans[i] = all_reduce_plan(i, bytes / SEGMENT_BYTES);
+        data[i] = calloc(1, bytes);
+    }
+    for (uint32_t round = 0; round < WARM + MEASURED; round++) {
+        uint64_t start_us = network_now_us(network), end_us = 0;
+        for (uint32_t i = 0; i < HOSTS; i++) {
+            for (uint32_t at = 0; at < bytes / 4; at++)
+                ((uint32_t *)(void *)data[i])[at] = at + i;
+            runs[i] = (struct run){.network = network, .index = i};
+            struct cl_executor_config config = {.plan = plans[i],
+                                                .output = data[i],
+                                                .input = data[i],
+                                                .arithmetic = ADDITION,
+                                                .endpoint = network->hosts[i].endpoint,
+                                                .peers = PEERS,
+                                                .group = 1,
+                                                .sequence = round};
+            CHECK_EQ(cl_executor_create(&config, &runs[i].executor), CL_OK);
+            network->hosts[i].on_completion = completed;
+            network->hosts[i].argument = &runs[i];
+            go_on(&runs[i]);
+            network_wake(network, i, network->now_ns);
+        }
+        for (uint32_t i = 0; i < HOSTS; i++)
+            while (!runs[i].done && network_step(network, start_us + 60000000))
+                ;
+        for (uint32_t i = 0; i < HOSTS; i++) {
+            CHECK(runs[i].done);
+            end_us = runs[i].done_us > end_us ? runs[i].done_us : end_us;
+            cl_executor_destroy(runs[i].executor);
+            uint32_t wrong = 0;
+            for (uint32_t at = 0; at < bytes / 4; at++)
+                wrong += ((uint32_t *)(void *)data[i])[at] != HOSTS * at + 6;
+            CHECK_EQ(wrong, 0);
+        }
+        if (round >= WARM)
+            spent_us += end_us - start_us;
+    }
+    for (uint32_t i = 0; i < HOSTS; i++) {
+        cl_plan_release(plans[i]);
+        free(data[i]);
+    }
+    network_free(network);
+    double ideal_us = 2.0 * (HOSTS - 1) / HOSTS * bytes * 1514 / 1432 * 8 / mbit_per_s;
+    return 100 * MEASURED * ideal_us / (double)spent_us;
+}
+
+#endif
