@@ -88,10 +88,13 @@ def keep(path: Path, kept: dict[str, Any]) -> None:
 
 
 def machines(runs: Iterable[Mapping[str, Any]]) -> str:
-    """On what the runs were measured."""
-    text = "{cores} cores of {cpu}, {kernel}, torch {torch}, commit {git_commit}"
-    texts = (text.format(**run["machine"]) for run in runs)
-    return "; ".join(dict.fromkeys(texts))
+    """On what the runs were measured, and of which commits."""
+    commits: dict[str, dict[str, None]] = {}
+    for run in runs:
+        about = run["machine"]
+        text = "{cores} cores of {cpu}, {kernel}, torch {torch}".format(**about)
+        commits.setdefault(text, {})[about["git_commit"]] = None
+    return "; ".join(f"{text}, commits {', '.join(of)}" for text, of in commits.items())
 
 
 def write_between(page: Path, begin: str, end: str, text: str) -> bool:
