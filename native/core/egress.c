@@ -178,12 +178,13 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
     if (crowded)
         queue_us = 0;
     /* The link is busy as long as each packet leaves before the one before it is through. */
-    if (sent_us > egress->busy_until_us + BUSY_SLACK_US)
-        egress->idle_at = bytes;
-    if (sent_us + queue_us > egress->busy_until_us)
-        egress->busy_until_us = sent_us + queue_us;
-    if (!cl_egress_urgent(egress, class, now_us)) /* else it may have overtaken some of these bytes */
+    if (!cl_egress_urgent(egress, class, now_us)) { /* else it may have overtaken some of these bytes */
+        if (sent_us > egress->busy_until_us + BUSY_SLACK_US)
+            egress->idle_at = bytes;
+        if (sent_us + queue_us > egress->busy_until_us)
+            egress->busy_until_us = sent_us + queue_us;
         measure(egress, view, bytes, sent_us, clock_us, crowded);
+    }
     view->queue_us = view->any && !egress->startup ? (3 * view->queue_us + queue_us) / 4 : queue_us;
     view->any = true;
     if (view->queue_us < egress->epoch_queue_us)
