@@ -83,6 +83,28 @@ static void test_shorter_queue_beside_urgent(void)
     CHECK(run_link(&egress, 60, 4500000, 5000000) > 0.8 * alone_us);
 }
 
+/* Urgent packets overtake others, of which some are acknowledged long after they came: the link is idle all the same.
+ */
+static void test_late_word_of_overtaken_packets(void)
+{
+    struct cl_egress egress;
+    struct cl_egress_view view = {0};
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    double capacity = egress.capacity;
+    for (uint64_t now_us = 2000000; now_us < 4000000; now_us += 20000) {
+        cl_egress_see(&egress, 4, 4, DATAGRAM, now_us);
+        cl_egress_see(&egress, 0, 0, DATAGRAM, now_us);
+        for (uint64_t i = 0; i < 20; i++) {
+            uint64_t bytes = egress.bytes, sent_us = now_us + i, late_us = i ? 60 * i : 30000;
+            cl_egress_sent(&egress, DATAGRAM);
+            cl_egress_on_sample(&egress, &view, i ? 4 : 0, bytes, sent_us, (uint32_t)(sent_us + late_us),
+                                (uint32_t)late_us, false, sent_us + late_us);
+        }
+    }
+    CHECK(egress.capacity > 0.9 * capacity);
+}
+
 /* How many packets of the class go at once. */
 static uint32_t burst_of(struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {
@@ -285,6 +307,7 @@ int main(void)
     RUN(test_follows_a_change);
     RUN(test_idle_time_does_not_lower_capacity);
     RUN(test_shorter_queue_beside_urgent);
+    RUN(test_late_word_of_overtaken_packets);
     RUN(test_urgent_borrows_one_burst);
     RUN(test_marked_queues_are_not_ours);
     RUN(test_overflow_makes_it_shallower);
