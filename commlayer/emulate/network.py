@@ -164,6 +164,7 @@ class Network:
 
     def _build(self) -> None:
         call(f"ip netns add {self.switch}")
+        self._forward_unfiltered()
         tcp.allow(self.scenario.tcp_congestion_control)
         for nic in range(len(self.scenario.nics)):
             # no spanning tree and no address: a plain learning switch
@@ -181,6 +182,12 @@ class Network:
                 self._hold(host)
             self._anchors.append(self._anchor(host))
         self._delay.start()
+
+    def _forward_unfiltered(self) -> None:
+        # a switch looks at no rules of the machine's packet filter: without them, a packet costs a tenth less CPU time
+        with namespace.inside(self.switch):
+            for switch in Path("/proc/sys/net/bridge").glob("bridge-nf-call-*"):  # there with br_netfilter only
+                switch.write_text("0")
 
     def _connect(self, name: str, port: str, nic: int, address: str, of: Link) -> None:
         interface = f"eth{nic}"

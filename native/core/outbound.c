@@ -245,7 +245,7 @@ static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_messa
         lagging_path = open;
     }
     egress->turn = least;
-    if (own <= least + (uint64_t)CL_QUEUE_TURN * endpoint->config.datagram_bytes)
+    if (own <= least + (uint64_t)CL_QUEUE_TURN / 2 * endpoint->config.datagram_bytes)
         return message;
     *path = lagging_path;
     return lagging;
@@ -265,7 +265,12 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     struct cl_spray_packet wanted = {.bytes = endpoint->config.datagram_bytes,
                                      .class = message->priority,
                                      .first_class = cl_queue_first_class(&endpoint->queue)};
-    struct cl_path *path = cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
+    /* a turn leaves by one path if it can: the wire sends packets that follow each other on one in a fraction of the
+     * time */
+    struct cl_path *path = &peer->paths[peer->turn_path];
+    bool same = !cl_queue_turn_begins(&endpoint->queue) && cl_spray_may(path, &wanted, now_us);
+    if (!same)
+        path = cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
     if (!path) {
         cl_queue_block(&endpoint->queue, &peer->node, message->priority);
         peer->pacer_us = ready_us;
@@ -273,10 +278,15 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, egress_ready_us);
         return false;
     }
-    if (endpoint->egress_count > 1) {
-        message = who_lags(endpoint, message, &wanted, &path, now_us);
-        peer = endpoint->peers[message->peer];
+    if (!same && endpoint->egress_count > 1) {
+        struct cl_message *lagging = who_lags(endpoint, message, &wanted, &path, now_us);
+        if (lagging != message) {
+            message = lagging;
+            peer = endpoint->peers[message->peer];
+            cl_queue_give_turn(&endpoint->queue, &peer->node, message->priority);
+        }
     }
+    peer->turn_path = path->index;
     uint32_t fresh = message->next_packet, packet;
     if (!cl_message_take(message, &packet)) {
         cl_queue_remove(&endpoint->queue, &peer->node, message);

@@ -63,6 +63,7 @@ struct cl_peer {
     struct cl_stops stops;
     struct cl_history history;
 
+    uint16_t turn_path;                /* what its packets leave by until its turn ends */
     uint64_t turns[CL_PEER_PATHS_MAX]; /* by interface: bytes it was sent, or would have been had it waited for them */
 
     struct cl_controls controls;

@@ -1,5 +1,11 @@
 #include "core/queue.h"
 
+void cl_queue_give_turn(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class)
+{
+    queue->turn[class] = node;
+    queue->turn_packets = 0;
+}
+
 static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
 {
     struct cl_queue_lane *lane = &node->lanes[class];
@@ -71,8 +77,7 @@ void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const str
     queue->packets++;
     if (++queue->turn_packets < CL_QUEUE_TURN)
         return;
-    queue->turn_packets = 0;
-    queue->turn[message->priority] = node->lanes[message->priority].next;
+    cl_queue_give_turn(queue, node->lanes[message->priority].next, message->priority);
 }
 
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class)

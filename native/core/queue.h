@@ -51,6 +51,13 @@ static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
 /* A packet of `message`, which is in `node` and of the class of cl_queue_next's, was sent: moves the turn on. Call
  * before removing it. */
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message);
+/* Whether the next packet is the first of a turn. */
+static inline bool cl_queue_turn_begins(const struct cl_queue *queue)
+{
+    return queue->turn_packets == 0;
+}
+/* Gives the turn in this class to a peer that is not blocked and has messages of it. */
+void cl_queue_give_turn(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class);
 /* The peer's messages of this class, and all less urgent ones. */
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class);
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node);

@@ -49,15 +49,26 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
     return best;
 }
 
+/* Whether it may as far as the path itself is concerned. */
+static bool is_free(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
+{
+    bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);
+    return !path->dead && cl_path_open(path, packet->class, packet->bytes) &&
+           cl_pacer_ready_us(&path->pacer, urgent, now_us) <= now_us;
+}
+
+bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
+{
+    return is_free(path, packet, now_us) && cl_egress_ready_us(path->egress, packet->first_class, now_us) <= now_us;
+}
+
 struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
                                  const struct cl_spray_packet *packet, uint64_t now_us)
 {
     struct cl_path *best = NULL;
-    bool urgent = cl_egress_urgent(egress, packet->first_class, now_us);
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
-        if (path->egress == egress && !path->dead && cl_path_open(path, packet->class, packet->bytes) &&
-            cl_pacer_ready_us(&path->pacer, urgent, now_us) <= now_us && (!best || arrival_us(path) < arrival_us(best)))
+        if (path->egress == egress && is_free(path, packet, now_us) && (!best || arrival_us(path) < arrival_us(best)))
             best = path;
     }
     return best;

@@ -17,6 +17,9 @@ struct cl_spray_packet {
 struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struct cl_spray_packet *packet,
                               uint64_t now_us, uint64_t *ready_us, uint64_t *egress_ready_us);
 
+/* Whether this path may take the packet now. */
+bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us);
+
 /* The same among the paths through one interface, which may send; NULL: none has room. */
 struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
                                  const struct cl_spray_packet *packet, uint64_t now_us);
