@@ -16,6 +16,7 @@ enum {
         20000, /* at close: until no peer has needed an answer for so long, beyond the time it asks again */
     LINGER_QUIETS_MAX = 15, /* but no longer than so many times that */
     RECEIVE_BATCHES = 8,    /* between two looks at what may be sent */
+    SEND_BATCHES = 8,       /* between two looks at what has come */
     NAP_WINDOW_US = 2000,   /* over which the rate of arrivals is measured */
     NAP_PACKETS_LEAST = 16, /* in such a window: a bulk transfer */
     NAP_BATCH = 16,         /* packets to wait for */
@@ -125,16 +126,20 @@ static bool flush_batch(struct cl_engine *engine)
     return true;
 }
 
-/* Returns false when the wire is full: poll for room. */
-static bool send_packets(struct cl_engine *engine)
+/* Returns false when the wire is full: poll for room. For the pacers all of it happens at one moment: where a system
+ * call takes as long as a packet on the link, they would else always have one more to send, and nothing be received. */
+static bool send_packets(struct cl_engine *engine, bool *more)
 {
-    for (;;) {
+    uint64_t now = cl_now_us();
+    for (int i = 0; i < SEND_BATCHES; i++) {
         if (!flush_batch(engine))
             return false;
-        engine->batch_count = cl_endpoint_send(engine->endpoint, cl_now_us(), engine->batch, CL_SEND_BATCH);
+        engine->batch_count = cl_endpoint_send(engine->endpoint, now, engine->batch, CL_SEND_BATCH);
         if (engine->batch_count == 0)
             return true;
     }
+    *more = true;
+    return flush_batch(engine);
 }
 
 static void receive_packets(struct cl_engine *engine)
@@ -264,7 +269,7 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     }
     bool more = progress_groups(engine, &deadline);
     if (engine->endpoint != NULL) {
-        *wire_full = !send_packets(engine);
+        *wire_full = !send_packets(engine, &more);
         more |= take_completions(engine); /* of messages that had come before their receive was posted */
         uint64_t next = cl_endpoint_next_timeout(engine->endpoint);
         if (next < deadline && !*wire_full)
