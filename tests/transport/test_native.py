@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,17 @@ def test_describe() -> None:
         assert description["bell"].startswith("cl-")
         assert not description["shm"]
         assert description["host"] == native.host_key()
+
+
+def test_the_thread_asks_for_short_time_slices() -> None:
+    """As /proc tells since Linux 6.12; where it does not, there is nothing to be seen."""
+    with World(flat(1), "udp", shm=False):
+        tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "commlayer\n"]
+        assert tasks
+        for task in tasks:
+            described = task / "sched"
+            slices = re.findall(r"se\.slice\s*:\s*(\d+)", described.read_text()) if described.exists() else []
+            assert slices in ([], ["100000"])
 
 
 def test_an_address_that_is_not_here() -> None:
