@@ -1,6 +1,6 @@
 /*
- * The inside of struct cl_endpoint, shared by its parts: endpoint.c (posting, failure), inbound.c (datagrams that
- * come), outbound.c (datagrams that go), upkeep.c (timers) and bounded.c (messages that may lose packets).
+ * The inside of struct cl_endpoint, shared by its parts: endpoint.c (posting), ending.c (failure), inbound.c (datagrams
+ * that come), outbound.c (datagrams that go), upkeep.c (timers) and bounded.c (messages that may lose packets).
  */
 #ifndef CL_CORE_ENDPOINT_STATE_H
 #define CL_CORE_ENDPOINT_STATE_H

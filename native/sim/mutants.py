@@ -95,7 +95,7 @@ MUTANTS = (
         "noted &= add_absent(missing, start, end);",
         "noted &= i == 0 || add_absent(missing, start, end);",
     ),
-    Mutant("keep an abort to oneself", "core/endpoint.c", "if (peer) /* a lost one", "if (!peer) /* a lost one"),
+    Mutant("keep an abort to oneself", "core/ending.c", "if (peer) /* a lost one", "if (!peer) /* a lost one"),
     Mutant(
         "take refused packets for delivered",
         "core/inbound.c",
