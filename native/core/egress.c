@@ -30,10 +30,15 @@ static const double GAIN_MIN = 0.5;
 /* The queue to keep. A fixed number of packets is part of it, so that of several hosts that share a bottleneck the
  * slower ones want more of its queue, and get a larger share, until they are equal. The rest makes up for late
  * wake-ups; what is urgent would have to wait behind it. */
+static double usual_target_us(const struct cl_egress *egress)
+{
+    return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
+}
+
 static double target_us(const struct cl_egress *egress, uint64_t now_us)
 {
-    double depths = now_us < egress->urgent_until_us ? 0 : TARGET_DEPTHS;
-    return depths * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
+    bool urgent = now_us < egress->urgent_until_us;
+    return urgent ? TARGET_PACKETS * cl_egress_packet_us(egress) : usual_target_us(egress);
 }
 
 /* The time `packets` take on the link, within the limits of a depth. */
@@ -126,10 +131,10 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
 {
     egress->queue_us = egress->epoch_queue_us;
     if (egress->startup)
-        set_depth(egress, egress->queue_us < target_us(egress, now_us) / 2);
+        set_depth(egress, egress->queue_us < usual_target_us(egress) / 2);
     else
         adapt_depth(egress, now_us);
-    egress->empty = egress->epoch_longest_us < target_us(egress, now_us) / 4;
+    egress->empty = egress->epoch_longest_us < usual_target_us(egress) / 4;
     egress->epoch_queue_us = UINT32_MAX;
     egress->epoch_longest_us = 0;
     egress->epoch_samples = 0;
