@@ -83,6 +83,28 @@ static void test_shorter_queue_beside_urgent(void)
     CHECK(run_link(&egress, 60, 4500000, 5000000) > 0.8 * alone_us);
 }
 
+/* A few packets' wait is not the link's: it can do more, whoever is in a hurry. */
+static void test_search_goes_on_beside_urgent(void)
+{
+    for (uint8_t first_class = 0; first_class <= 4; first_class += 4) {
+        struct cl_egress egress;
+        struct cl_egress_view view = {0};
+        cl_egress_init(&egress, true, DATAGRAM);
+        run_link(&egress, 60, 1000000, 2000000);
+        double capacity = egress.capacity;
+        for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
+            uint64_t bytes = egress.bytes;
+            uint32_t queue_us = now_us / 1000 % 2 ? 300 : 0;
+            cl_egress_see(&egress, 4, 4, DATAGRAM, now_us);
+            cl_egress_see(&egress, first_class, first_class, DATAGRAM, now_us);
+            cl_egress_sent(&egress, DATAGRAM);
+            cl_egress_on_sample(&egress, &view, 4, bytes, now_us, (uint32_t)(now_us + queue_us), queue_us, false,
+                                now_us + queue_us);
+        }
+        CHECK((double)egress.pacer.rate > 1.2 * capacity);
+    }
+}
+
 /* Urgent packets overtake others, of which some are acknowledged long after they came: the link is idle all the same.
  */
 static void test_late_word_of_overtaken_packets(void)
@@ -307,6 +329,7 @@ int main(void)
     RUN(test_follows_a_change);
     RUN(test_idle_time_does_not_lower_capacity);
     RUN(test_shorter_queue_beside_urgent);
+    RUN(test_search_goes_on_beside_urgent);
     RUN(test_late_word_of_overtaken_packets);
     RUN(test_urgent_borrows_one_burst);
     RUN(test_marked_queues_are_not_ours);
