@@ -75,6 +75,7 @@ class Case:
 
 GRADIENTS = "gradients --sizes 8M"
 BESIDE = ":beside=64M"
+BESIDE_SLOW = ":beside=16M"
 URGENT = "commlayer:priority=0"
 DYING = "gradients --sizes 1M"
 NICS_GLOO = tuple(f"gloo/{tcp_cc}:chunks=8" for tcp_cc in TCP_CC)
@@ -114,6 +115,14 @@ CASES = {
         rounds=3,
         iters=20,
         environ=(("COMMLAYER_MARK", "1"),),
+    ),
+    "priority-50": Case(
+        "64 KiB beside 16 MiB, 50 Mbit/s",
+        "clean50",
+        (URGENT, URGENT + BESIDE_SLOW),
+        "all_reduce --sizes 64K",
+        rounds=3,
+        iters=20,
     ),
     "nics-100-100": Case("8 MiB, 2 NICs", "two_nics_100_100", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
     "nics-150-50": Case("8 MiB, NICs of 150 and 50", "two_nics_150_50", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
