@@ -177,7 +177,7 @@ CLAIMS = (
     *(over_gloo(run, wire, P99, 3) for run in ("burst1", "uneven3", "incast") for wire in WIRES),
     beside("priority", URGENT, 1.5),
     beside("priority-marked", URGENT, 1.5),
-    beside("priority-50", URGENT, None, BESIDE_SLOW),
+    *(beside(run, URGENT, None, BESIDE_SLOW) for run in ("priority-50", "priority-50-marked")),
     *(beside("priority", f"gloo/{tcp_cc}", None) for tcp_cc in TCP_CC),
     *(link_share(run, 0.95) for run in ("nics-100-100", "nics-150-50", "nics-4x50")),
     death("nic-dies", 200),
