@@ -61,8 +61,8 @@ static bool count_data(struct network *network, uint32_t from, const struct cl_d
     return false;
 }
 
-/* Each interface sends as much to each peer, at all times: so no port gets more than its link carries. And what the wire
- * can send at once comes one after the other. */
+/* Each interface sends as much to each peer, at all times: so no port gets more than its link carries. And what the
+ * wire can send at once comes one after the other. */
 static void test_interfaces_divide_equally(void)
 {
     enum { BYTES = 4 << 20 };
