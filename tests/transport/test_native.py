@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,21 @@ def test_describe() -> None:
 def test_the_thread_asks_for_short_time_slices() -> None:
     """As /proc tells since Linux 6.12; where it does not, there is nothing to be seen."""
     with World(flat(1), "udp", shm=False):
-        tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "commlayer\n"]
-        assert tasks
-        for task in tasks:
-            described = task / "sched"
-            slices = re.findall(r"se\.slice\s*:\s*(\d+)", described.read_text()) if described.exists() else []
-            assert slices in ([], ["100000"])
+        deadline_s = time.monotonic() + 10
+        while _slices_ns() not in ({"100000"}, {None}) and time.monotonic() < deadline_s:
+            time.sleep(0.01)  # the thread has only just started
+        assert _slices_ns() in ({"100000"}, {None})
+
+
+def _slices_ns() -> set[str | None]:
+    """What the engines' threads of this process have."""
+    found: set[str | None] = set()
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text() == "commlayer\n":
+            described = (task / "sched").read_text() if (task / "sched").exists() else ""
+            slices = re.search(r"se\.slice\s*:\s*(\d+)", described)
+            found.add(slices[1] if slices else None)
+    return found
 
 
 def test_an_address_that_is_not_here() -> None:
