@@ -78,6 +78,21 @@ BESIDE = ":beside=64M"
 BESIDE_SLOW = ":beside=16M"
 URGENT = "commlayer:priority=0"
 DYING = "gradients --sizes 1M"
+
+
+def urgent(title: str, scenario: str, bulk: str, *, marked: bool = False) -> Case:
+    """Our small urgent operation, alone and beside bulk; marked: the switches are told what is urgent."""
+    return Case(
+        title + (", packets marked for the switch" if marked else ""),
+        scenario,
+        (URGENT, URGENT + bulk),
+        "all_reduce --sizes 64K",
+        rounds=3,
+        iters=20,
+        environ=(("COMMLAYER_MARK", "1"),) if marked else (),
+    )
+
+
 NICS_GLOO = tuple(f"gloo/{tcp_cc}:chunks=8" for tcp_cc in TCP_CC)
 CASES = {
     "clean": Case(
@@ -107,32 +122,9 @@ CASES = {
         rounds=3,
         iters=20,
     ),
-    "priority-marked": Case(
-        "64 KiB beside 64 MiB, packets marked for the switch",
-        "clean200",
-        (URGENT, URGENT + BESIDE),
-        "all_reduce --sizes 64K",
-        rounds=3,
-        iters=20,
-        environ=(("COMMLAYER_MARK", "1"),),
-    ),
-    "priority-50": Case(
-        "64 KiB beside 16 MiB, 50 Mbit/s",
-        "clean50",
-        (URGENT, URGENT + BESIDE_SLOW),
-        "all_reduce --sizes 64K",
-        rounds=3,
-        iters=20,
-    ),
-    "priority-50-marked": Case(
-        "64 KiB beside 16 MiB, 50 Mbit/s, packets marked for the switch",
-        "clean50",
-        (URGENT, URGENT + BESIDE_SLOW),
-        "all_reduce --sizes 64K",
-        rounds=3,
-        iters=20,
-        environ=(("COMMLAYER_MARK", "1"),),
-    ),
+    "priority-marked": urgent("64 KiB beside 64 MiB", "clean200", BESIDE, marked=True),
+    "priority-50": urgent("64 KiB beside 16 MiB, 50 Mbit/s", "clean50", BESIDE_SLOW),
+    "priority-50-marked": urgent("64 KiB beside 16 MiB, 50 Mbit/s", "clean50", BESIDE_SLOW, marked=True),
     "nics-100-100": Case("8 MiB, 2 NICs", "two_nics_100_100", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
     "nics-150-50": Case("8 MiB, NICs of 150 and 50", "two_nics_150_50", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
     "nics-4x50": Case("8 MiB, 4 NICs of 50", "four_nics_50", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),

@@ -220,9 +220,9 @@ static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer
 }
 
 /* With several interfaces, which of them is free when a peer has its turn is chance, and by chance several hosts send
- * to one port of a peer while its others are idle. So each interface sends as much to each peer that waits, but for a
- * turn: where `message`, which would leave by `*path`, is further ahead there, the one that lags behind most goes
- * first. Returns that message, and its path. */
+ * to one port of a peer while its others are idle. So each interface sends as much to each peer that waits, but for
+ * half a turn where turns begin: where `message`, which would leave by `*path`, is further ahead there, the one that
+ * lags behind most has the turn. Returns that message, and its path. */
 static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_message *message,
                                    const struct cl_spray_packet *wanted, struct cl_path **path, uint64_t now_us)
 {
