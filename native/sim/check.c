@@ -191,19 +191,15 @@ void sim_check_lost(struct sim_world *world, const struct sim_rank *rank, uint16
 
 /* ---- memory, data in flight, turns ---- */
 
-void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t classes)
+void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t classes, uint32_t taken)
 {
-    enum { TURNS = 4 /* of the guard: probes and refused turns lie between */ };
+    enum { TURNS = 4 /* of the guard: refused turns lie between */ };
     uint8_t waiting = classes & rank->endpoint->queue.classes; /* these had something to send all the time */
     uint32_t last = waiting != 0 ? 31 - (uint32_t)__builtin_clz(waiting) : 0;
-    for (uint32_t i = 0; i < rank->batch_count; i++) {
-        struct cl_packet packet;
-        if (!cl_packet_decode(&packet, rank->batch[i].head,
-                              rank->batch[i].head_length + rank->batch[i].payload_length) ||
-            packet.kind != CL_PACKET_DATA)
-            continue;
+    /* Acknowledgements and probes go first and take nobody's turn: one timeout can ask for a probe to every peer. */
+    for (uint32_t i = rank->batch_count - (taken < rank->batch_count ? taken : rank->batch_count);
+         i < rank->batch_count; i++)
         rank->starved = waiting == 0 || rank->batch[i].priority >= last ? 0 : rank->starved + 1;
-    }
     if (rank->starved > TURNS * CL_QUEUE_GUARD)
         sim_world_fail(world, "rank %u has sent %u packets while its messages of class %u starve", rank->id,
                        rank->starved, last);

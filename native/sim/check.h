@@ -15,8 +15,9 @@ void sim_check_prepare(struct sim_world *world, struct sim_operation *operation)
 void sim_check_ended(struct sim_world *world, struct sim_operation *operation);
 /* The endpoint took a peer for lost. */
 void sim_check_lost(struct sim_world *world, const struct sim_rank *rank, uint16_t peer);
-/* The endpoint filled the rank's batch; `classes` of its queue had something to send before. No class starves. */
-void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t classes);
+/* The endpoint filled the rank's batch; `classes` of its queue had something to send before, and the last `taken`
+ * packets are the queue's. No class starves. */
+void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t classes, uint32_t taken);
 /* A turn ended: memory and data in flight are bounded. */
 void sim_check_turn(struct sim_world *world, struct sim_rank *rank);
 /* Gives a rank one packet of a stranger: no answer, no memory, no trace but a count. */

@@ -167,9 +167,11 @@ static bool send_packets(struct sim_rank *rank, uint64_t now_us, uint32_t *count
             ++*count;
         }
         rank->batch_first = 0;
-        uint8_t classes = rank->endpoint->queue.classes;
+        const struct cl_queue *queue = &rank->endpoint->queue;
+        uint8_t classes = queue->classes;
+        uint32_t taken = queue->packets;
         rank->batch_count = (uint32_t)cl_endpoint_send(rank->endpoint, now_us, rank->batch, rank->batch_capacity);
-        sim_check_batch(world, rank, classes);
+        sim_check_batch(world, rank, classes, queue->packets - taken);
         if (rank->batch_count == 0)
             return true;
     }

@@ -30,7 +30,7 @@ struct sim_rank {
     uint32_t batch_capacity, batch_first, batch_count;
 
     uint32_t spins;   /* turns in a row with nothing to do that want the next one at once */
-    uint32_t starved; /* packets sent since the last class with anything to send had a turn */
+    uint32_t starved; /* the queue's packets since the last class with anything to send had a turn */
 
     struct sim_member *members;       /* by group; rank is NULL where it is none */
     struct sim_operation *operations; /* by call; member is NULL where it takes no part */
