@@ -11,6 +11,7 @@ ranks when the first bucket is ready.
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 from torch.futures import Future
 
 from .backend import NAME, CommProcessGroup, Options
-from .config import LOSS_LIMIT, PRIORITIES, Policy
+from .config import LOSS_LIMIT, PRIORITIES, Policy, check_bound, number
 from .dynamo import untraced
 from .errors import ConfigError
 from .protect import as_words, blocks_of, largest_blocks
@@ -50,21 +51,24 @@ class HookState:
         *,
         tolerance: Tolerance | None = None,
     ) -> None:
-        self.policy = policy or Policy()
-        for given, kind in ((policy, Policy), (process_group, dist.ProcessGroup), (tolerance, Tolerance)):
+        for name, given, kind in (
+            ("policy", policy, Policy),
+            ("process_group", process_group, dist.ProcessGroup),
+            ("tolerance", tolerance, Tolerance),
+        ):
             if given is not None and not isinstance(given, kind):
-                raise ConfigError(f"HookState({given!r}): give a {kind.__name__}, or None")
+                is_share = 0 < number(given) <= LOSS_LIMIT
+                hint = f"; the same bound for all gradients is Policy(loss_bound={given!r})" if is_share else ""
+                raise ConfigError(f"HookState({name}={given!r}): give a {kind.__name__}, or None{hint}")
+        self.policy = policy or Policy()
         self.process_group = process_group
         self.tolerance = tolerance
         """Instead of the policy's `loss_bound`; None: that."""
         self.steps = 0
         """Backward passes that have begun with this state, also before it was saved."""
-        self.loss_scale = 1.0
-        """What the loss is multiplied with, as `GradScaler.get_scale()` says; to be set before backward where that
-        changes. What was lost at another scale is converted."""
         self.residual = Residual()
         """What of the gradients was lost and waits for the next step."""
-        self._residual_scale = 1.0
+        self._loss_scale = self._residual_scale = 1.0
         self._rank: int | None = None  # whose residual it is; None: nobody's yet
         self._tolerance_state: dict[str, Any] | None = None  # restored, and not taken over yet
         self._begun = False  # a step, since this was made or loaded
@@ -77,6 +81,26 @@ class HookState:
                     f"HookState(Policy(loss_bound={self.policy.loss_bound}), tolerance=...): use one of the two"
                 )
             dataclasses.replace(self.policy, loss_bound=LOSS_LIMIT)  # raises if nothing may be lost with the rest of it
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied with, as `GradScaler.get_scale()` says: a finite number above 0; to be set before
+        backward where that changes. What was lost at another scale is converted.
+
+        Setting it raises ConfigError for anything else: every gradient would come out wrong, steps later.
+        """
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        factor = number(scale)
+        if not 0 < factor < math.inf:
+            whose = f"rank {dist.get_rank(self.process_group)}: " if dist.is_initialized() else ""
+            raise ConfigError(
+                f"{whose}HookState.loss_scale={scale!r}: use a finite number above 0, as "
+                f"state.loss_scale = scaler.get_scale() of a GradScaler; without one, 1.0"
+            )
+        self._loss_scale = factor
 
     def enter(self, bucket: dist.GradBucket) -> tuple[Policy, list[int]]:
         """For the hook, once per bucket and in their order: the policy of its operation, and which of its parameters
@@ -98,10 +122,17 @@ class HookState:
             self._buckets = index + 1
         if self.tolerance is None:
             return dataclasses.replace(self.policy, priority=priority), []
-        bounds = [self.tolerance.bound(self.steps - 1, parameter) for parameter in parameters]
+        bounds = [self._bound_of(self.tolerance, parameter) for parameter in parameters]
         positive = [bound for bound in bounds if bound != 0]
         policy = dataclasses.replace(self.policy, priority=priority, loss_bound=min(positive, default=0.0))
         return policy, [i for i, bound in enumerate(bounds) if bound == 0] if positive else []
+
+    def _bound_of(self, tolerance: Tolerance, parameter: torch.Tensor) -> float:
+        """What the tolerance says, checked: anybody may write one."""
+        step = self.steps - 1
+        bound = tolerance.bound(step, parameter)
+        what = f"{type(tolerance).__name__}.bound for step {step} and a parameter of shape {tuple(parameter.shape)}"
+        return check_bound(bound, f"rank {self.group().rank()}: {what} returned {bound!r}")
 
     def observe(self, step: int, bucket: int, gradients: torch.Tensor) -> None:
         """For the hook, when a bucket's averages are there."""
@@ -187,9 +218,10 @@ class HookState:
             )
         self.policy = policy
         self.steps = state.get("steps", 0)
-        self.loss_scale = self._residual_scale = state.get("loss_scale", 1.0)
-        self.residual.load_state_dict(state.get("residual", {}))
         self._rank = state.get("rank")
+        self.loss_scale = state.get("loss_scale", 1.0)
+        self._residual_scale = self.loss_scale
+        self.residual.load_state_dict(state.get("residual", {}))
         self._tolerance_state = state.get("tolerance")
         self._begun = False
         self._buckets = 0

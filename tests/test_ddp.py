@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import pickle
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -406,7 +408,44 @@ def test_a_saved_bound_is_no_state_for_a_tolerance() -> None:
         commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1})).load_state_dict(saved)
 
 
-@pytest.mark.parametrize("arguments", [{"policy": "x"}, {"process_group": "x"}, {"tolerance": 0.01}])
-def test_a_state_of_anything_else_is_refused(arguments: Any) -> None:
-    with pytest.raises(commlayer.ConfigError, match=r"give a (Policy|ProcessGroup|Tolerance), or None"):
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"policy": "x"}, r"HookState\(policy='x'\): give a Policy, or None$"),
+        ({"policy": 3}, r"HookState\(policy=3\): give a Policy, or None$"),
+        ({"policy": 0.01}, r"HookState\(policy=0.01\): .*Policy\(loss_bound=0.01\)$"),
+        ({"process_group": "x"}, r"HookState\(process_group='x'\): give a ProcessGroup, or None$"),
+        ({"tolerance": 0.01}, r"HookState\(tolerance=0.01\): give a Tolerance, or None; .*Policy\(loss_bound=0.01\)$"),
+    ],
+)
+def test_a_state_of_anything_else_is_refused(arguments: Any, text: str) -> None:
+    with pytest.raises(commlayer.ConfigError, match=text):
         commlayer.HookState(**arguments)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, "2", True, None, torch.tensor(2.0), lambda: 2.0])
+def test_a_loss_scale_that_is_none_is_refused_where_it_is_set(scale: Any) -> None:
+    state = commlayer.HookState()
+    with pytest.raises(commlayer.ConfigError, match=r"^HookState.loss_scale=.*: use a finite number above 0"):
+        state.loss_scale = scale
+    assert state.loss_scale == 1.0
+    with pytest.raises(commlayer.ConfigError, match="loss_scale"):
+        commlayer.HookState().load_state_dict({**state.state_dict(), "loss_scale": scale})
+
+
+def test_a_loss_scale_may_be_any_that_a_scaler_has() -> None:
+    state = commlayer.HookState()
+    assert state.loss_scale == 1.0
+    for scale in (2.0**-20, 2, np.float32(65536.0), torch.amp.GradScaler("cpu", init_scale=3.0).get_scale()):
+        state.loss_scale = scale
+        assert state.loss_scale == float(scale)
+        assert type(state.loss_scale) is float
+
+
+def _bad_scale(rank: int, size: int) -> None:
+    with ranks.job(rank, size), pytest.raises(commlayer.ConfigError, match=rf"^rank {rank}: HookState.loss_scale=0: "):
+        commlayer.HookState().loss_scale = 0
+
+
+def test_a_bad_loss_scale_names_the_rank() -> None:
+    ranks.run(_bad_scale, 2)

@@ -235,3 +235,20 @@ def _disagree(rank: int, size: int) -> None:
 
 def test_ranks_that_disagree_learn_it() -> None:
     ranks.run(_disagree, 2, environ={"COMMLAYER_SHM": "0"})
+
+
+class Generous(Tolerance):
+    """Somebody's own, wrong from its second step on."""
+
+    def bound(self, step: int, parameter: Tensor) -> float:
+        return 0.1 if step == 0 else 0.9
+
+
+def _generous(rank: int, size: int) -> None:
+    says = rf"rank {rank}: Generous.bound for step 1 and a parameter of shape \(.*\) returned 0.9: use 0 .* to 0.5"
+    with ranks.job(rank, size), pytest.raises(RuntimeError, match=says):
+        run(lambda _: Generous(), 2)
+
+
+def test_a_bound_out_of_range_names_the_rank_and_whose_it_is() -> None:
+    ranks.run(_generous, 2, environ={"COMMLAYER_SHM": "0"})
