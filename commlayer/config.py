@@ -11,7 +11,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from .errors import ConfigError
 
@@ -82,6 +82,11 @@ class Config:
     """COMMLAYER_LOG: what to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
+        for name, (is_good, plain, remedy) in _TYPES.items():  # only who calls Config has other ones
+            value = getattr(self, name)
+            if not is_good(value):
+                raise ConfigError(f"Config({name}={value!r}): use {remedy}")
+            object.__setattr__(self, name, plain(value))  # whatever type a number came in
         _check(self.algorithm in get_args(Algorithm), "algorithm", self.algorithm, _one_of(Algorithm))
         _check(self.congestion in get_args(Congestion), "congestion", self.congestion, _one_of(Congestion))
         _check(self.auth in get_args(Auth), "auth", self.auth, _one_of(Auth))
@@ -241,6 +246,36 @@ def check_bound(bound: object, what: str) -> float:
         raise ConfigError(f"{what}: use {kind}0 (nothing is lost) to {LOSS_LIMIT}; the least above 0 is {LOSS_LEAST:f}")
     return share
 
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_names(value: object) -> bool:
+    good = isinstance(value, (tuple, list)) and all(isinstance(name, str) for name in value)
+    return good and all(name.strip("^") for name in value)  # type: ignore[attr-defined]  # mypy forgets what is good
+
+
+_TYPES: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object], str]] = {
+    "ifname": (_are_names, tuple, "a tuple of names, as ('eth0',) or ('^docker0',)"),
+    "ofi_provider": (lambda value: isinstance(value, str), str, "a name, as 'verbs', or ''"),
+    "ports": (_is_whole, int, "a whole number of sockets"),
+    "shm": (_is_flag, bool, "True or False"),
+    "segment_bytes": (_is_whole, int, "a whole number of bytes"),
+    "rate_bps": (_is_whole, int, "a whole number of bits per second"),
+    "peer_timeout_s": (_is_real, number, "a number of seconds"),
+    "mark": (_is_flag, bool, "True or False"),
+    "mtu": (_is_whole, int, "a whole number of bytes"),
+}
+"""Of each field of Config that is no choice among words: its check, what makes it plain, and what to use."""
 
 _PREFIX = "COMMLAYER_"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

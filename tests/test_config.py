@@ -93,6 +93,54 @@ def test_a_misspelt_variable_is_refused() -> None:
         Config.from_environment({"COMMLAYER_IFNAMES": "eth0"})
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("ifname", "eth0", "a tuple of names"),
+        ("ifname", (1,), "a tuple of names"),
+        ("ifname", ("eth0", "^"), "a tuple of names"),
+        ("ifname", None, "a tuple of names"),
+        ("ofi_provider", None, "a name"),
+        ("ports", 1.5, "a whole number of sockets"),
+        ("ports", True, "a whole number of sockets"),
+        ("shm", "no", "True or False"),
+        ("shm", 0, "True or False"),
+        ("mark", 2, "True or False"),
+        ("segment_bytes", "64K", "a whole number of bytes"),
+        ("rate_bps", 1e9, "a whole number of bits per second"),
+        ("peer_timeout_s", "x", "a number of seconds"),
+        ("peer_timeout_s", True, "a number of seconds"),
+        ("mtu", "9000", "a whole number of bytes"),
+        ("mtu", False, "a whole number of bytes"),
+    ],
+)
+def test_a_field_of_another_type_is_refused(field: str, value: Any, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**{field: value})
+    assert str(caught.value).startswith(f"Config({field}={value!r}): use {remedy}")
+
+
+@pytest.mark.parametrize("field", ["wire", "algorithm", "congestion", "auth", "log"])
+def test_a_word_that_is_none_is_refused(field: str) -> None:
+    for value in (None, 1, ["udp"]):
+        with pytest.raises(ConfigError, match=f"COMMLAYER_{field.upper()}=.*: use one of"):
+            Config(**{field: value})  # type: ignore[arg-type]
+
+
+def test_every_field_of_a_config_has_its_type_checked() -> None:
+    words = {"wire", "algorithm", "congestion", "auth", "log"}
+    for name in {field.name for field in dataclasses.fields(Config)} - words:
+        with pytest.raises(ConfigError, match=rf"Config\({name}=<object"):
+            Config(**{name: object()})  # type: ignore[arg-type]
+
+
+def test_fields_of_a_config_become_plain_ones() -> None:
+    given: dict[str, Any] = {"ifname": ["eth0"], "ports": np.int64(2), "mtu": np.int32(1500), "peer_timeout_s": 2}
+    config = Config(**given)
+    assert config == Config(ifname=("eth0",), ports=2, mtu=1500, peer_timeout_s=2.0)
+    assert [type(getattr(config, name)) for name in given] == [tuple, int, int, float]
+
+
 EXISTING = ["eth0", "eth1", "ib0", "docker0"]
 
 

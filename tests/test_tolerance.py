@@ -240,7 +240,7 @@ def test_ranks_that_disagree_learn_it() -> None:
 class Generous(Tolerance):
     """Somebody's own, wrong from its second step on."""
 
-    def bound(self, step: int, parameter: Tensor) -> float:
+    def bound(self, step: int, parameter: Tensor) -> float:  # noqa: ARG002
         return 0.1 if step == 0 else 0.9
 
 
