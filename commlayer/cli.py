@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,7 +86,7 @@ def bench(
         if given and netns is None:
             instead = "add --netns HOSTS" if scenario is None else f"write them into {scenario}"
             raise ValueError(f"{', '.join(given)}: for the network that --netns emulates: {instead}")
-        if tcp_cc and netns is None and scenario is None:
+        if tcp_cc is not None and netns is None and scenario is None:
             raise ValueError("--tcp-cc: set per network namespace: add --netns HOSTS, or --scenario")
         if ranks is not None and ranks < 1:
             raise ValueError(f"--ranks {ranks}: use at least 1")
@@ -99,11 +100,11 @@ def bench(
             network = Scenario(hosts=netns, nics=(nic,) * (1 if nics is None else nics))
         names = [BackendSpec.parse(name) for name in backends.split(",")]
         spec = Spec(
-            backends=tuple(expand_tcp_cc(names, tcp_cc.split(",") if tcp_cc else [])),
+            backends=tuple(expand_tcp_cc(names, [] if tcp_cc is None else tcp_cc.split(","))),
             sizes=tuple(
-                [parse_size(size) for size in sizes.split(",")]
-                if sizes
-                else sweep(parse_size(min_size), parse_size(max_size), factor=factor, step_bytes=parse_size(step))
+                sweep(parse_size(min_size), parse_size(max_size), factor=factor, step_bytes=parse_size(step))
+                if sizes is None
+                else [parse_size(size) for size in sizes.split(",")]
             ),
             collective=collective,
             dtype=dtype,
@@ -112,7 +113,7 @@ def bench(
             warmup=warmup,
             rounds=rounds,
             timeout_s=timeout_s,
-            imports=tuple(imports.split(",")) if imports else (),
+            imports=() if imports is None else tuple(imports.split(",")),
             json_path=json_path,
             scenario=network,
             command=("commlayer", *sys.argv[1:]),
@@ -125,8 +126,11 @@ def bench(
 
 
 def _start(spec: Spec, ranks: int | None) -> int:
+    from .bench import report
     from .bench.launch import launch, under_torchrun
 
+    if spec.json_path is not None and os.environ.get("RANK", "0") == "0":  # rank 0 writes
+        report.check_writable(Path(spec.json_path))
     if not under_torchrun():
         hosts = 0 if spec.scenario is None else spec.scenario.hosts * spec.scenario.ranks_per_host
         return launch(spec, ranks or hosts or 2)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commlayer import cli
-from commlayer.bench import launch
+from commlayer.bench import launch, report
 from commlayer.bench.spec import Spec
 from commlayer.emulate import namespace
 from commlayer.emulate.link import Link
@@ -81,6 +81,12 @@ def test_network_arguments_become_the_link(started: list[tuple[Spec, int]]) -> N
         ("--backends commlayer:loss_bound=0.01:loss_bound=0.02", "loss_bound is there already"),
         ("--backends gloo/bbr", "--netns"),
         ("--min 4Q", "4Q"),
+        ("--sizes=", "size '': expected a number of bytes"),
+        ("--sizes 4K,", "size '': expected a number of bytes"),
+        ("--tcp-cc= --netns 2 --backends gloo", "'': expected a congestion control"),
+        ("--json /nonexistent/x.json", "--json '/nonexistent/x.json': there is no folder /nonexistent; name a file"),
+        ("--json /", "--json '/': that is a folder"),
+        ("--json=", "--json '.': that is a folder"),
         ("--min 2K --max 1K", "min <= max"),
         ("--dtype float7", "float7"),
         ("--netns 2 --rate fast", "fast"),
@@ -96,6 +102,14 @@ def test_bad_arguments_are_named_and_nothing_starts(
     assert result.exit_code == 2
     assert message in result.output
     assert not started
+
+
+def test_results_go_only_where_they_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report.check_writable(tmp_path / "new.json")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("os.access", lambda *_: False)  # to root nothing is forbidden
+    with pytest.raises(ValueError, match="no permission to write there"):
+        report.check_writable(tmp_path / "new.json")
 
 
 def test_a_scenario_file_is_the_network(started: list[tuple[Spec, int]], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,18 @@ _COLUMNS = (
     ("speedup", "(x)", 7),
 )
 _NOT_COUNTED = ("not-counted", "(%)", 11)  # of the contributions, where a backend may lose some
+
+
+def check_writable(path: Path) -> None:
+    """Raises ValueError when the results could not be written there: to be asked before they are measured."""
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir():
+        problem = "that is a folder" if path.is_dir() else f"there is no folder {folder}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        problem = "no permission to write there"
+    else:
+        return
+    raise ValueError(f"--json {str(path)!r}: {problem}; name a file that can be written")
 
 
 def _columns(spec: Spec) -> tuple[tuple[str, str, int], ...]:

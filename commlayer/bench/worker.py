@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..errors import CommError
 from . import machine, report
 from .backends import BackendError, open_backends
 from .measure import Bench, Measurement
@@ -25,6 +27,9 @@ from .spec import Spec
 EXIT_OK = 0
 EXIT_WRONG = 1
 EXIT_FAILED = 2
+
+MEET_S = 60.0
+"""The ranks get at least so long to meet, however short a collective's timeout is: they import torch first."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -37,26 +42,47 @@ def run(spec: Spec) -> int:
     """
     # the ranks share the cores: torch's own threads would only fight with the backends'
     torch.set_num_threads(1)
-    for module in spec.imports:
-        importlib.import_module(module)
+    rank = int(os.environ["RANK"])
+    try:
+        for module in spec.imports:
+            _import(module)
+    except ValueError as error:
+        print(f"commlayer bench: rank {rank}: {error}", file=sys.stderr)
+        return EXIT_FAILED
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
         # The group of the bench itself: of several interfaces gloo uses all in turn, and a scenario may break some.
         os.environ["GLOO_SOCKET_IFNAME"] = interfaces.split(",")[0]
-    dist.init_process_group("gloo", timeout=timedelta(seconds=spec.timeout_s))
-    if interfaces:
-        os.environ["GLOO_SOCKET_IFNAME"] = interfaces
     try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=max(spec.timeout_s, MEET_S)))
+        if interfaces:
+            os.environ["GLOO_SOCKET_IFNAME"] = interfaces
         return _run(spec)
-    except BackendError as error:
-        print(f"commlayer bench: rank {dist.get_rank()}: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except Exception:
+    except Exception as error:
         # Python would exit with 1, which here means that the run was fine and the data wrong
-        traceback.print_exc()
+        late = re.search("timed out|timeout", str(error), re.IGNORECASE)  # gloo and the Store have no type for it
+        if late or isinstance(error, (BackendError, CommError, dist.DistError, OSError)):
+            hint = f" (--timeout {spec.timeout_s:g}: give more seconds)" if late else ""
+            print(f"commlayer bench: rank {rank}: {_first_line(error)}{hint}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         return EXIT_FAILED
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _import(module: str) -> None:
+    """Raises ValueError when it cannot be imported, whatever it raises itself."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise ValueError(f"--import {module!r}: {type(error).__name__}: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """What torch says goes on with a stack of C++ functions."""
+    return (str(error).splitlines() or [repr(error)])[0]
 
 
 def _run(spec: Spec) -> int:
@@ -83,7 +109,10 @@ def _run(spec: Spec) -> int:
     show(*report.footer(results))
     document = report.document(spec, world, facts, results)
     if rank == 0 and spec.json_path is not None:
-        Path(spec.json_path).write_text(json.dumps(document, indent=2) + "\n")
+        try:
+            Path(spec.json_path).write_text(json.dumps(document, indent=2) + "\n")
+        except OSError as error:
+            raise OSError(f"--json {spec.json_path!r}: {error}") from error
     return EXIT_WRONG if document["wrong"] else EXIT_OK
 
 

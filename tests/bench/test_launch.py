@@ -69,6 +69,20 @@ def test_unknown_backend_is_a_clear_error() -> None:
     assert "cannot create backend 'nonesuch'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--timeout 0.0001", "(--timeout 0.0001: give more seconds)"),
+        ("--import nosuchmod", "--import 'nosuchmod': ModuleNotFoundError: No module named 'nosuchmod'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(arguments: str, says: str) -> None:
+    done = bench("--backends", "gloo", "--sizes", "16M", *SHORT, *arguments.split())
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_under_torchrun_the_ranks_that_are_there_are_used() -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "commlayer")
     done = bench("--backends", "gloo", "--sizes", "4K", *SHORT, before=torchrun)
