@@ -38,8 +38,9 @@ class Replicas:
     """Compares the trained parameters of all ranks now and then, and averages them when it is time.
 
     Every rank makes one, at the same place of its program, and calls `step` after each of its optimizer's steps; with
-    `optimizer` that happens by itself. (Not with a GradScaler: that leaves out a step where it finds an infinity, which
-    with relaxed consistency may be on one rank alone. Call `step` in the loop there.)
+    `optimizer` that happens by itself, and `step` refuses to count them twice. (Not with a GradScaler: that leaves out
+    a step where it finds an infinity, which with relaxed consistency may be on one rank alone. There, make it without
+    the optimizer and call `step` in the loop.)
 
     Each `check_steps` steps the drift is estimated from a sample, the same elements on all ranks. The parameters are
     averaged, reliably, each `every_steps` steps (None: never for that reason), and when the drift is more than `limit`
@@ -47,7 +48,7 @@ class Replicas:
     apart again. Buffers are DDP's: it broadcasts them.
 
     `process_group` is that of the model, None meaning WORLD; its reliable twin is used. Raises ConfigError for numbers
-    out of range.
+    out of range and arguments of another type.
     """
 
     def __init__(
@@ -60,10 +61,14 @@ class Replicas:
         check_steps: int = 10,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"Replicas(model={model!r}): give the model, an nn.Module")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise ConfigError(f"Replicas(optimizer={optimizer!r}): give the model's torch.optim.Optimizer, or None")
         for name, count in (("every_steps", every_steps), ("check_steps", check_steps)):
             if whole(count, 0) <= 0 and (name, count) != ("every_steps", None):
                 raise ConfigError(f"Replicas({name}={count!r}): use a number of steps, at least 1")
-        if limit is not None and not number(limit) > 0:
+        if limit is not None and not 0 < number(limit) < math.inf:
             raise ConfigError(f"Replicas(limit={limit!r}): use a relative drift above 0, as 1e-3, or None")
         self.steps = 0
         self.drift = math.nan
@@ -77,10 +82,21 @@ class Replicas:
         self._optimizer = optimizer
         self._every_steps, self._limit, self._check_steps = every_steps, limit, check_steps
         self._group = group_of(Policy(), process_group, "commlayer.Replicas")
-        self._hook = None if optimizer is None else optimizer.register_step_post_hook(lambda *_: self.step())
+        self._hook = None if optimizer is None else optimizer.register_step_post_hook(lambda *_: self._step())
 
     def step(self) -> None:
-        """After an optimizer's step. Every rank calls it equally often."""
+        """After an optimizer's step. Every rank calls it equally often.
+
+        Raises ConfigError where the optimizer's steps count by themselves: this one would count twice.
+        """
+        if self._hook is not None:
+            raise ConfigError(
+                f"rank {self._group.rank()}: Replicas.step(): the optimizer's steps count by themselves: leave the "
+                f"call out, or make Replicas without the optimizer"
+            )
+        self._step()
+
+    def _step(self) -> None:
         self.steps += 1
         due = self._every_steps is not None and self.steps % self._every_steps == 0
         if not due and self.steps % self._check_steps != 0:
@@ -91,7 +107,7 @@ class Replicas:
             self.average()
 
     def close(self) -> None:
-        """Leaves the optimizer alone from now on."""
+        """Leaves the optimizer alone from now on; `step` may be called then."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

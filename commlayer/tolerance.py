@@ -87,12 +87,18 @@ class ByLayer(Tolerance):
 
     `bounds` maps patterns (as of file names: *, ? and [...]) of parameter names to them; the first that matches counts,
     and `otherwise` where none does. `model` is that of the HookState, wrapped in DistributedDataParallel or not.
-    Raises ConfigError for a pattern that no parameter's name matches, and for one that counts nowhere.
+    Raises ConfigError for a pattern that no parameter's name matches, for one that counts nowhere, and for arguments of
+    another type.
     """
 
     def __init__(self, model: nn.Module, bounds: Mapping[str, float | Tolerance], otherwise: float | Tolerance) -> None:
-        if not isinstance(bounds, Mapping):
-            raise ConfigError(f"ByLayer({bounds!r}): use patterns, each with its bound, as {{'*norm*': 0.0}}")
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"ByLayer(model={model!r}): give the model that gets the hook, an nn.Module")
+        if not isinstance(bounds, Mapping) or not all(isinstance(pattern, str) for pattern in bounds):
+            raise ConfigError(
+                f"ByLayer(bounds={bounds!r}): use patterns of parameters' names, each with its bound, as "
+                f"{{'*norm*': 0.0}}"
+            )
 
         def checked(each: float | Tolerance, whose: str) -> float | Tolerance:
             return each if isinstance(each, Tolerance) else check_bound(each, f"ByLayer: {each!r} for {whose}")
@@ -169,8 +175,10 @@ class GradientNorm(Tolerance):
             raise ConfigError(f"GradientNorm(low={low}, high={high}): critical steps tolerate less: use low <= high")
         if whole(every_steps, 0) <= 0:
             raise ConfigError(f"GradientNorm(every_steps={every_steps!r}): use a number of steps, at least 1")
-        if not number(threshold) > 0:
-            raise ConfigError(f"GradientNorm(threshold={threshold!r}): use a relative change above 0")
+        if not 0 < number(threshold) < math.inf:
+            raise ConfigError(
+                f"GradientNorm(threshold={threshold!r}): use a relative change above 0, as 0.5, and finite"
+            )
         self.low, self.high, self.every_steps, self.threshold = low, high, int(every_steps), float(threshold)
         self.critical = True
         """Whether `low` holds."""

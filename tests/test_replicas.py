@@ -71,10 +71,14 @@ def _train(rank: int, size: int, how: dict[str, Any]) -> tuple[list[int], bytes,
             optimizer.step()
             if replicas.averaged > before:
                 averaged.append(step)
+            with pytest.raises(ConfigError, match=rf"rank {rank}: Replicas.step\(\): the optimizer's steps count"):
+                replicas.step()
         momentum = torch.cat([optimizer.state[each]["exp_avg"].flatten() for each in net.parameters()])
         replicas.close()
         optimizer.step()
         assert replicas.steps == 12
+        replicas.step()  # counts now, as nothing else does
+        assert replicas.steps == 13
         return averaged, flat(net).numpy().tobytes(), momentum.numpy().tobytes()
 
 
@@ -118,8 +122,11 @@ def test_what_was_far_apart_is_equal_afterwards() -> None:
         ({"limit": "x"}, r"Replicas\(limit='x'\): use a relative drift"),
         ({"limit": 0.0}, r"Replicas\(limit=0.0\)"),
         ({"limit": math.nan}, r"Replicas\(limit=nan\)"),
+        ({"limit": math.inf}, r"Replicas\(limit=inf\): use .*, or None"),
+        ({"model": None}, r"Replicas\(model=None\): give the model"),
+        ({"optimizer": "sgd"}, r"Replicas\(optimizer='sgd'\): give the model's torch.optim.Optimizer, or None"),
     ],
 )
 def test_what_is_refused(bad: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        Replicas(nn.Linear(1, 1), **bad)
+        Replicas(**{"model": nn.Linear(1, 1), **bad})

@@ -139,7 +139,9 @@ def test_rules_are_saved() -> None:
         (lambda: ByLayer(Layers(), {"haed.*": 0.1}, 0.1), "no parameter's name matches 'haed.*'"),
         (lambda: ByLayer(Layers(), {"head.*": -0.1}, 0.1), "ByLayer: -0.1 for 'head"),
         (lambda: ByLayer(Layers(), {}, "much"), "ByLayer: 'much' for otherwise"),  # type: ignore[arg-type]
-        (lambda: ByLayer(Layers(), ["head.*"], 0.1), r"ByLayer\(\['head.\*'\]\): use patterns"),  # type: ignore[arg-type]
+        (lambda: ByLayer(Layers(), ["head.*"], 0.1), r"ByLayer\(bounds=\['head.\*'\]\): use patterns"),  # type: ignore[arg-type]
+        (lambda: ByLayer(Layers(), {3: 0.2}, 0.1), r"ByLayer\(bounds=\{3: 0.2\}\): use patterns"),  # type: ignore[dict-item]
+        (lambda: ByLayer(None, {}, 0.1), r"ByLayer\(model=None\): give the model"),  # type: ignore[arg-type]
         (lambda: ByLayer(Layers(), {"*": 0.1, "head.*": 0.2}, 0.1), r"'head\.\*' counts nowhere: patterns before it"),
         (lambda: ByLayer(Layers(), {"head.w*": 0.1, "head.b*": 0.1, "head.*": 0.2}, 0.1), r"'head\.\*' counts nowhere"),
         (lambda: GradientNorm(0.3, 0.2, every_steps=1), "use low <= high"),
@@ -149,6 +151,7 @@ def test_rules_are_saved() -> None:
         (lambda: GradientNorm(0.1, 0.2, every_steps=True), "every_steps=True"),
         (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold=0), "threshold=0"),
         (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold="x"), "threshold='x'"),  # type: ignore[arg-type]
+        (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold=math.inf), "threshold=inf"),
         (lambda: state(BySteps({0: 0.1}), loss_bound=0.1), "use one of the two"),
         (lambda: state(BySteps({0: 0.1}), deterministic=True), "what is lost is chance"),
         (lambda: state(BySteps({0: 0.1}), algorithm="ring"), "a ring adds losses up"),
