@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .backend import Options
 from .config import Config, Policy
+from .counters import paths, stats
 from .ddp import HookState, allreduce_hook
 from .errors import (
     AbortedError,
@@ -41,4 +42,6 @@ __all__ = [
     "Replicas",
     "Tolerance",
     "allreduce_hook",
+    "paths",
+    "stats",
 ]

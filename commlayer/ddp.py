@@ -12,6 +12,7 @@ ranks when the first bucket is ready.
 import dataclasses
 import logging
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from .errors import ConfigError
 from .protect import as_words, blocks_of, largest_blocks
 from .residual import Residual
 from .tolerance import Tolerance
+from .work import CommWork
 
 log = logging.getLogger("commlayer")
 
@@ -66,8 +68,14 @@ class HookState:
         """Instead of the policy's `loss_bound`; None: that."""
         self.steps = 0
         """Backward passes that have begun with this state, also before it was saved."""
+        self.averaged_bytes = 0
+        """Of this rank's gradients, what the hook has averaged since this state was made or loaded."""
+        self.uncounted_bytes = 0
+        """Of these, what the sums lack: the other ranks made them without it, whatever became of it then. With several
+        ranks per host it is the sum of a host that counts or does not, and the rank that sends that notes it."""
         self.residual = Residual()
         """What of the gradients was lost and waits for the next step."""
+        self._count_lock = threading.Lock()
         self._loss_scale = self._residual_scale = 1.0
         self._rank: int | None = None  # whose residual it is; None: nobody's yet
         self._tolerance_state: dict[str, Any] | None = None  # restored, and not taken over yet
@@ -138,6 +146,12 @@ class HookState:
         """For the hook, when a bucket's averages are there."""
         if self.tolerance is not None:
             self.tolerance.observe(step, bucket, gradients)
+
+    def count(self, averaged_bytes: int, missing: list[tuple[int, int]]) -> None:
+        """For the hook, when a bucket's averages are there, on any thread. `missing`: (offset, length) in bytes."""
+        with self._count_lock:
+            self.averaged_bytes += averaged_bytes
+            self.uncounted_bytes += sum(length for _, length in missing)
 
     def _begin_step(self) -> None:
         rank = self.group().rank()
@@ -223,6 +237,7 @@ class HookState:
         self._residual_scale = self.loss_scale
         self.residual.load_state_dict(state.get("residual", {}))
         self._tolerance_state = state.get("tolerance")
+        self.averaged_bytes = self.uncounted_bytes = 0
         self._begun = False
         self._buckets = 0
         self._host = {}
@@ -235,6 +250,7 @@ class HookState:
         self.process_group = None
         self.tolerance = None
         self.residual = Residual()
+        self._count_lock = threading.Lock()
         self.load_state_dict(state)
 
 
@@ -290,12 +306,7 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     else:
         if state.residual:  # of steps that could lose something
             state.residual.add_to(gradients, bucket.parameters(), _starts(bucket))
-        options = _average()
-        if gradients.is_cpu:
-            done = state.group().allreduce([gradients], options, policy=policy).get_future()
-            averaged = done.then(lambda done: done.value()[0])
-        else:
-            averaged = _through_host(state.group(), gradients, options, policy)
+        averaged = _in_place(state, gradients, policy)
     if state.tolerance is None:
         return averaged
 
@@ -347,8 +358,10 @@ def _from_source(
 
     def settle(done: Future[list[torch.Tensor]]) -> torch.Tensor:
         done.value()  # raises what it failed of
+        missing = work.missing()
+        state.count(source.nbytes, missing)
         if feedback:
-            state.residual.keep(source, parameters, starts, work.missing())
+            state.residual.keep(source, parameters, starts, missing)
         return target if gradients.is_cpu else gradients.copy_(target)
 
     if gradients.is_cpu:
@@ -356,15 +369,23 @@ def _from_source(
     return _on_device(gradients.device, work.get_future(), settle)
 
 
-def _through_host(
-    group: CommProcessGroup, gradients: torch.Tensor, options: AllreduceOptions, policy: Policy
-) -> Future[torch.Tensor]:
-    """The same for gradients on a device: the engine reaches host memory only.
+def _in_place(state: HookState, gradients: torch.Tensor, policy: Policy) -> Future[torch.Tensor]:
+    """The same for gradients that need nothing of this rank afterwards.
 
-    Each copy has ended when it returns, so that no stream has to wait for another.
+    Those on a device go through host memory, as the engine reaches nothing else. Each copy has ended when it returns,
+    so that no stream has to wait for another.
     """
-    done = group.allreduce([gradients.cpu()], options, policy=policy).get_future()
-    return _on_device(gradients.device, done, lambda done: gradients.copy_(done.value()[0]))
+    memory = gradients.cpu()
+    work = state.group().allreduce([memory], _average(), policy=policy)
+
+    def settle(done: Future[list[torch.Tensor]]) -> torch.Tensor:
+        done.value()  # raises what it failed of
+        state.count(gradients.nbytes, work.missing() if isinstance(work, CommWork) else [])  # else gloo's
+        return gradients if memory is gradients else gradients.copy_(memory)
+
+    if gradients.is_cpu:
+        return work.get_future().then(settle)
+    return _on_device(gradients.device, work.get_future(), settle)
 
 
 def _on_device(

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 
 STEPS = 6
+SIZES = (200_000, 70_001, 150_000, 5)
 
 
 class Drift(nn.Module):
@@ -23,7 +24,7 @@ class Drift(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in (200_000, 70_001, 150_000, 5))
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in SIZES)
 
     def forward(self, directions: list[Tensor]) -> Tensor:
         return torch.stack([(w * d).sum() for w, d in zip(self.weights, directions, strict=True)]).sum()
@@ -55,7 +56,8 @@ def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None
             total += direction
         before, late = late, [state.residual.total(weight) for weight in weights]
         twice += sum(int((a != 0).logical_and(b != 0).sum()) for a, b in zip(before, late, strict=True))
-    return {**account(weights, exact, state), "twice": twice}
+    counted = {"averaged_bytes": state.averaged_bytes, "uncounted_bytes": state.uncounted_bytes}
+    return {**account(weights, exact, state), "twice": twice, **counted}
 
 
 def account(weights: list[nn.Parameter], exact: list[torch.Tensor], state: commlayer.HookState) -> dict[str, object]:
@@ -78,6 +80,15 @@ def wrapped(drift: Drift, state: commlayer.HookState) -> tuple[DistributedDataPa
     return model, state
 
 
+def forget() -> dict[str, object]:
+    """One step of ones with the papers' rule: what the sums lack shows in them."""
+    model, state = wrapped(Drift(), commlayer.HookState(commlayer.Policy(loss_bound=0.1, treatment="zero")))
+    model([torch.ones_like(weight) for weight in model.module.weights]).backward()
+    size = dist.get_world_size()
+    lacking = sum(int((size - size * w.grad).round().sum()) for w in model.module.weights if w.grad is not None)
+    return {"lacking_bytes": 4 * lacking, "uncounted_bytes": state.uncounted_bytes}
+
+
 def relax() -> dict[str, object]:
     """Loses results, too, and averages the parameters after the last step."""
     model, _ = wrapped(Drift(), commlayer.HookState(commlayer.Policy(loss_bound=0.1, consistency="relaxed")))
@@ -98,10 +109,11 @@ def main() -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore(address, 29500, size, rank == 0, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    found = {
+    found: dict[str, object] = {
         "feedback": train(commlayer.Policy(loss_bound=0.05)),
         "schedule": train(commlayer.Policy(), commlayer.BySteps({0: 0.0, 1: 0.05, 4: 0.2})),
         "relaxed": relax(),
+        "forgotten": forget(),
         "protected": train(commlayer.Policy(loss_bound=0.2, protect_quantile=0.3, priority=2)),
     }
     options = commlayer.Options(commlayer.Policy(loss_bound=0.05, treatment="rescale"))
@@ -115,6 +127,7 @@ def main() -> None:
     counts = torch.arange(500_000)
     dist.all_reduce(counts, group=group)  # integers are reliable
     found["integers"] = {"exact": bool((counts == size * torch.arange(500_000)).all())}
+    found["stats"] = commlayer.stats()
     print(json.dumps(found), flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -18,6 +18,7 @@ FLOORS = (
     {
         "backend",
         "collectives",
+        "counters",
         "bound",
         "launcher",
         "devices",

@@ -14,6 +14,7 @@ import pytest
 from commlayer.emulate.link import Link
 from commlayer.emulate.network import Network
 from commlayer.emulate.scenario import Scenario
+from tests.lossy_training import SIZES, STEPS
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 450
@@ -47,6 +48,31 @@ def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) 
     assert max(each["error"] for each in results) < 1e-3
     assert sum(each["left"] for each in results) > 0
     assert sum(each["twice"] for each in results) == 0  # in a row: nothing is more than a step late
+    steps = STEPS - STEPS // 2  # since the state was loaded
+    assert {each["averaged_bytes"] for each in results} == {4 * sum(SIZES) * steps}
+    bound = {"feedback": 0.05, "protected": 0.2, "schedule": 0.2}[policy]
+    assert (
+        0 < sum(each["uncounted_bytes"] for each in results) <= bound * sum(each["averaged_bytes"] for each in results)
+    )
+
+
+@pytest.mark.needs_root
+def test_what_the_sums_lack_is_what_the_ranks_were_told(found: list[Any]) -> None:
+    results = [each["forgotten"] for each in found]
+    uncounted = sum(each["uncounted_bytes"] for each in results)
+    ranks_per_host = 2 if len(found) == 4 else 1  # what counts or not is the sum of a host, and one rank notes it
+    assert results[0]["lacking_bytes"] == ranks_per_host * uncounted
+    assert uncounted > 0
+
+
+@pytest.mark.needs_root
+def test_the_counters_tell_what_was_lost(found: list[Any]) -> None:
+    total = {name: sum(each["stats"][name] for each in found) for name in found[0]["stats"]}
+    sent = total["packets_sent"]
+    assert 0.01 * sent < total["packets_lost"] < 0.2 * sent  # the links lose 2 %; a late packet is taken for lost
+    assert 0 < total["packets_given_up"] < total["packets_lost"]
+    assert total["messages_stopped"] > 0
+    assert total["operations_failed"] == 0
 
 
 @pytest.mark.needs_root

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commlayer import Config, HookState, Options, Policy
+from commlayer import ByLayer, BySteps, Config, GradientNorm, HookState, Options, Policy, Replicas
 from tests.documents import table
 
 ENVIRONMENT = {f"COMMLAYER_{field.name.upper()}": field.default for field in dataclasses.fields(Config)}
@@ -32,6 +32,13 @@ def test_every_field_of_a_policy_has_a_row() -> None:
 def test_every_argument_has_a_row(heading: str, kind: Any) -> None:
     arguments = set(inspect.signature(kind).parameters)
     assert arguments <= set(rows(heading))
+
+
+@pytest.mark.parametrize("kind", [BySteps, ByLayer, GradientNorm, Replicas])
+def test_every_argument_has_a_row_with_its_default(kind: Any) -> None:
+    arguments = inspect.signature(kind).parameters
+    found = {name: default for name, (unit, default, meaning) in rows(kind.__name__).items() if unit and meaning}
+    assert found == {name: "" if each.default is each.empty else str(each.default) for name, each in arguments.items()}
 
 
 def test_every_row_says_unit_and_meaning() -> None:

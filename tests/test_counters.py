@@ -1,0 +1,69 @@
+"""`commlayer.stats` and `commlayer.paths`: what a job may ask of its engine."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import commlayer
+from commlayer.transport.native import ffi
+from tests import ranks
+from tests.documents import table
+
+
+def test_without_an_engine_there_is_nothing_to_ask() -> None:
+    for ask in (commlayer.stats, lambda: commlayer.paths(1)):
+        with pytest.raises(commlayer.ClosedError, match="create a process group first"):
+            ask()
+
+
+@pytest.mark.parametrize("rank", [-1, 1 << 16, "1", 0.0, True, None])
+def test_what_is_no_rank_is_refused(rank: Any) -> None:
+    with pytest.raises(commlayer.ConfigError, match=rf"commlayer.paths\({re.escape(repr(rank))}\): use the number"):
+        commlayer.paths(rank)
+
+
+def _ask(rank: int, size: int) -> tuple[int, int, list[dict[str, int]]]:
+    with ranks.job(rank, size):
+        before = commlayer.stats()
+        dist.all_reduce(torch.ones(1 << 20))
+        dist.barrier()
+        after = commlayer.stats()
+        with pytest.raises(commlayer.CommError, match=f"no paths to peer {size}"):
+            commlayer.paths(size)
+        found = commlayer.paths(1 - rank)
+    with pytest.raises(commlayer.ClosedError):
+        commlayer.stats()
+    return after["packets_sent"] - before["packets_sent"], after["packets_lost"], found
+
+
+def test_a_job_asks_its_own_engine() -> None:
+    for sent, lost, found in ranks.run(_ask, 2, environ={"COMMLAYER_SHM": "0"}):
+        assert sent > 4 * (1 << 20) / 2 / 9000
+        assert lost <= sent
+        assert sum(path["packets_sent"] for path in found) > 4 * (1 << 20) / 2 / 9000  # without acknowledgements
+        assert all(path["round_trip_us"] > 0 for path in found if path["packets_received"])
+
+
+def _ask_in_memory(rank: int, size: int) -> int:
+    with ranks.job(rank, size):
+        dist.all_reduce(torch.ones(1 << 20))
+        return commlayer.stats()["packets_sent"]
+
+
+def test_what_shared_memory_carries_is_in_no_packet() -> None:
+    assert max(ranks.run(_ask_in_memory, 2)) < 100  # a greeting or two
+
+
+@pytest.mark.parametrize(("heading", "struct"), [("What was lost", "cl_engine_stats"), ("Paths", "cl_path_stats")])
+def test_documented_counters_exist(heading: str, struct: str) -> None:
+    """docs/settings.md has those that a job may want; of a path all."""
+    names = {name for name, _ in ffi.typeof(f"struct {struct}").fields}
+    documented = {name.strip(" `") for cells in table("settings.md", heading)[1:] for name in cells[0].split(",")}
+    assert documented <= names
+    if heading == "Paths":
+        assert documented == names
