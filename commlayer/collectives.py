@@ -15,7 +15,7 @@ from .bound import Bound, Terms, can_lose
 from .errors import ConfigError
 from .launcher import Launch, Launcher
 from .profile import profiled
-from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, reduction_kind, space
+from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, op_name, reduction_kind, space
 from .work import CommWork
 
 ONLY_SUMS = "bounded loss needs sums or averages of dense floating-point tensors on the CPU"
@@ -45,7 +45,10 @@ class Collectives:
         memory = contribution(tensors, kind, opts.reduceOp)
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
         if terms is not None and terms.bound is not None and not can_lose(kind):
-            raise ConfigError(f"rank {self._rank}: {opts.reduceOp} of {tensors[0].dtype}: {ONLY_SUMS}")
+            raise ConfigError(
+                f"rank {self._rank}: {op_name(opts.reduceOp)} of {tensors[0].dtype}: {ONLY_SUMS}; for others use a "
+                f"policy with loss_bound=0"
+            )
         terms = terms or self._terms
         bound = _bound_of(terms, kind)
         launches = self._launcher.collective("all_reduce", kind, count, memory, memory, bound=bound)
@@ -69,8 +72,9 @@ class Collectives:
         flat = source.shape == target.shape and source.is_contiguous() and target.is_contiguous()
         if kind is None or kind.wide or kind.is_scaled or not can_lose(kind) or not flat:
             raise ConfigError(
-                f"rank {self._rank}: {opts.reduceOp} of {source.dtype} {tuple(source.shape)} into {target.dtype} "
-                f"{tuple(target.shape)}: {ONLY_SUMS}"
+                f"rank {self._rank}: {op_name(opts.reduceOp)} of {source.dtype} {tuple(source.shape)} into "
+                f"{target.dtype} {tuple(target.shape)}: {ONLY_SUMS}, contiguous and of one shape; for others "
+                f"use allreduce"
             )
         priority, bound = terms or self._terms
         launches = self._launcher.collective("all_reduce", kind, source.numel(), source, target, bound=bound)

@@ -89,6 +89,11 @@ def reduction_kind(tensors: list[Tensor], op: ReduceOp) -> Kind | None:
     return kind if are_plain(tensors) else None
 
 
+def op_name(op: ReduceOp) -> str:
+    """As people write it: SUM, AVG, MAX."""
+    return str(op.op.name)  # type: ignore[attr-defined]  # not in the stub
+
+
 def are_plain(tensors: list[Tensor]) -> bool:
     """Whether the engine can reach these tensors: strided, on the CPU, of one type."""
     dtype = tensors[0].dtype
