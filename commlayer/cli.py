@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 from pathlib import Path
@@ -197,8 +198,10 @@ def emulate(
             for name in namespace.remove_stale():
                 error_console.print(f"commlayer emulate: removed {name}")
             tcp.put_back()
-            if scenario is None:
+            if not command and not check:
                 return
+        if not 0 <= grace_s < math.inf:
+            raise ValueError(f"--grace {grace_s:g}: use a number of seconds, 0 or more")
         if scenario is None or (not command and not check):
             raise ValueError("expected a scenario and a command: commlayer emulate scenario.toml -- python train.py")
         network = Scenario.read(scenario)
@@ -232,7 +235,11 @@ def _emulate(scenario: Scenario, command: list[str], check: bool, grace_s: float
                 f"measured {figure.measured}",
                 flush=True,
             )
+        if command and not good:
+            note(
+                f"a link is not as declared: {' '.join(command)} was not run; run it without --check to have it anyway"
+            )
         if not command or not good:
             return 0 if good else 1
         with Stress(network, note) as stress:
-            return run(network, command, grace_s=grace_s, trouble=lambda: stress.error)
+            return run(network, command, grace_s=grace_s, trouble=lambda: stress.error, note=note)

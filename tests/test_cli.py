@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from commlayer import cli
 from commlayer.bench import launch, report
 from commlayer.bench.spec import Spec
-from commlayer.emulate import namespace
+from commlayer.emulate import namespace, tcp
+from commlayer.emulate.check import Figure
 from commlayer.emulate.link import Link
 from commlayer.emulate.scenario import Scenario
 
@@ -129,6 +130,9 @@ def test_a_scenario_file_is_the_network(started: list[tuple[Spec, int]], tmp_pat
         (["s.toml", "--", "true"], "s.toml: hosts = 0: use 1 to"),
         (["--clean"], "root"),
         (["good.toml", "--check"], "root"),
+        (["good.toml", "--clean"], "root"),
+        (["good.toml", "--grace", "-1", "--", "true"], "--grace -1: use a number of seconds, 0 or more"),
+        (["good.toml", "--grace", "nan", "--", "true"], "--grace nan: use"),
     ],
 )
 def test_emulate_says_what_is_wrong(
@@ -141,6 +145,36 @@ def test_emulate_says_what_is_wrong(
     result = RUNNER.invoke(cli.app, ["emulate", *arguments])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_clean_needs_no_scenario_and_bears_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(namespace, "missing", lambda: None)
+    monkeypatch.setattr(namespace, "remove_stale", lambda: ["cl1-1-0h0"])
+    monkeypatch.setattr(tcp, "put_back", lambda: None)
+    for arguments in ([], [str(tmp_path / "s.toml")]):
+        result = RUNNER.invoke(cli.app, ["emulate", *arguments, "--clean"])
+        assert (result.exit_code, result.output) == (0, "commlayer emulate: removed cl1-1-0h0\n")
+
+
+def test_a_command_that_a_check_keeps_from_running_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Built:
+        delayed_by = None
+
+        def __init__(self, scenario: Scenario) -> None: ...
+
+        def __enter__(self) -> Built:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("commlayer.emulate.network.Network", Built)
+    monkeypatch.setattr("commlayer.emulate.check.check", lambda _: [Figure("loss", "1%", "3%", good=False)])
+    path = tmp_path / "s.toml"
+    path.write_text("hosts = 2")
+    result = RUNNER.invoke(cli.app, ["emulate", str(path), "--check", "--", "python", "train.py"])
+    assert result.exit_code == 1
+    assert "BAD  loss: declared 1%, measured 3%" in result.output
+    assert "python train.py was not run" in result.output
 
 
 def test_failure_to_start_is_an_error_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

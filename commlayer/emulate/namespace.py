@@ -22,6 +22,7 @@ TOOLS = {
     "nsenter": "util-linux",
     "setpriv": "util-linux",
 }
+CAPABILITIES = {"NET_ADMIN": 12, "SYS_ADMIN": 21}  # linux/capability.h
 _MARK = "cl"
 _OWNED = re.compile(rf"{_MARK}(\d+)-(\d+)-")
 _CLONE_NEWNET = 0x40000000
@@ -36,17 +37,33 @@ def missing() -> str | None:
     """Why networks cannot be emulated on this machine, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
+    effective = _capabilities()
+    lacking = [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
+    if lacking:
+        names, options = (" and ".join(f"{what}{name}" for name in lacking) for what in ("CAP_", "--cap-add "))
+        return (
+            f"network namespaces need {names}, which this root has not, as in most containers: start the container "
+            f"with {options} (or --privileged), or run this outside of it"
+        )
     absent = {tool: package for tool, package in TOOLS.items() if shutil.which(tool) is None}
     if absent:
         return f"not installed: {', '.join(absent)} (packages {', '.join(dict.fromkeys(absent.values()))})"
     return None
 
 
+def _capabilities() -> int:
+    """The effective ones of this process, a bit for each."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
+
+
 def call(command: str, text: str | None = None) -> str:
     """Runs a tool, with `text` as its input, and returns what it printed. Raises EmulationError when it fails."""
     done = subprocess.run(command.split(), input=text, capture_output=True, text=True)
     if done.returncode:
-        raise EmulationError(f"{command}: {done.stderr.strip() or done.returncode}")
+        forbidden = "Operation not permitted" in done.stderr
+        remedy = "; a container's profile (AppArmor, seccomp) may forbid it: start that --privileged" * forbidden
+        raise EmulationError(f"{command}: {done.stderr.strip() or done.returncode}{remedy}")
     return done.stdout
 
 

@@ -29,13 +29,18 @@ def terminable() -> Iterator[None]:
 
 
 def run(
-    network: Network, command: Sequence[str], *, grace_s: float = 10.0, trouble: Callable[[], str | None] = lambda: None
+    network: Network,
+    command: Sequence[str],
+    *,
+    grace_s: float = 10.0,
+    trouble: Callable[[], str | None] = lambda: None,
+    note: Callable[[str], None] = lambda _line: None,
 ) -> int:
     """Runs `command` as every rank of the network and returns the exit status of the first that failed, or 0.
 
     Lines go out as they come, with the rank before them. After a failure the others have `grace_s` to end by
-    themselves. A rank that a signal ended has the status 128 + signal, as in a shell. Raises RuntimeError as soon as
-    `trouble` has something to say.
+    themselves; `note` gets a line that says who failed and how. A rank that a signal ended has the status 128 + signal,
+    as in a shell. Raises RuntimeError as soon as `trouble` has something to say.
     """
     per_host = network.scenario.ranks_per_host
     world = network.scenario.hosts * per_host
@@ -69,6 +74,7 @@ def run(
                 forwarders.append(threading.Thread(target=_forward, args=(rank, source, sink), daemon=True))
                 forwarders[-1].start()
         failed = _wait(processes, grace_s, trouble)
+        running = [str(rank) for rank, process in enumerate(processes) if process.poll() is None]
     finally:
         _end(processes)
         for forwarder in forwarders:
@@ -76,7 +82,17 @@ def run(
     if failed is None:
         return 0
     status = processes[failed].returncode
+    how = f"ended by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
+    ended = f"; ended {grace_s:g} s later: rank {', '.join(running)}" if running else ""
+    note(f"rank {failed} (host {failed // per_host}) was the first to fail: {how}{ended}")
     return status if status >= 0 else 128 - status
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have none
+        return f"signal {number}"
 
 
 def _forward(rank: int, source: IO[bytes], sink: IO[str]) -> None:

@@ -77,6 +77,9 @@ class Scenario:
             check(0 <= host < self.hosts, f"{where}.{key}", host, remedy)
             check(0 <= (nic or 0) < len(self.nics), f"{where}.nic", nic, remedy)
         for number, unlike in enumerate(self.links):
+            known = [field.name for field in dataclasses.fields(Unlike) if field.name not in ("host", "nic")]
+            remedy = f"the link is like all others: say how it differs, by {', '.join(known)}, or leave it out"
+            check(bool(unlike.changes), f"link[{number}].host", unlike.host, remedy)
             try:
                 self.host_links(unlike.host)
             except ConfigError as error:

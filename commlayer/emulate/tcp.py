@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,17 +49,29 @@ def put_back() -> None:
     if not _ADDED.exists():
         return
     with _noted() as file:
-        added = file.read().split()
-        if not added or namespace.owned():
+        if namespace.owned():
             return
-        _ALLOWED.write_text(" ".join(name for name in _ALLOWED.read_text().split() if name not in added))
-        file.truncate(0)  # not removed: another process may wait for its lock
+        if added := file.read().split():
+            _ALLOWED.write_text(" ".join(name for name in _ALLOWED.read_text().split() if name not in added))
+        _ADDED.unlink()  # who waits for its lock finds that it is another file by then
 
 
 @contextlib.contextmanager
 def _noted() -> Iterator[IO[str]]:
     """The file of what was added, for one process at a time."""
-    with _ADDED.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        yield file
+    while True:
+        with _ADDED.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(file, _ADDED):
+                continue  # removed by who had the lock
+            file.seek(0)
+            yield file
+            return
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -27,9 +30,40 @@ def test_the_name_of_a_process_may_hold_anything() -> None:
 
 def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(namespace, "_capabilities", lambda: -1)
     monkeypatch.setenv("PATH", "")
     assert "nft" in str(namespace.missing())
     assert "nftables" in str(namespace.missing())
+
+
+@pytest.mark.parametrize(
+    ("bits", "lacking"),
+    [
+        (0, "CAP_NET_ADMIN and CAP_SYS_ADMIN, .*--cap-add NET_ADMIN and --cap-add SYS_ADMIN"),
+        (1 << 12, "CAP_SYS_ADMIN, .*--cap-add SYS_ADMIN"),
+        (1 << 21, "CAP_NET_ADMIN, .*--cap-add NET_ADMIN"),
+    ],
+)
+def test_missing_capabilities_are_named(monkeypatch: pytest.MonkeyPatch, bits: int, lacking: str) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(namespace, "_capabilities", lambda: bits)
+    assert re.search(f"namespaces need {lacking}", str(namespace.missing()))
+
+
+@pytest.mark.needs_root
+def test_a_root_without_capabilities_knows_it() -> None:
+    assert namespace._capabilities() >> 21 & 1
+    ask = "from commlayer.emulate import namespace; print(namespace.missing())"
+    without = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
+    done = subprocess.run([*without, sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("network namespaces need CAP_SYS_ADMIN, ")
+
+
+def test_what_is_forbidden_in_spite_of_capabilities_has_a_remedy() -> None:
+    with pytest.raises(namespace.EmulationError, match=r"Operation not permitted; .*--privileged"):
+        namespace.call("sh /dev/stdin", "echo mount: Operation not permitted >&2; exit 1")
+    with pytest.raises(namespace.EmulationError, match=r": no$"):
+        namespace.call("sh /dev/stdin", "echo no >&2; exit 1")
 
 
 def own_network() -> Path:

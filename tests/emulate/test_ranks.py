@@ -57,14 +57,30 @@ def test_torch_ranks_find_each_other(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] [1.0, 1.0, 1.0]" for rank in range(2)]
 
 
-@pytest.mark.parametrize(("ending", "status"), [("exit 7", 7), ("kill -9 $$", 128 + signal.SIGKILL)])
-def test_the_first_failure_is_the_status_and_the_others_are_ended(tmp_path: Path, ending: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("ending", "status", "how"),
+    [
+        ("exit 7", 7, "exit status 7"),
+        ("kill -9 $$", 128 + signal.SIGKILL, "ended by SIGKILL"),
+        ("kill -40 $$", 128 + 40, "ended by signal 40"),
+    ],
+)
+def test_the_first_failure_is_the_status_and_the_others_are_ended(
+    tmp_path: Path, ending: str, status: int, how: str
+) -> None:
     command = emulate(
         tmp_path, "hosts = 2", "sh", "-c", f"test $RANK = 0 && exec sleep 1000; {ending}", options=("--grace", "0.1")
     )
     start_s = time.monotonic()
-    assert run(command).returncode == status
+    done = run(command)
+    assert done.returncode == status
+    assert f"rank 1 (host 1) was the first to fail: {how}; ended 0.1 s later: rank 0\n" in done.stderr
     assert time.monotonic() - start_s < 50
+
+
+def test_nobody_is_said_to_have_failed_where_nobody_has(tmp_path: Path) -> None:
+    done = run(emulate(tmp_path, "hosts = 2", "true"))
+    assert (done.returncode, "fail" in done.stderr) == (0, False)
 
 
 def test_events_are_told(tmp_path: Path) -> None:

@@ -117,6 +117,10 @@ def test_every_row_of_the_matrix_is_shipped() -> None:
         ("[[nic]]\nrate_bps = 1e4\n[[cross]]\nto = 0", r"cross\[0\]: the links of its senders would have rate_bps"),
         ("[[link]]\nhost = 2", r"link\[0\].host = 2: there are 2 hosts with 1 NIC"),
         ("[[link]]\nhost = 1\nnic = 1", r"link\[0\].nic = 1"),
+        (
+            "[[link]]\nhost = 1",
+            r"link\[0\].host = 1: the link is like all others: say how it differs, by rate_bps, loss",
+        ),
         ("[[link]]\nhost = 1\nloss = 2", r"link\[0\].loss = 2.0: use a share from 0 to 1"),
         ("[[cross]]\nto = 0", r"cross\[0\].to = 0: the link has no rate_bps"),
         ("[[nic]]\nrate_bps = 1e6\n[[incast]]\nto = 7", r"incast\[0\].to = 7"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,31 @@ def test_what_the_kernel_has_not_is_an_error(machine: Machine, monkeypatch: pyte
         tcp.allow(["nonesuch"])
     tcp.put_back()
     assert machine.allowed == {"reno", "cubic"}
-    assert (tmp_path / "added").read_text() == ""
+    assert not (tmp_path / "added").exists()
+
+
+def test_nothing_is_left_when_nothing_is_added(machine: Machine, tmp_path: Path) -> None:
+    tcp.allow(["bbr"])
+    assert (tmp_path / "added").exists()
+    tcp.put_back()
+    assert not (tmp_path / "added").exists()
+    (tmp_path / "added").touch()  # as killed emulations of former versions leave it
+    tcp.put_back()
+    assert not (tmp_path / "added").exists()
+    assert machine.allowed == {"reno", "cubic"}
+
+
+def test_who_waits_for_the_lock_of_a_file_that_is_removed_takes_the_next(machine: Machine, tmp_path: Path) -> None:
+    with tcp._noted():
+        waiting = threading.Thread(target=tcp.allow, args=(["bbr"],))
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        (tmp_path / "added").unlink()
+    waiting.join(10)
+    assert (tmp_path / "added").read_text() == "bbr\n"
+    tcp.put_back()
+    assert machine.allowed == {"reno", "cubic"}
 
 
 @pytest.mark.parametrize(("name", "good"), [("cubic", True), ("cdg-2", True), ("cubic bbr", False), ("", False)])
