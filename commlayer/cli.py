@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,9 +122,14 @@ def bench(
         )
         status = _start(spec, ranks)
     except (ValueError, RuntimeError) as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]commlayer bench:[/red] {error}")
+        _complain("bench", error)
         raise typer.Exit(EXIT_FAILED) from error
     raise typer.Exit(status)
+
+
+def _complain(command: str, error: object) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)  # it may have brackets of its own
+    console.print(f"commlayer {command}: {error}", style="red")
 
 
 def _start(spec: Spec, ranks: int | None) -> int:
@@ -158,16 +164,22 @@ def dissect(
 
         from .transport import packets
     except ImportError as error:
-        Console(stderr=True).print(f"[red]commlayer dissect:[/red] {error}; install scapy: pip install scapy")
+        _complain("dissect", f"{error}; install scapy: pip install scapy")
         raise typer.Exit(EXIT_FAILED) from error
     try:
+        if key is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{2 * packets.KEY_BYTES}}}", key):
+            raise ValueError(f"--key {key!r}: use {2 * packets.KEY_BYTES} hex digits")
         secret = None if key is None else bytes.fromhex(key)
-        if secret is not None and len(secret) != packets.KEY_BYTES:
-            raise ValueError(f"--key has {len(secret)} bytes: expected {packets.KEY_BYTES}, as 32 hex digits")
-        found = list(packets.captured(rdpcap(str(capture))))
-    except (ValueError, Scapy_Exception) as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]commlayer dissect:[/red] {error}")
+        try:
+            found = list(packets.captured(rdpcap(str(capture))))
+        except (OSError, Scapy_Exception) as error:
+            raise ValueError(f"{capture}: {error}; give a file of tcpdump or Wireshark") from error
+    except ValueError as error:
+        _complain("dissect", error)
         raise typer.Exit(EXIT_FAILED) from error
+    if not found:
+        console.print(f"{capture}: no packet of commlayer's in it", markup=False)
+        return
     console.print(packets.table(found, secret, limit))
     if limit and len(found) > limit:
         console.print(f"... and {len(found) - limit} more")

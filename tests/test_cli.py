@@ -87,6 +87,7 @@ def test_network_arguments_become_the_link(started: list[tuple[Spec, int]]) -> N
         ("--tcp-cc= --netns 2 --backends gloo", "'': expected a congestion control"),
         ("--json /nonexistent/x.json", "--json '/nonexistent/x.json': there is no folder /nonexistent; name a file"),
         ("--json /", "--json '/': that is a folder"),
+        ("--json [/x]/y.json", "--json '[/x]/y.json': there is no folder [/x]"),
         ("--json=", "--json '.': that is a folder"),
         ("--min 2K --max 1K", "min <= max"),
         ("--dtype float7", "float7"),

@@ -165,3 +165,29 @@ def test_dissect_prints_a_capture(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["dissect", str(path), "--key", "abcd"])
     assert result.exit_code == 2
     assert "32 hex digits" in result.output
+
+
+@pytest.mark.parametrize("key", ["xyz", "abcd", "", KEY.hex() + "00", " " + KEY.hex()[1:]])
+def test_dissect_refuses_what_is_no_key(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "some.pcap"
+    wrpcap(str(path), conversation(KEY))
+    result = CliRunner().invoke(app, ["dissect", str(path), "--key", key])
+    assert result.exit_code == 2
+    assert result.output == f"commlayer dissect: --key {key!r}: use 32 hex digits\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"no capture at all, but a text that is long enough to be one"])
+def test_dissect_fails_on_what_is_no_capture(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "[some].txt"
+    path.write_bytes(content)
+    result = CliRunner().invoke(app, ["dissect", str(path)])
+    assert result.exit_code == 2
+    assert result.output.startswith(f"commlayer dissect: {path}: ")
+    assert "give a file of tcpdump" in result.output
+
+
+def test_dissect_says_that_nothing_of_ours_is_in_a_capture(tmp_path: Path) -> None:
+    path = tmp_path / "[other].pcap"
+    wrpcap(str(path), conversation(KEY)[-1:])
+    result = CliRunner().invoke(app, ["dissect", str(path)])
+    assert (result.exit_code, result.output) == (0, f"{path}: no packet of commlayer's in it\n")
