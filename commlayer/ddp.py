@@ -103,7 +103,7 @@ class HookState:
     def loss_scale(self, scale: float) -> None:
         factor = number(scale)
         if not 0 < factor < math.inf:
-            whose = f"rank {dist.get_rank(self.process_group)}: " if dist.is_initialized() else ""
+            whose = f"rank {dist.get_rank()}: " if dist.is_initialized() else ""
             raise ConfigError(
                 f"{whose}HookState.loss_scale={scale!r}: use a finite number above 0, as "
                 f"state.loss_scale = scaler.get_scale() of a GradScaler; without one, 1.0"
