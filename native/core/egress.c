@@ -1,7 +1,5 @@
 #include "core/egress.h"
 
-#include "core/queue.h"
-
 enum {
     DEPTH_MAX_US = 4000,
     DEPTH_MIN_US = 100,
@@ -93,11 +91,17 @@ uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t no
     return egress->controlled ? cl_pacer_ready_us(&egress->pacer, borrows, now_us) : now_us;
 }
 
-void cl_egress_sent(struct cl_egress *egress, uint32_t bytes)
+struct cl_egress_mark cl_egress_mark(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    return (struct cl_egress_mark){.bytes = egress->bytes[class], .paced_us = now_us + cl_egress_backlog_us(egress)};
+}
+
+void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes)
 {
     if (egress->marked && cl_pacer_is_full(&egress->pacer))
-        egress->idle_at = egress->bytes;
-    egress->bytes += bytes + CL_EGRESS_OVERHEAD_BYTES;
+        egress->idle_us = egress->pacer.last_us;
+    for (; class < CL_QUEUE_CLASSES; class ++)
+        egress->bytes[class] += bytes + CL_EGRESS_OVERHEAD_BYTES;
     cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
 }
 
@@ -141,55 +145,67 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
     egress->epoch_end_us = now_us + (egress->depth_us < EPOCH_US ? egress->depth_us : EPOCH_US);
 }
 
-static void measure(struct cl_egress *egress, struct cl_egress_view *view, uint64_t bytes, uint64_t sent_us,
-                    uint32_t clock_us, bool crowded)
+static uint64_t longer(uint64_t a, uint64_t b)
 {
-    int32_t arrived_us = (int32_t)(clock_us - view->clock_us); /* between the two arrivals */
-    if (view->any && bytes > view->bytes && arrived_us >= 0 && arrived_us < SPAN_MAX_US) {
-        uint64_t span = bytes - view->bytes, left_us = sent_us - view->sent_us;
-        if (span < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
-            arrived_us < (egress->startup ? SPAN_STARTUP_US : SPAN_DEPTHS * (int32_t)egress->depth_us))
-            return;
-        double capacity = (double)span * 1e6 / arrived_us;
-        bool busy = view->bytes >= egress->idle_at && !crowded;
-        if (busy && egress->startup && left_us < (uint64_t)arrived_us * 8 / 10) {
-            egress->capacity = capacity; /* they came slower than they left: the link was the limit */
-            set_depth(egress, false);
-        } else if (busy && !egress->startup) {
-            /* the first measurement replaces what the start found, the next ones are averaged */
-            if (egress->weight < WEIGHT_MAX)
-                egress->weight++;
-            egress->capacity += (capacity - egress->capacity) / egress->weight;
-        } else {
-            /* The link may have been idle at times: it can do this at least. Had they come faster than they left, it
-             * would only mean that some queue elsewhere has drained. */
-            if (left_us > (uint64_t)arrived_us)
-                capacity = (double)span * 1e6 / (double)left_us;
-            if (capacity > egress->capacity)
-                egress->capacity = capacity;
-        }
-    }
-    view->bytes = bytes;
-    view->sent_us = sent_us;
-    view->clock_us = clock_us;
+    return a > b ? a : b;
 }
 
-uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t bytes,
-                             uint64_t sent_us, uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us)
+/* From `start` to `end`, two packets of a class. last: nothing could be sent that it overtakes. */
+static void measure_between(struct cl_egress *egress, const struct cl_egress_sample *start,
+                            const struct cl_egress_sample *end, uint64_t arrived_us, bool last, bool mixed)
 {
-    if (!egress->controlled)
-        return queue_us;
-    uint32_t whole_us = queue_us;
-    if (crowded)
-        queue_us = 0;
-    /* The link is busy as long as each packet leaves before the one before it is through. */
-    if (!cl_egress_urgent(egress, class, now_us)) { /* else it may have overtaken some of these bytes */
-        if (sent_us > egress->busy_until_us + BUSY_SLACK_US)
-            egress->idle_at = bytes;
-        if (sent_us + queue_us > egress->busy_until_us)
-            egress->busy_until_us = sent_us + queue_us;
-        measure(egress, view, bytes, sent_us, clock_us, crowded);
+    uint64_t span = end->mark.bytes - start->mark.bytes;
+    uint64_t left_us = end->sent_us - start->sent_us, longest_us = longer(left_us, arrived_us);
+    if (mixed && end->mark.paced_us > start->mark.paced_us)
+        longest_us = longer(longest_us, end->mark.paced_us - start->mark.paced_us);
+    double capacity = (double)span * 1e6 / (double)arrived_us, slowest = (double)span * 1e6 / (double)longest_us;
+    bool busy = last && start->sent_us >= egress->idle_us && !end->crowded;
+    if (busy && egress->startup && left_us < arrived_us * 8 / 10) {
+        egress->capacity = capacity; /* they came slower than they left: the link was the limit */
+        set_depth(egress, false);
+    } else if (busy && !egress->startup) {
+        /* the first measurement replaces what the start found, the next ones are averaged */
+        if (egress->weight < WEIGHT_MAX)
+            egress->weight++;
+        egress->capacity += ((mixed ? slowest : capacity) - egress->capacity) / egress->weight;
+    } else if (slowest > egress->capacity) {
+        /* The link may have been idle at times: it can do this at least. Had they come faster than they left, it would
+         * only mean that some queue elsewhere has drained. */
+        egress->capacity = slowest;
     }
+}
+
+static void measure(struct cl_egress *egress, struct cl_egress_view *view, const struct cl_egress_sample *sample,
+                    bool last, uint64_t now_us)
+{
+    struct cl_egress_sample *start = &view->start[sample->class];
+    int32_t arrived_us = (int32_t)(sample->clock_us - start->clock_us); /* between the two arrivals */
+    if (view->started >> sample->class & 1 && sample->mark.bytes > start->mark.bytes && arrived_us >= 0 &&
+        arrived_us < SPAN_MAX_US) {
+        if (sample->mark.bytes - start->mark.bytes < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
+            arrived_us < (egress->startup ? SPAN_STARTUP_US : SPAN_DEPTHS * (int32_t)egress->depth_us))
+            return;
+        measure_between(egress, start, sample, (uint64_t)arrived_us, last, now_us < egress->mixed_until_us);
+    }
+    *start = *sample;
+    view->started = (uint8_t)(view->started | 1u << sample->class);
+}
+
+uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view,
+                             const struct cl_egress_sample *sample, uint64_t now_us)
+{
+    uint32_t queue_us = sample->crowded ? 0 : sample->queue_us;
+    if (!egress->controlled)
+        return sample->queue_us;
+    bool overtakes = cl_egress_urgent(egress, sample->class, now_us);
+    /* The link is busy as long as each packet leaves before the one before it is through. */
+    if (!sample->overtaken && !overtakes) {
+        if (sample->sent_us > egress->busy_until_us + BUSY_SLACK_US)
+            egress->idle_us = sample->sent_us;
+        egress->busy_until_us = longer(egress->busy_until_us, sample->sent_us + queue_us);
+    }
+    if (!sample->overtaken)
+        measure(egress, view, sample, !overtakes, now_us);
     view->queue_us = view->any && !egress->startup ? (3 * view->queue_us + queue_us) / 4 : queue_us;
     view->any = true;
     if (view->queue_us < egress->epoch_queue_us)
@@ -200,7 +216,7 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
     if (egress->startup || (now_us >= egress->epoch_end_us && egress->epoch_samples >= EPOCH_SAMPLES))
         end_epoch(egress, now_us);
     set_rate(egress, now_us);
-    return crowded ? whole_us : queue_us > egress->queue_us ? queue_us - egress->queue_us : 0;
+    return sample->crowded ? sample->queue_us : queue_us > egress->queue_us ? queue_us - egress->queue_us : 0;
 }
 
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost)

@@ -11,6 +11,10 @@
  * It was not when packets left later than those before them were through. Where switches mark packets it was not when
  * the pacer's bucket was full either: then it is the windows that keep us from sending, which answer the marks, and a
  * queue that all peers see stands before the peers and not here.
+ * What is urgent may overtake other classes, so between two of its packets only those bytes count that it cannot
+ * overtake: of its class and more urgent ones. It is less than the link has carried, and can only raise the estimate.
+ * And while there are several classes no measurement is faster than the pacer's own account, as some of the bytes sent
+ * between two packets may have gone before the first.
  *  - queue: the delay above the minimum that all paths see; what one path sees on top lies elsewhere (a receiver's
  * port, the fabric) and is the business of that path's window.
  *
@@ -30,6 +34,7 @@
 #include "core/crowd.h"
 #include "core/overflow.h"
 #include "core/pacer.h"
+#include "core/queue.h"
 
 enum {
     CL_EGRESS_OVERHEAD_BYTES = 42, /* Ethernet, IP and UDP headers: small packets cost more than their bytes */
@@ -44,9 +49,9 @@ struct cl_egress {
     bool marked;     /* switches beyond it mark packets (ECN) */
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
-    uint64_t bytes;   /* sent ever */
+    uint64_t bytes[CL_QUEUE_CLASSES]; /* sent ever, of this class and all more urgent ones */
     uint64_t turn;    /* the least that one of the peers that wait has got of it: see `turns` in peer.h */
-    uint64_t idle_at; /* the value of `bytes` when the link last was idle, as far as we can tell */
+    uint64_t idle_us; /* when the link last was idle, as far as we can tell */
     uint64_t busy_until_us;
     double capacity; /* bytes per second */
     uint32_t weight; /* measurements of capacity, up to a maximum */
@@ -68,13 +73,29 @@ struct cl_egress {
     uint64_t urgent_until_us; /* that was one of CL_QUEUE_URGENT_CLASSES */
 };
 
+/* How far the interface was when it sent a packet. */
+struct cl_egress_mark {
+    uint64_t bytes;    /* of the packet's class and all more urgent ones, before it */
+    uint64_t paced_us; /* when all that was sent before it is through, by the pacer's account */
+};
+
+/* An acknowledged packet. */
+struct cl_egress_sample {
+    uint8_t class;
+    bool overtaken; /* by what is more urgent: it says nothing of the link's rate */
+    bool crowded;   /* the receiver's port is the narrowest place, not the interface */
+    struct cl_egress_mark mark;
+    uint64_t sent_us;
+    uint32_t clock_us; /* when it arrived: the peer's clock */
+    uint32_t queue_us; /* that it spent in queues */
+};
+
 /* What one path remembers between its samples. */
 struct cl_egress_view {
     bool any;
-    uint32_t queue_us; /* smoothed */
-    uint64_t bytes;    /* where the measurement of capacity began */
-    uint64_t sent_us;
-    uint32_t clock_us;
+    uint32_t queue_us;                               /* smoothed */
+    struct cl_egress_sample start[CL_QUEUE_CLASSES]; /* by class: where the measurement of capacity began */
+    uint8_t started;                                 /* bit c: start[c] is one */
 };
 
 void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes);
@@ -88,14 +109,14 @@ static inline bool cl_egress_urgent(const struct cl_egress *egress, uint8_t clas
 }
 /* When packets of this class may leave: now_us or later. */
 uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us);
+/* For a packet of this class that is about to be sent. */
+struct cl_egress_mark cl_egress_mark(const struct cl_egress *egress, uint8_t class, uint64_t now_us);
 /* Counts any packet. */
-void cl_egress_sent(struct cl_egress *egress, uint32_t bytes);
+void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes);
 
-/* A packet of the class, sent at sent_us when the count was `bytes` reached the peer at clock_us (its clock) after
- * queue_us in queues; crowded: of which the receiver's port is the narrowest place, not the interface. Returns the part
- * of the delay that is not the interface's. */
-uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t bytes,
-                             uint64_t sent_us, uint32_t clock_us, uint32_t queue_us, bool crowded, uint64_t now_us);
+/* Returns the part of the delay that is not the interface's. */
+uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view,
+                             const struct cl_egress_sample *sample, uint64_t now_us);
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost);
 
 /* How many paths got data lately: longer ago than a receiver counts its senders, so that turns and pauses of ours are

@@ -31,7 +31,7 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     cl_ack_write_port(out->head + CL_PACKET_HEAD_BYTES, cl_ingress_rate(path->ingress),
                       cl_crowd_count(&path->ingress->senders, CL_INGRESS_IDLE_US, now_us));
     out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
-    cl_egress_sent(path->egress, out->head_length);
+    cl_egress_sent(path->egress, 0, out->head_length);
     out->payload_length = 0;
     out->payload = NULL;
     write_datagram(endpoint, peer, &packet, number, out);
@@ -57,13 +57,13 @@ static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         .offset = (uint32_t)control->reason,
         .number = (uint32_t)path->sent.next};
     struct cl_sent_packet sent = {.sent_us = now_us,
-                                  .egress_bytes = path->egress->bytes,
+                                  .mark = cl_egress_mark(path->egress, 0, now_us),
                                   .control = *control,
                                   .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
                                   .kind = kind};
     if (!cl_sent_push(&path->sent, &sent))
         return false;
-    cl_egress_sent(path->egress, sent.bytes);
+    cl_egress_sent(path->egress, 0, sent.bytes);
     out->head_length = sent.bytes;
     out->payload_length = 0;
     out->payload = NULL;
@@ -82,7 +82,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     uint32_t length = last ? message->length - offset : endpoint->payload_bytes;
     struct cl_sent_packet sent = {
         .sent_us = now_us,
-        .egress_bytes = path->egress->bytes,
+        .mark = cl_egress_mark(path->egress, message->priority, now_us),
         .data = {.message = message, .generation = message->generation, .packet = number_in_message},
         .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
         .kind = CL_PACKET_DATA,
@@ -103,7 +103,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     if (!cl_sent_push(&path->sent, &sent))
         return false;
     cl_pacer_sent(&path->pacer, sent.bytes);
-    cl_egress_sent(path->egress, sent.bytes);
+    cl_egress_sent(path->egress, message->priority, sent.bytes);
     cl_egress_see(path->egress, message->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
     cl_crowd_see(&path->egress->receivers, &path->receiver, now_us);
     message->packets_in_flight++;

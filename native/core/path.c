@@ -110,15 +110,21 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     sample.crowded =
         frame.port_senders > 1 && sample.share && frame.port_senders > cl_egress_receivers(path->egress, now_us);
     const struct cl_sent_packet *timed = cl_sent_find(&path->sent, frame.largest);
-    uint8_t class = timed ? timed->class : 0;
-    if (!timed && now_us < path->egress->mixed_until_us)
-        timed = find_overtaken(&path->sent, &frame); /* of no class: it says nothing of the link's rate */
+    bool overtaken = !timed && now_us < path->egress->mixed_until_us;
+    if (overtaken)
+        timed = find_overtaken(&path->sent, &frame);
     if (timed) {
         cl_rtt_update(&path->rtt, timed->sent_us, received_us, frame.clock_us, frame.host_delay_us);
         sample.timed = true;
         sample.packet_us = (uint32_t)cl_egress_packet_us(path->egress);
-        sample.queue_us = cl_egress_on_sample(path->egress, &path->view, class, timed->egress_bytes, timed->sent_us,
-                                              frame.clock_us, path->rtt.queue_us, sample.crowded, now_us);
+        struct cl_egress_sample left = {.class = timed->class,
+                                        .overtaken = overtaken,
+                                        .crowded = sample.crowded,
+                                        .mark = timed->mark,
+                                        .sent_us = timed->sent_us,
+                                        .clock_us = frame.clock_us,
+                                        .queue_us = path->rtt.queue_us};
+        sample.queue_us = cl_egress_on_sample(path->egress, &path->view, &left, now_us);
         sample.base_us = cl_rtt_base_us(&path->rtt);
     }
     sample.limited = frame.largest < path->limited_until;

@@ -8,13 +8,14 @@
 #define CL_CORE_SENT_H
 
 #include "core/control.h"
+#include "core/egress.h"
 #include "core/queue.h"
 
 struct cl_message;
 
 struct cl_sent_packet {
     uint64_t sent_us;
-    uint64_t egress_bytes; /* sent over the interface before it */
+    struct cl_egress_mark mark; /* of the interface */
     union {
         struct {
             struct cl_message *message; /* valid only while its generation is still `generation` */

@@ -57,6 +57,13 @@ static struct sim_datagram *priority_pop(struct sim_queue *queue)
     return NULL;
 }
 
+static bool lane_has_room(const struct sim_queue *queue, const struct sim_lane *lane, uint64_t waiting_bytes,
+                          uint32_t bytes)
+{
+    uint64_t room_bytes = queue->limit_bytes + queue->limit_bytes / SIM_LANE_FACTOR, used_bytes = waiting_bytes + bytes;
+    return used_bytes <= room_bytes && lane->bytes + bytes <= SIM_LANE_FACTOR * (room_bytes - used_bytes);
+}
+
 static bool switch_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
 {
     struct sim_lane *lane = &queue->lanes[datagram->priority];
@@ -68,7 +75,7 @@ static bool switch_push(struct sim_queue *queue, struct sim_datagram *datagram, 
     }
     uint64_t others_bytes = queue->lanes[SIM_LANE_OTHERS].bytes;
     uint64_t waiting_bytes = datagram->priority == SIM_LANE_OTHERS ? others_bytes : queue->bytes - others_bytes;
-    if (waiting_bytes + bytes > queue->limit_bytes ||
+    if (!lane_has_room(queue, lane, waiting_bytes, bytes) ||
         (buffer != NULL && queue->bytes + bytes > buffer->limit_bytes - buffer->bytes)) {
         queue->overflowed++;
         return false;

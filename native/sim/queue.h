@@ -9,7 +9,11 @@
 
 #include "sim/datagram.h"
 
-enum { SIM_QUEUE_LANES = 8, SIM_LANE_OTHERS = 7 /* at a switch: whose traffic is not the job's */ };
+enum {
+    SIM_QUEUE_LANES = 8,
+    SIM_LANE_OTHERS = 7, /* at a switch: whose traffic is not the job's */
+    SIM_LANE_FACTOR = 8,
+};
 
 struct sim_queue;
 
@@ -26,8 +30,8 @@ struct sim_lane {
     uint64_t bytes;
 };
 
-/* Memory that the queues of a switch share. A queue may take as much as is free (Choudhury and Hahne, "Dynamic queue
- * length thresholds for shared-memory packet switches", 1998, with a factor of 1). */
+/* Memory that the queues of a switch share. A queue may take as much as is free (dynamic thresholds: Choudhury and
+ * Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998; with a factor of 1). */
 struct sim_buffer {
     uint64_t limit_bytes, bytes;
 };
@@ -48,9 +52,10 @@ struct sim_queue {
 extern const struct sim_queue_type sim_queue_type_droptail; /* first in, first out; no room, no entry */
 extern const struct sim_queue_type sim_queue_type_priority; /* strict by the packet's priority; a common limit */
 /* What switches do. The job's lanes, together, and that of the others have half of the link each, or all of it while
- * there is nothing else, and room for limit_bytes each; among the job's lanes priorities are strict. ECN goes by lane:
- * above mark_bytes an ECN-capable datagram is marked and any other is dropped, which is the drop precedence that DLCP
- * uses. */
+ * there is nothing else, and room for limit_bytes each; among the job's lanes priorities are strict. A lane may take
+ * SIM_LANE_FACTOR times what is free (dynamic thresholds), so that those who wait leave room for those who go before
+ * them: alone it has limit_bytes, and several together a part more. ECN goes by lane: above mark_bytes an ECN-capable
+ * datagram is marked and any other is dropped, which is the drop precedence that DLCP uses. */
 extern const struct sim_queue_type sim_queue_type_switch;
 
 static inline bool sim_queue_push(struct sim_queue *queue, struct sim_datagram *datagram)

@@ -6,6 +6,20 @@
 
 enum { DATAGRAM = 1472, ON_WIRE = DATAGRAM + CL_EGRESS_OVERHEAD_BYTES };
 
+/* Sends a packet that arrives at clock_us, after queue_us in queues, and is acknowledged at told_us. Returns the part
+ * of the queue that is not the interface's. */
+static uint32_t pass(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t sent_us,
+                     uint64_t clock_us, uint32_t queue_us, uint64_t told_us)
+{
+    struct cl_egress_sample sample = {.class = class,
+                                      .mark = cl_egress_mark(egress, class, sent_us),
+                                      .sent_us = sent_us,
+                                      .clock_us = (uint32_t)clock_us,
+                                      .queue_us = queue_us};
+    cl_egress_sent(egress, class, DATAGRAM);
+    return cl_egress_on_sample(egress, view, &sample, told_us);
+}
+
 /* A link of ns_per_byte behind the interface: sends whatever the pacer lets go, and reports each packet at its arrival.
  */
 static double run_link(struct cl_egress *egress, double us_per_packet, uint64_t from_us, uint64_t until_us)
@@ -15,11 +29,9 @@ static double run_link(struct cl_egress *egress, double us_per_packet, uint64_t 
     uint32_t queue_count = 0;
     for (uint64_t now_us = from_us; now_us < until_us; now_us += 100)
         while (cl_egress_ready_us(egress, 4, now_us) <= now_us) {
-            uint64_t bytes = egress->bytes;
-            cl_egress_sent(egress, DATAGRAM);
             free_us = (free_us > (double)now_us ? free_us : (double)now_us) + us_per_packet;
             uint32_t queue_us = (uint32_t)(free_us - us_per_packet - (double)now_us);
-            cl_egress_on_sample(egress, &view, 4, bytes, now_us, (uint32_t)free_us, queue_us, false, now_us);
+            pass(egress, &view, 4, now_us, (uint64_t)free_us, queue_us, now_us);
             cl_egress_on_settled(egress, 1, 0);
             queue_sum += queue_us;
             queue_count++;
@@ -93,13 +105,10 @@ static void test_search_goes_on_beside_urgent(void)
         run_link(&egress, 60, 1000000, 2000000);
         double capacity = egress.capacity;
         for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
-            uint64_t bytes = egress.bytes;
             uint32_t queue_us = now_us / 1000 % 2 ? 300 : 0;
             cl_egress_see(&egress, 4, 4, DATAGRAM, now_us);
             cl_egress_see(&egress, first_class, first_class, DATAGRAM, now_us);
-            cl_egress_sent(&egress, DATAGRAM);
-            cl_egress_on_sample(&egress, &view, 4, bytes, now_us, (uint32_t)(now_us + queue_us), queue_us, false,
-                                now_us + queue_us);
+            pass(&egress, &view, 4, now_us, now_us + queue_us, queue_us, now_us + queue_us);
         }
         CHECK((double)egress.pacer.rate > 1.2 * capacity);
     }
@@ -118,13 +127,82 @@ static void test_late_word_of_overtaken_packets(void)
         cl_egress_see(&egress, 4, 4, DATAGRAM, now_us);
         cl_egress_see(&egress, 0, 0, DATAGRAM, now_us);
         for (uint64_t i = 0; i < 20; i++) {
-            uint64_t bytes = egress.bytes, sent_us = now_us + i, late_us = i ? 60 * i : 30000;
-            cl_egress_sent(&egress, DATAGRAM);
-            cl_egress_on_sample(&egress, &view, i ? 4 : 0, bytes, sent_us, (uint32_t)(sent_us + late_us),
-                                (uint32_t)late_us, false, sent_us + late_us);
+            uint64_t sent_us = now_us + i, late_us = i ? 60 * i : 30000;
+            struct cl_egress_sample sample = {.class = 4,
+                                              .overtaken = i == 0,
+                                              .mark = cl_egress_mark(&egress, 4, sent_us),
+                                              .sent_us = sent_us,
+                                              .clock_us = (uint32_t)(sent_us + late_us),
+                                              .queue_us = (uint32_t)late_us};
+            cl_egress_sent(&egress, 4, DATAGRAM);
+            cl_egress_on_sample(&egress, &view, &sample, sent_us + late_us);
         }
     }
     CHECK(egress.capacity > 0.9 * capacity);
+}
+
+/* An interface with strict priorities, and packets of two classes for peers that take turns: of 64, `bulk` are not
+ * urgent. A queue before each peer grows to `beyond_us` and drains, again and again. */
+static void run_mixed_link(struct cl_egress *egress, double us_per_packet, uint32_t bulk, uint32_t beyond_us,
+                           uint64_t from_us, uint64_t until_us)
+{
+    enum { PEERS = 64, ROOM = 4096, PERIOD_US = 50000 };
+    static struct cl_egress_sample waiting[2][ROOM];
+    static struct cl_egress_view views[PEERS];
+    memset(views, 0, sizeof views);
+    uint32_t first[2] = {0}, next[2] = {0}, sent = 0, arrived = 0;
+    double free_us = (double)from_us;
+    for (uint64_t now_us = from_us; now_us < until_us; now_us += 100) {
+        for (;; sent++) {
+            uint32_t which = sent % 64 < bulk;
+            uint8_t class = which ? 4 : 0;
+            if (cl_egress_ready_us(egress, class, now_us) > now_us || next[which] - first[which] == ROOM)
+                break;
+            waiting[which][next[which]++ % ROOM] = (struct cl_egress_sample){
+                .class = class, .mark = cl_egress_mark(egress, class, now_us), .sent_us = now_us};
+            cl_egress_sent(egress, class, DATAGRAM);
+            cl_egress_see(egress, class, 0, DATAGRAM, now_us);
+        }
+        free_us = free_us > (double)now_us ? free_us : (double)now_us;
+        while (free_us < (double)now_us + 100 && (first[0] < next[0] || first[1] < next[1])) {
+            uint32_t which = first[0] == next[0];
+            struct cl_egress_sample *sample = &waiting[which][first[which]++ % ROOM];
+            uint32_t peer = arrived++ % PEERS;
+            uint64_t begun_us = (uint64_t)free_us, phase_us = begun_us + peer * PERIOD_US / PEERS,
+                     turn_us = phase_us % PERIOD_US,
+                     late_us = (turn_us < PERIOD_US / 2 ? turn_us : PERIOD_US - turn_us) * 2 * beyond_us / PERIOD_US;
+            free_us += us_per_packet;
+            sample->clock_us = (uint32_t)(begun_us + late_us);
+            sample->queue_us = (uint32_t)(begun_us + late_us - sample->sent_us);
+            cl_egress_on_sample(egress, &views[peer], sample, begun_us + late_us);
+            cl_egress_on_settled(egress, 1, 0);
+        }
+    }
+}
+
+/* With many peers next to nothing is heard of the least urgent class while it has to wait. */
+static void test_search_by_urgent_packets(void)
+{
+    struct cl_egress egress;
+    cl_egress_init(&egress, true, DATAGRAM);
+    run_link(&egress, 120, 1000000, 2000000);
+    run_mixed_link(&egress, 60, 1, 0, 2000000, 2080000);
+    double capacity = ON_WIRE * 1e6 / 60;
+    CHECK(egress.capacity > 0.9 * capacity);
+}
+
+/* What leaves in a burst, and overtakes others, and comes as a queue elsewhere drains, does not tell of a faster link.
+ */
+static void test_overtaking_is_no_capacity(void)
+{
+    for (uint32_t bulk = 1; bulk <= 32; bulk *= 2) {
+        struct cl_egress egress;
+        cl_egress_init(&egress, true, DATAGRAM);
+        run_link(&egress, 60, 1000000, 2000000);
+        run_mixed_link(&egress, 60, bulk, 4000, 2000000, 4000000);
+        double capacity = ON_WIRE * 1e6 / 60;
+        CHECK(egress.capacity > 0.9 * capacity && egress.capacity < 1.05 * capacity);
+    }
 }
 
 /* How many packets of the class go at once. */
@@ -132,7 +210,7 @@ static uint32_t burst_of(struct cl_egress *egress, uint8_t class, uint64_t now_u
 {
     uint32_t packets = 0;
     for (; cl_egress_ready_us(egress, class, now_us) <= now_us; packets++) {
-        cl_egress_sent(egress, DATAGRAM);
+        cl_egress_sent(egress, class, DATAGRAM);
         cl_egress_see(egress, class, class, DATAGRAM, now_us);
     }
     return packets;
@@ -170,9 +248,7 @@ static void test_marked_queues_are_not_ours(void)
         egress.marked = marked;
         for (uint64_t now_us = 2000000; now_us < 3000000; now_us += 600) {
             cl_egress_ready_us(&egress, 3, now_us);
-            uint64_t bytes = egress.bytes;
-            cl_egress_sent(&egress, DATAGRAM);
-            cl_egress_on_sample(&egress, &view, 3, bytes, now_us, (uint32_t)(now_us + 3000), 3000, false, now_us);
+            pass(&egress, &view, 3, now_us, now_us + 3000, 3000, now_us);
             cl_egress_on_settled(&egress, 1, 0);
         }
         CHECK(marked ? egress.capacity > 0.97 * capacity : egress.capacity < 0.5 * capacity);
@@ -188,7 +264,7 @@ static void test_overflow_makes_it_shallower(void)
     uint32_t depth_us = egress.depth_us;
     for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
         cl_egress_on_settled(&egress, 15, 5);
-        cl_egress_on_sample(&egress, &view, 4, egress.bytes, now_us, (uint32_t)now_us, 2000, false, now_us);
+        pass(&egress, &view, 4, now_us, now_us, 2000, now_us);
     }
     CHECK(egress.depth_us < depth_us / 2);
     run_link(&egress, 60, 2100000, 4000000);
@@ -206,9 +282,14 @@ static void test_a_crowded_port_is_not_ours(void)
     uint64_t clock_us = 2000000;
     for (uint64_t now_us = 2000000; now_us < 2200000; now_us += 300) {
         clock_us += 600; /* a tenth of our rate */
-        uint64_t bytes = egress.bytes;
-        cl_egress_sent(&egress, DATAGRAM);
-        CHECK_EQ(cl_egress_on_sample(&egress, &view, 4, bytes, now_us, (uint32_t)clock_us, 5000, true, now_us), 5000);
+        struct cl_egress_sample sample = {.class = 4,
+                                          .crowded = true,
+                                          .mark = cl_egress_mark(&egress, 4, now_us),
+                                          .sent_us = now_us,
+                                          .clock_us = (uint32_t)clock_us,
+                                          .queue_us = 5000};
+        cl_egress_sent(&egress, 4, DATAGRAM);
+        CHECK_EQ(cl_egress_on_sample(&egress, &view, &sample, now_us), 5000);
     }
     CHECK(egress.capacity >= capacity);
     CHECK(egress.queue_us < 1000);
@@ -220,9 +301,9 @@ static void test_uncontrolled_lets_all_pass(void)
     struct cl_egress_view view = {0};
     cl_egress_init(&egress, false, DATAGRAM);
     for (int i = 0; i < 10000; i++)
-        cl_egress_sent(&egress, DATAGRAM);
+        cl_egress_sent(&egress, 4, DATAGRAM);
     CHECK_EQ(cl_egress_ready_us(&egress, 4, 5), 5);
-    CHECK_EQ(cl_egress_on_sample(&egress, &view, 4, 0, 0, 0, 123, false, 0), 123);
+    CHECK_EQ(pass(&egress, &view, 4, 0, 0, 123, 0), 123);
 }
 
 /* All hosts send each other `bytes` at once; returns their share of what Ethernet leaves of the link, in percent. */
@@ -331,6 +412,8 @@ int main(void)
     RUN(test_shorter_queue_beside_urgent);
     RUN(test_search_goes_on_beside_urgent);
     RUN(test_late_word_of_overtaken_packets);
+    RUN(test_search_by_urgent_packets);
+    RUN(test_overtaking_is_no_capacity);
     RUN(test_urgent_borrows_one_burst);
     RUN(test_marked_queues_are_not_ours);
     RUN(test_overflow_makes_it_shallower);

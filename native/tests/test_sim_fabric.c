@@ -76,12 +76,28 @@ static void test_job_and_others_have_half_each(void)
     sim_pool_free(&pool);
 }
 
+/* Who waits cannot shut out who goes first, and who is alone has all. */
+static void test_lanes_leave_room_for_each_other(void)
+{
+    struct sim_pool pool = {.datagram_bytes = BYTES};
+    struct sim_queue queue = port_of(72 * TAKEN, 0);
+    uint32_t taken[2] = {0};
+    for (uint8_t lane = 2; lane-- > 0;)
+        while (offer(&queue, &pool, lane, SIM_ECT))
+            taken[lane]++;
+    CHECK_EQ(taken[1], 72);
+    CHECK_EQ(taken[0], 8);
+    while (next_of(&queue, &pool) != 99) {
+    }
+    sim_pool_free(&pool);
+}
+
 /* A queue may take half of a buffer that is empty, and a second one half of what is left. */
 static void test_shared_buffer(void)
 {
     struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_buffer buffer = {.limit_bytes = 16 * TAKEN};
-    struct sim_queue one = port_of(UINT64_MAX, 0), two = one;
+    struct sim_queue one = port_of(1000 * TAKEN, 0), two = one;
     one.buffer = two.buffer = &buffer;
     uint32_t taken[2] = {0};
     while (offer(&one, &pool, 0, SIM_ECT))
@@ -197,6 +213,7 @@ int main(void)
 {
     RUN(test_above_the_threshold_it_marks_or_drops);
     RUN(test_job_and_others_have_half_each);
+    RUN(test_lanes_leave_room_for_each_other);
     RUN(test_shared_buffer);
     RUN(test_times_of_routes);
     RUN(test_one_spine_by_flow_all_by_packet);

@@ -32,7 +32,7 @@ static void test_least_expected_delay(void)
     paths[2].cc.queue_us = 500;
     CHECK(pick() == &paths[1]);
     for (int i = 0; i < 30; i++) /* 30 packets of backlog take longer than 500 us */
-        cl_egress_sent(&egresses[1], BYTES);
+        cl_egress_sent(&egresses[1], 0, BYTES);
     CHECK(pick() == &paths[2]);
     paths[2].dead = true;
     CHECK(pick() == &paths[0]);
@@ -49,7 +49,7 @@ static void test_no_room(void)
     paths[1].cc.window = 10 * BYTES;
     CHECK(pick() == &paths[1]);
     for (int i = 0; i < 100; i++)
-        cl_egress_sent(&egresses[1], BYTES);
+        cl_egress_sent(&egresses[1], 0, BYTES);
     CHECK(!pick());
     CHECK(egress_ready_us > 1000 && egress_ready_us < 100000);
     CHECK(egresses[1].waited_for);
