@@ -77,7 +77,8 @@ class Config:
     may be are not ECN-capable), for switches that are set up for it; and whether the marks of switches are answered.
     Off (0), the IP header says nothing."""
     mtu: int = 0
-    """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: that of the path."""
+    """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: the smallest MTU among the interfaces in use. Two ranks send
+    each other what both can."""
     log: LogLevel = "warning"
     """COMMLAYER_LOG: what to log: debug, info, warning or error."""
 

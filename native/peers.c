@@ -42,7 +42,8 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint
 }
 
 int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
-                       const char *const *remote_addresses, const uint32_t *remote_ports, const uint8_t *key)
+                       const char *const *remote_addresses, const uint32_t *remote_ports, uint32_t packet_bytes,
+                       const uint8_t *key)
 {
     if (peer >= CL_PEERS_MAX || path_count == 0 || path_count > CL_PEER_PATHS_MAX)
         return CL_EINVAL;
@@ -64,6 +65,8 @@ int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, co
         }
         if (status == CL_OK)
             status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, interfaces);
+        if (status == CL_OK && packet_bytes != 0)
+            status = cl_endpoint_cut_peer(engine->endpoint, peer, packet_bytes);
         if (status == CL_OK && key != NULL)
             status = cl_endpoint_key_peer(engine->endpoint, peer, key);
         if (status == CL_OK) {

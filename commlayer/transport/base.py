@@ -113,7 +113,7 @@ class Group(Protocol):
     interface: str
     """Name of this host's network interface that reaches the other ranks: loopback when all are on this host."""
     packet_bytes: int
-    """What a full packet carries."""
+    """What a full packet carries between any two ranks, at least."""
     staging_bytes: int
     """Staging memory per rank that one operation's plan may address with CL_STAGING."""
 

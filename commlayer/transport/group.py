@@ -110,6 +110,8 @@ class NativeGroup:
         group: Any,
         interface: str,
         unreachable: frozenset[int] = frozenset(),
+        *,
+        packet_bytes: int,
     ) -> None:
         self.engine = engine
         self.name = name
@@ -117,7 +119,7 @@ class NativeGroup:
         self.size = sum(map(len, hosts))
         self.hosts = hosts
         self.interface = interface
-        self.packet_bytes = int(lib.cl_engine_packet_bytes(engine.raw))
+        self.packet_bytes = packet_bytes
         self.staging_bytes = STAGING_BYTES
         self._group = group
         self._unreachable = unreachable

@@ -98,7 +98,17 @@ def join(
     except BaseException:
         lib.cl_group_close(out[0])
         raise
-    return NativeGroup(engine, name, rank, hosts, out[0], _interface(descriptions, rank), frozenset(unreachable))
+    return NativeGroup(
+        engine,
+        name,
+        rank,
+        hosts,
+        out[0],
+        _interface(descriptions, rank),
+        frozenset(unreachable),
+        # of the smallest: plans depend on it, and must be the same on all ranks
+        packet_bytes=min(each["packet_bytes"] for each in descriptions),
+    )
 
 
 def _share_memory(
@@ -167,6 +177,7 @@ def _add_peer(
         ffi.new("uint32_t[]", [path.local for path in paths]),
         ffi.cast("const char *const *", addresses),
         ffi.new("uint32_t[]", [path.port for path in paths]),
+        min(own["packet_bytes"], peer["packet_bytes"]),
         ffi.NULL if key is None else pair_key(key, own, peer),
     )
     check(status, f"{what}: adding rank {other} at {_addresses(peer)}")

@@ -213,6 +213,11 @@ class Engine:
         return min(outside or sizes or [1472])
 
     @property
+    def packet_bytes(self) -> int:
+        """What a full packet carries to a peer that takes as much; to another one, as much as that one takes."""
+        return int(lib.cl_engine_packet_bytes(self.raw))
+
+    @property
     def raw(self) -> Any:
         """The cl_engine pointer, for NativeGroup."""
         if self._engine is None:
@@ -231,6 +236,7 @@ class Engine:
             "life": self.life,
             "bell": ffi.string(bell).decode(),
             "ports": self._ports,
+            "packet_bytes": self.packet_bytes,
         }
 
     def meet(self, peer: int, life: str) -> bool:

@@ -19,7 +19,8 @@ static bool is_protected(const struct cl_endpoint *endpoint, const struct cl_mes
         return true;
     if (!bound->protect)
         return false;
-    uint64_t start = (uint64_t)packet * endpoint->payload_bytes, end = start + endpoint->payload_bytes;
+    uint32_t payload_bytes = endpoint->peers[message->peer]->payload_bytes;
+    uint64_t start = (uint64_t)packet * payload_bytes, end = start + payload_bytes;
     end = end < message->length ? end : message->length;
     uint64_t bit = (bound->protect_offset + start) / bound->protect_bytes;
     uint64_t last = (bound->protect_offset + end - 1) / bound->protect_bytes;
@@ -142,7 +143,7 @@ bool cl_bounded_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
     if (!message)
         return true; /* over here, too */
-    uint32_t first = packet->offset, part = cl_stop_part(endpoint->payload_bytes);
+    uint32_t first = packet->offset, part = cl_stop_part(peer->payload_bytes);
     if (!message->bound.budget || first % part || first >= message->packet_count ||
         (packet->length && packet->length != cl_stop_bytes(message->packet_count, part, first)))
         return false;
@@ -349,7 +350,7 @@ void cl_bounded_complete(struct cl_endpoint *endpoint, const struct cl_message *
 
 static bool stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message)
 {
-    uint32_t part = cl_stop_part(endpoint->payload_bytes);
+    uint32_t part = cl_stop_part(peer->payload_bytes);
     if (!cl_stops_add(&peer->stops, message, part))
         return false;
     for (uint32_t first = 0; first < message->packet_count; first += part)

@@ -95,6 +95,7 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
         made->timeout_us = endpoint->config.peer_timeout_us;
     for (uint16_t i = 0; i < path_count; i++)
         made->paths[i].ingress = &endpoint->ingresses[interfaces[i]];
+    made->payload_bytes = endpoint->payload_bytes;
     endpoint->peers[peer] = made;
     endpoint->peer_count++;
     endpoint->egress_count = egress_count;
@@ -110,6 +111,15 @@ int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint
         return CL_EINVAL;
     known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key)};
     known->keyed = true;
+    return CL_OK;
+}
+
+int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t payload_bytes)
+{
+    struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    if (!known || !payload_bytes || payload_bytes % 8 || payload_bytes > endpoint->payload_bytes)
+        return CL_EINVAL;
+    known->payload_bytes = payload_bytes;
     return CL_OK;
 }
 
@@ -204,7 +214,7 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
     *completion = (struct cl_completion){.context = message->context, .status = message->status, .peer = message->peer};
     if (message->bound.budget && message->status == CL_OK && !cl_message_complete(message)) {
         cl_ranges_clear(&endpoint->missing);
-        if (!cl_message_missing(message, endpoint->payload_bytes, &endpoint->missing))
+        if (!cl_message_missing(message, endpoint->peers[message->peer]->payload_bytes, &endpoint->missing))
             completion->status = CL_ENOMEM;
         completion->missing = endpoint->missing.list;
         completion->missing_count = endpoint->missing.count;
@@ -217,7 +227,7 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
 static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message, uint32_t length,
                  uint64_t now_us, void *context)
 {
-    if (!cl_message_begin(message, length, endpoint->payload_bytes)) {
+    if (!cl_message_begin(message, length, peer->payload_bytes)) {
         cl_endpoint_discard(endpoint, message);
         return CL_ENOMEM;
     }
@@ -290,7 +300,7 @@ enum cl_placed cl_endpoint_place(struct cl_endpoint *endpoint, struct cl_message
         cl_endpoint_complete(endpoint, message, CL_EMISMATCH);
         return CL_PLACED_NOWHERE;
     }
-    if (!cl_message_done(message, offset / endpoint->payload_bytes))
+    if (!cl_message_done(message, offset / peer->payload_bytes))
         return CL_PLACED_BEFORE;
     endpoint->stats.payload_bytes_received += length;
     const struct cl_sink *sink = &message->sink;

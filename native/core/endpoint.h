@@ -113,6 +113,10 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
  * the first one. CL_EINVAL for an unknown peer. */
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16]);
 
+/* From here on messages to and from the peer are cut into packets of payload_bytes, the same at both ends: before the
+ * first one. CL_EINVAL for an unknown peer, for more than datagram_bytes hold, and for no multiple of 8. */
+int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t payload_bytes);
+
 /* An operation begins: its messages carry the signature (0 to 4095), and messages of peers that carry another one fail
  * the group with CL_EMISMATCH. 0: they are not compared. Ends with cl_endpoint_end. CL_ENOMEM. */
 int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature);

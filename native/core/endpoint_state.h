@@ -27,7 +27,7 @@ struct cl_endpoint {
     struct cl_seal seal;
     struct cl_endpoint_stats stats;
     const struct cl_cc_type *congestion;
-    uint32_t payload_bytes; /* of a full DATA packet */
+    uint32_t payload_bytes; /* of the largest DATA packet; peers may take less */
 
     struct cl_peer **peers; /* by id; NULL where there is none */
     uint32_t peers_length;

@@ -157,8 +157,8 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
                            const uint8_t *payload, uint64_t now_us)
 {
     bool last = packet->flags & CL_PACKET_LAST;
-    if (packet->offset % endpoint->payload_bytes || packet->length > endpoint->payload_bytes ||
-        (packet->length < endpoint->payload_bytes && !last) || (!packet->length && packet->offset))
+    if (packet->offset % peer->payload_bytes || packet->length > peer->payload_bytes ||
+        (packet->length < peer->payload_bytes && !last) || (!packet->length && packet->offset))
         return FOREIGN;
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
@@ -188,7 +188,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
                          cl_control_abort(retired->group, retired->reason, retired->blame));
         return REFUSE;
     }
-    if (!retired && cl_bounded_is_late(endpoint, peer, &id, packet->offset / endpoint->payload_bytes))
+    if (!retired && cl_bounded_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
         return REFUSE; /* or the sender would take it for counted */
     if (retired || cl_history_contains(&peer->history, &id)) {
         endpoint->stats.packets_duplicate++;

@@ -77,9 +77,9 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
                       struct cl_message *message, uint32_t number_in_message, bool ask, uint64_t now_us,
                       struct cl_datagram *out)
 {
-    uint32_t offset = number_in_message * endpoint->payload_bytes;
+    uint32_t offset = number_in_message * peer->payload_bytes;
     bool last = number_in_message + 1 == message->packet_count;
-    uint32_t length = last ? message->length - offset : endpoint->payload_bytes;
+    uint32_t length = last ? message->length - offset : peer->payload_bytes;
     struct cl_sent_packet sent = {
         .sent_us = now_us,
         .mark = cl_egress_mark(path->egress, message->priority, now_us),

@@ -35,9 +35,10 @@ struct cl_peer {
     bool alive;
     bool keyed; /* has a seal of its own */
     struct cl_seal seal;
-    uint64_t timeout_us; /* of an unanswered question, if anybody waits for the peer: see cl_peer_lost_us */
-    bool heard;          /* it has ever sent us something */
-    bool urgent;         /* in the endpoint's list of peers with something to send at once */
+    uint32_t payload_bytes; /* of a full DATA packet to or from it: the smaller one of what either can send */
+    uint64_t timeout_us;    /* of an unanswered question, if anybody waits for the peer: see cl_peer_lost_us */
+    bool heard;             /* it has ever sent us something */
+    bool urgent;            /* in the endpoint's list of peers with something to send at once */
     struct cl_peer *urgent_next;
     struct cl_timer timer;
 

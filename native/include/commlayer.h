@@ -203,15 +203,18 @@ int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
  * CL_ADDRESS_BYTES; empty where it is the numeric address itself. */
 enum { CL_ADDRESS_BYTES = 256 };
 int cl_engine_address(cl_engine *engine, uint32_t index, char *text);
-/* What a full packet carries. */
+/* What a full packet carries where the peer takes as much. */
 uint32_t cl_engine_packet_bytes(cl_engine *engine);
 /* Names this process within its job, whose key of 16 bytes its ranks share as a secret; once, before the first group.
  * The same values again are accepted. */
 int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch);
-/* Makes a peer reachable: path i goes from local address local[i] to the remote address and port. `key`, 16 bytes, is
- * that of the two alone; NULL: they use the job's. Adding a known peer again is accepted and changes nothing. */
+/* Makes a peer reachable: path i goes from local address local[i] to the remote address and port. `packet_bytes` is
+ * what a full packet between the two carries, the same at both: no more than cl_engine_packet_bytes of either; 0: as
+ * much as that. `key`, 16 bytes, is that of the two alone; NULL: they use the job's. Adding a known peer again is
+ * accepted and changes nothing. */
 int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
-                       const char *const *remote_addresses, const uint32_t *remote_ports, const uint8_t *key);
+                       const char *const *remote_addresses, const uint32_t *remote_ports, uint32_t packet_bytes,
+                       const uint8_t *key);
 /* Watches a process of this host: its death is reported as the loss of the peer. */
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 

@@ -66,6 +66,38 @@ static void test_reordering_and_duplication(void)
     network_free(network);
 }
 
+enum { CUT_BYTES = 800 };
+
+/* The largest payload between hosts 0 and 1, and between others. */
+static bool measure(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    uint32_t *largest = (uint32_t *)network->argument + (from + datagram->peer != 1);
+    *largest = datagram->payload_length > *largest ? datagram->payload_length : *largest;
+    return false;
+}
+
+/* Two hosts of which one can send less than the other. */
+static void test_packets_are_as_large_as_both_ends_take(void)
+{
+    struct network *network = network_new(3, 1, 1000, 150, 20000, 23); /* some of it is stashed */
+    uint32_t largest[2] = {0}, full = network->hosts[0].endpoint->payload_bytes;
+    CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, CUT_BYTES), CL_OK);
+    CHECK_EQ(cl_endpoint_cut_peer(network->hosts[1].endpoint, 0, CUT_BYTES), CL_OK);
+    CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 3, CUT_BYTES), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, 0), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, CUT_BYTES + 4), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, full + 8), CL_EINVAL);
+    network->loss = 0.05;
+    network->drops = measure;
+    network->argument = largest;
+    all_to_all(network, 4, 100000, 5 * SECOND_US);
+    CHECK_EQ(largest[0], CUT_BYTES);
+    CHECK_EQ(largest[1], full);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK_EQ(cl_endpoint_stats(network->hosts[i].endpoint)->packets_foreign, 0);
+    network_free(network);
+}
+
 /* After the first spurious losses the thresholds adapt: few packets are sent twice although every fifth is late. */
 static void test_reordering_costs_little(void)
 {
@@ -460,6 +492,7 @@ int main(void)
     RUN(test_clean_network);
     RUN(test_loss);
     RUN(test_reordering_and_duplication);
+    RUN(test_packets_are_as_large_as_both_ends_take);
     RUN(test_reordering_costs_little);
     RUN(test_odd_lengths);
     RUN(test_tail_loss_recovers_fast);

@@ -80,6 +80,13 @@ def test_the_result_is_what_was_counted(size: int, treatment: Treatment, divisor
         assert sum(each["messages_stopped"] for each in stats) > 0
 
 
+def test_ends_that_send_packets_of_different_sizes_agree_on_what_was_counted() -> None:
+    qos = Qos(30_000)
+    with World([(0,), (1,), (2,)], loss_ppm=20_000, mtus=[1500, 1000, 1200]) as world, world.open_group() as team:
+        results = world.on_each(partial(step_of, team, {"step": 0, "qos": qos}))
+        assert 0 < check(results, Treatment.FEEDBACK, 1) <= 0.03
+
+
 def of_hosts(group: NativeGroup, step: int, qos: Qos) -> tuple[Array, Array, Array]:
     """Input, output, and what this rank may contribute another time: of its whole host."""
     exact = np.random.default_rng(100 * step + group.rank).normal(size=NUMEL).astype("f4")

@@ -11,8 +11,9 @@ import pytest
 
 from commlayer.errors import CommError, ConfigError
 from commlayer.transport import joining
+from commlayer.transport.base import DType
 
-from .cases import run
+from .cases import Case, run
 from .world import PATIENCE_S, Exchange, World, flat, open_descriptors, until
 
 
@@ -67,6 +68,20 @@ def test_without_shared_memory_the_network_serves(
         assert world.on_each(lambda rank: float(run(team[rank])[0])) == [6.0] * 3
         assert world.engines[0].stats()["packets_sent"] > 0
     assert "no shared memory (rank 1 has none)" in caplog.text
+
+
+@pytest.mark.parametrize("wire", ["mem", "udp", "ofi"])
+def test_packets_are_as_large_as_both_ends_can_send(request: pytest.FixtureRequest, wire: str) -> None:
+    if wire == "ofi":
+        request.getfixturevalue("libfabric")
+    with World(flat(3), wire, mtus=[1500, 1000, 9000]) as world, world.open_group() as team:
+        assert [each["packet_bytes"] for each in world.descriptions][:2] == [1432, 928]
+        assert [group.packet_bytes for group in team.groups] == [928] * 3
+        for numel in (10, 1000, 300_000):
+            case = Case("all_reduce", DType.F32, numel)
+            sums = world.on_each(lambda rank: run(team[rank], case))  # noqa: B023
+            assert all((each == 6.0).all() for each in sums)
+        assert [engine.stats()["packets_foreign"] for engine in world.engines] == [0] * 3
 
 
 def life(former: World | None, recorded: list[bytes]) -> World:

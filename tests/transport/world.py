@@ -55,9 +55,17 @@ def flat(size: int) -> list[tuple[int, ...]]:
 
 
 class World:
-    """Engines of a job. `hosts` says which ranks share memory, as `base.Group.hosts` does."""
+    """Engines of a job. `hosts` says which ranks share memory, as `base.Group.hosts` does; `mtus`, if there are any, is
+    each rank's."""
 
-    def __init__(self, hosts: Sequence[Sequence[int]], wire: str = "mem", loss_ppm: int = 0, **config: Any) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Sequence[int]],
+        wire: str = "mem",
+        loss_ppm: int = 0,
+        mtus: Sequence[int] = (),
+        **config: Any,
+    ) -> None:
         if wire == "ofi":
             config |= {"wire": wire, "ofi_provider": "udp"}  # the provider every machine has
         self.hosts = tuple(tuple(host) for host in hosts)
@@ -73,7 +81,7 @@ class World:
         self.descriptions: list[dict[str, Any]] = []
         for rank in range(self.size):
             # UDP: all of 127.0.0.0/8 is ours, and taken for a network here. mem: addresses mean nothing to it.
-            port = {"ifname": wire, "address": f"127.0.0.{rank + 1}", "prefix": 8, "mtu": 1500}
+            port = {"ifname": wire, "address": f"127.0.0.{rank + 1}", "prefix": 8, "mtu": mtus[rank] if mtus else 1500}
             port |= {"loopback": False, "version": 4}
             ports = [] if wire == "none" else [port]
             self.engines.append(Engine(Config(**config), ports, wire, loss_ppm))
