@@ -83,14 +83,16 @@ class CommProcessGroup(dist.ProcessGroup):
     ) -> None:
         # The stub in torch gives the signature of the C++ class; only this one makes an object that C++ calls back.
         super().__init__(rank, size)  # type: ignore[call-arg]
-        config = Config.from_environment()
         self.policy = policy or Policy()
         """Of all operations of this group."""
         self.closed = False
         """Whether `shutdown` or `abort` was called."""
         rendezvous = Rendezvous(store, name, rank, size, timeout)
+        with rendezvous.alone():
+            config = Config.from_environment()
         peer = global_ranks[rank] if global_ranks else rank
-        self._native = connect(rendezvous, config, peer=peer, is_world=not global_ranks)
+        agreed = dataclasses.asdict(self.policy)
+        self._native = connect(rendezvous, config, agreed, peer=peer, is_world=not global_ranks)
         self._gloo = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", rendezvous.store), rank, size, _gloo_options(self._native.interface, timeout)
         )

@@ -77,8 +77,8 @@ class Config:
     may be are not ECN-capable), for switches that are set up for it; and whether the marks of switches are answered.
     Off (0), the IP header says nothing."""
     mtu: int = 0
-    """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: the smallest MTU among the interfaces in use. Two ranks send
-    each other what both can."""
+    """COMMLAYER_MTU: largest IP packet to send, in bytes. 0: the smallest MTU among the interfaces in use. Two ranks
+    send each other what both can."""
     log: LogLevel = "warning"
     """COMMLAYER_LOG: what to log: debug, info, warning or error."""
 
@@ -130,6 +130,10 @@ class Config:
             _check(name in _READERS, name, present[name], f"there is no such setting; known: {', '.join(_READERS)}")
         values = {name.removeprefix(_PREFIX).lower(): _READERS[name](name, text) for name, text in present.items()}
         return Config(**values)  # type: ignore[arg-type]  # each reader returns its field's type
+
+    def common(self) -> dict[str, object]:
+        """What every rank of a job must have the same, by variable: else they cannot talk, or run other plans."""
+        return {_PREFIX + name.upper(): getattr(self, name) for name in _COMMON}
 
     def choose_interfaces(self, existing: Sequence[str]) -> list[str]:
         """Those of the existing interfaces that `ifname` selects, in the order given.
@@ -279,6 +283,7 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object], str]] = 
 """Of each field of Config that is no choice among words: its check, what makes it plain, and what to use."""
 
 _PREFIX = "COMMLAYER_"
+_COMMON = ("wire", "ofi_provider", "auth", "algorithm", "segment_bytes")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RATES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 

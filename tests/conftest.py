@@ -1,4 +1,4 @@
-"""What every test module shares: why a marked test is skipped, and how hypothesis behaves here."""
+"""What test modules share: why a marked test is skipped, how hypothesis behaves here, whether libfabric is there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 from commlayer.emulate import namespace
+from commlayer.errors import ConfigError
 
 # No deadline: a shared machine's pauses are no failures.
 settings.register_profile("commlayer", deadline=None, print_blob=True)
@@ -18,3 +19,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("needs_root"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def libfabric() -> None:
+    """Skips where the ofi wire cannot be opened."""
+    from tests.transport.world import World, flat  # here, since most tests need no engine
+
+    try:
+        World(flat(1), "ofi").engines[0].close()
+    except ConfigError as error:
+        if "libfabric is not available" not in str(error):
+            raise
+        pytest.skip(str(error))

@@ -7,24 +7,28 @@ process, addresses) and the job's secret key, and opens the native group.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from ..config import Config
-from ..errors import CommError, ConfigError, OperationTimeoutError
+from ..errors import CommError, ConfigError, MismatchError, OperationTimeoutError
 from . import base
 
 _JOB = "commlayer/job"
 _KEY_BYTES = 16
 _PAIRED = "paired"
 _GROUPS_KEY = "commlayer/groups"
+
+LEAVE_S = 2.0
+"""How long a process that cannot start serves the Store at most, for the others to learn the reason."""
 
 
 class Rendezvous:
@@ -45,6 +49,7 @@ class Rendezvous:
         self.store = PrefixStore(f"commlayer/{size}/{life}", store)
         """For anything else the group stores during this life."""
         self._steps = 0
+        self._gave_up = False
 
     def exchange(self, step: str, value: bytes) -> list[bytes]:
         """All-gather, and thereby a barrier: every rank's value, in rank order. All ranks take the same steps.
@@ -59,9 +64,33 @@ class Rendezvous:
         return [answer[1:] for answer in values]
 
     def give_up(self, reason: BaseException) -> None:
-        """Makes the next step fail on all ranks, at once rather than at the timeout."""
+        """Makes the next step fail on all ranks, at once rather than at the timeout. Idempotent."""
+        if self._gave_up:
+            return
+        self._gave_up = True
         with contextlib.suppress(dist.DistError):  # the Store may be what failed
             self._publish(b"-" + str(reason).encode())
+            self._leave()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """For what this rank does by itself: its errors name it, and the other ranks learn them at once."""
+        try:
+            yield
+        except CommError as error:
+            self.give_up(error)
+            raise type(error)(f"rank {self.rank} of group {self.name!r}: {error}") from error
+        except Exception as error:
+            self.give_up(error)
+            raise
+
+    def _leave(self) -> None:
+        """Rank 0, whose process often serves the Store, goes last, or the others would not learn why."""
+        end = time.monotonic() + LEAVE_S
+        left = self.store.add("left", 1)
+        while self.rank == 0 and left < self.size and time.monotonic() < end:
+            time.sleep(0.01)
+            left = self.store.add("left", 0)
 
     def _gather(self, step: str, value: bytes) -> list[bytes]:
         number = self._steps
@@ -99,28 +128,32 @@ class Rendezvous:
         self._steps += 1
 
 
-def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool) -> base.Group:
+def connect(
+    rendezvous: Rendezvous, config: Config, policy: Mapping[str, object], *, peer: int, is_world: bool
+) -> base.Group:
     """Opens this rank's end of a group; every rank of the group calls it.
 
-    `peer` names this process to every other process of the job: its rank in WORLD.
-    Raises ConfigError (settings that this host cannot fulfil), OperationTimeoutError (a rank did not come) or another
-    CommError (a rank could not start).
+    `policy` has the fields of the group's. `peer` names this process to every other process of the job: its rank in
+    WORLD.
+    Raises ConfigError (settings that this host cannot fulfil, or that differ from another rank's), MismatchError
+    (another policy), OperationTimeoutError (a rank did not come) or another CommError (a rank could not start).
     """
     from . import joining, native  # here, so that what needs no engine can be used, and tested, without one
 
-    try:
+    with rendezvous.alone():
         engine = native.Engine.shared(config)
-    except Exception as error:
-        rendezvous.give_up(error)
-        raise
     try:
-        description = {**engine.describe(), "peer": peer}
+        # the engine has the settings of the process's first group, this group's plans have its own
+        ours = dataclasses.replace(engine.config, algorithm=config.algorithm, segment_bytes=config.segment_bytes)
+        description = {**engine.describe(), "peer": peer, "settings": ours.common(), "policy": policy}
         if rendezvous.rank == 0:
             root = _root(rendezvous.store)
             job, key, paired = _job(root, is_world)
             description |= {"job": job, "key": key.hex(), "paired": paired, "group": root.add(_GROUPS_KEY, 1)}
         descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
-        _agree_on_auth(rendezvous.name, descriptions)
+        agree(rendezvous.name, [each["settings"] for each in descriptions], ConfigError)
+        policies = [{f"Policy.{name}": value for name, value in each["policy"].items()} for each in descriptions]
+        agree(rendezvous.name, policies, MismatchError)
         return joining.join(
             engine,
             rendezvous.name,
@@ -139,21 +172,22 @@ def connect(rendezvous: Rendezvous, config: Config, *, peer: int, is_world: bool
         raise
 
 
+def agree(name: str, values: Sequence[Mapping[str, object]], kind: type[CommError]) -> None:
+    """Raises `kind`, naming ranks and values, where something differs that must be the same: `values` are by rank."""
+    for what in values[0]:
+        ranks: dict[object, list[str]] = {}
+        for rank, each in enumerate(values):
+            ranks.setdefault(each[what], []).append(str(rank))
+        if len(ranks) > 1:
+            told = "; ".join(f"{value or repr(value)} on rank(s) {', '.join(which)}" for value, which in ranks.items())
+            raise kind(f"{what} differs within group {name!r}: {told}; set the same on every rank")
+
+
 def _root(store: Store) -> Store:
     """The Store that all groups of the job have in common, under the prefixes torch gives each group."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
-
-
-def _agree_on_auth(name: str, descriptions: list[dict[str, Any]]) -> None:
-    """Raises ConfigError naming ranks and values where the ranks' COMMLAYER_AUTH differ: they would all be silent."""
-    ranks: dict[str, list[str]] = {}
-    for rank, each in enumerate(descriptions):
-        ranks.setdefault(each["auth"], []).append(str(rank))
-    if len(ranks) > 1:
-        values = "; ".join(f"{auth} on rank(s) {', '.join(which)}" for auth, which in ranks.items())
-        raise ConfigError(f"COMMLAYER_AUTH differs within group {name!r}: {values}; set the same on every rank")
 
 
 def _job(root: Store, is_world: bool) -> tuple[int, bytes, bool]:

@@ -231,7 +231,6 @@ class Engine:
         return {
             "host": host_key(),
             "shm": self.config.shm,
-            "auth": self.config.auth,
             "pid": os.getpid(),
             "life": self.life,
             "bell": ffi.string(bell).decode(),

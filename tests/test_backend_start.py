@@ -1,0 +1,160 @@
+"""Ranks that cannot start, or not with each other: all learn it at once, with the value, the rank and the remedy."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import commlayer
+from tests import ranks
+
+AT_ONCE_S = 10.0
+"""What a busy test machine may take; the timeout is longer."""
+
+UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
+
+
+class Refusal(NamedTuple):
+    kind: str
+    text: str
+    seconds: float
+
+
+def _start(rank: int, size: int, environs: Sequence[Mapping[str, str]]) -> Refusal:
+    os.environ.update(environs[rank])
+    start = time.monotonic()
+    with pytest.raises(commlayer.CommError) as caught:
+        ranks.init(rank, size)
+    return Refusal(type(caught.value).__name__, str(caught.value), time.monotonic() - start)
+
+
+def start(*environs: Mapping[str, str]) -> list[Refusal]:
+    """What each rank is told at the start, in an environment of its own."""
+    refusals: list[Refusal] = ranks.run(_start, len(environs), environs)
+    assert all(each.seconds < AT_ONCE_S for each in refusals), refusals
+    return refusals
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"COMMLAYER_IFNAME": "nosuch0"}, "COMMLAYER_IFNAME=nosuch0 matches no usable network interface; "),
+        ({"COMMLAYER_PORTS": "77"}, "COMMLAYER_PORTS=77: use 1 to 8 sockets per interface"),
+        ({"COMMLAYER_PROTS": "7"}, "COMMLAYER_PROTS=7: there is no such setting; known: "),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_a_rank_that_cannot_start_tells_the_others_why(environ: dict[str, str], text: str) -> None:
+    others = [{}, environ, {}]
+    first, wrong, last = start(*others)
+    assert wrong.kind == "ConfigError"
+    assert wrong.text.startswith(f"rank 1 of group '0': {text}")
+    for each in (first, last):
+        assert each.kind == "CommError"
+        assert each.text == "rank 1 of group '0' could not start: " + wrong.text.removeprefix("rank 1 of group '0': ")
+
+
+def _serves_the_store(rank: int, size: int) -> str:
+    meeting = ranks.store()
+    if rank == 0:
+        os.environ["COMMLAYER_PORTS"] = "77"
+        store = dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False)
+        meeting.set("port", str(store.port))
+        meeting.wait([f"connected {other}" for other in range(1, size)])  # as torch's env:// does
+    else:
+        store = dist.TCPStore("127.0.0.1", int(meeting.get("port")), size, False)
+        meeting.set(f"connected {rank}", "1")
+        time.sleep(0.2)
+    try:
+        ranks.init(rank, size, store=store)
+    except commlayer.CommError as error:
+        if rank == 0:
+            os._exit(1)  # and the Store is gone
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_serves_the_store_stays_until_the_others_know() -> None:
+    _, *others = ranks.outcomes(_serves_the_store, 4)
+    for each in others:
+        assert each.error is None
+        assert (
+            each.result == "rank 0 of group '0' could not start: COMMLAYER_PORTS=77: use 1 to 8 sockets per interface"
+        )
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"COMMLAYER_AUTH": "full"}, "header on rank(s) 0, 2; full on rank(s) 1"),
+        ({"COMMLAYER_SEGMENT_BYTES": "64K"}, "0 on rank(s) 0, 2; 65536 on rank(s) 1"),
+        ({"COMMLAYER_ALGORITHM": "ring"}, "auto on rank(s) 0, 2; ring on rank(s) 1"),
+        ({"COMMLAYER_WIRE": "ofi", "COMMLAYER_OFI_PROVIDER": "udp"}, "udp on rank(s) 0, 2; ofi on rank(s) 1"),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_ranks_with_other_settings_are_refused(
+    request: pytest.FixtureRequest, environ: dict[str, str], told: str
+) -> None:
+    variable = next(iter(environ))
+    if variable == "COMMLAYER_WIRE":
+        request.getfixturevalue("libfabric")
+    for environs in ({}, UDP):
+        for each in start(environs, environs | environ, environs):
+            assert each.kind == "ConfigError"
+            assert each.text == f"{variable} differs within group '0': {told}; set the same on every rank"
+
+
+def _of_different_mtu(rank: int, size: int, mtus: Sequence[str]) -> int:
+    os.environ["COMMLAYER_MTU"] = mtus[rank]
+    with ranks.job(rank, size):
+        pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+        for group in (None, *pairs):
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                for numel in (10, 1000, 100_000):
+                    tensor = torch.ones(numel)
+                    dist.all_reduce(tensor, group=group)
+                    assert torch.equal(tensor, torch.full((numel,), float(dist.get_world_size(group))))
+        dist.barrier()
+        world: Any = dist.group.WORLD
+        return int(world.packet_bytes)
+
+
+def test_ranks_may_have_different_mtus() -> None:
+    assert ranks.run(_of_different_mtu, 3, ["1500", "1000", "0"], environ=UDP) == [928] * 3
+
+
+def _policies(rank: int, size: int, policies: Sequence[dict[str, Any]]) -> Refusal:
+    ranks.init(rank, size)
+    start = time.monotonic()
+    with pytest.raises(commlayer.MismatchError) as caught:
+        dist.new_group(pg_options=commlayer.Options(commlayer.Policy(**policies[rank])))
+    refusal = Refusal(type(caught.value).__name__, str(caught.value), time.monotonic() - start)
+    group = dist.new_group()  # after a refusal all goes on
+    dist.all_reduce(torch.ones(3), group=group)
+    dist.destroy_process_group()
+    return refusal
+
+
+@pytest.mark.parametrize("environ", [{}, UDP], ids=["one host", "network"])
+@pytest.mark.parametrize(
+    ("policies", "told"),
+    [
+        (({"loss_bound": 0.1}, {"loss_bound": 0.2}), "loss_bound differs within group '1': 0.1 on rank(s) 0; 0.2 on"),
+        (({}, {"treatment": "zero"}), "treatment differs within group '1': feedback on rank(s) 0; zero on"),
+        (({"consistency": "relaxed"}, {}), "consistency differs within group '1': relaxed on rank(s) 0; strict on"),
+        (({"deadline_s": float("inf")}, {}), "deadline_s differs within group '1': inf on rank(s) 0; None on"),
+    ],
+)
+def test_ranks_with_other_policies_are_refused(
+    environ: dict[str, str], policies: Sequence[dict[str, Any]], told: str
+) -> None:
+    for each in ranks.run(_policies, 2, policies, environ=environ):
+        assert each.text == f"Policy.{told} rank(s) 1; set the same on every rank"
+        assert each.seconds < AT_ONCE_S
