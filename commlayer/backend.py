@@ -93,9 +93,15 @@ class CommProcessGroup(dist.ProcessGroup):
         peer = global_ranks[rank] if global_ranks else rank
         agreed = dataclasses.asdict(self.policy)
         self._native = connect(rendezvous, config, agreed, peer=peer, is_world=not global_ranks)
-        self._gloo = dist.ProcessGroupGloo(
-            dist.PrefixStore("gloo", rendezvous.store), rank, size, _gloo_options(self._native.interface, timeout)
-        )
+        try:
+            with rendezvous.alone():
+                options = _gloo_options(self._native.interface, timeout)
+                self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, options)
+            rendezvous.exchange("gloo", b"")
+        except BaseException as error:
+            rendezvous.give_up(error)
+            self._native.close()
+            raise
         # The same gloo as a plain group: the gloo object itself lacks today's names of the collectives.
         self._fallback = dist.ProcessGroup(store, rank, size)
         for group in (self, self._fallback):
@@ -358,13 +364,21 @@ class CommProcessGroup(dist.ProcessGroup):
 def _gloo_options(interface: str, timeout: timedelta) -> Any:
     """gloo takes the address that the host's name resolves to, often 127.0.1.1 or none: give it a working interface.
 
-    GLOO_SOCKET_IFNAME still has the last word.
+    GLOO_SOCKET_IFNAME still has the last word; of several names there, gloo needs one whose link works. Each two ranks
+    connect when they first have something for each other: few jobs ever have, and a dead link must not stop the others.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub has another name
     options._timeout = timeout
-    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    names = chosen.split(",") if chosen else [interface]
-    options._devices = [dist.ProcessGroupGloo.create_device(interface=name) for name in names]
+    names = [name for each in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := each.strip())]
+    name = interface if not names or interface in names else names[0]
+    try:
+        options._devices = [dist.ProcessGroupGloo.create_device(interface=name, lazy_init=True)]
+    except (RuntimeError, ValueError) as error:
+        given = f"GLOO_SOCKET_IFNAME={','.join(names)}" if names else f"the interface {name or '(none)'}"
+        raise ConfigError(
+            f"{given}: gloo, which does what commlayer does not, cannot use {name or 'it'} "
+            f"({str(error).splitlines()[0]}); name an interface that is up and has an address with GLOO_SOCKET_IFNAME"
+        ) from error
     return options
 
 

@@ -46,6 +46,10 @@ def start(*environs: Mapping[str, str]) -> list[Refusal]:
     [
         ({"COMMLAYER_IFNAME": "nosuch0"}, "COMMLAYER_IFNAME=nosuch0 matches no usable network interface; "),
         ({"COMMLAYER_PORTS": "77"}, "COMMLAYER_PORTS=77: use 1 to 8 sockets per interface"),
+        (
+            {"GLOO_SOCKET_IFNAME": "nosuch0"},
+            "GLOO_SOCKET_IFNAME=nosuch0: gloo, which does what commlayer does not, cannot use nosuch0 (",
+        ),
         ({"COMMLAYER_PROTS": "7"}, "COMMLAYER_PROTS=7: there is no such setting; known: "),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import CommError, ConfigError
 from .group import STAGING_BYTES, NativeGroup
 from .native import Engine, check, ffi, lib, log
-from .paths import pair_paths
+from .paths import common_interface, pair_paths
 
 SPIN_US = 60
 """Longest spin before a blocked wait sleeps, where every rank of the host can have a core."""
@@ -104,7 +104,7 @@ def join(
         rank,
         hosts,
         out[0],
-        _interface(descriptions, rank),
+        common_interface(descriptions, rank),
         frozenset(unreachable),
         # of the smallest: plans depend on it, and must be the same on all ranks
         packet_bytes=min(each["packet_bytes"] for each in descriptions),
@@ -139,13 +139,6 @@ def _watch(engine: Engine, what: str, other: int, peer: dict[str, Any]) -> None:
     status = lib.cl_engine_watch_process(engine.raw, peer["peer"], peer["pid"])
     if status != 0:
         log.warning("%s: cannot watch rank %d, process %d: its death will show as a timeout", what, other, peer["pid"])
-
-
-def _interface(descriptions: Sequence[dict[str, Any]], rank: int) -> str:
-    """The interface through which this rank reaches all others."""
-    one_host = len({each["host"] for each in descriptions}) == 1
-    ports = sorted(descriptions[rank]["ports"], key=lambda port: port["loopback"] != one_host)
-    return str(ports[0]["ifname"]) if ports else ""
 
 
 def pair_key(key: bytes, own: dict[str, Any], peer: dict[str, Any]) -> bytes:

@@ -101,6 +101,7 @@ def interfaces() -> list[dict[str, Any]]:
             "prefix": each.prefix_bits,
             "mtu": each.mtu,
             "loopback": bool(each.is_loopback),
+            "running": bool(each.is_running),
             "version": 6 if each.is_ipv6 else 4,
         }
         for each in found[0:count]

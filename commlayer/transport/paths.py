@@ -45,6 +45,34 @@ def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
     return paths
 
 
+def common_interface(descriptions: Sequence[Mapping[str, Any]], rank: int) -> str:
+    """The one interface by which a rank reaches all others, for who can use only one; empty where it has none.
+
+    Ranks of one host use loopback. Others: the first network in which every rank has an interface that works; all
+    ranks find the same one. Where none is shared (routed hosts), each rank's first that works.
+    """
+    hosts = {each["host"] for each in descriptions}
+    if len(hosts) == 1:
+        ports = sorted(descriptions[rank]["ports"], key=lambda port: not port["loopback"])
+        return str(ports[0]["ifname"]) if ports else ""
+    usable = [_usable(each["ports"]) for each in descriptions]
+    for network in map(_network, usable[0]):
+        inside = [next((port for port in ports if _network(port) == network), None) for ports in usable]
+        # An address that two hosts have is private to each (a container bridge).
+        if None not in inside and len({port["address"] for port in inside if port}) == len(hosts):
+            found = inside[rank]
+            break
+    else:
+        found = usable[rank][0] if usable[rank] else None
+    return "" if found is None else str(found["ifname"])
+
+
+def _usable(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that lead to other hosts, as far as can be seen; all where none does."""
+    outside = [port for port in ports if not port["loopback"]]
+    return [port for port in outside if port["running"]] or outside or list(ports)
+
+
 def _sockets(ports: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """The indices of each address's ports."""
     found: dict[str, list[int]] = {}

@@ -169,6 +169,7 @@ struct cl_interface {
     uint32_t mtu;
     int32_t is_loopback;
     int32_t is_ipv6;
+    int32_t is_running; /* has a carrier */
 };
 /* Interfaces that are up and have an address; returns how many there are, or a negative error. */
 int cl_interfaces(struct cl_interface *out, uint32_t capacity);

@@ -77,6 +77,7 @@ int cl_interfaces(struct cl_interface *out, uint32_t capacity)
         interface->prefix_bits = prefix_bits(i->ifa_netmask);
         interface->mtu = interface_mtu(i->ifa_name);
         interface->is_loopback = (i->ifa_flags & IFF_LOOPBACK) != 0;
+        interface->is_running = (i->ifa_flags & IFF_RUNNING) != 0;
         interface->is_ipv6 = i->ifa_addr->sa_family == AF_INET6;
         count++;
     }

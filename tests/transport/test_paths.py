@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commlayer.transport.paths import PATHS_MAX, Path, pair_paths
+from commlayer.transport.paths import PATHS_MAX, Path, common_interface, pair_paths
 
 LOOPBACK = "127.0.0.1/8"
 
@@ -17,7 +17,8 @@ def process(peer: int, *addresses: str, host: str | None = None) -> dict[str, An
     ports = []
     for number, each in enumerate(addresses):
         address, prefix = each.split("/")
-        ports.append({"address": address, "prefix": int(prefix), "port": 1000 * peer + number})
+        ports.append({"address": address, "prefix": int(prefix), "port": 1000 * peer + number, "running": True})
+        ports[-1]["ifname"] = f"eth{number}"
         ports[-1]["loopback"] = address.startswith("127.") or address == "::1"
     return {"peer": peer, "host": host or f"host {peer}", "ports": ports}
 
@@ -122,3 +123,28 @@ def test_both_ends_agree(first: list[str], second: list[str], same_host: bool, s
     for a, b in found:
         assert (":" in one["ports"][a]["address"]) == (":" in two["ports"][b]["address"])
         assert one["ports"][a]["loopback"] == two["ports"][b]["loopback"] == same_host
+
+
+def common(*processes: dict[str, Any]) -> list[str]:
+    return [common_interface(processes, rank) for rank in range(len(processes))]
+
+
+def test_the_common_interface_reaches_everybody() -> None:
+    two = ("10.0.0.{0}/24", "10.0.1.{0}/24", LOOPBACK)
+    first, second, third = (process(peer, *(each.format(peer) for each in two)) for peer in (1, 2, 3))
+    assert common(first, second, third) == ["eth0"] * 3
+    second["ports"][0]["running"] = False
+    assert common(first, second, third) == ["eth1"] * 3
+    second["ports"][1]["running"] = False  # nothing to be had: any
+    assert common(first, second, third) == ["eth0"] * 3
+    assert common(process(1, *two[2:], host="a"), process(2, *two[2:], host="a")) == ["eth0"] * 2
+    assert common(process(1), process(2)) == ["", ""]
+
+
+def test_the_common_interface_has_another_name_or_network_on_each_host() -> None:
+    bridge = "172.17.0.1/16"
+    one, two = process(1, bridge, "10.0.0.1/24"), process(2, "10.0.0.2/24", bridge)
+    assert common(one, two) == ["eth1", "eth0"]
+    assert common(process(1, "10.0.0.1/24"), process(2, "10.0.1.1/24", LOOPBACK)) == ["eth0", "eth0"]
+    same = process(2, "10.0.0.1/24", host=one["host"])  # two ranks of a host have one address
+    assert common(process(1, "10.0.0.1/24"), same, process(3, "10.0.0.3/24")) == ["eth0"] * 3

@@ -82,7 +82,7 @@ class World:
         for rank in range(self.size):
             # UDP: all of 127.0.0.0/8 is ours, and taken for a network here. mem: addresses mean nothing to it.
             port = {"ifname": wire, "address": f"127.0.0.{rank + 1}", "prefix": 8, "mtu": mtus[rank] if mtus else 1500}
-            port |= {"loopback": False, "version": 4}
+            port |= {"loopback": False, "running": True, "version": 4}
             ports = [] if wire == "none" else [port]
             self.engines.append(Engine(Config(**config), ports, wire, loss_ppm))
             host = f"host {host_of[rank]}"
