@@ -35,7 +35,7 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
 )
 
-from .bound import Bound, Terms
+from .bound import Terms
 from .collectives import Collectives
 from .config import LOSS_LIMIT, Config, Policy
 from .devices import Devices, placed
@@ -119,7 +119,7 @@ class CommProcessGroup(dist.ProcessGroup):
 
         @functools.lru_cache(maxsize=256)
         def terms(policy: Policy) -> Terms:
-            return Terms(policy.priority, Bound.of(policy, hosts, packet_bytes, settings))
+            return Terms.of(policy, hosts, packet_bytes, settings)
 
         self._terms = terms
         self.can_lose = terms(Policy(loss_bound=LOSS_LIMIT)).bound is not None

@@ -68,6 +68,14 @@ class Terms(NamedTuple):
     """Class of service, 0 (most urgent) to 7."""
     bound: Bound | None
     """None: it loses nothing."""
+    said: tuple[object, ...] = ()
+    """What its policy says of losses: ranks that differ in it are told so where nothing can be lost, too."""
+
+    @staticmethod
+    def of(policy: Policy, hosts: Sequence[Sequence[int]], packet_bytes: int, settings: Settings) -> Terms:
+        """Those of a policy in a group, see `Bound.of`."""
+        said = (policy.loss_bound, policy.treatment, policy.consistency) if policy.loss_bound else ()
+        return Terms(policy.priority, Bound.of(policy, hosts, packet_bytes, settings), said)
 
 
 def can_lose(kind: Kind) -> bool:

@@ -51,7 +51,7 @@ class Collectives:
             )
         terms = terms or self._terms
         bound = _bound_of(terms, kind)
-        launches = self._launcher.collective("all_reduce", kind, count, memory, memory, bound=bound)
+        launches = self._launcher.collective("all_reduce", kind, count, memory, memory, bound=bound, said=terms.said)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
         qos = None if bound is None else bound.qos
         return self._launcher.start(launches, opts, tensors, [memory, *tensors], copies, qos, terms.priority)
@@ -76,8 +76,9 @@ class Collectives:
                 f"{target.dtype} {tuple(target.shape)}: {ONLY_SUMS}, contiguous and of one shape; for others "
                 f"use allreduce"
             )
-        priority, bound = terms or self._terms
-        launches = self._launcher.collective("all_reduce", kind, source.numel(), source, target, bound=bound)
+        priority, bound, said = terms or self._terms
+        count = source.numel()
+        launches = self._launcher.collective("all_reduce", kind, count, source, target, bound=bound, said=said)
         qos = None
         if bound is not None and launches and launches[0].plan.bounded:
             qos = bound.qos

@@ -71,16 +71,17 @@ class Launcher:
         target: Tensor,
         root: int = 0,
         bound: Bound | None = None,
+        said: tuple[object, ...] = (),
     ) -> list[Launch]:
         """The operations for a collective of `plan_for` on `count` elements: one, or none when there is nothing to do.
 
         Every rank has the same count, so that none is missing when another one starts. With a bound, contributions may
-        be lost: then it is to be started with the bound's `qos`.
+        be lost: then it is to be started with the bound's `qos`. `said`: see `Terms`.
         """
         if count == 0:
             return []
         itemsize = source.element_size() // kind.parts
-        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, bound, kind.element)
+        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, bound, kind.element, said)
         return [Launch(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
     def delivery(
@@ -205,9 +206,10 @@ class Launcher:
         root: int = 0,
         bound: Bound | None = None,
         element: str = "",
+        said: tuple[object, ...] = (),
     ) -> Plan:
         return self._plans.get(
-            (name, numel, itemsize, average, root, None if bound is None else bound.plan_key, element),
+            (name, numel, itemsize, average, root, None if bound is None else bound.plan_key, element, said),
             lambda: plan_for(
                 name,
                 rank=self._group.rank,
@@ -217,6 +219,7 @@ class Launcher:
                 average=average,
                 root=root,
                 element=element,
+                said=said,
                 settings=self._settings if bound is None else bound.settings,
             ),
         )

@@ -131,18 +131,23 @@ def test_training_with_feedback_is_that_without_where_nothing_is_lost() -> None:
 
 def _disagree(rank: int, size: int) -> None:
     with ranks.job(rank, size):
-        for policies in (
+        for wanted in (
             ({"loss_bound": 0.1}, {"loss_bound": 0.05}),
             ({"loss_bound": 0.1}, {"loss_bound": 0.10001}),  # the plans are the same
             ({"loss_bound": 0.1}, {"loss_bound": 0.1, "treatment": "rescale"}),
             ({"loss_bound": 0.1}, {"loss_bound": 0.1, "consistency": "relaxed"}),
             ({"loss_bound": 0.1}, {}),
         ):
-            group = make(**policies[rank])
+            policy = commlayer.Policy(**wanted[rank])  # of the operation: those of a group are compared when it is made
+            group = make()
             with pytest.raises(commlayer.MismatchError, match=f"rank {rank} "):
-                group.allreduce_from(torch.ones(NUMEL), torch.empty(NUMEL), options()).wait()
+                group.allreduce_from(torch.ones(NUMEL), torch.empty(NUMEL), options(), policy=policy).wait()
+            group = make()
+            with pytest.raises(commlayer.MismatchError, match=f"rank {rank} "):
+                group.allreduce([torch.ones(NUMEL)], options(), policy=policy).wait()
             dist.barrier()
 
 
-def test_ranks_that_disagree_on_what_may_be_lost_learn_it() -> None:
-    ranks.run(_disagree, 2, environ=NETWORK)
+@pytest.mark.parametrize("environ", [{}, NETWORK], ids=["one host", "network"])
+def test_ranks_that_disagree_on_what_may_be_lost_learn_it(environ: dict[str, str]) -> None:
+    ranks.run(_disagree, 2, environ=environ)

@@ -34,6 +34,7 @@ def plan_for(
     average: bool = False,
     root: int = 0,
     element: str = "",
+    said: tuple[object, ...] = (),
     settings: Settings,
 ) -> Plan:
     """The plan of `rank` for a collective among the group ranks in `hosts`. Cached: the same object each time.
@@ -41,13 +42,14 @@ def plan_for(
     `numel` counts the elements of the tensor for all_reduce, broadcast and reduce (in place in OUTPUT), of OUTPUT for
     reduce_scatter, and of INPUT for all_gather; it means nothing to barrier. `itemsize` is bytes per element.
     `average` divides by the number of ranks. `root` is the source of broadcast and
-    the target of reduce. `element` names the type of the elements: ranks with another one get MismatchError.
+    the target of reduce. `element` names the type of the elements: ranks with another one get MismatchError,
+    and so do ranks with another `said`.
 
     Raises ConfigError when the staging in `settings` is too small for this many ranks.
     """
     plan = _plan(collective, rank, hosts, numel, itemsize, average, root, settings)
     sizes = (numel, root) if collective in SIZED else ()
-    return dataclasses.replace(plan, signature=sign(collective, itemsize, average, sizes, settings, element))
+    return dataclasses.replace(plan, signature=sign(collective, itemsize, average, sizes, settings, element, said))
 
 
 SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")

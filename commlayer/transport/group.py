@@ -269,7 +269,7 @@ class NativeGroup:
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         with self._lock:
             rank = self._lost if self._group is None else self._culprit(self._group)
-        blame = "" if rank is None else f" (rank {rank})"
+        blame = "" if rank is None else f" (rank {rank}{', this one' if rank == self.rank else ''})"
         text = ffi.string(lib.cl_error_text(status)).decode()
         return kind(f"rank {self.rank} of group {self.name!r}: {text}{blame}; {remedy}")
 
