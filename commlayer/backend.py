@@ -40,7 +40,7 @@ from .collectives import Collectives
 from .config import LOSS_LIMIT, Config, Policy
 from .devices import Devices, placed
 from .dynamo import untraced
-from .errors import ConfigError
+from .errors import CommError, ConfigError
 from .launcher import Launcher
 from .plans.settings import Settings
 from .staging import StagedWork
@@ -96,8 +96,9 @@ class CommProcessGroup(dist.ProcessGroup):
         try:
             with rendezvous.alone():
                 options = _gloo_options(self._native.interface, timeout)
-                self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, options)
-            rendezvous.exchange("gloo", b"")
+            rendezvous.exchange("gloo", b"")  # who cannot would be waited for by the others
+            with rendezvous.alone():
+                self._gloo = _connect_gloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, options)
         except BaseException as error:
             rendezvous.give_up(error)
             self._native.close()
@@ -115,11 +116,12 @@ class CommProcessGroup(dist.ProcessGroup):
         )
         if config.segment_bytes:
             settings = dataclasses.replace(settings, segment_bytes=config.segment_bytes)
-        hosts, packet_bytes = self._native.hosts, self._native.packet_bytes
+        native = self._native
 
         @functools.lru_cache(maxsize=256)
         def terms(policy: Policy) -> Terms:
-            return Terms.of(policy, hosts, packet_bytes, settings)
+            packets = (native.packet_bytes, native.largest_packet_bytes)
+            return Terms.of(policy, native.hosts, packets, settings)
 
         self._terms = terms
         self.can_lose = terms(Policy(loss_bound=LOSS_LIMIT)).bound is not None
@@ -290,7 +292,7 @@ class CommProcessGroup(dist.ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """gloo's: it is made to name the ranks that do not come."""
         timeout = self._gloo.options._timeout if timeout is None else timeout
-        self._gloo.monitored_barrier(timeout, wait_all_ranks)  # type: ignore[attr-defined]  # not in the stub
+        self._gloo.monitored_barrier(timeout, wait_all_ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Until `_end_coalescing`, which returns one work for all of them, operations are also noted."""
@@ -364,15 +366,15 @@ class CommProcessGroup(dist.ProcessGroup):
 def _gloo_options(interface: str, timeout: timedelta) -> Any:
     """gloo takes the address that the host's name resolves to, often 127.0.1.1 or none: give it a working interface.
 
-    GLOO_SOCKET_IFNAME still has the last word; of several names there, gloo needs one whose link works. Each two ranks
-    connect when they first have something for each other: few jobs ever have, and a dead link must not stop the others.
+    GLOO_SOCKET_IFNAME still has the last word; of several names there, gloo gets one whose link works: it would use
+    all, and one that is dead must not stop the job.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub has another name
     options._timeout = timeout
     names = [name for each in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := each.strip())]
     name = interface if not names or interface in names else names[0]
     try:
-        options._devices = [dist.ProcessGroupGloo.create_device(interface=name, lazy_init=True)]
+        options._devices = [dist.ProcessGroupGloo.create_device(interface=name)]
     except (RuntimeError, ValueError) as error:
         given = f"GLOO_SOCKET_IFNAME={','.join(names)}" if names else f"the interface {name or '(none)'}"
         raise ConfigError(
@@ -380,6 +382,18 @@ def _gloo_options(interface: str, timeout: timedelta) -> Any:
             f"({str(error).splitlines()[0]}); name an interface that is up and has an address with GLOO_SOCKET_IFNAME"
         ) from error
     return options
+
+
+def _connect_gloo(store: dist.Store, rank: int, size: int, options: Any) -> Any:
+    """At once: later (`lazy_init`) it would need a Store that still lives, and `monitored_barrier` would wait for
+    connections instead of naming who does not come."""
+    try:
+        return dist.ProcessGroupGloo(store, rank, size, options)
+    except RuntimeError as error:
+        raise CommError(
+            f"gloo, which does what commlayer does not, cannot connect all ranks ({str(error).splitlines()[0]}); name "
+            f"an interface that reaches them all with GLOO_SOCKET_IFNAME"
+        ) from error
 
 
 def _former(*names: str) -> Any:

@@ -29,11 +29,14 @@ class Bound:
     """What a full packet carries."""
 
     @staticmethod
-    def of(policy: Policy, hosts: Sequence[Sequence[int]], packet_bytes: int, settings: Settings) -> Bound | None:
+    def of(
+        policy: Policy, hosts: Sequence[Sequence[int]], packets: tuple[int, int], settings: Settings
+    ) -> Bound | None:
         """The bound of a group whose reliable plans have `settings`; None: it loses nothing.
 
         Only networks lose: it takes several hosts. What is lost there of a host with several ranks is their sum; to
-        rescale that, all hosts must have as many. `packet_bytes` is what a full packet carries.
+        rescale that, all hosts must have as many. `packets`: bytes of the smallest and of the largest full
+        packet between two of the ranks.
         """
         uneven = len(set(map(len, hosts))) > 1
         if policy.loss_bound == 0 or len(hosts) == 1 or (uneven and policy.treatment == "rescale"):
@@ -46,9 +49,9 @@ class Bound:
             settings,
             bounded=True,
             relaxed=policy.consistency == "relaxed",
-            bounded_message_bytes=math.ceil(BUDGET_PACKETS / policy.loss_bound) * packet_bytes,
+            bounded_message_bytes=math.ceil(BUDGET_PACKETS / policy.loss_bound) * max(packets),
         )
-        return Bound(bounded, qos, packet_bytes)
+        return Bound(bounded, qos, min(packets))
 
     @property
     def plan_key(self) -> tuple[bool, int]:
@@ -72,10 +75,10 @@ class Terms(NamedTuple):
     """What its policy says of losses: ranks that differ in it are told so where nothing can be lost, too."""
 
     @staticmethod
-    def of(policy: Policy, hosts: Sequence[Sequence[int]], packet_bytes: int, settings: Settings) -> Terms:
+    def of(policy: Policy, hosts: Sequence[Sequence[int]], packets: tuple[int, int], settings: Settings) -> Terms:
         """Those of a policy in a group, see `Bound.of`."""
         said = (policy.loss_bound, policy.treatment, policy.consistency) if policy.loss_bound else ()
-        return Terms(policy.priority, Bound.of(policy, hosts, packet_bytes, settings), said)
+        return Terms(policy.priority, Bound.of(policy, hosts, packets, settings), said)
 
 
 def can_lose(kind: Kind) -> bool:

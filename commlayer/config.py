@@ -114,7 +114,10 @@ class Config:
             _check(self.rate_bps == 0, "rate_bps", self.rate_bps, remedy)
         _check(0.1 <= self.peer_timeout_s <= 86400, "peer_timeout_s", self.peer_timeout_s, "use 0.1 to 86400 seconds")
         _check(
-            self.mtu == 0 or 576 <= self.mtu <= 65535, "mtu", self.mtu, "use 0 (that of the path) or 576 to 65535 bytes"
+            self.mtu == 0 or 576 <= self.mtu <= 65535,
+            "mtu",
+            self.mtu,
+            "use 0 (automatic) or 576 to 65535 bytes",
         )
 
     @staticmethod

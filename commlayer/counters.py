@@ -11,7 +11,7 @@ counters; how much of a model's gradients was not counted, its HookState knows.
 from __future__ import annotations
 
 from .config import whole
-from .errors import ClosedError, ConfigError
+from .errors import ConfigError
 from .transport.native import Engine
 
 RANK_MAX = 0xFFFF
@@ -36,7 +36,4 @@ def paths(rank: int) -> list[dict[str, int]]:
     """
     if not 0 <= whole(rank, -1) <= RANK_MAX:
         raise ConfigError(f"commlayer.paths({rank!r}): use the number of another rank of the job, from 0 on")
-    engine = Engine._shared
-    if engine is None:
-        raise ClosedError("this process has no engine: create a process group first")
-    return engine.paths(int(rank))
+    return Engine.shared_paths(int(rank))

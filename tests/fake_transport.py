@@ -123,7 +123,7 @@ class FakeGroup:
     """A group. `failure`, when set, is what every later operation ends with; `delay_s` comes before each."""
 
     staging_bytes = 0
-    packet_bytes = 1432
+    packet_bytes = largest_packet_bytes = 1432
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rank, self.size = rendezvous.rank, rendezvous.size

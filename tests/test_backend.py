@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -162,6 +163,20 @@ def _falls_through(rank: int, size: int) -> None:
         with pytest.raises(RuntimeError, match=r"monitoredBarrier.*1"):
             group.monitored_barrier(timedelta(seconds=1), True)
     assert called() == []
+
+
+def _does_not_come(rank: int, size: int) -> float:
+    start = time.monotonic()
+    if rank == 0:  # nothing has gone through gloo before
+        with pytest.raises(RuntimeError, match=r"Ranks 1 failed to pass monitoredBarrier"):
+            world().monitored_barrier(timedelta(seconds=1), True)
+    else:
+        time.sleep(3)
+    return time.monotonic() - start
+
+
+def test_a_monitored_barrier_names_who_does_not_come() -> None:
+    assert on_fake(_does_not_come, 2)[0] < 10
 
 
 def test_what_is_not_ours_falls_through_to_gloo() -> None:

@@ -22,7 +22,7 @@ RELIABLE = Settings(segment_bytes=4096, staging_bytes=1 << 20)
 
 
 def bound(hosts: Any = FLAT, **policy: Any) -> Bound | None:
-    return Bound.of(Policy(**policy), hosts, PACKET_BYTES, RELIABLE)
+    return Bound.of(Policy(**policy), hosts, (PACKET_BYTES, PACKET_BYTES), RELIABLE)
 
 
 def lossy(**policy: Any) -> Bound:
@@ -76,6 +76,14 @@ def test_messages_are_as_long_as_their_bound_needs() -> None:
         assert made.settings.bounded
         assert made.settings.relaxed
         assert made.settings.segment_bytes == RELIABLE.segment_bytes
+
+
+def test_packets_of_several_sizes() -> None:
+    """Who sends the largest may lose some of them, too; what is protected is protected in the smallest."""
+    made = Bound.of(Policy(loss_bound=0.01), FLAT, (1000, 4000), RELIABLE)
+    assert made is not None
+    assert made.settings.bounded_message_bytes == 400 * 4000
+    assert made.packet_bytes == 1000
 
 
 def test_what_ranks_must_agree_on_is_part_of_a_plans_signature() -> None:

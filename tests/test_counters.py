@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -47,6 +49,33 @@ def test_a_job_asks_its_own_engine() -> None:
         assert lost <= sent
         assert sum(path["packets_sent"] for path in found) > 4 * (1 << 20) / 2 / 9000  # without acknowledgements
         assert all(path["round_trip_us"] > 0 for path in found if path["packets_received"])
+
+
+def _ask_all_the_time(rank: int, size: int) -> int:
+    asked = 0
+    ended = threading.Event()
+
+    def ask() -> None:
+        nonlocal asked
+        while not ended.is_set():
+            with contextlib.suppress(commlayer.CommError):  # ClosedError is one, too
+                commlayer.paths(0)
+            asked += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        with ranks.job(rank, size):
+            pass
+    ended.set()
+    for thread in threads:
+        thread.join()
+    return asked
+
+
+def test_nobody_asks_an_engine_that_is_being_closed() -> None:
+    assert ranks.run(_ask_all_the_time, 1)[0] > 0
 
 
 def _ask_in_memory(rank: int, size: int) -> int:

@@ -60,7 +60,8 @@ def run(spec: Spec) -> int:
         return _run(spec)
     except Exception as error:
         # Python would exit with 1, which here means that the run was fine and the data wrong
-        late = re.search("timed out|timeout", str(error), re.IGNORECASE)  # gloo and the Store have no type for it
+        # gloo and the Store have no type for it
+        late = isinstance(error, RuntimeError) and re.search("timed out|timeout", str(error), re.IGNORECASE)
         if late or isinstance(error, (BackendError, CommError, dist.DistError, OSError)):
             hint = f" (--timeout {spec.timeout_s:g}: give more seconds)" if late else ""
             print(f"commlayer bench: rank {rank}: {_first_line(error)}{hint}", file=sys.stderr)

@@ -114,6 +114,8 @@ class Group(Protocol):
     """Name of this host's network interface that reaches the other ranks: loopback when all are on this host."""
     packet_bytes: int
     """What a full packet carries between any two ranks, at least."""
+    largest_packet_bytes: int
+    """What it carries at most."""
     staging_bytes: int
     """Staging memory per rank that one operation's plan may address with CL_STAGING."""
 

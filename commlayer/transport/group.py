@@ -112,6 +112,7 @@ class NativeGroup:
         unreachable: frozenset[int] = frozenset(),
         *,
         packet_bytes: int,
+        largest_packet_bytes: int,
     ) -> None:
         self.engine = engine
         self.name = name
@@ -120,6 +121,7 @@ class NativeGroup:
         self.hosts = hosts
         self.interface = interface
         self.packet_bytes = packet_bytes
+        self.largest_packet_bytes = largest_packet_bytes
         self.staging_bytes = STAGING_BYTES
         self._group = group
         self._unreachable = unreachable

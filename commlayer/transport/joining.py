@@ -98,6 +98,7 @@ def join(
     except BaseException:
         lib.cl_group_close(out[0])
         raise
+    packets = [each["packet_bytes"] for each in descriptions]  # all ranks make the same plans of them
     return NativeGroup(
         engine,
         name,
@@ -106,8 +107,8 @@ def join(
         out[0],
         common_interface(descriptions, rank),
         frozenset(unreachable),
-        # of the smallest: plans depend on it, and must be the same on all ranks
-        packet_bytes=min(each["packet_bytes"] for each in descriptions),
+        packet_bytes=min(packets),
+        largest_packet_bytes=sorted(packets)[-2:][0],  # two take what the second largest can
     )
 
 

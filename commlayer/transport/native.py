@@ -267,9 +267,20 @@ class Engine:
     def shared_stats(cls) -> dict[str, int]:
         """The counters of the process's engine. Raises ClosedError when it has none."""
         with cls._guard:
-            if cls._shared is None:
-                raise ClosedError("this process has no engine: create a process group first")
-            return cls._shared.stats()
+            return cls._open().stats()
+
+    @classmethod
+    def shared_paths(cls, peer: int) -> list[dict[str, int]]:
+        """Those of the process's engine, see `paths`. Raises ClosedError when it has none."""
+        with cls._guard:
+            return cls._open().paths(peer)
+
+    @classmethod
+    def _open(cls) -> Engine:
+        """The process's, with the guard held: nobody closes it meanwhile."""
+        if cls._shared is None:
+            raise ClosedError("this process has no engine: create a process group first")
+        return cls._shared
 
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
         """Has `callback(status)` called on a completion thread; returns CL_EAGAIN, or the status if it has ended."""

@@ -97,35 +97,27 @@ def test_one_of_two_paths_is_not_missed(network: Network, way: str, numel: int, 
     note(f"{way}, one of two, {size} all-reduces", site.name, seen, REPAIR_S)
 
 
-def _starts(rank: int, size: int, with_gloo: bool) -> float:
+def _starts(rank: int, size: int) -> float:
     start = time.monotonic()
     ranks.init(rank, size, timeout=timedelta(seconds=15))
     took_s = time.monotonic() - start
     reduce(1 << 16)
-    if with_gloo:
-        sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (size,), check_invariants=True)
-        dist.all_reduce(sparse)
-        assert sparse.to_dense().tolist() == [1.0] * size
+    sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (size,), check_invariants=True)
+    dist.all_reduce(sparse)  # gloo's
+    assert sparse.to_dense().tolist() == [1.0] * size
     dist.barrier()
     return took_s
 
 
-@pytest.mark.parametrize("way", ["no carrier", "path loses everything"])
-def test_a_job_starts_with_one_of_two_paths_dead(network: Network, way: str) -> None:
-    """Both variables name all interfaces, as with `commlayer emulate`. A silent loss gloo finds when it is used."""
+def test_a_job_starts_with_one_of_two_interfaces_down(network: Network) -> None:
+    """Both variables name all interfaces, as with `commlayer emulate`."""
     site = Site("two hosts, two paths", (0, 1), network)
     names = {"COMMLAYER_IFNAME": "eth0,eth1", "GLOO_SOCKET_IFNAME": "eth0,eth1"}
-    if way == "no carrier":
-        network.apply(Event(0.0, "link_down", host=1, nic=0))
-    else:
-        drop(network, "eth0", "A")
+    network.apply(Event(0.0, "link_down", host=1, nic=0))
     try:
-        ended = site.outcomes(_starts, way == "no carrier", **names)
+        ended = site.outcomes(_starts, **names)
     finally:
-        if way == "no carrier":
-            network.apply(Event(0.0, "link_up", host=1, nic=0))
-        else:
-            drop(network, "eth0", "D")
+        network.apply(Event(0.0, "link_up", host=1, nic=0))
     for rank, each in enumerate(ended):
         assert each.error is None, f"rank {rank}: {each.error}"
         assert each.result < SLACK_S
