@@ -1,0 +1,238 @@
+"""HookState: what a communication hook keeps between steps, saves, and refuses."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.backend import CommProcessGroup
+from tests import fake_transport, ranks
+
+
+def _group_of(rank: int, size: int) -> None:
+    fake_transport.install()
+    ranks.init(rank, size)
+    assert commlayer.HookState().group() is dist.group.WORLD
+    urgent = commlayer.HookState(commlayer.Policy(priority=1))
+    assert urgent.group() is not dist.group.WORLD
+    assert urgent.group() is urgent.group()
+    assert urgent.group().policy.priority == 1
+    dist.destroy_process_group()
+    ranks.init(rank, size, "gloo")
+    former = urgent.group()
+    assert isinstance(former, CommProcessGroup)
+    assert not former.closed
+    if rank != 1:  # the others take no part
+        pair = dist.new_group([0, 2], use_local_synchronization=True)
+        of_pair = commlayer.HookState(process_group=pair).group()
+        assert dist.get_process_group_ranks(of_pair) == [0, 2]
+    dist.destroy_process_group()
+
+
+def test_a_state_finds_or_makes_its_group() -> None:
+    ranks.run(_group_of, 3)
+
+
+@pytest.mark.parametrize("copy", [lambda s: pickle.loads(pickle.dumps(s)), lambda s: _loaded(s.state_dict())])
+def test_a_state_is_saved_without_its_group(copy: Callable[[commlayer.HookState], commlayer.HookState]) -> None:
+    state = commlayer.HookState(commlayer.Policy(priority=2, algorithm="ring"))
+    restored = copy(state)
+    assert restored.policy == state.policy
+    assert restored.process_group is None
+
+
+def _loaded(saved: dict[str, Any]) -> commlayer.HookState:
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    state = commlayer.HookState()
+    state.load_state_dict(torch.load(buffer, weights_only=True))
+    return state
+
+
+def _restarts(rank: int, size: int) -> list[list[float]]:
+    """Saves and restores the states of two ranks; returns what each then averages."""
+    found = []
+    with ranks.job(rank, size):
+        for how in ("own", "of rank 0"):
+            model = nn.Linear(3, 1, bias=False)
+            state = commlayer.HookState(commlayer.Policy(loss_bound=0.1))
+            averages(model, state)
+            (weight,) = model.parameters()
+            state.residual.keep(torch.full((3,), 10.0 * (rank + 1)), [weight], [0], [(4, 4)])
+            saved = ranks.store()
+            if how == "own" or rank == 0:
+                saved.set(f"{how} {rank}", pickle.dumps(state).hex())
+            copy = pickle.loads(bytes.fromhex(saved.get(f"{how} {rank if how == 'own' else 0}").decode()))
+            model = nn.Linear(3, 1, bias=False)
+            found.append(averages(model, copy))
+            assert copy.steps == 2
+            found.append(averages(model, copy))
+    return found
+
+
+def averages(model: nn.Module, state: commlayer.HookState) -> list[float]:
+    """The gradient of one step with inputs of 1."""
+    replica = DistributedDataParallel(model)
+    replica.register_comm_hook(state, commlayer.allreduce_hook)
+    replica(torch.ones(1, 3)).sum().backward()
+    (weight,) = model.parameters()
+    assert weight.grad is not None
+    found = weight.grad[0].tolist()
+    model.zero_grad()
+    return found
+
+
+def test_what_was_lost_survives_a_restart_of_its_own_rank() -> None:
+    for found in ranks.run(_restarts, 2, environ={"COMMLAYER_SHM": "0"}):
+        own, after, of_rank_0, _ = found
+        assert own == [1, 1 + (10 + 20) / 2, 1]
+        assert after == [1, 1, 1]
+        assert of_rank_0 == [1, 1 + 10 / 2, 1]  # once, not twice
+
+
+def test_a_state_that_had_a_tolerance_wants_it_again() -> None:
+    state = commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1}))
+    ranks.run(_wants_tolerance, 1, pickle.dumps(state))
+
+
+def _wants_tolerance(rank: int, size: int, pickled: bytes) -> None:
+    fake_transport.install()
+    state = pickle.loads(pickled)
+    with ranks.job(rank, size):
+        with pytest.raises(commlayer.ConfigError, match="saved with a tolerance"):
+            averages(nn.Linear(3, 1, bias=False), state)
+        state.tolerance = commlayer.BySteps({0: 0.1})
+        averages(nn.Linear(3, 1, bias=False), state)
+
+
+def _lost_before(rank: int, size: int) -> list[list[float]]:
+    """What was lost under another policy, or at another scale of the loss."""
+    found = []
+    with ranks.job(rank, size):
+        for policy, loss_scale in ((commlayer.Policy(), 1.0), (commlayer.Policy(loss_bound=0.1), 0.5)):
+            model, state = nn.Linear(3, 1, bias=False), commlayer.HookState(commlayer.Policy(loss_bound=0.1))
+            averages(model, state)
+            (weight,) = model.parameters()
+            state.residual.keep(torch.full((3,), 10.0), [weight], [0], [(4, 4)])
+            state.policy, state.loss_scale = policy, loss_scale
+            found.append(averages(model, state))
+            assert not state.residual
+    return found
+
+
+def test_what_was_lost_is_added_whatever_has_changed_since() -> None:
+    for exact, scaled in ranks.run(_lost_before, 2, environ={"COMMLAYER_SHM": "0"}):
+        assert exact == [1, 11, 1]
+        assert scaled == [1, 6, 1]
+
+
+def _two_models(rank: int, size: int) -> None:
+    fake_transport.install()
+    with ranks.job(rank, size):
+        state = commlayer.HookState()
+        first, second = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)
+        averages(first, state)
+        with pytest.raises(RuntimeError, match="make a HookState for each model"):
+            averages(second, state)
+        averages(first, state)
+        together = commlayer.HookState()
+        models = [DistributedDataParallel(each) for each in (first, second)]
+        for each in models:
+            each.register_comm_hook(together, commlayer.allreduce_hook)
+        with pytest.raises(RuntimeError, match="make a HookState for each model"):
+            sum(each(torch.ones(1, 3)).sum() for each in models).backward()
+
+
+def test_a_state_is_for_one_model() -> None:
+    ranks.run(_two_models, 1)
+
+
+def _joins_later(rank: int, size: int) -> list[int]:
+    with ranks.job(rank, size):
+        state = commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1, 6: 0.2}))
+        if rank == 0:
+            saved = commlayer.HookState().state_dict() | {"steps": 5}
+            state.load_state_dict(saved)
+        model = nn.Linear(3, 1, bias=False)
+        averages(model, state)
+        averages(model, state)
+        return [state.steps]
+
+
+def test_a_rank_that_is_new_has_the_schedule_of_the_others() -> None:
+    assert ranks.run(_joins_later, 2) == [[7], [7]]
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({"policy": {"priority": 9}}, "priority=9"),
+        ({"policy": {"nonesuch": 1}}, "nonesuch"),
+        ({}, "not the state of a HookState"),
+        (None, "not the state of a HookState"),
+    ],
+)
+def test_a_saved_state_that_makes_no_sense_is_refused(state: Any, text: str) -> None:
+    with pytest.raises(commlayer.ConfigError, match=text):
+        commlayer.HookState().load_state_dict(state)
+
+
+def test_a_saved_bound_is_no_state_for_a_tolerance() -> None:
+    saved = commlayer.HookState(commlayer.Policy(loss_bound=0.1)).state_dict()
+    with pytest.raises(commlayer.ConfigError, match="use one of both"):
+        commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1})).load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"policy": "x"}, r"HookState\(policy='x'\): give a Policy, or None$"),
+        ({"policy": 3}, r"HookState\(policy=3\): give a Policy, or None$"),
+        ({"policy": 0.01}, r"HookState\(policy=0.01\): .*Policy\(loss_bound=0.01\)$"),
+        ({"process_group": "x"}, r"HookState\(process_group='x'\): give a ProcessGroup, or None$"),
+        ({"tolerance": 0.01}, r"HookState\(tolerance=0.01\): give a Tolerance, or None; .*Policy\(loss_bound=0.01\)$"),
+    ],
+)
+def test_a_state_of_anything_else_is_refused(arguments: Any, text: str) -> None:
+    with pytest.raises(commlayer.ConfigError, match=text):
+        commlayer.HookState(**arguments)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, "2", True, None, torch.tensor(2.0), lambda: 2.0])
+def test_a_loss_scale_that_is_none_is_refused_where_it_is_set(scale: Any) -> None:
+    state = commlayer.HookState()
+    with pytest.raises(commlayer.ConfigError, match=r"^HookState.loss_scale=.*: use a finite number above 0"):
+        state.loss_scale = scale
+    assert state.loss_scale == 1.0
+    with pytest.raises(commlayer.ConfigError, match="loss_scale"):
+        commlayer.HookState().load_state_dict({**state.state_dict(), "loss_scale": scale})
+
+
+def test_a_loss_scale_may_be_any_that_a_scaler_has() -> None:
+    state = commlayer.HookState()
+    assert state.loss_scale == 1.0
+    for scale in (2.0**-20, 2, np.float32(65536.0), torch.amp.GradScaler("cpu", init_scale=3.0).get_scale()):
+        state.loss_scale = scale
+        assert state.loss_scale == float(scale)
+        assert type(state.loss_scale) is float
+
+
+def _bad_scale(rank: int, size: int) -> None:
+    with ranks.job(rank, size), pytest.raises(commlayer.ConfigError, match=rf"^rank {rank}: HookState.loss_scale=0: "):
+        commlayer.HookState().loss_scale = 0
+
+
+def test_a_bad_loss_scale_names_the_rank() -> None:
+    ranks.run(_bad_scale, 2)
