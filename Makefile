@@ -54,8 +54,9 @@ $(VENV)/.stamp-dev: requirements/dev.txt $(VENV)/.stamp-demo
 	$(PIP) install -q -r $<
 	touch $@
 
-NATIVE_HEADERS := $(wildcard native/*.h native/*/*.h)
-NATIVE_SOURCES := $(wildcard native/core/*.c native/wire/*.c native/kernels/*.c native/*.c)
+NATIVE_HEADERS := $(wildcard native/*/*.h)
+ENGINE_FOLDERS := engine group plan protocol congestion wire os kernels
+NATIVE_SOURCES := $(wildcard $(ENGINE_FOLDERS:%=native/%/*.c))
 
 $(VENV)/.stamp-package: setup.py pyproject.toml native/build.py $(NATIVE_HEADERS) $(NATIVE_SOURCES) $(VENV)/.stamp-demo
 	$(PIP) install -q --no-deps --no-build-isolation -e .
@@ -114,7 +115,7 @@ lint-python: venv native
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/tests/*.c native/fuzz/*.c)
+C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/fabric/*.c native/tests/*.c native/fuzz/*.c)
 lint-c: venv lint-c-gcc $(if $(shell command -v $(CLANG)),lint-c-clang,lint-c-no-clang)
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES) $(NATIVE_HEADERS)
 lint-c-no-clang:
@@ -125,8 +126,8 @@ C_FLAGS := -std=c11 -D_GNU_SOURCE -g -pthread -Inative/include -Inative -Wall -W
 C_LIBS := -pthread -lrt -lm -ldl
 C_TESTS := $(patsubst native/tests/%.c,%,$(wildcard native/tests/test_*.c))
 # Everything but the tests' own main files; an archive, so that each test takes only what it names.
-C_ARCHIVED := $(NATIVE_SOURCES) $(wildcard native/sim/*.c) $(filter-out native/tests/test_%.c,$(wildcard native/tests/*.c))
-C_MAINS := $(wildcard native/sim/main.c native/sim/fabric_main.c)
+C_ARCHIVED := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/fabric/*.c) $(filter-out native/tests/test_%.c,$(wildcard native/tests/*.c))
+C_MAINS := native/sim/main.c native/fabric/main.c
 
 # TSan of older compilers cannot map its shadow under strong address randomisation.
 CALM := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -142,7 +143,7 @@ build/$(1)/libcommlayer.a: $(patsubst native/%.c,build/$(1)/%.o,$(filter-out $(C
 	@ar rcs $$@ $$^
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
-build/$(1)/fabric: build/$(1)/sim/fabric_main.o build/$(1)/libcommlayer.a
+build/$(1)/fabric/simulate: build/$(1)/fabric/main.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
 build/$(1)/simulate: build/$(1)/sim/main.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
@@ -179,7 +180,7 @@ lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))
 lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
-                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_lane% test_operation% test_p2p%,$(C_TESTS)))
+                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_operation% test_p2p%,$(C_TESTS)))
 .PHONY: native-test-build
 native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
 native-test: $(NATIVE_TESTS)
@@ -217,7 +218,7 @@ sim-asan: build/asan/simulate build/plans.bin
 	@$(CALM) build/asan/simulate --plans build/plans.bin --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),500,$(SEEDS)) \
 	    --jobs $(SIM_JOBS)
 
-fabric: build/test/fabric build/fabric.bin
+fabric: build/test/fabric/simulate build/fabric.bin
 	@$(SIM_PYTHON) bench/fabric.py
 
 sim-mutants: build/plans.bin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from commlayer.bench.spec import CAST_NAMES, BackendSpec
+from commlayer.tools.bench.spec import CAST_NAMES, BackendSpec
 
 TCP_CC = ("cubic", "bbr")
 CHUNKS = (1, 4)

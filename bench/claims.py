@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.cases import BESIDE, BESIDE_SLOW, TCP_CC, URGENT, WIRES, is_gloo, wire_of
-from commlayer.bench.matrix import LINK_SHARE, P50, P99, Metric, Result, best, time_text
-from commlayer.bench.spec import BackendSpec
+from commlayer.tools.bench.matrix import LINK_SHARE, P50, P99, Metric, Result, best, time_text
+from commlayer.tools.bench.spec import BackendSpec
 
 Runs = Mapping[str, Any]
 """The kept results of `bench/stress.py`, by case."""

@@ -25,9 +25,9 @@ from typing import Any
 
 from bench import page
 from bench.training import ROOT, Job, Log, measure
-from commlayer.bench import machine
-from commlayer.emulate.link import Link
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.bench import machine
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/convergence.json"
 PAGE = ROOT / "docs/convergence.md"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from commlayer.cli import app
+from commlayer.tools.cli import app
 
 if __name__ == "__main__":
     app(["emulate", *sys.argv[1:]], prog_name="commlayer")

@@ -4,7 +4,7 @@
     python bench/fabric.py --quick     24 hosts, one seed, in seconds; nothing is written
     python bench/fabric.py --table     only the tables, from what is there
 
-Each run is one process (native/sim/fabric_main.c) in virtual time: the figures are the same on every machine. The
+Each run is one process (native/fabric/main.c) in virtual time: the figures are the same on every machine. The
 transports get the same plans, messages and background; a seed changes the background and when the ranks call.
 """
 
@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ROOT / "build/test/fabric"
+PROGRAM = ROOT / "build/test/fabric/simulate"
 PLANS = ROOT / "build/fabric.bin"
 RESULTS = ROOT / "bench/results/fabric.json"
 PAGE = ROOT / "docs/fabric.md"

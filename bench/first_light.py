@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commlayer.bench.matrix import (
+from commlayer.tools.bench.matrix import (
     LINK_SHARE,
     P50,
     P99,
@@ -29,7 +29,7 @@ from commlayer.bench.matrix import (
     verdict,
     write_between,
 )
-from commlayer.bench.sizes import parse_size
+from commlayer.tools.bench.sizes import parse_size
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/first_light.json"

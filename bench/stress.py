@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.cases import CASES, GLOO_TUNED, wire_of
 from bench.claims import CLAIMS, Runs, evaluate
-from commlayer.bench.matrix import (
+from commlayer.tools.bench.matrix import (
     P50,
     P99,
     BenchError,
@@ -31,7 +31,7 @@ from commlayer.bench.matrix import (
     verdict,
     write_between,
 )
-from commlayer.bench.spec import BackendSpec
+from commlayer.tools.bench.spec import BackendSpec
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/stress.json"

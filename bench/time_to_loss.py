@@ -27,8 +27,8 @@ from typing import Any
 
 from bench import page
 from bench.training import ROOT, WARM_UP_STEPS, Job, Log, measure
-from commlayer.bench import machine
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.bench import machine
+from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/time_to_loss.json"
 PAGE = ROOT / "docs/training.md"

@@ -31,11 +31,11 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.backend import CommProcessGroup
-from commlayer.emulate.network import Network
-from commlayer.emulate.ranks import run, terminable
-from commlayer.emulate.scenario import Scenario
-from commlayer.emulate.stress import Stress
+from commlayer.frontend.backend import CommProcessGroup
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.ranks import run, terminable
+from commlayer.tools.emulate.scenario import Scenario
+from commlayer.tools.emulate.stress import Stress
 from examples.train_gpt import Gpt, draw_batch, parameters_digest, standard_library_text
 
 ROOT = Path(__file__).parents[1]

@@ -6,10 +6,7 @@ can use the engine for its gradients alone: `model.register_comm_hook(HookState(
 
 from __future__ import annotations
 
-from .backend import Options
 from .config import Config, Policy
-from .counters import paths, stats
-from .ddp import HookState, allreduce_hook
 from .errors import (
     AbortedError,
     ClosedError,
@@ -19,8 +16,11 @@ from .errors import (
     OperationTimeoutError,
     PeerLostError,
 )
-from .replicas import Replicas
-from .tolerance import ByLayer, BySteps, GradientNorm, Tolerance
+from .frontend.backend import Options
+from .frontend.ddp import HookState, allreduce_hook
+from .frontend.replicas import Replicas
+from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
+from .transport.stats import paths, stats
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .cli import app
+from .tools.cli import app
 
 app(prog_name="commlayer")

@@ -20,10 +20,12 @@ SANITIZE = os.environ.get("CL_SANITIZE", "")
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden"]
 
 
+ENGINE_FOLDERS = ("engine", "group", "plan", "protocol", "congestion", "wire", "os", "kernels")
+
+
 def sources() -> list[Path]:
-    """The engine's C files; sim/ and tests/ are not part of it."""
-    files = [path for folder in ("core", "wire", "kernels") for path in sorted((NATIVE / folder).glob("*.c"))]
-    return [*files, *sorted(NATIVE.glob("*.c"))]
+    """The engine's C files; sim/, fabric/, tests/ and fuzz/ are not part of it."""
+    return [path for folder in ENGINE_FOLDERS for path in sorted((NATIVE / folder).glob("*.c"))]
 
 
 def binding(header: str) -> str:

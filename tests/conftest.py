@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from commlayer.emulate import namespace
 from commlayer.errors import ConfigError
+from commlayer.tools.emulate import namespace
 
 # No deadline: a shared machine's pauses are no failures.
 settings.register_profile("commlayer", deadline=None, print_blob=True)

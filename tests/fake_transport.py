@@ -20,8 +20,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commlayer import backend, launcher
 from commlayer.errors import CommError, OperationTimeoutError
+from commlayer.frontend import backend
+from commlayer.frontend import submit as launcher
 from commlayer.transport.base import DType, Op
 from commlayer.transport.bootstrap import Rendezvous
 

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 from torch.distributed.device_mesh import init_device_mesh
 
 import commlayer
-from commlayer.backend import CommProcessGroup
+from commlayer.frontend.backend import CommProcessGroup
 from tests import conformance, fake_transport, ranks
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.backend import CommProcessGroup
+from commlayer.frontend.backend import CommProcessGroup
 from tests import ranks
 
 NETWORK = {"COMMLAYER_SHM": "0"}

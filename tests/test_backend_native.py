@@ -19,7 +19,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.backend import CommProcessGroup
+from commlayer.frontend.backend import CommProcessGroup
 from tests import conformance, ranks
 
 SHM = {"COMMLAYER_SHM": "1"}

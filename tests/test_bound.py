@@ -10,10 +10,10 @@ import torch
 from torch.distributed import ReduceOp
 
 from commlayer import Policy
-from commlayer.bound import BUDGET_PACKETS, Bound, can_lose
+from commlayer.frontend.tensors import REDUCTIONS
+from commlayer.loss.operation_policy import BUDGET_PACKETS, Bound, can_lose
 from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
-from commlayer.tensors import REDUCTIONS
 from commlayer.transport.base import ADAPTIVE_DEADLINE_US, Treatment
 
 FLAT = ((0,), (1,), (2,))
@@ -100,10 +100,10 @@ def test_what_ranks_must_agree_on_is_part_of_a_plans_signature() -> None:
 
 
 def test_only_sums_of_floating_point_numbers_can_lose() -> None:
-    able = {key for key, kind in REDUCTIONS.items() if can_lose(kind)}
+    able = {key for key, kind in REDUCTIONS.items() if can_lose(kind.op, kind.dtype)}
     floats = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
     for (dtype, op), kind in REDUCTIONS.items():
         if dtype in floats:
             sums = op in (ReduceOp.SUM.value, ReduceOp.AVG.value, ReduceOp.PREMUL_SUM.value)
-            assert can_lose(kind) == sums, (dtype, op)
+            assert can_lose(kind.op, kind.dtype) == sums, (dtype, op)
     assert not any(not dtype.is_floating_point and not dtype.is_complex for dtype, _ in able)

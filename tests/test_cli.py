@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from commlayer import cli
-from commlayer.bench import launch, report
-from commlayer.bench.spec import Spec
-from commlayer.emulate import namespace, tcp
-from commlayer.emulate.check import Figure
-from commlayer.emulate.link import Link
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools import cli
+from commlayer.tools.bench import launch, report
+from commlayer.tools.bench.spec import Spec
+from commlayer.tools.emulate import namespace, tcp
+from commlayer.tools.emulate.check import Figure
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario
 
 RUNNER = CliRunner()
 
@@ -168,8 +168,8 @@ def test_a_command_that_a_check_keeps_from_running_is_named(monkeypatch: pytest.
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr("commlayer.emulate.network.Network", Built)
-    monkeypatch.setattr("commlayer.emulate.check.check", lambda _: [Figure("loss", "1%", "3%", good=False)])
+    monkeypatch.setattr("commlayer.tools.emulate.network.Network", Built)
+    monkeypatch.setattr("commlayer.tools.emulate.check.check", lambda _: [Figure("loss", "1%", "3%", good=False)])
     path = tmp_path / "s.toml"
     path.write_text("hosts = 2")
     result = RUNNER.invoke(cli.app, ["emulate", str(path), "--check", "--", "python", "train.py"])

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.config import PRIORITIES
-from commlayer.ddp import bucket_priority
-from commlayer.transport import packets
+from commlayer.frontend.ddp import bucket_priority
+from commlayer.tools import dissect
 from commlayer.transport.native import Engine
 from tests import fake_transport, ranks
 
@@ -204,8 +204,8 @@ def _priorities_of_packets(rank: int, size: int) -> list[int]:
             while frame := wire.recv(1 << 16):
                 frames.append(Ether(frame))
         wire.close()
-        found = packets.captured(frame for frame in frames if UDP in frame and frame[UDP].sport in ports)
-        return [each.packet.priority for each in found if packets.KINDS[each.packet.kind] == "DATA"]
+        found = dissect.captured(frame for frame in frames if UDP in frame and frame[UDP].sport in ports)
+        return [each.packet.priority for each in found if dissect.KINDS[each.packet.kind] == "DATA"]
 
 
 @pytest.mark.needs_root

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlayer.devices import Devices, backend_for, placed
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
-from commlayer.staging import StagedWork, Stager
-from commlayer.work import CommWork
+from commlayer.frontend.devices import Devices, backend_for, placed
+from commlayer.frontend.pinned import StagedWork, Stager
+from commlayer.frontend.work import CommWork
 from tests.test_staging import FakeCuda
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.backend import CommProcessGroup
+from commlayer.frontend.backend import CommProcessGroup
 from tests import fake_transport, ranks
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch._C._distributed_c10d import AllreduceOptions
 
-from commlayer import launcher as launcher_module
 from commlayer.errors import PeerLostError
-from commlayer.launcher import SCALARS_KEPT, Launcher
+from commlayer.frontend import submit as launcher_module
+from commlayer.frontend.submit import SCALARS_KEPT, Launcher
+from commlayer.frontend.tensors import MOVES, move_kind
 from commlayer.plans.settings import Settings
-from commlayer.tensors import MOVES, move_kind
 from tests.fake_transport import FakeHandle
 
 WHAT = ("scatter", 0, torch.float32)

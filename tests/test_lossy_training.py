@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from commlayer.emulate.link import Link
-from commlayer.emulate.network import Network
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
 from tests.lossy_training import SIZES, STEPS
 
 ROOT = Path(__file__).parents[1]

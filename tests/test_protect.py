@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from commlayer.protect import as_words, blocks_of, largest_blocks
+from commlayer.loss.protect import as_words, blocks_of, largest_blocks
 
 
 def marked(words: Tensor) -> set[int]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from commlayer.compress.feedback import Residual
 from commlayer.errors import ConfigError
 from commlayer.plans import direct
 from commlayer.plans.settings import Settings
-from commlayer.residual import Residual
 from commlayer.transport.base import DType, Op, Qos
 from tests.transport.world import PATIENCE_S, Team, World
 

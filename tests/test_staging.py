@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from commlayer.errors import CommError
-from commlayer.staging import Stager
+from commlayer.frontend.pinned import Stager
+from commlayer.frontend.work import CommWork
 from commlayer.transport.base import Handle
-from commlayer.work import CommWork
 from tests.fake_transport import FakeHandle
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer import ByLayer, BySteps, ConfigError, GradientNorm, Tolerance
-from commlayer.backend import CommProcessGroup
+from commlayer.frontend.backend import CommProcessGroup
 from tests import ranks
 
 ANY = torch.zeros(1)

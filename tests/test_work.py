@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from commlayer.errors import ConfigError, OperationTimeoutError, PeerLostError
-from commlayer.work import CommWork, JoinedHandle
+from commlayer.frontend.work import CommWork, JoinedHandle
 from tests.fake_transport import FakeHandle
 
 LOST = PeerLostError("rank 1 is lost")

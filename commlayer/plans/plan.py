@@ -62,7 +62,7 @@ FIELDS = [name for name in STEP.names or () if name != "flags"]
 """What makes a step what it is; the flags only say how."""
 
 BOUNDED = 1
-"""Flag of a network step: it may lose packets, up to the bound of the operation (CL_STEP_BOUNDED)."""
+"""Flag of a network step: it may lose packets, up to the bound of the operation (CL_STEP_PARTIAL)."""
 
 SCRATCH_ALIGNMENT_BYTES = 64
 

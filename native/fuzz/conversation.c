@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/bounded.h"
-#include "core/endpoint_state.h"
-#include "core/packet.h"
+#include "protocol/endpoint_state.h"
+#include "protocol/packet.h"
+#include "protocol/partial.h"
 
 enum {
     ENDPOINTS = 3,
@@ -151,7 +151,7 @@ static void check_lost(struct half *half, const struct cl_completion *completion
         for (uint64_t at = completion->missing[i].start; at < completion->missing[i].end; at += payload)
             half->lost |= 1u << at / payload;
     half->ended_well = true;
-    HOLDS((uint32_t)__builtin_popcount(half->lost) <= cl_bounded_budget(packets, half->qos.loss_ppm));
+    HOLDS((uint32_t)__builtin_popcount(half->lost) <= cl_partial_budget(packets, half->qos.loss_ppm));
     HOLDS(!half->lost || !half->qos.protect_first || !(half->lost & (1u | 1u << (packets - 1))));
     HOLDS(!half->other->ended_well || half->other->lost == half->lost);
     conversation_counters.messages_stopped += half->lost != 0;
@@ -196,7 +196,7 @@ static void fly(struct conversation *c, const struct cl_datagram *datagram)
 static void check_bounds(const struct conversation *c, const struct cl_endpoint *endpoint)
 {
     HOLDS(endpoint->stash.used_bytes <= STASH_BYTES);
-    HOLDS(endpoint->retired.count <= CL_RETIRED_MAX);
+    HOLDS(endpoint->retired.count <= CL_CLOSED_GROUPS_MAX);
     HOLDS(endpoint->table.count <= c->half_count + STASH_BYTES);
     for (uint32_t i = 0; i < endpoint->peers_length; i++) {
         const struct cl_peer *peer = endpoint->peers[i];

@@ -89,7 +89,7 @@ enum cl_buffer {
 };
 
 /* May lose packets, up to the bound of the operation: for SEND and the RECV at its other end. */
-enum cl_step_flags { CL_STEP_BOUNDED = 1 };
+enum cl_step_flags { CL_STEP_PARTIAL = 1 };
 
 /* One step of a plan. A step is ready when `dependencies` other steps that name it as successor are done. */
 struct cl_step {
@@ -280,7 +280,7 @@ int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dty
 /* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
 int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
            uint64_t timeout_us);
-/* As cl_submit, and the steps marked CL_STEP_BOUNDED may lose packets, as `qos` says; its deadline_us counts from the
+/* As cl_submit, and the steps marked CL_STEP_PARTIAL may lose packets, as `qos` says; its deadline_us counts from the
  * start of the operation, and UINT64_MAX means one that follows the plan's latest runs. Sums of floating-point numbers
  * only: else CL_EINVAL, as for a bound above CL_LOSS_PPM_MAX or an unknown treatment. */
 int cl_submit_bounded(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op,

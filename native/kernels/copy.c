@@ -1,5 +1,5 @@
 /* cl_copy_stream. */
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Which kernels this machine runs: the best level it has, or the one a test asked for. */
-#include "reduce_level.h"
+#include "kernels/reduce_level.h"
 
 #include <stdatomic.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* AVX2 with F16C: Intel since 2013, AMD since 2015. */
-#include "reduce_level.h"
+#include "kernels/reduce_level.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -44,5 +44,5 @@ TARGET static inline floats floats_max(floats a, floats b)
     return _mm256_blendv_ps(_mm256_max_ps(a, b), a, is_nan(a));
 }
 
-#include "reduce_template.h"
+#include "kernels/reduce_template.h"
 #endif

@@ -1,5 +1,5 @@
 /* AVX-512 F, BW, VL and DQ: Intel servers since 2017, AMD since 2022. */
-#include "reduce_level.h"
+#include "kernels/reduce_level.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -44,5 +44,5 @@ TARGET static inline floats floats_max(floats a, floats b)
     return _mm512_mask_blend_ps(is_nan(a), _mm512_max_ps(a, b), a);
 }
 
-#include "reduce_template.h"
+#include "kernels/reduce_template.h"
 #endif

@@ -2,7 +2,7 @@
 #ifndef CL_KERNELS_REDUCE_LEVEL_H
 #define CL_KERNELS_REDUCE_LEVEL_H
 
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 #define CL_DTYPES 12
 #define CL_OPS 7

@@ -1,5 +1,5 @@
 /* The level every machine has: C, and the f16 conversions in integers (after Fabian Giesen, public domain). */
-#include "reduce_level.h"
+#include "kernels/reduce_level.h"
 
 #include <string.h>
 
@@ -70,4 +70,4 @@ static inline float floats_max(float a, float b)
     return a > b || a != a ? a : b;
 }
 
-#include "reduce_template.h"
+#include "kernels/reduce_template.h"

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "core/bounded.h"
 #include "kernels/reduce.h"
+#include "protocol/partial.h"
 #include "sim/check.h"
 #include "sim/element.h"
 #include "sim/memory.h"
@@ -32,7 +32,7 @@ static void check_message(struct sim_world *world, const struct sim_operation *o
         lost += (uint32_t)(after - first);
         lost_bytes += to - from;
     }
-    if (lost > cl_bounded_budget(packets, bound->loss_ppm))
+    if (lost > cl_partial_budget(packets, bound->loss_ppm))
         sim_world_fail(world, "call %u of rank %u lost %u of %u packets; its bound is %u in a million", operation->call,
                        operation->member->rank->id, lost, packets, bound->loss_ppm);
     world->counts.lost_bytes += lost_bytes;
@@ -44,7 +44,7 @@ void sim_account_keep(struct sim_world *world, struct sim_operation *operation)
     const struct sim_part *part = sim_plans_part(world->plans, shape, operation->member->self);
     const struct cl_step *steps = sim_plans_steps(world->plans, part);
     for (uint32_t i = 0; i < part->step_count; i++)
-        if (steps[i].kind == CL_SEND && steps[i].flags & CL_STEP_BOUNDED)
+        if (steps[i].kind == CL_SEND && steps[i].flags & CL_STEP_PARTIAL)
             check_message(world, operation, &steps[i]);
     operation->result = sim_new(operation->output_bytes, 1);
     memcpy(operation->result, operation->output, operation->output_bytes);

@@ -2,9 +2,9 @@
 
 #include <string.h>
 
-#include "core/endpoint_state.h"
-#include "core/packet.h"
 #include "kernels/reduce.h"
+#include "protocol/endpoint_state.h"
+#include "protocol/packet.h"
 #include "sim/account.h"
 #include "sim/element.h"
 #include "sim/memory.h"

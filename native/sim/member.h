@@ -6,7 +6,7 @@
 #ifndef CL_SIM_MEMBER_H
 #define CL_SIM_MEMBER_H
 
-#include "core/executor.h"
+#include "plan/executor.h"
 #include "sim/host.h"
 
 struct sim_rank;

@@ -1,6 +1,6 @@
 #include "sim/noise.h"
 
-#include "core/packet.h"
+#include "protocol/packet.h"
 
 bool sim_noise_loses(struct sim_noise *noise, struct sim_random *random, uint64_t now_ns)
 {

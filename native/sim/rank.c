@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "core/endpoint_state.h"
 #include "kernels/reduce.h"
+#include "protocol/endpoint_state.h"
 #include "sim/check.h"
 #include "sim/element.h"
 #include "sim/memory.h"

@@ -5,7 +5,7 @@
 #ifndef CL_SIM_RANK_H
 #define CL_SIM_RANK_H
 
-#include "core/endpoint.h"
+#include "protocol/endpoint.h"
 #include "sim/datagram.h"
 #include "sim/member.h"
 

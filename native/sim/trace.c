@@ -2,7 +2,7 @@
 
 #include <stdarg.h>
 
-#include "core/packet.h"
+#include "protocol/packet.h"
 
 static void say_time(struct sim_trace *trace)
 {

@@ -5,7 +5,7 @@
 #ifndef CL_TESTS_ALL_REDUCE_H
 #define CL_TESTS_ALL_REDUCE_H
 
-#include "core/executor.h"
+#include "plan/executor.h"
 #include "tests/check.h"
 #include "tests/network.h"
 

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/endpoint.h"
+#include "protocol/endpoint.h"
 
 enum {
     NETWORK_ENDPOINTS_MAX = 8,

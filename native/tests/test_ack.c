@@ -1,4 +1,4 @@
-#include "core/ack.h"
+#include "protocol/ack.h"
 
 #include "tests/check.h"
 

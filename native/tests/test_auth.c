@@ -2,8 +2,8 @@
  */
 #include <malloc.h>
 
-#include "core/endpoint_state.h"
-#include "core/packet.h"
+#include "protocol/endpoint_state.h"
+#include "protocol/packet.h"
 #include "tests/check.h"
 #include "tests/network.h"
 

@@ -1,4 +1,4 @@
-#include "core/cc.h"
+#include "congestion/cc.h"
 
 #include "tests/check.h"
 

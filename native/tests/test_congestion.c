@@ -1,5 +1,5 @@
 /* Whole endpoints on long, lossy and shallow ways, in virtual time: what congestion control costs there. */
-#include "core/cc.h"
+#include "congestion/cc.h"
 
 #include "tests/check.h"
 #include "tests/network.h"

@@ -1,4 +1,4 @@
-#include "core/control.h"
+#include "protocol/control.h"
 
 #include "tests/check.h"
 

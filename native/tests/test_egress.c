@@ -1,5 +1,5 @@
 /* Egress by itself, and what it is for: goodput of whole endpoints in virtual time, which is deterministic. */
-#include "core/egress.h"
+#include "congestion/egress.h"
 
 #include "tests/check.h"
 #include "tests/network.h"

@@ -1,8 +1,8 @@
 /* Whole endpoints over the virtual network of network.h. Every scenario is deterministic. */
-#include "core/endpoint.h"
+#include "protocol/endpoint.h"
 
-#include "core/endpoint_state.h"
-#include "core/packet.h"
+#include "protocol/endpoint_state.h"
+#include "protocol/packet.h"
 #include "tests/transfer.h"
 
 /* All hosts send each other `count` messages of about `length` bytes; everything has to arrive within `limit_us`. */

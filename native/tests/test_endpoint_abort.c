@@ -1,5 +1,5 @@
 /* Aborted groups: who hears of it, and from whom, over the network of network.h. */
-#include "core/endpoint.h"
+#include "protocol/endpoint.h"
 
 #include "tests/transfer.h"
 

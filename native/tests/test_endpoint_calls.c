@@ -1,6 +1,6 @@
 /* Endpoints whose operations carry signatures, over the network of network.h. */
-#include "core/calls.h"
-#include "core/endpoint.h"
+#include "protocol/endpoint.h"
+#include "protocol/signatures.h"
 
 #include "tests/transfer.h"
 
@@ -9,7 +9,7 @@ static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bo
 {
     struct network *network = network_new(2, 1, 200, 150, STASH, 18);
     struct transfer *t = transfer_new(0, 1, 0, 20000);
-    bool agree = !cl_calls_differ(sender, receiver);
+    bool agree = !cl_signatures_differ(sender, receiver);
     for (int i = 0; i < 2; i++) {
         if ((i == 0) == receiver_first) {
             CHECK_EQ(cl_endpoint_begin(network->hosts[1].endpoint, 9, 1, receiver), CL_OK);

@@ -1,5 +1,5 @@
 /* Paths of an endpoint that die, come back, and leave through their interface, over the network of network.h. */
-#include "core/endpoint_state.h"
+#include "protocol/endpoint_state.h"
 #include "tests/transfer.h"
 
 static void test_path_death(void)

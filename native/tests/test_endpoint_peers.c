@@ -1,5 +1,5 @@
 /* Peers of an endpoint that die, sleep, leave or never answer, over the network of network.h. */
-#include "core/endpoint.h"
+#include "protocol/endpoint.h"
 
 #include "tests/transfer.h"
 

@@ -1,8 +1,8 @@
 /* Engines: opening and closing, full wires, and what the thread does while nothing happens. The sanitizers see these
  * tests too: half of them are about who frees what, and when. */
-#include "world.h"
+#include "tests/world.h"
 
-#include "core/endpoint_state.h"
+#include "protocol/endpoint_state.h"
 
 #include <dirent.h>
 #include <time.h>
@@ -358,7 +358,7 @@ static void test_bounded_loss(void)
     for (uint32_t rank = 0; rank < 2; rank++)
         for (uint32_t i = 0; i < team.plans[rank]->step_count; i++)
             if (team.plans[rank]->steps[i].kind <= CL_RECV_REDUCE)
-                team.plans[rank]->steps[i].flags = CL_STEP_BOUNDED;
+                team.plans[rank]->steps[i].flags = CL_STEP_PARTIAL;
     for (uint32_t round = 0; round < 60; round++) {
         struct lossy_call calls[2] = {{.team = &team, .rank = 0}, {.team = &team, .rank = 1}};
         pthread_t threads[2];

@@ -1,5 +1,5 @@
 /* Events: their order, and who waits for how long. */
-#include "events.h"
+#include "engine/events.h"
 #include "tests/check.h"
 
 enum { PATIENCE_US = 20000000, MANY = 1000 };

@@ -1,9 +1,9 @@
 /* Executors: what they do in which order, what they wait for, and how they fail. Two endpoints joined by hand are the
  * network, arrays are the shared memory. */
-#include "check.h"
-#include "core/executor.h"
-#include "core/packet.h"
-#include "draft.h"
+#include "plan/executor.h"
+#include "protocol/packet.h"
+#include "tests/check.h"
+#include "tests/draft.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -394,14 +394,14 @@ static void test_a_deadline_and_what_is_absent(void)
             input[1][i] = 4 * i;
         }
         struct draft sender = {.world_size = 2, .input_bytes = sizeof input[0]};
-        struct cl_step step = {.kind = CL_SEND, .flags = CL_STEP_BOUNDED, .peer = 1, .length = sizeof input[0]};
+        struct cl_step step = {.kind = CL_SEND, .flags = CL_STEP_PARTIAL, .peer = 1, .length = sizeof input[0]};
         draft_add(&sender, step, DRAFT_NONE);
         struct draft owner = {
             .rank = 1, .world_size = 2, .input_bytes = sizeof input[1], .output_bytes = sizeof output};
         step = (struct cl_step){.kind = CL_COPY, .peer = 1, .target = CL_OUTPUT, .length = sizeof output};
         uint32_t last = draft_add(&owner, step, DRAFT_NONE);
         step = (struct cl_step){
-            .kind = CL_RECV_REDUCE, .flags = CL_STEP_BOUNDED, .target = CL_OUTPUT, .length = sizeof output};
+            .kind = CL_RECV_REDUCE, .flags = CL_STEP_PARTIAL, .target = CL_OUTPUT, .length = sizeof output};
         last = draft_add(&owner, step, last);
         step = (struct cl_step){.kind = CL_SCALE, .peer = 2, .target = CL_OUTPUT, .length = sizeof output};
         draft_add(&owner, step, last);

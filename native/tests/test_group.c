@@ -1,6 +1,6 @@
 /* Groups: collectives with threads as ranks, over memory that loses packets, over UDP on loopback and in shared memory;
  * and everything that can end them. */
-#include "world.h"
+#include "tests/world.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "core/history.h"
+#include "protocol/history.h"
 
 #include "tests/check.h"
 

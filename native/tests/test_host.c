@@ -1,6 +1,6 @@
 /* The shared region: places, counters, sleeping and bells; between threads, and between processes. */
-#include "check.h"
-#include "wire/host.h"
+#include "os/host.h"
+#include "tests/check.h"
 
 #include <poll.h>
 #include <pthread.h>

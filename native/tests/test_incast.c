@@ -1,5 +1,5 @@
 /* Several hosts into one port, in virtual time: what the receiver's word about its port is for (core/ingress.h). */
-#include "core/endpoint_state.h"
+#include "protocol/endpoint_state.h"
 
 #include "tests/check.h"
 #include "tests/network.h"
@@ -105,9 +105,9 @@ static void test_senders_come_and_go(void)
     for (uint32_t i = 1; i <= 4; i++)
         post(network, i, 2);
     network_run_until(network, start_us + 20000);
-    CHECK_EQ(
-        cl_crowd_count(&network->hosts[0].endpoint->ingresses[0].senders, CL_INGRESS_IDLE_US, network_now_us(network)),
-        2);
+    CHECK_EQ(cl_active_set_count(&network->hosts[0].endpoint->ingresses[0].senders, CL_INGRESS_IDLE_US,
+                                 network_now_us(network)),
+             2);
     struct cl_message_id id = {1, 9, 0};
     struct cl_sink sink = {.target = target};
     cl_endpoint_post_send(network->hosts[3].endpoint, 0, id, data, BYTES, 4, network_now_us(network), NULL);

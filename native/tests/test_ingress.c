@@ -1,11 +1,11 @@
-#include "core/ingress.h"
+#include "congestion/ingress.h"
 
 #include "tests/check.h"
 
 enum { BYTES = 1500, SENDERS = 3 };
 
 static struct cl_ingress ingress;
-static struct cl_crowd_member senders[SENDERS];
+static struct cl_active_set_member senders[SENDERS];
 
 /* `packets` of the first `count` senders in turn, one each gap_us. Returns when the last one came. */
 static uint64_t receive(uint32_t count, uint32_t packets, uint64_t gap_us, uint64_t now_us)
@@ -19,12 +19,12 @@ static void start(void)
 {
     ingress = (struct cl_ingress){0};
     for (int i = 0; i < SENDERS; i++)
-        senders[i] = (struct cl_crowd_member){0};
+        senders[i] = (struct cl_active_set_member){0};
 }
 
 static uint32_t count(uint64_t now_us)
 {
-    return cl_crowd_count(&ingress.senders, CL_INGRESS_IDLE_US, now_us);
+    return cl_active_set_count(&ingress.senders, CL_INGRESS_IDLE_US, now_us);
 }
 
 static void test_rate_and_senders(void)

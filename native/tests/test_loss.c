@@ -1,8 +1,8 @@
-#include "core/loss.h"
+#include "protocol/loss.h"
 
 #include <stddef.h>
 
-#include "core/packet.h"
+#include "protocol/packet.h"
 #include "tests/check.h"
 
 static struct cl_sent sent;

@@ -1,9 +1,9 @@
 /* Point-to-point messages by name, between endpoints in virtual time: order, any source, room, loss. */
-#include "core/mailbox.h"
+#include "group/mailbox.h"
 
-#include "check.h"
-#include "core/endpoint_state.h"
-#include "network.h"
+#include "protocol/endpoint_state.h"
+#include "tests/check.h"
+#include "tests/network.h"
 
 enum { GROUP = 3, FOREVER_US = 60000000, RECEIVES_MAX = 256, LENGTH_MAX = 40000, LIMIT = 16000 };
 

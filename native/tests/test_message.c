@@ -1,4 +1,4 @@
-#include "core/message.h"
+#include "protocol/message.h"
 
 #include "tests/check.h"
 

@@ -1,6 +1,6 @@
-#include "core/missing.h"
+#include "plan/missing.h"
 
-#include "check.h"
+#include "tests/check.h"
 
 static void test_what_goes_where(void)
 {

@@ -2,7 +2,7 @@
  * All-reduces of four hosts with several interfaces each, in virtual time: each is to reach nearly what all interfaces
  * carry together.
  */
-#include "core/queue.h"
+#include "protocol/queue.h"
 #include "tests/all_reduce.h"
 
 struct nics {

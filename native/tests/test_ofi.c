@@ -1,5 +1,5 @@
 /* The ofi wire: real packets through the real libfabric, over its `udp` provider. */
-#include "check.h"
+#include "tests/check.h"
 #include "wire/wire.h"
 
 #include <poll.h>

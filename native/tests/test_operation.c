@@ -1,5 +1,5 @@
 /* Operations: how a caller learns that one has ended. */
-#include "world.h"
+#include "tests/world.h"
 
 static void test_events(void)
 {

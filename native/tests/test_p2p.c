@@ -1,6 +1,6 @@
 /* Point-to-point operations, with threads as ranks: over memory that loses packets and over UDP on loopback, in groups
  * that share memory and in groups that do not. */
-#include "world.h"
+#include "tests/world.h"
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "core/pacer.h"
+#include "congestion/pacer.h"
 
 #include "tests/check.h"
 

@@ -1,4 +1,4 @@
-#include "core/packet.h"
+#include "protocol/packet.h"
 
 #include <string.h>
 

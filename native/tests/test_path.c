@@ -1,4 +1,4 @@
-#include "core/path.h"
+#include "protocol/path.h"
 
 #include <stddef.h>
 

@@ -1,4 +1,4 @@
-#include "core/peer.h"
+#include "protocol/peer.h"
 
 #include <string.h>
 

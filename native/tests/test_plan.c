@@ -1,7 +1,7 @@
 /* cl_plan_create accepts what can run, and nothing else. */
-#include "check.h"
-#include "core/plan.h"
-#include "draft.h"
+#include "plan/plan.h"
+#include "tests/check.h"
+#include "tests/draft.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -113,10 +113,10 @@ static void test_each_field(void)
     REFUSED(4, message = 0);
     REFUSED(4, message = CL_POSTS_LIMIT + 1);
     REFUSED(5, peer = 3);
-    REFUSED(0, flags = CL_STEP_BOUNDED); /* no packets to lose */
+    REFUSED(0, flags = CL_STEP_PARTIAL); /* no packets to lose */
     REFUSED(1, flags = 2);
     struct draft draft = sound();
-    draft.steps[1].flags = CL_STEP_BOUNDED;
+    draft.steps[1].flags = CL_STEP_PARTIAL;
     draft.steps[3] = (struct cl_step){.kind = CL_SCALE, .peer = 3, .target = CL_STAGING, .dependencies = 2};
     draft.steps[3].successor_first = draft.steps[2].successor_first + 1;
     draft.steps[3].successor_count = 1;

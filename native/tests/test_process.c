@@ -1,11 +1,11 @@
-#include "wire/process.h"
+#include "os/process.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "check.h"
+#include "tests/check.h"
 
 /* A child with a difficult name, which has it when this returns. */
 static pid_t make_child(void)

@@ -1,4 +1,4 @@
-#include "core/queue.h"
+#include "protocol/queue.h"
 
 #include "tests/check.h"
 
@@ -92,7 +92,7 @@ static void test_blocked_peer_holds_nobody_up(void)
 static void test_only_less_urgent_classes_are_blocked(void)
 {
     start();
-    CHECK_EQ(cl_queue_first_class(&queue), CL_QUEUE_CLASSES);
+    CHECK_EQ(cl_queue_first_class(&queue), CL_CLASSES);
     messages[0][0].priority = 6;
     messages[0][1].priority = 1;
     messages[0][2].priority = 4;

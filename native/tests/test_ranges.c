@@ -1,4 +1,4 @@
-#include "core/ranges.h"
+#include "protocol/ranges.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* The kernels of every level this machine has, bit for bit, against arithmetic written another way. */
-#include "check.h"
 #include "kernels/reduce.h"
+#include "tests/check.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "core/replay.h"
+#include "protocol/replay.h"
 
 #include "tests/check.h"
 

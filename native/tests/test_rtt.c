@@ -1,4 +1,4 @@
-#include "core/rtt.h"
+#include "congestion/rtt.h"
 
 #include "tests/check.h"
 

@@ -1,8 +1,8 @@
-#include "core/sent.h"
+#include "protocol/sent.h"
 
 #include <stddef.h>
 
-#include "core/packet.h"
+#include "protocol/packet.h"
 #include "tests/check.h"
 
 static void push(struct cl_sent *sent, uint8_t kind, uint16_t bytes, uint64_t sent_us)

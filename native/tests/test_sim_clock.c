@@ -1,8 +1,8 @@
 #include <stddef.h>
 
-#include "check.h"
 #include "sim/clock.h"
 #include "sim/random.h"
+#include "tests/check.h"
 
 enum { EVENTS = 500 };
 

@@ -1,9 +1,9 @@
 /* The simulator's own arithmetic against the kernels': two independent ways to the same bits. */
 #include <string.h>
 
-#include "check.h"
 #include "kernels/reduce.h"
 #include "sim/element.h"
+#include "tests/check.h"
 
 enum { COUNT = 200, RANKS = 5, DTYPES = CL_U64 + 1 };
 

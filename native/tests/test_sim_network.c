@@ -1,8 +1,8 @@
 #include <string.h>
 
-#include "check.h"
 #include "sim/memory.h"
 #include "sim/network.h"
+#include "tests/check.h"
 
 enum { PACKETS = 1000, BYTES = 958 /* and 42 of overhead */ };
 

@@ -1,4 +1,4 @@
-#include "core/siphash.h"
+#include "protocol/siphash.h"
 
 #include "tests/check.h"
 

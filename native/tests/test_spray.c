@@ -1,4 +1,4 @@
-#include "core/spray.h"
+#include "protocol/spray.h"
 
 #include <stddef.h>
 

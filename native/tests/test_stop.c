@@ -1,4 +1,4 @@
-#include "core/stop.h"
+#include "protocol/stop.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "core/table.h"
+#include "protocol/table.h"
 
 #include "tests/check.h"
 

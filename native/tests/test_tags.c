@@ -1,5 +1,5 @@
-#include "check.h"
-#include "core/tags.h"
+#include "protocol/tags.h"
+#include "tests/check.h"
 
 #include <stdlib.h>
 

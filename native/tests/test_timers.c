@@ -1,4 +1,4 @@
-#include "core/timers.h"
+#include "protocol/timers.h"
 
 #include <stddef.h>
 

@@ -1,7 +1,7 @@
 #include <string.h>
 
-#include "check.h"
-#include "core/endpoint.h"
+#include "protocol/endpoint.h"
+#include "tests/check.h"
 
 enum { BATCH = 4096, BYTES = 1472 };
 

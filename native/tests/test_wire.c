@@ -1,5 +1,5 @@
 /* The wires: what is sent arrives, whole and at its port, however the kernel batches it. */
-#include "check.h"
+#include "tests/check.h"
 #include "wire/wire.h"
 
 #include <netinet/in.h>

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check.h"
-#include "draft.h"
-#include "engine.h"
+#include "engine/engine.h"
+#include "tests/check.h"
+#include "tests/draft.h"
 
 enum {
     RANKS_MAX = 4,

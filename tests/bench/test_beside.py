@@ -4,10 +4,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commlayer.bench.backends import open_backend
-from commlayer.bench.beside import Beside
-from commlayer.bench.measure import Bench
-from commlayer.bench.spec import BackendSpec, Spec
+from commlayer.tools.bench.backends import open_backend
+from commlayer.tools.bench.beside import Beside
+from commlayer.tools.bench.measure import Bench
+from commlayer.tools.bench.spec import BackendSpec, Spec
 from tests import ranks
 
 

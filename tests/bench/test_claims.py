@@ -8,7 +8,7 @@ import pytest
 from bench import claims
 from bench.cases import BESIDE, URGENT, WIRES
 from bench.claims import Claim, Runs
-from commlayer.bench.matrix import P50, P99
+from commlayer.tools.bench.matrix import P50, P99
 from tests.bench.stress_runs import BARE, HOOK, run_of
 
 FLOAT32, SHORT = WIRES

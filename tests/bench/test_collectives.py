@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlayer.bench.collective import Collective
-from commlayer.bench.collectives import (
+from commlayer.tools.bench.collective import Collective
+from commlayer.tools.bench.collectives import (
     COLLECTIVES,
     AllGather,
     AllReduce,
@@ -18,8 +18,8 @@ from commlayer.bench.collectives import (
     ReduceScatter,
     Scatter,
 )
-from commlayer.bench.gradients import Gradients
-from commlayer.bench.spec import COLLECTIVE_NAMES, DTYPE_NAMES
+from commlayer.tools.bench.gradients import Gradients
+from commlayer.tools.bench.spec import COLLECTIVE_NAMES, DTYPE_NAMES
 
 COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,

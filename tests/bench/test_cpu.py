@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 
-from commlayer.bench.cpu import CpuTime, parse_proc_stat
+from commlayer.tools.bench.cpu import CpuTime, parse_proc_stat
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

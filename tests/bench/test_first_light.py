@@ -7,7 +7,7 @@ import pytest
 
 from bench import first_light
 from bench.first_light import BEGIN, BUSBW, CLAIMS, END, RUNS, Claim, row_of, table
-from commlayer.bench.matrix import LINK_SHARE, P50, P99, Metric
+from commlayer.tools.bench.matrix import LINK_SHARE, P50, P99, Metric
 
 
 def run(**figures: dict[str, float]) -> dict[str, Any]:

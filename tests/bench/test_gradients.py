@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlayer.bench.backends import COUNTERS, open_backends
-from commlayer.bench.gradients import Gradients
-from commlayer.bench.measure import Bench
-from commlayer.bench.spec import BackendSpec, Spec
+from commlayer.tools.bench.backends import COUNTERS, open_backends
+from commlayer.tools.bench.gradients import Gradients
+from commlayer.tools.bench.measure import Bench
+from commlayer.tools.bench.spec import BackendSpec, Spec
 from tests import ranks
 
 WORLD = 4

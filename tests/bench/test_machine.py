@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import socket
 
-from commlayer.bench import machine
+from commlayer.tools.bench import machine
 
 
 def test_facts_are_complete_and_say_nothing_private() -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commlayer.bench.backends import open_backend
-from commlayer.bench.collectives import AllReduce
-from commlayer.bench.measure import Bench, Measurement
-from commlayer.bench.spec import COLLECTIVE_NAMES, BackendSpec, Spec
+from commlayer.tools.bench.backends import open_backend
+from commlayer.tools.bench.collectives import AllReduce
+from commlayer.tools.bench.measure import Bench, Measurement
+from commlayer.tools.bench.spec import COLLECTIVE_NAMES, BackendSpec, Spec
 from tests import ranks
 
 FAST, SLOW = BackendSpec("gloo"), BackendSpec("corrupting")

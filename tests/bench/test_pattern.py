@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from commlayer.bench import pattern
+from commlayer.tools.bench import pattern
 
 DTYPES = [
     torch.float32,

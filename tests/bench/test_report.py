@@ -5,13 +5,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from commlayer.bench import report
-from commlayer.bench.backends import Backend
-from commlayer.bench.collectives import AllReduce, Barrier
-from commlayer.bench.measure import Measurement
-from commlayer.bench.spec import BackendSpec, Spec
-from commlayer.emulate.link import Link
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.bench import report
+from commlayer.tools.bench.backends import Backend
+from commlayer.tools.bench.collectives import AllReduce, Barrier
+from commlayer.tools.bench.measure import Measurement
+from commlayer.tools.bench.spec import BackendSpec, Spec
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario
 
 NETWORK = Scenario(hosts=4, nics=(Link(rate_bps=1e6),))
 FACTS = {"cores": 2, "cpu": "a cpu", "kernel": "Linux 6", "torch": "2.13", "commlayer": "0.1"}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commlayer.bench.samples import percentile, summarise
+from commlayer.tools.bench.samples import percentile, summarise
 
 
 def test_percentile_is_the_nearest_rank() -> None:

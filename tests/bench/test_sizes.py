@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commlayer.bench.sizes import format_size, parse_rate, parse_size, sweep
+from commlayer.tools.bench.sizes import format_size, parse_rate, parse_size, sweep
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from commlayer.bench.spec import BackendSpec, Spec, expand_tcp_cc
 from commlayer.config import Policy
-from commlayer.emulate.link import Link
-from commlayer.emulate.scenario import Scenario
 from commlayer.errors import ConfigError
+from commlayer.tools.bench.spec import BackendSpec, Spec, expand_tcp_cc
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario
 
 GLOO = BackendSpec("gloo")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from bench import stress
 from bench.cases import CASES, GLOO_TUNED
 from bench.claims import CLAIMS
-from commlayer.bench.spec import BackendSpec
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.bench.spec import BackendSpec
+from commlayer.tools.emulate.scenario import Scenario
 from tests.bench.stress_runs import BARE, run_of
 
 

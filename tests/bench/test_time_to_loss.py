@@ -27,9 +27,9 @@ from bench.time_to_loss import (
     tune,
 )
 from bench.training import Job
-from commlayer.emulate.link import Link
-from commlayer.emulate.scenario import Scenario
-from commlayer.emulate.traffic import Incast
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario
+from commlayer.tools.emulate.traffic import Incast
 
 ROOT = Path(__file__).parents[2]
 NETWORK = Scenario(hosts=4, nics=(Link(rate_bps=100e6),))

@@ -14,7 +14,7 @@ import torch
 
 from bench import training
 from bench.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, Uncounted, hold_out, hook_of, learning_rate_share
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.emulate.scenario import Scenario
 
 
 def test_what_is_held_out_is_not_trained_on() -> None:

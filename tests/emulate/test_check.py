@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
-from commlayer.emulate import check as checking
-from commlayer.emulate.check import check, losses
-from commlayer.emulate.event import Event
-from commlayer.emulate.link import Link
-from commlayer.emulate.network import Network
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.emulate import check as checking
+from commlayer.tools.emulate.check import check, losses
+from commlayer.tools.emulate.event import Event
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
 
 
 def test_losses_are_the_gaps_of_the_numbers() -> None:

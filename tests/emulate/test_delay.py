@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from commlayer.emulate import delay
-from commlayer.emulate.link import Link
-from commlayer.emulate.namespace import EmulationError
-from commlayer.emulate.network import Network
-from commlayer.emulate.scenario import Scenario, Unlike
+from commlayer.tools.emulate import delay
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.namespace import EmulationError
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario, Unlike
 
 ECHO = """
 import socket, sys, time

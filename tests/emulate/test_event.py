@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from commlayer.emulate.event import Event
 from commlayer.errors import ConfigError
+from commlayer.tools.emulate.event import Event
 
 
 def test_an_event_in_words() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from commlayer.emulate.link import Link, new_rate, queues
 from commlayer.errors import ConfigError
+from commlayer.tools.emulate.link import Link, new_rate, queues
 
 
 def test_payload_of_a_shaped_link_is_the_udp_share_of_the_frames() -> None:

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from commlayer.emulate.link import Link
-from commlayer.emulate.loss import BURST_MS, ruleset
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.loss import BURST_MS, ruleset
 
 
 def chances(text: str) -> list[Fraction]:

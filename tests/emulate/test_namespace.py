@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from commlayer.emulate import namespace
-from commlayer.emulate.network import Network
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.emulate import namespace
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
 
 
 def test_name_tells_the_process_and_its_start() -> None:
@@ -53,7 +53,7 @@ def test_missing_capabilities_are_named(monkeypatch: pytest.MonkeyPatch, bits: i
 @pytest.mark.needs_root
 def test_a_root_without_capabilities_knows_it() -> None:
     assert namespace._capabilities() >> 21 & 1
-    ask = "from commlayer.emulate import namespace; print(namespace.missing())"
+    ask = "from commlayer.tools.emulate import namespace; print(namespace.missing())"
     without = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
     done = subprocess.run([*without, sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("network namespaces need CAP_SYS_ADMIN, ")

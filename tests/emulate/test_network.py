@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from commlayer.emulate import namespace, tcp
-from commlayer.emulate.link import Link
-from commlayer.emulate.namespace import EmulationError
-from commlayer.emulate.network import Network
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.emulate import namespace, tcp
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.namespace import EmulationError
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
 needs_root = pytest.mark.needs_root
@@ -189,7 +189,7 @@ def test_unknown_congestion_control_is_an_error() -> None:
 
 @needs_root
 def test_what_a_crashed_run_left_is_removed_and_what_a_live_one_has_is_not() -> None:
-    crash = "from commlayer.emulate.network import *; import os; Network(Scenario()).__enter__(); os._exit(0)"
+    crash = "from commlayer.tools.emulate.network import *; import os; Network(Scenario()).__enter__(); os._exit(0)"
     crashed = subprocess.Popen([sys.executable, "-c", crash], cwd=ROOT)
     assert crashed.wait() == 0
     left = [name for name in existing() if name.startswith(f"cl{crashed.pid}-")]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from commlayer.emulate.event import Event
-from commlayer.emulate.link import Link
-from commlayer.emulate.scenario import Scenario, Unlike
-from commlayer.emulate.traffic import Cross, Incast
 from commlayer.errors import ConfigError
+from commlayer.tools.emulate.event import Event
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario, Unlike
+from commlayer.tools.emulate.traffic import Cross, Incast
 
 SHIPPED = sorted((Path(__file__).parents[2] / "bench/scenarios").glob("*.toml"))
 MATRIX = [

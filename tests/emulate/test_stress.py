@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from commlayer.emulate.event import Event
-from commlayer.emulate.link import Link
-from commlayer.emulate.network import Network
-from commlayer.emulate.scenario import Scenario
-from commlayer.emulate.stress import Stress
-from commlayer.emulate.traffic import Cross, Incast, Protocol
+from commlayer.tools.emulate.event import Event
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
+from commlayer.tools.emulate.stress import Stress
+from commlayer.tools.emulate.traffic import Cross, Incast, Protocol
 
 
 def received_bytes(network: Network, host: int) -> int:

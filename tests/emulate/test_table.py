@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from commlayer.emulate.table import check, read, table_of
 from commlayer.errors import ConfigError
+from commlayer.tools.emulate.table import check, read, table_of
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commlayer.emulate import namespace, tcp
-from commlayer.emulate.namespace import EmulationError
+from commlayer.tools.emulate import namespace, tcp
+from commlayer.tools.emulate.namespace import EmulationError
 
 
 class Machine:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from commlayer.emulate.link import Link
-from commlayer.emulate.network import Network
-from commlayer.emulate.scenario import Scenario
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
 
 from .scene import Site
 

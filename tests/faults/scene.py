@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import commlayer
-from commlayer.emulate.network import Network
+from commlayer.tools.emulate.network import Network
 from tests import ranks
 
 NOTES = Path(__file__).parents[2] / "out" / "faults.json"

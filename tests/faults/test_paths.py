@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlayer.emulate.event import Event
-from commlayer.emulate.network import Network
+from commlayer.tools.emulate.event import Event
+from commlayer.tools.emulate.network import Network
 from tests import ranks
 
 from .scene import PEER_TIMEOUT_S, SLACK_S, Seen, Site, begin, mark, note, survived, watch, witness

@@ -17,8 +17,8 @@ from scapy.layers.inet import IP, UDP
 from scapy.sendrecv import sniff
 from scapy.supersocket import L3RawSocket
 
-from commlayer.transport import packets
-from commlayer.transport.packets import DLCP, Address, Captured
+from commlayer.tools import dissect
+from commlayer.tools.dissect import DLCP, Address, Captured
 
 Shot = tuple[str, bytes]
 """The counter of the receiver that must show it ("foreign", "forged" or "replayed"), and the datagram."""
@@ -31,12 +31,12 @@ def made_up(source: int, destination: int, epoch: int, chance: random.Random) ->
     layer: Any = DLCP
     right = {"source": source, "epoch": epoch, "path": 0}
     guess = bytes(16)
-    for kind in packets.KINDS:
+    for kind in dissect.KINDS:
         fields = {name: chance.randrange(8) for name in ("group", "sequence", "index", "number")}
         for payload in (b"", bytes(8)):
             packet = layer(kind=kind, **fields, **right, ack_now=1, last=1) / payload
             yield "forged", bytes(packet)
-            yield "forged", bytes(packets.seal(packet, guess, destination))
+            yield "forged", bytes(dissect.seal(packet, guess, destination))
     abort = layer(kind="ABORT", group=1, offset=(1 << 32) - 6, number=5, **right)
     yield "forged", bytes(abort)
     yield "foreign", bytes(layer(kind="DATA", source=source, epoch=epoch ^ 1))
@@ -44,9 +44,9 @@ def made_up(source: int, destination: int, epoch: int, chance: random.Random) ->
     yield "foreign", bytes(layer(kind="DATA", source=4000, epoch=epoch))
     yield "foreign", bytes(layer(kind="DATA", source=source, epoch=epoch, path=7))
     yield "foreign", bytes(layer(kind=9, **right))
-    yield "foreign", bytes(layer(kind="DATA", version=packets.VERSION + 1, **right))
+    yield "foreign", bytes(layer(kind="DATA", version=dissect.VERSION + 1, **right))
     yield "foreign", bytes(layer(kind="DATA", length=9, **right) / bytes(8))
-    yield "foreign", bytes(layer(kind="DATA", **right))[: chance.randrange(1, packets.HEAD_BYTES)]
+    yield "foreign", bytes(layer(kind="DATA", **right))[: chance.randrange(1, dissect.HEAD_BYTES)]
     yield "foreign", bytes(layer(kind="DATA", **right) / bytes(OVERSIZED_BYTES))[:-1]
     yield "forged", bytes(layer(kind="DATA", **right) / bytes(OVERSIZED_BYTES))
     yield "foreign", chance.randbytes(chance.randrange(1, 1400))
@@ -60,10 +60,10 @@ def distorted(each: Captured, chance: random.Random) -> Iterator[Shot]:
     yield "foreign", data + b"\0"
     yield "foreign", data + bytes(OVERSIZED_BYTES - len(data))
     yield "foreign", _changed(data, 30, 1)  # the epoch
-    for at in (3, chance.randrange(8, 28), chance.randrange(packets.TAG_AT, packets.HEAD_BYTES)):
+    for at in (3, chance.randrange(8, 28), chance.randrange(dissect.TAG_AT, dissect.HEAD_BYTES)):
         yield "forged", _changed(data, at, 1 << chance.randrange(8))
-    if packets.KINDS[each.packet.kind] != "DATA" and len(data) > packets.HEAD_BYTES:
-        yield "forged", _changed(data, chance.randrange(packets.HEAD_BYTES, len(data)), 1)
+    if dissect.KINDS[each.packet.kind] != "DATA" and len(data) > dissect.HEAD_BYTES:
+        yield "forged", _changed(data, chance.randrange(dissect.HEAD_BYTES, len(data)), 1)
 
 
 def _changed(data: bytes, at: int, mask: int) -> bytes:
@@ -126,7 +126,7 @@ class Raw:
             return UDP in frame and IP in frame and (frame[IP].dst, frame[UDP].dport) in ranks
 
         frames = sniff(iface=self._interface, lfilter=ours, count=60, timeout=1)
-        return [each for each in packets.captured(frames) if {each.sender, each.receiver} <= ranks]
+        return [each for each in dissect.captured(frames) if {each.sender, each.receiver} <= ranks]
 
     def _send(self, sender: Address, receiver: Address, data: bytes, counter: str) -> None:
         header: Any = IP(src=sender[0], dst=receiver[0])

@@ -16,9 +16,9 @@ from scapy.layers.l2 import Ether
 from scapy.utils import wrpcap
 from typer.testing import CliRunner
 
-from commlayer.cli import app
-from commlayer.transport import packets
-from commlayer.transport.packets import AUTHS, DLCP, Captured, Verifier, captured, seal, siphash, split
+from commlayer.tools import dissect
+from commlayer.tools.cli import app
+from commlayer.tools.dissect import AUTHS, DLCP, Captured, Verifier, captured, seal, siphash, split
 
 NATIVE = Path(__file__).parents[2] / "native"
 KEY = bytes(range(16))
@@ -27,7 +27,7 @@ ETHERNET = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
 U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 FIELDS = st.fixed_dictionaries(
     {
-        "kind": st.integers(0, max(packets.KINDS)),
+        "kind": st.integers(0, max(dissect.KINDS)),
         "priority": st.integers(0, 7),
         "last": st.integers(0, 1),
         "ack_now": st.integers(0, 1),
@@ -142,7 +142,7 @@ def conversation(key: bytes) -> list[Any]:
 
 def test_tags_in_a_capture_are_verified() -> None:
     found = list(captured(conversation(KEY)))
-    assert [packets.KINDS[each.packet.kind] for each in found] == ["ACK", "DATA", "DATA", "ABORT"]
+    assert [dissect.KINDS[each.packet.kind] for each in found] == ["ACK", "DATA", "DATA", "ABORT"]
     verifier = Verifier(KEY, found)
     verifier._numbers[found[1].sender, found[1].receiver, False] = 0xFFFFFFF0  # the capture began long before
     assert [verifier.verify(each) for each in found] == [True, True, True, False]

@@ -1,0 +1,446 @@
+"""The `commlayer` backend of torch.distributed: its names, arguments and overloads.
+
+`CommProcessGroup` is a hybrid: every operation on CPU tensors runs on the engine (`collectives.py` says how), and a
+complete gloo group beneath takes what is left: sparse tensors, reductions that no type defines, the monitored barrier.
+It also words the complaint when arguments make no sense. docs/collectives.md lists what is whose. The two never share
+a channel, so their operations need no common order. CUDA tensors take the way of `devices.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    Backend,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    Work,
+    _DistributedBackendOptions,
+)
+
+from ..config import LOSS_LIMIT, Config, Policy
+from ..errors import CommError, ConfigError
+from ..loss.operation_policy import Terms
+from ..plans.settings import Settings
+from ..transport.bootstrap import Rendezvous, connect
+from .collectives import Collectives
+from .devices import Devices, placed
+from .dynamo import untraced
+from .pinned import StagedWork
+from .submit import Launcher
+from .work import CommWork
+
+NAME = "commlayer"
+
+OptionsT = TypeVar("OptionsT")
+
+
+class Options(Backend.Options):
+    """What to pass as `pg_options=`, or in a DeviceMesh's `backend_override`, to give a group its policy."""
+
+    def __init__(self, policy: Policy | None = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
+        super().__init__(NAME, timeout)
+        if not isinstance(policy, (Policy, type(None))):
+            raise ConfigError(f"Options({policy!r}): pass a policy, as Options(Policy(loss_bound=0.01)), or nothing")
+        self.policy = policy or Policy()
+        """Of all operations of the group."""
+
+
+@untraced
+class CommProcessGroup(dist.ProcessGroup):
+    """A process group whose collectives run on the native engine. torch makes it, see `create`.
+
+    Operations of one group run in the order they are called, which must be the same on all ranks; any thread may call
+    them. The collectives have the names, arguments and errors of `torch.distributed.ProcessGroup`.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        global_ranks: Sequence[int] = (),
+        policy: Policy | None = None,
+    ) -> None:
+        # The stub in torch gives the signature of the C++ class; only this one makes an object that C++ calls back.
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self.policy = policy or Policy()
+        """Of all operations of this group."""
+        self.closed = False
+        """Whether `shutdown` or `abort` was called."""
+        rendezvous = Rendezvous(store, name, rank, size, timeout)
+        with rendezvous.alone():
+            config = Config.from_environment()
+        peer = global_ranks[rank] if global_ranks else rank
+        agreed = dataclasses.asdict(self.policy)
+        self._native = connect(rendezvous, config, agreed, peer=peer, is_world=not global_ranks)
+        try:
+            with rendezvous.alone():
+                options = _gloo_options(self._native.interface, timeout)
+            rendezvous.exchange("gloo", b"")  # who cannot would be waited for by the others
+            with rendezvous.alone():
+                self._gloo = _connect_gloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, options)
+        except BaseException as error:
+            rendezvous.give_up(error)
+            self._native.close()
+            raise
+        # The same gloo as a plain group: the gloo object itself lacks today's names of the collectives.
+        self._fallback = dist.ProcessGroup(store, rank, size)
+        for group in (self, self._fallback):
+            for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+                group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._gloo)
+            group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        settings = Settings(
+            algorithm=self.policy.algorithm or config.algorithm,
+            deterministic=self.policy.deterministic,
+            staging_bytes=self._native.staging_bytes,
+        )
+        if config.segment_bytes:
+            settings = dataclasses.replace(settings, segment_bytes=config.segment_bytes)
+        native = self._native
+
+        @functools.lru_cache(maxsize=256)
+        def terms(policy: Policy) -> Terms:
+            packets = (native.packet_bytes, native.largest_packet_bytes)
+            return Terms.of(policy, native.hosts, packets, settings)
+
+        self._terms = terms
+        self.can_lose = terms(Policy(loss_bound=LOSS_LIMIT)).bound is not None
+        """Whether there is a network that may lose contributions, if a policy allows it."""
+        # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
+        self._launcher = Launcher(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
+        self._collectives = Collectives(self._launcher, rank, size, terms(self.policy))
+        self._lock = threading.Lock()
+        self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
+        """Takes the tensors that are not on the CPU."""
+
+    # One method stands for all overloads of a name, which the stub wants to see one by one (hence the `override`
+    # ignored). It either finds its arguments fit for the engine and starts it, or hands them untouched to gloo. The
+    # aliases are the names of torch 2.11 and 2.12.
+
+    @placed(inputs=[0], outputs=[0])
+    def allreduce(  # type: ignore[override]
+        self,
+        tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+        policy: Policy | None = None,
+    ) -> Work:
+        tensors, opts = _as_list(tensors), _options(AllreduceOptions, op if opts is None else opts, timeout)
+        terms = None if policy is None else self._terms(policy)
+        work = self._collectives.all_reduce(tensors, opts, terms) if len(tensors) == 1 else None
+        return work or self._fallback.allreduce(tensors, opts)
+
+    @placed(inputs=[0], outputs=[0])
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(AllreduceCoalescedOptions, opts)
+        return self._collectives.all_reduce(tensors, opts) or self._fallback.allreduce_coalesced(tensors, opts)
+
+    @placed(inputs=[0], outputs=[0])
+    def reduce(  # type: ignore[override]
+        self, tensors: Any, root: Any = None, op: Any = None, timeout: timedelta | None = None, *, opts: Any = None
+    ) -> Work:
+        if isinstance(root, int):
+            opts = _options(ReduceOptions, op, timeout)
+            opts.rootRank = root
+        tensors, opts = _as_list(tensors), _options(ReduceOptions, root if opts is None else opts)
+        return self._collectives.reduce(tensors, opts) or self._fallback.reduce(tensors, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> Work:
+        opts = _options(ReduceScatterOptions, op if opts is None else opts, timeout)
+        if isinstance(outputs, Tensor):
+            outputs, inputs = [outputs], [inputs]
+        work = None
+        if len(outputs) == len(inputs) == 1:
+            work = self._collectives.reduce_scatter_list(outputs[0], inputs[0], opts)
+        return work or self._fallback.reduce_scatter(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
+        opts = _options(ReduceScatterOptions, opts)
+        work = self._collectives.reduce_scatter([(output, [input])], opts)
+        return work or _reduce_scatter_single(self._fallback, output, input, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(ReduceScatterOptions, opts)
+        pairs = [(output, [each]) for output, each in zip(outputs, inputs, strict=True)]
+        work = self._collectives.reduce_scatter(pairs, opts)
+        return work or _reduce_scatter_coalesced(self._fallback, outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def allgather(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        opts = _options(AllgatherOptions, opts, timeout)
+        if isinstance(inputs, Tensor):
+            outputs, inputs = [outputs], [inputs]
+        work = None
+        if len(outputs) == len(inputs) == 1:
+            work = self._collectives.all_gather_list(outputs[0], inputs[0], opts)
+        return work or self._fallback.allgather(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(AllgatherOptions, opts)
+        work = self._collectives.all_gather_lists(outputs, inputs, opts)
+        return work or self._fallback.allgather_coalesced(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
+        opts = _options(AllgatherOptions, opts)
+        work = self._collectives.all_gather([([output], input)], opts)
+        return work or _all_gather_single(self._fallback, output, input, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(AllgatherOptions, opts)
+        pairs = [([output], each) for output, each in zip(outputs, inputs, strict=True)]
+        work = self._collectives.all_gather(pairs, opts)
+        return work or _all_gather_coalesced(self._fallback, outputs, inputs, opts)
+
+    @placed(inputs=[0], outputs=[0])
+    def broadcast(  # type: ignore[override]
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> Work:
+        tensors, opts = _as_list(tensors), _options(BroadcastOptions, root if opts is None else opts, timeout)
+        return self._collectives.broadcast(tensors, opts) or self._fallback.broadcast(tensors, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def gather(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> Work:
+        opts = _options(GatherOptions, root if opts is None else opts, timeout)
+        if isinstance(inputs, Tensor):
+            outputs, inputs = [outputs] if outputs else [], [inputs]
+        work = None
+        if len(inputs) == 1 and len(outputs) <= 1:
+            work = self._collectives.gather(outputs[0] if outputs else [], inputs[0], opts)
+        return work or self._fallback.gather(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def scatter(  # type: ignore[override]
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+    ) -> Work:
+        opts = _options(ScatterOptions, root if opts is None else opts, timeout)
+        if isinstance(outputs, Tensor):
+            outputs, inputs = [outputs], [inputs] if inputs else []
+        work = None
+        if len(outputs) == 1 and len(inputs) <= 1:
+            work = self._collectives.scatter(outputs[0], inputs[0] if inputs else [], opts)
+        return work or self._fallback.scatter(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(AllToAllOptions, opts)
+        return self._collectives.all_to_all(outputs, inputs, opts) or self._fallback.alltoall(outputs, inputs, opts)
+
+    @placed(inputs=[1], outputs=[0])
+    def all_to_all_single(  # type: ignore[override]
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        opts = _options(AllToAllOptions, opts, timeout)
+        work = self._collectives.all_to_all_single(output, input, output_split_sizes, input_split_sizes, opts)
+        return work or self._fallback.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+
+    @placed()
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:  # type: ignore[override]
+        return self._collectives.barrier(_options(BarrierOptions, opts, timeout))
+
+    @placed(inputs=[0])
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
+        return self._collectives.send(tensors, dstRank, tag) or self._fallback.send(tensors, dstRank, tag)
+
+    @placed(outputs=[0])
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
+        return self._collectives.receive(tensors, srcRank, tag) or self._fallback.recv(tensors, srcRank, tag)
+
+    @placed(outputs=[0])
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
+        return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """gloo's: it is made to name the ranks that do not come."""
+        timeout = self._gloo.options._timeout if timeout is None else timeout
+        self._gloo.monitored_barrier(timeout, wait_all_ranks)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Until `_end_coalescing`, which returns one work for all of them, operations are also noted."""
+        if self.devices is not None and device.type != "cpu":
+            self.devices.begin_coalescing(device)
+        else:
+            self._launcher.begin_coalescing()
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        if self.devices is not None and device.type != "cpu":
+            return self.devices.end_coalescing(device)
+        return self._launcher.end_coalescing()
+
+    def _get_backend(self, device: torch.device) -> Backend:
+        if self.devices is not None:
+            self.devices.neighbour(device.type)  # which makes it, and registers it here
+        return super()._get_backend(device)
+
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    @placed()  # on the CPU in any case, but in the order of the calls
+    def allreduce_from(
+        self,
+        source: Tensor,
+        target: Tensor,
+        opts: Any,
+        protect: Tensor | None = None,
+        *,
+        policy: Policy | None = None,
+    ) -> CommWork | StagedWork:
+        """All-reduces `source` into `target`, see `Collectives.all_reduce_from`; `missing` of the work says what of
+        `source` was not counted.
+
+        `policy`, here and in `allreduce`, is that of this operation: its priority, and what it may lose. (What plans it
+        has otherwise, the group's policy says.)
+        """
+        terms = None if policy is None else self._terms(policy)
+        return self._collectives.all_reduce_from(source, target, opts, protect, terms)
+
+    @property
+    def packet_bytes(self) -> int:
+        """What a full packet of this group carries."""
+        return self._native.packet_bytes
+
+    def abort(self) -> None:
+        """Fails every operation in flight, here and on the peers; the group is of no use afterwards."""
+        self._native.abort(f"rank {self.rank()} aborted its process group")
+        if self.devices is not None:
+            self.devices.close(abort=True)
+
+    def shutdown(self) -> None:
+        """Leaves the group and joins what works for it. Idempotent; `destroy_process_group` calls it."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        if self.devices is not None:
+            self.devices.close()
+        self._native.close()
+        self._launcher.forget()
+        super().shutdown()
+
+    def getBackendName(self) -> str:  # noqa: N802  # C++ calls it by this name
+        return NAME
+
+
+def _gloo_options(interface: str, timeout: timedelta) -> Any:
+    """gloo takes the address that the host's name resolves to, often 127.0.1.1 or none: give it a working interface.
+
+    GLOO_SOCKET_IFNAME still has the last word; of several names there, gloo gets one whose link works: it would use
+    all, and one that is dead must not stop the job.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub has another name
+    options._timeout = timeout
+    names = [name for each in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := each.strip())]
+    name = interface if not names or interface in names else names[0]
+    try:
+        options._devices = [dist.ProcessGroupGloo.create_device(interface=name)]
+    except (RuntimeError, ValueError) as error:
+        given = f"GLOO_SOCKET_IFNAME={','.join(names)}" if names else f"the interface {name or '(none)'}"
+        raise ConfigError(
+            f"{given}: gloo, which does what commlayer does not, cannot use {name or 'it'} "
+            f"({str(error).splitlines()[0]}); name an interface that is up and has an address with GLOO_SOCKET_IFNAME"
+        ) from error
+    return options
+
+
+def _connect_gloo(store: dist.Store, rank: int, size: int, options: Any) -> Any:
+    """At once: later (`lazy_init`) it would need a Store that still lives, and `monitored_barrier` would wait for
+    connections instead of naming who does not come."""
+    try:
+        return dist.ProcessGroupGloo(store, rank, size, options)
+    except RuntimeError as error:
+        raise CommError(
+            f"gloo, which does what commlayer does not, cannot connect all ranks ({str(error).splitlines()[0]}); name "
+            f"an interface that reaches them all with GLOO_SOCKET_IFNAME"
+        ) from error
+
+
+def _former(*names: str) -> Any:
+    """The first of these methods that this version of torch has."""
+    return next(getattr(dist.ProcessGroup, name) for name in names if hasattr(dist.ProcessGroup, name))
+
+
+_reduce_scatter_single = _former("reduce_scatter_single", "_reduce_scatter_base")
+_reduce_scatter_coalesced = _former("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+_all_gather_single = _former("all_gather_single", "_allgather_base")
+_all_gather_coalesced = _former("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+
+
+def _as_list(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else tensors
+
+
+def _options(kind: type[OptionsT], given: Any, timeout: timedelta | None = None) -> OptionsT:
+    """The options of a call: given as such, or made of what torch's other overloads take in their place."""
+    if isinstance(given, kind):
+        return given
+    options: Any = kind()
+    if isinstance(given, timedelta):
+        options.timeout = given
+    elif isinstance(given, int):
+        options.rootRank = given
+    elif given is not None:
+        options.reduceOp = given
+    if timeout is not None:
+        options.timeout = timeout
+    return options  # type: ignore[no-any-return]
+
+
+def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProcessGroup:
+    """Makes a process group; torch calls this for `init_process_group("commlayer")` and `new_group`."""
+    if not isinstance(pg_options, (Options, type(None))):
+        raise ConfigError(f"pg_options={pg_options!r}: pass commlayer.Options(commlayer.Policy(...)), or nothing")
+    return CommProcessGroup(
+        opts.store,
+        opts.group_rank,
+        opts.group_size,
+        opts.timeout,
+        opts.group_id,
+        opts.global_ranks_in_group,
+        pg_options.policy if pg_options else None,
+    )
+
+
+if NAME not in dist.Backend.backend_list:
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])

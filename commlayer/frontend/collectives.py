@@ -1,0 +1,329 @@
+"""`Collectives`: what each collective of torch is, in memory and in operations of the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+
+from ..errors import ConfigError
+from ..loss.operation_policy import Bound, Terms, can_lose
+from .profile import profiled
+from .submit import Launch, Launcher
+from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, op_name, reduction_kind, space
+from .work import CommWork
+
+ONLY_SUMS = "bounded loss needs sums or averages of dense floating-point tensors on the CPU"
+
+
+class Collectives:
+    """The collectives of one group, on this rank.
+
+    Every method starts its operation and returns its work, or it returns None and has done nothing: then its arguments
+    are for gloo, either because of their kind, which is the same on all ranks, or because they make no sense, and gloo
+    says so before it sends anything. `opts` are torch's options of the collective. With a bound in `terms`, all-reduce
+    and reduce-scatter may lose contributions. Operations that have no terms of their own have these.
+    """
+
+    def __init__(self, launcher: Launcher, rank: int, size: int, terms: Terms) -> None:
+        self._launcher = launcher
+        self._rank = rank
+        self._size = size
+        self._terms = terms
+
+    @profiled
+    def all_reduce(self, tensors: list[Tensor], opts: Any, terms: Terms | None = None) -> Work | None:
+        """Any number of tensors at once."""
+        kind = reduction_kind(tensors, opts.reduceOp)
+        if kind is None:
+            return None
+        memory = contribution(tensors, kind, opts.reduceOp)
+        count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
+        if terms is not None and terms.bound is not None and not can_lose(kind.op, kind.dtype):
+            raise ConfigError(
+                f"rank {self._rank}: {op_name(opts.reduceOp)} of {tensors[0].dtype}: {ONLY_SUMS}; for others use a "
+                f"policy with loss_bound=0"
+            )
+        terms = terms or self._terms
+        bound = _bound_of(terms, kind)
+        launches = self._launcher.collective("all_reduce", kind, count, memory, memory, bound=bound, said=terms.said)
+        copies = [] if memory is tensors[0] else [(memory, tensors)]
+        qos = None if bound is None else bound.qos
+        return self._launcher.start(launches, opts, tensors, [memory, *tensors], copies, qos, terms.priority)
+
+    @profiled
+    def all_reduce_from(
+        self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None, terms: Terms | None = None
+    ) -> CommWork:
+        """From one flat tensor of floating-point numbers into another.
+
+        What of `source` was not counted, `missing` of the work says, whatever the group's treatment is. With several
+        ranks per host that is the sum of a host, which `source` then has there: it is changed where this rank makes
+        the sum of its host. `protect` is a
+        map of the packets that must be, see `Qos.protect`, with a bit per `packet_bytes` of the group. Raises
+        ConfigError for tensors that cannot be summed with a bound, also where there is none.
+        """
+        kind = reduction_kind([source, target], opts.reduceOp)
+        flat = source.shape == target.shape and source.is_contiguous() and target.is_contiguous()
+        if kind is None or kind.wide or kind.is_scaled or not can_lose(kind.op, kind.dtype) or not flat:
+            raise ConfigError(
+                f"rank {self._rank}: {op_name(opts.reduceOp)} of {source.dtype} {tuple(source.shape)} into "
+                f"{target.dtype} {tuple(target.shape)}: {ONLY_SUMS}, contiguous and of one shape; for others "
+                f"use allreduce"
+            )
+        priority, bound, said = terms or self._terms
+        count = source.numel()
+        launches = self._launcher.collective("all_reduce", kind, count, source, target, bound=bound, said=said)
+        qos = None
+        if bound is not None and launches and launches[0].plan.bounded:
+            qos = bound.qos
+            if protect is not None:
+                qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=bound.packet_bytes)
+        elif launches:
+            target.copy_(source)
+            launches = [launches[0]._replace(source=target.data_ptr())]
+        memory = [source, target] if protect is None else [source, target, protect]
+        return self._launcher.start(launches, opts, [target], memory, [], qos, priority)
+
+    @profiled
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
+        """Into the root's tensor; the others keep theirs."""
+        kind = reduction_kind(tensors, opts.reduceOp) if self._is_rank(opts.rootRank) and len(tensors) == 1 else None
+        if kind is None:
+            return None
+        memory = contribution(tensors, kind, opts.reduceOp)
+        launches = self._launcher.collective("reduce", kind, memory.numel(), memory, memory, opts.rootRank)
+        copies = [] if memory is tensors[0] or self._rank != opts.rootRank else [(memory, tensors)]
+        return self._launcher.start(launches, opts, tensors, [memory, *tensors], copies)
+
+    @profiled
+    def reduce_scatter(self, pairs: list[tuple[Tensor, list[Tensor]]], opts: Any) -> Work | None:
+        """Each pair: an output, and the inputs that lie one after the other, all together n times as long."""
+        kind = reduction_kind([pairs[0][0]], opts.reduceOp)
+        if kind is None or not self._are_shards(pairs):
+            return None
+        bound = _bound_of(self._terms, kind)
+        launches, memory, copies = [], [], []
+        for output, inputs in pairs:
+            source = contribution(inputs, kind, opts.reduceOp)
+            target = space([output], kind.wide)
+            launches += self._launcher.collective("reduce_scatter", kind, output.numel(), source, target, bound=bound)
+            memory += [source, target, *inputs]
+            if target is not output:
+                copies.append((target, [output]))
+        qos = None if bound is None else bound.qos
+        return self._launcher.start(launches, opts, [output for output, _ in pairs], memory, copies, qos)
+
+    def reduce_scatter_list(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
+        """inputs[r] is this rank's contribution to rank r. When they are of unequal length, a reduce to each rank."""
+        if len(inputs) != self._size or output.numel() != inputs[self._rank].numel():
+            return None
+        if are_alike(inputs, output):
+            return self.reduce_scatter([(output, inputs)], opts)
+        kind = reduction_kind([output, *inputs], opts.reduceOp)
+        if kind is None:
+            return None
+        launches: list[Launch] = []
+        memory = [*inputs]
+        target = space([output], kind.wide)
+        for root, each in enumerate(inputs):
+            part = contribution([each], kind, opts.reduceOp)
+            if root == self._rank:
+                with torch.no_grad():
+                    part = target.view(-1).copy_(part.view(-1))
+            launches += self._launcher.collective("reduce", kind, each.numel(), part, part, root)
+            memory.append(part)
+        copies = [] if target is output else [(target, [output])]
+        return self._launcher.start(launches, opts, [output], memory, copies)
+
+    @profiled
+    def all_gather(self, pairs: list[tuple[list[Tensor], Tensor]], opts: Any) -> Work | None:
+        """Each pair: the outputs that lie one after the other, all together n times as long as the input."""
+        kind = move_kind(pairs[0][1].dtype)
+        if kind is None or not self._are_shards((each, outputs) for outputs, each in pairs):
+            return None
+        launches, memory, copies = [], [], []
+        for outputs, each in pairs:
+            source, target = flatten([each]), space(outputs)
+            launches += self._launcher.collective("all_gather", kind, each.numel(), source, target)
+            memory += [source, target, *outputs]
+            if target is not outputs[0]:
+                copies.append((target, outputs))
+        return self._launcher.start(
+            launches, opts, [output for outputs, _ in pairs for output in outputs], memory, copies
+        )
+
+    def all_gather_list(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
+        """outputs[r] is what rank r gives, which may be of any length."""
+        if len(outputs) != self._size or outputs[self._rank].numel() != tensor.numel():
+            return None
+        if are_alike(outputs, tensor):
+            return self.all_gather([(outputs, tensor)], opts)
+        if not are_plain([tensor, *outputs]):
+            return None
+        sent = (tensor.nbytes,) * self._size
+        received = tuple(output.nbytes for output in outputs)
+        return self._deliver("all_gather", sent, received, [tensor], outputs, opts, same=True)
+
+    @profiled
+    def all_gather_lists(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> Work | None:
+        """outputs[r][i] is tensor i of rank r."""
+        everything = list(chain(*outputs))
+        shapes = [tensor.shape for tensor in tensors]
+        if len(outputs) != self._size or any([each.shape for each in row] != shapes for row in outputs) or not tensors:
+            return None
+        kind = move_kind(tensors[0].dtype)
+        if kind is None or not are_plain([*tensors, *everything]):
+            return None
+        source, target = flatten(tensors), space(everything)
+        count = sum(tensor.numel() for tensor in tensors)
+        launches = self._launcher.collective("all_gather", kind, count, source, target)
+        copies = [] if target is everything[0] else [(target, everything)]
+        return self._launcher.start(launches, opts, everything, [source, target, *everything], copies)
+
+    @profiled
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Work | None:
+        """The root's tensor to everybody's."""
+        kind = move_kind(tensors[0].dtype) if self._is_rank(opts.rootRank) and len(tensors) == 1 else None
+        if kind is None or not are_plain(tensors):
+            return None
+        memory = flatten(tensors)
+        launches = self._launcher.collective("broadcast", kind, tensors[0].numel(), memory, memory, opts.rootRank)
+        copies = [] if memory is tensors[0] else [(memory, tensors)]
+        return self._launcher.start(launches, opts, tensors, [memory], copies)
+
+    @profiled
+    def gather(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
+        """Everybody's tensor to the root's outputs; elsewhere there are no outputs."""
+        root, length = opts.rootRank, tensor.nbytes
+        if not self._is_list_of_root(outputs, tensor, root):
+            return None
+        sent = tuple(length if rank == root else 0 for rank in range(self._size))
+        received = (length if self._rank == root else 0,) * self._size
+        return self._deliver("gather", sent, received, [tensor], outputs, opts, root, same=True)
+
+    @profiled
+    def scatter(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
+        """The root's inputs, one to each rank's output; elsewhere there are no inputs."""
+        root, length = opts.rootRank, output.nbytes
+        if not self._is_list_of_root(inputs, output, root):
+            return None
+        sent = (length if self._rank == root else 0,) * self._size
+        received = tuple(length if rank == root else 0 for rank in range(self._size))
+        return self._deliver("scatter", sent, received, inputs, [output], opts, root)
+
+    @profiled
+    def all_to_all(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Work | None:
+        """inputs[r] goes to rank r; outputs[r] comes from there."""
+        if len(outputs) != self._size or len(inputs) != self._size or not are_plain([*inputs, *outputs]):
+            return None
+        sent, received = tuple(each.nbytes for each in inputs), tuple(each.nbytes for each in outputs)
+        self._check_own_part(sent, received)
+        return self._deliver("all_to_all", sent, received, inputs, outputs, opts)
+
+    @profiled
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any
+    ) -> Work | None:
+        """The splits count rows (of dimension 0) for each rank; without them, all ranks get and give the same."""
+        if not are_plain([tensor, output]):
+            return None
+        sent = self._split_bytes(tensor, input_splits, "input")
+        received = self._split_bytes(output, output_splits, "output")
+        if sent is None or received is None:
+            return None
+        self._check_own_part(sent, received)
+        return self._deliver("all_to_all", sent, received, [tensor], [output], opts)
+
+    @profiled
+    def barrier(self, opts: Any) -> Work:
+        """Ends on no rank before it has begun on all."""
+        return self._launcher.start(self._launcher.barrier(), opts, [], [], [])
+
+    @profiled
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Work | None:
+        """One tensor to another rank, which receives it with the same tag."""
+        if len(tensors) != 1 or not are_plain(tensors):
+            return None
+        return self._launcher.send(tensors[0], flatten(tensors), to, tag)
+
+    @profiled
+    def receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work | None:
+        """One tensor, from a rank or, with None, from any."""
+        if len(tensors) != 1 or not are_plain(tensors):
+            return None
+        return self._launcher.receive(tensors[0], space(tensors), source, tag)
+
+    def _deliver(
+        self,
+        name: str,
+        sent: tuple[int, ...],
+        received: tuple[int, ...],
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        opts: Any,
+        root: int = 0,
+        *,
+        same: bool = False,
+    ) -> Work:
+        nothing = torch.empty(0, dtype=torch.uint8)
+        source = flatten(inputs) if inputs else nothing
+        target = space(outputs) if outputs else nothing
+        what = (name, root, (outputs or inputs)[0].dtype)
+        launches = self._launcher.delivery(what, sent, received, source, target, same=same)
+        copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
+        return self._launcher.start(launches, opts, outputs, [source, target, *outputs], copies)
+
+    def _are_shards(self, pairs: Iterable[tuple[Tensor, list[Tensor]]]) -> bool:
+        """Whether each pair is a shard and a whole of one type on the CPU, the whole as long as a shard per rank."""
+        dtype = None
+        for shard, whole in pairs:
+            dtype = dtype or shard.dtype
+            if shard.dtype != dtype or not (are_plain([shard, *whole])):
+                return False
+            if sum(tensor.numel() for tensor in whole) != shard.numel() * self._size:
+                return False
+        return True
+
+    def _is_rank(self, rank: int) -> bool:
+        return 0 <= rank < self._size
+
+    def _is_list_of_root(self, tensors: list[Tensor], one: Tensor, root: int) -> bool:
+        """Whether the root, and nobody else, has a list of a tensor like `one` for every rank."""
+        if not self._is_rank(root) or not are_plain([one, *tensors]):
+            return False
+        return are_alike(tensors, one) and len(tensors) == (self._size if self._rank == root else 0)
+
+    def _split_bytes(self, tensor: Tensor, splits: Sequence[int], what: str) -> tuple[int, ...] | None:
+        rows = tensor.size(0) if tensor.dim() else 0
+        if splits:
+            if len(splits) != self._size or sum(splits) != rows:
+                return None
+            if min(splits) < 0:
+                raise ConfigError(f"rank {self._rank}: {what} split sizes {list(splits)} are not all 0 or more")
+            row_bytes = tensor.nbytes // rows if rows else 0
+            return tuple(split * row_bytes for split in splits)
+        if tensor.dim() == 0 or rows % self._size:
+            raise ConfigError(
+                f"rank {self._rank}: an {what} of shape {tuple(tensor.shape)} does not divide equally among "
+                f"{self._size} ranks in dimension 0; pass split sizes"
+            )
+        return (tensor.nbytes // self._size,) * self._size
+
+    def _check_own_part(self, sent: Sequence[int], received: Sequence[int]) -> None:
+        if sent[self._rank] != received[self._rank]:
+            raise ConfigError(
+                f"rank {self._rank}: sends {sent[self._rank]} bytes to itself, but has room for "
+                f"{received[self._rank]}; make both the same"
+            )
+
+
+def _bound_of(terms: Terms, kind: Kind) -> Bound | None:
+    """What a reduction may lose whose caller will not ask what was lost: that must be made up for at once."""
+    bound = terms.bound
+    return bound if bound is not None and bound.makes_up_at_once and can_lose(kind.op, kind.dtype) else None

@@ -1,0 +1,263 @@
+"""`Launcher`: from a collective on memory to operations of the engine, and from these to a work.
+
+It finds the plans, keeps memory alive as long as the engine may touch it, and puts results where they belong.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+
+from ..loss.operation_policy import Bound
+from ..plans.cache import PlanCache
+from ..plans.delivery import deliver
+from ..plans.plan import Plan
+from ..plans.select import Collective, Settings, plan_for
+from ..transport.base import DType, Group, Handle, Op, Qos
+from .tensors import Kind, copy_back
+from .work import CommWork, JoinedHandle, ReceiveWork
+
+UNSET = timedelta(milliseconds=-1)
+"""What torch writes into an operation's options for "as the group says"."""
+
+
+SCALARS_KEPT = 256
+"""Works of one element that are kept in any case."""
+
+UNWAITED_MAX = 1 << 16
+"""Works of one element that nobody has waited for and that are kept: a job that never waits must not grow."""
+
+
+class Launch(NamedTuple):
+    """One operation of the engine: the arguments of `Group.submit` that differ from one to the next."""
+
+    plan: Plan
+    source: int
+    target: int
+    dtype: DType
+    op: Op
+
+
+class Launcher:
+    """Starts the operations of one group.
+
+    `timeout` gives the group's timeout of the moment, for operations that have none of their own.
+    """
+
+    def __init__(self, group: Group, settings: Settings, priority: int, timeout: Callable[[], timedelta]) -> None:
+        self._group = group
+        self._settings = settings
+        self._priority = priority
+        self._timeout = timeout
+        self._plans = PlanCache()
+        self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
+        self._scalars: deque[CommWork] = deque()
+        self._coalesced: list[CommWork] | None = None
+        self._lock = threading.Lock()
+
+    def collective(
+        self,
+        name: Collective,
+        kind: Kind,
+        count: int,
+        source: Tensor,
+        target: Tensor,
+        root: int = 0,
+        bound: Bound | None = None,
+        said: tuple[object, ...] = (),
+    ) -> list[Launch]:
+        """The operations for a collective of `plan_for` on `count` elements: one, or none when there is nothing to do.
+
+        Every rank has the same count, so that none is missing when another one starts. With a bound, contributions may
+        be lost: then it is to be started with the bound's `qos`. `said`: see `Terms`.
+        """
+        if count == 0:
+            return []
+        itemsize = source.element_size() // kind.parts
+        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, bound, kind.element, said)
+        return [Launch(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
+
+    def delivery(
+        self,
+        what: tuple[object, ...],
+        sent: tuple[int, ...],
+        received: tuple[int, ...],
+        source: Tensor,
+        target: Tensor,
+        *,
+        same: bool = False,
+    ) -> list[Launch]:
+        """The operation that delivers bytes, see `plans.delivery`: also if they are none, as others may have some.
+
+        `what` is called is the same on all ranks.
+        """
+        group, staging_bytes = self._group, self._settings.staging_bytes
+        plan = self._plans.get(
+            (what, sent, received, same),
+            lambda: deliver(group.rank, group.hosts, sent, received, staging_bytes, same=same, what=what),
+        )
+        return [Launch(plan, source.data_ptr(), target.data_ptr(), DType.U8, Op.SUM)]
+
+    def barrier(self) -> list[Launch]:
+        """The operation of a barrier."""
+        return [Launch(self._plan("barrier", 0, 1), 0, 0, DType.U8, Op.SUM)]
+
+    def start(
+        self,
+        launches: Sequence[Launch],
+        opts: Any,
+        results: list[Tensor],
+        memory: list[Tensor],
+        copies: list[tuple[Tensor, list[Tensor]]],
+        qos: Qos | None = None,
+        priority: int | None = None,
+    ) -> CommWork:
+        """Runs or submits operations. `memory` stays alive until they end; then `copies` go to where they belong.
+
+        `priority` None: the group's.
+        """
+        timeout: timedelta = opts.timeout
+        if timeout == UNSET:
+            timeout = self._timeout()
+        timeout_s = timeout.total_seconds()
+        priority = self._priority if priority is None else priority
+        if not getattr(opts, "asyncOp", True) and qos is None:
+            for launch in launches:
+                self._group.run(*launch, timeout_s=timeout_s, priority=priority)
+            copy_back(copies)
+            if self._in_flight:
+                with self._lock:
+                    self._let_go()
+            return CommWork(None, results)
+        handles = []
+        for launch in launches:
+            handle = self._group.submit(*launch, timeout_s=timeout_s, priority=priority, qos=qos)
+            self._keep(handle, memory)
+            handles.append(handle)
+        if not handles:
+            return CommWork(None, results)
+        joined = handles[0] if len(handles) == 1 else JoinedHandle(handles)
+        work = CommWork(joined, results, memory, partial(copy_back, copies) if copies else None)
+        if len(results) == 1 and results[0].numel() == 1:
+            self._keep_scalar(work)
+        return self._noted(work)
+
+    def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
+        """Sends `source`, which holds the elements of `tensor` in one stretch."""
+        handle = self._group.send(
+            source.data_ptr(),
+            source.nbytes,
+            to,
+            tag,
+            timeout_s=self._timeout().total_seconds(),
+            priority=self._priority,
+        )
+        self._keep(handle, [source])
+        return self._noted(CommWork(handle, [tensor], [source]))
+
+    def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
+        """Receives into `target`, and from there into `tensor` if that is another one. `source` None: from any rank."""
+        handle = self._group.receive(
+            target.data_ptr(),
+            target.nbytes,
+            source,
+            tag,
+            timeout_s=self._timeout().total_seconds(),
+            priority=self._priority,
+        )
+        self._keep(handle, [target])
+        finish = None if target is tensor else partial(copy_back, [(target, [tensor])])
+        return self._noted(ReceiveWork(handle, [tensor], [target], finish))
+
+    def begin_coalescing(self) -> None:
+        """From now on, works are also noted, for one work of them all."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> Work:
+        """One work for all that was started since `begin_coalescing`."""
+        works, self._coalesced = self._coalesced or [], None
+        handles = [work.handle for work in works if work.handle is not None]
+
+        def settle() -> None:
+            for work in works:
+                work.settle()
+
+        results = [tensor for work in works for tensor in work.results]
+        return CommWork(JoinedHandle(handles) if handles else None, results, None, settle)
+
+    def forget(self) -> None:
+        """Lets go of everything that was kept for the engine, which must be closed."""
+        self._in_flight.clear()
+        self._scalars.clear()
+
+    def _plan(
+        self,
+        name: Collective,
+        numel: int,
+        itemsize: int,
+        average: bool = False,
+        root: int = 0,
+        bound: Bound | None = None,
+        element: str = "",
+        said: tuple[object, ...] = (),
+    ) -> Plan:
+        return self._plans.get(
+            (name, numel, itemsize, average, root, None if bound is None else bound.plan_key, element, said),
+            lambda: plan_for(
+                name,
+                rank=self._group.rank,
+                hosts=self._group.hosts,
+                numel=numel,
+                itemsize=itemsize,
+                average=average,
+                root=root,
+                element=element,
+                said=said,
+                settings=self._settings if bound is None else bound.settings,
+            ),
+        )
+
+    def _noted(self, work: CommWork) -> CommWork:
+        coalesced = self._coalesced
+        if coalesced is not None:
+            coalesced.append(work)
+        return work
+
+    def _keep(self, handle: Handle, memory: list[Tensor]) -> None:
+        """Holds an operation's memory until it ends, whatever the caller does with the work."""
+        with self._lock:
+            self._let_go()
+            self._in_flight.append((handle, memory))
+
+    def _keep_scalar(self, work: CommWork) -> None:
+        """Holds the work of one element until somebody has waited for it.
+
+        DDP.join() gives such a work to C++ alone, which keeps the C++ part of a work alive, not ours, and would wait
+        for ever on what is left. It comes back for it in the backward pass, however many others were started between.
+        """
+        with self._lock:
+            scalars = self._scalars
+            scalars.append(work)
+            while len(scalars) > SCALARS_KEPT:
+                if len(scalars) <= UNWAITED_MAX and not scalars[0].waited:
+                    scalars.rotate(-1)  # others are looked at next time
+                    return
+                scalars.popleft()
+
+    def _let_go(self) -> None:
+        """Forgets the operations that have ended, up to the first that has not.
+
+        That one goes to the end of the queue, as a receive may wait for long: others are looked at next time.
+        """
+        while self._in_flight:
+            if not self._in_flight[0][0].done():
+                self._in_flight.rotate(-1)
+                return
+            self._in_flight.popleft()

@@ -1,0 +1,193 @@
+"""`CommWork`: an operation in flight, as torch wants to see it.
+
+Two things keep a failure from crashing or vanishing in C++ (tests/test_backend_errors.py has a process for each):
+the class derives from `Work`, and its future is the child of another one, because `Future.set_exception` stores the
+exception as an ordinary value, while an exception raised in a `then` callback becomes a real C++ error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from ..errors import CommError, ConfigError
+from ..transport.base import Handle, ReceiveHandle
+from .dynamo import untraced
+
+
+@untraced
+class CommWork(Work):
+    """A collective that has been submitted; `handle` None means that it is over and well.
+
+    `results` are the caller's tensors, the value of the future. `memory` is everything the engine may touch, kept
+    alive until the operation is done. `finish` copies temporaries to where the caller wants them; it runs once, in
+    whichever thread first learns that the operation is done.
+    """
+
+    def __init__(
+        self,
+        handle: Handle | None,
+        results: list[torch.Tensor],
+        memory: list[torch.Tensor] | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.handle = handle
+        self.results = results
+        self._memory = memory
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._future: Future[Any] | None = None
+        self.waited = False
+        """Whether somebody has waited for it."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Blocks until the results are there. Raises what the operation failed of, or OperationTimeoutError.
+
+        C++ says "no timeout" with a timedelta of 0, Python with None.
+        """
+        if self.handle is not None:
+            self.handle.wait(timeout.total_seconds() if timeout else None)
+            self.waited = True
+            self.settle()
+            if self._future is not None:
+                self._future.wait()  # its completion may be a moment behind, and C++ takes its value after this
+        return True
+
+    def is_completed(self) -> bool:
+        """True once the operation ended, well or not. Never blocks on the network."""
+        if self.handle is None:
+            return True
+        if not self.handle.done():
+            return False
+        if self.exception() is None:
+            self.settle()
+        return True
+
+    def is_success(self) -> bool:
+        """True once the operation ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What the operation failed of; None while it runs, and if it ended well."""
+        if self.handle is None or not self.handle.done():
+            return None
+        try:
+            self.handle.wait(0.0)
+        except RuntimeError as error:
+            return error
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        """The results; waits for them."""
+        self.wait()
+        return self.results
+
+    def synchronize(self) -> None:
+        """The same as `wait()`: there is no stream to wait for."""
+        self.wait()
+
+    def missing(self) -> list[tuple[int, int]]:
+        """(offset, length) in bytes of what of the input was not counted; waits for the results."""
+        self.wait()
+        return [] if self.handle is None else self.handle.missing()
+
+    def get_future(self) -> Future[Any]:
+        """The results as a future of a list of tensors. Its callbacks run on the completion thread."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            source: Future[Any] = Future()
+            self._future = source.then(lambda done: done.value())
+        if self.handle is None:
+            source.set_result(self.results)
+        else:
+            self.handle.on_done(lambda error: self._complete(source, error))
+        return self._future
+
+    def _complete(self, source: Future[Any], error: BaseException | None) -> None:
+        if error is None:
+            try:
+                self.settle()
+            except Exception as failure:
+                error = failure
+        if error is None:
+            source.set_result(self.results)
+        else:
+            source.set_exception(error)
+
+    def settle(self) -> None:
+        """Runs `finish`, once; for whoever knows that the operation ended well."""
+        with self._lock:
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
+            if self._memory is not None:
+                self._memory.clear()
+                self._memory = None
+
+
+class ReceiveWork(CommWork):
+    """A receive in flight: it knows where its message came from."""
+
+    def _source_rank(self) -> int:
+        """The group rank of the sender; waits for the message. `dist.recv` calls it by this name."""
+        self.wait()
+        handle = cast(ReceiveHandle, self.handle)
+        return handle.source
+
+
+class JoinedHandle:
+    """Several operations as one `Handle`: done when all are, failed with the first failure."""
+
+    def __init__(self, handles: list[Handle]) -> None:
+        self._handles = handles
+
+    def done(self) -> bool:
+        """True once every operation ended."""
+        return all(handle.done() for handle in self._handles)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Waits for every operation, `timeout_s` in all, then raises the first failure."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        failures = [self._failure(handle, deadline) for handle in self._handles]
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    @staticmethod
+    def _failure(handle: Handle, deadline: float | None) -> CommError | None:
+        try:
+            handle.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except CommError as error:
+            return error
+        return None
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Raises ConfigError: offsets in several inputs would not tell which."""
+        raise ConfigError("several operations in one work have no common input: ask the work of each what it misses")
+
+    def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Calls back once, when the last operation ends."""
+        lock = threading.Lock()
+        left = len(self._handles)
+        failure: BaseException | None = None
+
+        def one_done(error: BaseException | None) -> None:
+            nonlocal left, failure
+            with lock:
+                left -= 1
+                failure = failure or error
+                last = left == 0
+            if last:
+                callback(failure)
+
+        for handle in self._handles:
+            handle.on_done(one_done)

@@ -1,0 +1,155 @@
+"""Starts the ranks: as processes of this machine, one or more per namespace, or as the ones torchrun started."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from ..emulate import tcp
+from ..emulate.namespace import EmulationError
+from ..emulate.network import Network
+from ..emulate.ranks import terminable
+from ..emulate.stress import Stress
+from . import report
+from .spec import Spec
+
+EXIT_FAILED = 2
+_POLL_S = 0.05
+_GRACE_S = 5.0
+
+CommandFor = Callable[[int, Sequence[str]], list[str]]
+
+
+def under_torchrun() -> bool:
+    """True when the environment already describes a group of ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch(spec: Spec, ranks: int) -> int:
+    """Runs `spec` with `ranks` processes and returns the exit status of the first one that did not end well, or 0.
+
+    Raises EmulationError when the emulated network cannot be built, ValueError when ranks and hosts do not match.
+    """
+    if spec.scenario is None:
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        # gloo would look up the host name, which may lead to another interface or nowhere
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        return _run_ranks(spec, ranks, environment, lambda _rank, command: list(command))
+    hosts = spec.scenario.hosts
+    if ranks % hosts:
+        raise ValueError(f"{ranks} ranks on {hosts} hosts: expected a multiple of the hosts")
+    per_host = ranks // hosts
+    with (
+        terminable(),
+        tempfile.TemporaryDirectory() as folder,
+        Network(spec.scenario) as network,
+        contextlib.ExitStack() as stack,
+    ):
+        tcp.allow(sorted({backend.tcp_cc for backend in spec.backends if backend.tcp_cc}))
+        # traffic and timetable begin with the measurement: how long ranks take to start is no part of a scenario
+        ready = Path(folder, "ready")
+        events: list[tuple[float, str]] = []
+        stress = Stress(network, lambda line: events.append((time.monotonic(), line)))
+
+        def begin() -> None:
+            if ready.exists() and not begun:
+                begun.append(stack.enter_context(stress))
+                ready.unlink()
+
+        begun: list[Stress] = []
+        status = _run_ranks(
+            dataclasses.replace(spec, ready_path=str(ready)),
+            ranks,
+            network.rendezvous(),
+            lambda rank, command: network.command(rank // per_host, command),
+            begin,
+        )
+        if stress.error is not None:
+            raise EmulationError(stress.error)
+    if events and spec.json_path is not None and Path(spec.json_path).exists():
+        report.add_events(Path(spec.json_path), events)
+    return status
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _run_ranks(
+    spec: Spec,
+    ranks: int,
+    environment: dict[str, str],
+    command_for: CommandFor,
+    poll: Callable[[], None] = lambda: None,
+) -> int:
+    """`poll` is called all the time."""
+    package_root = str(Path(__file__).parents[2])
+    inherited = os.environ.get("PYTHONPATH")
+    environment = {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns for each address without a name; a namespace has no names
+        **os.environ,
+        **environment,
+        "WORLD_SIZE": str(ranks),
+        "PYTHONPATH": os.pathsep.join(filter(None, (package_root, inherited))),
+    }
+    worker = [sys.executable, "-m", "commlayer.tools.bench.worker", spec.to_json()]
+    with contextlib.ExitStack() as stack:
+        logs: list[IO[str]] = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
+        processes = [
+            stack.enter_context(
+                _process(
+                    command_for(rank, worker),
+                    {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    log if rank else None,
+                )
+            )
+            for rank, log in enumerate(logs)
+        ]
+        failed = _wait(processes, poll)
+        if failed is None:
+            return 0
+        # one rank's failure makes the others fail too: only the first one's words tell why (rank 0's are shown as
+        # they come)
+        logs[failed].seek(0)
+        sys.stderr.write(logs[failed].read())
+        status = processes[failed].returncode
+        return status if 0 < status <= EXIT_FAILED else EXIT_FAILED
+
+
+@contextlib.contextmanager
+def _process(command: list[str], environment: dict[str, str], log: IO[str] | None) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, env=environment, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], poll: Callable[[], None]) -> int | None:
+    """Waits for all; returns the first that failed, after giving the others a moment to end by themselves."""
+    failed: int | None = None
+    deadline_s = float("inf")
+    while time.monotonic() < deadline_s:
+        poll()
+        statuses = [process.poll() for process in processes]
+        if failed is None:
+            failed = next((rank for rank, status in enumerate(statuses) if status), None)
+            if failed is not None:
+                deadline_s = time.monotonic() + _GRACE_S
+        if None not in statuses:
+            break
+        time.sleep(_POLL_S)
+    return failed

@@ -1,0 +1,138 @@
+"""The process of one rank: `python -m commlayer.tools.bench.worker SPEC`, with the environment torchrun sets."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import CommError
+from . import machine, report
+from .backends import BackendError, open_backends
+from .measure import Bench, Measurement
+from .spec import Spec
+
+EXIT_OK = 0
+EXIT_WRONG = 1
+EXIT_FAILED = 2
+
+MEET_S = 60.0
+"""The ranks get at least so long to meet, however short a collective's timeout is: they import torch first."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def run(spec: Spec) -> int:
+    """Measures as one rank of the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
+
+    Rank 0 prints the table and writes the JSON. Returns the exit status: 0, 1 when an element was wrong, 2 when the
+    run could not be done.
+    """
+    # the ranks share the cores: torch's own threads would only fight with the backends'
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    try:
+        for module in spec.imports:
+            _import(module)
+    except ValueError as error:
+        print(f"commlayer bench: rank {rank}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if interfaces:
+        # The group of the bench itself: of several interfaces gloo uses all in turn, and a scenario may break some.
+        os.environ["GLOO_SOCKET_IFNAME"] = interfaces.split(",")[0]
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=max(spec.timeout_s, MEET_S)))
+        if interfaces:
+            os.environ["GLOO_SOCKET_IFNAME"] = interfaces
+        return _run(spec)
+    except Exception as error:
+        # Python would exit with 1, which here means that the run was fine and the data wrong
+        # gloo and the Store have no type for it
+        late = isinstance(error, RuntimeError) and re.search("timed out|timeout", str(error), re.IGNORECASE)
+        if late or isinstance(error, (BackendError, CommError, dist.DistError, OSError)):
+            hint = f" (--timeout {spec.timeout_s:g}: give more seconds)" if late else ""
+            print(f"commlayer bench: rank {rank}: {_first_line(error)}{hint}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+        return EXIT_FAILED
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _import(module: str) -> None:
+    """Raises ValueError when it cannot be imported, whatever it raises itself."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise ValueError(f"--import {module!r}: {type(error).__name__}: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """What torch says goes on with a stack of C++ functions."""
+    return (str(error).splitlines() or [repr(error)])[0]
+
+
+def _run(spec: Spec) -> int:
+    control: Any = dist.group.WORLD
+    rank, world = dist.get_rank(), dist.get_world_size()
+    facts = machine.facts()
+
+    def show(*lines: str) -> None:
+        if rank == 0:
+            print("\n".join(lines), flush=True)
+
+    backends = open_backends(spec.backends, control, spec.timeout_s)
+    _await_stress(spec, control)
+    results: list[dict[str, Any]] = []
+
+    def on_size(measurements: list[Measurement]) -> None:
+        rows = [report.row(spec, measurement, measurements[0]) for measurement in measurements]
+        results.extend(rows)
+        show(*(report.format_row(spec, each) for each in rows))
+
+    show(*report.header(spec, world, facts))
+    local_leader = int(os.environ.get("LOCAL_RANK", rank)) == 0
+    Bench(spec, backends, control, local_leader=local_leader).run(on_size)
+    show(*report.footer(results))
+    document = report.document(spec, world, facts, results)
+    if rank == 0 and spec.json_path is not None:
+        try:
+            Path(spec.json_path).write_text(json.dumps(document, indent=2) + "\n")
+        except OSError as error:
+            raise OSError(f"--json {spec.json_path!r}: {error}") from error
+    return EXIT_WRONG if document["wrong"] else EXIT_OK
+
+
+def _await_stress(spec: Spec, control: dist.ProcessGroup) -> None:
+    """Tells the launcher that everything is set up, and waits until it has started the scenario's stress."""
+    if spec.ready_path is not None and dist.get_rank() == 0:
+        ready = Path(spec.ready_path)
+        ready.touch()
+        while ready.exists():
+            time.sleep(0.01)
+    dist.barrier(control)
+
+
+def _die_with_parent() -> None:
+    """A killed launcher must not leave ranks behind that keep the cores busy. Best effort: Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _die_with_parent()
+    sys.exit(run(Spec.from_json(sys.argv[1])))

@@ -1,0 +1,257 @@
+"""The `commlayer` command."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from .bench.sizes import parse_rate, parse_size, sweep
+from .bench.spec import BackendSpec, Spec, expand_tcp_cc
+
+if TYPE_CHECKING:
+    from .emulate.scenario import Scenario
+
+EXIT_FAILED = 2
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def main() -> None:
+    """The communication layer of distributed training, on any network."""
+
+
+@app.command()
+def bench(
+    collective: Annotated[
+        str,
+        typer.Argument(
+            help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv, "
+            "barrier or gradients (an all-reduce as a DDP hook does it)"
+        ),
+    ] = "all_reduce",
+    backends: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated; the first is the baseline. With settings: gloo/bbr:cast=float16:chunks=4, "
+            "commlayer:loss_bound=0.01:treatment=rescale, commlayer:priority=0:beside=64M"
+        ),
+    ] = "gloo,commlayer",
+    ranks: Annotated[int | None, typer.Option(help="Processes to start (default 2, or one per host)")] = None,
+    min_size: Annotated[str, typer.Option("--min", "-b", help="Smallest size of the whole array")] = "4K",
+    max_size: Annotated[str, typer.Option("--max", "-e", help="Largest size of the whole array")] = "64M",
+    factor: Annotated[float, typer.Option("--factor", "-f", help="Size growth")] = 2.0,
+    step: Annotated[str, typer.Option("--step", help="Size growth in bytes, instead of a factor")] = "0",
+    sizes: Annotated[str | None, typer.Option(help="Comma-separated sizes, instead of min, max and growth")] = None,
+    dtype: Annotated[str, typer.Option("--dtype", "-d", help="Element type, as torch names it")] = "float32",
+    op: Annotated[str, typer.Option("--op", "-o", help="sum, product, min or max")] = "sum",
+    iters: Annotated[int, typer.Option("--iters", "-n", help="Timed iterations per round")] = 20,
+    warmup: Annotated[int, typer.Option("--warmup", "-w", help="Untimed iterations per round")] = 2,
+    rounds: Annotated[int, typer.Option(help="How often the backends take turns")] = 5,
+    json_path: Annotated[str | None, typer.Option("--json", "-J", help="Write the results here")] = None,
+    imports: Annotated[
+        str | None, typer.Option("--import", help="Comma-separated modules that register further backends")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds until a collective counts as failed")] = 300,
+    netns: Annotated[int | None, typer.Option(help="Emulate this many hosts as network namespaces (root)")] = None,
+    rate: Annotated[str | None, typer.Option(help="Link rate of each host, such as 200M (bit/s)")] = None,
+    loss: Annotated[float | None, typer.Option(help="Probability of losing a packet: 0.01 is 1 %")] = None,
+    buffer_packets: Annotated[int | None, typer.Option(help="Switch buffer per port (default 256)")] = None,
+    nics: Annotated[int | None, typer.Option(help="NICs per host (default 1)")] = None,
+    offloads: Annotated[bool, typer.Option(help="Leave segmentation offloads on")] = False,
+    tcp_cc: Annotated[
+        str | None, typer.Option(help="Comma-separated: run gloo once with each TCP congestion control")
+    ] = None,
+    scenario: Annotated[Path | None, typer.Option(help="Emulate the network of this file instead of --netns")] = None,
+) -> None:
+    """Measure collectives of several torch.distributed backends side by side, in the way of nccl-tests.
+
+    Starts the ranks itself, or measures among those of torchrun. Exits with 1 when a result was wrong, with 2 when
+    the run could not be done.
+    """
+    from .emulate.link import Link
+    from .emulate.scenario import Scenario
+
+    try:
+        if netns is not None and scenario is not None:
+            raise ValueError("--netns and --scenario both describe the network: use one of them")
+        shaping = {"rate": rate, "loss": loss, "buffer-packets": buffer_packets, "nics": nics}
+        given = [f"--{name}" for name, value in shaping.items() if value is not None] + ["--offloads"] * offloads
+        if given and netns is None:
+            instead = "add --netns HOSTS" if scenario is None else f"write them into {scenario}"
+            raise ValueError(f"{', '.join(given)}: for the network that --netns emulates: {instead}")
+        if tcp_cc is not None and netns is None and scenario is None:
+            raise ValueError("--tcp-cc: set per network namespace: add --netns HOSTS, or --scenario")
+        if ranks is not None and ranks < 1:
+            raise ValueError(f"--ranks {ranks}: use at least 1")
+        network = None
+        if scenario is not None:
+            network = Scenario.read(scenario)
+        elif netns is not None:
+            nic = Link(None if rate is None else parse_rate(rate), loss or 0.0, offloads=offloads)
+            if buffer_packets is not None:
+                nic = dataclasses.replace(nic, buffer_packets=buffer_packets)
+            network = Scenario(hosts=netns, nics=(nic,) * (1 if nics is None else nics))
+        names = [BackendSpec.parse(name) for name in backends.split(",")]
+        spec = Spec(
+            backends=tuple(expand_tcp_cc(names, [] if tcp_cc is None else tcp_cc.split(","))),
+            sizes=tuple(
+                sweep(parse_size(min_size), parse_size(max_size), factor=factor, step_bytes=parse_size(step))
+                if sizes is None
+                else [parse_size(size) for size in sizes.split(",")]
+            ),
+            collective=collective,
+            dtype=dtype,
+            op=op,
+            iters=iters,
+            warmup=warmup,
+            rounds=rounds,
+            timeout_s=timeout_s,
+            imports=() if imports is None else tuple(imports.split(",")),
+            json_path=json_path,
+            scenario=network,
+            command=("commlayer", *sys.argv[1:]),
+        )
+        status = _start(spec, ranks)
+    except (ValueError, RuntimeError) as error:
+        _complain("bench", error)
+        raise typer.Exit(EXIT_FAILED) from error
+    raise typer.Exit(status)
+
+
+def _complain(command: str, error: object) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)  # it may have brackets of its own
+    console.print(f"commlayer {command}: {error}", style="red")
+
+
+def _start(spec: Spec, ranks: int | None) -> int:
+    from .bench import report
+    from .bench.launch import launch, under_torchrun
+
+    if spec.json_path is not None and os.environ.get("RANK", "0") == "0":  # rank 0 writes
+        report.check_writable(Path(spec.json_path))
+    if not under_torchrun():
+        hosts = 0 if spec.scenario is None else spec.scenario.hosts * spec.scenario.ranks_per_host
+        return launch(spec, ranks or hosts or 2)
+    if ranks is not None or spec.scenario is not None:
+        raise ValueError(
+            "--ranks, --netns and --scenario start processes: leave them out under torchrun, which has started them"
+        )
+    from .bench import worker
+
+    return worker.run(spec)
+
+
+@app.command()
+def dissect(
+    capture: Annotated[Path, typer.Argument(help="A file of tcpdump or Wireshark", exists=True, dir_okay=False)],
+    key: Annotated[str | None, typer.Option(help="The job's key, 32 hex digits: verifies the packets' tags")] = None,
+    limit: Annotated[int, typer.Option(help="Print at most so many packets; 0: all")] = 0,
+) -> None:
+    """Print the packets of a capture. Needs scapy."""
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        from scapy.error import Scapy_Exception
+        from scapy.utils import rdpcap
+
+        from . import dissect
+    except ImportError as error:
+        _complain("dissect", f"{error}; install scapy: pip install scapy")
+        raise typer.Exit(EXIT_FAILED) from error
+    try:
+        if key is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{2 * dissect.KEY_BYTES}}}", key):
+            raise ValueError(f"--key {key!r}: use {2 * dissect.KEY_BYTES} hex digits")
+        secret = None if key is None else bytes.fromhex(key)
+        try:
+            found = list(dissect.captured(rdpcap(str(capture))))
+        except (OSError, Scapy_Exception) as error:
+            raise ValueError(f"{capture}: {error}; give a file of tcpdump or Wireshark") from error
+    except ValueError as error:
+        _complain("dissect", error)
+        raise typer.Exit(EXIT_FAILED) from error
+    if not found:
+        console.print(f"{capture}: no packet of commlayer's in it", markup=False)
+        return
+    console.print(dissect.table(found, secret, limit))
+    if limit and len(found) > limit:
+        console.print(f"... and {len(found) - limit} more")
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def emulate(
+    scenario: Annotated[Path | None, typer.Argument(help="What to emulate: a TOML file, see bench/scenarios")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="-- and what to run as every rank")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Measure the emulated links and compare")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what crashed emulations left")] = False,
+    ranks_per_host: Annotated[int | None, typer.Option(help="Instead of the file's")] = None,
+    grace_s: Annotated[float, typer.Option("--grace", help="Seconds for the others after a rank has failed")] = 10.0,
+) -> None:
+    """Run a command in an emulated network: hosts are network namespaces, links have what the scenario says (root).
+
+    Every rank gets the environment that torchrun sets. Exits with the status of the first rank that failed; with 2 when
+    the network could not be emulated; with 1 when --check found a link that is not as declared.
+    """
+    from .emulate import namespace, tcp
+    from .emulate.scenario import Scenario
+
+    error_console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        if clean:
+            if (reason := namespace.missing()) is not None:
+                raise RuntimeError(reason)
+            for name in namespace.remove_stale():
+                error_console.print(f"commlayer emulate: removed {name}")
+            tcp.put_back()
+            if not command and not check:
+                return
+        if not 0 <= grace_s < math.inf:
+            raise ValueError(f"--grace {grace_s:g}: use a number of seconds, 0 or more")
+        if scenario is None or (not command and not check):
+            raise ValueError("expected a scenario and a command: commlayer emulate scenario.toml -- python train.py")
+        network = Scenario.read(scenario)
+        if ranks_per_host is not None:
+            network = dataclasses.replace(network, ranks_per_host=ranks_per_host)
+        status = _emulate(network, command or [], check, grace_s, error_console)
+    except (ValueError, RuntimeError) as error:
+        error_console.print(f"commlayer emulate: {error}", style="red")
+        raise typer.Exit(EXIT_FAILED) from error
+    raise typer.Exit(status)
+
+
+def _emulate(scenario: Scenario, command: list[str], check: bool, grace_s: float, error_console: Console) -> int:
+    from .emulate.check import check as measure
+    from .emulate.network import Network
+    from .emulate.ranks import run, terminable
+    from .emulate.stress import Stress
+
+    def note(line: str) -> None:
+        error_console.print(f"commlayer emulate: {line}")
+
+    with terminable(), Network(scenario) as network:
+        note(str(scenario))
+        if network.delayed_by is not None:
+            note(f"delay is made by {network.delayed_by}")
+        good = True
+        for figure in measure(network) if check else ():
+            good = good and figure.good
+            print(
+                f"{'ok ' if figure.good else 'BAD'}  {figure.what}: declared {figure.declared}, "
+                f"measured {figure.measured}",
+                flush=True,
+            )
+        if command and not good:
+            note(
+                f"a link is not as declared: {' '.join(command)} was not run; run it without --check to have it anyway"
+            )
+        if not command or not good:
+            return 0 if good else 1
+        with Stress(network, note) as stress:
+            return run(network, command, grace_s=grace_s, trouble=lambda: stress.error, note=note)

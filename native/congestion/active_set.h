@@ -1,0 +1,27 @@
+/*
+ * Crowd: how many take part in something lately. Whoever was not seen for a while is out.
+ */
+#ifndef CL_CONGESTION_ACTIVE_SET_H
+#define CL_CONGESTION_ACTIVE_SET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cl_active_set_member {
+    bool counted;
+    uint64_t seen_us;
+    struct cl_active_set_member *previous, *next; /* by seen_us, the oldest first */
+};
+
+struct cl_active_set {
+    struct cl_active_set_member *first, *last;
+    uint32_t count;
+};
+
+/* now_us must not be less than before. */
+void cl_active_set_see(struct cl_active_set *active_set, struct cl_active_set_member *member, uint64_t now_us);
+void cl_active_set_leave(struct cl_active_set *active_set, struct cl_active_set_member *member);
+/* Of those seen in the last idle_us. */
+uint32_t cl_active_set_count(struct cl_active_set *active_set, uint64_t idle_us, uint64_t now_us);
+
+#endif

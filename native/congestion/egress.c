@@ -1,0 +1,231 @@
+#include "congestion/egress.h"
+
+enum {
+    DEPTH_MAX_US = 4000,
+    DEPTH_MIN_US = 100,
+    DEPTH_START_PACKETS = 128,
+    DEPTH_MIN_PACKETS = 10,
+    START_PACKETS = 64, /* sent at once when nothing is known: enough to measure the link */
+    START_US = 4000,    /* and that many again in this time */
+    EPOCH_US = 5000,
+    EPOCH_SAMPLES = 4,
+    SPAN_PACKETS = 16, /* least length of a measurement of capacity */
+    SPAN_DEPTHS = 3,
+    SPAN_STARTUP_US = 50,
+    SPAN_MAX_US = 1000000,
+    BUSY_SLACK_US = 100,
+    RECOVERY = 8, /* depths */
+    TARGET_PACKETS = 8,
+    WEIGHT_MAX = 8,
+    CUT_US = 20000, /* one overflow is seen that long */
+};
+
+static const double TARGET_DEPTHS = 0.5;
+static const double GAIN_STARTUP = 2;
+static const double GAIN_EMPTY = 1.25; /* nothing waits: the link can do more */
+static const double GAIN_MIN = 0.5;
+
+/* The queue to keep. A fixed number of packets is part of it, so that of several hosts that share a bottleneck the
+ * slower ones want more of its queue, and get a larger share, until they are equal. The rest makes up for late
+ * wake-ups; what is urgent would have to wait behind it. */
+static double usual_target_us(const struct cl_egress *egress)
+{
+    return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
+}
+
+static double target_us(const struct cl_egress *egress, uint64_t now_us)
+{
+    bool urgent = now_us < egress->urgent_until_us;
+    return urgent ? TARGET_PACKETS * cl_egress_packet_us(egress) : usual_target_us(egress);
+}
+
+/* The time `packets` take on the link, within the limits of a depth. */
+static uint32_t depth_of(const struct cl_egress *egress, double packets)
+{
+    double packet_us = cl_egress_packet_us(egress), depth_us = packets * packet_us;
+    double least_us = packet_us * DEPTH_MIN_PACKETS, most_us = least_us > DEPTH_MAX_US ? least_us : DEPTH_MAX_US;
+    least_us = least_us < DEPTH_MIN_US ? DEPTH_MIN_US : least_us;
+    return (uint32_t)(depth_us < least_us ? least_us : depth_us < most_us ? depth_us : most_us);
+}
+
+static void set_rate(struct cl_egress *egress, uint64_t now_us)
+{
+    double gain = 1 + (target_us(egress, now_us) - egress->queue_us) / (RECOVERY * egress->depth_us);
+    gain = egress->startup ? GAIN_STARTUP : egress->empty ? GAIN_EMPTY : gain < GAIN_MIN ? GAIN_MIN : gain;
+    double burst = egress->capacity * egress->depth_us / 1e6;
+    double least = (double)CL_PACER_BURST_PACKETS * egress->datagram_bytes;
+    cl_pacer_set(&egress->pacer, (uint64_t)(gain * egress->capacity) + 1, (uint64_t)(burst < least ? least : burst),
+                 now_us);
+}
+
+void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes)
+{
+    *egress = (struct cl_egress){.controlled = controlled,
+                                 .startup = true,
+                                 .datagram_bytes = datagram_bytes + CL_EGRESS_OVERHEAD_BYTES,
+                                 .depth_us = DEPTH_MAX_US,
+                                 .epoch_queue_us = UINT32_MAX};
+    uint64_t start = (uint64_t)START_PACKETS * egress->datagram_bytes;
+    egress->capacity = (double)start * 1e6 / START_US;
+    cl_pacer_init(&egress->pacer, (uint64_t)egress->capacity, start, 0);
+}
+
+void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us)
+{
+    if (cl_egress_urgent(egress, class, now_us)) {
+        egress->mixed_until_us = now_us + CL_EGRESS_MIXED_US;
+        if (class < CL_CLASSES_URGENT)
+            egress->urgent_until_us = egress->mixed_until_us;
+        egress->borrowed += egress->pacer.tokens < 0 ? bytes + CL_EGRESS_OVERHEAD_BYTES : 0;
+    } else {
+        if (first_class >= class) /* not the guard's */
+            egress->borrowed = 0;
+        egress->last_class = class;
+        egress->last_class_us = now_us;
+    }
+}
+
+uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    bool borrows = cl_egress_urgent(egress, class, now_us) && egress->borrowed < egress->pacer.burst;
+    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, borrows, now_us) : now_us;
+}
+
+struct cl_egress_mark cl_egress_mark(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
+{
+    return (struct cl_egress_mark){.bytes = egress->bytes[class], .paced_us = now_us + cl_egress_backlog_us(egress)};
+}
+
+void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes)
+{
+    if (egress->marked && cl_pacer_is_full(&egress->pacer))
+        egress->idle_us = egress->pacer.last_us;
+    for (; class < CL_CLASSES; class ++)
+        egress->bytes[class] += bytes + CL_EGRESS_OVERHEAD_BYTES;
+    cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
+}
+
+static void set_depth(struct cl_egress *egress, bool startup)
+{
+    egress->startup = startup;
+    egress->overflow_us = depth_of(egress, DEPTH_START_PACKETS);
+    egress->depth_us = startup ? egress->overflow_us / 2 : egress->overflow_us;
+}
+
+/* Halfway to what overflowed last time the depth grows fast, then it only tries whether there is more room. */
+static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
+{
+    if (now_us < egress->cut_us + CUT_US) {
+        cl_loss_trial_skip(&egress->overflow);
+        return;
+    }
+    /* No trial of a lossy link here: a shallow bucket costs little, and a cut of it may leave most losses of bursts. */
+    if (cl_loss_trial_judge(&egress->overflow, true) == CL_LOSS_TRIAL_FULL) {
+        egress->cut_us = now_us;
+        egress->overflow_us = egress->depth_us;
+        egress->depth_us = depth_of(egress, (1 - CL_LOSS_TRIAL_CUT) * egress->depth_us / cl_egress_packet_us(egress));
+    } else {
+        bool far = egress->depth_us < egress->overflow_us * 8 / 10;
+        double grown_us = egress->depth_us + egress->depth_us / (far ? 32 : 512) + 1;
+        egress->depth_us = depth_of(egress, grown_us / cl_egress_packet_us(egress));
+    }
+}
+
+static void end_epoch(struct cl_egress *egress, uint64_t now_us)
+{
+    egress->queue_us = egress->epoch_queue_us;
+    if (egress->startup)
+        set_depth(egress, egress->queue_us < usual_target_us(egress) / 2);
+    else
+        adapt_depth(egress, now_us);
+    egress->empty = egress->epoch_longest_us < usual_target_us(egress) / 4;
+    egress->epoch_queue_us = UINT32_MAX;
+    egress->epoch_longest_us = 0;
+    egress->epoch_samples = 0;
+    egress->epoch_end_us = now_us + (egress->depth_us < EPOCH_US ? egress->depth_us : EPOCH_US);
+}
+
+static uint64_t longer(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* From `start` to `end`, two packets of a class. last: nothing could be sent that it overtakes. */
+static void measure_between(struct cl_egress *egress, const struct cl_egress_sample *start,
+                            const struct cl_egress_sample *end, uint64_t arrived_us, bool last, bool mixed)
+{
+    uint64_t span = end->mark.bytes - start->mark.bytes;
+    uint64_t left_us = end->sent_us - start->sent_us, longest_us = longer(left_us, arrived_us);
+    if (mixed && end->mark.paced_us > start->mark.paced_us)
+        longest_us = longer(longest_us, end->mark.paced_us - start->mark.paced_us);
+    double capacity = (double)span * 1e6 / (double)arrived_us, slowest = (double)span * 1e6 / (double)longest_us;
+    bool busy = last && start->sent_us >= egress->idle_us && !end->crowded;
+    if (busy && egress->startup && left_us < arrived_us * 8 / 10) {
+        egress->capacity = capacity; /* they came slower than they left: the link was the limit */
+        set_depth(egress, false);
+    } else if (busy && !egress->startup) {
+        /* the first measurement replaces what the start found, the next ones are averaged */
+        if (egress->weight < WEIGHT_MAX)
+            egress->weight++;
+        egress->capacity += ((mixed ? slowest : capacity) - egress->capacity) / egress->weight;
+    } else if (slowest > egress->capacity) {
+        /* The link may have been idle at times: it can do this at least. Had they come faster than they left, it would
+         * only mean that some queue elsewhere has drained. */
+        egress->capacity = slowest;
+    }
+}
+
+static void measure(struct cl_egress *egress, struct cl_egress_view *view, const struct cl_egress_sample *sample,
+                    bool last, uint64_t now_us)
+{
+    struct cl_egress_sample *start = &view->start[sample->class];
+    int32_t arrived_us = (int32_t)(sample->clock_us - start->clock_us); /* between the two arrivals */
+    if (view->started >> sample->class & 1 && sample->mark.bytes > start->mark.bytes && arrived_us >= 0 &&
+        arrived_us < SPAN_MAX_US) {
+        if (sample->mark.bytes - start->mark.bytes < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
+            arrived_us < (egress->startup ? SPAN_STARTUP_US : SPAN_DEPTHS * (int32_t)egress->depth_us))
+            return;
+        measure_between(egress, start, sample, (uint64_t)arrived_us, last, now_us < egress->mixed_until_us);
+    }
+    *start = *sample;
+    view->started = (uint8_t)(view->started | 1u << sample->class);
+}
+
+uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view,
+                             const struct cl_egress_sample *sample, uint64_t now_us)
+{
+    uint32_t queue_us = sample->crowded ? 0 : sample->queue_us;
+    if (!egress->controlled)
+        return sample->queue_us;
+    bool overtakes = cl_egress_urgent(egress, sample->class, now_us);
+    /* The link is busy as long as each packet leaves before the one before it is through. */
+    if (!sample->overtaken && !overtakes) {
+        if (sample->sent_us > egress->busy_until_us + BUSY_SLACK_US)
+            egress->idle_us = sample->sent_us;
+        egress->busy_until_us = longer(egress->busy_until_us, sample->sent_us + queue_us);
+    }
+    if (!sample->overtaken)
+        measure(egress, view, sample, !overtakes, now_us);
+    view->queue_us = view->any && !egress->startup ? (3 * view->queue_us + queue_us) / 4 : queue_us;
+    view->any = true;
+    if (view->queue_us < egress->epoch_queue_us)
+        egress->epoch_queue_us = view->queue_us;
+    if (queue_us > egress->epoch_longest_us)
+        egress->epoch_longest_us = queue_us;
+    egress->epoch_samples++;
+    if (egress->startup || (now_us >= egress->epoch_end_us && egress->epoch_samples >= EPOCH_SAMPLES))
+        end_epoch(egress, now_us);
+    set_rate(egress, now_us);
+    return sample->crowded ? sample->queue_us : queue_us > egress->queue_us ? queue_us - egress->queue_us : 0;
+}
+
+void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost)
+{
+    cl_loss_trial_count(&egress->overflow, acked, lost);
+}
+
+uint64_t cl_egress_backlog_us(const struct cl_egress *egress)
+{
+    double backlog = (double)egress->pacer.burst - (double)egress->pacer.tokens / 1e6;
+    return backlog > 0 ? (uint64_t)(backlog * 1e6 / egress->capacity) : 0;
+}

@@ -1,0 +1,37 @@
+/*
+ * Pacer: a token bucket. In any interval of d seconds in which rate and burst do not change,
+ *
+ *     bytes sent <= rate * d + burst + one packet        (2 * burst with urgent ones)
+ *
+ * The burst is generous (milliseconds of rate) on purpose: an engine thread that shares its core wakes up late, and
+ * what it could not send meanwhile it must be able to send then; and fewer timers mean bigger batches for the kernel.
+ */
+#ifndef CL_CONGESTION_PACER_H
+#define CL_CONGESTION_PACER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { CL_PACER_BURST_US = 4000, CL_PACER_BURST_PACKETS = 10 };
+
+struct cl_pacer {
+    uint64_t rate;  /* bytes per second; 0: no limit */
+    uint64_t burst; /* bytes */
+    int64_t tokens; /* millionths of a byte; negative: in debt */
+    uint64_t last_us;
+};
+
+/* Starts with a full bucket. */
+void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
+void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
+/* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. An urgent one may go on
+ * debt, of a burst at most: those that come after it pay. */
+uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us);
+/* Nothing was held back for as long as a burst takes, when cl_pacer_ready_us was last asked. */
+bool cl_pacer_is_full(const struct cl_pacer *pacer);
+void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
+
+/* The usual burst for a rate: CL_PACER_BURST_US of it, but at least CL_PACER_BURST_PACKETS. */
+uint64_t cl_pacer_burst(uint64_t rate, uint32_t packet_bytes);
+
+#endif

@@ -1,0 +1,449 @@
+/*
+ * Engine: the only file with a thread. It is where the protocol (core/) meets the sockets (wire/): packets in, plans
+ * forward, packets out, sleep until something happens.
+ */
+#include "engine/engine.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    LINGER_QUIET_US =
+        20000, /* at close: until no peer has needed an answer for so long, beyond the time it asks again */
+    LINGER_QUIETS_MAX = 15, /* but no longer than so many times that */
+    RECEIVE_BATCHES = 8,    /* between two looks at what may be sent */
+    SEND_BATCHES = 8,       /* between two looks at what has come */
+    NAP_WINDOW_US = 2000,   /* over which the rate of arrivals is measured */
+    NAP_PACKETS_LEAST = 16, /* in such a window: a bulk transfer */
+    NAP_BATCH = 16,         /* packets to wait for */
+    NAP_LEAST_US = 60,      /* less is not worth a system call */
+    NAP_MOST_US = 1000,
+    NAP_MOST_URGENT_US = 200, /* while urgent packets go, too, or may come */
+    FOREVER_US = 1 << 30,
+    SLICE_NS = 100000, /* the least that Linux gives */
+};
+
+uint64_t cl_now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+const char *cl_error_text(int code)
+{
+    switch (code) {
+    case CL_OK:
+        return "success";
+    case CL_EINVAL:
+        return "invalid argument";
+    case CL_ENOMEM:
+        return "out of memory";
+    case CL_ESYSTEM:
+        return "the operating system refused a call the engine needs";
+    case CL_ETIMEDOUT:
+        return "the operation timed out";
+    case CL_EPEERLOST:
+        return "a peer died or stopped answering";
+    case CL_EABORTED:
+        return "the group was aborted because another rank failed first";
+    case CL_ECLOSED:
+        return "the engine or group is closed";
+    case CL_EMISMATCH:
+        return "ranks disagree on the operation";
+    case CL_EAGAIN:
+        return "not done yet";
+    case CL_ENOLIBFABRIC:
+        return "libfabric is not available";
+    case CL_ENODEVICE:
+        return "libfabric's provider has no datagram endpoint at this address";
+    default:
+        return "unknown error";
+    }
+}
+
+/* ---- packets, under core ---- */
+
+void cl_engine_drop_payloads(struct cl_engine *engine)
+{
+    size_t kept = 0;
+    for (size_t i = engine->batch_first; i < engine->batch_count; i++)
+        if (engine->batch[i].payload_length == 0)
+            engine->batch[kept++] = engine->batch[i];
+    engine->batch_first = 0;
+    engine->batch_count = kept;
+}
+
+struct arrival {
+    struct cl_engine *engine;
+    uint64_t now_us;
+};
+
+static void receive_datagram(void *context, const uint8_t *bytes, size_t length, bool congested, uint64_t received_us)
+{
+    const struct arrival *arrival = context;
+    uint64_t now = arrival->now_us;
+    if (arrival->engine->endpoint == NULL)
+        return;
+    arrival->engine->arrivals++;
+    cl_endpoint_receive(arrival->engine->endpoint, bytes, length, congested,
+                        received_us == 0 || received_us > now ? now : received_us, now);
+}
+
+/* DSCP by priority, for switches with queues for it, from expedited forwarding over the assured classes down to the
+ * scavengers' class; 4, the default, is best effort. A packet that may be lost is not ECN-capable, so that a switch
+ * that would mark the others (RED with ECN) drops it first. */
+static uint8_t mark_of(const struct cl_datagram *datagram)
+{
+    static const uint8_t DSCP[] = {46, 34, 26, 18, 0, 0, 8, 8};
+    enum { ECT0 = 2 };
+    return (uint8_t)(DSCP[datagram->priority & 7] << 2 | (datagram->droppable ? 0 : ECT0));
+}
+
+static bool flush_batch(struct cl_engine *engine)
+{
+    struct cl_wire_datagram out[CL_SEND_BATCH];
+    size_t count = 0, first = engine->batch_first;
+    for (size_t i = first; i < engine->batch_count; i++) {
+        const struct cl_datagram *datagram = &engine->batch[i];
+        out[count++] = (struct cl_wire_datagram){.link = engine->links[datagram->peer][datagram->path].number,
+                                                 .head_length = datagram->head_length,
+                                                 .payload_length = datagram->payload_length,
+                                                 .head = datagram->head,
+                                                 .payload = datagram->payload,
+                                                 .mark = mark_of(datagram)};
+    }
+    if (count > 0) {
+        engine->batch_first += engine->wire_type->send(engine->wire, out, count);
+        atomic_fetch_add_explicit(&engine->send_calls, 1, memory_order_relaxed);
+    }
+    if (engine->batch_first < engine->batch_count)
+        return false;
+    engine->batch_count = engine->batch_first = 0;
+    return true;
+}
+
+/* Returns false when the wire is full: poll for room. For the pacers all of it happens at one moment: where a system
+ * call takes as long as a packet on the link, they would else always have one more to send, and nothing be received. */
+static bool send_packets(struct cl_engine *engine, bool *more)
+{
+    uint64_t now = cl_now_us();
+    for (int i = 0; i < SEND_BATCHES; i++) {
+        if (!flush_batch(engine))
+            return false;
+        engine->batch_count = cl_endpoint_send(engine->endpoint, now, engine->batch, CL_SEND_BATCH);
+        if (engine->batch_count == 0)
+            return true;
+    }
+    *more = true;
+    return flush_batch(engine);
+}
+
+static void receive_packets(struct cl_engine *engine)
+{
+    for (uint32_t port = 0; port < engine->port_count; port++) {
+        bool more = (engine->readable >> port & 1) != 0;
+        for (int i = 0; more && i < RECEIVE_BATCHES; i++) {
+            struct arrival arrival = {engine, cl_now_us()};
+            more = engine->wire_type->receive(engine->wire, port, receive_datagram, &arrival);
+            atomic_fetch_add_explicit(&engine->receive_calls, 1, memory_order_relaxed);
+            engine->last_heard_us = arrival.now_us;
+        }
+    }
+    engine->readable = 0;
+}
+
+/* In a bulk transfer every packet would wake the thread. When they come steadily it naps first, for as long as a batch
+ * takes to come in; on fast networks that is no time at all, and with few packets it does not nap. Acknowledgements and
+ * pacing are made for batches of this size. */
+static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
+{
+    uint64_t passed = now_us - engine->arrivals_since_us;
+    if (passed >= NAP_WINDOW_US) {
+        engine->arrivals_per_us = (double)engine->arrivals / (double)passed;
+        engine->arrivals = 0;
+        engine->arrivals_since_us = now_us;
+    }
+    if (engine->arrivals_per_us * NAP_WINDOW_US < NAP_PACKETS_LEAST)
+        return 0;
+    double nap = NAP_BATCH / engine->arrivals_per_us;
+    double most = cl_endpoint_has_urgent(engine->endpoint, now_us) ? NAP_MOST_URGENT_US : NAP_MOST_US;
+    return nap < NAP_LEAST_US ? 0 : (uint64_t)(nap > most ? most : nap);
+}
+
+/* Returns whether there were any: their operations can go on then. */
+static bool take_completions(struct cl_engine *engine)
+{
+    bool any = false;
+    struct cl_completion completion;
+    while (cl_endpoint_next_completion(engine->endpoint, &completion)) {
+        any = true;
+        if (completion.missing_count > 0)
+            cl_executor_missed(completion.context, completion.missing, completion.missing_count);
+        const struct cl_executor *executor = cl_executor_complete(completion.context, completion.status);
+        if (completion.status == CL_OK || completion.status == CL_EABORTED)
+            continue; /* of an abort, the reason follows below */
+        const struct cl_operation *operation = cl_executor_owner(executor);
+        cl_group_fail(operation->group, completion.status, cl_group_rank_of(operation->group, completion.peer));
+    }
+    uint32_t id;
+    uint16_t blame;
+    int reason;
+    while (cl_endpoint_next_abort(engine->endpoint, &id, &blame, &reason)) {
+        any = true;
+        for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
+            if (group->id != id)
+                continue;
+            cl_group_hear(group, reason, cl_group_rank_of(group, blame));
+        }
+    }
+    return any;
+}
+
+/* ---- the loop ---- */
+
+static void take_inbox(struct cl_engine *engine)
+{
+    pthread_mutex_lock(&engine->inbox);
+    struct cl_operation *operation = engine->inbox_first;
+    engine->inbox_first = NULL;
+    engine->inbox_last = &engine->inbox_first;
+    pthread_mutex_unlock(&engine->inbox);
+    while (operation != NULL) {
+        struct cl_operation *next = operation->next;
+        operation->next = NULL;
+        *operation->group->last = operation;
+        operation->group->last = &operation->next;
+        operation = next;
+    }
+}
+
+static bool progress_groups(struct cl_engine *engine, uint64_t *deadline_us)
+{
+    bool more = false;
+    uint64_t now = cl_now_us();
+    for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+        more |= cl_group_progress(group, now, deadline_us);
+    return more;
+}
+
+static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
+{
+    bool armed = true;
+    uint64_t now = cl_now_us();
+    for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+        armed &= cl_host_queue_arm_bells(group, now, deadline_us);
+    return armed;
+}
+
+static void report_deaths(struct cl_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->watched_count; i++) {
+        if (!engine->watched[i].died)
+            continue;
+        engine->watched[i].died = false;
+        if (engine->endpoint != NULL)
+            cl_endpoint_peer_lost(engine->endpoint, engine->watched[i].peer);
+        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
+            cl_group_peer_died(group, engine->watched[i].peer);
+    }
+}
+
+/* One turn. Returns until when the thread may sleep (0: not at all) and whether it waits for room on the wire. */
+static uint64_t turn(struct cl_engine *engine, bool *wire_full)
+{
+    uint64_t deadline = UINT64_MAX;
+    *wire_full = false;
+    take_inbox(engine);
+    if (engine->wire != NULL)
+        receive_packets(engine);
+    report_deaths(engine); /* after what they said last */
+    if (engine->endpoint != NULL) {
+        uint64_t now = cl_now_us();
+        if (cl_endpoint_next_timeout(engine->endpoint) <= now)
+            cl_endpoint_timeout(engine->endpoint, now);
+        take_completions(engine);
+    }
+    bool more = progress_groups(engine, &deadline);
+    if (engine->endpoint != NULL) {
+        *wire_full = !send_packets(engine, &more);
+        more |= take_completions(engine); /* of messages that had come before their receive was posted */
+        uint64_t next = cl_endpoint_next_timeout(engine->endpoint);
+        if (next < deadline && !*wire_full)
+            deadline = next;
+    }
+    return more || !arm_bells(engine, &deadline) ? 0 : deadline;
+}
+
+void cl_engine_attend(struct cl_engine *engine)
+{
+    if (pthread_mutex_trylock(&engine->core) != 0) {
+        cl_engine_wake(engine);
+        return;
+    }
+    bool wire_full;
+    uint64_t deadline = turn(engine, &wire_full);
+    if (wire_full || deadline == 0) {
+        cl_engine_wake(engine);
+    } else if (deadline < engine->sleeps_until_us) {
+        struct itimerspec at = {
+            .it_value = {.tv_sec = (time_t)(deadline / 1000000), .tv_nsec = (long)(deadline % 1000000) * 1000}};
+        timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+        engine->sleeps_until_us = deadline;
+    }
+    pthread_mutex_unlock(&engine->core);
+}
+
+static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wire_full)
+{
+    struct pollfd fds[3 + CL_PORTS_MAX + CL_WATCHED_MAX];
+    nfds_t count = 0;
+    fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = engine->timer_fd, .events = POLLIN};
+    nfds_t first_port = count;
+    uint32_t full_port = UINT32_MAX; /* room at another one would not help the first packet that waits */
+    if (wire_full)
+        full_port =
+            engine->links[engine->batch[engine->batch_first].peer][engine->batch[engine->batch_first].path].port;
+    for (uint32_t i = 0; i < engine->port_count; i++)
+        fds[count++] = (struct pollfd){.fd = engine->wire_type->descriptor(engine->wire, i),
+                                       .events = (short)(i == full_port ? POLLIN | POLLOUT : POLLIN)};
+    nfds_t first_watched = count;
+    uint32_t watched = engine->watched_count;
+    engine->sleeps_until_us = deadline_us;
+    for (uint32_t i = 0; i < watched; i++)
+        fds[count++] = (struct pollfd){.fd = engine->watched[i].pidfd, .events = POLLIN};
+    pthread_mutex_unlock(&engine->core);
+
+    uint64_t now = cl_now_us();
+    uint64_t nap = deadline_us > now && !wire_full ? nap_us(engine, now) : 0;
+    uint64_t sleep_us = nap > 0 ? nap : deadline_us <= now ? 0 : deadline_us - now;
+    struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000), .tv_nsec = (long)(sleep_us % 1000000) * 1000};
+    int ready = ppoll(fds, nap > 0 ? first_port : count, sleep_us >= FOREVER_US ? NULL : &timeout, NULL);
+    atomic_fetch_add_explicit(&engine->wakeups, 1, memory_order_relaxed);
+
+    pthread_mutex_lock(&engine->core);
+    engine->readable = nap > 0 ? engine->ever_readable : 0;
+    if (ready <= 0)
+        return;
+    for (uint32_t i = 0; i < engine->port_count; i++)
+        if ((fds[first_port + i].revents & ~POLLOUT) != 0)
+            engine->readable |= UINT64_C(1) << i;
+    engine->ever_readable |= engine->readable;
+    if (fds[0].revents != 0) {
+        eventfd_t ignored;
+        eventfd_read(engine->wake_fd, &ignored);
+    }
+    if (fds[1].revents != 0)
+        cl_bell_drain(engine->bell_fd);
+    if (fds[2].revents != 0) {
+        uint64_t ignored;
+        (void)!read(engine->timer_fd, &ignored, sizeof ignored);
+    }
+    for (uint32_t i = 0; i < watched; i++) {
+        if (fds[first_watched + i].revents == 0 || engine->watched[i].pidfd < 0)
+            continue;
+        close(engine->watched[i].pidfd);
+        engine->watched[i].pidfd = -1; /* poll ignores it from now on */
+        engine->watched[i].died = true;
+    }
+}
+
+/* How long the slowest peer that misses an acknowledgement may be silent: it asks again after a probe timeout, and the
+ * question needs its time, too. */
+static uint64_t quiet_us(const struct cl_engine *engine)
+{
+    return LINGER_QUIET_US + 2 * (uint64_t)cl_endpoint_slowest_us(engine->endpoint);
+}
+
+static void linger(struct cl_engine *engine)
+{
+    uint64_t start = cl_now_us(), quiet = quiet_us(engine);
+    engine->last_heard_us = start;
+    for (uint64_t now = start; now - start < LINGER_QUIETS_MAX * quiet && now - engine->last_heard_us < quiet;) {
+        bool wire_full;
+        uint64_t deadline = turn(engine, &wire_full);
+        now = cl_now_us();
+        uint64_t until = engine->last_heard_us + quiet;
+        sleep_until(engine, deadline < until ? deadline : until, wire_full);
+        now = cl_now_us();
+    }
+}
+
+/* Asks for short time slices: the thread needs little at a time, but soon, on cores that it shares with training. Linux
+ * 6.12 and later give a thread that asks for shorter ones its turn sooner, not more of the core; older ones ignore it.
+ */
+static void ask_for_short_slices(void)
+{
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime_ns, deadline_ns, period_ns;
+    } attributes = {.size = sizeof attributes};
+    if (syscall(SYS_sched_getattr, 0, &attributes, (unsigned)sizeof attributes, 0u) != 0 ||
+        attributes.policy != SCHED_OTHER)
+        return; /* somebody has chosen for us */
+    attributes.runtime_ns = SLICE_NS;
+    (void)syscall(SYS_sched_setattr, 0, &attributes, 0u);
+}
+
+static void *run(void *argument)
+{
+    struct cl_engine *engine = argument;
+    prctl(PR_SET_NAME, "commlayer");
+    prctl(PR_SET_TIMERSLACK, 1000ul); /* ns: pacing needs better than the default 50 us */
+    ask_for_short_slices();
+    pthread_mutex_lock(&engine->core);
+    while (!atomic_load(&engine->stopping)) {
+        bool wire_full;
+        uint64_t deadline = turn(engine, &wire_full);
+        sleep_until(engine, deadline, wire_full);
+    }
+    if (engine->endpoint != NULL && engine->peer_count > 0)
+        linger(engine);
+    pthread_mutex_unlock(&engine->core);
+    return NULL;
+}
+
+int cl_engine_start(struct cl_engine *engine)
+{
+    return pthread_create(&engine->thread, NULL, run, engine) == 0 ? CL_OK : CL_ESYSTEM;
+}
+
+void cl_engine_wake(struct cl_engine *engine)
+{
+    eventfd_write(engine->wake_fd, 1);
+}
+
+void cl_engine_linger(cl_engine *engine)
+{
+    uint64_t start = cl_now_us(), heard = start, now = start, quiet = 0;
+    do {
+        usleep((useconds_t)quiet / 4);
+        pthread_mutex_lock(&engine->core);
+        quiet = engine->endpoint != NULL && engine->peer_count > 0 ? quiet_us(engine) : 0;
+        if (engine->last_heard_us > heard)
+            heard = engine->last_heard_us;
+        pthread_mutex_unlock(&engine->core);
+        now = cl_now_us();
+    } while (now - heard < quiet && now - start < LINGER_QUIETS_MAX * quiet);
+}
+
+int cl_engine_events(cl_engine *engine, struct cl_event *events, uint32_t capacity, uint64_t timeout_us)
+{
+    return cl_events_take(&engine->events, events, capacity, timeout_us);
+}
+
+void cl_engine_stop_events(cl_engine *engine)
+{
+    cl_events_stop(&engine->events);
+}

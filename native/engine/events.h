@@ -1,0 +1,30 @@
+/*
+ * Events: the ends of operations whose caller asked to be told, in order, until Python's completion thread takes them.
+ */
+#ifndef CL_ENGINE_EVENTS_H
+#define CL_ENGINE_EVENTS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "commlayer.h"
+
+struct cl_events {
+    pthread_mutex_t guard;
+    pthread_cond_t ready;
+    bool stopped;
+    struct cl_event *ring;
+    size_t head, count, capacity;
+};
+
+void cl_events_init(struct cl_events *events);
+void cl_events_free(struct cl_events *events);
+void cl_events_push(struct cl_events *events, uint64_t token, int status);
+/* Waits for events and takes up to `capacity` of them; returns how many (0: the time is over), or CL_ECLOSED when they
+ * were stopped and none is left. */
+int cl_events_take(struct cl_events *events, struct cl_event *out, uint32_t capacity, uint64_t timeout_us);
+/* From now on nobody waits. */
+void cl_events_stop(struct cl_events *events);
+
+#endif

@@ -1,0 +1,160 @@
+/*
+ * Opening and closing of an engine: what it is made of, and what others are told of it.
+ */
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "protocol/packet.h"
+#include "protocol/peer.h"
+
+static void free_engine(struct cl_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->watched_count; i++)
+        if (engine->watched[i].pidfd >= 0)
+            close(engine->watched[i].pidfd);
+    if (engine->endpoint != NULL)
+        cl_endpoint_destroy(engine->endpoint);
+    if (engine->wire != NULL)
+        engine->wire_type->close(engine->wire);
+    if (engine->wake_fd >= 0)
+        close(engine->wake_fd);
+    if (engine->bell_fd >= 0)
+        close(engine->bell_fd);
+    if (engine->timer_fd >= 0)
+        close(engine->timer_fd);
+    for (uint32_t i = 0; engine->links != NULL && i < CL_PEERS_MAX; i++)
+        free(engine->links[i]);
+    free(engine->links);
+    free(engine->batch);
+    pthread_mutex_destroy(&engine->core);
+    pthread_mutex_destroy(&engine->inbox);
+    cl_events_free(&engine->events);
+    free(engine);
+}
+
+/* Numbers the addresses; false when there are more of them than a peer can have paths. */
+static bool number_interfaces(struct cl_engine *engine, const struct cl_engine_options *options)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < options->address_count; i++) {
+        uint32_t same = 0;
+        while (same < i && strcmp(options->addresses[same], options->addresses[i]) != 0)
+            same++;
+        engine->interfaces[i] = same < i ? engine->interfaces[same] : count++;
+    }
+    return count <= CL_PEER_PATHS_MAX;
+}
+
+static int open_wire(struct cl_engine *engine, const struct cl_engine_options *options)
+{
+    if (strcmp(options->wire, "none") == 0)
+        return CL_OK;
+    engine->wire_type = cl_wire_find(options->wire);
+    if (engine->wire_type == NULL || options->address_count == 0 || options->address_count > CL_PORTS_MAX ||
+        !number_interfaces(engine, options))
+        return CL_EINVAL;
+    struct cl_wire_config config = {.addresses = options->addresses,
+                                    .address_count = options->address_count,
+                                    .datagram_bytes = options->datagram_bytes,
+                                    .loss_ppm = options->mem_loss_ppm,
+                                    .seed = options->mem_seed,
+                                    .mark = options->mark != 0,
+                                    .provider = options->ofi_provider};
+    int status = engine->wire_type->open(&config, &engine->wire);
+    if (status != CL_OK)
+        return status;
+    engine->port_count = options->address_count;
+    if (engine->wire_type->datagram_limit != NULL) {
+        uint32_t limit = engine->wire_type->datagram_limit(engine->wire);
+        if (limit < engine->options.datagram_bytes)
+            engine->options.datagram_bytes = limit;
+    }
+    return CL_OK;
+}
+
+int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
+{
+    if (options == NULL || out == NULL || options->wire == NULL || options->congestion == NULL ||
+        options->auth > CL_AUTH_OFF || strlen(options->congestion) >= sizeof((struct cl_engine *)0)->congestion)
+        return CL_EINVAL;
+    struct cl_engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL)
+        return CL_ENOMEM;
+    pthread_mutex_init(&engine->core, NULL);
+    pthread_mutex_init(&engine->inbox, NULL);
+    cl_events_init(&engine->events);
+    engine->inbox_last = &engine->inbox_first;
+    engine->options = *options;
+    strcpy(engine->congestion, options->congestion);
+    engine->bell_fd = -1;
+    engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    engine->links = calloc(CL_PEERS_MAX, sizeof *engine->links);
+    engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
+    int status = engine->links == NULL || engine->batch == NULL ? CL_ENOMEM : CL_OK;
+    if (status == CL_OK)
+        status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
+    if (status == CL_OK) {
+        engine->bell_fd = cl_bell_open(engine->bell);
+        status = engine->bell_fd < 0 ? CL_ESYSTEM : open_wire(engine, options);
+    }
+    if (status == CL_OK)
+        status = cl_engine_start(engine);
+    if (status != CL_OK) {
+        free_engine(engine);
+        return status;
+    }
+    *out = engine;
+    return CL_OK;
+}
+
+void cl_engine_close(cl_engine *engine)
+{
+    if (engine == NULL)
+        return;
+    for (;;) {
+        pthread_mutex_lock(&engine->core);
+        struct cl_group *group = engine->groups;
+        pthread_mutex_unlock(&engine->core);
+        if (group == NULL)
+            break;
+        cl_group_close(group);
+    }
+    atomic_store(&engine->stopping, true);
+    cl_engine_wake(engine);
+    pthread_join(engine->thread, NULL);
+    cl_engine_stop_events(engine);
+    free_engine(engine);
+}
+
+int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
+{
+    if (engine->wire == NULL || index >= engine->port_count)
+        return CL_EINVAL;
+    return engine->wire_type->port_number(engine->wire, index, port);
+}
+
+int cl_engine_address(cl_engine *engine, uint32_t index, char *text)
+{
+    text[0] = '\0';
+    if (engine->wire == NULL || index >= engine->port_count)
+        return CL_EINVAL;
+    return engine->wire_type->address == NULL ? CL_OK
+                                              : engine->wire_type->address(engine->wire, index, text, CL_ADDRESS_BYTES);
+}
+
+uint32_t cl_engine_packet_bytes(cl_engine *engine)
+{
+    return cl_packet_payload_bytes(engine->options.datagram_bytes);
+}
+
+int cl_engine_bell(cl_engine *engine, char *name)
+{
+    memcpy(name, engine->bell, CL_BELL_BYTES);
+    return CL_OK;
+}

@@ -1,0 +1,36 @@
+/*
+ * Background: traffic that is not the job's: flows from the fabric's other hosts (storage, say) to those of the job, at
+ * random times, of random sizes like those of web search (the distribution of Alizadeh et al., "Data Center TCP", as
+ * later simulations round it), each a connection of its own.
+ */
+#ifndef CL_FABRIC_BACKGROUND_H
+#define CL_FABRIC_BACKGROUND_H
+
+#include "fabric/dctcp.h"
+
+struct sim_background_flow {
+    struct sim_background *background;
+    uint64_t bytes, started_ns, ended_ns; /* 0: not yet */
+    struct sim_background_flow *before;
+};
+
+struct sim_background {
+    struct sim_event event; /* the next flow */
+    struct sim_clock *clock;
+    struct sim_dctcp *dctcp;
+    struct sim_random random;
+    double interval_ns; /* between flows, on average */
+    uint32_t count;
+    struct sim_background_flow *last;
+};
+
+/* load: the part of every link to a host of the job that it takes on average, 0: none. */
+void sim_background_init(struct sim_background *background, struct sim_dctcp *dctcp, double load, uint64_t seed,
+                         uint64_t start_ns);
+void sim_background_free(struct sim_background *background);
+
+/* One size, bytes; and their mean. */
+uint64_t sim_background_draw(struct sim_random *random);
+double sim_background_mean_bytes(void);
+
+#endif

@@ -1,0 +1,213 @@
+#include "fabric/dlcp.h"
+
+#include <string.h>
+
+#include "sim/memory.h"
+
+enum {
+    UDP_BYTES = 28, /* IP and UDP headers: of the MTU, and of the links' overhead */
+    BATCH = 64,
+    STASH_BYTES = 64 << 20,
+};
+
+static const uint64_t PEER_TIMEOUT_NS = 10000000000;
+
+/* The core's clock. */
+static uint64_t now_us(const struct sim_dlcp_host *host)
+{
+    return host->dlcp->fabric->network.clock->now_ns / host->dlcp->config.tick_ns;
+}
+
+static void emit(struct sim_dlcp_host *host, const struct cl_datagram *from)
+{
+    struct sim_dlcp *dlcp = host->dlcp;
+    struct sim_datagram *datagram = sim_fabric_take(dlcp->fabric);
+    datagram->from = host->id;
+    datagram->to = from->peer;
+    datagram->protocol = dlcp->protocol;
+    datagram->priority = dlcp->config.priorities ? from->priority : 0;
+    datagram->ecn = from->droppable && dlcp->config.selective ? SIM_NOT_ECT : SIM_ECT;
+    datagram->length = from->head_length + from->payload_length;
+    memcpy(datagram->bytes, from->head, from->head_length);
+    uint64_t flow = (uint64_t)from->path << 32 | (uint64_t)host->id << 16 | from->peer;
+    sim_fabric_send(dlcp->fabric, datagram, (uint64_t)1 << 63 | (dlcp->config.sprays ? ++dlcp->sent : flow));
+}
+
+static bool take_completions(struct sim_dlcp_host *host)
+{
+    bool any = false;
+    struct cl_completion completion;
+    while (cl_endpoint_next_completion(host->endpoint, &completion)) {
+        uint64_t missing = 0;
+        for (uint32_t i = 0; i < completion.missing_count; i++)
+            missing += completion.missing[i].end - completion.missing[i].start;
+        if (completion.status != CL_OK) {
+            fprintf(stderr, "simulator: a message between hosts %u and %u failed: %s\n", host->id, completion.peer,
+                    cl_error_text(completion.status));
+            exit(2);
+        }
+        host->dlcp->transport.done(completion.context, missing);
+        any = true;
+    }
+    return any;
+}
+
+static void run(struct sim_dlcp_host *host)
+{
+    struct sim_dlcp *dlcp = host->dlcp;
+    host->running = true;
+    take_completions(host);
+    do {
+        size_t count;
+        while ((count = cl_endpoint_send(host->endpoint, now_us(host), dlcp->batch, BATCH)) > 0)
+            for (size_t i = 0; i < count; i++)
+                emit(host, &dlcp->batch[i]);
+    } while (take_completions(host));
+    host->running = false;
+    uint64_t timeout_us = cl_endpoint_next_timeout(host->endpoint);
+    struct sim_clock *clock = dlcp->fabric->network.clock;
+    if (timeout_us == UINT64_MAX)
+        sim_clock_cancel(clock, &host->turn);
+    else {
+        uint64_t next_us = timeout_us > now_us(host) ? timeout_us : now_us(host) + 1,
+                 at_ns = next_us * dlcp->config.tick_ns;
+        if (host->turn.slot == 0 || host->turn.at_ns != at_ns)
+            sim_clock_schedule(clock, &host->turn, at_ns);
+    }
+}
+
+static void on_timer(struct sim_event *event)
+{
+    struct sim_dlcp_host *host = (struct sim_dlcp_host *)(void *)event; /* its first member */
+    cl_endpoint_timeout(host->endpoint, now_us(host));
+    run(host);
+}
+
+static void deliver(struct sim_transport *transport, struct sim_datagram *datagram)
+{
+    struct sim_dlcp *dlcp = (struct sim_dlcp *)(void *)transport; /* its first member */
+    struct sim_dlcp_host *host = &dlcp->hosts[datagram->to];
+    uint32_t length = datagram->length;
+    memcpy(dlcp->packet, datagram->bytes, length < SIM_FABRIC_HEAD_BYTES ? length : SIM_FABRIC_HEAD_BYTES);
+    bool marked = datagram->ecn == SIM_CE;
+    sim_pool_give(&dlcp->fabric->network.pool, datagram);
+    cl_endpoint_receive(host->endpoint, dlcp->packet, length, marked, now_us(host), now_us(host));
+    run(host);
+}
+
+static void check(int status, const struct sim_message *message)
+{
+    if (status == CL_OK)
+        return;
+    fprintf(stderr, "simulator: hosts %u and %u cannot post message %u of job %u: %s\n", message->from, message->to,
+            message->index, message->job, cl_error_text(status));
+    exit(2);
+}
+
+/* Peers are added when they are first needed: most are never. */
+static struct sim_dlcp_host *host_of(struct sim_dlcp *dlcp, uint16_t id, uint16_t peer)
+{
+    static const uint32_t same_interface[8] = {0};
+    struct sim_dlcp_host *host = &dlcp->hosts[id];
+    /* CL_EINVAL: it is there already */
+    if (cl_endpoint_add_peer_through(host->endpoint, peer, (uint16_t)dlcp->config.paths, same_interface) == CL_ENOMEM)
+        sim_memory(NULL);
+    return host;
+}
+
+static struct cl_qos qos_of(const struct sim_message *message)
+{
+    return (struct cl_qos){.priority = message->priority, .loss_ppm = message->loss_ppm};
+}
+
+/* What was posted may leave now; from within a turn it does anyway. */
+static void wake(struct sim_dlcp_host *host)
+{
+    struct sim_clock *clock = host->dlcp->fabric->network.clock;
+    if (!host->running)
+        sim_clock_schedule(clock, &host->turn, clock->now_ns);
+}
+
+static void send_message(struct sim_transport *transport, const struct sim_message *message, void *context)
+{
+    static const uint8_t nothing[1]; /* payload is pointed to, but never read */
+    struct sim_dlcp_host *host = host_of((struct sim_dlcp *)(void *)transport, message->from, message->to);
+    struct cl_message_id id = {1, message->job, message->index};
+    struct cl_qos qos = qos_of(message);
+    check(cl_endpoint_post_bounded_send(host->endpoint, message->to, id, nothing, message->length, &qos, now_us(host),
+                                        context),
+          message);
+    wake(host);
+}
+
+static void ignore(void *target, const void *payload, size_t length, void *argument)
+{
+    (void)target;
+    (void)payload;
+    (void)length;
+    (void)argument;
+}
+
+static void receive_message(struct sim_transport *transport, const struct sim_message *message, void *context)
+{
+    struct sim_dlcp_host *host = host_of((struct sim_dlcp *)(void *)transport, message->to, message->from);
+    struct cl_message_id id = {1, message->job, message->index};
+    struct cl_qos qos = qos_of(message);
+    check(cl_endpoint_post_bounded_receive(host->endpoint, message->from, id, (struct cl_sink){.deliver = ignore},
+                                           message->length, &qos, now_us(host), context),
+          message);
+    wake(host);
+}
+
+void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, struct sim_fabric *fabric,
+                   uint8_t protocol)
+{
+    *dlcp = (struct sim_dlcp){.transport = {.send = send_message, .receive = receive_message, .deliver = deliver},
+                              .config = *config,
+                              .fabric = fabric,
+                              .protocol = protocol};
+    dlcp->hosts = sim_new(fabric->hosts, sizeof *dlcp->hosts);
+    dlcp->packet = sim_new(config->mtu, 1);
+    dlcp->batch = sim_new(BATCH, sizeof *dlcp->batch);
+    for (uint32_t i = 0; i < fabric->hosts; i++) {
+        struct sim_dlcp_host *host = &dlcp->hosts[i];
+        *host = (struct sim_dlcp_host){.turn = {.fire = on_timer}, .dlcp = dlcp, .id = (uint16_t)i};
+        struct cl_endpoint_config endpoint = {.auth = CL_AUTH_OFF,
+                                              .job = 1,
+                                              .self = (uint16_t)i,
+                                              .datagram_bytes = config->mtu - UDP_BYTES,
+                                              .peer_timeout_us = PEER_TIMEOUT_NS / config->tick_ns,
+                                              .stash_limit_bytes = STASH_BYTES,
+                                              .congestion = "delay"};
+        if (cl_endpoint_create(&endpoint, &host->endpoint) != CL_OK)
+            sim_memory(NULL);
+    }
+    fabric->transports[protocol] = &dlcp->transport;
+}
+
+void sim_dlcp_free(struct sim_dlcp *dlcp)
+{
+    for (uint32_t i = 0; i < dlcp->fabric->hosts; i++) {
+        sim_clock_cancel(dlcp->fabric->network.clock, &dlcp->hosts[i].turn);
+        cl_endpoint_destroy(dlcp->hosts[i].endpoint);
+    }
+    free(dlcp->hosts);
+    free(dlcp->packet);
+    free(dlcp->batch);
+}
+
+struct cl_endpoint_stats sim_dlcp_stats(const struct sim_dlcp *dlcp)
+{
+    /* All counters, and nothing else: summed as an array. */
+    enum { COUNTERS = sizeof(struct cl_endpoint_stats) / sizeof(uint64_t) };
+    union {
+        struct cl_endpoint_stats stats;
+        uint64_t counters[COUNTERS];
+    } sum = {.counters = {0}}, one;
+    for (uint32_t i = 0; i < dlcp->fabric->hosts; i++) {
+        one.stats = *cl_endpoint_stats(dlcp->hosts[i].endpoint);
+        for (int counter = 0; counter < COUNTERS; counter++)
+            sum.counters[counter] += one.counters[counter];
+    }
+    return sum.stats;
+}

@@ -1,0 +1,103 @@
+#include "group/mailbox.h"
+
+#include <stdlib.h>
+
+void cl_mailbox_init(struct cl_mailbox *mailbox, struct cl_endpoint *endpoint, uint32_t group, uint32_t size,
+                     const uint16_t *peers)
+{
+    *mailbox = (struct cl_mailbox){.endpoint = endpoint, .group = group | CL_GROUP_P2P, .size = size, .peers = peers};
+}
+
+static void remove_queue(struct cl_mailbox *mailbox, struct cl_mailbox_queue **at)
+{
+    struct cl_mailbox_queue *queue = *at;
+    *at = queue->next;
+    cl_endpoint_unwant(mailbox->endpoint, mailbox->group, queue->tag);
+    free(queue);
+}
+
+void cl_mailbox_free(struct cl_mailbox *mailbox)
+{
+    while (mailbox->queues)
+        remove_queue(mailbox, &mailbox->queues);
+    for (uint32_t rank = 0; mailbox->sent && rank < mailbox->size; rank++)
+        cl_tags_free(&mailbox->sent[rank]);
+    free(mailbox->sent);
+    mailbox->sent = NULL;
+}
+
+bool cl_mailbox_send(struct cl_mailbox *mailbox, uint32_t rank, uint32_t tag, uint32_t messages, uint32_t *index)
+{
+    if (!mailbox->sent && !(mailbox->sent = calloc(mailbox->size, sizeof(*mailbox->sent))))
+        return false;
+    *index = cl_tags_messages(&mailbox->sent[rank], tag);
+    return cl_tags_add(&mailbox->sent[rank], tag, messages);
+}
+
+/* False when it is to be from any source and there is no message yet. */
+static bool bind(struct cl_mailbox *mailbox, struct cl_ticket *ticket)
+{
+    if (ticket->source == CL_ANY_SOURCE) {
+        uint16_t peer;
+        uint32_t rank = 0;
+        if (!cl_endpoint_find_announced(mailbox->endpoint, mailbox->group, ticket->tag, &peer))
+            return false;
+        while (rank < mailbox->size && mailbox->peers[rank] != peer)
+            rank++;
+        if (rank == mailbox->size)
+            return false; /* of a stranger, who has no business in this group */
+        ticket->source = rank;
+    }
+    ticket->index =
+        cl_endpoint_next_index(mailbox->endpoint, mailbox->peers[ticket->source], mailbox->group, ticket->tag);
+    return true;
+}
+
+int cl_mailbox_receive(struct cl_mailbox *mailbox, struct cl_ticket *ticket, uint64_t now_us)
+{
+    struct cl_mailbox_queue *queue = mailbox->queues;
+    while (queue && queue->tag != ticket->tag)
+        queue = queue->next;
+    if (!queue) {
+        if (bind(mailbox, ticket))
+            return CL_OK;
+        queue = malloc(sizeof(*queue));
+        if (!queue || !cl_endpoint_want(mailbox->endpoint, mailbox->group, ticket->tag, now_us)) {
+            free(queue);
+            return CL_ENOMEM;
+        }
+        *queue = (struct cl_mailbox_queue){.tag = ticket->tag, .last = &queue->first, .next = mailbox->queues};
+        mailbox->queues = queue;
+    }
+    ticket->next = NULL;
+    *queue->last = ticket;
+    queue->last = &ticket->next;
+    return CL_EAGAIN;
+}
+
+struct cl_ticket *cl_mailbox_next(struct cl_mailbox *mailbox)
+{
+    for (struct cl_mailbox_queue **at = &mailbox->queues; *at;) {
+        struct cl_mailbox_queue *queue = *at;
+        struct cl_ticket *ticket = queue->first;
+        if (!ticket) {
+            remove_queue(mailbox, at);
+        } else if (bind(mailbox, ticket)) {
+            queue->first = ticket->next;
+            if (!queue->first)
+                queue->last = &queue->first;
+            return ticket; /* an emptied queue goes when the ticket's receives have been posted */
+        } else {
+            at = &queue->next;
+        }
+    }
+    return NULL;
+}
+
+bool cl_mailbox_deserted(const struct cl_mailbox *mailbox, uint64_t now_us)
+{
+    bool deserted = mailbox->queues != NULL;
+    for (uint32_t rank = 0; deserted && rank < mailbox->size; rank++)
+        deserted = cl_endpoint_peer_silent(mailbox->endpoint, mailbox->peers[rank], now_us);
+    return deserted;
+}

@@ -1,0 +1,280 @@
+#include "os/host.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
+
+/* Alone on its cache lines: written by one rank, read by the others. */
+struct line {
+    _Atomic uint32_t counter;
+    _Atomic uint16_t sleepers; /* threads that sleep on the counter */
+    _Atomic uint16_t left;
+    _Atomic uint64_t calls[2];     /* which operation runs, by parity */
+    _Atomic uint64_t bells[MASKS]; /* ranks whose bell is to ring */
+    uint8_t padding[LINE_BYTES - 24 - 8 * MASKS];
+};
+
+struct head {
+    _Atomic uint64_t aborted; /* the reason below, who is to blame above; 0: it is well */
+};
+
+struct cl_host {
+    uint8_t *memory;
+    size_t bytes;
+    uint32_t ranks, self;
+    uint64_t staging_bytes; /* rounded up to pages */
+    int bell_fd;
+    struct sockaddr_un *bell_addresses;
+};
+
+static uint64_t round_up(uint64_t bytes)
+{
+    return (bytes + 4095) & ~(uint64_t)4095;
+}
+
+static uint64_t lines_bytes(uint32_t ranks)
+{
+    return round_up((uint64_t)ranks * LINE_BYTES);
+}
+
+static uint64_t region_bytes(uint32_t ranks, uint64_t staging_bytes)
+{
+    return HEAD_BYTES + lines_bytes(ranks) + 2 * (uint64_t)ranks * round_up(staging_bytes);
+}
+
+int cl_host_create(uint32_t ranks, uint64_t staging_bytes, int32_t *fd)
+{
+    if (ranks == 0 || ranks > CL_HOST_RANKS_MAX || fd == NULL)
+        return CL_EINVAL;
+    int created = memfd_create("commlayer", MFD_CLOEXEC);
+    if (created < 0)
+        return CL_ESYSTEM;
+    if (ftruncate(created, (off_t)region_bytes(ranks, staging_bytes)) != 0) {
+        close(created);
+        return CL_ESYSTEM;
+    }
+    *fd = created;
+    return CL_OK;
+}
+
+int cl_host_open(int32_t pid, int32_t fd, int32_t *own_fd)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+    int opened = open(path, O_RDWR | O_CLOEXEC);
+    if (opened < 0)
+        return CL_ESYSTEM;
+    *own_fd = opened;
+    return CL_OK;
+}
+
+void cl_host_close_fd(int32_t fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+static struct line *line_of(struct cl_host *host, uint32_t rank)
+{
+    return (struct line *)(void *)(host->memory + HEAD_BYTES + (size_t)rank * LINE_BYTES);
+}
+
+static void bell_address(struct sockaddr_un *address, const char *name)
+{
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    memcpy(address->sun_path + 1, name, CL_BELL_BYTES - 1); /* leading NUL: abstract, gone with its socket */
+}
+
+int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells, int bell_fd,
+                struct cl_host **out)
+{
+    struct stat status;
+    uint64_t bytes = region_bytes(ranks, staging_bytes);
+    if (ranks == 0 || ranks > CL_HOST_RANKS_MAX || self >= ranks || fstat(fd, &status) != 0 ||
+        (uint64_t)status.st_size != bytes)
+        return CL_EINVAL;
+    struct cl_host *host = calloc(1, sizeof *host);
+    struct sockaddr_un *addresses = calloc(ranks, sizeof *addresses);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (host == NULL || addresses == NULL || memory == MAP_FAILED) {
+        free(host);
+        free(addresses);
+        if (memory != MAP_FAILED)
+            munmap(memory, bytes);
+        return CL_ENOMEM;
+    }
+    for (uint32_t i = 0; i < ranks; i++)
+        bell_address(&addresses[i], bells + (size_t)i * CL_BELL_BYTES);
+    *host = (struct cl_host){.memory = memory,
+                             .bytes = bytes,
+                             .ranks = ranks,
+                             .self = self,
+                             .staging_bytes = round_up(staging_bytes),
+                             .bell_fd = bell_fd,
+                             .bell_addresses = addresses};
+    *out = host;
+    return CL_OK;
+}
+
+void cl_host_unmap(struct cl_host *host)
+{
+    if (host == NULL)
+        return;
+    munmap(host->memory, host->bytes);
+    free(host->bell_addresses);
+    free(host);
+}
+
+uint8_t *cl_host_staging(struct cl_host *host, uint32_t rank, uint32_t parity)
+{
+    return host->memory + HEAD_BYTES + lines_bytes(host->ranks) + (2 * (uint64_t)rank + parity) * host->staging_bytes;
+}
+
+_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank)
+{
+    return &line_of(host, rank)->counter;
+}
+
+_Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity)
+{
+    return &line_of(host, rank)->calls[parity];
+}
+
+bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value)
+{
+    return (int32_t)(atomic_load_explicit(&line_of(host, rank)->counter, memory_order_acquire) - value) >= 0;
+}
+
+static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *timeout)
+{
+    return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
+}
+
+static void ring_bells(struct cl_host *host, struct line *line)
+{
+    for (uint32_t i = 0; i < MASKS; i++) {
+        if (atomic_load(&line->bells[i]) == 0)
+            continue;
+        uint64_t mask = atomic_exchange(&line->bells[i], 0);
+        while (mask != 0) {
+            uint32_t rank = 64 * i + (uint32_t)__builtin_ctzll(mask);
+            mask &= mask - 1;
+            socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + CL_BELL_BYTES);
+            /* A full queue means that the bell is ringing already. */
+            sendto(host->bell_fd, "", 0, MSG_DONTWAIT | MSG_NOSIGNAL,
+                   (const struct sockaddr *)&host->bell_addresses[rank], length);
+        }
+    }
+}
+
+static void wake_line(struct cl_host *host, struct line *line)
+{
+    if (atomic_load(&line->sleepers) != 0)
+        futex(&line->counter, FUTEX_WAKE, INT32_MAX, NULL);
+    ring_bells(host, line);
+}
+
+void cl_host_post(struct cl_host *host, uint32_t value)
+{
+    struct line *line = line_of(host, host->self);
+    /* Sequentially consistent here and there: either the sleeper sees the new value, or this rank sees the sleeper. */
+    atomic_store(&line->counter, value);
+    wake_line(host, line);
+}
+
+void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t timeout_us)
+{
+    struct line *line = line_of(host, rank);
+    struct timespec timeout = {.tv_sec = (time_t)(timeout_us / 1000000u),
+                               .tv_nsec = (long)(timeout_us % 1000000u) * 1000};
+    atomic_fetch_add(&line->sleepers, 1);
+    uint32_t seen = atomic_load(&line->counter);
+    if ((int32_t)(seen - value) < 0 && cl_host_aborted(host) == 0)
+        futex(&line->counter, FUTEX_WAIT, seen, &timeout);
+    atomic_fetch_sub(&line->sleepers, 1);
+}
+
+void cl_host_request_bell(struct cl_host *host, uint32_t rank)
+{
+    atomic_fetch_or(&line_of(host, rank)->bells[host->self / 64], (uint64_t)1 << (host->self % 64));
+    atomic_thread_fence(memory_order_seq_cst); /* the caller's look at the counter must not come first */
+}
+
+void cl_host_wake_all(struct cl_host *host)
+{
+    for (uint32_t i = 0; i < host->ranks; i++)
+        wake_line(host, line_of(host, i));
+}
+
+void cl_host_leave(struct cl_host *host)
+{
+    struct line *line = line_of(host, host->self);
+    atomic_store(&line->left, 1);
+    wake_line(host, line);
+}
+
+bool cl_host_left(struct cl_host *host, uint32_t rank)
+{
+    return atomic_load_explicit(&line_of(host, rank)->left, memory_order_acquire) != 0;
+}
+
+void cl_host_abort(struct cl_host *host, int reason, uint32_t blame)
+{
+    struct head *head = (struct head *)(void *)host->memory;
+    uint64_t none = 0;
+    atomic_compare_exchange_strong(&head->aborted, &none, (uint64_t)blame << 32 | (uint32_t)reason);
+    cl_host_wake_all(host);
+}
+
+int cl_host_aborted(struct cl_host *host)
+{
+    struct head *head = (struct head *)(void *)host->memory;
+    return (int32_t)(uint32_t)atomic_load(&head->aborted);
+}
+
+uint32_t cl_host_blamed(struct cl_host *host)
+{
+    struct head *head = (struct head *)(void *)host->memory;
+    return (uint32_t)(atomic_load(&head->aborted) >> 32);
+}
+
+int cl_bell_open(char name[CL_BELL_BYTES])
+{
+    static _Atomic uint32_t number;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return CL_ESYSTEM;
+    memset(name, 0, CL_BELL_BYTES);
+    snprintf(name, CL_BELL_BYTES, "cl-%x-%x-%lx", (unsigned)getpid(), atomic_fetch_add(&number, 1),
+             (unsigned long)now.tv_nsec);
+    struct sockaddr_un address;
+    bell_address(&address, name);
+    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + CL_BELL_BYTES);
+    if (bind(fd, (const struct sockaddr *)&address, length) != 0) {
+        close(fd);
+        return CL_ESYSTEM;
+    }
+    return fd;
+}
+
+void cl_bell_drain(int fd)
+{
+    char byte;
+    while (recv(fd, &byte, sizeof byte, MSG_DONTWAIT) >= 0) {
+    }
+}

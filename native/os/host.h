@@ -1,0 +1,59 @@
+/*
+ * Host: memory shared by the ranks of one host, and how they wait for each other in it.
+ *
+ * The region holds, per rank, one line with its counter and two halves of staging. A rank raises its counter when
+ * something in its staging is ready, or when it is done reading others'; nobody ever writes another rank's line except
+ * to say "wake me". Waiting threads sleep on the counter itself (futex); an engine thread, which must also watch its
+ * sockets, asks for its bell (a datagram on a Unix socket) instead.
+ *
+ * The region is an anonymous memory file, opened by peers through /proc: nothing is left behind by a crash, and the
+ * small /dev/shm of containers does not matter.
+ */
+#ifndef CL_OS_HOST_H
+#define CL_OS_HOST_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "commlayer.h"
+
+enum { CL_HOST_RANKS_MAX = 256, CL_BELL_BYTES = 32 };
+
+struct cl_host;
+
+/* Maps the region behind fd. `self` is this rank's place among the host's ranks; bells has one name per rank. */
+int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells, int bell_fd,
+                struct cl_host **host);
+void cl_host_unmap(struct cl_host *host);
+
+/* The memory in which `rank` stages operations of this parity (0 or 1). */
+uint8_t *cl_host_staging(struct cl_host *host, uint32_t rank, uint32_t parity);
+_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank);
+/* Which operation `rank` runs in that half of its staging, as it says: written by itself before its first post. */
+_Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity);
+bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value);
+
+/* Raises this rank's counter and wakes who waits for it. */
+void cl_host_post(struct cl_host *host, uint32_t value);
+/* Sleeps until the counter of `rank` reaches value, it is woken, or timeout_us passed. May return early. */
+void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t timeout_us);
+/* Asks that this rank's bell rings when `rank` posts next. The caller must check the counter once more afterwards. */
+void cl_host_request_bell(struct cl_host *host, uint32_t rank);
+
+/* Says that this rank leaves: it posts no more, and nobody should wait for it. */
+void cl_host_leave(struct cl_host *host);
+bool cl_host_left(struct cl_host *host, uint32_t rank);
+
+/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; blame is the group rank
+ * that is the cause, UINT32_MAX: not known. */
+void cl_host_abort(struct cl_host *host, int reason, uint32_t blame);
+int cl_host_aborted(struct cl_host *host);
+uint32_t cl_host_blamed(struct cl_host *host);
+/* Wakes the threads of this host that sleep on any counter, so that they look at their group's state. */
+void cl_host_wake_all(struct cl_host *host);
+
+/* Bells: an abstract Unix socket per engine. */
+int cl_bell_open(char name[CL_BELL_BYTES]);
+void cl_bell_drain(int fd);
+
+#endif

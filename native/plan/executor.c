@@ -1,0 +1,343 @@
+#include "plan/executor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Names a network step in the endpoint's completions. */
+struct token {
+    struct cl_executor *executor;
+    uint32_t step;
+};
+
+struct cl_executor {
+    struct cl_executor_config config;
+    struct cl_host_view host;
+    uint8_t *scratch;
+    void *owner;
+    int status;
+    uint32_t culprit;
+    uint32_t remaining;
+    uint32_t ready_head, ready_tail; /* FIFO: each step enters once, so it never wraps */
+    uint32_t await_count;
+    uint32_t token_count;
+    uint32_t *pending;
+    uint32_t *ready;
+    uint32_t *awaiting;
+    struct token *tokens;
+    struct cl_missing missing;
+    uint64_t deadline_us; /* absolute; 0: not set yet, UINT64_MAX: none */
+};
+
+int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **out)
+{
+    const struct cl_plan *plan = config->plan;
+    if ((plan->uses_host && config->host == NULL) || (plan->network_steps > 0 && config->endpoint == NULL))
+        return CL_EINVAL;
+    /* One block: a small operation's cost is dominated by how often it allocates. */
+    size_t numbers = 3 * (size_t)plan->step_count * sizeof(uint32_t);
+    size_t head = (sizeof(struct cl_executor) + 15) & ~(size_t)15;
+    size_t tokens = plan->network_steps * sizeof(struct token);
+    uint8_t *block = malloc(head + tokens + numbers);
+    if (block == NULL)
+        return CL_ENOMEM;
+    struct cl_executor *executor = (struct cl_executor *)(void *)block;
+    memset(executor, 0, sizeof *executor);
+    executor->config = *config;
+    if (config->host != NULL)
+        executor->host = *config->host;
+    executor->tokens = (struct token *)(void *)(block + head);
+    executor->pending = (uint32_t *)(void *)(block + head + tokens);
+    executor->ready = executor->pending + plan->step_count;
+    executor->awaiting = executor->ready + plan->step_count;
+    executor->remaining = plan->step_count;
+    executor->culprit = UINT32_MAX;
+    if (plan->scratch_bytes > 0) {
+        executor->scratch = malloc(plan->scratch_bytes);
+        if (executor->scratch == NULL) {
+            free(block);
+            return CL_ENOMEM;
+        }
+    }
+    for (uint32_t i = 0; i < plan->step_count; i++)
+        executor->pending[i] = plan->steps[i].dependencies;
+    memcpy(executor->ready, plan->roots, plan->root_count * sizeof *plan->roots);
+    executor->ready_tail = plan->root_count;
+    if (plan->network_steps > 0) {
+        int status = cl_endpoint_begin(config->endpoint, config->group, config->sequence, config->signature);
+        if (status != CL_OK) {
+            free(executor->scratch);
+            free(block);
+            return status;
+        }
+    }
+    *out = executor;
+    return CL_OK;
+}
+
+void cl_executor_destroy(struct cl_executor *executor)
+{
+    if (executor == NULL)
+        return;
+    if (executor->config.plan->network_steps > 0)
+        cl_endpoint_end(executor->config.endpoint, executor->config.group, executor->config.sequence);
+    cl_missing_free(&executor->missing);
+    free(executor->scratch);
+    free(executor);
+}
+
+static uint8_t *address(const struct cl_executor *executor, uint32_t buffer, uint32_t rank, uint64_t offset)
+{
+    switch (buffer) {
+    case CL_INPUT:
+        return executor->config.input + offset;
+    case CL_OUTPUT:
+        return executor->config.output + offset;
+    case CL_SCRATCH:
+        return executor->scratch + offset;
+    default:
+        return executor->host.staging[rank] + offset;
+    }
+}
+
+static void finish_step(struct cl_executor *executor, uint32_t index)
+{
+    const struct cl_plan *plan = executor->config.plan;
+    const struct cl_step *step = &plan->steps[index];
+    executor->remaining--;
+    for (uint32_t i = 0; i < step->successor_count; i++) {
+        uint32_t next = plan->successors[step->successor_first + i];
+        if (--executor->pending[next] == 0)
+            executor->ready[executor->ready_tail++] = next;
+    }
+}
+
+/* Whether the peer has come that far; and if so, in the operation that this is. */
+static bool counter_reached(struct cl_executor *executor, const struct cl_step *step)
+{
+    const struct cl_host_view *host = &executor->host;
+    uint32_t value = atomic_load_explicit(host->counters[step->peer], memory_order_acquire);
+    if ((int32_t)(value - (host->base + step->message)) < 0)
+        return false;
+    if (host->calls != NULL && step->message > 0 &&
+        atomic_load_explicit(host->calls[step->peer], memory_order_relaxed) != host->call &&
+        executor->status == CL_OK) {
+        executor->status = CL_EMISMATCH;
+        executor->culprit = step->peer;
+    }
+    return true;
+}
+
+static void deliver_reduce(void *target, const void *payload, size_t length, void *argument)
+{
+    const struct cl_executor *executor = argument;
+    executor->config.arithmetic.reduce(target, payload, length / executor->config.arithmetic.element_bytes);
+}
+
+/* How the step's message is to be sent. */
+static struct cl_qos qos_of(struct cl_executor *executor, const struct cl_step *step, uint64_t now_us)
+{
+    const struct cl_executor_config *config = &executor->config;
+    if ((step->flags & CL_STEP_PARTIAL) == 0 || config->bound.loss_ppm == 0)
+        return (struct cl_qos){.priority = config->priority};
+    struct cl_qos qos = config->bound;
+    qos.priority = config->priority;
+    /* The deadline is the operation's: all its messages share it. */
+    if (executor->deadline_us == 0)
+        executor->deadline_us = qos.deadline_us > 0 ? now_us + qos.deadline_us : UINT64_MAX;
+    qos.deadline_us = executor->deadline_us == UINT64_MAX ? 0
+                      : executor->deadline_us <= now_us   ? 1
+                                                          : executor->deadline_us - now_us;
+    if (step->kind == CL_SEND && step->source != CL_INPUT)
+        qos.protect = NULL; /* the map is of CL_INPUT */
+    qos.protect_offset += step->source_offset;
+    return qos;
+}
+
+static int start_message(struct cl_executor *executor, uint32_t index, const struct cl_step *step, uint64_t now_us)
+{
+    const struct cl_executor_config *config = &executor->config;
+    struct cl_qos qos = qos_of(executor, step, now_us);
+    struct token *token = &executor->tokens[executor->token_count++];
+    *token = (struct token){executor, index};
+    struct cl_message_id id = {config->group, config->sequence, config->first_message + step->message};
+    uint16_t peer = config->peers[step->peer];
+    if (step->kind == CL_SEND)
+        return cl_endpoint_post_bounded_send(config->endpoint, peer, id,
+                                             address(executor, step->source, 0, step->source_offset),
+                                             (uint32_t)step->length, &qos, now_us, token);
+    struct cl_sink sink = {address(executor, step->target, 0, step->target_offset),
+                           step->kind == CL_RECV_REDUCE ? deliver_reduce : NULL, executor};
+    return cl_endpoint_post_bounded_receive(config->endpoint, peer, id, sink, (uint32_t)step->length, &qos, now_us,
+                                            token);
+}
+
+/* The sum of what arrived / its number * the number of ranks. */
+static void rescale(const struct cl_executor *executor, uint8_t *target, size_t length, uint32_t absent)
+{
+    const struct cl_arithmetic *arithmetic = &executor->config.arithmetic;
+    uint32_t ranks = executor->config.plan->world_size;
+    size_t element = arithmetic->element_bytes;
+    arithmetic->scale(target, length / element, ranks - absent);
+    while (length > 0) {
+        uint8_t once[1024]; /* whole elements of any type */
+        size_t part = length < sizeof once ? length : sizeof once;
+        memcpy(once, target, part);
+        for (uint32_t i = 1; i < ranks; i++)
+            arithmetic->reduce(target, once, part / element);
+        target += part;
+        length -= part;
+    }
+}
+
+/* A divisor of 1 marks where a sum is complete. */
+static void scale(const struct cl_executor *executor, const struct cl_step *step)
+{
+    const struct cl_arithmetic *arithmetic = &executor->config.arithmetic;
+    uint8_t *base = address(executor, step->target, 0, 0);
+    uint64_t end = step->target_offset + step->length, start = step->target_offset;
+    bool rescales = executor->config.bound.treatment == CL_RESCALE && step->target == CL_OUTPUT;
+    for (uint64_t at = start; start < end; start = at) {
+        uint32_t absent = 0, ranks = executor->config.plan->world_size, divisor = step->peer;
+        if (rescales)
+            absent = cl_missing_next(&executor->missing, &at, end) * (step->message > 1 ? step->message : 1);
+        else
+            at = end;
+        if (absent > 0 && divisor == ranks)
+            divisor = ranks - absent; /* the mean of what arrived */
+        else if (absent > 0)
+            rescale(executor, base + start, at - start, absent);
+        if (divisor > 1)
+            arithmetic->scale(base + start, (at - start) / arithmetic->element_bytes, divisor);
+    }
+}
+
+/* Returns whether the step is done already. */
+static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t now_us)
+{
+    const struct cl_step *step = &executor->config.plan->steps[index];
+    const struct cl_arithmetic *arithmetic = &executor->config.arithmetic;
+    uint8_t *target = NULL, *source = NULL;
+    switch (step->kind) {
+    case CL_COPY:
+        source = address(executor, step->source, step->peer, step->source_offset);
+        target = address(executor, step->target, step->peer, step->target_offset);
+        if (source != target)
+            arithmetic->copy(target, source, step->length);
+        return true;
+    case CL_REDUCE:
+        source = address(executor, step->source, step->peer, step->source_offset);
+        target = address(executor, step->target, step->peer, step->target_offset);
+        arithmetic->reduce(target, source, step->length / arithmetic->element_bytes);
+        return true;
+    case CL_SCALE:
+        scale(executor, step);
+        return true;
+    case CL_POST:
+        executor->host.post(executor->host.context, executor->host.base + step->message);
+        return true;
+    case CL_AWAIT:
+        if (counter_reached(executor, step))
+            return true;
+        executor->awaiting[executor->await_count++] = index;
+        return false;
+    default: {
+        int status = start_message(executor, index, step, now_us);
+        if (status != CL_OK && executor->status == CL_OK)
+            executor->status = status;
+        return false;
+    }
+    }
+}
+
+static void check_awaits(struct cl_executor *executor)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < executor->await_count; i++) {
+        uint32_t index = executor->awaiting[i];
+        if (counter_reached(executor, &executor->config.plan->steps[index]))
+            finish_step(executor, index);
+        else
+            executor->awaiting[kept++] = index;
+    }
+    executor->await_count = kept;
+}
+
+enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, uint64_t now_us)
+{
+    size_t moved = 0;
+    for (;;) {
+        if (executor->await_count > 0)
+            check_awaits(executor);
+        if (executor->status != CL_OK)
+            return CL_PROGRESS_FAILED;
+        if (executor->ready_head == executor->ready_tail)
+            break;
+        while (executor->ready_head < executor->ready_tail && executor->status == CL_OK) {
+            if (moved >= budget)
+                return CL_PROGRESS_MORE;
+            uint32_t index = executor->ready[executor->ready_head++];
+            const struct cl_step *step = &executor->config.plan->steps[index];
+            if (start_step(executor, index, now_us)) {
+                if (step->kind >= CL_COPY)
+                    moved += step->length;
+                finish_step(executor, index);
+            }
+        }
+    }
+    return executor->remaining == 0 ? CL_PROGRESS_DONE : CL_PROGRESS_BLOCKED;
+}
+
+struct cl_executor *cl_executor_complete(void *context, int status)
+{
+    const struct token *token = context;
+    struct cl_executor *executor = token->executor;
+    if (status == CL_OK)
+        finish_step(executor, token->step);
+    else if (executor->status == CL_OK)
+        executor->status = status;
+    return executor;
+}
+
+void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count)
+{
+    const struct token *token = context;
+    struct cl_executor *executor = token->executor;
+    if (!cl_missing_add(&executor->missing, &executor->config.plan->steps[token->step], ranges, count) &&
+        executor->status == CL_OK)
+        executor->status = CL_ENOMEM;
+}
+
+struct cl_missing *cl_executor_missing(struct cl_executor *executor)
+{
+    return &executor->missing;
+}
+
+int cl_executor_status(const struct cl_executor *executor)
+{
+    return executor->status;
+}
+
+uint32_t cl_executor_culprit(const struct cl_executor *executor)
+{
+    return executor->culprit;
+}
+
+bool cl_executor_awaits(const struct cl_executor *executor, uint32_t n, uint32_t *rank, uint32_t *value)
+{
+    if (n >= executor->await_count)
+        return false;
+    const struct cl_step *step = &executor->config.plan->steps[executor->awaiting[n]];
+    *rank = step->peer;
+    *value = executor->host.base + step->message;
+    return true;
+}
+
+void cl_executor_set_owner(struct cl_executor *executor, void *owner)
+{
+    executor->owner = owner;
+}
+
+void *cl_executor_owner(const struct cl_executor *executor)
+{
+    return executor->owner;
+}

@@ -1,0 +1,58 @@
+#include "plan/missing.h"
+
+#include <stdlib.h>
+
+static bool add_absent(struct cl_missing *missing, uint64_t start, uint64_t end)
+{
+    if (missing->absent_count == missing->absent_capacity) {
+        uint32_t capacity = missing->absent_capacity ? 2 * missing->absent_capacity : 16;
+        struct cl_range *absent = realloc(missing->absent, capacity * sizeof *absent);
+        if (absent == NULL)
+            return false;
+        missing->absent = absent;
+        missing->absent_capacity = capacity;
+    }
+    missing->absent[missing->absent_count++] = (struct cl_range){start, end};
+    return true;
+}
+
+bool cl_missing_add(struct cl_missing *missing, const struct cl_step *step, const struct cl_range *ranges,
+                    uint32_t count)
+{
+    bool noted = true;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t base = step->kind == CL_SEND ? step->source_offset : step->target_offset;
+        uint64_t start = base + ranges[i].start, end = base + ranges[i].end;
+        if (step->kind == CL_SEND && step->source == CL_INPUT)
+            noted &= cl_ranges_add(&missing->uncounted, start, end);
+        else if (step->kind == CL_RECV_COPY && step->target == CL_OUTPUT)
+            noted &= cl_ranges_add(&missing->stale, start, end);
+        else if (step->kind == CL_RECV_REDUCE && step->target == CL_OUTPUT)
+            noted &= add_absent(missing, start, end);
+    }
+    return noted;
+}
+
+uint32_t cl_missing_next(const struct cl_missing *missing, uint64_t *at, uint64_t end)
+{
+    uint64_t start = *at;
+    uint32_t absent = 0;
+    *at = end;
+    for (uint32_t i = 0; i < missing->absent_count; i++) {
+        const struct cl_range *range = &missing->absent[i];
+        absent += range->start <= start && start < range->end;
+        if (range->start > start && range->start < *at)
+            *at = range->start;
+        else if (range->start <= start && range->end > start && range->end < *at)
+            *at = range->end;
+    }
+    return absent;
+}
+
+void cl_missing_free(struct cl_missing *missing)
+{
+    cl_ranges_free(&missing->uncounted);
+    cl_ranges_free(&missing->stale);
+    free(missing->absent);
+    *missing = (struct cl_missing){0};
+}

@@ -1,0 +1,182 @@
+#include "plan/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool cl_step_reads(uint32_t kind)
+{
+    return kind == CL_SEND || kind == CL_COPY || kind == CL_REDUCE;
+}
+
+bool cl_step_writes(uint32_t kind)
+{
+    return kind == CL_RECV_COPY || kind == CL_RECV_REDUCE || kind == CL_COPY || kind == CL_REDUCE || kind == CL_SCALE;
+}
+
+static bool range_fits(uint64_t offset, uint64_t length, uint64_t size)
+{
+    return offset <= size && length <= size - offset;
+}
+
+static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan, const uint64_t sizes[4])
+{
+    if (step->kind > CL_AWAIT || (step->flags & ~CL_STEP_PARTIAL) != 0 || step->source > CL_STAGING ||
+        step->target > CL_STAGING)
+        return false;
+    if (step->kind == CL_SCALE ? step->peer == 0 : step->peer >= plan->world_size)
+        return false;
+    bool network = step->kind == CL_SEND || step->kind == CL_RECV_COPY || step->kind == CL_RECV_REDUCE;
+    if (step->flags != 0 && !network)
+        return false;
+    if (network && (step->length > UINT32_MAX || step->peer == plan->rank))
+        return false;
+    if (network && ((step->kind == CL_SEND ? step->source : step->target) == CL_STAGING))
+        return false; /* staging belongs to the host phase; `peer` would be ambiguous */
+    if (step->kind == CL_SCALE && step->target == CL_STAGING)
+        return false; /* likewise: there `peer` is the divisor */
+    if (cl_step_reads(step->kind) && !range_fits(step->source_offset, step->length, sizes[step->source]))
+        return false;
+    return !cl_step_writes(step->kind) || range_fits(step->target_offset, step->length, sizes[step->target]);
+}
+
+/* Kahn's count: every step must become ready exactly when its declared number of dependencies has ended. */
+static bool order_is_valid(const struct cl_plan *plan, uint32_t successor_count)
+{
+    bool valid = false;
+    uint32_t *pending = calloc((size_t)plan->step_count + 1, sizeof *pending);
+    uint32_t *queue = calloc((size_t)plan->step_count + 1, sizeof *queue);
+    if (pending == NULL || queue == NULL)
+        goto out;
+    uint32_t head = 0, tail = 0;
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        const struct cl_step *step = &plan->steps[i];
+        if (!range_fits(step->successor_first, step->successor_count, successor_count))
+            goto out;
+        pending[i] = step->dependencies;
+        if (pending[i] == 0)
+            queue[tail++] = i;
+    }
+    while (head < tail) {
+        const struct cl_step *step = &plan->steps[queue[head++]];
+        for (uint32_t j = 0; j < step->successor_count; j++) {
+            uint32_t next = plan->successors[step->successor_first + j];
+            if (next >= plan->step_count || pending[next] == 0)
+                goto out;
+            if (--pending[next] == 0)
+                queue[tail++] = next;
+        }
+    }
+    valid = tail == plan->step_count;
+out:
+    free(pending);
+    free(queue);
+    return valid;
+}
+
+static bool names_host_rank(const struct cl_step *step)
+{
+    return step->kind == CL_AWAIT || (cl_step_reads(step->kind) && step->source == CL_STAGING) ||
+           (cl_step_writes(step->kind) && step->target == CL_STAGING);
+}
+
+/* Collects host_ranks, each once. False when there is no memory. */
+static bool find_host_ranks(struct cl_plan *plan)
+{
+    bool *found = calloc(plan->world_size, sizeof *found);
+    plan->host_ranks = calloc(plan->world_size, sizeof *plan->host_ranks);
+    if (found != NULL && plan->host_ranks != NULL) {
+        for (uint32_t i = 0; i < plan->step_count; i++) {
+            uint32_t rank = plan->steps[i].peer;
+            if (!names_host_rank(&plan->steps[i]) || found[rank])
+                continue;
+            found[rank] = true;
+            plan->host_ranks[plan->host_rank_count++] = rank;
+        }
+    }
+    bool complete = found != NULL && plan->host_ranks != NULL;
+    free(found);
+    return complete;
+}
+
+static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
+{
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        const struct cl_step *step = &plan->steps[i];
+        if (!step_is_valid(step, plan, sizes))
+            return false;
+        if (step->kind <= CL_RECV_REDUCE)
+            plan->network_steps++;
+        if (step->kind == CL_POST) {
+            if (step->message == 0 || step->message > CL_POSTS_LIMIT)
+                return false;
+            plan->posts = step->message > plan->posts ? step->message : plan->posts;
+        }
+        if (step->kind == CL_POST || names_host_rank(step))
+            plan->uses_host = true;
+        if (step->dependencies == 0)
+            plan->roots[plan->root_count++] = i;
+    }
+    return true;
+}
+
+void cl_plan_sign(cl_plan *plan, uint32_t signature)
+{
+    plan->signature = signature;
+}
+
+int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,
+                   uint32_t successor_count, uint32_t rank, uint32_t world_size, uint64_t input_bytes,
+                   uint64_t output_bytes, uint64_t scratch_bytes, uint64_t staging_bytes, cl_plan **out)
+{
+    if (out == NULL || rank >= world_size || (step_count > 0 && steps == NULL) ||
+        (successor_count > 0 && successors == NULL))
+        return CL_EINVAL;
+    *out = NULL;
+    struct cl_plan *plan = calloc(1, sizeof *plan);
+    if (plan == NULL)
+        return CL_ENOMEM;
+    atomic_init(&plan->references, 1);
+    plan->rank = rank;
+    plan->world_size = world_size;
+    plan->step_count = step_count;
+    plan->scratch_bytes = scratch_bytes;
+    plan->staging_bytes = staging_bytes;
+    plan->steps = calloc((size_t)step_count + 1, sizeof *plan->steps);
+    plan->successors = calloc((size_t)successor_count + 1, sizeof *plan->successors);
+    plan->roots = calloc((size_t)step_count + 1, sizeof *plan->roots);
+    if (plan->steps == NULL || plan->successors == NULL || plan->roots == NULL) {
+        cl_plan_release(plan);
+        return CL_ENOMEM;
+    }
+    if (step_count > 0)
+        memcpy(plan->steps, steps, step_count * sizeof *steps);
+    if (successor_count > 0)
+        memcpy(plan->successors, successors, successor_count * sizeof *successors);
+    const uint64_t sizes[4] = {input_bytes, output_bytes, scratch_bytes, staging_bytes};
+    if (!inspect(plan, sizes) || !order_is_valid(plan, successor_count)) {
+        cl_plan_release(plan);
+        return CL_EINVAL;
+    }
+    if (!find_host_ranks(plan)) {
+        cl_plan_release(plan);
+        return CL_ENOMEM;
+    }
+    *out = plan;
+    return CL_OK;
+}
+
+void cl_plan_retain(struct cl_plan *plan)
+{
+    atomic_fetch_add(&plan->references, 1);
+}
+
+void cl_plan_release(cl_plan *plan)
+{
+    if (plan == NULL || atomic_fetch_sub(&plan->references, 1) != 1)
+        return;
+    free(plan->steps);
+    free(plan->successors);
+    free(plan->roots);
+    free(plan->host_ranks);
+    free(plan);
+}

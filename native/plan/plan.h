@@ -1,0 +1,43 @@
+/*
+ * Plan: the checked copy of what Python built, immutable but for the pace. Reference counted, shared by all operations
+ * that run it.
+ */
+#ifndef CL_PLAN_PLAN_H
+#define CL_PLAN_PLAN_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "commlayer.h"
+#include "plan/deadline.h"
+
+/* A plan may leap over values that it does not post, as ranks of unequal work do at their end; but counters of
+ * operations next to each other are compared modulo 2^32. */
+#define CL_POSTS_LIMIT (1u << 20)
+
+struct cl_plan {
+    atomic_uint references;
+    uint32_t rank, world_size;
+    uint32_t step_count;
+    uint32_t network_steps; /* SEND and RECV: 0 means that no packet is needed */
+    uint32_t posts;         /* how far the plan raises this rank's host counter */
+    bool uses_host;         /* it reads or writes staging, posts or awaits */
+    uint64_t scratch_bytes;
+    uint64_t staging_bytes;
+    uint32_t signature; /* of the collective, the same on all ranks; 0: not to be compared */
+    struct cl_step *steps;
+    uint32_t *successors;
+    uint32_t *roots; /* steps without dependencies, in order */
+    uint32_t root_count;
+    uint32_t *host_ranks; /* ranks whose staging or counter it uses: they must be of this host */
+    uint32_t host_rank_count;
+    struct cl_deadline pace; /* of its bounded operations; belongs to the engine thread that runs them */
+};
+
+/* Whether steps of this kind read `source` / write `target`. */
+bool cl_step_reads(uint32_t kind);
+bool cl_step_writes(uint32_t kind);
+
+void cl_plan_retain(struct cl_plan *plan);
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * Retired: the groups that ended here, and why: closed (reason 0) or aborted (a negative enum cl_error). Packets may
+ * still come for them. Beyond CL_CLOSED_GROUPS_MAX the oldest are forgotten.
+ */
+#ifndef CL_PROTOCOL_CLOSED_GROUPS_H
+#define CL_PROTOCOL_CLOSED_GROUPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { CL_CLOSED_GROUPS_MAX = 1024 };
+
+struct cl_closed_group {
+    uint32_t group;
+    int32_t reason;
+    uint16_t blame; /* the peer that is the cause; UINT16_MAX: not known */
+};
+
+struct cl_closed_groups {
+    struct cl_closed_group *list; /* a ring once it is full */
+    uint32_t count, capacity, oldest;
+};
+
+/* Adds a group, or gives its first reason again: true if it was new. Without memory nothing is remembered. */
+bool cl_closed_groups_add(struct cl_closed_groups *retired, uint32_t group, int32_t reason, uint16_t blame);
+const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_groups *retired, uint32_t group);
+void cl_closed_groups_free(struct cl_closed_groups *retired);
+
+#endif

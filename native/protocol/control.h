@@ -1,0 +1,39 @@
+/*
+ * Control: the small reliable packets (READY, ABORT, MISMATCH) that wait to be sent to one peer. The same thing is
+ * never queued twice; once sent, it lives in cl_sent until acknowledged and comes back here when lost.
+ */
+#ifndef CL_PROTOCOL_CONTROL_H
+#define CL_PROTOCOL_CONTROL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Fields a kind does not use are zero. */
+struct cl_control {
+    uint32_t group, sequence, index;
+    int32_t reason;
+};
+
+struct cl_control_entry {
+    struct cl_control control;
+    uint8_t kind; /* enum cl_packet_kind */
+};
+
+struct cl_controls {
+    struct cl_control_entry *list; /* first in, first out */
+    uint32_t count, capacity;
+};
+
+/* What an ABORT says. blame: the peer that is the cause, UINT16_MAX: not known. */
+static inline struct cl_control cl_control_abort(uint32_t group, int32_t reason, uint16_t blame)
+{
+    return (struct cl_control){.group = group, .reason = reason, .index = (uint16_t)(blame + 1)};
+}
+
+/* False when there is no memory. */
+bool cl_controls_push(struct cl_controls *controls, uint8_t kind, const struct cl_control *control);
+/* Takes the first one out; false when there is none. */
+bool cl_controls_pop(struct cl_controls *controls, struct cl_control_entry *entry);
+void cl_controls_free(struct cl_controls *controls);
+
+#endif

@@ -1,0 +1,121 @@
+/* The part of the endpoint that ends what is under way: operations, groups that fail, and lost peers. */
+#include "protocol/endpoint_state.h"
+
+#include <string.h>
+
+struct selection {
+    struct cl_endpoint *endpoint;
+    uint32_t group, sequence; /* UINT32_MAX: every sequence */
+    uint16_t peer;
+    int status;
+};
+
+static bool selected(const struct cl_message *message, const struct selection *selection)
+{
+    if (selection->sequence == UINT32_MAX)
+        return (message->id.group & ~CL_GROUP_P2P) == selection->group;
+    return message->id.group == selection->group && message->id.sequence == selection->sequence;
+}
+
+static void discard_selected(struct cl_message *message, void *argument)
+{
+    const struct selection *selection = argument;
+    if (selected(message, selection))
+        cl_endpoint_discard(selection->endpoint, message);
+}
+
+static void complete_selected(struct cl_message *message, void *argument)
+{
+    const struct selection *selection = argument;
+    if (selected(message, selection))
+        cl_endpoint_complete(selection->endpoint, message, selection->status);
+}
+
+static void complete_peer(struct cl_message *message, void *argument)
+{
+    const struct selection *selection = argument;
+    if (message->peer == selection->peer && message->posted)
+        cl_endpoint_complete(selection->endpoint, message, selection->status);
+}
+
+static void drop_completions(struct cl_endpoint *endpoint, const struct selection *selection)
+{
+    struct cl_message *kept_last = NULL, **link = &endpoint->completed_first;
+    while (*link) {
+        struct cl_message *message = *link;
+        if (selected(message, selection)) {
+            *link = message->next;
+            cl_table_recycle(&endpoint->table, message);
+        } else {
+            kept_last = message;
+            link = &message->next;
+        }
+    }
+    endpoint->completed_last = kept_last;
+}
+
+void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    struct selection selection = {.endpoint = endpoint, .group = group, .sequence = sequence};
+    cl_table_each(&endpoint->table, discard_selected, &selection);
+    drop_completions(endpoint, &selection);
+    if (sequence == UINT32_MAX)
+        cl_closed_groups_add(&endpoint->retired, group, 0, UINT16_MAX);
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        struct cl_peer *peer = endpoint->peers[i];
+        if (!peer)
+            continue;
+        if (sequence != UINT32_MAX) {
+            cl_history_add_sequence(&peer->history, group, sequence);
+            continue;
+        }
+        cl_history_drop_group(&peer->history, group);
+        cl_history_drop_group(&peer->history, group | CL_GROUP_P2P);
+    }
+}
+
+bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t blame)
+{
+    if (!cl_closed_groups_add(&endpoint->retired, group, reason, blame))
+        return false;
+    struct selection selection = {.endpoint = endpoint, .group = group, .sequence = UINT32_MAX, .status = CL_EABORTED};
+    cl_table_each(&endpoint->table, complete_selected, &selection);
+    return true;
+}
+
+void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
+                       uint16_t blame, uint64_t now_us)
+{
+    (void)now_us;
+    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, blame);
+    for (size_t i = 0; i < count; i++) {
+        struct cl_peer *peer = cl_endpoint_peer(endpoint, peers[i]);
+        if (peer) /* a lost one, too: it may still hear us, and then it need not wait for a timeout of its own */
+            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, blame));
+    }
+}
+
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *blame, int *reason)
+{
+    if (!endpoint->abort_count)
+        return false;
+    *group = endpoint->aborts[0].group;
+    *blame = endpoint->aborts[0].blame;
+    *reason = endpoint->aborts[0].reason;
+    memmove(endpoint->aborts, endpoint->aborts + 1, --endpoint->abort_count * sizeof(*endpoint->aborts));
+    return true;
+}
+
+void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
+{
+    struct cl_peer *lost = cl_endpoint_peer(endpoint, peer);
+    if (!lost || !lost->alive)
+        return;
+    struct selection selection = {.endpoint = endpoint, .peer = peer, .status = CL_EPEERLOST};
+    cl_table_each(&endpoint->table, complete_peer, &selection);
+    lost->alive = false;
+    cl_controls_free(&lost->controls);
+    cl_stops_free(&lost->stops);
+    for (uint16_t i = 0; i < lost->path_count; i++)
+        cl_path_free(&lost->paths[i]);
+}

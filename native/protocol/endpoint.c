@@ -1,0 +1,548 @@
+#include "protocol/endpoint_state.h"
+#include "protocol/partial.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DATAGRAM_BYTES_MIN = 128,
+    DATAGRAM_BYTES_MAX = 65000,
+};
+
+int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint)
+{
+    const struct cl_cc_type *congestion = cl_cc_find(config->congestion);
+    if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX || !congestion ||
+        (congestion == &cl_cc_type_fixed && config->fixed_rate_bps < 8000) || config->auth > CL_AUTH_OFF)
+        return CL_EINVAL;
+    struct cl_endpoint *made = calloc(1, sizeof(*made));
+    if (!made)
+        return CL_ENOMEM;
+    made->config = *config;
+    made->config.congestion = congestion->name; /* the caller's string need not live on */
+    made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key)};
+    made->congestion = congestion;
+    made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
+    for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
+        cl_egress_init(&made->egresses[i], congestion->shares_egress, config->datagram_bytes);
+    cl_unexpected_init(&made->stash, config->stash_limit_bytes, made->payload_bytes);
+    *endpoint = made;
+    return CL_OK;
+}
+
+static void drop_stash(struct cl_message *message, void *argument)
+{
+    struct cl_endpoint *endpoint = argument;
+    cl_unexpected_drop(&endpoint->stash, &message->stash);
+}
+
+void cl_endpoint_destroy(struct cl_endpoint *endpoint)
+{
+    if (!endpoint)
+        return;
+    cl_table_each(&endpoint->table, drop_stash, endpoint);
+    cl_table_free(&endpoint->table);
+    cl_unexpected_free(&endpoint->stash);
+    cl_timers_free(&endpoint->timers);
+    cl_closed_groups_free(&endpoint->retired);
+    cl_signatures_free(&endpoint->calls);
+    for (uint32_t i = 0; i < endpoint->peers_length; i++)
+        if (endpoint->peers[i])
+            cl_peer_destroy(endpoint->peers[i]);
+    free(endpoint->peers);
+    cl_ranges_free(&endpoint->missing);
+    free(endpoint->aborts);
+    free(endpoint->wanted);
+    free(endpoint);
+}
+
+int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count)
+{
+    static const uint32_t each[CL_PEER_PATHS_MAX] = {0, 1, 2, 3, 4, 5, 6, 7};
+    return cl_endpoint_add_peer_through(endpoint, peer, path_count, each);
+}
+
+int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
+                                 const uint32_t *interfaces)
+{
+    if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_endpoint_peer(endpoint, peer))
+        return CL_EINVAL;
+    struct cl_egress *egresses[CL_PEER_PATHS_MAX];
+    uint16_t egress_count = endpoint->egress_count;
+    for (uint16_t i = 0; i < path_count; i++) {
+        if (interfaces[i] >= CL_PEER_PATHS_MAX)
+            return CL_EINVAL;
+        egresses[i] = &endpoint->egresses[interfaces[i]];
+        if (interfaces[i] >= egress_count)
+            egress_count = (uint16_t)(interfaces[i] + 1);
+    }
+    if (peer >= endpoint->peers_length) {
+        uint32_t length = (uint32_t)peer + 1;
+        struct cl_peer **peers = realloc(endpoint->peers, length * sizeof(struct cl_peer *));
+        if (!peers)
+            return CL_ENOMEM;
+        memset(peers + endpoint->peers_length, 0, (length - endpoint->peers_length) * sizeof(struct cl_peer *));
+        endpoint->peers = peers;
+        endpoint->peers_length = length;
+    }
+    if (!cl_timers_reserve(&endpoint->timers, endpoint->peer_count + 2))
+        return CL_ENOMEM;
+    struct cl_peer *made = cl_peer_create(peer, path_count, egresses, endpoint->congestion,
+                                          endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
+    if (!made)
+        return CL_ENOMEM;
+    if (endpoint->config.peer_timeout_us)
+        made->timeout_us = endpoint->config.peer_timeout_us;
+    for (uint16_t i = 0; i < path_count; i++)
+        made->paths[i].ingress = &endpoint->ingresses[interfaces[i]];
+    made->payload_bytes = endpoint->payload_bytes;
+    endpoint->peers[peer] = made;
+    endpoint->peer_count++;
+    endpoint->egress_count = egress_count;
+    cl_endpoint_urge(endpoint, made); /* the first pings measure the empty network */
+    cl_endpoint_arm(endpoint, made, 0);
+    return CL_OK;
+}
+
+int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16])
+{
+    struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    if (!known)
+        return CL_EINVAL;
+    known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key)};
+    known->keyed = true;
+    return CL_OK;
+}
+
+int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t payload_bytes)
+{
+    struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    if (!known || !payload_bytes || payload_bytes % 8 || payload_bytes > endpoint->payload_bytes)
+        return CL_EINVAL;
+    known->payload_bytes = payload_bytes;
+    return CL_OK;
+}
+
+void cl_endpoint_urge(struct cl_endpoint *endpoint, struct cl_peer *peer)
+{
+    if (peer->urgent)
+        return;
+    peer->urgent = true;
+    peer->urgent_next = NULL;
+    *(endpoint->urgent_last ? &endpoint->urgent_last->urgent_next : &endpoint->urgent_first) = peer;
+    endpoint->urgent_last = peer;
+}
+
+void cl_endpoint_tell(struct cl_endpoint *endpoint, struct cl_peer *peer, uint8_t kind, struct cl_control control)
+{
+    if (cl_controls_push(&peer->controls, kind, &control))
+        cl_endpoint_urge(endpoint, peer);
+}
+
+/* ---- messages ---- */
+
+void cl_endpoint_announce(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    message->announced = true;
+    message->next = NULL;
+    message->previous = endpoint->announced_last;
+    *(endpoint->announced_last ? &endpoint->announced_last->next : &endpoint->announced_first) = message;
+    endpoint->announced_last = message;
+}
+
+static void unannounce(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    message->announced = false;
+    *(message->previous ? &message->previous->next : &endpoint->announced_first) = message->next;
+    *(message->next ? &message->next->previous : &endpoint->announced_last) = message->previous;
+    message->previous = message->next = NULL;
+}
+
+static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    struct cl_peer *peer = endpoint->peers[message->peer];
+    if (message->queued)
+        cl_queue_remove(&endpoint->queue, &peer->node, message);
+    if (message->held)
+        cl_peer_unhold(peer, message);
+    if (message->announced)
+        unannounce(endpoint, message);
+    if (message->bound.ending)
+        cl_partial_forget(peer, message);
+    if (message->posted) {
+        peer->outstanding--;
+        peer->expected -= message->side == CL_MESSAGE_RECEIVE;
+    }
+    cl_unexpected_drop(&endpoint->stash, &message->stash);
+    cl_table_remove(&endpoint->table, message);
+}
+
+void cl_endpoint_complete(struct cl_endpoint *endpoint, struct cl_message *message, int status)
+{
+    if (!message->posted) {
+        cl_endpoint_discard(endpoint, message);
+        return;
+    }
+    unlink_message(endpoint, message);
+    message->status = status;
+    message->next = NULL;
+    *(endpoint->completed_last ? &endpoint->completed_last->next : &endpoint->completed_first) = message;
+    endpoint->completed_last = message;
+}
+
+void cl_endpoint_discard(struct cl_endpoint *endpoint, struct cl_message *message)
+{
+    unlink_message(endpoint, message);
+    cl_table_recycle(&endpoint->table, message);
+}
+
+void cl_endpoint_requeue(struct cl_endpoint *endpoint, struct cl_message *message, bool first)
+{
+    if (message->queued || message->held || !cl_message_sendable(message))
+        return;
+    cl_queue_push(&endpoint->queue, &endpoint->peers[message->peer]->node, message, first);
+}
+
+bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_completion *completion)
+{
+    struct cl_message *message = endpoint->completed_first;
+    if (!message)
+        return false;
+    endpoint->completed_first = message->next;
+    if (!endpoint->completed_first)
+        endpoint->completed_last = NULL;
+    *completion = (struct cl_completion){.context = message->context, .status = message->status, .peer = message->peer};
+    if (message->bound.budget && message->status == CL_OK && !cl_message_complete(message)) {
+        cl_ranges_clear(&endpoint->missing);
+        if (!cl_message_missing(message, endpoint->peers[message->peer]->payload_bytes, &endpoint->missing))
+            completion->status = CL_ENOMEM;
+        completion->missing = endpoint->missing.list;
+        completion->missing_count = endpoint->missing.count;
+    }
+    cl_table_recycle(&endpoint->table, message);
+    return true;
+}
+
+/* What both kinds of post check and do first. */
+static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message, uint32_t length,
+                 uint64_t now_us, void *context)
+{
+    if (!cl_message_begin(message, length, peer->payload_bytes)) {
+        cl_endpoint_discard(endpoint, message);
+        return CL_ENOMEM;
+    }
+    message->posted = true;
+    message->signature = cl_signatures_find(&endpoint->calls, message->id.group, message->id.sequence);
+    message->context = context;
+    peer->expected += message->side == CL_MESSAGE_RECEIVE;
+    if (!peer->outstanding++) {
+        peer->heard_us = peer->answered_us =
+            now_us; /* it may have had no reason to speak so far: its silence begins now */
+        if (peer->next_ping_us > now_us + cl_peer_ask_us(peer))
+            peer->next_ping_us = now_us + cl_peer_ask_us(peer);
+        cl_endpoint_arm(endpoint, peer, peer->next_ping_us);
+    }
+    return CL_OK;
+}
+
+static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_message_id *id,
+                      const struct cl_qos *qos)
+{
+    if (!peer || id->sequence == UINT32_MAX || qos->priority >= CL_CLASSES || qos->loss_ppm > CL_LOSS_PPM_MAX ||
+        (qos->protect && !qos->protect_bytes))
+        return CL_EINVAL;
+    const struct cl_closed_group *retired = cl_closed_groups_find(&endpoint->retired, id->group & ~CL_GROUP_P2P);
+    if (retired)
+        return retired->reason ? CL_EABORTED : CL_ECLOSED;
+    return peer->alive ? CL_OK : CL_EPEERLOST;
+}
+
+int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
+                          uint32_t length, uint8_t priority, uint64_t now_us, void *context)
+{
+    struct cl_qos qos = {.priority = priority};
+    return cl_endpoint_post_bounded_send(endpoint, peer, id, data, length, &qos, now_us, context);
+}
+
+int cl_endpoint_post_bounded_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+                                  const void *data, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
+                                  void *context)
+{
+    struct cl_peer *to = cl_endpoint_peer(endpoint, peer);
+    int status = check_post(endpoint, to, &id, qos);
+    if (status != CL_OK)
+        return status;
+    if (cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer, &id))
+        return CL_EINVAL;
+    struct cl_message *message = cl_table_add(&endpoint->table, CL_MESSAGE_SEND, peer, &id);
+    if (!message)
+        return CL_ENOMEM;
+    if ((status = begin(endpoint, to, message, length, now_us, context)) != CL_OK)
+        return status;
+    message->data = data;
+    message->priority = qos->priority;
+    if (qos->loss_ppm)
+        cl_partial_begin_send(endpoint, message, qos);
+    cl_endpoint_requeue(endpoint, message, false);
+    return CL_OK;
+}
+
+enum cl_placed cl_endpoint_place(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t offset, bool last,
+                                 const uint8_t *payload, uint16_t length)
+{
+    struct cl_peer *peer = endpoint->peers[message->peer];
+    uint64_t end = (uint64_t)offset + length;
+    if (last ? end != message->length : end >= message->length) {
+        cl_history_add(&peer->history, &message->id);
+        cl_endpoint_tell(endpoint, peer, CL_PACKET_MISMATCH,
+                         (struct cl_control){
+                             .group = message->id.group, .sequence = message->id.sequence, .index = message->id.index});
+        cl_endpoint_complete(endpoint, message, CL_EMISMATCH);
+        return CL_PLACED_NOWHERE;
+    }
+    if (!cl_message_done(message, offset / peer->payload_bytes))
+        return CL_PLACED_BEFORE;
+    endpoint->stats.payload_bytes_received += length;
+    const struct cl_sink *sink = &message->sink;
+    if (length && sink->deliver)
+        sink->deliver(sink->target + offset, payload, length, sink->argument);
+    else if (length)
+        memcpy(sink->target + offset, payload, length);
+    if (cl_message_complete(message)) {
+        cl_history_add(&peer->history, &message->id);
+        cl_partial_complete(endpoint, message);
+        cl_endpoint_complete(endpoint, message, CL_OK);
+    }
+    return CL_PLACED;
+}
+
+/* Delivers what was stashed. False when that ended the message. */
+static bool replay(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us)
+{
+    struct cl_unexpected_chain chain = message->stash;
+    message->stash = (struct cl_unexpected_chain){0};
+    uint32_t generation = message->generation;
+    struct cl_unexpected_packet *packet;
+    while (message->generation == generation && (packet = cl_unexpected_take(&chain))) {
+        enum cl_placed placed = cl_endpoint_place(endpoint, message, packet->offset, packet->flags & CL_PACKET_LAST,
+                                                  packet->payload, packet->length);
+        if (message->generation == generation)
+            cl_partial_on_packet(endpoint, message, packet->flags, placed == CL_PLACED, now_us);
+        cl_unexpected_release(&endpoint->stash, packet);
+    }
+    cl_unexpected_drop(&endpoint->stash, &chain);
+    return message->generation == generation;
+}
+
+static bool recently_refused(const struct cl_peer *peer, uint64_t now_us)
+{
+    return peer->refused_us && now_us < peer->refused_us + CL_PEER_REFUSED_US;
+}
+
+int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
+                             uint32_t length, uint64_t now_us, void *context)
+{
+    static const struct cl_qos RELIABLE = {0};
+    return cl_endpoint_post_bounded_receive(endpoint, peer, id, sink, length, &RELIABLE, now_us, context);
+}
+
+int cl_endpoint_post_bounded_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+                                     struct cl_sink sink, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
+                                     void *context)
+{
+    struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
+    int status = check_post(endpoint, from, &id, qos);
+    if (status != CL_OK && status != CL_EPEERLOST)
+        return status;
+    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id);
+    bool p2p = id.group & CL_GROUP_P2P;
+    if ((message && message->posted) || cl_history_contains(&from->history, &id) ||
+        (p2p && id.index != cl_history_next_index(&from->history, id.group, id.sequence)))
+        return CL_EINVAL;
+    if (status == CL_EPEERLOST && !message)
+        return status;
+    if (p2p && !cl_history_add_posted(&from->history, &id))
+        return CL_ENOMEM;
+    if (!message && !(message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id)))
+        return CL_ENOMEM;
+    if ((status = begin(endpoint, from, message, length, now_us, context)) != CL_OK)
+        return status;
+    message->sink = sink;
+    if (message->announced)
+        unannounce(endpoint, message);
+    bool refused = recently_refused(from, now_us);
+    uint32_t generation = message->generation;
+    if (qos->loss_ppm || message->bound.told_budget)
+        cl_partial_begin_receive(endpoint, message, qos, refused, now_us);
+    if (message->generation != generation || !replay(endpoint, message, now_us))
+        return CL_OK;
+    if (!from->alive)
+        cl_endpoint_complete(endpoint, message, CL_EPEERLOST); /* not all of it had come */
+    else if (refused)
+        cl_endpoint_tell(endpoint, from, CL_PACKET_READY,
+                         (struct cl_control){.group = id.group, .sequence = id.sequence});
+    return CL_OK;
+}
+
+/* ---- point-to-point messages ---- */
+
+uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag)
+{
+    const struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
+    return from ? cl_history_next_index(&from->history, group, tag) : 0;
+}
+
+bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint16_t *peer)
+{
+    for (const struct cl_message *message = endpoint->announced_first; message; message = message->next)
+        if (message->id.group == group && message->id.sequence == tag &&
+            message->id.index == cl_endpoint_next_index(endpoint, message->peer, group, tag)) {
+            *peer = message->peer;
+            return true;
+        }
+    return false;
+}
+
+static struct cl_endpoint_wanted *find_wanted(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag)
+{
+    for (uint32_t i = 0; i < endpoint->wanted_count; i++)
+        if (endpoint->wanted[i].group == group && endpoint->wanted[i].tag == tag)
+            return &endpoint->wanted[i];
+    return NULL;
+}
+
+bool cl_endpoint_wants(const struct cl_endpoint *endpoint, const struct cl_message_id *id)
+{
+    return find_wanted(endpoint, id->group, id->sequence);
+}
+
+bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint64_t now_us)
+{
+    if (find_wanted(endpoint, group, tag))
+        return true;
+    if (endpoint->wanted_count == endpoint->wanted_capacity) {
+        uint32_t capacity = endpoint->wanted_capacity ? 2 * endpoint->wanted_capacity : 4;
+        struct cl_endpoint_wanted *wanted = realloc(endpoint->wanted, capacity * sizeof(*wanted));
+        if (!wanted)
+            return false;
+        endpoint->wanted = wanted;
+        endpoint->wanted_capacity = capacity;
+    }
+    endpoint->wanted[endpoint->wanted_count++] = (struct cl_endpoint_wanted){group, tag};
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        struct cl_peer *peer = endpoint->peers[i];
+        if (peer && recently_refused(peer, now_us))
+            cl_endpoint_tell(endpoint, peer, CL_PACKET_READY, (struct cl_control){.group = group, .sequence = tag});
+    }
+    return true;
+}
+
+void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag)
+{
+    struct cl_endpoint_wanted *found = find_wanted(endpoint, group, tag);
+    if (!found)
+        return;
+    *found = endpoint->wanted[--endpoint->wanted_count];
+    for (struct cl_message *message = endpoint->announced_first, *next; message; message = next) {
+        next = message->next;
+        if (message->id.group == group && message->id.sequence == tag && !message->stash.first)
+            cl_endpoint_discard(endpoint, message);
+    }
+}
+
+/* ---- operations ---- */
+
+struct comparison {
+    struct cl_endpoint *endpoint;
+    uint32_t group, sequence;
+    uint16_t signature;
+    struct cl_peer *differs;
+};
+
+static void compare_stashed(struct cl_message *message, void *argument)
+{
+    struct comparison *comparison = argument;
+    if (message->side == CL_MESSAGE_RECEIVE && !message->posted && message->id.group == comparison->group &&
+        message->id.sequence == comparison->sequence && cl_signatures_differ(message->signature, comparison->signature))
+        comparison->differs = comparison->endpoint->peers[message->peer];
+}
+
+int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature)
+{
+    if (!cl_signatures_add(&endpoint->calls, group, sequence, signature))
+        return CL_ENOMEM;
+    struct comparison comparison = {endpoint, group, sequence, signature, NULL};
+    if (endpoint->stash.used_bytes > 0)
+        cl_table_each(&endpoint->table, compare_stashed, &comparison);
+    if (comparison.differs)
+        cl_endpoint_disagree(endpoint, comparison.differs, group);
+    return CL_OK;
+}
+
+void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    cl_signatures_remove(&endpoint->calls, group, sequence);
+}
+
+struct lateness {
+    uint32_t group, sequence;
+    const struct cl_message *first; /* the lowest of its pair: what comes later may wait for others */
+};
+
+static void find_late(struct cl_message *message, void *argument)
+{
+    struct lateness *late = argument;
+    if (message->posted && message->side == CL_MESSAGE_RECEIVE && message->id.group == late->group &&
+        message->id.sequence == late->sequence && (!late->first || message->id.index < late->first->id.index))
+        late->first = message;
+}
+
+uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    struct lateness late = {group, sequence, NULL};
+    cl_table_each(&endpoint->table, find_late, &late);
+    return late.first ? late.first->peer : UINT16_MAX;
+}
+
+uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
+{
+    uint32_t slowest_us = 0;
+    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
+        const struct cl_peer *peer = endpoint->peers[i];
+        for (uint16_t j = 0; peer && peer->alive && j < peer->path_count; j++) {
+            const struct cl_rtt *rtt = &peer->paths[j].rtt;
+            uint32_t probe_us = rtt->smoothed_us + 4 * rtt->variation_us;
+            if (rtt->any && probe_us > slowest_us)
+                slowest_us = probe_us;
+        }
+    }
+    return slowest_us < CL_LOSS_PTO_MAX_US ? slowest_us : CL_LOSS_PTO_MAX_US;
+}
+
+bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer)
+{
+    const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
+    return found && found->alive;
+}
+
+bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us)
+{
+    const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
+    return !found || !found->alive || (found->heard_us && now_us >= found->heard_us + found->timeout_us);
+}
+
+const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint)
+{
+    return &endpoint->stats;
+}
+
+int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_path_stats *paths,
+                           uint32_t capacity)
+{
+    const struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    if (!known)
+        return CL_EINVAL;
+    for (uint16_t i = 0; i < known->path_count && i < capacity; i++)
+        cl_path_read(&known->paths[i], &paths[i]);
+    return known->path_count;
+}

@@ -1,0 +1,112 @@
+#include "protocol/loss.h"
+
+enum {
+    TOO_OLD = 1 << 14,    /* numbers */
+    OVERTAKEN_US = 50000, /* by what is more urgent: it may wait behind that in a switch */
+    ACK_DELAY_US = 1000, /* less than CL_ACK_DELAY_US: the packet waited for has asked for an acknowledgement at once */
+};
+
+void cl_loss_init(struct cl_loss *loss)
+{
+    *loss = (struct cl_loss){.deadline_us = UINT64_MAX, .packet_threshold = CL_LOSS_PACKET_THRESHOLD, .time_shift = 3};
+}
+
+void cl_loss_on_acked(struct cl_loss *loss, uint64_t number, uint8_t class)
+{
+    loss->any_acked = true;
+    for (int i = 0; i <= class; i++)
+        if (number > loss->largest_acked[i])
+            loss->largest_acked[i] = number;
+}
+
+static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number, cl_loss_fn lost, void *argument)
+{
+    struct cl_sent_packet packet = *cl_sent_find(sent, number);
+    cl_sent_remove(sent, number);
+    uint32_t slot = loss->recent_count++ % CL_LOSS_RECENT;
+    loss->recent_number[slot] = number;
+    loss->recent[slot] = packet;
+    loss->recent[slot].in_flight = true; /* still may be late */
+    lost(argument, &packet);
+}
+
+void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_rtt *rtt, uint64_t now_us,
+                    cl_loss_fn lost, void *argument)
+{
+    loss->deadline_us = UINT64_MAX;
+    if (!loss->any_acked)
+        return;
+    uint64_t rtt_us = rtt->smoothed_us > rtt->latest_us ? rtt->smoothed_us : rtt->latest_us;
+    uint64_t wait_us = rtt_us + (rtt_us >> loss->time_shift) + 1;
+    for (uint64_t number = sent->low; number < loss->largest_acked[0] && number < sent->next; number++) {
+        const struct cl_sent_packet *packet = cl_sent_find(sent, number);
+        if (!packet)
+            continue;
+        uint64_t largest = loss->largest_acked[packet->class];
+        uint64_t due_us = packet->sent_us + wait_us + (number < largest ? 0 : OVERTAKEN_US);
+        if (number + loss->packet_threshold <= largest || due_us <= now_us)
+            declare(loss, sent, number, lost, argument);
+        else if (due_us < loss->deadline_us)
+            loss->deadline_us = due_us;
+    }
+}
+
+void cl_loss_give_up(struct cl_loss *loss, struct cl_sent *sent, cl_loss_fn lost, void *argument)
+{
+    loss->deadline_us = UINT64_MAX;
+    for (uint64_t number = sent->low; number < sent->next; number++)
+        if (cl_sent_find(sent, number))
+            declare(loss, sent, number, lost, argument);
+}
+
+static bool acknowledges(const struct cl_ack_frame *frame, uint64_t number)
+{
+    for (uint32_t i = 0; i < frame->refused_count; i++)
+        if (number >= frame->refused[i].start && number < frame->refused[i].end)
+            return false;
+    for (uint32_t i = 0; i < frame->came_count; i++)
+        if (number >= frame->came[i].start && number < frame->came[i].end)
+            return true;
+    return false;
+}
+
+void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl_loss_fn late, void *argument)
+{
+    for (uint32_t i = 0; i < CL_LOSS_RECENT; i++) {
+        struct cl_sent_packet *packet = &loss->recent[i];
+        if (!packet->in_flight)
+            continue;
+        if (loss->recent_number[i] + TOO_OLD < frame->largest)
+            packet->in_flight = false; /* frames do not tell about such old ones reliably */
+        if (!packet->in_flight || !acknowledges(frame, loss->recent_number[i]))
+            continue;
+        packet->in_flight = false;
+        /* wait longer than this one needed from now on */
+        uint64_t largest = loss->largest_acked[packet->class], needed = largest - loss->recent_number[i] + 1;
+        if (largest >= loss->recent_number[i] && needed > loss->packet_threshold)
+            loss->packet_threshold =
+                needed < CL_LOSS_PACKET_THRESHOLD_MAX ? (uint32_t)needed : CL_LOSS_PACKET_THRESHOLD_MAX;
+        if (loss->time_shift > 0)
+            loss->time_shift--;
+        late(argument, packet);
+    }
+}
+
+uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, const struct cl_rtt *rtt)
+{
+    if (sent->packets == sent->pings)
+        return UINT64_MAX;
+    uint64_t wait_us = (uint64_t)rtt->smoothed_us + 4 * (uint64_t)rtt->variation_us + ACK_DELAY_US;
+    if (!loss->pto_count) {
+        /* The first one is eager: it costs one packet, and at the end of a message everybody waits for it, just when
+         * the queues have drained and round trips are shorter than they were. */
+        uint32_t least_us = rtt->latest_us < rtt->smoothed_us ? rtt->latest_us : rtt->smoothed_us;
+        wait_us = (uint64_t)least_us + rtt->variation_us + ACK_DELAY_US;
+    }
+    if (wait_us < CL_LOSS_PTO_MIN_US)
+        wait_us = CL_LOSS_PTO_MIN_US;
+    uint64_t backed_off_us = wait_us << (loss->pto_count < 8 ? loss->pto_count : 8);
+    if (backed_off_us > CL_LOSS_PTO_MAX_US)
+        backed_off_us = wait_us > CL_LOSS_PTO_MAX_US ? wait_us : CL_LOSS_PTO_MAX_US;
+    return sent->last_sent_us + backed_off_us;
+}

@@ -1,0 +1,54 @@
+/*
+ * Loss: when a packet in flight is taken for lost (RFC 9002, section 6).
+ *
+ * A packet is lost when it was sent before an acknowledged one and either packet_threshold numbers or the time
+ * threshold (9/8 of a round trip) lie between. What is more urgent may overtake it in switches: its numbers do not
+ * count. Both thresholds grow when a late acknowledgement shows that a loss was
+ * none: the network reorders. When nothing at all is acknowledged a probe timeout (PTO) fires; it does not declare
+ * anything lost, it only asks: a receiver that was not scheduled for some milliseconds costs one packet.
+ */
+#ifndef CL_PROTOCOL_LOSS_H
+#define CL_PROTOCOL_LOSS_H
+
+#include "congestion/rtt.h"
+#include "protocol/ack.h"
+#include "protocol/sent.h"
+
+enum {
+    CL_LOSS_PACKET_THRESHOLD = 3,
+    CL_LOSS_PACKET_THRESHOLD_MAX = 128,
+    CL_LOSS_RECENT = 16,
+    CL_LOSS_PTO_MIN_US = 2000,
+    CL_LOSS_PTO_MAX_US = 200000,
+};
+
+struct cl_loss {
+    uint64_t largest_acked[CL_CLASSES]; /* of a class and all less urgent ones; valid if any_acked */
+    uint64_t deadline_us;               /* when the time threshold is next reached; UINT64_MAX: no candidate */
+    uint32_t packet_threshold;
+    uint32_t time_shift; /* time threshold = rtt + rtt >> time_shift */
+    uint32_t pto_count;  /* timeouts since the last acknowledgement */
+    bool any_acked;
+    /* the packets declared lost most recently, to notice when one was not */
+    uint32_t recent_count;
+    uint64_t recent_number[CL_LOSS_RECENT];
+    struct cl_sent_packet recent[CL_LOSS_RECENT];
+};
+
+void cl_loss_init(struct cl_loss *loss);
+
+typedef void (*cl_loss_fn)(void *argument, const struct cl_sent_packet *packet);
+
+void cl_loss_on_acked(struct cl_loss *loss, uint64_t number, uint8_t class);
+/* Takes the packets that are lost at now_us out of `sent`, calls lost() with each, and sets deadline_us. */
+void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_rtt *rtt, uint64_t now_us,
+                    cl_loss_fn lost, void *argument);
+/* Takes all packets out as lost: the path is given up. */
+void cl_loss_give_up(struct cl_loss *loss, struct cl_sent *sent, cl_loss_fn lost, void *argument);
+/* Calls late() with each recently lost packet that the frame acknowledges after all, and adapts the thresholds. */
+void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl_loss_fn late, void *argument);
+
+/* When to probe; UINT64_MAX when nothing but heartbeats is in flight. */
+uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, const struct cl_rtt *rtt);
+
+#endif

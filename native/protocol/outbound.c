@@ -1,0 +1,353 @@
+/* The part of the endpoint that fills datagrams. */
+#include "protocol/endpoint_state.h"
+#include "protocol/packet.h"
+#include "protocol/partial.h"
+#include "protocol/spray.h"
+
+enum { PEERS_COMPARED = 32 /* at most, for each packet */ };
+
+/* Writes the header of `packet` into `out`, sealed. number: whole, of the packet or acknowledgement. */
+static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_packet *packet,
+                           uint64_t number, struct cl_datagram *out)
+{
+    packet->source = endpoint->config.self;
+    packet->epoch = endpoint->config.epoch;
+    out->peer = peer->id;
+    out->path = packet->path;
+    out->priority = packet->flags & CL_PACKET_PRIORITY;
+    out->droppable = false;
+    cl_packet_encode(packet, out->head);
+    const uint8_t *payload = out->payload_length ? out->payload : out->head + CL_PACKET_HEAD_BYTES;
+    cl_packet_seal(out->head, payload, cl_endpoint_seal(endpoint, peer), peer->id, number);
+    endpoint->stats.packets_sent++;
+}
+
+static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us,
+                     struct cl_datagram *out)
+{
+    struct cl_packet packet = {.kind = CL_PACKET_ACK, .path = path->index};
+    uint64_t number = path->ack.written;
+    cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
+    cl_ack_write_port(out->head + CL_PACKET_HEAD_BYTES, cl_ingress_rate(path->ingress),
+                      cl_active_set_count(&path->ingress->senders, CL_INGRESS_IDLE_US, now_us));
+    out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
+    cl_egress_sent(path->egress, 0, out->head_length);
+    out->payload_length = 0;
+    out->payload = NULL;
+    write_datagram(endpoint, peer, &packet, number, out);
+    endpoint->stats.acks_sent++;
+}
+
+/* A PING or a control packet. False when there is no memory, and when nobody needs it any more. */
+static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
+                         const struct cl_control *control, uint64_t now_us, struct cl_datagram *out)
+{
+    int length = cl_partial_write(endpoint, peer, kind, control, out->head + CL_PACKET_HEAD_BYTES);
+    if (length < 0)
+        return false;
+    struct cl_packet packet = {
+        .kind = kind,
+        .flags = CL_PACKET_ACK_NOW,
+        .length = (uint16_t)length,
+        .path = path->index,
+        .signature =
+            kind == CL_PACKET_PING ? cl_signatures_find(&endpoint->calls, control->group, control->sequence) : 0,
+        .group = control->group,
+        .sequence = control->sequence,
+        .index = control->index,
+        .offset = (uint32_t)control->reason,
+        .number = (uint32_t)path->sent.next};
+    struct cl_sent_packet sent = {.sent_us = now_us,
+                                  .mark = cl_egress_mark(path->egress, 0, now_us),
+                                  .control = *control,
+                                  .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
+                                  .kind = kind};
+    if (!cl_sent_push(&path->sent, &sent))
+        return false;
+    cl_egress_sent(path->egress, 0, sent.bytes);
+    out->head_length = sent.bytes;
+    out->payload_length = 0;
+    out->payload = NULL;
+    write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
+    endpoint->stats.probes_sent += kind == CL_PACKET_PING;
+    return true;
+}
+
+/* One packet of a message. False when there is no memory. */
+static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
+                      struct cl_message *message, uint32_t number_in_message, bool ask, uint64_t now_us,
+                      struct cl_datagram *out)
+{
+    uint32_t offset = number_in_message * peer->payload_bytes;
+    bool last = number_in_message + 1 == message->packet_count;
+    uint32_t length = last ? message->length - offset : peer->payload_bytes;
+    struct cl_sent_packet sent = {
+        .sent_us = now_us,
+        .mark = cl_egress_mark(path->egress, message->priority, now_us),
+        .data = {.message = message, .generation = message->generation, .packet = number_in_message},
+        .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
+        .kind = CL_PACKET_DATA,
+        .class = message->priority};
+    struct cl_packet packet = {.kind = CL_PACKET_DATA,
+                               .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0) |
+                                                  cl_partial_flags(endpoint, message, number_in_message)),
+                               .length = (uint16_t)length,
+                               .path = path->index,
+                               .signature = message->signature,
+                               .group = message->id.group,
+                               .sequence = message->id.sequence,
+                               .index = message->id.index,
+                               .offset = offset,
+                               .number = (uint32_t)path->sent.next};
+    if (cl_path_asks(path, message->priority, sent.bytes + endpoint->config.datagram_bytes) || ask)
+        packet.flags |= CL_PACKET_ACK_NOW;
+    if (!cl_sent_push(&path->sent, &sent))
+        return false;
+    cl_pacer_sent(&path->pacer, sent.bytes);
+    cl_egress_sent(path->egress, message->priority, sent.bytes);
+    cl_egress_see(path->egress, message->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
+    cl_active_set_see(&path->egress->receivers, &path->receiver, now_us);
+    message->packets_in_flight++;
+    out->head_length = CL_PACKET_HEAD_BYTES;
+    out->payload_length = length;
+    out->payload = message->data + offset;
+    write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
+    out->droppable = packet.flags & CL_PACKET_DROPPABLE;
+    endpoint->stats.payload_bytes_sent += length;
+    return true;
+}
+
+/* The packet a PTO asks for, whatever the window says: the oldest one in flight again, for it may be the one that is
+ * missing; a PING when nobody needs that any more. */
+static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us,
+                       struct cl_datagram *out)
+{
+    static const struct cl_control NOTHING = {0};
+    for (uint64_t number = path->sent.low; number < path->sent.next; number++) {
+        const struct cl_sent_packet *oldest = cl_sent_find(&path->sent, number);
+        if (!oldest || oldest->kind == CL_PACKET_PING)
+            continue;
+        if (oldest->kind != CL_PACKET_DATA) {
+            struct cl_control control = oldest->control;
+            if (send_control(endpoint, peer, path, oldest->kind, &control, now_us, out))
+                return true;
+            continue;
+        }
+        struct cl_message *message = oldest->data.message;
+        if (message->generation != oldest->data.generation || message->held || message->bound.stopped ||
+            cl_message_is_done(message, oldest->data.packet))
+            continue;
+        endpoint->stats.packets_retransmitted++;
+        bool sent = send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
+        out->droppable = false;
+        return sent;
+    }
+    path->sent.last_sent_us = now_us; /* a PING alone would leave the timer where it is */
+    return send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, out);
+}
+
+/* Probes repeat what may only be late. With hundreds of peers behind a slow interface they could fill it by themselves,
+ * and what proves that we live would come too late: so they take turns with data there. */
+static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, uint64_t now_us)
+{
+    uint64_t ready_us = cl_egress_ready_us(path->egress, CL_CLASSES - 1, now_us);
+    if (ready_us <= now_us)
+        return false;
+    path->egress->waited_for = true;
+    path->probe_waits = true;
+    cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, ready_us);
+    return true;
+}
+
+/* Everything the peer is owed before data; a lost one only gets a last word. Returns how many datagrams; `capacity` of
+ * them: perhaps not all. */
+static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
+                          size_t capacity)
+{
+    size_t count = 0;
+    for (uint16_t i = 0; i < peer->path_count && peer->alive; i++) {
+        struct cl_path *path = &peer->paths[i];
+        if (path->ack.deadline_us <= now_us && count < capacity)
+            send_ack(endpoint, peer, path, now_us, &out[count++]);
+        if (path->ping && count < capacity) {
+            path->ping = false;
+            /* Unanswered ones must not pile up; but round trips may be longer than the time between two of them. */
+            if (path->sent.packets == path->sent.pings && path->sent.pings >= CL_PATH_PINGS_MAX)
+                cl_sent_remove(&path->sent, path->sent.low);
+            struct cl_signature call = cl_signatures_next(&endpoint->calls);
+            struct cl_control control = {.group = call.group, .sequence = call.sequence};
+            count += send_control(endpoint, peer, path, CL_PACKET_PING, &control, now_us, &out[count]);
+        }
+        if (path->probe && count < capacity && !wait_for_egress(endpoint, path, now_us)) {
+            path->probe = false;
+            count += send_probe(endpoint, peer, path, now_us, &out[count]);
+        }
+    }
+    struct cl_control_entry entry;
+    while (count < capacity && cl_controls_pop(&peer->controls, &entry))
+        count += send_control(endpoint, peer, cl_spray_fastest(peer->paths, peer->path_count), entry.kind,
+                              &entry.control, now_us, &out[count]);
+    cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
+    return count;
+}
+
+static size_t send_all_urgent(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
+{
+    size_t count = 0;
+    while (endpoint->urgent_first && count < capacity) {
+        struct cl_peer *peer = endpoint->urgent_first;
+        count += send_urgent(endpoint, peer, now_us, out + count, capacity - count);
+        if (count == capacity)
+            break; /* perhaps there is more: the peer stays first */
+        endpoint->urgent_first = peer->urgent_next;
+        if (!endpoint->urgent_first)
+            endpoint->urgent_last = NULL;
+        peer->urgent = false;
+    }
+    return count;
+}
+
+/* Whether nothing may be sent of a message now. */
+static bool must_wait(const struct cl_peer *peer, const struct cl_message *message)
+{
+    return message->packets_in_flight && cl_peer_wary(peer, message);
+}
+
+/* What the peer got through an interface; who did not want any for a while has no claim to what others got. */
+static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_egress *egress)
+{
+    uint64_t turn = peer->turns[egress - endpoint->egresses];
+    return turn > egress->turn ? turn : egress->turn;
+}
+
+/* With several interfaces, which of them is free when a peer has its turn is chance, and by chance several hosts send
+ * to one port of a peer while its others are idle. So each interface sends as much to each peer that waits, but for
+ * half a turn where turns begin: where `message`, which would leave by `*path`, is further ahead there, the one that
+ * lags behind most has the turn. Returns that message, and its path. */
+static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_message *message,
+                                   const struct cl_spray_packet *wanted, struct cl_path **path, uint64_t now_us)
+{
+    struct cl_egress *egress = (*path)->egress;
+    struct cl_peer *first = endpoint->peers[message->peer];
+    struct cl_message *lagging = message;
+    struct cl_path *lagging_path = *path;
+    uint64_t own = turn_of(endpoint, first, egress), least = own;
+    struct cl_queue_node *node = first->node.lanes[message->priority].next;
+    for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->lanes[message->priority].next) {
+        struct cl_message *other = node->lanes[message->priority].first;
+        struct cl_peer *peer = endpoint->peers[other->peer];
+        if (turn_of(endpoint, peer, egress) >= least || must_wait(peer, other))
+            continue;
+        struct cl_path *open = cl_spray_through(peer->paths, peer->path_count, egress, wanted, now_us);
+        if (!open)
+            continue;
+        least = turn_of(endpoint, peer, egress);
+        lagging = other;
+        lagging_path = open;
+    }
+    egress->turn = least;
+    if (own <= least + (uint64_t)CL_QUEUE_TURN / 2 * endpoint->config.datagram_bytes)
+        return message;
+    *path = lagging_path;
+    return lagging;
+}
+
+/* One packet of the message whose turn it is. False when it cannot send now; it is out of the queue then, or its peer
+ * is blocked. */
+static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
+                      struct cl_datagram *out)
+{
+    struct cl_peer *peer = endpoint->peers[message->peer];
+    if (must_wait(peer, message)) {
+        cl_queue_remove(&endpoint->queue, &peer->node, message);
+        return false;
+    }
+    uint64_t ready_us, egress_ready_us;
+    struct cl_spray_packet wanted = {.bytes = endpoint->config.datagram_bytes,
+                                     .class = message->priority,
+                                     .first_class = cl_queue_first_class(&endpoint->queue)};
+    /* a turn leaves by one path if it can: the wire sends packets that follow each other on one in a fraction of the
+     * time */
+    struct cl_path *path = &peer->paths[peer->turn_path];
+    bool same = !cl_queue_turn_begins(&endpoint->queue) && cl_spray_may(path, &wanted, now_us);
+    if (!same)
+        path = cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
+    if (!path) {
+        cl_queue_block(&endpoint->queue, &peer->node, message->priority);
+        peer->pacer_us = ready_us;
+        cl_endpoint_arm(endpoint, peer, ready_us);
+        cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, egress_ready_us);
+        return false;
+    }
+    if (!same && endpoint->egress_count > 1) {
+        struct cl_message *lagging = who_lags(endpoint, message, &wanted, &path, now_us);
+        if (lagging != message) {
+            message = lagging;
+            peer = endpoint->peers[message->peer];
+            cl_queue_give_turn(&endpoint->queue, &peer->node, message->priority);
+        }
+    }
+    peer->turn_path = path->index;
+    uint32_t fresh = message->next_packet, packet;
+    if (!cl_message_take(message, &packet)) {
+        cl_queue_remove(&endpoint->queue, &peer->node, message);
+        return false;
+    }
+    bool more = cl_message_sendable(message);
+    bool sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
+    if (sent) {
+        endpoint->stats.packets_retransmitted += packet < fresh;
+        peer->turns[path->egress - endpoint->egresses] = turn_of(endpoint, peer, path->egress) + out->payload_length;
+    } else
+        cl_message_give_back(message, packet);
+    out->droppable = out->droppable && packet >= fresh; /* what is sent again exceeds the bound */
+    if (sent && path->sent.packets - path->sent.pings == 1)
+        cl_endpoint_arm(endpoint, peer, cl_loss_pto_us(&path->loss, &path->sent, &path->rtt));
+    cl_queue_sent(&endpoint->queue, &peer->node, message);
+    if (!more) {
+        cl_queue_remove(&endpoint->queue, &peer->node, message);
+        cl_partial_run_out(endpoint, message);
+    }
+    return sent;
+}
+
+/* When the first interface may take a packet of this class. */
+static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint8_t class, uint64_t now_us)
+{
+    uint64_t first_us = UINT64_MAX;
+    for (uint16_t i = 0; i < endpoint->egress_count; i++) {
+        uint64_t ready_us = cl_egress_ready_us(&endpoint->egresses[i], class, now_us);
+        if (ready_us <= now_us)
+            return now_us;
+        if (ready_us < first_us)
+            first_us = ready_us;
+    }
+    return first_us;
+}
+
+bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us)
+{
+    for (uint16_t i = 0; i < endpoint->egress_count; i++)
+        if (now_us < endpoint->egresses[i].urgent_until_us)
+            return true;
+    return false;
+}
+
+size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
+{
+    endpoint->awake_us = now_us;
+    size_t count = send_all_urgent(endpoint, now_us, out, capacity);
+    while (count < capacity) {
+        struct cl_message *message = cl_queue_next(&endpoint->queue);
+        if (!message)
+            break;
+        /* mostly it is the interface that is busy: then there is no need to ask every peer in turn */
+        uint64_t ready_us = egresses_ready_us(endpoint, cl_queue_first_class(&endpoint->queue), now_us);
+        if (ready_us > now_us) {
+            cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, ready_us);
+            break;
+        }
+        count += send_next(endpoint, message, now_us, &out[count]);
+    }
+    return count;
+}

@@ -1,0 +1,191 @@
+#include "protocol/path.h"
+
+void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const struct cl_cc_type *congestion,
+                  uint32_t datagram_bytes, uint64_t fixed_rate)
+{
+    *path = (struct cl_path){.index = index, .ping = true, .egress = egress};
+    cl_rtt_init(&path->rtt);
+    cl_loss_init(&path->loss);
+    cl_ack_init(&path->ack);
+    cl_cc_init(&path->cc, congestion, datagram_bytes, fixed_rate);
+    cl_pacer_init(&path->pacer, path->cc.rate, cl_pacer_burst(path->cc.rate, datagram_bytes), 0);
+}
+
+void cl_path_free(struct cl_path *path)
+{
+    cl_sent_free(&path->sent);
+    cl_ack_free(&path->ack);
+}
+
+bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
+{
+    uint64_t before = 0;
+    for (int i = 0; i <= class; i++)
+        before += path->sent.class_bytes[i];
+    uint64_t window = path->cc.window, least = (uint64_t)CL_PATH_URGENT_PACKETS * path->cc.packet_bytes;
+    if (before < path->sent.bytes && window < least)
+        window = least; /* the others are what has filled the queue that made it so small */
+    return before + bytes <= window;
+}
+
+bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
+{
+    bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
+    /* a full window without a question in it would wait for the receiver's timer */
+    if (!asks && !cl_path_open(path, class, bytes))
+        asks = path->loss.any_acked && path->asked <= path->loss.largest_acked[0];
+    if (asks) {
+        path->unasked = 0;
+        path->asked = path->sent.next;
+    }
+    return asks;
+}
+
+/* Takes the packets of `range` out of flight, giving each to `taken`. */
+static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn taken, void *argument,
+                 struct cl_cc_sample *sample)
+{
+    uint64_t number = range->start > path->sent.low ? range->start : path->sent.low;
+    for (; number < range->end; number++) {
+        const struct cl_sent_packet *found = cl_sent_find(&path->sent, number);
+        if (!found)
+            continue;
+        struct cl_sent_packet packet = *found;
+        cl_sent_remove(&path->sent, number);
+        cl_loss_on_acked(&path->loss, number, packet.class);
+        sample->bytes += packet.bytes;
+        sample->packets++;
+        taken(argument, &packet);
+    }
+}
+
+struct losses {
+    const struct cl_path_callbacks *callbacks;
+    uint32_t packets;
+};
+
+static void count_lost(void *argument, const struct cl_sent_packet *packet)
+{
+    struct losses *losses = argument;
+    losses->packets++;
+    losses->callbacks->lost(losses->callbacks->argument, packet);
+}
+
+static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
+{
+    struct losses losses = {.callbacks = callbacks};
+    cl_loss_detect(&path->loss, &path->sent, &path->rtt, now_us, count_lost, &losses);
+    if (!losses.packets)
+        return;
+    path->packets_lost += losses.packets;
+    cl_egress_on_settled(path->egress, 0, losses.packets);
+    path->cc.type->on_lost(&path->cc, losses.packets);
+}
+
+/* Where switches let urgent packets overtake, the largest number is mostly one of theirs, and says nothing of the queue
+ * the others stand in. One that was overtaken is acknowledged at once: so it came when the acknowledgement was made. */
+static const struct cl_sent_packet *find_overtaken(const struct cl_sent *sent, struct cl_ack_frame *frame)
+{
+    for (uint32_t i = 0; i < frame->came_count && frame->came[i].end > sent->low; i++)
+        for (uint64_t number = frame->came[i].end; number-- > frame->came[i].start && number >= sent->low;) {
+            const struct cl_sent_packet *packet = cl_sent_find(sent, number);
+            if (!packet)
+                continue;
+            frame->clock_us += frame->host_delay_us;
+            frame->host_delay_us = 0;
+            return packet;
+        }
+    return NULL;
+}
+
+bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us,
+                    uint64_t now_us, const struct cl_path_callbacks *callbacks)
+{
+    struct cl_ack_frame frame;
+    if (!cl_ack_read(&frame, packet, payload, path->sent.next))
+        return false;
+    struct cl_cc_sample sample = {.largest = frame.largest, .next = path->sent.next};
+    if (frame.port_senders > 0)
+        sample.share = (uint64_t)frame.port_rate * 1000 / frame.port_senders;
+    sample.crowded =
+        frame.port_senders > 1 && sample.share && frame.port_senders > cl_egress_receivers(path->egress, now_us);
+    const struct cl_sent_packet *timed = cl_sent_find(&path->sent, frame.largest);
+    bool overtaken = !timed && now_us < path->egress->mixed_until_us;
+    if (overtaken)
+        timed = find_overtaken(&path->sent, &frame);
+    if (timed) {
+        cl_rtt_update(&path->rtt, timed->sent_us, received_us, frame.clock_us, frame.host_delay_us);
+        sample.timed = true;
+        sample.packet_us = (uint32_t)cl_egress_packet_us(path->egress);
+        struct cl_egress_sample left = {.class = timed->class,
+                                        .overtaken = overtaken,
+                                        .crowded = sample.crowded,
+                                        .mark = timed->mark,
+                                        .sent_us = timed->sent_us,
+                                        .clock_us = frame.clock_us,
+                                        .queue_us = path->rtt.queue_us};
+        sample.queue_us = cl_egress_on_sample(path->egress, &path->view, &left, now_us);
+        sample.base_us = cl_rtt_base_us(&path->rtt);
+    }
+    sample.limited = frame.largest < path->limited_until;
+
+    cl_loss_on_frame(&path->loss, &frame, callbacks->late, callbacks->argument);
+    for (uint32_t i = 0; i < frame.refused_count; i++)
+        take(path, &frame.refused[i], callbacks->refused, callbacks->argument, &sample);
+    for (uint32_t i = 0; i < frame.came_count; i++)
+        take(path, &frame.came[i], callbacks->acked, callbacks->argument, &sample);
+    if (!sample.packets)
+        return true;
+    uint32_t marked = (uint32_t)(frame.marked - path->marked) % CL_ACK_MARKS;
+    if (marked < CL_ACK_MARKS / 2) { /* else acknowledgements overtook each other */
+        sample.marked = marked;
+        path->marked = frame.marked;
+        path->egress->marked |= marked > 0;
+    }
+    path->loss.pto_count = 0;
+    path->probe = false;
+    path->dead = false;
+    path->delivered_us = now_us;
+    cl_egress_on_settled(path->egress, sample.packets, 0);
+    path->cc.type->on_acked(&path->cc, &sample);
+    if (path->cc.rate != path->pacer.rate)
+        cl_pacer_set(&path->pacer, path->cc.rate, path->cc.burst, now_us);
+    detect(path, now_us, callbacks);
+    return true;
+}
+
+void cl_path_on_loss_timer(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
+{
+    detect(path, now_us, callbacks);
+}
+
+void cl_path_on_pto(struct cl_path *path)
+{
+    path->loss.pto_count++;
+    path->probe = true;
+    path->cc.type->on_pto(&path->cc, path->loss.pto_count);
+}
+
+void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
+{
+    *stats = (struct cl_path_stats){.packets_sent = path->sent.next,
+                                    .packets_lost = path->packets_lost,
+                                    .packets_received = path->packets_received,
+                                    .window_bytes = path->cc.window,
+                                    .round_trip_us = path->rtt.smoothed_us,
+                                    .queue_us = path->cc.queue_us,
+                                    .is_dead = path->dead};
+}
+
+uint64_t cl_path_deadline_us(const struct cl_path *path)
+{
+    uint64_t deadline_us = path->ack.deadline_us;
+    if (path->loss.deadline_us < deadline_us)
+        deadline_us = path->loss.deadline_us;
+    uint64_t pto_us = path->dead || path->probe ? UINT64_MAX : cl_loss_pto_us(&path->loss, &path->sent, &path->rtt);
+    if (pto_us < deadline_us)
+        deadline_us = pto_us;
+    if (path->dead && path->next_probe_us < deadline_us)
+        deadline_us = path->next_probe_us;
+    return deadline_us;
+}

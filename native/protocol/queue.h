@@ -1,0 +1,64 @@
+/*
+ * Queue: which message sends the next packet.
+ *
+ * Strict priority over all messages of the endpoint, per packet. Inside a class the peers take turns, and each peer's
+ * messages go first in, first out; lost packets put their message first. One packet in CL_QUEUE_GUARD goes to the last
+ * class that has any, so that nothing starves. A blocked peer (no window, no tokens) is out of all turns until it is
+ * unblocked: it costs nothing and holds nobody up. What stops a class need not stop a more urgent one.
+ */
+#ifndef CL_PROTOCOL_QUEUE_H
+#define CL_PROTOCOL_QUEUE_H
+
+#include "congestion/class.h"
+#include "protocol/message.h"
+
+enum {
+    CL_QUEUE_GUARD = 64,
+    CL_QUEUE_TURN = 4, /* packets */
+};
+
+struct cl_queue_node;
+
+/* One peer's messages of one class. */
+struct cl_queue_lane {
+    struct cl_message *first, *last;
+    struct cl_queue_node *previous, *next; /* the ring of peers that have a turn in this class */
+};
+
+/* One peer's place in the queue. */
+struct cl_queue_node {
+    struct cl_queue_lane lanes[CL_CLASSES];
+    uint8_t blocked; /* bit c: class c */
+};
+
+struct cl_queue {
+    struct cl_queue_node *turn[CL_CLASSES]; /* whose turn it is; NULL: nobody has anything */
+    uint8_t classes;                        /* bit c: turn[c] is not NULL */
+    uint32_t packets;                       /* taken so far, for the guard */
+    uint32_t turn_packets;
+};
+
+void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message, bool first);
+void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message);
+/* The message to send a packet of; NULL when there is none. */
+struct cl_message *cl_queue_next(const struct cl_queue *queue);
+/* The most urgent class that has anything; CL_CLASSES: none has. */
+static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
+{
+    return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_CLASSES);
+}
+/* A packet of `message`, which is in `node` and of the class of cl_queue_next's, was sent: moves the turn on. Call
+ * before removing it. */
+void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message);
+/* Whether the next packet is the first of a turn. */
+static inline bool cl_queue_turn_begins(const struct cl_queue *queue)
+{
+    return queue->turn_packets == 0;
+}
+/* Gives the turn in this class to a peer that is not blocked and has messages of it. */
+void cl_queue_give_turn(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class);
+/* The peer's messages of this class, and all less urgent ones. */
+void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class);
+void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node);
+
+#endif

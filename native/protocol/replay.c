@@ -1,0 +1,23 @@
+#include "protocol/replay.h"
+
+static uint64_t *word_of(struct cl_replay *replay, uint64_t number)
+{
+    return &replay->seen[number % CL_REPLAY_WINDOW / 64];
+}
+
+bool cl_replay_admit(struct cl_replay *replay, uint64_t number)
+{
+    uint64_t bit = (uint64_t)1 << number % 64;
+    if (number < replay->next) {
+        if (number + CL_REPLAY_WINDOW < replay->next || *word_of(replay, number) & bit)
+            return false;
+    } else {
+        /* what is skipped has not been seen */
+        uint64_t skipped = number - replay->next < CL_REPLAY_WINDOW ? number - replay->next : CL_REPLAY_WINDOW;
+        for (uint64_t each = number - skipped; each < number; each++)
+            *word_of(replay, each) &= ~((uint64_t)1 << each % 64);
+        replay->next = number + 1;
+    }
+    *word_of(replay, number) |= bit;
+    return true;
+}

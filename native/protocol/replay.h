@@ -1,0 +1,22 @@
+/*
+ * Replay: which numbers of one sender have been seen, so that a packet is taken once: a sliding window as in RFC 6479.
+ * Numbers below the window count as seen: who is that late has been sent again under another number. A zeroed struct
+ * has seen nothing.
+ */
+#ifndef CL_PROTOCOL_REPLAY_H
+#define CL_PROTOCOL_REPLAY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { CL_REPLAY_WINDOW = 2048 };
+
+struct cl_replay {
+    uint64_t next;                        /* above everything seen */
+    uint64_t seen[CL_REPLAY_WINDOW / 64]; /* a ring of bits, for [next - CL_REPLAY_WINDOW, next) */
+};
+
+/* True, and from now on seen, when the number is new. */
+bool cl_replay_admit(struct cl_replay *replay, uint64_t number);
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * Sent: the packets of one path that are in flight, by packet number. The single owner of "what happens to this
+ * packet": each leaves exactly once, as acknowledged, refused or lost.
+ *
+ * A ring indexed by number: it covers [low, next), where `low` is the lowest packet still in flight.
+ */
+#ifndef CL_PROTOCOL_SENT_H
+#define CL_PROTOCOL_SENT_H
+
+#include "congestion/egress.h"
+#include "protocol/control.h"
+#include "protocol/queue.h"
+
+struct cl_message;
+
+struct cl_sent_packet {
+    uint64_t sent_us;
+    struct cl_egress_mark mark; /* of the interface */
+    union {
+        struct {
+            struct cl_message *message; /* valid only while its generation is still `generation` */
+            uint32_t generation;
+            uint32_t packet; /* within the message */
+        } data;
+        struct cl_control control; /* to say it again if it is lost */
+    };
+    uint16_t bytes; /* of the datagram */
+    uint8_t kind;   /* enum cl_packet_kind */
+    uint8_t class;
+    bool in_flight;
+};
+
+struct cl_sent {
+    struct cl_sent_packet *ring;
+    uint32_t capacity;                /* a power of two */
+    uint32_t packets;                 /* in flight */
+    uint32_t pings;                   /* of those: they are heartbeats, nobody waits for them */
+    uint64_t bytes;                   /* in flight */
+    uint64_t class_bytes[CL_CLASSES]; /* the same by class */
+    uint64_t low, next;
+    uint64_t last_sent_us; /* of a packet that is not a PING */
+};
+
+/* Takes the number `sent->next`. False when there is no memory; then the packet must not be sent. */
+bool cl_sent_push(struct cl_sent *sent, const struct cl_sent_packet *packet);
+/* NULL when the number is not in flight. */
+struct cl_sent_packet *cl_sent_find(const struct cl_sent *sent, uint64_t number);
+/* Takes a packet that is in flight out; its contents stay readable until the next push. */
+void cl_sent_remove(struct cl_sent *sent, uint64_t number);
+/* Forgets everything in flight. */
+void cl_sent_clear(struct cl_sent *sent);
+/* The same, and frees the memory. The numbers go on: one used twice would be taken for a replay. */
+void cl_sent_free(struct cl_sent *sent);
+
+#endif

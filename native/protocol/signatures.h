@@ -1,0 +1,41 @@
+/*
+ * Calls: the operations in flight here, with a signature of what was called. Each DATA packet carries its sender's, so
+ * that ranks that disagree learn it at once, instead of waiting for messages that do not fit or never come. PINGs carry
+ * them, too: for ranks that all wait for each other.
+ *
+ * A signature has 12 bits: there is room for no more in the header, and it is mixed with those before it (see
+ * assign_order in group.c), so what one operation misses, once in 4095 times, the next one finds.
+ */
+#ifndef CL_PROTOCOL_SIGNATURES_H
+#define CL_PROTOCOL_SIGNATURES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cl_signature {
+    uint32_t group, sequence;
+    uint16_t signature;
+};
+
+struct cl_signatures {
+    struct cl_signature *list; /* in the order they began */
+    uint32_t count, capacity;
+    uint32_t turn; /* of cl_signatures_next */
+};
+
+/* False when there is no memory. */
+bool cl_signatures_add(struct cl_signatures *calls, uint32_t group, uint32_t sequence, uint16_t signature);
+/* The signature of an operation in flight; 0 when it is none, or may not be compared. */
+uint16_t cl_signatures_find(const struct cl_signatures *calls, uint32_t group, uint32_t sequence);
+void cl_signatures_remove(struct cl_signatures *calls, uint32_t group, uint32_t sequence);
+/* Each in turn, whatever comes and goes; all zeros when there is none. */
+struct cl_signature cl_signatures_next(struct cl_signatures *calls);
+void cl_signatures_free(struct cl_signatures *calls);
+
+/* Whether two signatures say that their ranks called different things. */
+static inline bool cl_signatures_differ(uint16_t one, uint16_t other)
+{
+    return one != other && one != 0 && other != 0;
+}
+
+#endif

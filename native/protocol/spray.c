@@ -1,0 +1,84 @@
+#include "protocol/spray.h"
+
+static void lower(uint64_t *least, uint64_t value)
+{
+    if (value < *least)
+        *least = value;
+}
+
+/* When a packet would arrive: after what is queued before it, at the interface and beyond. */
+static uint64_t arrival_us(const struct cl_path *path)
+{
+    return cl_egress_backlog_us(path->egress) + path->cc.queue_us + cl_rtt_base_us(&path->rtt) / 2;
+}
+
+struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struct cl_spray_packet *packet,
+                              uint64_t now_us, uint64_t *ready_us, uint64_t *egress_ready_us)
+{
+    struct cl_path *best = NULL;
+    uint64_t best_us = UINT64_MAX;
+    *ready_us = *egress_ready_us = UINT64_MAX;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cl_path *path = &paths[i];
+        if (path->dead)
+            continue;
+        if (!cl_path_open(path, packet->class, packet->bytes)) {
+            path->limited_until = path->sent.next;
+            continue;
+        }
+        bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);
+        uint64_t path_ready_us = cl_pacer_ready_us(&path->pacer, urgent, now_us);
+        if (path_ready_us > now_us) {
+            lower(ready_us, path_ready_us);
+            continue;
+        }
+        uint64_t interface_ready_us = cl_egress_ready_us(path->egress, packet->first_class, now_us);
+        if (interface_ready_us > now_us) {
+            lower(egress_ready_us, interface_ready_us);
+            path->egress->waited_for = true;
+            continue;
+        }
+        if (count == 1)
+            return path;
+        uint64_t path_us = arrival_us(path);
+        if (path_us < best_us) {
+            best = path;
+            best_us = path_us;
+        }
+    }
+    return best;
+}
+
+/* Whether it may as far as the path itself is concerned. */
+static bool is_free(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
+{
+    bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);
+    return !path->dead && cl_path_open(path, packet->class, packet->bytes) &&
+           cl_pacer_ready_us(&path->pacer, urgent, now_us) <= now_us;
+}
+
+bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
+{
+    return is_free(path, packet, now_us) && cl_egress_ready_us(path->egress, packet->first_class, now_us) <= now_us;
+}
+
+struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
+                                 const struct cl_spray_packet *packet, uint64_t now_us)
+{
+    struct cl_path *best = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cl_path *path = &paths[i];
+        if (path->egress == egress && is_free(path, packet, now_us) && (!best || arrival_us(path) < arrival_us(best)))
+            best = path;
+    }
+    return best;
+}
+
+struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count)
+{
+    struct cl_path *best = &paths[0];
+    for (uint32_t i = 1; i < count; i++)
+        if (!paths[i].dead && (best->dead || paths[i].rtt.smoothed_us < best->rtt.smoothed_us))
+            best = &paths[i];
+    return best;
+}

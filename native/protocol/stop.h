@@ -1,0 +1,57 @@
+/*
+ * Stop: what a receiver keeps of messages it ended before all of their packets had come, until their senders know:
+ * which packets it did not count. The STOP packets are written from it, again when one is lost, and packets that come
+ * late are recognised by it.
+ */
+#ifndef CL_PROTOCOL_STOP_H
+#define CL_PROTOCOL_STOP_H
+
+#include "protocol/message.h"
+
+enum {
+    CL_STOP_BYTES_MAX = 448, /* in one STOP packet, a bit for each packet; longer messages take several */
+    CL_STOP_PACKETS = CL_STOP_BYTES_MAX * 8,
+};
+
+struct cl_stop {
+    struct cl_message_id id;
+    uint32_t packet_count;
+    uint32_t part;          /* packets told about in one STOP packet: cl_stop_part */
+    uint64_t *counted;      /* bits */
+    struct cl_ranges known; /* packets the sender has been told about, for certain */
+    struct cl_stop *next;
+};
+
+struct cl_stops {
+    struct cl_stop *first;
+};
+
+/* How many packets one STOP packet tells about, where packets hold payload_bytes: the same on both sides. */
+static inline uint32_t cl_stop_part(uint32_t payload_bytes)
+{
+    return payload_bytes < CL_STOP_BYTES_MAX ? payload_bytes * 8 : CL_STOP_PACKETS;
+}
+
+/* Remembers how a receive message ended. NULL when there is no memory. */
+struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *message, uint32_t part);
+/* NULL when there is none by that name. */
+struct cl_stop *cl_stops_find(const struct cl_stops *stops, const struct cl_message_id *id);
+/* The STOP packet that begins with packet `first` was acknowledged: once all of them are, the record goes. */
+void cl_stops_acked(struct cl_stops *stops, const struct cl_message_id *id, uint32_t first);
+void cl_stops_free(struct cl_stops *stops);
+
+static inline bool cl_stop_counts(const struct cl_stop *stop, uint32_t packet)
+{
+    return packet < stop->packet_count && stop->counted[packet / 64] >> (packet % 64) & 1;
+}
+
+/* Bytes of the STOP payload that begins with packet `first`: a bit per packet, set: not counted. */
+static inline uint32_t cl_stop_bytes(uint32_t packet_count, uint32_t part, uint32_t first)
+{
+    uint32_t left = packet_count - first;
+    return ((left < part ? left : part) + 7) / 8;
+}
+
+void cl_stop_write(const struct cl_stop *stop, uint32_t first, uint8_t *payload);
+
+#endif

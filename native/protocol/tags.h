@@ -1,0 +1,29 @@
+/*
+ * Tags: how many messages each tag has had: a map from tag to count, 0 where nothing is noted. Counts wrap.
+ *
+ * Kept as sorted runs of neighbouring tags with the same count: a few tags used again and again are a few runs, and
+ * tags that rise by one with every message are a single run for ever. Only tags with unused ones between them cost
+ * memory that stays, 12 bytes each.
+ */
+#ifndef CL_PROTOCOL_TAGS_H
+#define CL_PROTOCOL_TAGS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cl_tag_run {
+    uint32_t first, last; /* both included */
+    uint32_t messages;    /* of each of these tags */
+};
+
+struct cl_tags {
+    struct cl_tag_run *runs;
+    uint32_t count, capacity;
+};
+
+uint32_t cl_tags_messages(const struct cl_tags *tags, uint32_t tag);
+/* False, and nothing changed, when there is no memory. */
+bool cl_tags_add(struct cl_tags *tags, uint32_t tag, uint32_t messages);
+void cl_tags_free(struct cl_tags *tags);
+
+#endif

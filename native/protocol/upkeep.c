@@ -1,0 +1,150 @@
+/*
+ * Upkeep: what an endpoint does because time has passed: paths and peers that are silent, messages that are held.
+ */
+#include "protocol/endpoint_state.h"
+#include "protocol/partial.h"
+
+enum {
+    STALL_US = 500000, /* timers that are this late: we were asleep, so silence proves nothing */
+};
+
+uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint)
+{
+    return cl_timers_first_us(&endpoint->timers);
+}
+
+/* Whether it is the path that is silent or the peer, only another path can tell. One with data in flight does so
+ * anyway. */
+static void ask_elsewhere(struct cl_peer *peer, const struct cl_path *silent)
+{
+    for (uint16_t i = 0; i < peer->path_count; i++) {
+        struct cl_path *path = &peer->paths[i];
+        if (path != silent && !path->dead && path->sent.packets == path->sent.pings)
+            path->ping = true;
+    }
+}
+
+static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us)
+{
+    struct cl_outcome outcome = {endpoint, peer, now_us};
+    struct cl_path_callbacks callbacks = cl_outcome_callbacks(&outcome);
+    if (path->ack.deadline_us <= now_us)
+        cl_endpoint_urge(endpoint, peer);
+    if (path->loss.deadline_us <= now_us) {
+        cl_path_on_loss_timer(path, now_us, &callbacks);
+        cl_queue_unblock(&endpoint->queue, &peer->node); /* what was lost has left the window, too */
+    }
+    if (path->dead) {
+        if (path->next_probe_us <= now_us) {
+            path->next_probe_us = now_us + CL_PATH_PROBE_US;
+            path->ping = true;
+            cl_endpoint_urge(endpoint, peer);
+        }
+    } else if (!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us) {
+        cl_path_on_pto(path);
+        if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
+            path->dead = true;
+            path->probe = false;
+            path->next_probe_us = now_us; /* at once: it may only have had bad luck */
+            path->packets_lost += path->sent.packets;
+            cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
+            cl_queue_unblock(&endpoint->queue, &peer->node);
+        } else {
+            ask_elsewhere(peer, path);
+        }
+        cl_endpoint_urge(endpoint, peer);
+    }
+}
+
+/* The first held message may try one packet; the others wait for how it fares. */
+static void try_held(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
+{
+    struct cl_message *message = peer->held_first;
+    cl_peer_unhold(peer, message);
+    message->probing = true;
+    message->accepted = false;
+    cl_endpoint_requeue(endpoint, message, true);
+    peer->held_wait_us = 2 * peer->held_wait_us < CL_PEER_HELD_MAX_US ? 2 * peer->held_wait_us : CL_PEER_HELD_MAX_US;
+    peer->held_us = now_us + peer->held_wait_us;
+}
+
+static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
+{
+    if (!peer->alive)
+        return;
+    if (!peer->heard_us) {
+        peer->heard_us = peer->answered_us = now_us;
+        peer->next_ping_us = now_us + cl_peer_ask_us(peer);
+    }
+    if (peer->outstanding && now_us >= cl_peer_lost_us(peer)) {
+        cl_endpoint_peer_lost(endpoint, peer->id);
+        return;
+    }
+    for (uint16_t i = 0; i < peer->path_count; i++)
+        service_path(endpoint, peer, &peer->paths[i], now_us);
+    if (peer->pacer_us <= now_us) {
+        peer->pacer_us = UINT64_MAX;
+        cl_queue_unblock(&endpoint->queue, &peer->node);
+    }
+    if (peer->held_first && peer->held_us <= now_us)
+        try_held(endpoint, peer, now_us);
+    if (peer->ending_us <= now_us)
+        cl_partial_service(endpoint, peer, now_us);
+    if (peer->next_ping_us <= now_us) {
+        uint64_t quiet_us = cl_peer_ask_us(peer);
+        if (now_us >= peer->answered_us + quiet_us) {
+            for (uint16_t i = 0; i < peer->path_count; i++)
+                peer->paths[i].ping = true;
+            cl_endpoint_urge(endpoint, peer);
+            peer->next_ping_us = now_us + quiet_us;
+        } else {
+            peer->next_ping_us = peer->answered_us + quiet_us;
+        }
+    }
+    if (!peer->urgent) /* otherwise what is due is about to be sent, and that arms the timer */
+        cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
+}
+
+static void resume_probes(struct cl_endpoint *endpoint, struct cl_peer *peer)
+{
+    for (uint16_t i = 0; i < peer->path_count; i++) {
+        if (peer->paths[i].probe_waits)
+            cl_endpoint_urge(endpoint, peer);
+        peer->paths[i].probe_waits = false;
+    }
+}
+
+/* A pacer lets go: whoever waited for it may try again. */
+static void release_egresses(struct cl_endpoint *endpoint)
+{
+    bool waited_for = false;
+    for (int i = 0; i < CL_PEER_PATHS_MAX; i++) {
+        waited_for = waited_for || endpoint->egresses[i].waited_for;
+        endpoint->egresses[i].waited_for = false;
+    }
+    for (uint32_t i = 0; waited_for && i < endpoint->peers_length; i++)
+        if (endpoint->peers[i]) {
+            cl_queue_unblock(&endpoint->queue, &endpoint->peers[i]->node);
+            resume_probes(endpoint, endpoint->peers[i]);
+        }
+}
+
+void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
+{
+    /* A timer may also be late because it was armed late. */
+    uint64_t expected_us = cl_timers_first_us(&endpoint->timers);
+    if (expected_us < endpoint->awake_us)
+        expected_us = endpoint->awake_us;
+    endpoint->awake_us = now_us;
+    if (expected_us > 0 && expected_us < now_us && now_us - expected_us > STALL_US)
+        for (uint32_t i = 0; i < endpoint->peers_length; i++)
+            if (endpoint->peers[i] && endpoint->peers[i]->heard_us)
+                endpoint->peers[i]->heard_us = endpoint->peers[i]->answered_us = now_us;
+    struct cl_timer *timer;
+    while ((timer = cl_timers_pop(&endpoint->timers, now_us))) {
+        if (timer == &endpoint->egress_timer)
+            release_egresses(endpoint);
+        else
+            service(endpoint, timer->owner, now_us);
+    }
+}

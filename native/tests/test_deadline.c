@@ -1,0 +1,46 @@
+#include "plan/deadline.h"
+
+#include "tests/check.h"
+
+static void test_too_few_runs_tell_nothing(void)
+{
+    struct cl_deadline pace = {0};
+    for (int i = 0; i < CL_DEADLINE_RUNS_LEAST - 1; i++) {
+        cl_deadline_add(&pace, 100);
+        CHECK_EQ(cl_deadline_us(&pace), 0);
+    }
+    cl_deadline_add(&pace, 100);
+    CHECK_EQ(cl_deadline_us(&pace), 121);
+}
+
+static void test_rare_stragglers_do_not_count(void)
+{
+    struct cl_deadline pace = {0};
+    for (int i = 0; i < CL_DEADLINE_RUNS; i++)
+        cl_deadline_add(&pace, i % 32 == 7 ? 5000000000 : 1000 + (uint64_t)i % 2); /* 3 % of the runs */
+    CHECK_EQ(cl_deadline_us(&pace), 1202);
+}
+
+static void test_it_follows(void)
+{
+    struct cl_deadline pace = {0};
+    for (int i = 0; i < 100; i++)
+        cl_deadline_add(&pace, 1000);
+    for (int round = 0; round < 40; round++) /* the network is three times slower; each run ends at its deadline */
+        for (int i = 0; i < 8; i++) {
+            uint64_t deadline_us = cl_deadline_us(&pace);
+            cl_deadline_add(&pace, deadline_us < 3000 ? deadline_us : 3000);
+        }
+    CHECK(cl_deadline_us(&pace) >= 3000);
+    for (int i = 0; i < CL_DEADLINE_RUNS; i++)
+        cl_deadline_add(&pace, 500);
+    CHECK_EQ(cl_deadline_us(&pace), 601);
+}
+
+int main(void)
+{
+    RUN(test_too_few_runs_tell_nothing);
+    RUN(test_rare_stragglers_do_not_count);
+    RUN(test_it_follows);
+    return CHECK_REPORT();
+}

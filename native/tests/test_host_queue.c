@@ -1,0 +1,160 @@
+/* The lane: who runs operations in shared memory, in which order, and what ends them. */
+#include "tests/world.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Both 32-bit counters of a group's order pass zero in the middle. */
+static void test_counters_wrap(void)
+{
+    struct world world = open_world(2, "none", 0);
+    struct team team = open_team(&world, 1, true);
+    struct job jobs[2];
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct cl_group *group = team.groups[rank];
+        group->sequence = UINT32_MAX - 10;
+        group->host_base = group->host_previous_base = UINT32_MAX - 20;
+        atomic_store(group->counters[rank], UINT32_MAX - 20);
+        jobs[rank] =
+            (struct job){.team = &team, .rank = rank, .rounds = 30, .submit_every = 2, .timeout_us = PATIENCE_US};
+    }
+    run_jobs(jobs, 2);
+    CHECK(team.groups[0]->host_base < 100);
+    close_team(&team);
+    close_world(&world);
+}
+
+/* A host operation waits for its turn, and the turn comes while the engine is about to sleep. */
+static void test_a_turn_that_comes_late(void)
+{
+    struct world world = open_world(1, "none", 0);
+    struct team team = open_team(&world, 1, false);
+    struct cl_group *group = team.groups[0];
+    cl_plan *plan = draft_host_exchange(0, 1, 4, STAGING);
+    uint32_t word = 1;
+    struct cl_operation *operation;
+    CHECK_EQ(cl_operation_create(group, plan, &word, &word, CL_U32, CL_SUM, 0, 0, &operation), CL_OK);
+    uint64_t deadline_us = UINT64_MAX;
+    pthread_mutex_lock(&world.engines[0]->core);
+    group->first = operation; /* as if just looked at, and not yet allowed to start */
+    CHECK(!cl_host_queue_arm_bells(group, cl_now_us(), &deadline_us));
+    group->lane_taken = true; /* a calling thread is before it, and wakes the engine when it leaves */
+    CHECK(cl_host_queue_arm_bells(group, cl_now_us(), &deadline_us));
+    group->lane_taken = false;
+    group->first = NULL;
+    pthread_mutex_unlock(&world.engines[0]->core);
+    cl_operation_finish(operation, CL_OK);
+    cl_operation_release(operation);
+    cl_plan_release(plan);
+    close_team(&team);
+    close_world(&world);
+}
+
+/* What a rank that gives up leaves behind must not look like a result to the others: here rank 1 waits for rank 0's
+ * second post, while rank 0 waits for a third rank, in vain. */
+static void test_no_result_from_a_rank_that_failed(void)
+{
+    struct world world = open_world(3, "none", 0);
+    struct team team = open_team(&world, 1, true);
+    struct draft draft = {.rank = 0, .world_size = 3, .staging_bytes = STAGING};
+    uint32_t last = draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = 2, .message = 1}, DRAFT_NONE);
+    draft_add(&draft, (struct cl_step){.kind = CL_POST, .message = 1}, last);
+    cl_plan_release(team.plans[0]);
+    team.plans[0] = draft_finish(&draft);
+    draft = (struct draft){.rank = 1, .world_size = 3, .staging_bytes = STAGING};
+    last = draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = 0, .message = 1}, DRAFT_NONE);
+    draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = 1, .message = 1}, last);
+    cl_plan_release(team.plans[1]);
+    team.plans[1] = draft_finish(&draft);
+    struct job jobs[] = {
+        {.team = &team, .rank = 0, .rounds = 1, .expected = CL_ETIMEDOUT, .timeout_us = 50000},
+        {.team = &team, .rank = 1, .rounds = 1, .expected = CL_EABORTED, .timeout_us = PATIENCE_US},
+    };
+    run_jobs(jobs, 2);
+    close_team(&team);
+    close_world(&world);
+}
+
+/* Bells that nobody hears cost time, not the operation. */
+static void test_lost_bells(void)
+{
+    struct world world = open_world(2, "none", 0);
+    memset(world.bells, 'x', sizeof world.bells);
+    struct team team = open_team(&world, 1, true);
+    struct job jobs[2];
+    for (uint32_t rank = 0; rank < 2; rank++)
+        jobs[rank] =
+            (struct job){.team = &team, .rank = rank, .rounds = 2, .submit_every = 1, .timeout_us = PATIENCE_US};
+    run_jobs(jobs, 2);
+    close_team(&team);
+    close_world(&world);
+}
+
+/* One thread is inside cl_run, in the lane, when another closes the group. */
+static void test_close_under_a_caller(void)
+{
+    for (int round = 0; round < 20; round++) {
+        struct world world = open_world(2, "none", 0);
+        struct team team = open_team(&world, 1, true);
+        struct job caller = {.team = &team, .rank = 0, .rounds = 1, .expected = CL_ECLOSED, .timeout_us = PATIENCE_US};
+        pthread_create(&caller.thread, NULL, work, &caller);
+        for (bool inside = false; !inside;) {
+            pthread_mutex_lock(&team.groups[0]->lane);
+            inside = team.groups[0]->lane_taken;
+            pthread_mutex_unlock(&team.groups[0]->lane);
+        }
+        cl_group_close(team.groups[0]);
+        team.groups[0] = NULL;
+        pthread_join(caller.thread, NULL);
+        close_team(&team);
+        close_world(&world);
+    }
+}
+
+static void test_deaths(void)
+{
+    struct world world = open_world(4, "none", 0);
+    struct team team = open_team(&world, 1, true);
+    pid_t children[2];
+    for (uint16_t i = 0; i < 2; i++) {
+        children[i] = fork();
+        if (children[i] == 0)
+            for (;;)
+                pause();
+        CHECK_EQ(cl_engine_watch_process(world.engines[0], (uint16_t)(1 + i), children[i]), CL_OK);
+    }
+    CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, children[0]), CL_OK); /* once is enough */
+    struct job job = {.team = &team, .rank = 0, .rounds = 1, .expected = CL_EPEERLOST, .timeout_us = PATIENCE_US};
+    struct job other = {
+        .team = &team, .rank = 3, .rounds = 1, .submit_every = 1, .expected = CL_EPEERLOST, .timeout_us = PATIENCE_US};
+    pthread_create(&other.thread, NULL, work, &other);
+    for (size_t i = 0; i < 2; i++) /* both are dead before anybody looks: neither may hide the other */
+        kill(children[i], SIGKILL);
+    for (size_t i = 0; i < 2; i++)
+        CHECK_EQ(waitpid(children[i], NULL, 0), children[i]);
+    usleep(10000);
+    run_jobs(&job, 1); /* waits for rank 1 first */
+    pthread_join(other.thread, NULL);
+    uint32_t culprit = 9;
+    CHECK_EQ(cl_group_status(team.groups[0], &culprit), CL_EPEERLOST);
+    CHECK_EQ(culprit, 1);
+    struct team second = open_team(&world, 2, true); /* of a group that is made later, the dead are no members either */
+    CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, children[0]), CL_OK);
+    job.team = &second;
+    run_jobs(&job, 1);
+    close_team(&team);
+    close_team(&second);
+    close_world(&world);
+}
+
+int main(void)
+{
+    RUN(test_counters_wrap);
+    RUN(test_a_turn_that_comes_late);
+    RUN(test_no_result_from_a_rank_that_failed);
+    RUN(test_lost_bells);
+    RUN(test_close_under_a_caller);
+    RUN(test_deaths);
+    return CHECK_REPORT();
+}

@@ -1,0 +1,276 @@
+/* Messages that may lose packets, where a test chooses which are lost, late or never sent: when such a message ends. */
+#include "protocol/packet.h"
+#include "tests/partial_transfer.h"
+
+struct choice {
+    uint32_t first, last; /* packets of DATA that are lost on their first transmission */
+    bool every_time;
+    bool lost[1024]; /* once */
+    uint64_t delay_ns;
+    uint64_t late_ns;          /* not 0: they are not lost but come then, all at once */
+    uint64_t control_until_us; /* PROBE and STOP are lost until then */
+    uint32_t probes, stops;
+};
+
+/* What was about to be sent arrives at this time. */
+static void put_off(struct network *network, const struct cl_datagram *datagram, uint64_t at_ns)
+{
+    struct network_packet *late = network_packet_new(network);
+    late->event = AT_INGRESS;
+    late->to = datagram->peer;
+    late->path = datagram->path;
+    late->length = datagram->head_length + datagram->payload_length;
+    memcpy(late->bytes, datagram->head, datagram->head_length);
+    memcpy(late->bytes + datagram->head_length, datagram->payload, datagram->payload_length);
+    network_schedule(network, late, at_ns);
+}
+
+static bool by_choice(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    struct choice *choice = network->argument;
+    struct cl_packet packet;
+    (void)from;
+    uint8_t bytes[CL_PACKET_HEAD_BYTES];
+    memcpy(bytes, datagram->head, sizeof(bytes));
+    cl_store_u16(bytes + 6, 0);
+    CHECK(cl_packet_decode(&packet, bytes, sizeof(bytes)));
+    if (packet.kind == CL_PACKET_DATA) {
+        uint32_t number = packet.offset / PAYLOAD;
+        bool lost = number >= choice->first && number < choice->last && (choice->every_time || !choice->lost[number]);
+        choice->lost[number] |= lost;
+        if (lost && choice->late_ns)
+            put_off(network, datagram, choice->late_ns > network->now_ns ? choice->late_ns : network->now_ns);
+        return lost;
+    }
+    choice->probes += packet.kind == CL_PACKET_PROBE;
+    choice->stops += packet.kind == CL_PACKET_STOP;
+    return (packet.kind == CL_PACKET_PROBE || packet.kind == CL_PACKET_STOP) &&
+           network_now_us(network) < choice->control_until_us;
+}
+
+static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos, uint32_t expected)
+{
+    struct network *network = open_network(2, 1, 1000, STASH, 8);
+    network->delay_ns += choice->delay_ns;
+    network_run_until(network, network_now_us(network) + SECOND_US);
+    network->drops = by_choice;
+    network->argument = choice;
+    choice->control_until_us += network_now_us(network);
+    choice->late_ns += choice->late_ns ? network->now_ns : 0;
+    struct transfer *t = make(network, 0, 1, 0, packets * PAYLOAD - 8, qos);
+    uint64_t start_us = network_now_us(network);
+    post_send(t);
+    post_receive(t);
+    CHECK(run_until_done(&t, 1, 10 * SECOND_US));
+    uint32_t missing = check_ended(t);
+    CHECK_EQ(missing, expected);
+    CHECK(t->sender.at_us <= start_us + 5 * SECOND_US);
+    uint64_t took_us = t->receiver.at_us - start_us;
+    drop(t);
+    network_free(network);
+    return took_us;
+}
+
+/* One way takes 20 ms: a round trip more would show. */
+static void test_no_round_trip_for_what_is_within_the_bound(void)
+{
+    struct choice none = {.delay_ns = 20000000}, some = {.first = 990, .last = 995, .delay_ns = 20000000}, same = some;
+    uint64_t clean_us = lose(&none, 1000, bound(0), 0);
+    CHECK(lose(&some, 1000, bound(10000), 5) < clean_us + 40000 / 4 + 2000); /* a quarter of it, for reordering */
+    CHECK(lose(&same, 1000, bound(0), 0) > clean_us + 40000);
+}
+
+static void test_the_last_packets_are_lost(void)
+{
+    struct choice one = {.first = 99, .last = 100}, many = {.first = 90, .last = 100},
+                  most = {.first = 50, .last = 100};
+    CHECK(lose(&one, 100, bound(100000), 1) < 20000);
+    CHECK(one.probes > 0);
+    CHECK(lose(&many, 100, bound(100000), 10) < 20000);
+    CHECK(lose(&most, 100, bound(100000), 10) < 60000); /* 40 of them are sent again */
+}
+
+static void test_everything_is_lost(void)
+{
+    struct choice all = {.first = 0, .last = 100};
+    CHECK(lose(&all, 100, bound(500000), 50) < 100000);
+}
+
+static void test_all_control_packets_are_lost(void)
+{
+    struct choice stop = {.first = 10, .last = 15, .control_until_us = 300000};
+    CHECK(lose(&stop, 100, bound(100000), 5) < 20000); /* the receiver needs none */
+    CHECK(stop.stops > 1);
+    struct choice probe = {.first = 95, .last = 100, .control_until_us = 300000};
+    lose(&probe, 100, bound(100000), 5);
+    CHECK(probe.probes > 1);
+}
+
+/* More packets than the loss detection remembers come after all, and complete the message: only the receiver can tell.
+ * Either it has the PROBE by then, or gets it when the message is over. */
+static void test_what_was_given_up_arrives_late(void)
+{
+    struct choice before = {.first = 40, .last = 100, .late_ns = 30000000, .every_time = true};
+    lose(&before, 100, bound(400000), 0);
+    struct choice after = {
+        .first = 40, .last = 100, .late_ns = 30000000, .every_time = true, .control_until_us = 200000};
+    lose(&after, 100, bound(500000), 0);
+    CHECK(after.probes > 0);
+}
+
+/* Every tenth packet is lost, and the others take a millisecond longer than control packets. */
+static bool slowly(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    (void)from;
+    if (datagram->payload_length == 0)
+        return false;
+    if (cl_load_u32(datagram->head + 20) / PAYLOAD % 10 != 3)
+        put_off(network, datagram, network->now_ns + 1000000);
+    return true;
+}
+
+static void test_a_probe_overtakes_its_message(void)
+{
+    struct network *network = open_network(2, 1, 1000, STASH, 8);
+    network_run_until(network, network_now_us(network) + SECOND_US);
+    network->drops = slowly;
+    struct transfer *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_ppm = 200000, .protect_first = 1});
+    post_send(t); /* the receiver knows nothing of it when the PROBE comes */
+    network_run_until(network, network_now_us(network) + 20000);
+    post_receive(t);
+    CHECK(run_until_done(&t, 1, SECOND_US));
+    CHECK_EQ(check_ended(t), 1);
+    drop(t);
+    network_free(network);
+}
+
+/* The sender falls silent with most of the message sent, and wakes up later. When the receive ended, 0: not before. */
+static uint64_t outlast(struct cl_qos qos)
+{
+    struct network *network = open_network(2, 1, 100, STASH, 9);
+    qos.loss_ppm = 500000;
+    qos.deadline_us = 60000;
+    struct transfer *t = make(network, 0, 1, 0, 600 * PAYLOAD, qos);
+    uint64_t start_us = network_now_us(network);
+    post_send(t);
+    post_receive(t);
+    network_run_until(network, start_us + 40000);
+    network->hosts[0].dead = true;
+    network_run_until(network, start_us + SECOND_US);
+    uint64_t ended_us = t->receiver.done ? t->receiver.at_us - start_us : 0;
+    CHECK(!t->sender.done);
+    network->hosts[0].dead = false;
+    network->hosts[0].run_ns = UINT64_MAX;
+    network_wake(network, 0, network->now_ns);
+    CHECK(run_until_done(&t, 1, SECOND_US));
+    CHECK_EQ(check_ended(t) > 0, ended_us > 0);
+    drop(t);
+    network_free(network);
+    return ended_us;
+}
+
+static void test_deadline(void)
+{
+    uint64_t plain_us = outlast((struct cl_qos){0});
+    CHECK(plain_us >= 60000 && plain_us < 70000);
+    /* Protected packets that are there already do not hold it up; one that is not, does. */
+    CHECK_EQ(outlast((struct cl_qos){.protect_first = 2}), plain_us);
+    CHECK_EQ(outlast((struct cl_qos){.protect_last = 1}), 0);
+    /* A deadline is no reason to exceed the bound ... */
+    struct choice more = {.first = 60, .last = 100};
+    CHECK(lose(&more, 100, (struct cl_qos){.loss_ppm = 100000, .deadline_us = 1000}, 10) < 60000);
+    /* ... nor to end a message whose packets come steadily, however late. */
+    struct network *network = open_network(2, 1, 10, STASH, 9);
+    struct transfer *t =
+        make(network, 0, 1, 0, 200 * PAYLOAD, (struct cl_qos){.loss_ppm = 500000, .deadline_us = 1000});
+    post_send(t);
+    post_receive(t);
+    CHECK(run_until_done(&t, 1, 5 * SECOND_US));
+    CHECK_EQ(check_ended(t), 0);
+    drop(t);
+    network_free(network);
+}
+
+static void test_protected_packets_arrive(void)
+{
+    uint64_t map[4] = {0x00FF00000000F000u, 0, 0x10, 0};
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        struct network *network = open_network(2, 1 + seed % 2, 500, STASH, 200 + seed);
+        network->loss = 0.3;
+        struct cl_qos qos = {.loss_ppm = 400000,
+                             .deadline_us = seed % 2 ? 2000 : 0,
+                             .protect_first = 2,
+                             .protect_last = 1,
+                             .protect = map,
+                             .protect_bytes = 2048,
+                             .protect_offset = 1024};
+        struct transfer *t = make(network, 0, 1, 0, 200 * PAYLOAD, qos);
+        post_send(t);
+        post_receive(t);
+        CHECK(run_until_done(&t, 1, 5 * SECOND_US));
+        CHECK(check_ended(t) > 0);
+        for (uint32_t i = 0; i < t->receiver.count; i++)
+            for (uint64_t at = t->receiver.missing[i].start; at < t->receiver.missing[i].end; at++) {
+                uint64_t bit = (at + 1024) / 2048;
+                CHECK(!(map[bit / 64] >> (bit % 64) & 1));
+                CHECK(at >= 2 * PAYLOAD && at < 199 * PAYLOAD);
+            }
+        drop(t);
+        network_free(network);
+    }
+}
+
+static void test_more_is_protected_than_the_bound_leaves(void)
+{
+    uint64_t all[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    struct choice choice = {.first = 20, .last = 40};
+    lose(&choice, 100, (struct cl_qos){.loss_ppm = 500000, .protect = all, .protect_bytes = PAYLOAD}, 0);
+}
+
+/* Nothing of a message fits into the stash: it is refused, sent again, and must not be cut off meanwhile. */
+
+/* The last tenth is lost, and before the sender says so the receiver's group has failed, or closed. */
+static void test_a_probe_for_a_group_that_is_gone(void)
+{
+    for (int failed = 0; failed < 2; failed++) {
+        struct choice choice = {.first = 90, .last = 100, .every_time = true};
+        struct network *network = open_network(2, 1, 1000, STASH, 8);
+        network->delay_ns = 20000000;
+        network_run_until(network, network_now_us(network) + SECOND_US);
+        network->drops = by_choice;
+        network->argument = &choice;
+        struct transfer *t = make(network, 0, 1, 0, 100 * PAYLOAD, bound(100000));
+        post_send(t);
+        post_receive(t);
+        network_run_until(network, network_now_us(network) + 30000);
+        CHECK(!t->receiver.done && !t->sender.done && !choice.probes);
+        if (failed) /* which nobody is told */
+            cl_endpoint_abort(network->hosts[1].endpoint, 9, NULL, 0, CL_ETIMEDOUT, UINT16_MAX,
+                              network_now_us(network));
+        else
+            cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
+        network_run_until(network, network_now_us(network) + 2 * SECOND_US);
+        CHECK(failed || choice.probes > 0); /* there the answer to data may come first */
+        CHECK(t->sender.done);
+        CHECK_EQ(t->sender.status, failed ? CL_EABORTED : CL_OK); /* as with data for such groups */
+        CHECK_EQ(t->sender.count, 0);
+        CHECK_EQ(t->receiver.done, failed);
+        drop(t);
+        network_free(network);
+    }
+}
+
+int main(void)
+{
+    RUN(test_no_round_trip_for_what_is_within_the_bound);
+    RUN(test_the_last_packets_are_lost);
+    RUN(test_everything_is_lost);
+    RUN(test_all_control_packets_are_lost);
+    RUN(test_a_probe_overtakes_its_message);
+    RUN(test_deadline);
+    RUN(test_protected_packets_arrive);
+    RUN(test_more_is_protected_than_the_bound_leaves);
+    RUN(test_what_was_given_up_arrives_late);
+    RUN(test_a_probe_for_a_group_that_is_gone);
+    return CHECK_REPORT();
+}
