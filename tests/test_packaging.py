@@ -94,4 +94,4 @@ def test_engine_is_built_without_simulator_and_tests(build: ModuleType, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         names = [str(path.relative_to("native")) for path in build.sources()]
-    assert sorted(names) == ["protocol/packet.c", "engine/engine.c", "kernels/reduce.c", "wire/udp.c"]
+    assert sorted(names) == ["engine/engine.c", "kernels/reduce.c", "protocol/packet.c", "wire/udp.c"]
