@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.frontend.backend import CommProcessGroup
+from commlayer.loss.operation_policy import policy_of
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run, terminable
 from commlayer.tools.emulate.scenario import Scenario
@@ -130,7 +131,7 @@ class Uncounted:
 def hook_of(job: Job) -> tuple[commlayer.HookState | None, Callable[..., Any] | None]:
     """The state, if it is ours, and the hook to register, if any. The 16-bit forms are PyTorch's."""
     if job.backend == "commlayer":
-        state = commlayer.HookState(commlayer.Policy(**(job.policy or {})))
+        state = commlayer.HookState(policy_of(job.policy or {}))
         wrappers = {"f16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
         hook: Callable[..., Any] = commlayer.allreduce_hook
         return state, _renamed(wrappers[job.bits](hook)) if job.bits in wrappers else hook

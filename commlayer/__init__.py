@@ -18,7 +18,6 @@ from .errors import (
 )
 from .frontend.backend import Options
 from .frontend.ddp import HookState, allreduce_hook
-from .frontend.replicas import Replicas
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 from .transport.stats import paths, stats
 
@@ -39,7 +38,6 @@ __all__ = [
     "Options",
     "PeerLostError",
     "Policy",
-    "Replicas",
     "Tolerance",
     "allreduce_hook",
     "paths",

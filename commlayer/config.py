@@ -20,16 +20,15 @@ Congestion = Literal["delay", "fixed"]
 Auth = Literal["header", "full", "off"]
 Wire = Literal["udp", "ofi"]
 Treatment = Literal["feedback", "rescale", "zero"]
-Consistency = Literal["strict", "relaxed"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 PRIORITIES = 8
 """Priority classes of the engine: 0 is the most urgent, PRIORITIES - 1 the least."""
 
-LOSS_LIMIT = 0.5
-"""No bound is larger: the share of a message's packets that may be missing."""
+LOSS_BOUND_MAX = 0.5
+"""Largest loss bound: the share of a message's packets that may be missing."""
 
-LOSS_LEAST = 1e-6
+LOSS_BOUND_LEAST = 1e-6
 """No bound above 0 is smaller: the engine counts in parts per million."""
 
 DEADLINE_LIMIT_S = 86400.0
@@ -165,9 +164,6 @@ class Policy:
 
     priority: int = 4
     """Class of service, 0 (most urgent) to 7: packets of a lower number go first through the whole engine."""
-    priority_spread: int = 2
-    """The communication hook gives the buckets of front layers, which the next forward needs first, classes up to this
-    much more urgent than `priority`, and those of back layers up to this much less. 0: all have the same."""
     deterministic: bool = False
     """Reduce in a fixed order: the same inputs give the same bits in every run. (Replicas agree in any case.)"""
     algorithm: Algorithm | None = None
@@ -180,10 +176,7 @@ class Policy:
     communication hook can, so other operations of such a group lose nothing. `rescale`: the mean of what arrived.
     `zero`: they count as nothing, as in the papers. With `feedback` under AMP, set `HookState.loss_scale` to
     `GradScaler.get_scale()` before each backward: what waits for the next step has the scale of its own."""
-    consistency: Consistency = "strict"
-    """`strict`: results are reliable, so replicas stay bit-identical. `relaxed`: results may be lost, too, within the
-    same bound; the tensor then keeps what it held there, and replicas drift apart."""
-    protect_quantile: float = 0.0
+    protect_share: float = 0.0
     """Share of the gradient's blocks, those with the largest elements, that is never lost, 0 to less than 1; with every
     treatment, where the communication hook sends them."""
     deadline_s: float | None = None
@@ -191,26 +184,21 @@ class Policy:
     None: a deadline that follows the latest operations of the same shape; infinity: none."""
 
     def __post_init__(self) -> None:
-        priority, spread = whole(self.priority, -1), whole(self.priority_spread, -1)
+        priority = whole(self.priority, -1)
         if not 0 <= priority < PRIORITIES:
             raise ConfigError(
                 f"Policy(priority={self.priority!r}): use a whole number, 0 (most urgent) to {PRIORITIES - 1}"
-            )
-        if not 0 <= spread < PRIORITIES:
-            raise ConfigError(
-                f"Policy(priority_spread={self.priority_spread!r}): use a whole number, 0 (none) to {PRIORITIES - 1}"
             )
         if not isinstance(self.deterministic, bool):
             raise ConfigError(f"Policy(deterministic={self.deterministic!r}): use True or False")
         if self.algorithm is not None and self.algorithm not in get_args(Algorithm):
             raise ConfigError(f"Policy(algorithm={self.algorithm!r}): {_one_of(Algorithm)}")
-        for name, choice in (("treatment", Treatment), ("consistency", Consistency)):
-            if getattr(self, name) not in get_args(choice):
-                raise ConfigError(f"Policy({name}={getattr(self, name)!r}): {_one_of(choice)}")
+        if self.treatment not in get_args(Treatment):
+            raise ConfigError(f"Policy(treatment={self.treatment!r}): {_one_of(Treatment)}")
         bound = check_bound(self.loss_bound, f"Policy(loss_bound={self.loss_bound!r})")
-        quantile = number(self.protect_quantile)
-        if not 0 <= quantile < 1:
-            raise ConfigError(f"Policy(protect_quantile={self.protect_quantile!r}): use a number, 0 to less than 1")
+        share = number(self.protect_share)
+        if not 0 <= share < 1:
+            raise ConfigError(f"Policy(protect_share={self.protect_share!r}): use a number, 0 to less than 1")
         deadline_s = None if self.deadline_s is None else number(self.deadline_s)
         if deadline_s is not None and not (0 < deadline_s <= DEADLINE_LIMIT_S or deadline_s == math.inf):
             raise ConfigError(
@@ -218,8 +206,8 @@ class Policy:
                 f"infinity, or None"
             )
         # plain numbers, whatever type they came in: a policy is compared, saved and sent
-        kept = {"priority": priority, "priority_spread": spread, "loss_bound": bound, "protect_quantile": quantile}
-        for name, value in {**kept, "deadline_s": deadline_s}.items():
+        kept = {"priority": priority, "loss_bound": bound, "protect_share": share, "deadline_s": deadline_s}
+        for name, value in kept.items():
             object.__setattr__(self, name, value)
         if self.loss_bound and self.deterministic:
             raise ConfigError(
@@ -248,10 +236,12 @@ def check_bound(bound: object, what: str) -> float:
     """`bound`, a share of packets that may be lost, as a float. Raises ConfigError, beginning with `what`, if it is
     none."""
     share = number(bound)
-    if not (share == 0 or LOSS_LEAST <= share <= LOSS_LIMIT):
+    if not (share == 0 or LOSS_BOUND_LEAST <= share <= LOSS_BOUND_MAX):
         real = isinstance(bound, numbers.Real) and not isinstance(bound, bool)
         kind = "" if real else f"a number, not a {type(bound).__name__}: "
-        raise ConfigError(f"{what}: use {kind}0 (nothing is lost) to {LOSS_LIMIT}; the least above 0 is {LOSS_LEAST:f}")
+        raise ConfigError(
+            f"{what}: use {kind}0 (nothing is lost) to {LOSS_BOUND_MAX}; the least above 0 is {LOSS_BOUND_LEAST:f}"
+        )
     return share
 
 

@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 
 from commlayer.errors import CommError, OperationTimeoutError
-from commlayer.frontend import backend
-from commlayer.frontend import submit as launcher
+from commlayer.frontend import backend, submit
 from commlayer.transport.base import DType, Op
 from commlayer.transport.bootstrap import Rendezvous
 
@@ -275,5 +274,5 @@ def install() -> None:
     def connect(rendezvous: Rendezvous, *_: Any, **__: Any) -> FakeGroup:
         return FakeGroup(rendezvous)
 
-    vars(launcher).update(plan_for=plan_for, deliver=deliver)
+    vars(submit).update(plan_for=plan_for, deliver=deliver)
     vars(backend).update(connect=connect)

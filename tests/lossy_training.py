@@ -89,21 +89,6 @@ def forget() -> dict[str, object]:
     return {"lacking_bytes": 4 * lacking, "uncounted_bytes": state.uncounted_bytes}
 
 
-def relax() -> dict[str, object]:
-    """Loses results, too, and averages the parameters after the last step."""
-    model, _ = wrapped(Drift(), commlayer.HookState(commlayer.Policy(loss_bound=0.1, consistency="relaxed")))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    replicas = commlayer.Replicas(model, optimizer, every_steps=STEPS)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(STEPS):
-        directions = [torch.randn(weight.shape, generator=generator) for weight in model.module.weights]
-        optimizer.zero_grad()
-        model(directions).backward()
-        optimizer.step()
-    digest = hashlib.sha256(b"".join(weight.detach().numpy().tobytes() for weight in model.module.weights))
-    return {"drift": replicas.drift, "averaged": replicas.averaged, "digest": digest.hexdigest()}
-
-
 def main() -> None:
     rank, size, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"]
     torch.set_num_threads(1)
@@ -112,9 +97,8 @@ def main() -> None:
     found: dict[str, object] = {
         "feedback": train(commlayer.Policy(loss_bound=0.05)),
         "schedule": train(commlayer.Policy(), commlayer.BySteps({0: 0.0, 1: 0.05, 4: 0.2})),
-        "relaxed": relax(),
         "forgotten": forget(),
-        "protected": train(commlayer.Policy(loss_bound=0.2, protect_quantile=0.3, priority=2)),
+        "protected": train(commlayer.Policy(loss_bound=0.2, protect_share=0.3, priority=2)),
     }
     options = commlayer.Options(commlayer.Policy(loss_bound=0.05, treatment="rescale"))
     group = dist.new_group(backend="commlayer", pg_options=options)

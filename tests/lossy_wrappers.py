@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from commlayer.loss.operation_policy import PapersPolicy
 from tests.lossy_training import STEPS, Drift, account
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore(address, 29500, size, rank == 0, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    papers = commlayer.Policy(loss_bound=0.1, treatment="zero", consistency="relaxed")
+    papers = PapersPolicy(loss_bound=0.1)
     found = {
         "fp16": train(commlayer.Policy(loss_bound=0.1), fp16_compress_wrapper),
         "bf16": train(commlayer.Policy(loss_bound=0.1), bf16_compress_wrapper),

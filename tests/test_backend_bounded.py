@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.frontend.backend import CommProcessGroup
+from commlayer.loss.operation_policy import policy_of
 from tests import ranks
 
 NETWORK = {"COMMLAYER_SHM": "0"}
@@ -135,10 +136,10 @@ def _disagree(rank: int, size: int) -> None:
             ({"loss_bound": 0.1}, {"loss_bound": 0.05}),
             ({"loss_bound": 0.1}, {"loss_bound": 0.10001}),  # the plans are the same
             ({"loss_bound": 0.1}, {"loss_bound": 0.1, "treatment": "rescale"}),
-            ({"loss_bound": 0.1}, {"loss_bound": 0.1, "consistency": "relaxed"}),
+            ({"loss_bound": 0.1, "treatment": "zero"}, {"loss_bound": 0.1, "partial_results": True}),
             ({"loss_bound": 0.1}, {}),
         ):
-            policy = commlayer.Policy(**wanted[rank])  # of the operation: those of a group are compared when it is made
+            policy = policy_of(wanted[rank])  # of the operation: those of a group are compared when it is made
             group = make()
             with pytest.raises(commlayer.MismatchError, match=f"rank {rank} "):
                 group.allreduce_from(torch.ones(NUMEL), torch.empty(NUMEL), options(), policy=policy).wait()

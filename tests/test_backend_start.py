@@ -152,7 +152,6 @@ def _policies(rank: int, size: int, policies: Sequence[dict[str, Any]]) -> Refus
     [
         (({"loss_bound": 0.1}, {"loss_bound": 0.2}), "loss_bound differs within group '1': 0.1 on rank(s) 0; 0.2 on"),
         (({}, {"treatment": "zero"}), "treatment differs within group '1': feedback on rank(s) 0; zero on"),
-        (({"consistency": "relaxed"}, {}), "consistency differs within group '1': relaxed on rank(s) 0; strict on"),
         (({"deadline_s": float("inf")}, {}), "deadline_s differs within group '1': inf on rank(s) 0; None on"),
     ],
 )

@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp
 
 from commlayer import Policy
 from commlayer.frontend.tensors import REDUCTIONS
-from commlayer.loss.operation_policy import BUDGET_PACKETS, Bound, can_lose
+from commlayer.loss.operation_policy import LOSS_BUDGET, PartialPolicy, can_lose, policy_of
 from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import ADAPTIVE_DEADLINE_US, Treatment
@@ -21,12 +21,12 @@ PACKET_BYTES = 1000
 RELIABLE = Settings(segment_bytes=4096, staging_bytes=1 << 20)
 
 
-def bound(hosts: Any = FLAT, **policy: Any) -> Bound | None:
-    return Bound.of(Policy(**policy), hosts, (PACKET_BYTES, PACKET_BYTES), RELIABLE)
+def partial(hosts: Any = FLAT, **policy: Any) -> PartialPolicy | None:
+    return PartialPolicy.of(policy_of(policy), hosts, (PACKET_BYTES, PACKET_BYTES), RELIABLE)
 
 
-def lossy(**policy: Any) -> Bound:
-    made = bound(**policy)
+def lossy(**policy: Any) -> PartialPolicy:
+    made = partial(**policy)
     assert made is not None
     return made
 
@@ -45,12 +45,12 @@ def lossy(**policy: Any) -> Bound:
     ],
 )
 def test_who_loses(hosts: Any, policy: dict[str, Any], loses: bool) -> None:
-    assert (bound(hosts, **policy) is not None) == loses
+    assert (partial(hosts, **policy) is not None) == loses
 
 
-@pytest.mark.parametrize(("share", "ppm"), [(0.5, 500_000), (0.01, 10_000), (0.000_001, 1), (0.123_456_7, 123_457)])
-def test_bounds_are_in_ppm(share: float, ppm: int) -> None:
-    assert lossy(loss_bound=share).qos.loss_ppm == ppm
+@pytest.mark.parametrize("share", [0.5, 0.01, 0.000_001, 0.123_456_7])
+def test_the_loss_bound_of_operations_is_that_of_the_policy(share: float) -> None:
+    assert lossy(loss_bound=share).qos.loss_bound == share
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,19 @@ def test_treatments(treatment: str) -> None:
 
 def test_messages_are_as_long_as_their_bound_needs() -> None:
     for share, packets in ((0.01, 400), (0.03, 134), (0.5, 8)):
-        made = lossy(loss_bound=share, consistency="relaxed")
-        assert made.settings.bounded_message_bytes == packets * PACKET_BYTES
-        assert share * packets >= BUDGET_PACKETS
-        assert made.settings.bounded
-        assert made.settings.relaxed
+        made = lossy(loss_bound=share, partial_results=True)
+        assert made.settings.partial_message_bytes == packets * PACKET_BYTES
+        assert share * packets >= LOSS_BUDGET
+        assert made.settings.partial
+        assert made.settings.partial_results
         assert made.settings.segment_bytes == RELIABLE.segment_bytes
 
 
 def test_packets_of_several_sizes() -> None:
     """Who sends the largest may lose some of them, too; what is protected is protected in the smallest."""
-    made = Bound.of(Policy(loss_bound=0.01), FLAT, (1000, 4000), RELIABLE)
+    made = PartialPolicy.of(Policy(loss_bound=0.01), FLAT, (1000, 4000), RELIABLE)
     assert made is not None
-    assert made.settings.bounded_message_bytes == 400 * 4000
+    assert made.settings.partial_message_bytes == 400 * 4000
     assert made.packet_bytes == 1000
 
 
@@ -90,7 +90,7 @@ def test_what_ranks_must_agree_on_is_part_of_a_plans_signature() -> None:
     policies: list[dict[str, Any]] = [
         {"loss_bound": 0.1},
         {"loss_bound": 0.05},
-        {"loss_bound": 0.1, "consistency": "relaxed"},
+        {"loss_bound": 0.1, "partial_results": True},
     ]
     made = [lossy(**policy) for policy in policies]
     how: dict[str, Any] = {"rank": 0, "hosts": FLAT, "numel": 1 << 20, "itemsize": 4}

@@ -172,11 +172,8 @@ def test_no_matching_interface_is_an_error_that_lists_what_exists(ifname: tuple[
         {"priority": -1},
         {"priority": "high"},
         {"priority": True},
-        {"priority_spread": False},
         {"deterministic": "yes"},
         {"deterministic": 1},
-        {"priority_spread": 8},
-        {"priority_spread": 0.5},
         {"algorithm": "tree"},
     ],
 )
@@ -197,9 +194,8 @@ def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
         {"loss_bound": 1e-7},
         {"loss_bound": 10**400},
         {"treatment": "forget"},
-        {"consistency": "eventual"},
-        {"protect_quantile": 1.0},
-        {"protect_quantile": -0.1},
+        {"protect_share": 1.0},
+        {"protect_share": -0.1},
         {"deadline_s": 0.0},
         {"deadline_s": "soon"},
         {"deadline_s": True},
@@ -217,16 +213,15 @@ def test_a_bad_bound_is_refused(bad: dict[str, Any]) -> None:
 
 def test_numbers_of_any_type_become_plain_ones() -> None:
     numbers: dict[str, Any] = {
-        "priority": np.int64(3),
-        "priority_spread": np.uint8(1),
+        "priority": np.uint8(3),
         "loss_bound": np.float32(0.25),
-        "protect_quantile": Fraction(1, 4),
+        "protect_share": Fraction(1, 4),
         "deadline_s": 2,
     }
     policy = Policy(**numbers)
-    assert policy == Policy(priority=3, priority_spread=1, loss_bound=0.25, protect_quantile=0.25, deadline_s=2.0)
+    assert policy == Policy(priority=3, loss_bound=0.25, protect_share=0.25, deadline_s=2.0)
     assert [type(value) for value in dataclasses.asdict(policy).values() if type(value) not in (str, type(None))] == [
-        *(int, int, bool, float, float, float)
+        *(int, bool, float, float, float)
     ]
     assert Policy(loss_bound=1e-6, deadline_s=math.inf).deadline_s == math.inf
 

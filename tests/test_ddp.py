@@ -16,8 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.config import PRIORITIES
-from commlayer.frontend.ddp import bucket_priority
+from commlayer.scheduler.order import bucket_class
 from commlayer.tools import dissect
 from commlayer.transport.native import Engine
 from tests import fake_transport, ranks
@@ -142,20 +141,19 @@ def test_replicas_are_bit_identical(shm: str) -> None:
 
 
 def test_the_last_buckets_of_backward_are_the_most_urgent() -> None:
-    def classes(buckets: int, **policy: Any) -> list[int]:
-        return [bucket_priority(commlayer.Policy(**policy), index, buckets) for index in range(buckets)]
+    def classes(buckets: int, priority: int = 4) -> list[int]:
+        return [bucket_class(priority, index, buckets) for index in range(buckets)]
 
     assert classes(5) == [6, 5, 4, 3, 2]
     assert classes(2) == [6, 2]
     assert classes(1) == [4]
-    assert classes(4, priority_spread=0) == [4] * 4
     assert classes(3, priority=0) == [2, 1, 0]
-    assert classes(3, priority=7, priority_spread=7) == [7, 3, 0]
-    many = classes(100, priority_spread=7)
+    assert classes(3, priority=7) == [7, 6, 5]
+    many = classes(100)
     assert many == sorted(many, reverse=True)
-    assert set(many) == set(range(PRIORITIES))
-    assert bucket_priority(commlayer.Policy(), 0, 0) == 4  # nobody knows yet
-    assert bucket_priority(commlayer.Policy(), 9, 5) == 2  # DDP has made other buckets
+    assert set(many) == {2, 3, 4, 5, 6}
+    assert bucket_class(4, 0, 0) == 4  # nobody knows yet
+    assert bucket_class(4, 9, 5) == 2  # DDP has made other buckets
 
 
 LAYERS = 5

@@ -1,4 +1,4 @@
-"""Where operations on device tensors go: to a neighbour that the configuration names, or through the stager."""
+"""Where operations on device tensors go: to a neighbour that the configuration names, or through pinned memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
 from commlayer.frontend.devices import Devices, backend_for, placed
-from commlayer.frontend.pinned import StagedWork, Stager
+from commlayer.frontend.pinned import PinnedCopies, PinnedWork
 from commlayer.frontend.work import CommWork
 from tests.test_staging import FakeCuda
 
@@ -45,7 +45,7 @@ class Group:
         return CommWork(None, outputs)
 
 
-def make(monkeypatch: pytest.MonkeyPatch, config: str | None, stager: Stager | None = None) -> Devices:
+def make(monkeypatch: pytest.MonkeyPatch, config: str | None, pinned: PinnedCopies | None = None) -> Devices:
     def get_backend_config(_: Any) -> str:
         if config is None:
             raise ValueError("Invalid process group specified")
@@ -53,7 +53,7 @@ def make(monkeypatch: pytest.MonkeyPatch, config: str | None, stager: Stager | N
 
     monkeypatch.setattr(dist, "get_backend_config", get_backend_config)
     group = dist.ProcessGroup(dist.HashStore(), 0, 1)
-    return Devices(group, "commlayer", dist.HashStore(), timedelta(seconds=10), stager=stager)
+    return Devices(group, "commlayer", dist.HashStore(), timedelta(seconds=10), pinned=pinned)
 
 
 def test_without_an_accelerator_the_method_is_called_as_it_is() -> None:
@@ -83,7 +83,7 @@ class Elsewhere(Tensor):
 def test_device_tensors_of_our_own_backend_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[list[Tensor], list[Tensor]]] = []
 
-    class Spy(Stager):
+    class Spy(PinnedCopies):
         def run(self, call: Any, inputs: Any, outputs: Any) -> Any:
             taken.append((list(inputs), list(outputs)))
             host = [torch.full((2,), 5.0)], [torch.zeros(2)]
@@ -120,14 +120,14 @@ def test_device_tensors_go_to_the_neighbour_that_the_configuration_names(monkeyp
 
 
 def test_coalesced_operations_are_one_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Doubling(Stager):
-        def run(self, call: Any, inputs: Any, outputs: Any) -> StagedWork:
+    class Doubling(PinnedCopies):
+        def run(self, call: Any, inputs: Any, outputs: Any) -> PinnedWork:
             call([torch.ones(2)] * len(inputs), [torch.zeros(2)])
-            work = StagedWork(list(outputs), None, FakeCuda())
+            work = PinnedWork(list(outputs), None, FakeCuda())
             made.append(work)
             return work
 
-    made: list[StagedWork] = []
+    made: list[PinnedWork] = []
     devices = make(monkeypatch, "cpu:commlayer,cuda:commlayer", Doubling(FakeCuda()))
     group, device = Group(devices), torch.device("cuda", 0)
     devices.begin_coalescing(device)

@@ -1,4 +1,4 @@
-"""What the launcher keeps, forgets and joins, on a group that does nothing by itself."""
+"""What the submitter keeps, forgets and joins, on a group that does nothing by itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions
 
 from commlayer.errors import PeerLostError
-from commlayer.frontend import submit as launcher_module
-from commlayer.frontend.submit import SCALARS_KEPT, Launcher
+from commlayer.frontend import submit as submit_module
+from commlayer.frontend.submit import SCALARS_KEPT, Submitter
 from commlayer.frontend.tensors import MOVES, move_kind
 from commlayer.plans.settings import Settings
 from tests.fake_transport import FakeHandle
@@ -43,25 +43,25 @@ class StillGroup:
     def close(self) -> None: ...
 
 
-def launcher_and_group() -> tuple[Launcher, StillGroup]:
+def submitter_and_group() -> tuple[Submitter, StillGroup]:
     group: Any = StillGroup()
-    return Launcher(group, Settings(staging_bytes=0), 3, lambda: timedelta(seconds=5)), group
+    return Submitter(group, Settings(staging_bytes=0), 3, lambda: timedelta(seconds=5)), group
 
 
-def broadcast(launcher: Launcher, tensor: torch.Tensor, opts: Any = None, copies: Any = ()) -> Any:
-    launches = launcher.collective("broadcast", MOVES[4], tensor.numel(), tensor, tensor)
-    return launcher.start(launches, opts or AllreduceOptions(), [tensor], [tensor], list(copies))
+def broadcast(submitter: Submitter, tensor: torch.Tensor, opts: Any = None, copies: Any = ()) -> Any:
+    launches = submitter.collective("broadcast", MOVES[4], tensor.numel(), tensor, tensor)
+    return submitter.start(launches, opts or AllreduceOptions(), [tensor], [tensor], list(copies))
 
 
 def test_a_receive_that_waits_for_long_holds_nobody_elses_memory() -> None:
-    launcher, group = launcher_and_group()
+    submitter, group = submitter_and_group()
     waiting = torch.ones(3)
-    launcher.receive(waiting, waiting, None, 0)
+    submitter.receive(waiting, waiting, None, 0)
     seen = []
     for _ in range(5):
         tensor = torch.ones(3)
         seen.append(weakref.ref(tensor))
-        broadcast(launcher, tensor)
+        broadcast(submitter, tensor)
         group.handles[-1].end(None)
         del tensor
     gc.collect()
@@ -70,53 +70,53 @@ def test_a_receive_that_waits_for_long_holds_nobody_elses_memory() -> None:
     del waiting
     gc.collect()
     assert kept() is not None
-    launcher.forget()
+    submitter.forget()
     gc.collect()
     assert kept() is None
 
 
 def test_plans_are_made_once() -> None:
-    launcher, _ = launcher_and_group()
+    submitter, _ = submitter_and_group()
     tensor = torch.ones(7)
-    first = launcher.collective("all_reduce", MOVES[4], 7, tensor, tensor)[0].plan
-    assert launcher.collective("all_reduce", MOVES[4], 7, tensor, tensor)[0].plan is first
-    first = launcher.delivery(WHAT, (4, 8), (4, 0), tensor, tensor)[0].plan
-    assert launcher.delivery(WHAT, (4, 8), (4, 0), tensor, tensor)[0].plan is first
-    assert launcher.delivery(WHAT, (4, 4), (4, 0), tensor, tensor)[0].plan is not first
-    assert launcher.delivery(WHAT, (4, 8), (4, 0), tensor, tensor, same=True)[0].plan is not first
+    first = submitter.collective("all_reduce", MOVES[4], 7, tensor, tensor)[0].plan
+    assert submitter.collective("all_reduce", MOVES[4], 7, tensor, tensor)[0].plan is first
+    first = submitter.delivery(WHAT, (4, 8), (4, 0), tensor, tensor)[0].plan
+    assert submitter.delivery(WHAT, (4, 8), (4, 0), tensor, tensor)[0].plan is first
+    assert submitter.delivery(WHAT, (4, 4), (4, 0), tensor, tensor)[0].plan is not first
+    assert submitter.delivery(WHAT, (4, 8), (4, 0), tensor, tensor, same=True)[0].plan is not first
 
 
 def test_a_signature_names_the_type_of_the_elements() -> None:
-    launcher, _ = launcher_and_group()
+    submitter, _ = submitter_and_group()
     tensor = torch.ones(7)
     signatures = set()
     for dtype in (torch.float32, torch.int32, torch.uint32, torch.bool, torch.uint8, torch.float8_e5m2, torch.float64):
         kind = move_kind(dtype)
         assert kind is not None
-        signatures.add(launcher.collective("broadcast", kind, 7, tensor, tensor)[0].plan.signature)
-        signatures.add(launcher.delivery(("gather", 0, dtype), (4, 0), (4, 8), tensor, tensor)[0].plan.signature)
+        signatures.add(submitter.collective("broadcast", kind, 7, tensor, tensor)[0].plan.signature)
+        signatures.add(submitter.delivery(("gather", 0, dtype), (4, 0), (4, 8), tensor, tensor)[0].plan.signature)
     assert len(signatures) == 14
-    gathers = [launcher.delivery(("gather", 0, torch.bool), (4, n), (4, 8), tensor, tensor) for n in (0, 3)]
+    gathers = [submitter.delivery(("gather", 0, torch.bool), (4, n), (4, 8), tensor, tensor) for n in (0, 3)]
     assert len({launches[0].plan.signature for launches in gathers}) == 1  # a rank knows its own lengths only
 
 
 def test_nothing_to_move_is_nothing_to_do_unless_others_may_move_something() -> None:
-    launcher, _ = launcher_and_group()
+    submitter, _ = submitter_and_group()
     empty = torch.ones(0)
-    assert launcher.collective("all_reduce", MOVES[4], 0, empty, empty) == []
-    assert len(launcher.delivery(WHAT, (0, 0), (0, 0), empty, empty)) == 1
-    assert len(launcher.barrier()) == 1
+    assert submitter.collective("all_reduce", MOVES[4], 0, empty, empty) == []
+    assert len(submitter.delivery(WHAT, (0, 0), (0, 0), empty, empty)) == 1
+    assert len(submitter.barrier()) == 1
 
 
 def test_coalesced_operations_have_one_work() -> None:
-    launcher, group = launcher_and_group()
+    submitter, group = submitter_and_group()
     flat, column = torch.arange(3.0), torch.zeros(3, 2)[:, 0]
-    launcher.begin_coalescing()
-    first = broadcast(launcher, torch.ones(2))
-    broadcast(launcher, flat, copies=[(flat, [column])])
-    launcher.receive(column, column, 1, 0)
-    work = launcher.end_coalescing()
-    broadcast(launcher, flat)
+    submitter.begin_coalescing()
+    first = broadcast(submitter, torch.ones(2))
+    broadcast(submitter, flat, copies=[(flat, [column])])
+    submitter.receive(column, column, 1, 0)
+    work = submitter.end_coalescing()
+    broadcast(submitter, flat)
     for handle in group.handles[:2]:
         handle.end(None)
     assert first.is_completed()
@@ -124,16 +124,16 @@ def test_coalesced_operations_have_one_work() -> None:
     group.handles[2].end(None)
     assert work.wait()
     assert column.tolist() == [0.0, 1.0, 2.0]
-    launcher.begin_coalescing()
-    assert launcher.end_coalescing().wait()
+    submitter.begin_coalescing()
+    assert submitter.end_coalescing().wait()
 
 
 def test_a_coalesced_work_has_the_first_failure() -> None:
-    launcher, group = launcher_and_group()
-    launcher.begin_coalescing()
-    broadcast(launcher, torch.ones(2))
-    broadcast(launcher, torch.ones(2))
-    work = launcher.end_coalescing()
+    submitter, group = submitter_and_group()
+    submitter.begin_coalescing()
+    broadcast(submitter, torch.ones(2))
+    broadcast(submitter, torch.ones(2))
+    work = submitter.end_coalescing()
     group.handles[0].end(None)
     group.handles[1].end(PeerLostError("rank 1 is lost"))
     with pytest.raises(PeerLostError, match="rank 1 is lost"):
@@ -141,21 +141,21 @@ def test_a_coalesced_work_has_the_first_failure() -> None:
 
 
 def test_timeouts() -> None:
-    launcher, group = launcher_and_group()
+    submitter, group = submitter_and_group()
     opts = AllreduceOptions()
     opts.timeout = timedelta(seconds=2)
-    broadcast(launcher, torch.ones(2))
-    broadcast(launcher, torch.ones(2), opts)
-    launcher.send(torch.ones(2), torch.ones(2), 1, 0)
+    broadcast(submitter, torch.ones(2))
+    broadcast(submitter, torch.ones(2), opts)
+    submitter.send(torch.ones(2), torch.ones(2), 1, 0)
     assert group.timeouts_s == [5.0, 2.0, 5.0]
 
 
 def test_a_scalars_work_is_kept_until_somebody_has_waited_for_it() -> None:
     """C++ may hold one, and waits for ever when ours is gone."""
-    launcher, group = launcher_and_group()
+    submitter, group = submitter_and_group()
 
     def start() -> weakref.ref[Any]:
-        work = broadcast(launcher, torch.ones(1))
+        work = broadcast(submitter, torch.ones(1))
         group.handles[-1].end(None)
         return weakref.ref(work)
 
@@ -178,8 +178,8 @@ def test_a_scalars_work_is_kept_until_somebody_has_waited_for_it() -> None:
 
 
 def test_scalars_that_nobody_waits_for_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher_module, "UNWAITED_MAX", 1000)
-    launcher, _ = launcher_and_group()
+    monkeypatch.setattr(submit_module, "UNWAITED_MAX", 1000)
+    submitter, _ = submitter_and_group()
     for _ in range(3000):
-        broadcast(launcher, torch.ones(1))
-    assert len(launcher._scalars) <= 1000
+        broadcast(submitter, torch.ones(1))
+    assert len(submitter._scalars) <= 1000

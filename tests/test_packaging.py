@@ -88,7 +88,14 @@ def test_binding_is_what_stands_between_the_markers(build: ModuleType) -> None:
 
 
 def test_engine_is_built_without_simulator_and_tests(build: ModuleType, tmp_path: Path) -> None:
-    for name in ("protocol/packet.c", "wire/udp.c", "kernels/reduce.c", "engine/engine.c", "sim/link.c", "tests/test_packet.c"):
+    for name in (
+        "protocol/packet.c",
+        "wire/udp.c",
+        "kernels/reduce.c",
+        "engine/engine.c",
+        "sim/link.c",
+        "tests/test_packet.c",
+    ):
         (tmp_path / "native" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "native" / name).touch()
     with pytest.MonkeyPatch.context() as patch:

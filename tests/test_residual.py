@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from commlayer.compress.feedback import Residual
+from commlayer.compress.feedback import Feedback
 from commlayer.errors import ConfigError
 from commlayer.plans import direct
 from commlayer.plans.settings import Settings
@@ -22,7 +22,7 @@ STEPS = 8
 
 def test_parts_are_kept_by_parameter_and_added_once() -> None:
     a, b, c = torch.zeros(4), torch.zeros(2, 3), torch.zeros(5)
-    residual = Residual()
+    residual = Feedback()
     buffer = torch.arange(1.0, 11.0)
     residual.keep(buffer, [a, b], [0, 4], [(0, 4), (12, 12), (36, 4)])
     assert residual.total(a).tolist() == [1, 0, 0, 4]
@@ -37,20 +37,20 @@ def test_parts_are_kept_by_parameter_and_added_once() -> None:
 
 def test_what_is_not_finite_is_not_kept() -> None:
     a = torch.zeros(3)
-    residual = Residual()
+    residual = Feedback()
     residual.keep(torch.tensor([torch.inf, torch.nan, 2.0]), [a], [0], [(0, 12)])
     assert residual.total(a).tolist() == [0, 0, 2]
 
 
 def test_what_is_kept_is_saved_by_the_order_in_which_parameters_are_met() -> None:
-    residual = Residual()
+    residual = Feedback()
     a, b, c = torch.zeros(4), torch.zeros(3), torch.zeros(2)
     residual.meet([c])
     residual.meet([a, c, b])
     residual.keep(torch.arange(1.0, 10.0), [a, b, c], [0, 4, 7], [(0, 8), (16, 4), (32, 4)])
     file = io.BytesIO()
     torch.save(residual.state_dict(), file)
-    restored = Residual()
+    restored = Feedback()
     restored.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
     c, b, a = torch.zeros(2), torch.zeros(3), torch.zeros(4)
     restored.meet([c])
@@ -64,7 +64,7 @@ def test_what_is_kept_is_saved_by_the_order_in_which_parameters_are_met() -> Non
 
 
 def test_numbers_do_not_depend_on_how_large_buckets_are() -> None:
-    saved, restored = Residual(), Residual()
+    saved, restored = Feedback(), Feedback()
     model = [torch.zeros(2) for _ in range(4)]
     saved.meet(model)  # one bucket
     saved.keep(torch.arange(8.0), model, [0, 2, 4, 6], [(0, 32)])
@@ -75,7 +75,7 @@ def test_numbers_do_not_depend_on_how_large_buckets_are() -> None:
 
 
 def test_parameters_keep_their_numbers_when_an_earlier_state_comes_back() -> None:
-    residual = Residual()
+    residual = Feedback()
     a, b = torch.zeros(2), torch.zeros(2)
     residual.meet([a, b])
     residual.keep(torch.arange(1.0, 5.0), [a, b], [0, 2], [(0, 16)])
@@ -88,7 +88,7 @@ def test_parameters_keep_their_numbers_when_an_earlier_state_comes_back() -> Non
 
 
 def test_what_an_unused_parameter_has_waits() -> None:
-    residual = Residual()
+    residual = Feedback()
     a, b = torch.zeros(3), torch.zeros(3)
     residual.keep(torch.ones(6), [a, b], [0, 3], [(0, 24)])
     buffer = torch.tensor([0.0, 0.0, 0.0, 0.0, 5.0, 0.0])
@@ -100,7 +100,7 @@ def test_what_an_unused_parameter_has_waits() -> None:
 
 
 def test_what_is_kept_takes_another_scale() -> None:
-    residual = Residual()
+    residual = Feedback()
     a = torch.zeros(2)
     residual.meet([a])
     residual.keep(torch.tensor([4.0, 8.0]), [a], [0], [(0, 8)])
@@ -111,11 +111,11 @@ def test_what_is_kept_takes_another_scale() -> None:
 
 
 def test_the_residual_of_another_model_is_refused() -> None:
-    restored = Residual()
+    restored = Feedback()
     restored.load_state_dict({"kept": {0: [(3, torch.ones(2))]}, "sizes": [5]})
     with pytest.raises(ConfigError, match="has 5 elements for parameter 0 from the end, which has 4"):
         restored.meet([torch.zeros(4)])
-    restored = Residual()
+    restored = Feedback()
     restored.load_state_dict({"kept": {7: [(0, torch.ones(1))]}, "sizes": [4] * 8})
     restored.meet([torch.zeros(4)])
     with pytest.raises(ConfigError, match="has something for parameter 7 from the end, and the model has 1"):
@@ -129,14 +129,14 @@ def bucket(order: list[int]) -> list[int]:
 
 def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sums random gradients over steps and ranks; returns what was applied, what is left, and this rank's exact sum."""
-    group, residual = team[rank], Residual()
+    group, residual = team[rank], Feedback()
     parameters = [torch.zeros(size) for size in SIZES]
     exact = [torch.zeros(size, dtype=torch.float64) for size in SIZES]
-    settings = Settings(bounded=True, bounded_message_bytes=100 * group.packet_bytes)
+    settings = Settings(partial=True, partial_message_bytes=100 * group.packet_bytes)
     generator = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
         if step == STEPS // 2:
-            saved, residual = residual.state_dict(), Residual()
+            saved, residual = residual.state_dict(), Feedback()
             residual.load_state_dict(saved)
         # DDP regroups after the first step: of a job, and again after a restart.
         order = [0, 1, 2, 3, 4] if step in (0, STEPS // 2) else [4, 2, 1, 3, 0]
@@ -145,9 +145,9 @@ def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         named, starts = [parameters[i] for i in order], bucket(order)
         residual.add_to(source, named, starts)
         target = torch.empty_like(source)
-        plan = direct.bounded_all_reduce(rank, group.size, len(source), 4, 1, settings)
+        plan = direct.partial_all_reduce(rank, group.size, len(source), 4, 1, settings)
         handle = group.submit(
-            plan, source.data_ptr(), target.data_ptr(), DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=Qos(60_000)
+            plan, source.data_ptr(), target.data_ptr(), DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=Qos(0.06)
         )
         handle.wait()
         residual.keep(source, named, starts, handle.missing())

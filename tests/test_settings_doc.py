@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commlayer import ByLayer, BySteps, Config, GradientNorm, HookState, Options, Policy, Replicas
+from commlayer import ByLayer, BySteps, Config, GradientNorm, HookState, Options, Policy
 from tests.documents import table
 
 ENVIRONMENT = {f"COMMLAYER_{field.name.upper()}": field.default for field in dataclasses.fields(Config)}
@@ -34,7 +34,7 @@ def test_every_argument_has_a_row(heading: str, kind: Any) -> None:
     assert arguments <= set(rows(heading))
 
 
-@pytest.mark.parametrize("kind", [BySteps, ByLayer, GradientNorm, Replicas])
+@pytest.mark.parametrize("kind", [BySteps, ByLayer, GradientNorm])
 def test_every_argument_has_a_row_with_its_default(kind: Any) -> None:
     arguments = inspect.signature(kind).parameters
     found = {name: default for name, (unit, default, meaning) in rows(kind.__name__).items() if unit and meaning}

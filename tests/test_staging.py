@@ -1,4 +1,4 @@
-"""The order of staging on a fake of torch.cuda: what a stream has not been made to wait for has not happened yet."""
+"""Pinned copies on a fake of torch.cuda, where a stream sees only the work that it has been made to wait for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from commlayer.errors import CommError
-from commlayer.frontend.pinned import Stager
+from commlayer.frontend.pinned import PinnedCopies
 from commlayer.frontend.work import CommWork
 from commlayer.transport.base import Handle
 from tests.fake_transport import FakeHandle
@@ -69,7 +69,7 @@ class Enqueue(TorchFunctionMode):
 
 
 class FakeCuda:
-    """What the stager uses of torch.cuda, with the CPU as the device."""
+    """What PinnedCopies uses of torch.cuda, with the CPU as the device."""
 
     Stream, Event = FakeStream, FakeEvent
 
@@ -116,19 +116,19 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 @pytest.fixture
-def stager(cuda: FakeCuda) -> Iterator[Stager]:
-    made = Stager(cuda, device_type="cpu")
+def pinned(cuda: FakeCuda) -> Iterator[PinnedCopies]:
+    made = PinnedCopies(cuda, device_type="cpu")
     yield made
     made.close()
 
 
 def test_inputs_are_copied_after_what_makes_them_and_results_before_what_uses_them(
-    cuda: FakeCuda, stager: Stager
+    cuda: FakeCuda, pinned: PinnedCopies
 ) -> None:
     host = Host()
     tensor = torch.zeros(3)
     cuda.current.tasks.append(lambda: tensor.fill_(3))  # a kernel of the caller's, not run so far
-    work = stager.run(host.double, [tensor], [tensor])
+    work = pinned.run(host.double, [tensor], [tensor])
     host.end()
     work.wait()
     seen: list[float] = []
@@ -142,12 +142,12 @@ def test_inputs_are_copied_after_what_makes_them_and_results_before_what_uses_th
     assert work.result() == [tensor]
 
 
-def test_results_do_not_overwrite_what_the_caller_still_reads(cuda: FakeCuda, stager: Stager) -> None:
+def test_results_do_not_overwrite_what_the_caller_still_reads(cuda: FakeCuda, pinned: PinnedCopies) -> None:
     host = Host()
     source, target = torch.ones(2), torch.full((2,), 7.0)
     read: list[float] = []
     cuda.current.tasks.append(lambda: read.extend(target.tolist()))
-    work = stager.run(host.double, [source], [target])
+    work = pinned.run(host.double, [source], [target])
     host.end()
     work.wait()
     cuda.current.run(len(cuda.current.tasks))
@@ -156,11 +156,11 @@ def test_results_do_not_overwrite_what_the_caller_still_reads(cuda: FakeCuda, st
 
 
 def test_operations_start_in_the_order_of_the_calls_with_and_without_a_device(cuda: FakeCuda) -> None:
-    stager = Stager(cuda, device_type="cpu")
+    pinned = PinnedCopies(cuda, device_type="cpu")
     host, go = Host(), threading.Event()
     cuda.current.tasks.append(lambda: go.wait(10))
-    first = stager.run(host.double, [torch.ones(1)], [torch.zeros(1)])
-    assert stager.busy
+    first = pinned.run(host.double, [torch.ones(1)], [torch.zeros(1)])
+    assert pinned.busy
     order: list[str] = []
 
     def plain(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> CommWork:
@@ -169,20 +169,20 @@ def test_operations_start_in_the_order_of_the_calls_with_and_without_a_device(cu
         order.append("after" if host.started else "before")
         return CommWork(None, [])
 
-    second = stager.run(plain, [], [])
+    second = pinned.run(plain, [], [])
     go.set()
     second.wait()
     assert order == ["after"]
-    assert not stager.busy
+    assert not pinned.busy
     host.end()
     first.wait()
-    stager.close()
+    pinned.close()
 
 
-def test_a_failure_is_raised_by_wait_and_by_the_future(stager: Stager) -> None:
+def test_a_failure_is_raised_by_wait_and_by_the_future(pinned: PinnedCopies) -> None:
     host = Host()
     host.failure = CommError("rank 1 died")
-    work = stager.run(host.double, [torch.ones(1)], [torch.zeros(1)])
+    work = pinned.run(host.double, [torch.ones(1)], [torch.zeros(1)])
     host.end()
     with pytest.raises(CommError, match="rank 1 died"):
         work.wait()
@@ -193,20 +193,20 @@ def test_a_failure_is_raised_by_wait_and_by_the_future(stager: Stager) -> None:
     assert not work.is_success()
 
 
-def test_a_refusal_is_raised_by_wait(stager: Stager) -> None:
+def test_a_refusal_is_raised_by_wait(pinned: PinnedCopies) -> None:
     def refuse(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> CommWork:
         raise ValueError("no such thing")
 
-    work = stager.run(refuse, [torch.ones(1)], [])
+    work = pinned.run(refuse, [torch.ones(1)], [])
     with pytest.raises(ValueError, match="no such thing"):
         work.wait()
-    assert not stager.busy
+    assert not pinned.busy
 
 
 def test_two_devices_in_one_operation_are_refused(cuda: FakeCuda) -> None:
-    stager = Stager(cuda, device_type="cpu")
+    pinned = PinnedCopies(cuda, device_type="cpu")
     with pytest.raises(ValueError, match="cpu, cpu:1"):
-        stager.run(lambda *_: CommWork(None, []), [torch.ones(1), OnDevice(torch.ones(1))], [])
+        pinned.run(lambda *_: CommWork(None, []), [torch.ones(1), OnDevice(torch.ones(1))], [])
 
 
 class OnDevice(Tensor):

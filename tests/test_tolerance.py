@@ -219,15 +219,14 @@ def test_every_bucket_has_its_bound(treatment: str) -> None:
         assert seen[3:] == [(BACK, 0.0, False), (FRONT, 0.1, False)]
 
 
-def _adaptive(rank: int, size: int, consistency: str) -> list[float]:
+def _adaptive(rank: int, size: int) -> list[float]:
     with ranks.job(rank, size):
-        seen = run(lambda _: GradientNorm(0.01, 0.2, every_steps=2), 6, consistency=consistency, treatment="rescale")
+        seen = run(lambda _: GradientNorm(0.01, 0.2, every_steps=2), 6, treatment="rescale")
         return [bound for _, bound, _ in seen]
 
 
-@pytest.mark.parametrize("consistency", ["strict", "relaxed"])
-def test_ranks_come_to_the_same_adaptive_bound(consistency: str) -> None:
-    for seen in ranks.run(_adaptive, 2, consistency, environ={"COMMLAYER_SHM": "0"}):
+def test_ranks_come_to_the_same_adaptive_bound() -> None:
+    for seen in ranks.run(_adaptive, 2, environ={"COMMLAYER_SHM": "0"}):
         assert seen == [0.01] * 7 + [0.2] * 4  # buckets: 1 in the first step, then 2
 
 

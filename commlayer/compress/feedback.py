@@ -19,7 +19,7 @@ Stretches = list[tuple[int, Tensor]]
 """Parts of a flat gradient: the element where each begins, and its values."""
 
 
-class Residual:
+class Feedback:
     """What has not been counted yet, as a few stretches of some parameters' gradients.
 
     Checkpoints know parameters by number, in the order in which they are met first, the last of each bucket first.

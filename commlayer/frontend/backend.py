@@ -35,16 +35,16 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
 )
 
-from ..config import LOSS_LIMIT, Config, Policy
+from ..config import LOSS_BOUND_MAX, Config, Policy
 from ..errors import CommError, ConfigError
-from ..loss.operation_policy import Terms
+from ..loss.operation_policy import OperationPolicy
 from ..plans.settings import Settings
 from ..transport.bootstrap import Rendezvous, connect
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
-from .pinned import StagedWork
-from .submit import Launcher
+from .pinned import PinnedWork
+from .submit import Submitter
 from .work import CommWork
 
 NAME = "commlayer"
@@ -119,16 +119,16 @@ class CommProcessGroup(dist.ProcessGroup):
         native = self._native
 
         @functools.lru_cache(maxsize=256)
-        def terms(policy: Policy) -> Terms:
+        def operation_policy(policy: Policy) -> OperationPolicy:
             packets = (native.packet_bytes, native.largest_packet_bytes)
-            return Terms.of(policy, native.hosts, packets, settings)
+            return OperationPolicy.of(policy, native.hosts, packets, settings)
 
-        self._terms = terms
-        self.can_lose = terms(Policy(loss_bound=LOSS_LIMIT)).bound is not None
+        self._operation_policy = operation_policy
+        self.can_lose = operation_policy(Policy(loss_bound=LOSS_BOUND_MAX)).partial is not None
         """Whether there is a network that may lose contributions, if a policy allows it."""
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
-        self._launcher = Launcher(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
-        self._collectives = Collectives(self._launcher, rank, size, terms(self.policy))
+        self._submitter = Submitter(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
+        self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy))
         self._lock = threading.Lock()
         self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
         """Takes the tensors that are not on the CPU."""
@@ -148,8 +148,8 @@ class CommProcessGroup(dist.ProcessGroup):
         policy: Policy | None = None,
     ) -> Work:
         tensors, opts = _as_list(tensors), _options(AllreduceOptions, op if opts is None else opts, timeout)
-        terms = None if policy is None else self._terms(policy)
-        work = self._collectives.all_reduce(tensors, opts, terms) if len(tensors) == 1 else None
+        own = None if policy is None else self._operation_policy(policy)
+        work = self._collectives.all_reduce(tensors, opts, own) if len(tensors) == 1 else None
         return work or self._fallback.allreduce(tensors, opts)
 
     @placed(inputs=[0], outputs=[0])
@@ -299,12 +299,12 @@ class CommProcessGroup(dist.ProcessGroup):
         if self.devices is not None and device.type != "cpu":
             self.devices.begin_coalescing(device)
         else:
-            self._launcher.begin_coalescing()
+            self._submitter.begin_coalescing()
 
     def _end_coalescing(self, device: torch.device) -> Work:
         if self.devices is not None and device.type != "cpu":
             return self.devices.end_coalescing(device)
-        return self._launcher.end_coalescing()
+        return self._submitter.end_coalescing()
 
     def _get_backend(self, device: torch.device) -> Backend:
         if self.devices is not None:
@@ -326,15 +326,15 @@ class CommProcessGroup(dist.ProcessGroup):
         protect: Tensor | None = None,
         *,
         policy: Policy | None = None,
-    ) -> CommWork | StagedWork:
+    ) -> CommWork | PinnedWork:
         """All-reduces `source` into `target`, see `Collectives.all_reduce_from`; `missing` of the work says what of
         `source` was not counted.
 
         `policy`, here and in `allreduce`, is that of this operation: its priority, and what it may lose. (What plans it
         has otherwise, the group's policy says.)
         """
-        terms = None if policy is None else self._terms(policy)
-        return self._collectives.all_reduce_from(source, target, opts, protect, terms)
+        own = None if policy is None else self._operation_policy(policy)
+        return self._collectives.all_reduce_from(source, target, opts, protect, own)
 
     @property
     def packet_bytes(self) -> int:
@@ -356,7 +356,7 @@ class CommProcessGroup(dist.ProcessGroup):
         if self.devices is not None:
             self.devices.close()
         self._native.close()
-        self._launcher.forget()
+        self._submitter.forget()
         super().shutdown()
 
     def getBackendName(self) -> str:  # noqa: N802  # C++ calls it by this name

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from ..errors import ConfigError
-from ..loss.operation_policy import Bound, Terms, can_lose
+from ..loss.operation_policy import OperationPolicy, PartialPolicy, can_lose
 from .profile import profiled
-from .submit import Launch, Launcher
+from .submit import Launch, Submitter
 from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, op_name, reduction_kind, space
 from .work import CommWork
 
@@ -26,39 +26,46 @@ class Collectives:
 
     Every method starts its operation and returns its work, or it returns None and has done nothing: then its arguments
     are for gloo, either because of their kind, which is the same on all ranks, or because they make no sense, and gloo
-    says so before it sends anything. `opts` are torch's options of the collective. With a bound in `terms`, all-reduce
-    and reduce-scatter may lose contributions. Operations that have no terms of their own have these.
+    says so before it sends anything. `opts` are torch's options of the collective. With a bound in `policy`, all-reduce
+    and reduce-scatter may lose contributions. Operations that have no policy of their own have these.
     """
 
-    def __init__(self, launcher: Launcher, rank: int, size: int, terms: Terms) -> None:
-        self._launcher = launcher
+    def __init__(self, submitter: Submitter, rank: int, size: int, policy: OperationPolicy) -> None:
+        self._submitter = submitter
         self._rank = rank
         self._size = size
-        self._terms = terms
+        self._policy = policy
 
     @profiled
-    def all_reduce(self, tensors: list[Tensor], opts: Any, terms: Terms | None = None) -> Work | None:
+    def all_reduce(self, tensors: list[Tensor], opts: Any, policy: OperationPolicy | None = None) -> Work | None:
         """Any number of tensors at once."""
         kind = reduction_kind(tensors, opts.reduceOp)
         if kind is None:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
-        if terms is not None and terms.bound is not None and not can_lose(kind.op, kind.dtype):
+        if policy is not None and policy.partial is not None and not can_lose(kind.op, kind.dtype):
             raise ConfigError(
                 f"rank {self._rank}: {op_name(opts.reduceOp)} of {tensors[0].dtype}: {ONLY_SUMS}; for others use a "
                 f"policy with loss_bound=0"
             )
-        terms = terms or self._terms
-        bound = _bound_of(terms, kind)
-        launches = self._launcher.collective("all_reduce", kind, count, memory, memory, bound=bound, said=terms.said)
+        policy = policy or self._policy
+        partial = _partial_of(policy, kind)
+        launches = self._submitter.collective(
+            "all_reduce", kind, count, memory, memory, partial=partial, signed=policy.signed
+        )
         copies = [] if memory is tensors[0] else [(memory, tensors)]
-        qos = None if bound is None else bound.qos
-        return self._launcher.start(launches, opts, tensors, [memory, *tensors], copies, qos, terms.priority)
+        qos = None if partial is None else partial.qos
+        return self._submitter.start(launches, opts, tensors, [memory, *tensors], copies, qos, policy.priority)
 
     @profiled
     def all_reduce_from(
-        self, source: Tensor, target: Tensor, opts: Any, protect: Tensor | None = None, terms: Terms | None = None
+        self,
+        source: Tensor,
+        target: Tensor,
+        opts: Any,
+        protect: Tensor | None = None,
+        policy: OperationPolicy | None = None,
     ) -> CommWork:
         """From one flat tensor of floating-point numbers into another.
 
@@ -76,19 +83,19 @@ class Collectives:
                 f"{target.dtype} {tuple(target.shape)}: {ONLY_SUMS}, contiguous and of one shape; for others "
                 f"use allreduce"
             )
-        priority, bound, said = terms or self._terms
+        priority, partial, signed = policy or self._policy
         count = source.numel()
-        launches = self._launcher.collective("all_reduce", kind, count, source, target, bound=bound, said=said)
+        launches = self._submitter.collective("all_reduce", kind, count, source, target, partial=partial, signed=signed)
         qos = None
-        if bound is not None and launches and launches[0].plan.bounded:
-            qos = bound.qos
+        if partial is not None and launches and launches[0].plan.partial:
+            qos = partial.qos
             if protect is not None:
-                qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=bound.packet_bytes)
+                qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=partial.packet_bytes)
         elif launches:
             target.copy_(source)
             launches = [launches[0]._replace(source=target.data_ptr())]
         memory = [source, target] if protect is None else [source, target, protect]
-        return self._launcher.start(launches, opts, [target], memory, [], qos, priority)
+        return self._submitter.start(launches, opts, [target], memory, [], qos, priority)
 
     @profiled
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
@@ -97,9 +104,9 @@ class Collectives:
         if kind is None:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
-        launches = self._launcher.collective("reduce", kind, memory.numel(), memory, memory, opts.rootRank)
+        launches = self._submitter.collective("reduce", kind, memory.numel(), memory, memory, opts.rootRank)
         copies = [] if memory is tensors[0] or self._rank != opts.rootRank else [(memory, tensors)]
-        return self._launcher.start(launches, opts, tensors, [memory, *tensors], copies)
+        return self._submitter.start(launches, opts, tensors, [memory, *tensors], copies)
 
     @profiled
     def reduce_scatter(self, pairs: list[tuple[Tensor, list[Tensor]]], opts: Any) -> Work | None:
@@ -107,17 +114,19 @@ class Collectives:
         kind = reduction_kind([pairs[0][0]], opts.reduceOp)
         if kind is None or not self._are_shards(pairs):
             return None
-        bound = _bound_of(self._terms, kind)
+        partial = _partial_of(self._policy, kind)
         launches, memory, copies = [], [], []
         for output, inputs in pairs:
             source = contribution(inputs, kind, opts.reduceOp)
             target = space([output], kind.wide)
-            launches += self._launcher.collective("reduce_scatter", kind, output.numel(), source, target, bound=bound)
+            launches += self._submitter.collective(
+                "reduce_scatter", kind, output.numel(), source, target, partial=partial
+            )
             memory += [source, target, *inputs]
             if target is not output:
                 copies.append((target, [output]))
-        qos = None if bound is None else bound.qos
-        return self._launcher.start(launches, opts, [output for output, _ in pairs], memory, copies, qos)
+        qos = None if partial is None else partial.qos
+        return self._submitter.start(launches, opts, [output for output, _ in pairs], memory, copies, qos)
 
     def reduce_scatter_list(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
         """inputs[r] is this rank's contribution to rank r. When they are of unequal length, a reduce to each rank."""
@@ -136,10 +145,10 @@ class Collectives:
             if root == self._rank:
                 with torch.no_grad():
                     part = target.view(-1).copy_(part.view(-1))
-            launches += self._launcher.collective("reduce", kind, each.numel(), part, part, root)
+            launches += self._submitter.collective("reduce", kind, each.numel(), part, part, root)
             memory.append(part)
         copies = [] if target is output else [(target, [output])]
-        return self._launcher.start(launches, opts, [output], memory, copies)
+        return self._submitter.start(launches, opts, [output], memory, copies)
 
     @profiled
     def all_gather(self, pairs: list[tuple[list[Tensor], Tensor]], opts: Any) -> Work | None:
@@ -150,11 +159,11 @@ class Collectives:
         launches, memory, copies = [], [], []
         for outputs, each in pairs:
             source, target = flatten([each]), space(outputs)
-            launches += self._launcher.collective("all_gather", kind, each.numel(), source, target)
+            launches += self._submitter.collective("all_gather", kind, each.numel(), source, target)
             memory += [source, target, *outputs]
             if target is not outputs[0]:
                 copies.append((target, outputs))
-        return self._launcher.start(
+        return self._submitter.start(
             launches, opts, [output for outputs, _ in pairs for output in outputs], memory, copies
         )
 
@@ -182,9 +191,9 @@ class Collectives:
             return None
         source, target = flatten(tensors), space(everything)
         count = sum(tensor.numel() for tensor in tensors)
-        launches = self._launcher.collective("all_gather", kind, count, source, target)
+        launches = self._submitter.collective("all_gather", kind, count, source, target)
         copies = [] if target is everything[0] else [(target, everything)]
-        return self._launcher.start(launches, opts, everything, [source, target, *everything], copies)
+        return self._submitter.start(launches, opts, everything, [source, target, *everything], copies)
 
     @profiled
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work | None:
@@ -193,9 +202,9 @@ class Collectives:
         if kind is None or not are_plain(tensors):
             return None
         memory = flatten(tensors)
-        launches = self._launcher.collective("broadcast", kind, tensors[0].numel(), memory, memory, opts.rootRank)
+        launches = self._submitter.collective("broadcast", kind, tensors[0].numel(), memory, memory, opts.rootRank)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
-        return self._launcher.start(launches, opts, tensors, [memory], copies)
+        return self._submitter.start(launches, opts, tensors, [memory], copies)
 
     @profiled
     def gather(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
@@ -243,21 +252,21 @@ class Collectives:
     @profiled
     def barrier(self, opts: Any) -> Work:
         """Ends on no rank before it has begun on all."""
-        return self._launcher.start(self._launcher.barrier(), opts, [], [], [])
+        return self._submitter.start(self._submitter.barrier(), opts, [], [], [])
 
     @profiled
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work | None:
         """One tensor to another rank, which receives it with the same tag."""
         if len(tensors) != 1 or not are_plain(tensors):
             return None
-        return self._launcher.send(tensors[0], flatten(tensors), to, tag)
+        return self._submitter.send(tensors[0], flatten(tensors), to, tag)
 
     @profiled
     def receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work | None:
         """One tensor, from a rank or, with None, from any."""
         if len(tensors) != 1 or not are_plain(tensors):
             return None
-        return self._launcher.receive(tensors[0], space(tensors), source, tag)
+        return self._submitter.receive(tensors[0], space(tensors), source, tag)
 
     def _deliver(
         self,
@@ -275,9 +284,9 @@ class Collectives:
         source = flatten(inputs) if inputs else nothing
         target = space(outputs) if outputs else nothing
         what = (name, root, (outputs or inputs)[0].dtype)
-        launches = self._launcher.delivery(what, sent, received, source, target, same=same)
+        launches = self._submitter.delivery(what, sent, received, source, target, same=same)
         copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
-        return self._launcher.start(launches, opts, outputs, [source, target, *outputs], copies)
+        return self._submitter.start(launches, opts, outputs, [source, target, *outputs], copies)
 
     def _are_shards(self, pairs: Iterable[tuple[Tensor, list[Tensor]]]) -> bool:
         """Whether each pair is a shard and a whole of one type on the CPU, the whole as long as a shard per rank."""
@@ -323,7 +332,7 @@ class Collectives:
             )
 
 
-def _bound_of(terms: Terms, kind: Kind) -> Bound | None:
+def _partial_of(policy: OperationPolicy, kind: Kind) -> PartialPolicy | None:
     """What a reduction may lose whose caller will not ask what was lost: that must be made up for at once."""
-    bound = terms.bound
-    return bound if bound is not None and bound.makes_up_at_once and can_lose(kind.op, kind.dtype) else None
+    partial = policy.partial
+    return partial if partial is not None and partial.makes_up_at_once and can_lose(kind.op, kind.dtype) else None

@@ -21,11 +21,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 from torch.futures import Future
 
-from ..compress.feedback import Residual
-from ..config import LOSS_LIMIT, PRIORITIES, Policy, check_bound, number
+from ..compress.feedback import Feedback
+from ..config import LOSS_BOUND_MAX, Policy, check_bound, number
 from ..errors import ConfigError
 from ..loss.protect import as_words, blocks_of, largest_blocks
 from ..loss.tolerance import Tolerance
+from ..scheduler.order import bucket_class
 from .backend import NAME, CommProcessGroup, Options
 from .dynamo import untraced
 from .work import CommWork
@@ -59,7 +60,7 @@ class HookState:
             ("tolerance", tolerance, Tolerance),
         ):
             if given is not None and not isinstance(given, kind):
-                is_share = 0 < number(given) <= LOSS_LIMIT
+                is_share = 0 < number(given) <= LOSS_BOUND_MAX
                 hint = f"; the same bound for all gradients is Policy(loss_bound={given!r})" if is_share else ""
                 raise ConfigError(f"HookState({name}={given!r}): give a {kind.__name__}, or None{hint}")
         self.policy = policy or Policy()
@@ -73,7 +74,7 @@ class HookState:
         self.uncounted_bytes = 0
         """Of these, what the sums lack: the other ranks made them without it, whatever became of it then. With several
         ranks per host it is the sum of a host that counts or does not, and the rank that sends that notes it."""
-        self.residual = Residual()
+        self.residual = Feedback()
         """What of the gradients was lost and waits for the next step."""
         self._count_lock = threading.Lock()
         self._loss_scale = self._residual_scale = 1.0
@@ -88,7 +89,7 @@ class HookState:
                 raise ConfigError(
                     f"HookState(Policy(loss_bound={self.policy.loss_bound}), tolerance=...): use one of the two"
                 )
-            dataclasses.replace(self.policy, loss_bound=LOSS_LIMIT)  # raises if nothing may be lost with the rest of it
+            dataclasses.replace(self.policy, loss_bound=LOSS_BOUND_MAX)  # raises if the rest of it forbids loss
 
     @property
     def loss_scale(self) -> float:
@@ -125,7 +126,7 @@ class HookState:
         if index == 0:
             self._begin_step()
         self.residual.meet(parameters)
-        priority = bucket_priority(self.policy, index, self._buckets)
+        priority = bucket_class(self.policy.priority, index, self._buckets)
         if bucket.is_last():
             self._buckets = index + 1
         if self.tolerance is None:
@@ -249,7 +250,7 @@ class HookState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
         self.tolerance = None
-        self.residual = Residual()
+        self.residual = Feedback()
         self._count_lock = threading.Lock()
         self.load_state_dict(state)
 
@@ -273,19 +274,6 @@ def group_of(policy: Policy, process_group: dist.ProcessGroup | None, what: str)
     return made
 
 
-def bucket_priority(policy: Policy, index: int, buckets: int) -> int:
-    """The class of bucket `index` of `buckets`, which is 0 as long as nobody knows.
-
-    Backward ends with the front layers, so the last bucket has them, and goes first: the next forward needs it first.
-    DDP learns the order in its first step and regroups its buckets by it; how many there are the second step shows.
-    """
-    if buckets < 2:
-        return policy.priority
-    first = max(policy.priority - policy.priority_spread, 0)
-    last = min(policy.priority + policy.priority_spread, PRIORITIES - 1)
-    return last - round(min(index / (buckets - 1), 1.0) * (last - first))
-
-
 @untraced
 def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Averages a bucket of gradients over the ranks.
@@ -301,7 +289,7 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     policy, reliable = state.enter(bucket)
     step, index = state.steps - 1, bucket.index()
     may_lose = state.group().can_lose and (state.tolerance is not None or policy.loss_bound > 0)
-    if may_lose and (policy.treatment == "feedback" or policy.protect_quantile > 0 or reliable):
+    if may_lose and (policy.treatment == "feedback" or policy.protect_share > 0 or reliable):
         averaged = _from_source(state, bucket, policy, reliable)
     else:
         if state.residual:  # of steps that could lose something
@@ -344,16 +332,14 @@ def _from_source(
     if feedback:
         certain += state.residual.add_to(source, parameters, starts)  # so that no gradient is more than a step late
     protect = None
-    if policy.loss_bound and (feedback or policy.protect_quantile or reliable):
+    if policy.loss_bound and (feedback or policy.protect_share or reliable):
         marks = blocks_of(certain, source, group.packet_bytes)
-        if policy.protect_quantile:
-            marks |= largest_blocks(source, policy.protect_quantile, group.packet_bytes)
+        if policy.protect_share:
+            marks |= largest_blocks(source, policy.protect_share, group.packet_bytes)
         protect = as_words(marks)
     target = source
     if feedback:  # what was sent has to be there when it is known what of it was lost
         target = state.host(bucket, "target")
-        if policy.consistency == "relaxed":
-            target.copy_(source)  # what is lost of a result stays as it is there: this rank's own gradient
     work = group.allreduce_from(source, target, _average(), protect, policy=policy)
 
     def settle(done: Future[list[torch.Tensor]]) -> torch.Tensor:

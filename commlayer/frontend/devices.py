@@ -1,7 +1,7 @@
 """Where an operation goes whose tensors are not on the CPU.
 
 With `init_process_group("cpu:commlayer,cuda:nccl")` those on CUDA go to NCCL, with plain `"commlayer"` through pinned
-memory to the engine (`staging.py`). torch keeps what a backend's creator returns as the whole group if it is a
+memory to the engine (`pinned.py`). torch keeps what a backend's creator returns as the whole group if it is a
 `ProcessGroup`, as ours is, and then never makes the other backend (`_new_process_group_helper`): so we make it, when it
 is first asked for, since only then does torch tell its name.
 """
@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Work
 from torch.utils import _pytree as pytree
 
 from ..errors import ConfigError
-from .pinned import StagedWork, StagedWorks, Stager
+from .pinned import PinnedCopies, PinnedWork, PinnedWorks
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
@@ -53,17 +53,17 @@ class Devices:
         store: dist.Store,
         timeout: timedelta,
         global_ranks: Sequence[int] = (),
-        stager: Stager | None = None,
+        pinned: PinnedCopies | None = None,
     ) -> None:
         self._group = group
         self._own = own
         self._store = store
         self._timeout = timeout
         self._global_ranks = list(global_ranks)
-        self.stager = stager or Stager()
+        self.pinned = pinned or PinnedCopies()
         """Takes the device tensors that have no other backend."""
         self._neighbours: dict[str, dist.ProcessGroup | None] = {}
-        self._coalesced: list[StagedWork] | None = None
+        self._coalesced: list[PinnedWork] | None = None
 
     def neighbour(self, device_type: str) -> dist.ProcessGroup | None:
         """The group of the backend that the configuration names for a device; None when that is our own, or gloo.
@@ -94,7 +94,7 @@ class Devices:
         kinds.discard("cpu")
         written = [leaf for at in outputs if at in given for leaf in given[at][0]]
         if not kinds:
-            return self.stager.run(lambda *_: method(*args), [], written) if self.stager.busy else method(*args)
+            return self.pinned.run(lambda *_: method(*args), [], written) if self.pinned.busy else method(*args)
         neighbour = self.neighbour(min(kinds))
         if neighbour is not None:
             name = method.__name__
@@ -108,7 +108,7 @@ class Devices:
                 moved[at] = pytree.tree_unflatten([host[id(leaf)] for leaf in leaves], spec)
             return method(*moved)
 
-        work = self.stager.run(on_host, read, written)
+        work = self.pinned.run(on_host, read, written)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -127,15 +127,15 @@ class Devices:
         if neighbour is not None:
             return neighbour._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
-        return StagedWorks(works)
+        return PinnedWorks(works)
 
     def close(self, *, abort: bool = False) -> None:
-        """Shuts the other backends down, and the stager."""
+        """Shuts the other backends down, and the pinned copies."""
         for group in self._neighbours.values():
             if group is not None:
                 group.abort() if abort else group.shutdown()
         if not abort:
-            self.stager.close()
+            self.pinned.close()
 
     def _make(self, name: str, device_type: str) -> dist.ProcessGroup:
         device = torch.device(device_type)

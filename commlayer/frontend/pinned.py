@@ -8,8 +8,8 @@
 As with NCCL, the caller's stream waits and not the device; unlike there, `wait()` also blocks the calling thread until
 the network is done, because the last copy is only enqueued then.
 
-Operations of a process group must start in the order of the calls. So while a staged one has not started, those on CPU
-tensors queue behind it: `Stager.busy` tells, and `run` takes operations without device tensors, too.
+Operations of a process group must start in the order of the calls. So operations on CPU tensors queue behind one on
+device tensors that has not started: `PinnedCopies.busy` tells, and `run` takes operations without device tensors, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Work]
 """Starts an operation on host tensors (inputs, outputs); an in-place tensor is the same object in both."""
 
 
-class StagedWork(Work):
+class PinnedWork(Work):
     """An operation that may not have started yet. Its results are ready for whoever's stream has waited for them."""
 
     def __init__(self, results: list[Tensor], device: torch.device | None, cuda: Any) -> None:
@@ -96,11 +96,11 @@ class StagedWork(Work):
         return self._work.missing()  # type: ignore[union-attr,no-any-return]
 
     def started(self, work: Work) -> None:
-        """For the stager: the operation on the host."""
+        """For `PinnedCopies`: the operation on the host."""
         self._work = work
 
     def end(self, error: BaseException | None, copied: Any = None) -> None:
-        """For the stager, once: the operation is over. To be called with the stream current that has the copies."""
+        """For `PinnedCopies`, once: the operation is over. To be called with the stream current that has the copies."""
         self._error, self._copied = error, copied
         self._ended.set()
         if error is None:
@@ -109,15 +109,15 @@ class StagedWork(Work):
             self._source.set_exception(error)
 
 
-class StagedWorks(Work):
-    """Several staged operations as one."""
+class PinnedWorks(Work):
+    """Several operations on device tensors as one."""
 
-    def __init__(self, works: list[StagedWork]) -> None:
+    def __init__(self, works: list[PinnedWork]) -> None:
         super().__init__()
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As `StagedWork.wait`, for each of them, `timeout` in all; raises the first failure."""
+        """As `PinnedWork.wait`, for each of them, `timeout` in all; raises the first failure."""
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None
         for work in self._works:
             work.wait(None if deadline is None else timedelta(seconds=max(deadline - time.monotonic(), 1e-6)))
@@ -140,7 +140,7 @@ class StagedWorks(Work):
         self.wait()
 
 
-class Stager:
+class PinnedCopies:
     """Starts operations on device tensors, in order, from a thread that waits for the copies out.
 
     `cuda` is `torch.cuda`; tests have a fake of it, whose device tensors are of another `device_type`.
@@ -160,7 +160,7 @@ class Stager:
         """Whether an operation has been called that has not started."""
         return self._waiting > 0
 
-    def run(self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> StagedWork:
+    def run(self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> PinnedWork:
         """Starts `call` on host copies of the tensors when its turn has come; the results go to `outputs`.
 
         Tensors of the host are handed on as they are. Raises ValueError when there is more than one device.
@@ -170,7 +170,7 @@ class Stager:
             names = ", ".join(sorted(map(str, devices)))
             raise ValueError(f"tensors on {names} in one operation: move them to one device")
         device = next(iter(devices), None)
-        work = StagedWork(list(outputs), device, self._cuda)
+        work = PinnedWork(list(outputs), device, self._cuda)
         host: dict[int, Tensor] = {}
         ready = None
         if device is not None:
@@ -206,7 +206,7 @@ class Stager:
         with self._lock:
             self._waiting += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="commlayer-staging", daemon=True)
+                self._thread = threading.Thread(target=self._serve, name="commlayer-pinned", daemon=True)
                 self._thread.start()
             self._queue.put(start)
         return work
@@ -229,7 +229,7 @@ class Stager:
 
     def _finish(
         self,
-        work: StagedWork,
+        work: PinnedWork,
         started: Work,
         device: torch.device | None,
         host: dict[int, Tensor],

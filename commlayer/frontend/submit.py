@@ -1,21 +1,21 @@
-"""`Launcher`: from a collective on memory to operations of the engine, and from these to a work.
+"""`Submitter`: turns a collective on memory into operations of the engine, and those into a work.
 
-It finds the plans, keeps memory alive as long as the engine may touch it, and puts results where they belong.
+It finds the plans, keeps memory alive while the engine may touch it, and copies results to the caller's tensors.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
-from ..loss.operation_policy import Bound
+from ..loss.operation_policy import PartialPolicy
 from ..plans.cache import PlanCache
 from ..plans.delivery import deliver
 from ..plans.plan import Plan
@@ -45,7 +45,7 @@ class Launch(NamedTuple):
     op: Op
 
 
-class Launcher:
+class Submitter:
     """Starts the operations of one group.
 
     `timeout` gives the group's timeout of the moment, for operations that have none of their own.
@@ -70,18 +70,18 @@ class Launcher:
         source: Tensor,
         target: Tensor,
         root: int = 0,
-        bound: Bound | None = None,
-        said: tuple[object, ...] = (),
+        partial: PartialPolicy | None = None,
+        signed: tuple[object, ...] = (),
     ) -> list[Launch]:
         """The operations for a collective of `plan_for` on `count` elements: one, or none when there is nothing to do.
 
-        Every rank has the same count, so that none is missing when another one starts. With a bound, contributions may
-        be lost: then it is to be started with the bound's `qos`. `said`: see `Terms`.
+        Every rank has the same count, so that none is missing when another one starts. With `partial`, contributions
+        may be lost: the operation is then to be started with `partial.qos`. `signed`: see `OperationPolicy`.
         """
         if count == 0:
             return []
         itemsize = source.element_size() // kind.parts
-        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, bound, kind.element, said)
+        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, partial, kind.element, signed)
         return [Launch(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
     def delivery(
@@ -144,7 +144,7 @@ class Launcher:
         if not handles:
             return CommWork(None, results)
         joined = handles[0] if len(handles) == 1 else JoinedHandle(handles)
-        work = CommWork(joined, results, memory, partial(copy_back, copies) if copies else None)
+        work = CommWork(joined, results, memory, functools.partial(copy_back, copies) if copies else None)
         if len(results) == 1 and results[0].numel() == 1:
             self._keep_scalar(work)
         return self._noted(work)
@@ -173,7 +173,7 @@ class Launcher:
             priority=self._priority,
         )
         self._keep(handle, [target])
-        finish = None if target is tensor else partial(copy_back, [(target, [tensor])])
+        finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
         return self._noted(ReceiveWork(handle, [tensor], [target], finish))
 
     def begin_coalescing(self) -> None:
@@ -204,12 +204,12 @@ class Launcher:
         itemsize: int,
         average: bool = False,
         root: int = 0,
-        bound: Bound | None = None,
+        partial: PartialPolicy | None = None,
         element: str = "",
-        said: tuple[object, ...] = (),
+        signed: tuple[object, ...] = (),
     ) -> Plan:
         return self._plans.get(
-            (name, numel, itemsize, average, root, None if bound is None else bound.plan_key, element, said),
+            (name, numel, itemsize, average, root, None if partial is None else partial.plan_key, element, signed),
             lambda: plan_for(
                 name,
                 rank=self._group.rank,
@@ -219,8 +219,8 @@ class Launcher:
                 average=average,
                 root=root,
                 element=element,
-                said=said,
-                settings=self._settings if bound is None else bound.settings,
+                signed=signed,
+                settings=self._settings if partial is None else partial.settings,
             ),
         )
 

@@ -1,41 +1,60 @@
-"""`Bound`: what reductions may lose, as their policy says; and `Terms`: that and their priority."""
+"""`OperationPolicy`: the priority of an operation and, as `PartialPolicy`, the contributions it may lose."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ..config import Policy
+from ..config import Policy, Treatment
 from ..plans.settings import Settings
-from ..transport.base import ADAPTIVE_DEADLINE_US, FLOATS, DType, Op, Qos, Treatment
+from ..transport import base
+from ..transport.base import ADAPTIVE_DEADLINE_US, FLOATS, DType, Op, Qos
 
-BUDGET_PACKETS = 4
-"""Packets that a message should at least be allowed to lose. With fewer, the number lost is above its bound too often,
-and what exceeds it has to be sent again; with many more, segments are too long to overlap."""
+LOSS_BUDGET = 4
+"""Packets that a message should at least be allowed to lose. With fewer, losses exceed the budget too often, and the
+excess is retransmitted; with many more, segments are too long to overlap."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound:
-    """How sums and averages of floating-point numbers are made whose contributions may be lost."""
+class PapersPolicy(Policy):
+    """The rule of DLCP (arXiv 2008.08445) and MLT (NSDI 2024), a baseline for benchmarks and not part of the API.
+
+    Results may be lost as well as contributions, and a lost contribution counts as zero. Where a result is lost, the
+    tensor keeps the rank's own gradient, so replicas drift apart.
+    """
+
+    treatment: Treatment = "zero"
+    partial_results: bool = True
+
+
+def policy_of(fields: Mapping[str, Any]) -> Policy:
+    """The policy with these fields; a `PapersPolicy` if `partial_results` is one of them and true."""
+    fields = dict(fields)
+    return (PapersPolicy if fields.pop("partial_results", False) else Policy)(**fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialPolicy:
+    """How sums and averages of floating-point numbers are made when contributions may be lost."""
 
     settings: Settings
-    """Of their plans."""
+    """Settings of their plans."""
     qos: Qos
-    """Of their operations."""
+    """Loss bound, treatment and deadline of their operations."""
     packet_bytes: int
-    """What a full packet carries."""
+    """Payload of the smallest full packet between two ranks of the group."""
 
     @staticmethod
     def of(
         policy: Policy, hosts: Sequence[Sequence[int]], packets: tuple[int, int], settings: Settings
-    ) -> Bound | None:
-        """The bound of a group whose reliable plans have `settings`; None: it loses nothing.
+    ) -> PartialPolicy | None:
+        """The partial policy of a group whose reliable plans have `settings`; None if the group loses nothing.
 
-        Only networks lose: it takes several hosts. What is lost there of a host with several ranks is their sum; to
-        rescale that, all hosts must have as many. `packets`: bytes of the smallest and of the largest full
-        packet between two of the ranks.
+        Only networks lose packets, so the group must span several hosts. A lost contribution is the sum of one host's
+        ranks; rescaling for it needs hosts of equal size. `packets`: payload bytes of the smallest and of the largest
+        full packet between two ranks.
         """
         uneven = len(set(map(len, hosts))) > 1
         if policy.loss_bound == 0 or len(hosts) == 1 or (uneven and policy.treatment == "rescale"):
@@ -43,43 +62,46 @@ class Bound:
         deadline_us = ADAPTIVE_DEADLINE_US
         if policy.deadline_s is not None:
             deadline_us = 0 if math.isinf(policy.deadline_s) else max(int(policy.deadline_s * 1e6), 1)
-        qos = Qos(round(policy.loss_bound * 1e6), Treatment[policy.treatment.upper()], deadline_us)
-        bounded = dataclasses.replace(
+        qos = Qos(policy.loss_bound, base.Treatment[policy.treatment.upper()], deadline_us)
+        partial = dataclasses.replace(
             settings,
-            bounded=True,
-            relaxed=policy.consistency == "relaxed",
-            bounded_message_bytes=math.ceil(BUDGET_PACKETS / policy.loss_bound) * max(packets),
+            partial=True,
+            partial_results=isinstance(policy, PapersPolicy),
+            partial_message_bytes=math.ceil(LOSS_BUDGET / policy.loss_bound) * max(packets),
         )
-        return Bound(bounded, qos, min(packets))
+        return PartialPolicy(partial, qos, min(packets))
 
     @property
     def plan_key(self) -> tuple[bool, int]:
-        """What of `settings` differs from bound to bound within a group."""
-        return self.settings.relaxed, self.settings.bounded_message_bytes
+        """The fields of `settings` that differ between the partial policies of one group."""
+        return self.settings.partial_results, self.settings.partial_message_bytes
 
     @property
     def makes_up_at_once(self) -> bool:
-        """Whether the result makes up for what was lost, so that no caller has to ask."""
-        return self.qos.treatment != Treatment.FEEDBACK
+        """Whether the result itself makes up for lost contributions, so that the caller need not ask for them."""
+        return self.qos.treatment != base.Treatment.FEEDBACK
 
 
-class Terms(NamedTuple):
-    """What one operation wants; the others of its group may want something else."""
+class OperationPolicy(NamedTuple):
+    """Priority and permitted loss of one operation; they may differ between the operations of a group."""
 
     priority: int
     """Class of service, 0 (most urgent) to 7."""
-    bound: Bound | None
-    """None: it loses nothing."""
-    said: tuple[object, ...] = ()
-    """What its policy says of losses: ranks that differ in it are told so where nothing can be lost, too."""
+    partial: PartialPolicy | None
+    """None: the operation loses nothing."""
+    signed: tuple[object, ...] = ()
+    """Loss settings of the policy. They are part of the signature, so that ranks which differ in them get MismatchError
+    even where nothing can be lost."""
 
     @staticmethod
-    def of(policy: Policy, hosts: Sequence[Sequence[int]], packets: tuple[int, int], settings: Settings) -> Terms:
-        """Those of a policy in a group, see `Bound.of`."""
-        said = (policy.loss_bound, policy.treatment, policy.consistency) if policy.loss_bound else ()
-        return Terms(policy.priority, Bound.of(policy, hosts, packets, settings), said)
+    def of(
+        policy: Policy, hosts: Sequence[Sequence[int]], packets: tuple[int, int], settings: Settings
+    ) -> OperationPolicy:
+        """The operation policy for `policy` in a group; arguments as of `PartialPolicy.of`."""
+        signed = (policy.loss_bound, policy.treatment, isinstance(policy, PapersPolicy)) if policy.loss_bound else ()
+        return OperationPolicy(policy.priority, PartialPolicy.of(policy, hosts, packets, settings), signed)
 
 
 def can_lose(op: Op, dtype: DType) -> bool:
-    """Whether a reduction can do without a part: sums and averages of floating-point numbers can."""
+    """Whether a reduction can do without a contribution: only sums and averages of floating-point numbers can."""
     return op == Op.SUM and dtype in FLOATS

@@ -163,9 +163,8 @@ class GradientNorm(Tolerance):
     more. The first two windows are critical, and one after a window without a finite norm. The rule is that of DBLP (Ma
     et al., arXiv 2605.01989) and Accordion (Agarwal et al., MLSys 2021), whose threshold is 0.5.
 
-    The norm is that of the averaged gradient as the optimizer gets it, except that with consistency="relaxed" it is the
-    largest among the ranks, whose gradients differ. A loss scale (AMP) is a part of it: where that changes, the window
-    counts as critical.
+    The norm is that of the averaged gradient as the optimizer gets it. A loss scale (AMP) is a part of it: where that
+    changes, the window counts as critical.
     """
 
     def __init__(self, low: float, high: float, *, every_steps: int, threshold: float = 0.5) -> None:

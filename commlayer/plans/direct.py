@@ -42,8 +42,9 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
     return b.build()
 
 
-def bounded_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """From INPUT to OUTPUT, which may be the same memory; contributions, and with `relaxed` results, may be lost.
+def partial_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """From INPUT to OUTPUT, which may be the same memory; contributions may be lost, and with
+    `partial_results` results, too.
 
     Where INPUT is memory of its own, what was not counted is still there in the end. The SCALE steps are there even
     if there is nothing to divide: they are where the executor makes up for absent contributions.
@@ -51,21 +52,21 @@ def bounded_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, di
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
     longest = MESSAGE_LIMIT_BYTES * world_size
-    least = settings.bounded_message_bytes * world_size
+    least = settings.partial_message_bytes * world_size
     segment_bytes = min(max(settings.segment_bytes, least), longest)
     for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest, least_bytes=least):
         shards = partition(piece, world_size, itemsize)
-        bounded_all_reduce_segment(b, members, shards, divisor=divisor, relaxed=settings.relaxed)
+        partial_all_reduce_segment(b, members, shards, divisor=divisor, partial_results=settings.partial_results)
     return b.build()
 
 
-def bounded_all_reduce_segment(
+def partial_all_reduce_segment(
     b: PlanBuilder,
     members: Sequence[int],
     shards: Sequence[Range],
     *,
     divisor: int,
-    relaxed: bool,
+    partial_results: bool,
     after: Sequence[int] = (),
     weight: int = 1,
 ) -> list[int]:
@@ -77,18 +78,18 @@ def bounded_all_reduce_segment(
     own = shards[me]
     for i in others(members, me):
         if shards[i].length:
-            b.send(members[i], INPUT, *shards[i], after, bounded=True)
+            b.send(members[i], INPUT, *shards[i], after, partial=True)
     done: list[int] = []
     if own.length:
         done = [b.copy(INPUT, own.offset, OUTPUT, *own, after)]
-        done += [b.recv_reduce(members[i], OUTPUT, *own, done[:1], bounded=True) for i in others(members, me)]
+        done += [b.recv_reduce(members[i], OUTPUT, *own, done[:1], partial=True) for i in others(members, me)]
         done = [b.scale(OUTPUT, *own, divisor, done, weight=weight)]
         for i in others(members, me):
-            b.send(members[i], OUTPUT, *own, done, bounded=relaxed)
+            b.send(members[i], OUTPUT, *own, done, partial=partial_results)
     # Where INPUT is OUTPUT, this overwrites what this rank's own send of that shard reads: as in all_reduce_segment,
     # the owner has ended that message before, and counts nothing of it any more.
     received = [i for i in others(members, me) if shards[i].length]
-    return done + [b.recv_copy(members[i], OUTPUT, *shards[i], bounded=relaxed) for i in received]
+    return done + [b.recv_copy(members[i], OUTPUT, *shards[i], partial=partial_results) for i in received]
 
 
 def all_reduce_segment(
@@ -130,7 +131,7 @@ def reduce_segment(
     begin: Sequence[int] = (),
     after: Sequence[int] = (),
     target: Buffer = OUTPUT,
-    bounded: bool = False,
+    partial: bool = False,
 ) -> list[int]:
     """Reduces what the other members send into a range of `target`; returns what ends when all is in.
 
@@ -139,7 +140,7 @@ def reduce_segment(
     """
     me = members.index(b.rank)
     if window is None:
-        return [*after, *(b.recv_reduce(members[i], target, *own, begin, bounded=bounded) for i in others(members, me))]
+        return [*after, *(b.recv_reduce(members[i], target, *own, begin, partial=partial) for i in others(members, me))]
     slot, free = window.take()
     received = {}
     for i in others(members, me):
@@ -193,15 +194,15 @@ def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, diviso
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
     length = numel * itemsize
-    bounded = settings.bounded
+    partial = settings.partial
     pieces = per_rank_segments(length, world_size, itemsize, settings)
-    window = ordered_window(b, world_size, pieces) if _ordered(world_size, settings) and not bounded else None
+    window = ordered_window(b, world_size, pieces) if _ordered(world_size, settings) and not partial else None
     for piece in pieces:
         for peer in others(members, rank):
-            b.send(peer, INPUT, peer * length + piece.offset, piece.length, bounded=bounded)
+            b.send(peer, INPUT, peer * length + piece.offset, piece.length, partial=partial)
         own = b.copy(INPUT, rank * length + piece.offset, OUTPUT, *piece)
-        done = reduce_segment(b, members, piece, window=window, begin=[own], bounded=bounded)
-        if divisor > 1 or bounded:
+        done = reduce_segment(b, members, piece, window=window, begin=[own], partial=partial)
+        if divisor > 1 or partial:
             b.scale(OUTPUT, *piece, divisor, done)
     return b.build()
 
@@ -270,20 +271,20 @@ def reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, 
     cuts = [dict(zip(owners, partition(piece, len(owners), itemsize), strict=True)) for piece in pieces]
     owned = [shards[rank] for shards in cuts if rank in shards]
     window = ordered_window(b, world_size, owned) if owned and _ordered(world_size, settings) else None
-    partial = Window(b, max((own.length for own in owned if rank != root), default=0), ORDERED_SEGMENTS)
+    sums = Window(b, max((own.length for own in owned if rank != root), default=0), ORDERED_SEGMENTS)
     for shards in cuts:
         for peer in others(members, rank):
             if peer in shards and shards[peer].length:
                 b.send(peer, OUTPUT, *shards[peer])
         own = shards.get(rank, Range(0, 0))
         if rank != root and own.length:
-            at, free = partial.take()
+            at, free = sums.take()
             here = Range(at, own.length)
             began = b.copy(OUTPUT, own.offset, SCRATCH, *here, free)
             done = reduce_segment(b, members, here, window=window, begin=[began], target=SCRATCH)
             if divisor > 1:
                 done = [b.scale(SCRATCH, *here, divisor, [began, *done])]
-            partial.release([b.send(root, SCRATCH, *here, [began, *done])])
+            sums.release([b.send(root, SCRATCH, *here, [began, *done])])
         elif rank == root and own.length:
             done = reduce_segment(b, members, own, window=window)
             if divisor > 1:
@@ -315,7 +316,7 @@ def barrier_segment(b: PlanBuilder, members: Sequence[int], after: Sequence[int]
 
 def per_rank_segments(length: int, world_size: int, itemsize: int, settings: Settings) -> list[Range]:
     """Cuts what each rank contributes, or gets, so that one segment of all ranks together has the usual size."""
-    least = settings.bounded_message_bytes
+    least = settings.partial_message_bytes
     segment_bytes = max(settings.segment_bytes // world_size, least, 1)
     return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES, least_bytes=least)
 

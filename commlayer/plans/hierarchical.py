@@ -24,8 +24,8 @@ INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, B
 NETWORK_LAG = 8
 """Enough segments to fill a long or fast path while the last one comes back."""
 
-BOUNDED_LAG = 2
-"""Likewise of bounded ones, which are longer."""
+PARTIAL_LAG = 2
+"""Likewise of partial ones, which are longer."""
 
 Hosts = tuple[tuple[int, ...], ...]
 
@@ -58,14 +58,15 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     return b.build()
 
 
-def bounded_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """From INPUT to OUTPUT, which may be the same; what hosts contribute, and with `relaxed` results, may be lost.
+def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """From INPUT to OUTPUT, which may be the same; contributions of hosts may be lost, and
+    with `partial_results` results, too.
 
     What crosses the network is the sum of a host, so that is what is counted or not. Each owner makes it in its INPUT:
     where it owns a shard, INPUT has the host's sum afterwards, and elsewhere what it had. So what was not counted is
     still there, once: with the owner, which can contribute it another time for its whole host.
 
-    Segments are as long as the messages between hosts need (see `direct.bounded_all_reduce`), so each takes several
+    Segments are as long as the messages between hosts need (see `direct.partial_all_reduce`), so each takes several
     rounds through staging, on its way there and back. A round is: copy to staging; post; await all; read. A slot is
     written in round k + 2 after awaiting everybody's post of k + 1, which follows their reading of k.
     """
@@ -77,7 +78,7 @@ def bounded_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
     members = [host[me] for host in hosts] if me < owners else []
     messages = owners * len(hosts)
     longest = MESSAGE_LIMIT_BYTES * messages
-    segment_bytes = min(max(settings.segment_bytes, settings.bounded_message_bytes * messages), longest)
+    segment_bytes = min(max(settings.segment_bytes, settings.partial_message_bytes * messages), longest)
     slot_bytes, part_bytes = staging_area(settings.staging_bytes, 1, owners, itemsize)
     chain = b.chain()
 
@@ -114,7 +115,7 @@ def bounded_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
         for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
     ]
     results: list[list[int]] = []
-    lag = min(BOUNDED_LAG, len(cuts) - 1)
+    lag = min(PARTIAL_LAG, len(cuts) - 1)
     for i in range(len(cuts) + lag):
         if i < len(cuts):
             with chain:
@@ -123,8 +124,14 @@ def bounded_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
             if members:
                 shards = partition(cuts[i][me], len(hosts), itemsize)
                 # Rescaling counts ranks; where hosts differ in size it is not asked for.
-                done = direct.bounded_all_reduce_segment(
-                    b, members, shards, divisor=divisor, relaxed=settings.relaxed, after=chain.tail, weight=len(local)
+                done = direct.partial_all_reduce_segment(
+                    b,
+                    members,
+                    shards,
+                    divisor=divisor,
+                    partial_results=settings.partial_results,
+                    after=chain.tail,
+                    weight=len(local),
                 )
             results.append(done)
         if i >= lag:

@@ -1,6 +1,6 @@
 """Runs the plans of all ranks together on numpy arrays: what a plan means, without sockets, threads or time.
 
-It can lose what a plan allows to be lost: parts of bounded messages then never arrive.
+It can lose what a plan allows to be lost: parts of partial messages then never arrive.
 
 The order of events is random (and repeatable): any order that the dependencies allow may happen, and every transfer
 happens in two parts at different times, as packets and parallel processes would have it. So a missing dependency or a
@@ -45,7 +45,7 @@ def run(
 ) -> list[list[tuple[int, int]]]:
     """Executes plans[r] on inputs[r] and outputs[r], flat arrays of one dtype, until every step is done.
 
-    `loss` is the probability that a part of a bounded message is lost; with `rescale` SCALE steps make up for it.
+    `loss` is the probability that a part of a partial message is lost; with `rescale` SCALE steps make up for it.
     Returns, by rank, the (offset, length) in bytes of INPUT that were not counted, as `Handle.missing` does.
 
     Raises RuntimeError when no step can go on: a deadlock, or messages without a match.
@@ -83,7 +83,7 @@ class Interpreter:
         self.loss, self.rescale = loss, rescale
         self.missing: list[list[tuple[int, int]]] = [[] for _ in plans]
         self.absent = [np.zeros(len(output), np.int64) for output in outputs]  # contributions, by element
-        self.bounded = [plan.steps["flags"].astype(bool).tolist() for plan in plans]
+        self.partial = [plan.steps["flags"].astype(bool).tolist() for plan in plans]
         self.steps = [plan.steps[FIELDS].tolist() for plan in plans]
         self.successors = [plan.successors.tolist() for plan in plans]
         self.dependencies = [plan.steps["dependencies"].tolist() for plan in plans]
@@ -145,7 +145,7 @@ class Interpreter:
             self.events += [Event(*each, 0, 1) for each in woken]
         elif kind == StepKind.SEND:
             data = self.part(rank, peer, source, source_offset + offset, length)
-            lost = self.bounded[rank][step] and self.random.random() < self.loss
+            lost = self.partial[rank][step] and self.random.random() < self.loss
             if lost and source == Buffer.INPUT:
                 self.missing[rank].append((source_offset + offset, length))
             self.arrive((rank, peer, message), offset, data, lost)

@@ -61,7 +61,7 @@ STEP = np.dtype(
 FIELDS = [name for name in STEP.names or () if name != "flags"]
 """What makes a step what it is; the flags only say how."""
 
-BOUNDED = 1
+PARTIAL = 1
 """Flag of a network step: it may lose packets, up to the bound of the operation (CL_STEP_PARTIAL)."""
 
 SCRATCH_ALIGNMENT_BYTES = 64
@@ -86,8 +86,8 @@ class Plan:
     """How much of each rank's staging this plan addresses, from offset 0."""
     posts: int
     """How far this rank's host counter rises from start to end; equal on all ranks of the operation."""
-    bounded: bool = False
-    """Whether it has bounded steps: such an all-reduce goes from INPUT to OUTPUT, the others are in place."""
+    partial: bool = False
+    """Whether it has partial steps: such an all-reduce goes from INPUT to OUTPUT, the others are in place."""
     signature: int = 0
     """Of the collective as a whole, 32 bits, the same on all ranks, so that they can tell whether they called the same;
     0: they cannot."""
@@ -136,7 +136,7 @@ class PlanBuilder:
         self.posts = 0
         self._steps: list[tuple[int, int, int, int, int, int, int, int, int]] = []
         self._successors: list[list[int]] = []
-        self._bounded: list[int] = []
+        self._partial: list[int] = []
         self._sent = [0] * world_size
         self._received = [0] * world_size
         self._scratch_bytes = 0
@@ -154,31 +154,31 @@ class PlanBuilder:
         return offset
 
     def send(
-        self, peer: int, source: Buffer, offset: int, length: int, after: Sequence[int] = (), *, bounded: bool = False
+        self, peer: int, source: Buffer, offset: int, length: int, after: Sequence[int] = (), *, partial: bool = False
     ) -> int:
         """Sends a range to `peer`; done when the peer has acknowledged all of it.
 
-        `bounded`, here and at the receiver: part of it may be lost, up to the bound of the operation.
+        `partial`, here and at the receiver: part of it may be lost, up to the bound of the operation.
         """
         message = self._sent[peer]
         self._sent[peer] += 1
-        return self._add(StepKind.SEND, peer, source, 0, offset, 0, length, message, after, bounded)
+        return self._add(StepKind.SEND, peer, source, 0, offset, 0, length, message, after, partial)
 
     def recv_copy(
-        self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, bounded: bool = False
+        self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, partial: bool = False
     ) -> int:
         """target = what `peer` sent."""
         message = self._received[peer]
         self._received[peer] += 1
-        return self._add(StepKind.RECV_COPY, peer, 0, target, 0, offset, length, message, after, bounded)
+        return self._add(StepKind.RECV_COPY, peer, 0, target, 0, offset, length, message, after, partial)
 
     def recv_reduce(
-        self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, bounded: bool = False
+        self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, partial: bool = False
     ) -> int:
         """target = target (op) what `peer` sent, packet by packet in order of arrival."""
         message = self._received[peer]
         self._received[peer] += 1
-        return self._add(StepKind.RECV_REDUCE, peer, 0, target, 0, offset, length, message, after, bounded)
+        return self._add(StepKind.RECV_REDUCE, peer, 0, target, 0, offset, length, message, after, partial)
 
     def copy(
         self,
@@ -243,7 +243,7 @@ class PlanBuilder:
             columns = np.array(self._steps, np.int64).T
             for name, column in zip(FIELDS, columns, strict=False):
                 steps[name] = column
-            steps["flags"][self._bounded] = BOUNDED
+            steps["flags"][self._partial] = PARTIAL
         lengths = np.fromiter(map(len, self._successors), np.int64, count)
         ends = np.cumsum(lengths)
         steps["successor_first"] = ends - lengths
@@ -260,7 +260,7 @@ class PlanBuilder:
             self._scratch_bytes,
             self._staging_bytes,
             self.posts,
-            bool(self._bounded),
+            bool(self._partial),
         )
 
     def _move(
@@ -292,7 +292,7 @@ class PlanBuilder:
         length: int,
         message: int,
         after: Sequence[int],
-        bounded: bool = False,
+        partial: bool = False,
     ) -> int:
         if length <= 0 and kind < StepKind.POST:
             raise ValueError(f"rank {self.rank}: a {kind.name} step of {length} bytes; skip empty ranges")
@@ -303,7 +303,7 @@ class PlanBuilder:
         for step in after:
             self._successors[step].append(index)
         self._successors.append([])
-        if bounded:
-            self._bounded.append(index)
+        if partial:
+            self._partial.append(index)
         self._steps.append((kind, peer, source, target, source_offset, target_offset, length, message, len(after)))
         return index

@@ -34,7 +34,7 @@ def plan_for(
     average: bool = False,
     root: int = 0,
     element: str = "",
-    said: tuple[object, ...] = (),
+    signed: tuple[object, ...] = (),
     settings: Settings,
 ) -> Plan:
     """The plan of `rank` for a collective among the group ranks in `hosts`. Cached: the same object each time.
@@ -43,13 +43,13 @@ def plan_for(
     reduce_scatter, and of INPUT for all_gather; it means nothing to barrier. `itemsize` is bytes per element.
     `average` divides by the number of ranks. `root` is the source of broadcast and
     the target of reduce. `element` names the type of the elements: ranks with another one get MismatchError,
-    and so do ranks with another `said`.
+    and so do ranks with another `signed`.
 
     Raises ConfigError when the staging in `settings` is too small for this many ranks.
     """
     plan = _plan(collective, rank, hosts, numel, itemsize, average, root, settings)
     sizes = (numel, root) if collective in SIZED else ()
-    return dataclasses.replace(plan, signature=sign(collective, itemsize, average, sizes, settings, element, said))
+    return dataclasses.replace(plan, signature=sign(collective, itemsize, average, sizes, settings, element, signed))
 
 
 SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
@@ -76,14 +76,14 @@ def _plan(
         case "all_reduce":
             if one_host:
                 return host.all_reduce(rank, n, numel, itemsize, divisor, settings)
-            if not flat and settings.bounded and (len(hosts) - 1) * length > settings.exchange_limit_bytes:
-                return hierarchical.bounded_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
+            if not flat and settings.partial and (len(hosts) - 1) * length > settings.exchange_limit_bytes:
+                return hierarchical.partial_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
             if not flat:
                 return hierarchical.all_reduce(rank, hosts, numel, itemsize, divisor, settings)
             if settings.algorithm == "auto" and (n - 1) * length <= settings.exchange_limit_bytes:
                 return direct.exchange(rank, n, numel, itemsize, divisor)
-            if settings.bounded:
-                return direct.bounded_all_reduce(rank, n, numel, itemsize, divisor, settings)
+            if settings.partial:
+                return direct.partial_all_reduce(rank, n, numel, itemsize, divisor, settings)
             if _ring(n, length // n, settings):
                 return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
             return direct.all_reduce(rank, n, numel, itemsize, divisor, settings)
@@ -92,7 +92,7 @@ def _plan(
                 return host.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
             if not flat:
                 return hierarchical.reduce_scatter(rank, hosts, numel, itemsize, divisor, settings)
-            if _ring(n, length, settings) and not settings.bounded:
+            if _ring(n, length, settings) and not settings.partial:
                 return ring.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
             return direct.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
         case "all_gather":

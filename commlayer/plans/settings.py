@@ -25,19 +25,19 @@ class Settings:
     small_bytes: int = 64 << 10
     """Within a host, an all-reduce up to this size synchronises once, and every rank reduces all of it."""
 
-    bounded: bool = False
+    partial: bool = False
     """Contributions to a reduction may be lost between hosts, up to the operation's bound. With several ranks per host
     only to an all-reduce: their other plans lose nothing."""
-    relaxed: bool = False
-    """With `bounded`: results may be lost on their way to the other ranks, too, where the former value stays."""
-    bounded_message_bytes: int = 0
-    """With `bounded`: length of a message that a tensor is not cut below: of a short one no packet may be lost."""
+    partial_results: bool = False
+    """With `partial`: results may be lost on their way to the other ranks, too, where the former value stays."""
+    partial_message_bytes: int = 0
+    """With `partial`: length of a message that a tensor is not cut below: of a short one no packet may be lost."""
 
     def __post_init__(self) -> None:
         if self.algorithm not in ("auto", "direct", "ring"):
             raise ConfigError(f"algorithm {self.algorithm!r} is none of 'auto', 'direct', 'ring'")
         if self.segment_bytes < 1:
             raise ConfigError(f"segment_bytes must be at least 1, not {self.segment_bytes}")
-        for name in ("exchange_limit_bytes", "staging_bytes", "small_bytes", "bounded_message_bytes"):
+        for name in ("exchange_limit_bytes", "staging_bytes", "small_bytes", "partial_message_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}")

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from ..config import LOSS_LIMIT as LOSS_LIMIT
+from ..config import LOSS_BOUND_MAX as LOSS_BOUND_MAX
 
 if TYPE_CHECKING:
     from ..plans.plan import Plan
@@ -62,10 +62,11 @@ ADAPTIVE_DEADLINE_US = (1 << 64) - 1
 
 @dataclasses.dataclass(frozen=True)
 class Qos:
-    """What the bounded steps of a plan may lose. All ranks must have the same, but for what `protect` holds."""
+    """What the partial steps of a plan may lose. All ranks must pass equal values, except for the map at `protect`."""
 
-    loss_ppm: int
-    """Of each message's packets, rounded down, this many in a million may be missing at its end."""
+    loss_bound: float
+    """Share of each message's packets that may be missing at its end, 0 to LOSS_BOUND_MAX; the number of packets is
+    rounded down."""
     treatment: Treatment = Treatment.FEEDBACK
     deadline_us: int = ADAPTIVE_DEADLINE_US
     """After the start; later, a message within its bound waits no more for packets that stall. 0: none."""

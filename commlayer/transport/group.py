@@ -293,13 +293,12 @@ class NativeGroup:
             self._idle.notify_all()
 
     def _native_qos(self, qos: base.Qos, priority: int, dtype: base.DType, op: base.Op) -> Any:
-        limit = int(base.LOSS_LIMIT * 1e6)
         wrong = ""
-        if not 0 <= qos.loss_ppm <= limit:
-            wrong = f"loss_ppm={qos.loss_ppm}: use 0 to {limit}"
+        if not 0 <= qos.loss_bound <= base.LOSS_BOUND_MAX:
+            wrong = f"loss_bound={qos.loss_bound}: use 0 to {base.LOSS_BOUND_MAX}"
         elif qos.treatment not in list(base.Treatment):
             wrong = f"treatment={qos.treatment}: use one of {', '.join(each.name for each in base.Treatment)}"
-        elif qos.loss_ppm and (dtype not in base.FLOATS or op != base.Op.SUM):
+        elif qos.loss_bound and (dtype not in base.FLOATS or op != base.Op.SUM):
             wrong = f"{op.name} of {dtype.name}: only sums of floating-point numbers can do without a part"
         elif qos.protect and qos.protect_bytes <= 0:
             wrong = f"protect_bytes={qos.protect_bytes}: say how many bytes a bit of the map stands for"
@@ -310,7 +309,7 @@ class NativeGroup:
             {
                 "priority": priority,
                 "treatment": qos.treatment,
-                "loss_ppm": qos.loss_ppm,
+                "loss_ppm": round(qos.loss_bound * 1e6),
                 "deadline_us": qos.deadline_us,
                 "protect": ffi.cast("const uint64_t *", qos.protect),
                 "protect_bytes": qos.protect_bytes,

@@ -94,7 +94,7 @@ def meaning(shape: Shape, rank: int, world: int) -> Meaning:
     length = shape.numel * shape.itemsize
     match shape.collective:
         case "all_reduce":
-            return Meaning(length, length, not shape.settings.bounded, [Clause(0, 0, length, ALL)])
+            return Meaning(length, length, not shape.settings.partial, [Clause(0, 0, length, ALL)])
         case "reduce":
             return Meaning(length, length, True, [Clause(0, 0, length, ALL)] if rank == shape.root else [])
         case "broadcast":
@@ -165,15 +165,15 @@ def sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
     return Shape(collective, min(numel, most), itemsize, average, chance.randrange(world), settings)
 
 
-def bounded_sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
+def partial_sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
     """A shape of which contributions may be lost."""
     world, itemsize = len(hosts), chance.choice((2, 4, 8))
     numel = chance.choice((100, 5003, 20_000, 65_536, 150_001))
     settings = Settings(
         segment_bytes=chance.choice((16 << 10, 64 << 10, 256 << 10)),
         exchange_limit_bytes=0,  # that plan loses nothing
-        bounded=True,
-        bounded_message_bytes=chance.choice((0, 8 << 10, 64 << 10)),
+        partial=True,
+        partial_message_bytes=chance.choice((0, 8 << 10, 64 << 10)),
     )
     loss_ppm = chance.choice((20_000, 100_000, 300_000, 500_000))
     most = 600_000 // (world * itemsize)
@@ -206,8 +206,8 @@ def shapes(hosts: Hosts) -> Iterator[Shape]:
             yield sample(hosts, collective, chance)
     if len(hosts) == world:
         for _ in range(3 if world in MIDDLE_WORLDS else SAMPLES):
-            yield bounded_sample(hosts, "all_reduce", chance)
-            yield bounded_sample(hosts, "reduce_scatter", chance)
+            yield partial_sample(hosts, "all_reduce", chance)
+            yield partial_sample(hosts, "reduce_scatter", chance)
 
 
 def plans_of(shape: Shape, hosts: Hosts) -> list[Plan]:
@@ -297,7 +297,7 @@ FABRIC_PACKETS = 4096
 def fabric() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
     """The work of bench/fabric.py: the buckets by the direct plan, then by the ring; the same, smaller, for --quick."""
     for world, scale in ((FABRIC_HOSTS, 1), (FABRIC_QUICK_HOSTS, 2)):
-        direct = Settings(bounded=True, bounded_message_bytes=40 * FABRIC_PACKETS)
+        direct = Settings(partial=True, partial_message_bytes=40 * FABRIC_PACKETS)
         yield (
             tuple((rank,) for rank in range(world)),
             (

@@ -104,7 +104,7 @@ def test_what_the_network_loses_is_found_in_the_results(tmp_path: Path) -> None:
     scenario, out = tmp_path / "lossy.toml", tmp_path / "out.json"
     scenario.write_text(LOSSY)
     bound = "commlayer:loss_bound=0.05"
-    variants = ["commlayer", bound, *(f"{bound}:treatment={how}" for how in ("rescale", "zero:consistency=relaxed"))]
+    variants = ["commlayer", bound, *(f"{bound}:treatment={how}" for how in ("rescale", "zero:partial_results=True"))]
     done = bench(
         *("gradients", "--scenario", str(scenario), "--backends", ",".join(variants)),
         *("--sizes", "4M", "--json", str(out), *SHORT),

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from commlayer.config import Policy
 from commlayer.errors import ConfigError
+from commlayer.loss.operation_policy import PapersPolicy
 from commlayer.tools.bench.spec import BackendSpec, Spec, expand_tcp_cc
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
@@ -36,7 +36,7 @@ def test_congestion_controls_multiply_gloo_only() -> None:
     assert expand_tcp_cc(backends, []) == backends
 
 
-SETTINGS = "commlayer:cast=float16:chunks=4:beside=64M:priority=0:loss_bound=0.01:treatment=zero:consistency=relaxed"
+SETTINGS = "commlayer:cast=float16:chunks=4:beside=64M:priority=0:loss_bound=0.01:treatment=zero:partial_results=True"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_settings_of_a_backend_are_read_back(text: str) -> None:
 def test_settings_say_what_they_mean() -> None:
     backend = BackendSpec.parse(SETTINGS)
     assert (backend.cast, backend.chunks, backend.beside_bytes) == ("float16", 4, 64 << 20)
-    assert backend.policy == Policy(priority=0, loss_bound=0.01, treatment="zero", consistency="relaxed")
+    assert backend.policy == PapersPolicy(priority=0, loss_bound=0.01)
     assert BackendSpec.parse("commlayer:priority=0:beside=1M").is_plain  # any collective can be urgent
 
 

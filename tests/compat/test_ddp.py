@@ -94,7 +94,7 @@ def _join(rank: int, size: int, divide_by_initial_world_size: bool) -> Any:
 
 @pytest.mark.parametrize("divide_by_initial_world_size", [True, False])
 def test_join_of_uneven_inputs(divide_by_initial_world_size: bool) -> None:
-    """False has C++ wait for a work of ours of which Python holds nothing any more: see launcher.py."""
+    """False has C++ wait for a work of ours of which Python holds nothing any more: see frontend/submit.py."""
     same_as_gloo(_join, 3, divide_by_initial_world_size)
 
 

@@ -59,7 +59,7 @@ def check_structure(plans: Sequence[Plan], inputs: Sequence[Array], outputs: Seq
                 assert source_offset + length <= sizes[source]
             if kind in WRITES:
                 assert target_offset + length <= sizes[target]
-                assert target != Buffer.INPUT or plan.bounded
+                assert target != Buffer.INPUT or plan.partial
     assert sends == receives
 
 

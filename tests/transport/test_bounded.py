@@ -24,9 +24,9 @@ Result = tuple[Array, Array, npt.NDArray[np.bool_]]
 NUMEL = 500_003  # 2 MB: several hundred packets for each owner
 
 
-def plan(group: NativeGroup, divisor: int = 1, relaxed: bool = False) -> Plan:
-    settings = Settings(bounded=True, relaxed=relaxed, bounded_message_bytes=200 * group.packet_bytes)
-    return direct.bounded_all_reduce(group.rank, group.size, NUMEL, 4, divisor, settings)
+def plan(group: NativeGroup, divisor: int = 1, partial_results: bool = False) -> Plan:
+    settings = Settings(partial=True, partial_results=partial_results, partial_message_bytes=200 * group.packet_bytes)
+    return direct.partial_all_reduce(group.rank, group.size, NUMEL, 4, divisor, settings)
 
 
 def all_reduce(group: NativeGroup, step: int, qos: Qos, divisor: int = 1, *, in_place: bool = False) -> Result:
@@ -66,7 +66,7 @@ def check(results: list[Result], treatment: Treatment, divisor: int) -> float:
 @pytest.mark.parametrize("treatment", Treatment)
 @pytest.mark.parametrize("divisor", [1, 3])
 def test_the_result_is_what_was_counted(size: int, treatment: Treatment, divisor: int) -> None:
-    qos = Qos(30_000, treatment)
+    qos = Qos(0.03, treatment)
     divisor = 1 if divisor == 1 else size
     with World([(rank,) for rank in range(size)], loss_ppm=20_000) as world, world.open_group() as team:
         missing = 0.0
@@ -81,7 +81,7 @@ def test_the_result_is_what_was_counted(size: int, treatment: Treatment, divisor
 
 
 def test_ends_that_send_packets_of_different_sizes_agree_on_what_was_counted() -> None:
-    qos = Qos(30_000)
+    qos = Qos(0.03)
     with World([(0,), (1,), (2,)], loss_ppm=20_000, mtus=[1500, 1000, 1200]) as world, world.open_group() as team:
         results = world.on_each(partial(step_of, team, {"step": 0, "qos": qos}))
         assert 0 < check(results, Treatment.FEEDBACK, 1) <= 0.03
@@ -91,8 +91,8 @@ def of_hosts(group: NativeGroup, step: int, qos: Qos) -> tuple[Array, Array, Arr
     """Input, output, and what this rank may contribute another time: of its whole host."""
     exact = np.random.default_rng(100 * step + group.rank).normal(size=NUMEL).astype("f4")
     source, target = exact.copy(), np.full(NUMEL, np.nan, "f4")
-    settings = Settings(bounded=True, bounded_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes)
-    plan = hierarchical.bounded_all_reduce(group.rank, group.hosts, NUMEL, 4, group.size, settings)
+    settings = Settings(partial=True, partial_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes)
+    plan = hierarchical.partial_all_reduce(group.rank, group.hosts, NUMEL, 4, group.size, settings)
     memory = source.ctypes.data, target.ctypes.data
     handle = group.submit(plan, *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos)
     handle.wait()
@@ -107,7 +107,7 @@ def test_what_hosts_count_and_what_they_have_left_is_everything(hosts: tuple[tup
     with World(hosts, loss_ppm=20_000) as world, world.open_group() as team:
         size = sum(map(len, hosts))
         for step in range(3):
-            results = world.on_each(lambda rank, step=step: of_hosts(team[rank], step, Qos(50_000)))  # type: ignore[misc]
+            results = world.on_each(lambda rank, step=step: of_hosts(team[rank], step, Qos(0.05)))  # type: ignore[misc]
             everything = np.stack([exact for exact, _, _ in results]).astype("f8").sum(0)
             left = np.stack([left for _, _, left in results]).astype("f8").sum(0)
             np.testing.assert_allclose(size * results[0][1] + left, everything, rtol=1e-4, atol=1e-4)
@@ -124,11 +124,11 @@ def test_a_host_that_is_not_counted_is_made_up_for_as_a_whole(treatment: Treatme
             group = team[rank]
             ones = np.ones(NUMEL, "f4")
             settings = Settings(
-                bounded=True, bounded_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes
+                partial=True, partial_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes
             )
-            plan = hierarchical.bounded_all_reduce(rank, group.hosts, NUMEL, 4, 4, settings)
+            plan = hierarchical.partial_all_reduce(rank, group.hosts, NUMEL, 4, 4, settings)
             memory = ones.ctypes.data
-            qos = Qos(50_000, treatment)
+            qos = Qos(0.05, treatment)
             group.submit(plan, memory, memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos).wait()
             return ones
 
@@ -139,7 +139,7 @@ def test_a_host_that_is_not_counted_is_made_up_for_as_a_whole(treatment: Treatme
 @pytest.mark.parametrize("wire", ["mem", "udp"])
 def test_nothing_is_missing_where_nothing_is_lost(wire: str) -> None:
     with World([(0,), (1,), (2,)], wire) as world, world.open_group() as team:
-        qos = Qos(300_000, deadline_us=0)
+        qos = Qos(0.3, deadline_us=0)
         results = world.on_each(lambda rank: all_reduce(team[rank], 0, qos))
         lost = sum(engine.stats()["packets_lost"] for engine in world.engines)
         share = check(results, Treatment.FEEDBACK, 1)
@@ -148,7 +148,7 @@ def test_nothing_is_missing_where_nothing_is_lost(wire: str) -> None:
 
 def test_many_losses_within_a_wide_bound() -> None:
     with World([(0,), (1,)], loss_ppm=200_000) as world, world.open_group() as team:
-        share = check(world.on_each(lambda rank: all_reduce(team[rank], 0, Qos(500_000))), Treatment.FEEDBACK, 1)
+        share = check(world.on_each(lambda rank: all_reduce(team[rank], 0, Qos(0.5))), Treatment.FEEDBACK, 1)
         assert 0.05 < share < 0.5
 
 
@@ -156,7 +156,7 @@ def test_protected_blocks_arrive() -> None:
     with World([(0,), (1,)], loss_ppm=100_000) as world, world.open_group() as team:
         bits = np.random.default_rng(1).random(-(-NUMEL * 4 // 1024 // 64) * 64) < 0.1
         words = np.packbits(bits, bitorder="little").view(np.uint64)
-        qos = Qos(300_000, protect=words.ctypes.data, protect_bytes=1024)
+        qos = Qos(0.3, protect=words.ctypes.data, protect_bytes=1024)
         results = world.on_each(lambda rank: all_reduce(team[rank], 0, qos))
         assert check(results, Treatment.FEEDBACK, 1) > 0
         protected = np.repeat(bits, 256)[:NUMEL]
@@ -164,20 +164,20 @@ def test_protected_blocks_arrive() -> None:
             assert not (mask & protected).any()
 
 
-def test_relaxed_results_are_known_to_be_stale() -> None:
+def test_partial_results_are_known_to_be_stale() -> None:
     with World([(0,), (1,)], loss_ppm=50_000) as world, world.open_group() as team:
 
         def body(rank: int) -> tuple[Array, Array]:
             source = np.ones(NUMEL, "f4")
             target = np.full(NUMEL, 7, "f4")
             handle = team[rank].submit(
-                plan(team[rank], relaxed=True),
+                plan(team[rank], partial_results=True),
                 source.ctypes.data,
                 target.ctypes.data,
                 DType.F32,
                 Op.SUM,
                 timeout_s=PATIENCE_S,
-                qos=Qos(100_000, Treatment.RESCALE),
+                qos=Qos(0.1, Treatment.RESCALE),
             )
             handle.wait()
             stale = np.zeros(NUMEL, bool)
@@ -193,12 +193,12 @@ def test_relaxed_results_are_known_to_be_stale() -> None:
 @pytest.mark.parametrize(
     ("qos", "dtype", "op", "says"),
     [
-        (Qos(500_001), DType.F32, Op.SUM, "loss_ppm=500001: use 0 to 500000"),
-        (Qos(-1), DType.F32, Op.SUM, "loss_ppm=-1: use"),
-        (Qos(1000), DType.I32, Op.SUM, "SUM of I32: only sums of floating-point"),
-        (Qos(1000), DType.F32, Op.MAX, "MAX of F32: only sums"),
-        (Qos(1000, 7), DType.F32, Op.SUM, "treatment=7: use one of FEEDBACK"),  # type: ignore[arg-type]
-        (Qos(1000, protect=8), DType.F32, Op.SUM, "protect_bytes=0: say"),
+        (Qos(0.500001), DType.F32, Op.SUM, "loss_bound=0.500001: use 0 to 0.5"),
+        (Qos(-0.1), DType.F32, Op.SUM, "loss_bound=-0.1: use"),
+        (Qos(0.001), DType.I32, Op.SUM, "SUM of I32: only sums of floating-point"),
+        (Qos(0.001), DType.F32, Op.MAX, "MAX of F32: only sums"),
+        (Qos(0.001, 7), DType.F32, Op.SUM, "treatment=7: use one of FEEDBACK"),  # type: ignore[arg-type]
+        (Qos(0.001, protect=8), DType.F32, Op.SUM, "protect_bytes=0: say"),
     ],
 )
 def test_what_is_refused(qos: Qos, dtype: DType, op: Op, says: str) -> None:
@@ -210,4 +210,4 @@ def test_what_is_refused(qos: Qos, dtype: DType, op: Op, says: str) -> None:
 
 def test_a_bound_of_nothing_is_reliable() -> None:
     with World([(0,), (1,)], loss_ppm=50_000) as world, world.open_group() as team:
-        assert check(world.on_each(lambda rank: all_reduce(team[rank], 0, Qos(0))), Treatment.FEEDBACK, 1) == 0
+        assert check(world.on_each(lambda rank: all_reduce(team[rank], 0, Qos(0.0))), Treatment.FEEDBACK, 1) == 0

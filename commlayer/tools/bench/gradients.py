@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.feedback import Residual
+from ...compress.feedback import Feedback
 from ...frontend.backend import CommProcessGroup
 from ...loss.protect import as_words, blocks_of
 from . import pattern
@@ -42,7 +42,7 @@ class _Part:
     """What goes over the wire: the bucket itself, or a copy of the wire's type."""
     target: Tensor
     """Where the result comes."""
-    residual: Residual
+    residual: Feedback
     """The same for all runs."""
     owner: Tensor
     """What the residual knows the part by, in every run."""
@@ -97,10 +97,10 @@ class Gradients(Collective):
         self.results = self.buckets
         if self.feeds_back and not self.spec.cast:  # DDP takes a result where it is
             self.results = [_memory(self.count, self.dtype, f"target {run}") for run in range(_RUNS)]
-        kept = [(Residual(), piece) for piece in self.source.chunk(self.spec.chunks)]
+        kept = [(Feedback(), piece) for piece in self.source.chunk(self.spec.chunks)]
         self.parts = [self._parts(run, wire, kept) for run in range(_RUNS)]
 
-    def _parts(self, run: int, wire: torch.dtype, kept: list[tuple[Residual, Tensor]]) -> list[_Part]:
+    def _parts(self, run: int, wire: torch.dtype, kept: list[tuple[Feedback, Tensor]]) -> list[_Part]:
         def pieces(use: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
             return _memory(self.count, dtype, f"{use} {run}").chunk(self.spec.chunks)
 
@@ -137,8 +137,6 @@ class Gradients(Collective):
             return dist.all_reduce(part.source, group=group, async_op=True)
         assert isinstance(group, CommProcessGroup)  # noqa: S101  # only its policy has a bound
         part.again = part.residual.add_to(part.source, [part.owner], [0])
-        if self.spec.policy.consistency == "relaxed":
-            part.target.copy_(part.source)  # stays where a result is lost
         protect = as_words(blocks_of(part.again, part.source, group.packet_bytes))
         return group.allreduce_from(part.source, part.target, dist.AllreduceOptions(), protect)
 
@@ -195,19 +193,14 @@ class Gradients(Collective):
         return (value >> self.bits * rank & mask for rank in range(self.world))
 
     def _unaccounted(self, part: _Part) -> int:
-        """Elements in which this rank's own contribution is not what it has been told, or which were lost again.
-
-        Where results may be lost, too, the result on this rank does not tell what others have counted.
-        """
+        """Elements in which this rank's own contribution is not what it has been told, or which were lost again."""
         told = torch.ones(len(part.source), dtype=torch.bool)
         for offset, length in part.missing:
             told[offset // part.source.itemsize : (offset + length) // part.source.itemsize] = False
         wrong = sum(int((~told[start:end]).sum()) for start, end in part.again)
-        if self.spec.policy.consistency != "relaxed":
-            result = part.bucket if self.spec.cast else part.target
-            digit = result.long() >> self.bits * self.rank & (1 << self.bits) - 1
-            wrong += int((digit << self.bits * self.rank != part.source.long() * told).sum())
-        return wrong
+        result = part.bucket if self.spec.cast else part.target
+        digit = result.long() >> self.bits * self.rank & (1 << self.bits) - 1
+        return wrong + int((digit << self.bits * self.rank != part.source.long() * told).sum())
 
     @property
     def not_counted(self) -> float:

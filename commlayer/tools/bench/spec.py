@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...config import Policy
+from ...loss.operation_policy import policy_of
 from ..emulate import tcp
 from ..emulate.scenario import Scenario
 from .sizes import format_size, parse_size
@@ -65,8 +66,8 @@ class BackendSpec:
     def parse(cls, text: str) -> BackendSpec:
         """From "gloo", "gloo/cubic", "gloo/bbr:cast=float16:chunks=4" or "commlayer:loss_bound=0.01:treatment=rescale".
 
-        Besides `cast`, `chunks` and `beside` (a size) the settings are those of commlayer's `Policy`. Raises
-        ValueError.
+        Besides `cast`, `chunks` and `beside` (a size) the settings are those of commlayer's `Policy` and, for the
+        papers' rule, `partial_results`. Raises ValueError.
         """
         what, *settings = text.strip().split(":")
         name, slash, tcp_cc = what.partition("/")
@@ -91,12 +92,12 @@ class BackendSpec:
                     policy[key] = _POLICY_SETTINGS[key](value)
             except ValueError as error:
                 raise ValueError(f"backend {text!r}: {setting!r}: {error}") from None
-        return cls(name, tcp_cc or None, **own, policy=Policy(**policy))
+        return cls(name, tcp_cc or None, **own, policy=policy_of(policy))
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> BackendSpec:
         """Inverse of `dataclasses.asdict`."""
-        return cls(**{**fields, "policy": Policy(**fields["policy"])})
+        return cls(**{**fields, "policy": policy_of(fields["policy"])})
 
     @property
     def is_plain(self) -> bool:
@@ -110,9 +111,16 @@ class BackendSpec:
         parts += [f"chunks={self.chunks}"] * (self.chunks > 1)
         parts += [f"beside={format_size(self.beside_bytes)}"] * (self.beside_bytes > 0)
         for key in _POLICY_SETTINGS:
-            value = getattr(self.policy, key)
-            parts += [f"{key}={value}"] * (value != getattr(USUAL, key))
+            usual = getattr(USUAL, key, False)
+            value = getattr(self.policy, key, usual)
+            parts += [f"{key}={value}"] * (value != usual)
         return ":".join(parts)
+
+
+def _flag(text: str) -> bool:
+    if text not in ("True", "False"):
+        raise ValueError("expected True or False")
+    return text == "True"
 
 
 _SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -124,8 +132,8 @@ _POLICY_SETTINGS: dict[str, Callable[[str], Any]] = {
     "priority": int,
     "loss_bound": float,
     "treatment": str,
-    "consistency": str,
-    "protect_quantile": float,
+    "partial_results": _flag,
+    "protect_share": float,
     "deadline_s": float,
 }
 
