@@ -18,7 +18,7 @@ help:
 	@echo 'make demo         train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4 for more ranks)'
 	@echo 'make test         every test this machine can run; the others say why they are skipped'
 	@echo 'make test-torch   PyTorch'\''s own tests of a backend, gloo and commlayer side by side (minutes; test-torch-short: one)'
-	@echo 'make bench        the results in the README, measured again (minutes; the emulated links need root)'
+	@echo 'make bench        docs/results.md, measured again (minutes; the emulated links need root)'
 	@echo 'make bench-training, bench-convergence   docs/training.md and docs/convergence.md, measured again (20 minutes each, root)'
 	@echo 'make stress       docs/stress.md measured again: losses, bursts, incast, priorities, dying NICs (20 minutes, root)'
 	@echo 'make faults       faults on real processes, with a table of what was noticed when (emulated hosts need root)'

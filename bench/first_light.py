@@ -1,4 +1,4 @@
-"""What the first milestone must show, measured: runs the matrix, keeps it as JSON, writes the README's table from it.
+"""What the first milestone must show: runs the matrix, keeps it as JSON, writes the table of docs/results.md.
 
     python bench/first_light.py                          everything (about 8 minutes; the links need root)
     python bench/first_light.py --only loopback-2-large  one run, merged into the results that are there
@@ -33,7 +33,7 @@ from commlayer.tools.bench.sizes import parse_size
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/first_light.json"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/results.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 SHAPED = "--netns 4 --rate 200M --backends gloo,commlayer --tcp-cc cubic,bbr"
@@ -139,7 +139,7 @@ def row_of(claim: Claim, runs: dict[str, Any]) -> Row | None:
 
 
 def table(runs: dict[str, Any]) -> str:
-    """The README's table, as Markdown: nothing in it comes from anywhere but the results and the targets."""
+    """The table of docs/results.md: nothing in it comes from anywhere but the results and the targets."""
     lines = [
         "| all-reduce | size | figure | commlayer | best gloo | ratio | target | reached |",
         "|---|---|---|---|---|---|---|---|",
@@ -174,9 +174,9 @@ def _conditions(runs: dict[str, Any]) -> list[str]:
     return lines
 
 
-def write_readme(runs: dict[str, Any], readme: Path) -> bool:
-    """Replaces what is between the markers. False when the README does not have them."""
-    return write_between(readme, BEGIN, END, table(runs))
+def write_page(runs: dict[str, Any], page: Path) -> bool:
+    """Replaces the text between the markers. False when the page does not have them."""
+    return write_between(page, BEGIN, END, table(runs))
 
 
 def main() -> int:
@@ -197,8 +197,8 @@ def main() -> int:
             continue
         keep(RESULTS, kept)
     print(table(runs))
-    if not write_readme(runs, README):
-        print(f"README.md has no {BEGIN} and {END}: table not written there", file=sys.stderr)
+    if not write_page(runs, PAGE):
+        print(f"{PAGE.name} has no {BEGIN} and {END}: table not written there", file=sys.stderr)
     for failure in failures:
         print(failure, file=sys.stderr)
     if failures:

@@ -76,20 +76,20 @@ def test_what_was_not_measured_is_said() -> None:
     assert "| yes |" not in text
 
 
-def test_readme_changes_between_the_markers_only(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    assert first_light.write_readme({}, readme)
-    text = readme.read_text()
+def test_page_changes_between_the_markers_only(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert first_light.write_page({}, page)
+    text = page.read_text()
     assert text.startswith(f"before\n{BEGIN}\n")
     assert text.endswith(f"{END}\nafter\n")
     assert "old" not in text
-    assert first_light.write_readme({}, readme)
-    assert readme.read_text() == text
+    assert first_light.write_page({}, page)
+    assert page.read_text() == text
 
 
-def test_readme_without_markers_is_left_alone(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("text\n")
-    assert not first_light.write_readme({}, readme)
-    assert readme.read_text() == "text\n"
+def test_page_without_markers_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("text\n")
+    assert not first_light.write_page({}, page)
+    assert page.read_text() == "text\n"
