@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo 'make sim-short    1,000 seeds that nobody has seen before; make sim-asan: with ASan and UBSan'
 	@echo 'make sim-mutants  breaks the core in many ways and shows that the simulator finds each'
 	@echo 'make fabric       DLCP beside DCTCP on a simulated leaf-spine of 144 hosts: docs/fabric.md, measured again (minutes)'
+	@echo 'make settings     write the tables of docs/settings.md from commlayer/config.py'
 	@echo 'make native       build the native engine in place'
 	@echo 'make venv         the virtual environment alone, with the development tools'
 	@echo 'make clean        remove everything built, except $(VENV)'
@@ -85,6 +86,9 @@ faults: venv native
 	rm -f out/faults.json
 	$(BIN)/python -m pytest -q -rs tests/faults
 	$(BIN)/python -m tests.faults
+
+settings: native
+	$(BIN)/python -m docs.settings
 
 soak: native
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
@@ -197,7 +201,7 @@ SEED ?=
 SIM_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 # The production plans, as one file. Only numpy is needed.
-build/plans.bin: native/sim/plans.py native/include/commlayer.h commlayer/errors.py $(wildcard commlayer/plans/*.py)
+build/plans.bin: native/sim/plans.py native/include/commlayer.h commlayer/config.py commlayer/errors.py $(wildcard commlayer/plans/*.py)
 	@mkdir -p build
 	@$(SIM_PYTHON) -c 'import numpy' 2>/dev/null || { echo 'the simulator needs Python with numpy to make its plans: \
 	run `make venv`, or name one with PYTHON='; exit 1; }

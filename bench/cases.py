@@ -89,7 +89,7 @@ def urgent(title: str, scenario: str, bulk: str, *, marked: bool = False) -> Cas
         "all_reduce --sizes 64K",
         rounds=3,
         iters=20,
-        environ=(("COMMLAYER_MARK", "1"),) if marked else (),
+        environ=(("COMMLAYER_DSCP", "1"),) if marked else (),
     )
 
 

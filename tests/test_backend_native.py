@@ -27,8 +27,8 @@ UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
 WIRES = pytest.mark.parametrize("wire", [SHM, UDP], ids=["shm", "udp"])
 
 
-def _conformance(rank: int, size: int, dtypes: Sequence[torch.dtype]) -> None:
-    with ranks.job(rank, size):
+def _conformance(rank: int, size: int, dtypes: Sequence[torch.dtype], algorithm: Any = "auto") -> None:
+    with ranks.job(rank, size, pg_options=commlayer.Options(commlayer.Policy(algorithm=algorithm))):
         for number, case in enumerate(conformance.cases(dtypes=dtypes)):
             conformance.check(case, async_op=number % 2 == 0)
         dist.barrier()
@@ -44,8 +44,7 @@ def test_every_collective_is_right(wire: dict[str, str], size: int) -> None:
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
 def test_each_algorithm_is_right_over_udp(algorithm: str) -> None:
-    environ = {**UDP, "COMMLAYER_ALGORITHM": algorithm, "COMMLAYER_SEGMENT_BYTES": "8K"}
-    ranks.run(_conformance, 3, (torch.int16, torch.bool), environ=environ)
+    ranks.run(_conformance, 3, (torch.int16, torch.bool), algorithm, environ=UDP)
 
 
 def _in_flight(rank: int, size: int) -> None:

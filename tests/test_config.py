@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -24,17 +25,13 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     ("variable", "text", "value"),
     [
         ("IFNAME", "eth0, ib*,^ib3", ("eth0", "ib*", "^ib3")),
+        ("WIRE", "OFI", "ofi"),
         ("PORTS", "4", 4),
         ("SHM", "0", False),
-        ("WIRE", "ofi", "ofi"),
-        ("ALGORITHM", "Ring", "ring"),
-        ("SEGMENT_BYTES", "64K", 64 << 10),
-        ("SEGMENT_BYTES", "1048576", 1 << 20),
-        ("CONGESTION", "delay", "delay"),
         ("PEER_TIMEOUT_S", "2.5", 2.5),
         ("AUTH", "full", "full"),
+        ("DSCP", "1", True),
         ("MTU", "9000", 9000),
-        ("LOG", "debug", "debug"),
     ],
 )
 def test_each_variable_sets_its_field(variable: str, text: str, value: object) -> None:
@@ -43,49 +40,40 @@ def test_each_variable_sets_its_field(variable: str, text: str, value: object) -
     assert config == dataclasses.replace(Config(), **changes)
 
 
-def test_a_fixed_rate_takes_two_variables() -> None:
-    config = Config.from_environment({"COMMLAYER_CONGESTION": "fixed", "COMMLAYER_RATE_BPS": "200M"})
-    assert (config.congestion, config.rate_bps) == ("fixed", 200_000_000)
-    with pytest.raises(ConfigError, match="COMMLAYER_RATE_BPS=0"):
-        Config.from_environment({"COMMLAYER_CONGESTION": "fixed"})
-    for rate in ("999", "1001G", "99999999999999G", "9" * 5000):
-        with pytest.raises(ConfigError, match=r"^COMMLAYER_RATE_BPS=\d+G?: .*(use 1K to 1000G|of up to 18 digits)"):
-            Config.from_environment({"COMMLAYER_CONGESTION": "fixed", "COMMLAYER_RATE_BPS": rate})
-    with pytest.raises(ConfigError, match="COMMLAYER_RATE_BPS=5: only the fixed"):
-        Config.from_environment({"COMMLAYER_RATE_BPS": "5"})
+def test_a_provider_takes_two_variables() -> None:
+    config = Config.from_environment({"COMMLAYER_WIRE": "ofi", "COMMLAYER_OFI_PROVIDER": "Verbs"})
+    assert (config.wire, config.ofi_provider) == ("ofi", "verbs")
 
 
 @pytest.mark.parametrize(
     ("variable", "text", "remedy"),
     [
         ("SHM", "yes", "use 0 or 1"),
-        ("PORTS", "0", "1 to 8"),
-        ("PORTS", "9", "1 to 8"),
-        ("WIRE", "rdma", "udp, ofi"),
+        ("PORTS", "0", "1 to 8 (sockets)"),
+        ("PORTS", "9", "1 to 8 (sockets)"),
+        ("PORTS", "9" * 5000, "1 to 8 (sockets)"),
+        ("WIRE", "rdma", "use one of udp, ofi"),
         ("OFI_PROVIDER", "verbs", "set COMMLAYER_WIRE=ofi"),
-        ("ALGORITHM", "tree", "auto, direct, ring"),
-        ("SEGMENT_BYTES", "-1", "use a whole number"),
-        ("SEGMENT_BYTES", "64Q", "use a whole number"),
-        ("SEGMENT_BYTES", "K", "use a whole number"),
-        ("SEGMENT_BYTES", "100", "from 4K to 1G"),
-        ("SEGMENT_BYTES", "4100", "multiple of 64"),
-        ("CONGESTION", "cubic", "delay, fixed"),
         ("AUTH", "none", "header, full, off"),
-        ("PEER_TIMEOUT_S", "soon", "number of seconds"),
+        ("PEER_TIMEOUT_S", "soon", "use a number, 0.1 to 86400 (seconds)"),
         ("PEER_TIMEOUT_S", "nan", "0.1 to 86400"),
         ("PEER_TIMEOUT_S", "0", "0.1 to 86400"),
-        ("MTU", "100", "576 to 65535"),
+        ("MTU", "100", "use a whole number, 0 (automatic), or 576 to 65535 (bytes)"),
         ("MTU", "1K", "use a whole number"),
-        ("LOG", "all", "debug, info, warning, error"),
         ("IFNAME", "eth0,,eth1", "comma list"),
         ("IFNAME", "^", "comma list"),
     ],
 )
 def test_a_bad_value_is_refused_with_variable_value_and_remedy(variable: str, text: str, remedy: str) -> None:
-    with pytest.raises(ConfigError, match=remedy) as caught:
+    with pytest.raises(ConfigError) as caught:
         Config.from_environment({f"COMMLAYER_{variable}": text})
-    assert str(caught.value).startswith(f"COMMLAYER_{variable}=")
-    assert variable in ("SEGMENT_BYTES", "PEER_TIMEOUT_S", "MTU", "RATE_BPS") or text.lower() in str(caught.value)
+    assert str(caught.value).startswith(f"COMMLAYER_{variable}={text}: ")
+    assert remedy in str(caught.value)
+
+
+def test_several_sockets_are_refused_without_udp() -> None:
+    with pytest.raises(ConfigError, match=r"^COMMLAYER_PORTS=2: libfabric has no ports; set COMMLAYER_WIRE=udp"):
+        Config(wire="ofi", ports=2)
 
 
 def test_a_misspelt_variable_is_refused() -> None:
@@ -96,42 +84,34 @@ def test_a_misspelt_variable_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "remedy"),
     [
-        ("ifname", "eth0", "a tuple of names"),
-        ("ifname", (1,), "a tuple of names"),
-        ("ifname", ("eth0", "^"), "a tuple of names"),
-        ("ifname", None, "a tuple of names"),
-        ("ofi_provider", None, "a name"),
-        ("ports", 1.5, "a whole number of sockets"),
-        ("ports", True, "a whole number of sockets"),
-        ("shm", "no", "True or False"),
-        ("shm", 0, "True or False"),
-        ("mark", 2, "True or False"),
-        ("segment_bytes", "64K", "a whole number of bytes"),
-        ("rate_bps", 1e9, "a whole number of bits per second"),
-        ("peer_timeout_s", "x", "a number of seconds"),
-        ("peer_timeout_s", True, "a number of seconds"),
-        ("mtu", "9000", "a whole number of bytes"),
-        ("mtu", False, "a whole number of bytes"),
+        ("ifname", "eth0", "use a comma list of names"),
+        ("ifname", (1,), "use a comma list of names"),
+        ("ifname", ("eth0", "^"), "use a comma list of names"),
+        ("ifname", None, "use a comma list of names"),
+        ("ofi_provider", None, "use a name"),
+        ("ports", 1.5, "use a whole number"),
+        ("ports", True, "use a whole number"),
+        ("shm", "no", "use 0 or 1 (in Python: False or True)"),
+        ("shm", 0, "use 0 or 1 (in Python: False or True)"),
+        ("dscp", 2, "use 0 or 1 (in Python: False or True)"),
+        ("peer_timeout_s", "x", "use a number"),
+        ("peer_timeout_s", True, "use a number"),
+        ("mtu", "9000", "use a whole number"),
+        ("mtu", False, "use a whole number"),
+        *((word, value, "use one of") for word in ("wire", "auth") for value in (None, 1, ["udp"])),
     ],
 )
 def test_a_field_of_another_type_is_refused(field: str, value: Any, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config(**{field: value})
-    assert str(caught.value).startswith(f"Config({field}={value!r}): use {remedy}")
+    assert str(caught.value).startswith(f"COMMLAYER_{field.upper()}={value}: {remedy}")
 
 
-@pytest.mark.parametrize("field", ["wire", "algorithm", "congestion", "auth", "log"])
-def test_a_word_that_is_none_is_refused(field: str) -> None:
-    for value in (None, 1, ["udp"]):
-        with pytest.raises(ConfigError, match=f"COMMLAYER_{field.upper()}=.*: use one of"):
-            Config(**{field: value})  # type: ignore[arg-type]
-
-
-def test_every_field_of_a_config_has_its_type_checked() -> None:
-    words = {"wire", "algorithm", "congestion", "auth", "log"}
-    for name in {field.name for field in dataclasses.fields(Config)} - words:
-        with pytest.raises(ConfigError, match=rf"Config\({name}=<object"):
-            Config(**{name: object()})  # type: ignore[arg-type]
+@pytest.mark.parametrize("kind", [Config, Policy])
+def test_every_field_has_its_type_checked(kind: Any) -> None:
+    for field in dataclasses.fields(kind):
+        with pytest.raises(ConfigError, match=rf"(?i){field.name}=<object object at .*>\)?: use "):
+            kind(**{field.name: object()})
 
 
 def test_fields_of_a_config_become_plain_ones() -> None:
@@ -179,7 +159,7 @@ def test_no_matching_interface_is_an_error_that_lists_what_exists(ifname: tuple[
 )
 def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
     ((field, value),) = bad.items()
-    with pytest.raises(ConfigError, match=rf"Policy\({field}={value!r}\): use"):
+    with pytest.raises(ConfigError, match=re.escape(f"Policy({field}={value!r}): use")):
         Policy(**bad)
 
 
@@ -196,18 +176,13 @@ def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
         {"treatment": "forget"},
         {"protect_share": 1.0},
         {"protect_share": -0.1},
-        {"deadline_s": 0.0},
-        {"deadline_s": "soon"},
-        {"deadline_s": True},
-        {"deadline_s": math.nan},
-        {"deadline_s": 10**9},
-        {"deadline_s": 10**400},
-        {"deadline_s": 86401},
+        {"loss_bound": math.nan},
+        {"loss_bound": Decimal("sNaN")},
     ],
 )
 def test_a_bad_bound_is_refused(bad: dict[str, Any]) -> None:
     ((field, value),) = bad.items()
-    with pytest.raises(ConfigError, match=rf"Policy\({field}={value!r}\): use"):
+    with pytest.raises(ConfigError, match=re.escape(f"Policy({field}={value!r}): use")):
         Policy(**bad)
 
 
@@ -216,20 +191,14 @@ def test_numbers_of_any_type_become_plain_ones() -> None:
         "priority": np.uint8(3),
         "loss_bound": np.float32(0.25),
         "protect_share": Fraction(1, 4),
-        "deadline_s": 2,
     }
     policy = Policy(**numbers)
-    assert policy == Policy(priority=3, loss_bound=0.25, protect_share=0.25, deadline_s=2.0)
+    assert policy == Policy(priority=3, loss_bound=0.25, protect_share=0.25)
     assert [type(value) for value in dataclasses.asdict(policy).values() if type(value) not in (str, type(None))] == [
-        *(int, bool, float, float, float)
+        *(int, bool, float, float)
     ]
-    assert Policy(loss_bound=1e-6, deadline_s=math.inf).deadline_s == math.inf
-
-
-def test_a_bound_of_a_strange_type_is_not_refused_for_its_range() -> None:
-    strange: Any = Decimal("0.01")
-    with pytest.raises(ConfigError, match=r"use a number, not a Decimal: 0 \(nothing is lost\) to 0.5"):
-        Policy(loss_bound=strange)
+    decimal: Any = Decimal("0.01")
+    assert Policy(loss_bound=decimal).loss_bound == 0.01
 
 
 @pytest.mark.parametrize("other", [{"deterministic": True}, {"algorithm": "ring"}])

@@ -88,7 +88,7 @@ def test_what_shared_memory_carries_is_in_no_packet() -> None:
     assert max(ranks.run(_ask_in_memory, 2)) < 100  # a greeting or two
 
 
-@pytest.mark.parametrize(("heading", "struct"), [("What was lost", "cl_engine_stats"), ("Paths", "cl_path_stats")])
+@pytest.mark.parametrize(("heading", "struct"), [("Lost packets", "cl_engine_stats"), ("Paths", "cl_path_stats")])
 def test_documented_counters_exist(heading: str, struct: str) -> None:
     """docs/settings.md has those that a job may want; of a path all."""
     names = {name for name, _ in ffi.typeof(f"struct {struct}").fields}

@@ -1,17 +1,16 @@
-"""docs/settings.md has a row for everything that can be set, with its default: here it is compared with the code."""
+"""docs/settings.md has everything that can be set, with its default: here it is compared with the code."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commlayer import ByLayer, BySteps, Config, GradientNorm, HookState, Options, Policy
+from commlayer import ByLayer, BySteps, GradientNorm, HookState, Options
+from docs import settings
 from tests.documents import table
-
-ENVIRONMENT = {f"COMMLAYER_{field.name.upper()}": field.default for field in dataclasses.fields(Config)}
 
 
 def rows(heading: str) -> dict[str, list[str]]:
@@ -20,12 +19,23 @@ def rows(heading: str) -> dict[str, list[str]]:
     return {name: cells for name, *cells in body}
 
 
-def test_every_variable_has_a_row() -> None:
-    assert set(rows("Environment variables")) == set(ENVIRONMENT)
+def test_generated_tables_are_up_to_date(tmp_path: Path) -> None:
+    page = tmp_path / "settings.md"
+    page.write_text(settings.PAGE.read_text())
+    assert settings.write(page)
+    assert page.read_text() == settings.PAGE.read_text(), "run `make settings`"
 
 
-def test_every_field_of_a_policy_has_a_row() -> None:
-    assert set(rows("Policy")) == {field.name for field in dataclasses.fields(Policy)}
+def test_tables_show_defaults_as_they_are_written() -> None:
+    variables, fields = rows("Environment variables"), rows("Policy")
+    assert [variables[f"COMMLAYER_{name}"][1] for name in ("IFNAME", "SHM", "MTU")] == ["unset", "1", "0"]
+    assert [fields[name][1] for name in ("deterministic", "loss_bound", "algorithm")] == ["False", "0.0", "auto"]
+
+
+def test_a_page_without_a_marker_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "settings.md"
+    page.write_text(settings.PAGE.read_text().replace("<!-- Policy:end -->", ""))
+    assert not settings.write(page)
 
 
 @pytest.mark.parametrize(("heading", "kind"), [("Options", Options), ("HookState", HookState)])
@@ -41,15 +51,6 @@ def test_every_argument_has_a_row_with_its_default(kind: Any) -> None:
     assert found == {name: "" if each.default is each.empty else str(each.default) for name, each in arguments.items()}
 
 
-def test_every_row_says_unit_and_meaning() -> None:
+def test_every_row_says_unit_default_and_meaning() -> None:
     for heading in ("Environment variables", "Policy", "Options", "HookState"):
         assert all(unit and default and meaning for unit, default, meaning in rows(heading).values()), heading
-
-
-@pytest.mark.parametrize(("heading", "defaults"), [("Environment variables", ENVIRONMENT), ("Policy", None)])
-def test_defaults_are_those_of_the_code(heading: str, defaults: dict[str, Any] | None) -> None:
-    wanted = {field.name: field.default for field in dataclasses.fields(Policy)} if defaults is None else defaults
-    in_words = {"COMMLAYER_IFNAME": "all usable", "COMMLAYER_OFI_PROVIDER": "libfabric's first"}
-    flags = {"COMMLAYER_SHM": "1", "COMMLAYER_MARK": "0"}
-    for name, (_unit, default, _meaning) in rows(heading).items():
-        assert default == {**in_words, **flags}.get(name, str(wanted[name])), name

@@ -132,9 +132,9 @@ def test_rules_are_saved() -> None:
         (lambda: BySteps({}), r"BySteps\(\{\}\): use whole numbers of steps, the first of them 0"),
         (lambda: BySteps([(0, 0.1)]), r"BySteps\(\[\(0, 0.1\)\]\): .*as \{0: 0.001, 2000: 0.03\}"),  # type: ignore[arg-type]
         (lambda: BySteps({1: 0.1}), "the first of them 0"),
-        (lambda: BySteps({0: 1e-7}), r"BySteps\(\{0: 1e-07\}\): .*the least above 0 is 0.000001"),
+        (lambda: BySteps({0: 1e-7}), r"BySteps\(\{0: 1e-07\}\): use a number, 0 \(no loss\), or 0.000001 to 0.5"),
         (lambda: BySteps({0: 0.1, 1.5: 0.1}), "whole numbers"),  # type: ignore[dict-item]
-        (lambda: BySteps({0: 0.1, 9: 0.6}), r"BySteps\(\{9: 0.6\}\): use 0 \(nothing is lost\) to 0.5"),
+        (lambda: BySteps({0: 0.1, 9: 0.6}), r"BySteps\(\{9: 0.6\}\): use a number, 0 \(no loss\)"),
         (lambda: BySteps({0: math.nan}), r"BySteps\(\{0: nan\}\)"),
         (lambda: ByLayer(Layers(), {"haed.*": 0.1}, 0.1), "no parameter's name matches 'haed.*'"),
         (lambda: ByLayer(Layers(), {"head.*": -0.1}, 0.1), "ByLayer: -0.1 for 'head"),
@@ -153,8 +153,8 @@ def test_rules_are_saved() -> None:
         (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold="x"), "threshold='x'"),  # type: ignore[arg-type]
         (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold=math.inf), "threshold=inf"),
         (lambda: state(BySteps({0: 0.1}), loss_bound=0.1), "use one of the two"),
-        (lambda: state(BySteps({0: 0.1}), deterministic=True), "what is lost is chance"),
-        (lambda: state(BySteps({0: 0.1}), algorithm="ring"), "a ring adds losses up"),
+        (lambda: state(BySteps({0: 0.1}), deterministic=True), "losses are random"),
+        (lambda: state(BySteps({0: 0.1}), algorithm="ring"), "a ring adds up losses"),
     ],
 )
 def test_what_is_refused(make: Callable[[], Any], says: str) -> None:
@@ -247,7 +247,7 @@ class Generous(Tolerance):
 
 
 def _generous(rank: int, size: int) -> None:
-    says = rf"rank {rank}: Generous.bound for step 1 and a parameter of shape \(.*\) returned 0.9: use 0 .* to 0.5"
+    says = rf"rank {rank}: Generous.bound for step 1 and a parameter of shape \(.*\) returned 0.9: use a number, 0 .*"
     with ranks.job(rank, size), pytest.raises(RuntimeError, match=says):
         run(lambda _: Generous(), 2)
 

@@ -110,12 +110,10 @@ class CommProcessGroup(dist.ProcessGroup):
                 group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         settings = Settings(
-            algorithm=self.policy.algorithm or config.algorithm,
+            algorithm=self.policy.algorithm,
             deterministic=self.policy.deterministic,
             staging_bytes=self._native.staging_bytes,
         )
-        if config.segment_bytes:
-            settings = dataclasses.replace(settings, segment_bytes=config.segment_bytes)
         native = self._native
 
         @functools.lru_cache(maxsize=256)

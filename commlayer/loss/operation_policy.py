@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..config import Policy, Treatment
 from ..plans.settings import Settings
 from ..transport import base
-from ..transport.base import ADAPTIVE_DEADLINE_US, FLOATS, DType, Op, Qos
+from ..transport.base import FLOATS, DType, Op, Qos
 
 LOSS_BUDGET = 4
 """Packets that a message should at least be allowed to lose. With fewer, losses exceed the budget too often, and the
@@ -59,10 +59,7 @@ class PartialPolicy:
         uneven = len(set(map(len, hosts))) > 1
         if policy.loss_bound == 0 or len(hosts) == 1 or (uneven and policy.treatment == "rescale"):
             return None
-        deadline_us = ADAPTIVE_DEADLINE_US
-        if policy.deadline_s is not None:
-            deadline_us = 0 if math.isinf(policy.deadline_s) else max(int(policy.deadline_s * 1e6), 1)
-        qos = Qos(policy.loss_bound, base.Treatment[policy.treatment.upper()], deadline_us)
+        qos = Qos(policy.loss_bound, base.Treatment[policy.treatment.upper()])
         partial = dataclasses.replace(
             settings,
             partial=True,

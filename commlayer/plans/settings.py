@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
+from ..config import Algorithm
 from ..errors import ConfigError
 
 
@@ -12,7 +12,7 @@ from ..errors import ConfigError
 class Settings:
     """How plans are made. All ranks of a group must have the same."""
 
-    algorithm: Literal["auto", "direct", "ring"] = "auto"
+    algorithm: Algorithm = "auto"
     """Between hosts of one rank each; "auto" decides by world size and length. Other groups have one algorithm each."""
     deterministic: bool = False
     """Reduce in a fixed order, so that the same inputs give the same bits in every run. (Replicas agree anyway.)"""
@@ -34,8 +34,6 @@ class Settings:
     """With `partial`: length of a message that a tensor is not cut below: of a short one no packet may be lost."""
 
     def __post_init__(self) -> None:
-        if self.algorithm not in ("auto", "direct", "ring"):
-            raise ConfigError(f"algorithm {self.algorithm!r} is none of 'auto', 'direct', 'ring'")
         if self.segment_bytes < 1:
             raise ConfigError(f"segment_bytes must be at least 1, not {self.segment_bytes}")
         for name in ("exchange_limit_bytes", "staging_bytes", "small_bytes", "partial_message_bytes"):

@@ -7,7 +7,6 @@ process, addresses) and the job's secret key, and opens the native group.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import secrets
@@ -143,9 +142,7 @@ def connect(
     with rendezvous.alone():
         engine = native.Engine.shared(config)
     try:
-        # the engine has the settings of the process's first group, this group's plans have its own
-        ours = dataclasses.replace(engine.config, algorithm=config.algorithm, segment_bytes=config.segment_bytes)
-        description = {**engine.describe(), "peer": peer, "settings": ours.common(), "policy": policy}
+        description = {**engine.describe(), "peer": peer, "settings": engine.config.common(), "policy": policy}
         if rendezvous.rank == 0:
             root = _root(rendezvous.store)
             job, key, paired = _job(root, is_world)

@@ -153,7 +153,6 @@ class Engine:
         """The process's engine, opened by its first user; each user calls `release` once."""
         with cls._guard:
             if cls._shared is None:
-                log.setLevel(config.log.upper())
                 # Not atexit, which processes made by multiprocessing do not run.
                 cls._at_exit = Finalize(None, cls._linger, exitpriority=0)
                 cls._shared = cls(config, choose_ports(config))
@@ -171,9 +170,7 @@ class Engine:
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
-        names = [
-            ffi.new("char[]", each.encode()) for each in (wire or config.wire, config.congestion, config.ofi_provider)
-        ]
+        names = [ffi.new("char[]", each.encode()) for each in (wire or config.wire, "delay", config.ofi_provider)]
         options = ffi.new(
             "struct cl_engine_options *",
             {
@@ -182,12 +179,11 @@ class Engine:
                 "address_count": len(ports),
                 "datagram_bytes": self._datagram_bytes(),
                 "congestion": names[1],
-                "fixed_rate_bps": config.rate_bps,
                 "stash_bytes": STASH_BYTES,
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
                 "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
                 "mem_loss_ppm": loss_ppm,
-                "mark": config.mark,
+                "mark": config.dscp,
                 "ofi_provider": names[2],
             },
         )

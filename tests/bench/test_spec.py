@@ -40,7 +40,7 @@ SETTINGS = "commlayer:cast=float16:chunks=4:beside=64M:priority=0:loss_bound=0.0
 
 
 @pytest.mark.parametrize(
-    "text", ["gloo/bbr:cast=bfloat16:chunks=4", SETTINGS, "commlayer:loss_bound=0.1:deadline_s=inf"]
+    "text", ["gloo/bbr:cast=bfloat16:chunks=4", SETTINGS, "commlayer:loss_bound=0.1:protect_share=0.3"]
 )
 def test_settings_of_a_backend_are_read_back(text: str) -> None:
     backend = BackendSpec.parse(text)

@@ -11,7 +11,6 @@ from commlayer.plans.settings import Settings
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"algorithm": "tree"},
         {"segment_bytes": 0},
         {"exchange_limit_bytes": -1},
         {"staging_bytes": -1},

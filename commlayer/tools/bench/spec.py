@@ -134,7 +134,6 @@ _POLICY_SETTINGS: dict[str, Callable[[str], Any]] = {
     "treatment": str,
     "partial_results": _flag,
     "protect_share": float,
-    "deadline_s": float,
 }
 
 

@@ -1,0 +1,37 @@
+"""Writes the tables of docs/settings.md that come from commlayer/config.py: `make settings`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from commlayer.config import Config, Policy, rows, variable
+from commlayer.tools.bench.matrix import write_between
+
+PAGE = Path(__file__).with_name("settings.md")
+
+
+def table(settings: Any) -> str:
+    """The rows of a class of settings as a table in Markdown."""
+    lines = [
+        "| variable | unit | default | meaning |" if settings is Config else "| field | unit | default | meaning |"
+    ]
+    lines.append("|---|---|---|---|")
+    for row in rows(settings):
+        name = variable(row.name) if settings is Config else row.name
+        unit, default = row.kind.unit, row.default
+        if isinstance(default, bool):
+            unit, default = ("0 or 1", int(default)) if settings is Config else ("bool", default)
+        shown = "unset" if default in ("", ()) else f"`{default}`"
+        lines.append(f"| `{name}` | {unit} | {shown} | {row.meaning} |")
+    return "\n".join(lines)
+
+
+def write(page: Path) -> bool:
+    """Writes both tables between their markers. False if the page lacks one."""
+    tables = {kind.__name__: table(kind) for kind in (Config, Policy)}
+    return all(write_between(page, f"<!-- {name}:begin -->", f"<!-- {name}:end -->", tables[name]) for name in tables)
+
+
+if __name__ == "__main__" and not write(PAGE):
+    raise SystemExit(f"{PAGE.name} lacks a marker, such as <!-- Config:begin -->")
