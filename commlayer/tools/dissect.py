@@ -4,7 +4,7 @@ training job runs imports this.
     packet = seal(DLCP(kind="DATA", source=1, group=7, last=True) / b"payload!", key, destination=0)
     for packet in split(udp_payload): ...
 
-The format is defined in native/core/packet.h; a test holds the two together.
+The format is defined in native/protocol/packet.h; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def split(payload: bytes) -> Iterator[DLCP]:
 
 
 def tag(packet: bytes, key: bytes, destination: int, *, auth: str = "header", number_high: int = 0) -> int:
-    """The tag of a whole packet under the job's key of 16 bytes; see `cl_packet_seal` in native/core/packet.h."""
+    """The tag of a whole packet under the job's key of 16 bytes; see `cl_packet_seal` in native/protocol/packet.h."""
     implied = struct.pack("<IHH", number_high, destination, AUTHS[auth])
     is_data = packet[2] & 0x0F == 0
     rest = b"" if is_data and auth == "header" else packet[HEAD_BYTES:]

@@ -309,7 +309,7 @@ class NativeGroup:
             {
                 "priority": priority,
                 "treatment": qos.treatment,
-                "loss_ppm": round(qos.loss_bound * 1e6),
+                "loss_bound": qos.loss_bound,
                 "deadline_us": qos.deadline_us,
                 "protect": ffi.cast("const uint64_t *", qos.protect),
                 "protect_bytes": qos.protect_bytes,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("commlayer")
 
-STASH_BYTES = 16 << 20
+UNEXPECTED_LIMIT_BYTES = 16 << 20
 """Bound on memory for packets that arrive before this rank has called the operation."""
 
 LIFE_BYTES = 16
@@ -179,11 +179,11 @@ class Engine:
                 "address_count": len(ports),
                 "datagram_bytes": self._datagram_bytes(),
                 "congestion": names[1],
-                "stash_bytes": STASH_BYTES,
+                "unexpected_limit_bytes": UNEXPECTED_LIMIT_BYTES,
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
                 "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
                 "mem_loss_ppm": loss_ppm,
-                "mark": config.dscp,
+                "dscp": config.dscp,
                 "ofi_provider": names[2],
             },
         )

@@ -49,7 +49,7 @@ struct cl_cc_delay {
     double window_before;    /* of the cut on trial */
     uint32_t acked, marked;  /* packets in this round */
     double marked_part;      /* of late; 0 where nobody marks */
-    struct cl_loss_trial overflow;
+    struct cl_loss_trial loss_trial;
 };
 
 struct cl_cc {

@@ -6,8 +6,8 @@
  * What differs, and why:
  *  - The target is milliseconds, not tens of microseconds: engine threads share their cores with training and sleep for
  *    milliseconds, so packets come in bursts and a queue of that length is nothing to worry about.
- *  - Loss is taken for what it is on a lossy link, and does not slow us, unless overflow.h says that a buffer is full:
- *    then it is shallower than the target. The window shrinks, and so does the target.
+ *  - Loss is taken for what it is on a lossy link, and does not slow us, unless loss_trial.h says that a buffer is
+ * full: then it is shallower than the target. The window shrinks, and so does the target.
  *  - Where several hosts send to one, the receiver tells what is everyone's share (ingress.h). Whoever has to slow down
  *    goes there at once, and whoever finds no queue comes up to it at once.
  */
@@ -93,11 +93,11 @@ static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
     if (delay->calm_rounds > SHARE_CALM_ROUNDS || !sample->crowded)
         delay->sharing = false;
     if (cut) {
-        cl_loss_trial_skip(&delay->overflow);
+        cl_loss_trial_skip(&delay->loss_trial);
         return;
     }
     bool queued = cc->queue_us > target_us / 2 || sample->crowded;
-    enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(&delay->overflow, queued);
+    enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(&delay->loss_trial, queued);
     if (verdict == CL_LOSS_TRIAL_FULL) {
         overflowed(cc, sample);
     } else if (verdict == CL_LOSS_TRIAL_LOSSY) {
@@ -146,7 +146,7 @@ static void pace(struct cl_cc *cc, const struct cl_cc_sample *sample)
 static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     struct cl_cc_delay *delay = &cc->delay;
-    cl_loss_trial_count(&delay->overflow, sample->packets, 0);
+    cl_loss_trial_count(&delay->loss_trial, sample->packets, 0);
     if (sample->timed)
         cc->queue_us = (3 * cc->queue_us + sample->queue_us) / 4;
     delay->acked += sample->packets;
@@ -178,7 +178,7 @@ static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
         double part = DECREASE * (queue_us - target_us) / queue_us;
         window *= 1 - lesser(part, DECREASE_MAX);
         delay->decrease_after = sample->next;
-    } else if (!sample->limited || delay->overflow.trial) {
+    } else if (!sample->limited || delay->loss_trial.trial) {
         /* not because of the window, or to see what its cut has done */
     } else if (delay->slow_start || (queue_us < target_us / 2 && window < share_of(sample))) {
         window += (double)sample->bytes;
@@ -193,7 +193,7 @@ static void on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
 
 static void on_lost(struct cl_cc *cc, uint32_t packets)
 {
-    cl_loss_trial_count(&cc->delay.overflow, 0, packets);
+    cl_loss_trial_count(&cc->delay.loss_trial, 0, packets);
 }
 
 static void on_pto(struct cl_cc *cc, uint32_t count)

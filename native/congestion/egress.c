@@ -91,9 +91,10 @@ uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t no
     return egress->controlled ? cl_pacer_ready_us(&egress->pacer, borrows, now_us) : now_us;
 }
 
-struct cl_egress_mark cl_egress_mark(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
+struct cl_egress_snapshot cl_egress_snapshot(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {
-    return (struct cl_egress_mark){.bytes = egress->bytes[class], .paced_us = now_us + cl_egress_backlog_us(egress)};
+    return (struct cl_egress_snapshot){.bytes = egress->bytes[class],
+                                       .paced_us = now_us + cl_egress_backlog_us(egress)};
 }
 
 void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes)
@@ -116,11 +117,11 @@ static void set_depth(struct cl_egress *egress, bool startup)
 static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
 {
     if (now_us < egress->cut_us + CUT_US) {
-        cl_loss_trial_skip(&egress->overflow);
+        cl_loss_trial_skip(&egress->loss_trial);
         return;
     }
     /* No trial of a lossy link here: a shallow bucket costs little, and a cut of it may leave most losses of bursts. */
-    if (cl_loss_trial_judge(&egress->overflow, true) == CL_LOSS_TRIAL_FULL) {
+    if (cl_loss_trial_judge(&egress->loss_trial, true) == CL_LOSS_TRIAL_FULL) {
         egress->cut_us = now_us;
         egress->overflow_us = egress->depth_us;
         egress->depth_us = depth_of(egress, (1 - CL_LOSS_TRIAL_CUT) * egress->depth_us / cl_egress_packet_us(egress));
@@ -154,10 +155,10 @@ static uint64_t longer(uint64_t a, uint64_t b)
 static void measure_between(struct cl_egress *egress, const struct cl_egress_sample *start,
                             const struct cl_egress_sample *end, uint64_t arrived_us, bool last, bool mixed)
 {
-    uint64_t span = end->mark.bytes - start->mark.bytes;
+    uint64_t span = end->snapshot.bytes - start->snapshot.bytes;
     uint64_t left_us = end->sent_us - start->sent_us, longest_us = longer(left_us, arrived_us);
-    if (mixed && end->mark.paced_us > start->mark.paced_us)
-        longest_us = longer(longest_us, end->mark.paced_us - start->mark.paced_us);
+    if (mixed && end->snapshot.paced_us > start->snapshot.paced_us)
+        longest_us = longer(longest_us, end->snapshot.paced_us - start->snapshot.paced_us);
     double capacity = (double)span * 1e6 / (double)arrived_us, slowest = (double)span * 1e6 / (double)longest_us;
     bool busy = last && start->sent_us >= egress->idle_us && !end->crowded;
     if (busy && egress->startup && left_us < arrived_us * 8 / 10) {
@@ -180,9 +181,9 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, const
 {
     struct cl_egress_sample *start = &view->start[sample->class];
     int32_t arrived_us = (int32_t)(sample->clock_us - start->clock_us); /* between the two arrivals */
-    if (view->started >> sample->class & 1 && sample->mark.bytes > start->mark.bytes && arrived_us >= 0 &&
+    if (view->started >> sample->class & 1 && sample->snapshot.bytes > start->snapshot.bytes && arrived_us >= 0 &&
         arrived_us < SPAN_MAX_US) {
-        if (sample->mark.bytes - start->mark.bytes < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
+        if (sample->snapshot.bytes - start->snapshot.bytes < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
             arrived_us < (egress->startup ? SPAN_STARTUP_US : SPAN_DEPTHS * (int32_t)egress->depth_us))
             return;
         measure_between(egress, start, sample, (uint64_t)arrived_us, last, now_us < egress->mixed_until_us);
@@ -221,7 +222,7 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
 
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost)
 {
-    cl_loss_trial_count(&egress->overflow, acked, lost);
+    cl_loss_trial_count(&egress->loss_trial, acked, lost);
 }
 
 uint64_t cl_egress_backlog_us(const struct cl_egress *egress)

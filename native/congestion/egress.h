@@ -64,7 +64,7 @@ struct cl_egress {
     uint32_t epoch_longest_us;      /* longest in this epoch */
     bool empty;                     /* nobody waited at all in the last epoch */
     uint32_t epoch_samples;
-    struct cl_loss_trial overflow;
+    struct cl_loss_trial loss_trial;
     uint64_t epoch_end_us;
     uint8_t last_class;       /* the least urgent one that was seen lately */
     uint64_t last_class_us;   /* when */
@@ -74,7 +74,7 @@ struct cl_egress {
 };
 
 /* How far the interface was when it sent a packet. */
-struct cl_egress_mark {
+struct cl_egress_snapshot {
     uint64_t bytes;    /* of the packet's class and all more urgent ones, before it */
     uint64_t paced_us; /* when all that was sent before it is through, by the pacer's account */
 };
@@ -84,7 +84,7 @@ struct cl_egress_sample {
     uint8_t class;
     bool overtaken; /* by what is more urgent: it says nothing of the link's rate */
     bool crowded;   /* the receiver's port is the narrowest place, not the interface */
-    struct cl_egress_mark mark;
+    struct cl_egress_snapshot snapshot;
     uint64_t sent_us;
     uint32_t clock_us; /* when it arrived: the peer's clock */
     uint32_t queue_us; /* that it spent in queues */
@@ -110,7 +110,7 @@ static inline bool cl_egress_urgent(const struct cl_egress *egress, uint8_t clas
 /* When packets of this class may leave: now_us or later. */
 uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us);
 /* For a packet of this class that is about to be sent. */
-struct cl_egress_mark cl_egress_mark(const struct cl_egress *egress, uint8_t class, uint64_t now_us);
+struct cl_egress_snapshot cl_egress_snapshot(const struct cl_egress *egress, uint8_t class, uint64_t now_us);
 /* Counts any packet. */
 void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes);
 

@@ -29,16 +29,16 @@ struct cl_loss_trial {
     double tolerated;     /* beyond CL_LOSS_TRIAL_LOSS */
 };
 
-static inline void cl_loss_trial_count(struct cl_loss_trial *overflow, uint32_t acked, uint32_t lost)
+static inline void cl_loss_trial_count(struct cl_loss_trial *trial, uint32_t acked, uint32_t lost)
 {
-    overflow->acked += acked;
-    overflow->lost += lost;
+    trial->acked += acked;
+    trial->lost += lost;
 }
 
 /* At the end of a round trip or so. queued: something else shows a queue, so losses are no mystery, and nothing is
  * tried. */
-enum cl_loss_trial_verdict cl_loss_trial_judge(struct cl_loss_trial *overflow, bool queued);
+enum cl_loss_trial_verdict cl_loss_trial_judge(struct cl_loss_trial *trial, bool queued);
 /* Forgets what was counted: it was sent before the cut. */
-void cl_loss_trial_skip(struct cl_loss_trial *overflow);
+void cl_loss_trial_skip(struct cl_loss_trial *trial);
 
 #endif

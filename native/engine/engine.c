@@ -1,6 +1,6 @@
 /*
- * Engine: the only file with a thread. It is where the protocol (core/) meets the sockets (wire/): packets in, plans
- * forward, packets out, sleep until something happens.
+ * Engine: the only file with a thread. It is where the protocol (protocol/) meets the sockets (wire/): packets in,
+ * plans forward, packets out, sleep until something happens.
  */
 #include "engine/engine.h"
 
@@ -99,7 +99,7 @@ static void receive_datagram(void *context, const uint8_t *bytes, size_t length,
 /* DSCP by priority, for switches with queues for it, from expedited forwarding over the assured classes down to the
  * scavengers' class; 4, the default, is best effort. A packet that may be lost is not ECN-capable, so that a switch
  * that would mark the others (RED with ECN) drops it first. */
-static uint8_t mark_of(const struct cl_datagram *datagram)
+static uint8_t traffic_class_of(const struct cl_datagram *datagram)
 {
     static const uint8_t DSCP[] = {46, 34, 26, 18, 0, 0, 8, 8};
     enum { ECT0 = 2 };
@@ -117,7 +117,7 @@ static bool flush_batch(struct cl_engine *engine)
                                                  .payload_length = datagram->payload_length,
                                                  .head = datagram->head,
                                                  .payload = datagram->payload,
-                                                 .mark = mark_of(datagram)};
+                                                 .traffic_class = traffic_class_of(datagram)};
     }
     if (count > 0) {
         engine->batch_first += engine->wire_type->send(engine->wire, out, count);
@@ -193,14 +193,14 @@ static bool take_completions(struct cl_engine *engine)
         cl_group_fail(operation->group, completion.status, cl_group_rank_of(operation->group, completion.peer));
     }
     uint32_t id;
-    uint16_t blame;
+    uint16_t culprit;
     int reason;
-    while (cl_endpoint_next_abort(engine->endpoint, &id, &blame, &reason)) {
+    while (cl_endpoint_next_abort(engine->endpoint, &id, &culprit, &reason)) {
         any = true;
         for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
             if (group->id != id)
                 continue;
-            cl_group_hear(group, reason, cl_group_rank_of(group, blame));
+            cl_group_hear(group, reason, cl_group_rank_of(group, culprit));
         }
     }
     return any;

@@ -46,7 +46,7 @@ struct cl_operation {
     uint8_t *input, *output;
     struct cl_arithmetic arithmetic;
     uint8_t priority;
-    struct cl_qos bound;             /* all zero: reliable */
+    struct cl_qos qos;               /* all zero: reliable */
     struct cl_ranges missing, stale; /* once it is done */
     uint64_t started_us;
     uint64_t deadline_us; /* UINT64_MAX: none */
@@ -168,7 +168,7 @@ int cl_operation_new(struct cl_group *group, enum cl_operation_kind kind, struct
                      void *output, const struct cl_arithmetic *arithmetic, uint32_t priority, uint64_t timeout_us,
                      struct cl_operation **operation);
 /* Lets the operation, not yet handed over, lose packets. CL_EINVAL when it may not. */
-int cl_operation_bound(struct cl_operation *operation, int dtype, int op, const struct cl_qos *qos);
+int cl_operation_set_qos(struct cl_operation *operation, int dtype, int op, const struct cl_qos *qos);
 /* Ends an operation: frees its executor, publishes the status, wakes waiters, sends the event. */
 void cl_operation_finish(struct cl_operation *operation, int status);
 /* Creates the executor; the group's order (sequence, host_*) must have been assigned. */
@@ -193,7 +193,7 @@ void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 /* Marks the group failed; the first reason stays. Any thread. */
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
 /* Notes that another rank has failed the group. */
-void cl_group_hear(struct cl_group *group, int reason, uint32_t blame);
+void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit);
 /* The group rank of a peer; UINT32_MAX when it is no member. */
 uint32_t cl_group_rank_of(const struct cl_group *group, uint16_t peer);
 

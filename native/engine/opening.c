@@ -63,7 +63,7 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
                                     .datagram_bytes = options->datagram_bytes,
                                     .loss_ppm = options->mem_loss_ppm,
                                     .seed = options->mem_seed,
-                                    .mark = options->mark != 0,
+                                    .dscp = options->dscp != 0,
                                     .provider = options->ofi_provider};
     int status = engine->wire_type->open(&config, &engine->wire);
     if (status != CL_OK)

@@ -25,7 +25,7 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint
                                             .self = self,
                                             .epoch = epoch,
                                             .datagram_bytes = engine->options.datagram_bytes,
-                                            .stash_limit_bytes = engine->options.stash_bytes,
+                                            .unexpected_limit_bytes = engine->options.unexpected_limit_bytes,
                                             .peer_timeout_us = engine->options.peer_timeout_us,
                                             .congestion = engine->congestion,
                                             .fixed_rate_bps = engine->options.fixed_rate_bps,

@@ -22,8 +22,8 @@ int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
         stats->packets_foreign = from->packets_foreign;
         stats->packets_forged = from->packets_forged;
         stats->packets_replayed = from->packets_replayed;
-        stats->packets_stashed = from->packets_stashed;
-        stats->packets_stash_dropped = from->packets_stash_dropped;
+        stats->packets_unexpected = from->packets_unexpected;
+        stats->packets_unexpected_dropped = from->packets_unexpected_dropped;
         stats->acks_sent = from->acks_sent;
         stats->acks_received = from->acks_received;
         stats->probes_sent = from->probes_sent;

@@ -7,7 +7,7 @@
 enum {
     UDP_BYTES = 28, /* IP and UDP headers: of the MTU, and of the links' overhead */
     BATCH = 64,
-    STASH_BYTES = 64 << 20,
+    UNEXPECTED_LIMIT_BYTES = 64 << 20,
 };
 
 static const uint64_t PEER_TIMEOUT_NS = 10000000000;
@@ -117,7 +117,7 @@ static struct sim_dlcp_host *host_of(struct sim_dlcp *dlcp, uint16_t id, uint16_
 
 static struct cl_qos qos_of(const struct sim_message *message)
 {
-    return (struct cl_qos){.priority = message->priority, .loss_ppm = message->loss_ppm};
+    return (struct cl_qos){.priority = message->priority, .loss_bound = message->loss_bound};
 }
 
 /* What was posted may leave now; from within a turn it does anyway. */
@@ -134,7 +134,7 @@ static void send_message(struct sim_transport *transport, const struct sim_messa
     struct sim_dlcp_host *host = host_of((struct sim_dlcp *)(void *)transport, message->from, message->to);
     struct cl_message_id id = {1, message->job, message->index};
     struct cl_qos qos = qos_of(message);
-    check(cl_endpoint_post_bounded_send(host->endpoint, message->to, id, nothing, message->length, &qos, now_us(host),
+    check(cl_endpoint_post_partial_send(host->endpoint, message->to, id, nothing, message->length, &qos, now_us(host),
                                         context),
           message);
     wake(host);
@@ -153,7 +153,7 @@ static void receive_message(struct sim_transport *transport, const struct sim_me
     struct sim_dlcp_host *host = host_of((struct sim_dlcp *)(void *)transport, message->to, message->from);
     struct cl_message_id id = {1, message->job, message->index};
     struct cl_qos qos = qos_of(message);
-    check(cl_endpoint_post_bounded_receive(host->endpoint, message->from, id, (struct cl_sink){.deliver = ignore},
+    check(cl_endpoint_post_partial_receive(host->endpoint, message->from, id, (struct cl_sink){.deliver = ignore},
                                            message->length, &qos, now_us(host), context),
           message);
     wake(host);
@@ -177,7 +177,7 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
                                               .self = (uint16_t)i,
                                               .datagram_bytes = config->mtu - UDP_BYTES,
                                               .peer_timeout_us = PEER_TIMEOUT_NS / config->tick_ns,
-                                              .stash_limit_bytes = STASH_BYTES,
+                                              .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
                                               .congestion = "delay"};
         if (cl_endpoint_create(&endpoint, &host->endpoint) != CL_OK)
             sim_memory(NULL);

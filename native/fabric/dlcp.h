@@ -1,6 +1,6 @@
 /*
- * DLCP: the production core (core/endpoint.h) on every host of a fabric. A host is infinitely fast: its engine has a
- * turn at once whenever a packet comes, a message is posted or a timer is due.
+ * DLCP: the production core (protocol/endpoint.h) on every host of a fabric. A host is infinitely fast: its engine has
+ * a turn at once whenever a packet comes, a message is posted or a timer is due.
  *
  * Payload is not carried, only its length. Packets that a switch may drop first leave as not ECN-capable, the others as
  * ECN-capable, which is what the wire does. The n-th path of a peer differs from the others by its entropy, as with

@@ -44,7 +44,7 @@ static void post(struct sim_job_rank *rank, uint32_t index)
                                   .job = job->number,
                                   .index = step->message,
                                   .length = (uint32_t)step->length,
-                                  .loss_ppm = step->flags & CL_STEP_PARTIAL ? job->loss_ppm : 0};
+                                  .loss_bound = step->flags & CL_STEP_PARTIAL ? job->loss_bound : 0};
     if (sends) {
         *place(job, job->posted_ns, message.from, message.to, message.index) = job->clock->now_ns;
         job->transport->send(job->transport, &message, &rank->steps[index]);
@@ -101,7 +101,7 @@ static void count_messages(struct sim_job *job)
 }
 
 void sim_job_init(struct sim_job *job, struct sim_clock *clock, struct sim_transport *transport, uint32_t number,
-                  struct sim_plans *plans, uint32_t shape, uint8_t priority, uint32_t loss_ppm)
+                  struct sim_plans *plans, uint32_t shape, uint8_t priority, double loss_bound)
 {
     uint32_t world = plans->shapes[shape].world;
     *job = (struct sim_job){.clock = clock,
@@ -109,7 +109,7 @@ void sim_job_init(struct sim_job *job, struct sim_clock *clock, struct sim_trans
                             .number = number,
                             .world = world,
                             .priority = priority,
-                            .loss_ppm = loss_ppm,
+                            .loss_bound = loss_bound,
                             .unfinished = world};
     job->ranks = sim_new(world, sizeof *job->ranks);
     for (uint32_t i = 0; i < world; i++) {

@@ -32,7 +32,7 @@ struct sim_job {
     struct sim_transport *transport;
     uint32_t number, world;
     uint8_t priority;
-    uint32_t loss_ppm; /* of the messages that the plan says may lose packets */
+    double loss_bound; /* of the messages that the plan says may lose packets */
     struct sim_job_rank *ranks;
     uint32_t unfinished; /* ranks */
     uint64_t *posted_ns; /* of every message, when its send was posted */
@@ -43,7 +43,7 @@ struct sim_job {
 
 /* number: different for every job on a transport, and never UINT32_MAX. */
 void sim_job_init(struct sim_job *job, struct sim_clock *clock, struct sim_transport *transport, uint32_t number,
-                  struct sim_plans *plans, uint32_t shape, uint8_t priority, uint32_t loss_ppm);
+                  struct sim_plans *plans, uint32_t shape, uint8_t priority, double loss_bound);
 void sim_job_free(struct sim_job *job);
 /* The rank calls it at that time. */
 void sim_job_call(struct sim_job *job, uint32_t rank, uint64_t at_ns);

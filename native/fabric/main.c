@@ -20,7 +20,7 @@ enum { SHAPES_MAX = 32, START_NS = 1000000, MARGIN_NS = 1000000, PROTOCOL_DLCP =
 
 struct options {
     const char *plans, *shapes, *transport;
-    double seed, rounds, mtu, paths, tick_ns, sprays, priorities, selective, loss_ppm, load, leaves, hosts_per_leaf,
+    double seed, rounds, mtu, paths, tick_ns, sprays, priorities, selective, loss_bound, load, leaves, hosts_per_leaf,
         others_per_leaf, spines, host_gbps, spine_gbps, delay_us, port_kib, switch_kib, mark_us, rto_us, gap_us,
         skew_us, limit_ms;
 };
@@ -50,7 +50,7 @@ static const struct option {
     NUMBER(sprays, "dlcp: 1: the switches choose a spine for each packet, 0: for each path"),
     NUMBER(priorities, "dlcp: 0: one class for all"),
     NUMBER(selective, "dlcp: 0: switches do not know which packets may be dropped"),
-    NUMBER(loss_ppm, "dlcp: bound of messages that may lose packets"),
+    NUMBER(loss_bound, "dlcp: share of the packets that a partial message may lose"),
     NUMBER(load, "of the background, as part of the hosts' links"),
     NUMBER(leaves, ""),
     NUMBER(hosts_per_leaf, ""),
@@ -164,7 +164,7 @@ static bool run_round(struct run *run, uint32_t round)
         /* The last that is called is needed first. */
         uint32_t priority = (run->shape_count - 1 - i) * SIM_LANE_OTHERS / run->shape_count;
         sim_job_init(&jobs[i], &run->clock, transport, round * run->shape_count + i, &run->plans, run->shapes[i],
-                     (uint8_t)priority, (uint32_t)o->loss_ppm);
+                     (uint8_t)priority, o->loss_bound);
     }
     uint64_t start_ns = run->clock.now_ns + MARGIN_NS;
     for (uint32_t rank = 0; rank < run->fabric.hosts; rank++) {
@@ -277,10 +277,10 @@ static void print(const struct run *run)
            ", \"most_port_bytes\": %" PRIu64 ", ",
            counts.sent, counts.marked, counts.selected, counts.overflowed, counts.most_port_bytes);
     printf("\"dlcp\": {\"sent\": %" PRIu64 ", \"again\": %" PRIu64 ", \"lost\": %" PRIu64 ", \"spurious\": %" PRIu64
-           ", \"given_up\": %" PRIu64 ", \"stopped\": %" PRIu64 ", \"late\": %" PRIu64 ", \"stash_dropped\": %" PRIu64
-           "}, ",
+           ", \"given_up\": %" PRIu64 ", \"stopped\": %" PRIu64 ", \"late\": %" PRIu64
+           ", \"unexpected_dropped\": %" PRIu64 "}, ",
            dlcp.packets_sent, dlcp.packets_retransmitted, dlcp.packets_lost, dlcp.packets_spurious,
-           dlcp.packets_given_up, dlcp.messages_stopped, dlcp.packets_late, dlcp.packets_stash_dropped);
+           dlcp.packets_given_up, dlcp.messages_stopped, dlcp.packets_late, dlcp.packets_unexpected_dropped);
     printf("\"dctcp\": {\"segments\": %" PRIu64 ", \"again\": %" PRIu64 ", \"timeouts\": %" PRIu64
            ", \"cuts\": %" PRIu64 "}, ",
            dctcp->segments, dctcp->again, dctcp->timeouts, dctcp->cuts);

@@ -15,7 +15,7 @@ struct sim_message {
     uint8_t priority;
     uint32_t job, index; /* index: the n-th from this sender to this receiver in this job */
     uint32_t length;
-    uint32_t loss_ppm; /* of its packets that may be missing */
+    double loss_bound; /* of its packets that may be missing */
 };
 
 struct sim_transport {

@@ -17,7 +17,7 @@ enum {
     RECORDED = 128, /* packets a stranger remembers */
     MESSAGES = 96,
     MESSAGE_BYTES_MAX = 3000,
-    STASH_BYTES = 4000,
+    UNEXPECTED_LIMIT_BYTES = 4000,
     BATCH = 16,
     GROUPS = 3,
     QUIET_US = 30000000,
@@ -101,9 +101,9 @@ static void post(struct conversation *c, struct half *half)
     half->open = true;
     struct cl_endpoint *endpoint = c->endpoints[half->self];
     struct cl_sink sink = {.target = half->buffer};
-    int status = half->sends ? cl_endpoint_post_bounded_send(endpoint, half->peer, half->id, half->buffer, half->length,
+    int status = half->sends ? cl_endpoint_post_partial_send(endpoint, half->peer, half->id, half->buffer, half->length,
                                                              &half->qos, c->now_us, half)
-                             : cl_endpoint_post_bounded_receive(endpoint, half->peer, half->id, sink, half->length,
+                             : cl_endpoint_post_partial_receive(endpoint, half->peer, half->id, sink, half->length,
                                                                 &half->qos, c->now_us, half);
     HOLDS(status == CL_OK || c->ended || c->insider);
     if (status != CL_OK)
@@ -120,7 +120,7 @@ static void post_message(struct conversation *c)
     struct cl_message_id id = {1 + what / 16 % GROUPS, ++c->sequence, what / 64 % 2};
     struct half *sender = &c->halves[c->half_count++], *receiver = &c->halves[c->half_count++];
     uint32_t sides = take(c);
-    struct cl_qos qos = {.priority = (uint8_t)(id.sequence % 8), .loss_ppm = sides / 4 % 3 == 2 ? 300000 : 0};
+    struct cl_qos qos = {.priority = (uint8_t)(id.sequence % 8), .loss_bound = sides / 4 % 3 == 2 ? 0.3 : 0};
     if (sides / 16 % 4 == 3)
         qos.protect_first = qos.protect_last = 1;
     *sender = (struct half){.self = from, .peer = to, .id = id, .length = length, .sends = true, .qos = qos};
@@ -151,7 +151,7 @@ static void check_lost(struct half *half, const struct cl_completion *completion
         for (uint64_t at = completion->missing[i].start; at < completion->missing[i].end; at += payload)
             half->lost |= 1u << at / payload;
     half->ended_well = true;
-    HOLDS((uint32_t)__builtin_popcount(half->lost) <= cl_partial_budget(packets, half->qos.loss_ppm));
+    HOLDS((uint32_t)__builtin_popcount(half->lost) <= cl_partial_loss_budget(packets, half->qos.loss_bound));
     HOLDS(!half->lost || !half->qos.protect_first || !(half->lost & (1u | 1u << (packets - 1))));
     HOLDS(!half->other->ended_well || half->other->lost == half->lost);
     conversation_counters.messages_stopped += half->lost != 0;
@@ -195,9 +195,9 @@ static void fly(struct conversation *c, const struct cl_datagram *datagram)
 
 static void check_bounds(const struct conversation *c, const struct cl_endpoint *endpoint)
 {
-    HOLDS(endpoint->stash.used_bytes <= STASH_BYTES);
-    HOLDS(endpoint->retired.count <= CL_CLOSED_GROUPS_MAX);
-    HOLDS(endpoint->table.count <= c->half_count + STASH_BYTES);
+    HOLDS(endpoint->unexpected.used_bytes <= UNEXPECTED_LIMIT_BYTES);
+    HOLDS(endpoint->closed.count <= CL_CLOSED_GROUPS_MAX);
+    HOLDS(endpoint->table.count <= c->half_count + UNEXPECTED_LIMIT_BYTES);
     for (uint32_t i = 0; i < endpoint->peers_length; i++) {
         const struct cl_peer *peer = endpoint->peers[i];
         for (uint16_t p = 0; peer && p < peer->path_count; p++) {
@@ -560,7 +560,7 @@ static void begin(struct conversation *c)
                                             .self = i,
                                             .epoch = 1,
                                             .datagram_bytes = DATAGRAM_BYTES,
-                                            .stash_limit_bytes = STASH_BYTES,
+                                            .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
                                             .congestion = "delay"};
         HOLDS(cl_endpoint_create(&config, &c->endpoints[i]) == CL_OK);
     }
@@ -589,8 +589,8 @@ static void end(struct conversation *c)
         conversation_counters.foreign += stats->packets_foreign;
         conversation_counters.forged += stats->packets_forged;
         conversation_counters.replayed += stats->packets_replayed;
-        conversation_counters.stashed += stats->packets_stashed;
-        conversation_counters.refused += stats->packets_stash_dropped;
+        conversation_counters.unexpected += stats->packets_unexpected;
+        conversation_counters.refused += stats->packets_unexpected_dropped;
         conversation_counters.duplicate += stats->packets_duplicate;
         conversation_counters.retransmitted += stats->packets_retransmitted;
         conversation_counters.lost += stats->packets_lost;

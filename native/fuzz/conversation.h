@@ -21,7 +21,7 @@ struct conversation_counters {
     uint64_t packets; /* given to an endpoint; of those: */
     uint64_t genuine, rejected, insider;
     /* of all endpoints */
-    uint64_t received, foreign, forged, replayed, stashed, refused, duplicate, retransmitted, lost, acks, probes;
+    uint64_t received, foreign, forged, replayed, unexpected, refused, duplicate, retransmitted, lost, acks, probes;
     uint64_t messages_done, messages_stopped, messages_failed, messages_cancelled, peers_lost, aborts;
 };
 extern struct conversation_counters conversation_counters;

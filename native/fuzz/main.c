@@ -71,7 +71,7 @@ static void print(const struct conversation_counters *c, double seconds)
     SHOW(foreign);
     SHOW(forged);
     SHOW(replayed);
-    SHOW(stashed);
+    SHOW(unexpected);
     SHOW(refused);
     SHOW(duplicate);
     SHOW(retransmitted);

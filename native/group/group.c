@@ -5,7 +5,8 @@
  * memory one after another, in the order of submission, in the group's lane (lane.c).
  *
  * Calls. All ranks must call the same operations in the same order. Each operation has a number that says what was
- * called so far, and which others can compare: in packets (core/calls.h) and, in the host's memory, beside the counter.
+ * called so far, and which others can compare: in packets (protocol/signatures.h) and, in the host's memory, beside the
+ * counter.
  */
 #include "engine/engine.h"
 
@@ -107,7 +108,7 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
 }
 
 /* Which rank others should look at: the cause where it is known to be another one, else the one that failed first. */
-static uint32_t to_blame(const struct cl_group *group, int reason)
+static uint32_t culprit_of_failure(const struct cl_group *group, int reason)
 {
     bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH || reason == CL_EABORTED;
     return shared ? atomic_load(&group->culprit) : group->rank;
@@ -115,9 +116,9 @@ static uint32_t to_blame(const struct cl_group *group, int reason)
 
 static void tell_peers(struct cl_group *group, int reason)
 {
-    uint32_t blame = to_blame(group, reason);
+    uint32_t culprit = culprit_of_failure(group, reason);
     group->announced = true;
-    cl_host_abort(group->host, reason, blame);
+    cl_host_abort(group->host, reason, culprit);
     if (group->engine->endpoint == NULL)
         return;
     uint16_t *peers = calloc(group->size, sizeof *peers);
@@ -127,7 +128,7 @@ static void tell_peers(struct cl_group *group, int reason)
             peers[count++] = group->peers[rank];
     if (count > 0)
         cl_endpoint_abort(group->engine->endpoint, group->id, peers, count, reason,
-                          blame == UINT32_MAX ? UINT16_MAX : group->peers[blame], cl_now_us());
+                          culprit == UINT32_MAX ? UINT16_MAX : group->peers[culprit], cl_now_us());
     free(peers);
 }
 
@@ -218,15 +219,15 @@ void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
         atomic_compare_exchange_strong(&group->culprit, &nobody, culprit);
     if (!atomic_compare_exchange_strong(&group->status, &open, reason))
         return;
-    cl_host_abort(group->host, reason, to_blame(group, reason));
+    cl_host_abort(group->host, reason, culprit_of_failure(group, reason));
     cl_engine_wake(group->engine); /* it tells the peers and ends what is in flight */
 }
 
-void cl_group_hear(struct cl_group *group, int reason, uint32_t blame)
+void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit)
 {
     /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. */
     bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
-    cl_group_fail(group, shared ? reason : CL_EABORTED, blame);
+    cl_group_fail(group, shared ? reason : CL_EABORTED, culprit);
 }
 
 void cl_group_abort(cl_group *group, int reason)
@@ -306,7 +307,7 @@ int cl_submit_bounded(cl_group *group, cl_plan *plan, void *input, void *output,
     int status = cl_operation_create(group, plan, input, output, dtype, op, qos->priority, timeout_us, &operation);
     if (status != CL_OK)
         return status;
-    if ((status = cl_operation_bound(operation, dtype, op, qos)) != CL_OK) {
+    if ((status = cl_operation_set_qos(operation, dtype, op, qos)) != CL_OK) {
         cl_operation_release(operation); /* ours, and the engine's: it has not been handed over */
         cl_operation_release(operation);
         return status;
@@ -418,7 +419,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     struct cl_operation **at = &group->first;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK)
-        cl_group_hear(group, aborted, cl_host_blamed(group->host));
+        cl_group_hear(group, aborted, cl_host_culprit(group->host));
     struct cl_operation *bound;
     while (group->mailbox.queues != NULL && (bound = cl_p2p_next(group)) != NULL) {
         int status = step_operation(group, bound, now_us, &more);

@@ -117,7 +117,7 @@ static int reason_to_stop(struct cl_group *group, uint32_t rank, bool gone, uint
         return status;
     int aborted = cl_host_aborted(group->host);
     if (aborted != CL_OK) {
-        cl_group_hear(group, aborted, cl_host_blamed(group->host));
+        cl_group_hear(group, aborted, cl_host_culprit(group->host));
         return atomic_load(&group->status);
     }
     if (rank != UINT32_MAX && disagrees(group, rank)) {

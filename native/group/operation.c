@@ -70,18 +70,18 @@ int cl_operation_new(struct cl_group *group, enum cl_operation_kind kind, struct
     return CL_OK;
 }
 
-int cl_operation_bound(struct cl_operation *operation, int dtype, int op, const struct cl_qos *qos)
+int cl_operation_set_qos(struct cl_operation *operation, int dtype, int op, const struct cl_qos *qos)
 {
     bool real = dtype == CL_F16 || dtype == CL_BF16 || dtype == CL_F32 || dtype == CL_F64;
-    if (qos->loss_ppm == 0)
+    if (qos->loss_bound == 0)
         return CL_OK;
-    if (!real || op != CL_SUM || qos->loss_ppm > CL_LOSS_PPM_MAX || qos->treatment > CL_ZERO ||
-        (qos->protect != NULL && qos->protect_bytes == 0))
+    if (!real || op != CL_SUM || !(qos->loss_bound > 0 && qos->loss_bound <= CL_LOSS_BOUND_MAX) ||
+        qos->treatment > CL_ZERO || (qos->protect != NULL && qos->protect_bytes == 0))
         return CL_EINVAL;
-    operation->bound = *qos;
+    operation->qos = *qos;
     if (operation->call != 0) { /* what the ranks must agree on, beside the plan: in bits of their own */
         bool guarded = qos->protect != NULL || qos->protect_first > 0 || qos->protect_last > 0;
-        uint32_t terms = qos->loss_ppm << 3 | (uint32_t)qos->treatment << 1 | guarded;
+        uint32_t terms = (uint32_t)(qos->loss_bound * 1e6 + 0.5) << 3 | (uint32_t)qos->treatment << 1 | guarded;
         operation->call ^= (uint64_t)(terms * 0x9E3779B1u) << 32;
     }
     return CL_OK;
@@ -93,10 +93,10 @@ int cl_operation_start(struct cl_operation *operation)
     if (operation->plan->uses_host)
         atomic_store_explicit(group->calls[operation->host_parity][group->rank], operation->host_call,
                               memory_order_relaxed); /* the first post publishes it */
-    if (operation->bound.loss_ppm > 0)
+    if (operation->qos.loss_bound > 0)
         operation->started_us = cl_now_us();
-    if (operation->bound.deadline_us == UINT64_MAX)
-        operation->bound.deadline_us = cl_deadline_us(&operation->plan->pace);
+    if (operation->qos.deadline_us == UINT64_MAX)
+        operation->qos.deadline_us = cl_deadline_us(&operation->plan->deadline);
     bool p2p = operation->kind != CL_OPERATION_PLAN;
     struct cl_host_view view = {.staging = group->staging[operation->host_parity],
                                 .calls = group->calls[operation->host_parity],
@@ -117,15 +117,15 @@ int cl_operation_start(struct cl_operation *operation)
                                         .first_message = operation->ticket.index,
                                         .signature = operation->call == 0 ? 0 : (uint16_t)(1 + operation->call % 4095),
                                         .priority = operation->priority,
-                                        .bound = operation->bound};
+                                        .qos = operation->qos};
     return cl_executor_create(&config, &operation->executor);
 }
 
 void cl_operation_finish(struct cl_operation *operation, int status)
 {
     struct cl_engine *engine = operation->group->engine;
-    if (operation->bound.loss_ppm > 0 && operation->executor != NULL && status == CL_OK) {
-        cl_deadline_add(&operation->plan->pace, cl_now_us() - operation->started_us);
+    if (operation->qos.loss_bound > 0 && operation->executor != NULL && status == CL_OK) {
+        cl_deadline_add(&operation->plan->deadline, cl_now_us() - operation->started_us);
         struct cl_missing *missing = cl_executor_missing(operation->executor);
         operation->missing = missing->uncounted;
         operation->stale = missing->stale;

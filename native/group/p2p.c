@@ -1,8 +1,8 @@
 /*
  * Point-to-point operations: a plan of one send or receive between two, named by the group's mailbox.
  *
- * They share nothing with the group's collectives but its fate: they have their own names (core/mailbox.h), are no part
- * of the order of submission, and any number of them is in flight at a time.
+ * They share nothing with the group's collectives but its fate: they have their own names (group/mailbox.h), are no
+ * part of the order of submission, and any number of them is in flight at a time.
  */
 #include "engine/engine.h"
 

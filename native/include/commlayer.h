@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define CL_LOSS_BOUND_MAX 0.5 /* no loss bound is larger */
+
 /* CFFI-BEGIN */
 enum cl_error {
     CL_OK = 0,
@@ -119,13 +121,12 @@ enum cl_treatment {
     CL_RESCALE = 1,  /* each range of the result is the sum of what arrived times n / (number of those); for SUM */
     CL_ZERO = 2,     /* counted as nothing */
 };
-enum { CL_LOSS_PPM_MAX = 500000 };
 
 /* How a transfer is to be made. All zero: reliable, most urgent. The ranks must agree. */
 struct cl_qos {
     uint8_t priority;     /* 0 (first) to 7 */
     uint8_t treatment;    /* enum cl_treatment */
-    uint32_t loss_ppm;    /* of a message's packets, rounded down, this many in a million may be missing at its end */
+    double loss_bound;    /* share of a message's packets that may be missing at its end, 0 to CL_LOSS_BOUND_MAX */
     uint64_t deadline_us; /* from the start; later a message within its bound waits no more for what stalls; 0: none */
     /* Packets that may not be lost: of each message so many at its start and end, and those with a byte whose bit in
      * `protect` is set: bit (o / protect_bytes) for the byte at offset o of the map's range. A message, or for an
@@ -184,12 +185,12 @@ struct cl_engine_options {
     uint32_t datagram_bytes;      /* largest UDP payload, header included */
     const char *congestion;       /* "delay" or "fixed" */
     uint64_t fixed_rate_bps;      /* for "fixed" */
-    uint64_t stash_bytes;         /* bound on memory for packets that come before their operation */
-    uint64_t peer_timeout_us;     /* silence after which a peer is lost */
-    uint32_t auth;                /* enum cl_auth */
-    uint32_t mem_loss_ppm;        /* mem: share of datagrams dropped, parts per million */
+    uint64_t unexpected_limit_bytes; /* limit of the memory for packets that come before their operation */
+    uint64_t peer_timeout_us;        /* silence after which a peer is lost */
+    uint32_t auth;                   /* enum cl_auth */
+    uint32_t mem_loss_ppm;           /* mem: share of datagrams dropped, parts per million */
     uint32_t mem_seed;
-    uint32_t mark;            /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
+    uint32_t dscp;            /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
     const char *ofi_provider; /* ofi: libfabric's name of it; NULL or empty: its first */
 };
 
@@ -223,7 +224,7 @@ struct cl_engine_stats {
     uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
     uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
     uint64_t packets_foreign, packets_forged, packets_replayed; /* dropped: of other jobs, wrong tag, seen before */
-    uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
+    uint64_t packets_unexpected, packets_unexpected_dropped, acks_sent, acks_received, probes_sent;
     uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
     uint64_t packets_given_up, packets_late, messages_stopped;
 };
@@ -267,7 +268,7 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
 void cl_group_close(cl_group *group);
 /* Fails every operation of the group, here with `reason` and on the peers with CL_EABORTED. */
 void cl_group_abort(cl_group *group, int reason);
-/* 0, or why the group is of no more use; *peer is the rank to blame where known, else UINT32_MAX. */
+/* 0, or why the group is of no more use; *peer is the culprit where known, else UINT32_MAX. */
 int cl_group_status(cl_group *group, uint32_t *peer);
 /* Name by which peers wake this engine: 31 characters and a NUL. */
 int cl_engine_bell(cl_engine *engine, char *name);
@@ -282,7 +283,7 @@ int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype,
            uint64_t timeout_us);
 /* As cl_submit, and the steps marked CL_STEP_PARTIAL may lose packets, as `qos` says; its deadline_us counts from the
  * start of the operation, and UINT64_MAX means one that follows the plan's latest runs. Sums of floating-point numbers
- * only: else CL_EINVAL, as for a bound above CL_LOSS_PPM_MAX or an unknown treatment. */
+ * only: else CL_EINVAL, as for a loss bound above CL_LOSS_BOUND_MAX or an unknown treatment. */
 int cl_submit_bounded(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op,
                       const struct cl_qos *qos, uint64_t timeout_us, cl_operation **operation);
 /* Once it is done and well: the ranges of CL_INPUT that were not counted, in order. Fills up to `capacity`, returns how

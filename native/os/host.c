@@ -27,7 +27,7 @@ struct line {
 };
 
 struct head {
-    _Atomic uint64_t aborted; /* the reason below, who is to blame above; 0: it is well */
+    _Atomic uint64_t aborted; /* the reason below, the culprit above; 0: it is well */
 };
 
 struct cl_host {
@@ -231,11 +231,11 @@ bool cl_host_left(struct cl_host *host, uint32_t rank)
     return atomic_load_explicit(&line_of(host, rank)->left, memory_order_acquire) != 0;
 }
 
-void cl_host_abort(struct cl_host *host, int reason, uint32_t blame)
+void cl_host_abort(struct cl_host *host, int reason, uint32_t culprit)
 {
     struct head *head = (struct head *)(void *)host->memory;
     uint64_t none = 0;
-    atomic_compare_exchange_strong(&head->aborted, &none, (uint64_t)blame << 32 | (uint32_t)reason);
+    atomic_compare_exchange_strong(&head->aborted, &none, (uint64_t)culprit << 32 | (uint32_t)reason);
     cl_host_wake_all(host);
 }
 
@@ -245,7 +245,7 @@ int cl_host_aborted(struct cl_host *host)
     return (int32_t)(uint32_t)atomic_load(&head->aborted);
 }
 
-uint32_t cl_host_blamed(struct cl_host *host)
+uint32_t cl_host_culprit(struct cl_host *host)
 {
     struct head *head = (struct head *)(void *)host->memory;
     return (uint32_t)(atomic_load(&head->aborted) >> 32);

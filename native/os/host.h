@@ -44,11 +44,11 @@ void cl_host_request_bell(struct cl_host *host, uint32_t rank);
 void cl_host_leave(struct cl_host *host);
 bool cl_host_left(struct cl_host *host, uint32_t rank);
 
-/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; blame is the group rank
+/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; `culprit` is the group rank
  * that is the cause, UINT32_MAX: not known. */
-void cl_host_abort(struct cl_host *host, int reason, uint32_t blame);
+void cl_host_abort(struct cl_host *host, int reason, uint32_t culprit);
 int cl_host_aborted(struct cl_host *host);
-uint32_t cl_host_blamed(struct cl_host *host);
+uint32_t cl_host_culprit(struct cl_host *host);
 /* Wakes the threads of this host that sleep on any counter, so that they look at their group's state. */
 void cl_host_wake_all(struct cl_host *host);
 

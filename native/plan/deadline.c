@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-void cl_deadline_add(struct cl_deadline *pace, uint64_t took_us)
+void cl_deadline_add(struct cl_deadline *deadline, uint64_t took_us)
 {
-    pace->took_us[pace->count++ % CL_DEADLINE_RUNS] = took_us < UINT32_MAX ? (uint32_t)took_us : UINT32_MAX;
+    deadline->took_us[deadline->count++ % CL_DEADLINE_RUNS] = took_us < UINT32_MAX ? (uint32_t)took_us : UINT32_MAX;
 }
 
 static int compare(const void *left, const void *right)
@@ -14,12 +14,12 @@ static int compare(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-uint64_t cl_deadline_us(const struct cl_deadline *pace)
+uint64_t cl_deadline_us(const struct cl_deadline *deadline)
 {
-    uint32_t sorted[CL_DEADLINE_RUNS], runs = pace->count < CL_DEADLINE_RUNS ? pace->count : CL_DEADLINE_RUNS;
+    uint32_t sorted[CL_DEADLINE_RUNS], runs = deadline->count < CL_DEADLINE_RUNS ? deadline->count : CL_DEADLINE_RUNS;
     if (runs < CL_DEADLINE_RUNS_LEAST)
         return 0;
-    memcpy(sorted, pace->took_us, runs * sizeof *sorted);
+    memcpy(sorted, deadline->took_us, runs * sizeof *sorted);
     qsort(sorted, runs, sizeof *sorted, compare);
     return (uint64_t)sorted[(runs - 1) * 95 / 100] * 12 / 10 + 1;
 }

@@ -13,9 +13,9 @@ struct cl_deadline {
     uint32_t count; /* ever */
 };
 
-void cl_deadline_add(struct cl_deadline *pace, uint64_t took_us);
+void cl_deadline_add(struct cl_deadline *deadline, uint64_t took_us);
 /* 1.2 times what 95 % of those runs took; 0: too few runs to tell. A deadline made of it cannot creep downwards, as it
  * is longer than nearly all the runs it cuts short, and follows when the network gets slower. */
-uint64_t cl_deadline_us(const struct cl_deadline *pace);
+uint64_t cl_deadline_us(const struct cl_deadline *deadline);
 
 #endif

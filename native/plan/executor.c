@@ -137,9 +137,9 @@ static void deliver_reduce(void *target, const void *payload, size_t length, voi
 static struct cl_qos qos_of(struct cl_executor *executor, const struct cl_step *step, uint64_t now_us)
 {
     const struct cl_executor_config *config = &executor->config;
-    if ((step->flags & CL_STEP_PARTIAL) == 0 || config->bound.loss_ppm == 0)
+    if ((step->flags & CL_STEP_PARTIAL) == 0 || config->qos.loss_bound == 0)
         return (struct cl_qos){.priority = config->priority};
-    struct cl_qos qos = config->bound;
+    struct cl_qos qos = config->qos;
     qos.priority = config->priority;
     /* The deadline is the operation's: all its messages share it. */
     if (executor->deadline_us == 0)
@@ -162,12 +162,12 @@ static int start_message(struct cl_executor *executor, uint32_t index, const str
     struct cl_message_id id = {config->group, config->sequence, config->first_message + step->message};
     uint16_t peer = config->peers[step->peer];
     if (step->kind == CL_SEND)
-        return cl_endpoint_post_bounded_send(config->endpoint, peer, id,
+        return cl_endpoint_post_partial_send(config->endpoint, peer, id,
                                              address(executor, step->source, 0, step->source_offset),
                                              (uint32_t)step->length, &qos, now_us, token);
     struct cl_sink sink = {address(executor, step->target, 0, step->target_offset),
                            step->kind == CL_RECV_REDUCE ? deliver_reduce : NULL, executor};
-    return cl_endpoint_post_bounded_receive(config->endpoint, peer, id, sink, (uint32_t)step->length, &qos, now_us,
+    return cl_endpoint_post_partial_receive(config->endpoint, peer, id, sink, (uint32_t)step->length, &qos, now_us,
                                             token);
 }
 
@@ -195,7 +195,7 @@ static void scale(const struct cl_executor *executor, const struct cl_step *step
     const struct cl_arithmetic *arithmetic = &executor->config.arithmetic;
     uint8_t *base = address(executor, step->target, 0, 0);
     uint64_t end = step->target_offset + step->length, start = step->target_offset;
-    bool rescales = executor->config.bound.treatment == CL_RESCALE && step->target == CL_OUTPUT;
+    bool rescales = executor->config.qos.treatment == CL_RESCALE && step->target == CL_OUTPUT;
     for (uint64_t at = start; start < end; start = at) {
         uint32_t absent = 0, ranks = executor->config.plan->world_size, divisor = step->peer;
         if (rescales)

@@ -43,10 +43,10 @@ struct cl_executor_config {
     struct cl_endpoint *endpoint;    /* NULL when the plan has no network steps */
     const uint16_t *peers;           /* group rank -> peer id */
     uint32_t group, sequence;        /* name of the operation in packets */
-    uint32_t first_message;          /* added to the steps' message numbers; point-to-point: see core/mailbox.h */
+    uint32_t first_message;          /* added to the steps' message numbers; point-to-point: see group/mailbox.h */
     uint16_t signature;              /* see calls.h */
     uint8_t priority;
-    struct cl_qos bound; /* of the steps marked CL_STEP_PARTIAL; its priority is not looked at. All zero: reliable */
+    struct cl_qos qos; /* of the steps marked CL_STEP_PARTIAL; its priority is not looked at. All zero: reliable */
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **executor);

@@ -31,7 +31,7 @@ struct cl_plan {
     uint32_t root_count;
     uint32_t *host_ranks; /* ranks whose staging or counter it uses: they must be of this host */
     uint32_t host_rank_count;
-    struct cl_deadline pace; /* of its bounded operations; belongs to the engine thread that runs them */
+    struct cl_deadline deadline; /* of its bounded operations; belongs to the engine thread that runs them */
 };
 
 /* Whether steps of this kind read `source` / write `target`. */

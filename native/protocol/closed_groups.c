@@ -2,36 +2,36 @@
 
 #include <stdlib.h>
 
-bool cl_closed_groups_add(struct cl_closed_groups *retired, uint32_t group, int32_t reason, uint16_t blame)
+bool cl_closed_groups_add(struct cl_closed_groups *closed, uint32_t group, int32_t reason, uint16_t culprit)
 {
-    if (cl_closed_groups_find(retired, group))
+    if (cl_closed_groups_find(closed, group))
         return false;
-    if (retired->count == CL_CLOSED_GROUPS_MAX) {
-        retired->list[retired->oldest++ % CL_CLOSED_GROUPS_MAX] = (struct cl_closed_group){group, reason, blame};
+    if (closed->count == CL_CLOSED_GROUPS_MAX) {
+        closed->list[closed->oldest++ % CL_CLOSED_GROUPS_MAX] = (struct cl_closed_group){group, reason, culprit};
         return true;
     }
-    if (retired->count == retired->capacity) {
-        uint32_t capacity = retired->capacity ? 2 * retired->capacity : 8;
-        struct cl_closed_group *list = realloc(retired->list, capacity * sizeof(*list));
+    if (closed->count == closed->capacity) {
+        uint32_t capacity = closed->capacity ? 2 * closed->capacity : 8;
+        struct cl_closed_group *list = realloc(closed->list, capacity * sizeof(*list));
         if (!list)
             return true;
-        retired->list = list;
-        retired->capacity = capacity;
+        closed->list = list;
+        closed->capacity = capacity;
     }
-    retired->list[retired->count++] = (struct cl_closed_group){group, reason, blame};
+    closed->list[closed->count++] = (struct cl_closed_group){group, reason, culprit};
     return true;
 }
 
-const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_groups *retired, uint32_t group)
+const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_groups *closed, uint32_t group)
 {
-    for (uint32_t i = 0; i < retired->count; i++)
-        if (retired->list[i].group == group)
-            return &retired->list[i];
+    for (uint32_t i = 0; i < closed->count; i++)
+        if (closed->list[i].group == group)
+            return &closed->list[i];
     return NULL;
 }
 
-void cl_closed_groups_free(struct cl_closed_groups *retired)
+void cl_closed_groups_free(struct cl_closed_groups *closed)
 {
-    free(retired->list);
-    *retired = (struct cl_closed_groups){0};
+    free(closed->list);
+    *closed = (struct cl_closed_groups){0};
 }

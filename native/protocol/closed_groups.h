@@ -13,7 +13,7 @@ enum { CL_CLOSED_GROUPS_MAX = 1024 };
 struct cl_closed_group {
     uint32_t group;
     int32_t reason;
-    uint16_t blame; /* the peer that is the cause; UINT16_MAX: not known */
+    uint16_t culprit; /* the peer that is the cause; UINT16_MAX: not known */
 };
 
 struct cl_closed_groups {
@@ -22,8 +22,8 @@ struct cl_closed_groups {
 };
 
 /* Adds a group, or gives its first reason again: true if it was new. Without memory nothing is remembered. */
-bool cl_closed_groups_add(struct cl_closed_groups *retired, uint32_t group, int32_t reason, uint16_t blame);
-const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_groups *retired, uint32_t group);
-void cl_closed_groups_free(struct cl_closed_groups *retired);
+bool cl_closed_groups_add(struct cl_closed_groups *closed, uint32_t group, int32_t reason, uint16_t culprit);
+const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_groups *closed, uint32_t group);
+void cl_closed_groups_free(struct cl_closed_groups *closed);
 
 #endif

@@ -24,10 +24,10 @@ struct cl_controls {
     uint32_t count, capacity;
 };
 
-/* What an ABORT says. blame: the peer that is the cause, UINT16_MAX: not known. */
-static inline struct cl_control cl_control_abort(uint32_t group, int32_t reason, uint16_t blame)
+/* What an ABORT says. culprit: the peer that is the cause, UINT16_MAX: not known. */
+static inline struct cl_control cl_control_abort(uint32_t group, int32_t reason, uint16_t culprit)
 {
-    return (struct cl_control){.group = group, .reason = reason, .index = (uint16_t)(blame + 1)};
+    return (struct cl_control){.group = group, .reason = reason, .index = (uint16_t)(culprit + 1)};
 }
 
 /* False when there is no memory. */

@@ -60,7 +60,7 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
     cl_table_each(&endpoint->table, discard_selected, &selection);
     drop_completions(endpoint, &selection);
     if (sequence == UINT32_MAX)
-        cl_closed_groups_add(&endpoint->retired, group, 0, UINT16_MAX);
+        cl_closed_groups_add(&endpoint->closed, group, 0, UINT16_MAX);
     for (uint32_t i = 0; i < endpoint->peers_length; i++) {
         struct cl_peer *peer = endpoint->peers[i];
         if (!peer)
@@ -74,9 +74,9 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
     }
 }
 
-bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t blame)
+bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit)
 {
-    if (!cl_closed_groups_add(&endpoint->retired, group, reason, blame))
+    if (!cl_closed_groups_add(&endpoint->closed, group, reason, culprit))
         return false;
     struct selection selection = {.endpoint = endpoint, .group = group, .sequence = UINT32_MAX, .status = CL_EABORTED};
     cl_table_each(&endpoint->table, complete_selected, &selection);
@@ -84,23 +84,23 @@ bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int re
 }
 
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint16_t blame, uint64_t now_us)
+                       uint16_t culprit, uint64_t now_us)
 {
     (void)now_us;
-    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, blame);
+    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, culprit);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_endpoint_peer(endpoint, peers[i]);
         if (peer) /* a lost one, too: it may still hear us, and then it need not wait for a timeout of its own */
-            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, blame));
+            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, culprit));
     }
 }
 
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *blame, int *reason)
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *culprit, int *reason)
 {
     if (!endpoint->abort_count)
         return false;
     *group = endpoint->aborts[0].group;
-    *blame = endpoint->aborts[0].blame;
+    *culprit = endpoint->aborts[0].culprit;
     *reason = endpoint->aborts[0].reason;
     memmove(endpoint->aborts, endpoint->aborts + 1, --endpoint->abort_count * sizeof(*endpoint->aborts));
     return true;

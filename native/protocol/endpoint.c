@@ -25,27 +25,27 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
         cl_egress_init(&made->egresses[i], congestion->shares_egress, config->datagram_bytes);
-    cl_unexpected_init(&made->stash, config->stash_limit_bytes, made->payload_bytes);
+    cl_unexpected_init(&made->unexpected, config->unexpected_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;
 }
 
-static void drop_stash(struct cl_message *message, void *argument)
+static void drop_unexpected(struct cl_message *message, void *argument)
 {
     struct cl_endpoint *endpoint = argument;
-    cl_unexpected_drop(&endpoint->stash, &message->stash);
+    cl_unexpected_drop(&endpoint->unexpected, &message->unexpected);
 }
 
 void cl_endpoint_destroy(struct cl_endpoint *endpoint)
 {
     if (!endpoint)
         return;
-    cl_table_each(&endpoint->table, drop_stash, endpoint);
+    cl_table_each(&endpoint->table, drop_unexpected, endpoint);
     cl_table_free(&endpoint->table);
-    cl_unexpected_free(&endpoint->stash);
+    cl_unexpected_free(&endpoint->unexpected);
     cl_timers_free(&endpoint->timers);
-    cl_closed_groups_free(&endpoint->retired);
-    cl_signatures_free(&endpoint->calls);
+    cl_closed_groups_free(&endpoint->closed);
+    cl_signatures_free(&endpoint->signatures);
     for (uint32_t i = 0; i < endpoint->peers_length; i++)
         if (endpoint->peers[i])
             cl_peer_destroy(endpoint->peers[i]);
@@ -167,13 +167,13 @@ static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *mess
         cl_peer_unhold(peer, message);
     if (message->announced)
         unannounce(endpoint, message);
-    if (message->bound.ending)
+    if (message->partial.ending)
         cl_partial_forget(peer, message);
     if (message->posted) {
         peer->outstanding--;
         peer->expected -= message->side == CL_MESSAGE_RECEIVE;
     }
-    cl_unexpected_drop(&endpoint->stash, &message->stash);
+    cl_unexpected_drop(&endpoint->unexpected, &message->unexpected);
     cl_table_remove(&endpoint->table, message);
 }
 
@@ -212,7 +212,8 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
     if (!endpoint->completed_first)
         endpoint->completed_last = NULL;
     *completion = (struct cl_completion){.context = message->context, .status = message->status, .peer = message->peer};
-    if (message->bound.budget && message->status == CL_OK && !cl_message_complete(message)) {
+    if (message->partial.loss_budget && message->status == CL_OK &&
+        (message->partial.stopped || !cl_message_complete(message))) {
         cl_ranges_clear(&endpoint->missing);
         if (!cl_message_missing(message, endpoint->peers[message->peer]->payload_bytes, &endpoint->missing))
             completion->status = CL_ENOMEM;
@@ -232,7 +233,7 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
         return CL_ENOMEM;
     }
     message->posted = true;
-    message->signature = cl_signatures_find(&endpoint->calls, message->id.group, message->id.sequence);
+    message->signature = cl_signatures_find(&endpoint->signatures, message->id.group, message->id.sequence);
     message->context = context;
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
     if (!peer->outstanding++) {
@@ -248,12 +249,12 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
 static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_message_id *id,
                       const struct cl_qos *qos)
 {
-    if (!peer || id->sequence == UINT32_MAX || qos->priority >= CL_CLASSES || qos->loss_ppm > CL_LOSS_PPM_MAX ||
-        (qos->protect && !qos->protect_bytes))
+    if (!peer || id->sequence == UINT32_MAX || qos->priority >= CL_CLASSES ||
+        !(qos->loss_bound >= 0 && qos->loss_bound <= CL_LOSS_BOUND_MAX) || (qos->protect && !qos->protect_bytes))
         return CL_EINVAL;
-    const struct cl_closed_group *retired = cl_closed_groups_find(&endpoint->retired, id->group & ~CL_GROUP_P2P);
-    if (retired)
-        return retired->reason ? CL_EABORTED : CL_ECLOSED;
+    const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, id->group & ~CL_GROUP_P2P);
+    if (closed)
+        return closed->reason ? CL_EABORTED : CL_ECLOSED;
     return peer->alive ? CL_OK : CL_EPEERLOST;
 }
 
@@ -261,10 +262,10 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
                           uint32_t length, uint8_t priority, uint64_t now_us, void *context)
 {
     struct cl_qos qos = {.priority = priority};
-    return cl_endpoint_post_bounded_send(endpoint, peer, id, data, length, &qos, now_us, context);
+    return cl_endpoint_post_partial_send(endpoint, peer, id, data, length, &qos, now_us, context);
 }
 
-int cl_endpoint_post_bounded_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+int cl_endpoint_post_partial_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
                                   const void *data, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
                                   void *context)
 {
@@ -281,7 +282,7 @@ int cl_endpoint_post_bounded_send(struct cl_endpoint *endpoint, uint16_t peer, s
         return status;
     message->data = data;
     message->priority = qos->priority;
-    if (qos->loss_ppm)
+    if (qos->loss_bound > 0)
         cl_partial_begin_send(endpoint, message, qos);
     cl_endpoint_requeue(endpoint, message, false);
     return CL_OK;
@@ -300,7 +301,7 @@ enum cl_placed cl_endpoint_place(struct cl_endpoint *endpoint, struct cl_message
         cl_endpoint_complete(endpoint, message, CL_EMISMATCH);
         return CL_PLACED_NOWHERE;
     }
-    if (!cl_message_done(message, offset / peer->payload_bytes))
+    if (!cl_message_arrive(message, offset / peer->payload_bytes))
         return CL_PLACED_BEFORE;
     endpoint->stats.payload_bytes_received += length;
     const struct cl_sink *sink = &message->sink;
@@ -316,11 +317,11 @@ enum cl_placed cl_endpoint_place(struct cl_endpoint *endpoint, struct cl_message
     return CL_PLACED;
 }
 
-/* Delivers what was stashed. False when that ended the message. */
+/* Delivers the unexpected packets of a message. False when that ended the message. */
 static bool replay(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us)
 {
-    struct cl_unexpected_chain chain = message->stash;
-    message->stash = (struct cl_unexpected_chain){0};
+    struct cl_unexpected_chain chain = message->unexpected;
+    message->unexpected = (struct cl_unexpected_chain){0};
     uint32_t generation = message->generation;
     struct cl_unexpected_packet *packet;
     while (message->generation == generation && (packet = cl_unexpected_take(&chain))) {
@@ -328,9 +329,9 @@ static bool replay(struct cl_endpoint *endpoint, struct cl_message *message, uin
                                                   packet->payload, packet->length);
         if (message->generation == generation)
             cl_partial_on_packet(endpoint, message, packet->flags, placed == CL_PLACED, now_us);
-        cl_unexpected_release(&endpoint->stash, packet);
+        cl_unexpected_release(&endpoint->unexpected, packet);
     }
-    cl_unexpected_drop(&endpoint->stash, &chain);
+    cl_unexpected_drop(&endpoint->unexpected, &chain);
     return message->generation == generation;
 }
 
@@ -343,10 +344,10 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
                              uint32_t length, uint64_t now_us, void *context)
 {
     static const struct cl_qos RELIABLE = {0};
-    return cl_endpoint_post_bounded_receive(endpoint, peer, id, sink, length, &RELIABLE, now_us, context);
+    return cl_endpoint_post_partial_receive(endpoint, peer, id, sink, length, &RELIABLE, now_us, context);
 }
 
-int cl_endpoint_post_bounded_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+int cl_endpoint_post_partial_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
                                      struct cl_sink sink, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
                                      void *context)
 {
@@ -372,7 +373,7 @@ int cl_endpoint_post_bounded_receive(struct cl_endpoint *endpoint, uint16_t peer
         unannounce(endpoint, message);
     bool refused = recently_refused(from, now_us);
     uint32_t generation = message->generation;
-    if (qos->loss_ppm || message->bound.told_budget)
+    if (qos->loss_bound > 0 || message->partial.told_budget)
         cl_partial_begin_receive(endpoint, message, qos, refused, now_us);
     if (message->generation != generation || !replay(endpoint, message, now_us))
         return CL_OK;
@@ -445,7 +446,7 @@ void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t t
     *found = endpoint->wanted[--endpoint->wanted_count];
     for (struct cl_message *message = endpoint->announced_first, *next; message; message = next) {
         next = message->next;
-        if (message->id.group == group && message->id.sequence == tag && !message->stash.first)
+        if (message->id.group == group && message->id.sequence == tag && !message->unexpected.first)
             cl_endpoint_discard(endpoint, message);
     }
 }
@@ -459,7 +460,7 @@ struct comparison {
     struct cl_peer *differs;
 };
 
-static void compare_stashed(struct cl_message *message, void *argument)
+static void compare_unexpected(struct cl_message *message, void *argument)
 {
     struct comparison *comparison = argument;
     if (message->side == CL_MESSAGE_RECEIVE && !message->posted && message->id.group == comparison->group &&
@@ -469,11 +470,11 @@ static void compare_stashed(struct cl_message *message, void *argument)
 
 int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature)
 {
-    if (!cl_signatures_add(&endpoint->calls, group, sequence, signature))
+    if (!cl_signatures_add(&endpoint->signatures, group, sequence, signature))
         return CL_ENOMEM;
     struct comparison comparison = {endpoint, group, sequence, signature, NULL};
-    if (endpoint->stash.used_bytes > 0)
-        cl_table_each(&endpoint->table, compare_stashed, &comparison);
+    if (endpoint->unexpected.used_bytes > 0)
+        cl_table_each(&endpoint->table, compare_unexpected, &comparison);
     if (comparison.differs)
         cl_endpoint_disagree(endpoint, comparison.differs, group);
     return CL_OK;
@@ -481,7 +482,7 @@ int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t seq
 
 void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
 {
-    cl_signatures_remove(&endpoint->calls, group, sequence);
+    cl_signatures_remove(&endpoint->signatures, group, sequence);
 }
 
 struct lateness {

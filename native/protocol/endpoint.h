@@ -10,16 +10,16 @@
  *
  * A message is one transfer from one rank to another, named by (group, sequence, index); both sides post it with the
  * same length. Its packets carry their own place, may come in any order and over any path, and are delivered to the
- * sink exactly once per byte. A message may arrive before its receive is posted: its packets are stashed up to
- * stash_limit_bytes, above which they are dropped unacknowledged, and the sender is told when there is room again.
+ * sink exactly once per byte. A message may arrive before its receive is posted: its packets are kept up to
+ * unexpected_limit_bytes, above which they are dropped unacknowledged, and the sender is told when there is room again.
  *
  * Point-to-point messages of a group bear its id with CL_GROUP_P2P. Their sequence is the tag; their index counts the
  * messages of one tag from sender to receiver, and may wrap. Their receives are posted in the order of the index, which
  * is all the memory that this needs of the past. One that comes before its receive is posted is announced, so that
  * somebody can receive from any source. They share the fate of the group: what ends it ends them.
  *
- * A message posted with a bound (struct cl_qos, loss_ppm > 0) may end without some of its packets: see bounded.h. Both
- * sides then complete with the same list of missing ranges.
+ * A message posted with a bound (struct cl_qos, loss_bound > 0) may end without some of its packets: see bounded.h.
+ * Both sides then complete with the same list of missing ranges.
  */
 #ifndef CL_PROTOCOL_ENDPOINT_H
 #define CL_PROTOCOL_ENDPOINT_H
@@ -38,10 +38,10 @@ struct cl_endpoint_config {
     uint16_t epoch;           /* every packet carries it: those of the job's former lives are known by it */
     uint32_t datagram_bytes;  /* largest UDP payload, header included (1472 for MTU 1500) */
     uint64_t peer_timeout_us; /* without an answer from a peer that is waited for, after which it is lost; 0: 3 s */
-    size_t stash_limit_bytes; /* bound on memory for packets that came before their receive was posted */
-    const char *congestion;   /* "delay" or "fixed" */
-    uint64_t fixed_rate_bps;  /* for "fixed": bits per second per path */
-    uint32_t seed;            /* for jitter; not used so far: nothing here is random */
+    size_t unexpected_limit_bytes; /* bound on memory for packets that came before their receive was posted */
+    const char *congestion;        /* "delay" or "fixed" */
+    uint64_t fixed_rate_bps;       /* for "fixed": bits per second per path */
+    uint32_t seed;                 /* for jitter; not used so far: nothing here is random */
 };
 
 #define CL_GROUP_P2P 0x80000000u /* the bit of a group's id that names its point-to-point messages */
@@ -93,7 +93,7 @@ struct cl_endpoint_stats {
     /* dropped before they touch anything: not of our making (magic, version, job, epoch, source, path, place), with a
      * wrong tag, or seen before */
     uint64_t packets_foreign, packets_forged, packets_replayed;
-    uint64_t packets_stashed, packets_stash_dropped, acks_sent, acks_received, probes_sent;
+    uint64_t packets_unexpected, packets_unexpected_dropped, acks_sent, acks_received, probes_sent;
     uint64_t packets_given_up; /* lost, within a bound, and not sent again */
     uint64_t packets_late;     /* came after their message was ended without them */
     uint64_t messages_stopped; /* receives ended without some of their packets */
@@ -132,13 +132,13 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
                           uint32_t length, uint8_t priority, uint64_t now_us, void *context);
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
                              uint32_t length, uint64_t now_us, void *context);
-/* The same with a bound; both sides must name the same loss_ppm (else CL_EMISMATCH ends the message), and both whether
- * there is a `protect` map or a protected end, which only the sender reads. Also CL_EINVAL for a loss_ppm above
- * CL_LOSS_PPM_MAX, and for a map with protect_bytes 0. */
-int cl_endpoint_post_bounded_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+/* The same with a bound; both sides must name the same loss_bound (else CL_EMISMATCH ends the message), and both
+ * whether there is a `protect` map or a protected end, which only the sender reads. Also CL_EINVAL for a loss_bound
+ * above CL_LOSS_BOUND_MAX, and for a map with protect_bytes 0. */
+int cl_endpoint_post_partial_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
                                   const void *data, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
                                   void *context);
-int cl_endpoint_post_bounded_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
+int cl_endpoint_post_partial_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
                                      struct cl_sink sink, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
                                      void *context);
 
@@ -156,11 +156,11 @@ void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t t
 void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* Tells every peer in `peers` that the group failed; CL_EABORTED then completes their posted messages of that group,
- * and ours, and cl_endpoint_next_abort reports it there, with `blame`: the peer that is the cause (UINT16_MAX: not
+ * and ours, and cl_endpoint_next_abort reports it there, with `culprit`: the peer that is the cause (UINT16_MAX: not
  * known). */
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint16_t blame, uint64_t now_us);
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *blame, int *reason);
+                       uint16_t culprit, uint64_t now_us);
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *culprit, int *reason);
 /* Of an operation in flight, the peer whose message is missing first; UINT16_MAX: none. Walks through all messages. */
 uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 

@@ -14,7 +14,7 @@
 
 struct cl_endpoint_abort {
     uint32_t group;
-    uint16_t blame; /* UINT16_MAX: nobody */
+    uint16_t culprit; /* UINT16_MAX: nobody */
     int reason;
 };
 
@@ -40,11 +40,11 @@ struct cl_endpoint {
 
     struct cl_table table;
     struct cl_queue queue;
-    struct cl_unexpected stash;
+    struct cl_unexpected unexpected;
     struct cl_timers timers;
     uint64_t awake_us; /* when somebody last drove this endpoint */
-    struct cl_closed_groups retired;
-    struct cl_signatures calls;
+    struct cl_closed_groups closed;
+    struct cl_signatures signatures;
     struct cl_message *completed_first, *completed_last; /* linked by `next` */
     struct cl_ranges missing;                            /* of the completion handed out last */
     struct cl_message *announced_first, *announced_last; /* in order of arrival */
@@ -84,8 +84,8 @@ void cl_endpoint_requeue(struct cl_endpoint *endpoint, struct cl_message *messag
 /* `peer` and we disagree on what (group, sequence) is: fails the group, for cl_endpoint_next_abort to tell. */
 void cl_endpoint_disagree(struct cl_endpoint *endpoint, struct cl_peer *peer, uint32_t group);
 
-/* The group failed: remembers it and completes its messages with CL_EABORTED. False when it was retired before. */
-bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t blame);
+/* The group failed: remembers it and completes its messages with CL_EABORTED. False when it was closed before. */
+bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit);
 
 /* A point-to-point message has come whose receive is not posted yet. */
 void cl_endpoint_announce(struct cl_endpoint *endpoint, struct cl_message *message);

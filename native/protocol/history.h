@@ -1,5 +1,5 @@
 /*
- * History: which messages of one peer are finished, so that a packet that comes again is acknowledged and not stashed.
+ * History: which messages of one peer are finished, so that a packet that comes again is acknowledged and not kept.
  *
  * Per group a set of (sequence, index) pairs as ranges: the indices of one operation are dense, so an operation costs
  * one range. Beyond CL_HISTORY_RANGES the oldest are forgotten and everything below counts as finished; the operations

@@ -13,7 +13,7 @@ enum { NUMBERS_AHEAD_MAX = 1 << 20 /* more than any window: one such packet woul
 static struct cl_message *message_of(const struct cl_sent_packet *packet)
 {
     struct cl_message *message = packet->data.message;
-    return packet->kind == CL_PACKET_DATA && message->generation == packet->data.generation && !message->bound.stopped
+    return packet->kind == CL_PACKET_DATA && message->generation == packet->data.generation && !message->partial.stopped
                ? message
                : NULL;
 }
@@ -30,7 +30,7 @@ static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, ui
 {
     message->accepted = true;
     message->probing = false;
-    bool first = cl_message_done(message, packet);
+    bool first = cl_message_arrive(message, packet);
     if (first)
         cl_partial_done(endpoint, message, packet);
     if (first && cl_message_complete(message))
@@ -80,7 +80,7 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
         return;
     message->packets_in_flight--;
     message->probing = false;
-    message->bound.told_budget = 0; /* not everything has been sent to good purpose */
+    message->partial.has_run_out = false; /* not everything has been sent to good purpose */
     cl_message_give_back(message, packet->data.packet);
     if (message->held || cl_peer_ready_since(outcome->peer, &message->id, packet->sent_us)) {
         cl_endpoint_requeue(endpoint, message, true);
@@ -131,24 +131,24 @@ static bool is_next_wanted(const struct cl_endpoint *endpoint, const struct cl_p
            id->index == cl_history_next_index(&peer->history, id->group, id->sequence);
 }
 
-static enum answer stash(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message,
-                         const struct cl_message_id *id, const struct cl_packet *packet, const uint8_t *payload,
-                         uint64_t now_us)
+static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message,
+                        const struct cl_message_id *id, const struct cl_packet *packet, const uint8_t *payload,
+                        uint64_t now_us)
 {
     if (!message) {
         message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, id);
         if (message && id->group & CL_GROUP_P2P)
             cl_endpoint_announce(endpoint, message);
     }
-    if (message &&
-        cl_unexpected_put(&endpoint->stash, &message->stash, packet->offset, packet->flags, payload, packet->length)) {
-        endpoint->stats.packets_stashed++;
+    if (message && cl_unexpected_put(&endpoint->unexpected, &message->unexpected, packet->offset, packet->flags,
+                                     payload, packet->length)) {
+        endpoint->stats.packets_unexpected++;
         message->signature = packet->signature;
         return ACCEPT;
     }
-    if (message && !message->stash.first && !is_next_wanted(endpoint, peer, id))
+    if (message && !message->unexpected.first && !is_next_wanted(endpoint, peer, id))
         cl_endpoint_discard(endpoint, message);
-    endpoint->stats.packets_stash_dropped++;
+    endpoint->stats.packets_unexpected_dropped++;
     peer->refused_us = now_us ? now_us : 1;
     return REFUSE;
 }
@@ -182,23 +182,23 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
             return REFUSE;
         }
     }
-    const struct cl_closed_group *retired = cl_closed_groups_find(&endpoint->retired, packet->group & ~CL_GROUP_P2P);
-    if (retired && retired->reason) {
+    const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, packet->group & ~CL_GROUP_P2P);
+    if (closed && closed->reason) {
         cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
-                         cl_control_abort(retired->group, retired->reason, retired->blame));
+                         cl_control_abort(closed->group, closed->reason, closed->culprit));
         return REFUSE;
     }
-    if (!retired && cl_partial_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
+    if (!closed && cl_partial_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
         return REFUSE; /* or the sender would take it for counted */
-    if (retired || cl_history_contains(&peer->history, &id)) {
+    if (closed || cl_history_contains(&peer->history, &id)) {
         endpoint->stats.packets_duplicate++;
         return ACCEPT_AT_ONCE;
     }
-    if (cl_signatures_differ(cl_signatures_find(&endpoint->calls, id.group, id.sequence), packet->signature)) {
+    if (cl_signatures_differ(cl_signatures_find(&endpoint->signatures, id.group, id.sequence), packet->signature)) {
         cl_endpoint_disagree(endpoint, peer, packet->group);
         return REFUSE;
     }
-    return stash(endpoint, peer, message, &id, packet, payload, now_us);
+    return keep(endpoint, peer, message, &id, packet, payload, now_us);
 }
 
 static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
@@ -215,9 +215,9 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
     }
 }
 
-static void fail_group(struct cl_endpoint *endpoint, uint32_t group, uint16_t blame, int reason)
+static void fail_group(struct cl_endpoint *endpoint, uint32_t group, uint16_t culprit, int reason)
 {
-    if (!cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, blame))
+    if (!cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, culprit))
         return;
     if (endpoint->abort_count == endpoint->abort_capacity) {
         uint32_t capacity = endpoint->abort_capacity ? 2 * endpoint->abort_capacity : 8;
@@ -227,7 +227,7 @@ static void fail_group(struct cl_endpoint *endpoint, uint32_t group, uint16_t bl
         endpoint->aborts = aborts;
         endpoint->abort_capacity = capacity;
     }
-    endpoint->aborts[endpoint->abort_count++] = (struct cl_endpoint_abort){group, blame, reason};
+    endpoint->aborts[endpoint->abort_count++] = (struct cl_endpoint_abort){group, culprit, reason};
 }
 
 void cl_endpoint_disagree(struct cl_endpoint *endpoint, struct cl_peer *peer, uint32_t group)
@@ -271,7 +271,7 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     case CL_PACKET_DATA:
         return on_data(endpoint, peer, packet, payload, now_us);
     case CL_PACKET_PING:
-        if (cl_signatures_differ(cl_signatures_find(&endpoint->calls, packet->group, packet->sequence),
+        if (cl_signatures_differ(cl_signatures_find(&endpoint->signatures, packet->group, packet->sequence),
                                  packet->signature))
             cl_endpoint_disagree(endpoint, peer, packet->group);
         break;

@@ -7,25 +7,26 @@ bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t payl
 {
     uint32_t count = length ? (uint32_t)(((uint64_t)length + payload_bytes - 1) / payload_bytes) : 1;
     uint32_t words = (count + 63) / 64;
-    if (!message->bits || message->bits == &message->inline_bits) {
-        message->bits = &message->inline_bits;
-        message->bits_words = 1;
+    if (!message->arrived || message->arrived == &message->inline_arrived) {
+        message->arrived = &message->inline_arrived;
+        message->arrived_words = 1;
     }
-    if (words > message->bits_words) {
-        uint64_t *bits = malloc(words * sizeof(*bits));
-        if (!bits)
+    if (words > message->arrived_words) {
+        uint64_t *arrived = malloc(words * sizeof(*arrived));
+        if (!arrived)
             return false;
-        if (message->bits != &message->inline_bits)
-            free(message->bits);
-        message->bits = bits;
-        message->bits_words = words;
+        if (message->arrived != &message->inline_arrived)
+            free(message->arrived);
+        message->arrived = arrived;
+        message->arrived_words = words;
     }
-    memset(message->bits, 0, words * sizeof(*message->bits));
+    memset(message->arrived, 0, words * sizeof(*message->arrived));
     cl_ranges_clear(&message->lost);
     cl_ranges_clear(&message->forgone);
+    cl_ranges_clear(&message->stop_told);
     message->length = length;
     message->packet_count = count;
-    message->packets_done = 0;
+    message->packets_arrived = message->packets_counted = 0;
     message->packets_in_flight = 0;
     message->next_packet = 0;
     return true;
@@ -33,11 +34,33 @@ bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t payl
 
 void cl_message_free(struct cl_message *message)
 {
-    if (message->bits != &message->inline_bits)
-        free(message->bits);
-    message->bits = NULL;
+    if (message->arrived != &message->inline_arrived)
+        free(message->arrived);
+    message->arrived = NULL;
     cl_ranges_free(&message->lost);
     cl_ranges_free(&message->forgone);
+    cl_ranges_free(&message->stop_told);
+    free(message->counted);
+    message->counted = NULL;
+    message->counted_words = 0;
+}
+
+bool cl_message_stop(struct cl_message *message)
+{
+    uint32_t words = (message->packet_count + 63) / 64;
+    if (words > message->counted_words) {
+        uint64_t *counted = realloc(message->counted, words * sizeof(*counted));
+        if (!counted)
+            return false;
+        message->counted = counted;
+        message->counted_words = words;
+    }
+    memset(message->counted, 0, words * sizeof(*message->counted));
+    message->partial.stopped = true;
+    message->next_packet = message->packet_count;
+    cl_ranges_clear(&message->lost);
+    cl_ranges_clear(&message->forgone);
+    return true;
 }
 
 bool cl_message_take(struct cl_message *message, uint32_t *packet)
@@ -46,7 +69,7 @@ bool cl_message_take(struct cl_message *message, uint32_t *packet)
     while (cl_ranges_pop(&message->lost, &lost)) {
         *packet = (uint32_t)lost;
         /* it may have been acknowledged late, after it was given back */
-        if (!cl_message_is_done(message, *packet))
+        if (!cl_message_has_arrived(message, *packet))
             return true;
     }
     if (message->next_packet >= message->packet_count)
@@ -55,25 +78,26 @@ bool cl_message_take(struct cl_message *message, uint32_t *packet)
     return true;
 }
 
-bool cl_message_done(struct cl_message *message, uint32_t packet)
+bool cl_message_arrive(struct cl_message *message, uint32_t packet)
 {
     uint64_t bit = (uint64_t)1 << (packet % 64);
-    if (message->bits[packet / 64] & bit)
+    if (message->arrived[packet / 64] & bit)
         return false;
-    message->bits[packet / 64] |= bit;
-    message->packets_done++;
+    message->arrived[packet / 64] |= bit;
+    message->packets_arrived++;
     return true;
 }
 
 bool cl_message_give_back(struct cl_message *message, uint32_t packet)
 {
-    return cl_message_is_done(message, packet) || cl_ranges_add(&message->lost, packet, (uint64_t)packet + 1);
+    return cl_message_has_arrived(message, packet) || cl_ranges_add(&message->lost, packet, (uint64_t)packet + 1);
 }
 
 bool cl_message_missing(const struct cl_message *message, uint32_t payload_bytes, struct cl_ranges *missing)
 {
+    const uint64_t *counted = message->partial.stopped ? message->counted : message->arrived;
     for (uint32_t packet = 0; packet < message->packet_count; packet++) {
-        if (cl_message_is_done(message, packet))
+        if (counted[packet / 64] >> (packet % 64) & 1)
             continue;
         uint64_t start = (uint64_t)packet * payload_bytes, end = start + payload_bytes;
         if (!cl_ranges_add(missing, start, end < message->length ? end : message->length))

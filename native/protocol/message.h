@@ -2,8 +2,8 @@
  * Message: one transfer, on either side of it.
  *
  * A message is always cut at the same places: packet i covers the bytes from i * payload_bytes on. So every packet is
- * either wholly there or not, retransmissions never overlap partially, and one bit per packet is the whole state. At
- * the sender a bit means acknowledged, at the receiver delivered.
+ * either wholly there or not, retransmissions never overlap partially, and one bit per packet is the whole state:
+ * whether it has arrived at the receiver, which the sender knows from acknowledgements.
  */
 #ifndef CL_PROTOCOL_MESSAGE_H
 #define CL_PROTOCOL_MESSAGE_H
@@ -15,11 +15,12 @@
 enum cl_message_side { CL_MESSAGE_SEND, CL_MESSAGE_RECEIVE };
 
 /* What a message that may lose packets knows more than another: see bounded.c. All zero in a reliable one. */
-struct cl_message_bound {
-    uint32_t budget;      /* packets that may stay missing; 0: none, the message is reliable */
-    uint32_t told_budget; /* receive: what a PROBE says it is at the sender; 0: none came. send: a PROBE was ordered */
-    uint32_t protected_packets; /* send: not acknowledged yet; receive: came so far */
-    uint32_t protected_told;    /* receive: how many there are, by a PROBE */
+struct cl_message_partial {
+    uint32_t loss_budget;       /* packets that may stay missing; 0: none, the message is reliable */
+    uint32_t told_budget;       /* receive: the sender's loss budget, from its PROBE; 0: none came */
+    bool has_run_out;           /* send: a PROBE was ordered */
+    uint32_t protected_count;   /* send: protected packets; receive: the same, from a PROBE */
+    uint32_t protected_arrived; /* of these */
     uint32_t given_up;          /* send: lost packets that are not sent again */
     bool exhausted;             /* receive: every packet has been sent once */
     bool safe;                  /* receive: every protected packet came */
@@ -43,7 +44,7 @@ struct cl_message {
     uint16_t signature; /* of its operation: here, or while not posted, at the sender */
 
     uint8_t priority;
-    bool posted;         /* false: a receive that only holds stashed packets so far */
+    bool posted;         /* false: a receive that only holds unexpected packets so far */
     bool queued;         /* send: in the queue */
     bool held;           /* send: refused by a receiver without room, waiting for its READY */
     bool accepted;       /* send: the receiver has taken some packet of it */
@@ -52,48 +53,56 @@ struct cl_message {
     uint32_t generation; /* changes when the struct is reused: see cl_sent_packet */
     uint32_t length;
     uint32_t packet_count;
-    uint32_t packets_done;
+    uint32_t packets_arrived;
+    uint32_t packets_counted;   /* send, after a STOP */
     uint32_t packets_in_flight; /* send */
     uint32_t next_packet;       /* send: the lowest never sent */
     struct cl_ranges lost;      /* send: packets to send again */
-    struct cl_ranges forgone;   /* send: packets once given up; after a STOP: packets it has told about */
-    struct cl_message_bound bound;
-    const uint8_t *data;              /* send */
-    struct cl_sink sink;              /* receive */
-    struct cl_unexpected_chain stash; /* receive: until it is posted */
+    struct cl_ranges forgone;   /* send: packets once given up */
+    struct cl_ranges stop_told; /* send: packets of which a STOP has told whether they count */
+    struct cl_message_partial partial;
+    const uint8_t *data;                   /* send */
+    struct cl_sink sink;                   /* receive */
+    struct cl_unexpected_chain unexpected; /* receive: until it is posted */
     void *context;
     int status; /* once completed */
 
-    uint64_t *bits;
-    uint64_t inline_bits;
-    uint32_t bits_words; /* capacity of `bits` */
+    uint64_t *arrived; /* a bit per packet */
+    uint64_t inline_arrived;
+    uint32_t arrived_words; /* capacity of `arrived` */
+    uint32_t counted_words;
+    uint64_t *counted; /* send, after a STOP: a bit per packet that the receiver counts */
 
     struct cl_message *hash_next;
     struct cl_message *previous, *next; /* in the queue, among the held, the announced or the completed */
 };
 
-/* Makes the message `length` bytes long, with no packet done. False when there is no memory. */
+/* Makes the message `length` bytes long, with no packet arrived. False when there is no memory. */
 bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t payload_bytes);
-/* Releases what the message owns except the stash chain; the struct may be begun again. */
+/* Releases what the message owns except the unexpected packets; the struct may be begun again. */
 void cl_message_free(struct cl_message *message);
 
 /* The packet to send next, lost ones first; false when there is none. */
 bool cl_message_take(struct cl_message *message, uint32_t *packet);
-/* Marks a packet done; false when it already was. */
-bool cl_message_done(struct cl_message *message, uint32_t packet);
-/* Gives a packet back to be sent again, unless it is done. False when there is no memory. */
+/* Notes that a packet has arrived; false when that is known already. */
+bool cl_message_arrive(struct cl_message *message, uint32_t packet);
+/* Gives a packet back to be sent again, unless it has arrived. False when there is no memory. */
 bool cl_message_give_back(struct cl_message *message, uint32_t packet);
-/* The bytes of the packets that are not done. False when there is no memory. */
+/* send: a STOP came: nothing is sent any more, and no packet counts until a STOP says so. False when there is no
+ * memory.
+ */
+bool cl_message_stop(struct cl_message *message);
+/* The bytes of the packets that have not arrived, or after a STOP, do not count. False when there is no memory. */
 bool cl_message_missing(const struct cl_message *message, uint32_t payload_bytes, struct cl_ranges *missing);
 
-static inline bool cl_message_is_done(const struct cl_message *message, uint32_t packet)
+static inline bool cl_message_has_arrived(const struct cl_message *message, uint32_t packet)
 {
-    return message->bits[packet / 64] >> (packet % 64) & 1;
+    return message->arrived[packet / 64] >> (packet % 64) & 1;
 }
 
 static inline bool cl_message_complete(const struct cl_message *message)
 {
-    return message->packets_done == message->packet_count;
+    return message->packets_arrived == message->packet_count;
 }
 
 static inline bool cl_message_sendable(const struct cl_message *message)

@@ -51,14 +51,14 @@ static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         .length = (uint16_t)length,
         .path = path->index,
         .signature =
-            kind == CL_PACKET_PING ? cl_signatures_find(&endpoint->calls, control->group, control->sequence) : 0,
+            kind == CL_PACKET_PING ? cl_signatures_find(&endpoint->signatures, control->group, control->sequence) : 0,
         .group = control->group,
         .sequence = control->sequence,
         .index = control->index,
         .offset = (uint32_t)control->reason,
         .number = (uint32_t)path->sent.next};
     struct cl_sent_packet sent = {.sent_us = now_us,
-                                  .mark = cl_egress_mark(path->egress, 0, now_us),
+                                  .snapshot = cl_egress_snapshot(path->egress, 0, now_us),
                                   .control = *control,
                                   .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
                                   .kind = kind};
@@ -83,7 +83,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     uint32_t length = last ? message->length - offset : peer->payload_bytes;
     struct cl_sent_packet sent = {
         .sent_us = now_us,
-        .mark = cl_egress_mark(path->egress, message->priority, now_us),
+        .snapshot = cl_egress_snapshot(path->egress, message->priority, now_us),
         .data = {.message = message, .generation = message->generation, .packet = number_in_message},
         .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
         .kind = CL_PACKET_DATA,
@@ -134,8 +134,8 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
             continue;
         }
         struct cl_message *message = oldest->data.message;
-        if (message->generation != oldest->data.generation || message->held || message->bound.stopped ||
-            cl_message_is_done(message, oldest->data.packet))
+        if (message->generation != oldest->data.generation || message->held || message->partial.stopped ||
+            cl_message_has_arrived(message, oldest->data.packet))
             continue;
         endpoint->stats.packets_retransmitted++;
         bool sent = send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
@@ -174,7 +174,7 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
             /* Unanswered ones must not pile up; but round trips may be longer than the time between two of them. */
             if (path->sent.packets == path->sent.pings && path->sent.pings >= CL_PATH_PINGS_MAX)
                 cl_sent_remove(&path->sent, path->sent.low);
-            struct cl_signature call = cl_signatures_next(&endpoint->calls);
+            struct cl_signature call = cl_signatures_next(&endpoint->signatures);
             struct cl_control control = {.group = call.group, .sequence = call.sequence};
             count += send_control(endpoint, peer, path, CL_PACKET_PING, &control, now_us, &out[count]);
         }

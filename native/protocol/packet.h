@@ -13,7 +13,7 @@
  *             this path, by which replays are known, signature = marked packets; the rest follows (see ack.h)
  *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
  *   READY     every message of (group, sequence) that was refused may be sent again
- *   ABORT     group, offset = the reason (an enum cl_error), index = the peer to blame + 1, or 0
+ *   ABORT     group, offset = the reason (an enum cl_error), index = the culprit + 1, or 0
  *   MISMATCH  (group, sequence, index) has another length, or another bound, at the receiver
  *   PROBE     everything of (group, sequence, index) has been sent once; what follows: see bounded.h
  *   STOP      (group, sequence, index) is over at the receiver, offset = the first packet told about; what follows: a

@@ -14,18 +14,18 @@ enum {
 
 static bool is_protected(const struct cl_endpoint *endpoint, const struct cl_message *message, uint32_t packet)
 {
-    const struct cl_message_bound *bound = &message->bound;
-    if (packet < bound->protect_first || packet >= message->packet_count - bound->protect_last)
+    const struct cl_message_partial *partial = &message->partial;
+    if (packet < partial->protect_first || packet >= message->packet_count - partial->protect_last)
         return true;
-    if (!bound->protect)
+    if (!partial->protect)
         return false;
     uint32_t payload_bytes = endpoint->peers[message->peer]->payload_bytes;
     uint64_t start = (uint64_t)packet * payload_bytes, end = start + payload_bytes;
     end = end < message->length ? end : message->length;
-    uint64_t bit = (bound->protect_offset + start) / bound->protect_bytes;
-    uint64_t last = (bound->protect_offset + end - 1) / bound->protect_bytes;
+    uint64_t bit = (partial->protect_offset + start) / partial->protect_bytes;
+    uint64_t last = (partial->protect_offset + end - 1) / partial->protect_bytes;
     for (; bit <= last; bit++)
-        if (bound->protect[bit / 64] >> (bit % 64) & 1)
+        if (partial->protect[bit / 64] >> (bit % 64) & 1)
             return true;
     return false;
 }
@@ -34,12 +34,12 @@ static bool is_protected(const struct cl_endpoint *endpoint, const struct cl_mes
 
 void cl_partial_begin_send(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos)
 {
-    uint32_t budget = cl_partial_budget(message->packet_count, qos->loss_ppm);
+    uint32_t budget = cl_partial_loss_budget(message->packet_count, qos->loss_bound);
     if (!budget)
         return;
     uint32_t most = message->packet_count;
-    message->bound = (struct cl_message_bound){
-        .budget = budget,
+    message->partial = (struct cl_message_partial){
+        .loss_budget = budget,
         .guarded = qos->protect || qos->protect_first || qos->protect_last,
         .protect_first = qos->protect_first < most ? qos->protect_first : most,
         .protect_last = qos->protect_last < most ? qos->protect_last : most,
@@ -47,53 +47,52 @@ void cl_partial_begin_send(struct cl_endpoint *endpoint, struct cl_message *mess
         .protect_bytes = qos->protect_bytes,
         .protect_offset = qos->protect_offset,
     };
-    for (uint32_t packet = 0; message->bound.guarded && packet < message->packet_count; packet++)
-        message->bound.protected_packets += is_protected(endpoint, message, packet);
-    message->bound.protected_told = message->bound.protected_packets;
+    for (uint32_t packet = 0; message->partial.guarded && packet < message->packet_count; packet++)
+        message->partial.protected_count += is_protected(endpoint, message, packet);
 }
 
 uint8_t cl_partial_flags(struct cl_endpoint *endpoint, const struct cl_message *message, uint32_t packet)
 {
-    const struct cl_message_bound *bound = &message->bound;
-    if (!bound->budget)
+    const struct cl_message_partial *partial = &message->partial;
+    if (!partial->loss_budget)
         return 0;
-    bool droppable = !bound->guarded || !is_protected(endpoint, message, packet);
-    bool safe = !bound->protected_packets, tail = safe && !cl_message_sendable(message);
+    bool droppable = !partial->guarded || !is_protected(endpoint, message, packet);
+    bool safe = partial->protected_arrived == partial->protected_count, tail = safe && !cl_message_sendable(message);
     return (uint8_t)((droppable ? CL_PACKET_DROPPABLE : 0) | (safe ? CL_PACKET_SAFE : 0) | (tail ? CL_PACKET_TAIL : 0));
 }
 
 bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
 {
-    struct cl_message_bound *bound = &message->bound;
-    if (!bound->budget)
+    struct cl_message_partial *partial = &message->partial;
+    if (!partial->loss_budget)
         return false;
-    if (cl_message_is_done(message, packet) || cl_ranges_contains(&message->forgone, packet))
+    if (cl_message_has_arrived(message, packet) || cl_ranges_contains(&message->forgone, packet))
         return true; /* another copy of it has come, or was lost before */
-    if (bound->given_up == bound->budget || (bound->guarded && is_protected(endpoint, message, packet)) ||
+    if (partial->given_up == partial->loss_budget || (partial->guarded && is_protected(endpoint, message, packet)) ||
         !cl_ranges_add(&message->forgone, packet, (uint64_t)packet + 1))
         return false;
-    bound->given_up++;
+    partial->given_up++;
     endpoint->stats.packets_given_up++;
     return true;
 }
 
 void cl_partial_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
 {
-    struct cl_message_bound *bound = &message->bound;
-    if (!bound->budget)
+    struct cl_message_partial *partial = &message->partial;
+    if (!partial->loss_budget)
         return;
-    bound->given_up -= cl_ranges_contains(&message->forgone, packet);
-    if (bound->guarded)
-        bound->protected_packets -= is_protected(endpoint, message, packet);
+    partial->given_up -= cl_ranges_contains(&message->forgone, packet);
+    if (partial->guarded)
+        partial->protected_arrived += is_protected(endpoint, message, packet);
 }
 
 void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_message *message)
 {
-    struct cl_message_bound *bound = &message->bound;
-    if (!bound->budget || bound->told_budget || cl_message_sendable(message) ||
-        (!bound->given_up && !bound->protected_packets))
+    struct cl_message_partial *partial = &message->partial;
+    if (!partial->loss_budget || partial->has_run_out || cl_message_sendable(message) ||
+        (!partial->given_up && partial->protected_arrived == partial->protected_count))
         return;
-    bound->told_budget = bound->budget;
+    partial->has_run_out = true;
     cl_endpoint_tell(
         endpoint, endpoint->peers[message->peer], CL_PACKET_PROBE,
         (struct cl_control){.group = message->id.group, .sequence = message->id.sequence, .index = message->id.index});
@@ -103,36 +102,20 @@ void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *p
 {
     struct cl_message_id id = {probe->group, probe->sequence, probe->index};
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
-    if (!message || message->bound.stopped)
+    if (!message || message->partial.stopped)
         return;
-    message->bound.told_budget = 0;
-    if (message->packets_done) /* by now the receiver knows it; else once the first packet is acknowledged */
+    message->partial.has_run_out = false;
+    if (message->packets_arrived) /* by now the receiver knows it; else once the first packet is acknowledged */
         cl_partial_run_out(endpoint, message);
 }
 
-/* The message is over but for what later parts of its STOP say: nothing of it is sent or awaited any more. */
-static void begin_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message)
-{
-    if (message->queued)
-        cl_queue_remove(&endpoint->queue, &peer->node, message);
-    if (message->held)
-        cl_peer_unhold(peer, message);
-    message->bound.stopped = true;
-    message->next_packet = message->packet_count;
-    cl_ranges_clear(&message->lost);
-    cl_ranges_clear(&message->forgone);
-}
-
-/* From now on a bit means counted, not acknowledged. */
-static void take_over(struct cl_message *message, uint32_t first, uint32_t part, const uint8_t *payload)
+/* Takes the packets from `first` on that a STOP says were counted. */
+static void count(struct cl_message *message, uint32_t first, uint32_t part, const uint8_t *payload)
 {
     for (uint32_t i = 0; i < part && first + i < message->packet_count; i++) {
-        uint32_t packet = first + i;
-        bool counted = !(payload[i / 8] >> (i % 8) & 1);
-        message->packets_done += counted;
-        message->packets_done -= cl_message_is_done(message, packet);
-        uint64_t bit = (uint64_t)1 << (packet % 64);
-        message->bits[packet / 64] = counted ? message->bits[packet / 64] | bit : message->bits[packet / 64] & ~bit;
+        uint64_t counted = !(payload[i / 8] >> (i % 8) & 1);
+        message->packets_counted += (uint32_t)counted;
+        message->counted[(first + i) / 64] |= counted << ((first + i) % 64);
     }
 }
 
@@ -144,25 +127,34 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     if (!message)
         return true; /* over here, too */
     uint32_t first = packet->offset, part = cl_stop_part(peer->payload_bytes);
-    if (!message->bound.budget || first % part || first >= message->packet_count ||
+    if (!message->partial.loss_budget || first % part || first >= message->packet_count ||
         (packet->length && packet->length != cl_stop_bytes(message->packet_count, part, first)))
         return false;
     if (!packet->length) { /* everything was counted */
-        message->packets_done = message->packet_count;
+        message->packets_arrived = message->packet_count;
+        message->partial.stopped = false;
         cl_endpoint_complete(endpoint, message, CL_OK);
         return true;
     }
-    if (!message->bound.stopped)
-        begin_stop(endpoint, peer, message);
+    if (!message->partial.stopped) {
+        if (message->queued)
+            cl_queue_remove(&endpoint->queue, &peer->node, message);
+        if (message->held)
+            cl_peer_unhold(peer, message);
+        if (!cl_message_stop(message)) {
+            cl_endpoint_complete(endpoint, message, CL_ENOMEM);
+            return true;
+        }
+    }
     uint64_t end = (uint64_t)first + part;
     end = end < message->packet_count ? end : message->packet_count;
-    if (!cl_ranges_contains(&message->forgone, first))
-        take_over(message, first, part, payload);
-    if (!cl_ranges_add(&message->forgone, first, end))
+    if (!cl_ranges_contains(&message->stop_told, first))
+        count(message, first, part, payload);
+    if (!cl_ranges_add(&message->stop_told, first, end))
         return true; /* no memory: the message ends when its peer or group does */
-    const struct cl_range *told = message->forgone.list;
+    const struct cl_range *told = message->stop_told.list;
     if (told->start == 0 && told->end == message->packet_count) {
-        bool agreed = message->packet_count - message->packets_done <= message->bound.budget;
+        bool agreed = message->packet_count - message->packets_counted <= message->partial.loss_budget;
         cl_endpoint_complete(endpoint, message, agreed ? CL_OK : CL_EMISMATCH);
     }
     return true;
@@ -194,7 +186,7 @@ static uint64_t reordering_us(const struct cl_peer *peer, const struct cl_messag
     longest_us = longest_us > peer->reordering_us ? longest_us : peer->reordering_us;
     longest_us = longest_us > REORDER_MIN_US ? longest_us : REORDER_MIN_US;
     longest_us = longest_us < REORDER_MAX_US ? longest_us : REORDER_MAX_US;
-    return message->bound.wary ? longest_us + WARY_US + 2 * round_trip_us : longest_us;
+    return message->partial.wary ? longest_us + WARY_US + 2 * round_trip_us : longest_us;
 }
 
 static uint64_t stall_us(const struct cl_peer *peer)
@@ -209,25 +201,25 @@ static uint64_t stall_us(const struct cl_peer *peer)
 /* When the message may end as things are; UINT64_MAX: not yet. */
 static uint64_t ends_us(const struct cl_peer *peer, const struct cl_message *message)
 {
-    const struct cl_message_bound *bound = &message->bound;
-    if (message->packet_count - message->packets_done > bound->budget)
+    const struct cl_message_partial *partial = &message->partial;
+    if (message->packet_count - message->packets_arrived > partial->loss_budget)
         return UINT64_MAX;
-    bool probed = bound->told_budget != 0;
-    bool all_protected = bound->safe || (probed && bound->protected_packets >= bound->protected_told);
-    if ((bound->exhausted || probed) && all_protected)
-        return bound->arrived_us + reordering_us(peer, message);
-    if (bound->deadline_us == UINT64_MAX || (bound->guarded && !all_protected))
+    bool probed = partial->told_budget != 0;
+    bool all_protected = partial->safe || (probed && partial->protected_arrived >= partial->protected_count);
+    if ((partial->exhausted || probed) && all_protected)
+        return partial->arrived_us + reordering_us(peer, message);
+    if (partial->deadline_us == UINT64_MAX || (partial->guarded && !all_protected))
         return UINT64_MAX;
-    uint64_t stalled_us = bound->arrived_us + stall_us(peer);
-    return stalled_us > bound->deadline_us ? stalled_us : bound->deadline_us;
+    uint64_t stalled_us = partial->arrived_us + stall_us(peer);
+    return stalled_us > partial->deadline_us ? stalled_us : partial->deadline_us;
 }
 
 static void schedule(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message, uint64_t when_us)
 {
     if (when_us == UINT64_MAX)
         return;
-    if (!message->bound.ending) {
-        message->bound.ending = true;
+    if (!message->partial.ending) {
+        message->partial.ending = true;
         message->previous = NULL;
         message->next = peer->ending_first;
         if (message->next)
@@ -242,7 +234,7 @@ static void schedule(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
 
 void cl_partial_forget(struct cl_peer *peer, struct cl_message *message)
 {
-    message->bound.ending = false;
+    message->partial.ending = false;
     *(message->previous ? &message->previous->next : &peer->ending_first) = message->next;
     if (message->next)
         message->next->previous = message->previous;
@@ -261,33 +253,33 @@ static void mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
 void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos,
                               bool wary, uint64_t now_us)
 {
-    struct cl_message_bound *bound = &message->bound; /* a PROBE may have come before */
-    bound->budget = cl_partial_budget(message->packet_count, qos->loss_ppm);
-    if (bound->told_budget && bound->told_budget != bound->budget) {
+    struct cl_message_partial *partial = &message->partial; /* a PROBE may have come before */
+    partial->loss_budget = cl_partial_loss_budget(message->packet_count, qos->loss_bound);
+    if (partial->told_budget && partial->told_budget != partial->loss_budget) {
         mismatch(endpoint, endpoint->peers[message->peer], message);
         return;
     }
-    if (!bound->budget)
+    if (!partial->loss_budget)
         return;
-    bound->guarded = qos->protect || qos->protect_first || qos->protect_last;
-    bound->wary = wary;
-    bound->arrived_us = now_us;
-    bound->deadline_us = qos->deadline_us ? now_us + qos->deadline_us : UINT64_MAX;
-    schedule(endpoint, endpoint->peers[message->peer], message, bound->deadline_us);
+    partial->guarded = qos->protect || qos->protect_first || qos->protect_last;
+    partial->wary = wary;
+    partial->arrived_us = now_us;
+    partial->deadline_us = qos->deadline_us ? now_us + qos->deadline_us : UINT64_MAX;
+    schedule(endpoint, endpoint->peers[message->peer], message, partial->deadline_us);
 }
 
 void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags, bool placed,
                           uint64_t now_us)
 {
-    struct cl_message_bound *bound = &message->bound;
-    if (!bound->budget)
+    struct cl_message_partial *partial = &message->partial;
+    if (!partial->loss_budget)
         return;
     struct cl_peer *peer = endpoint->peers[message->peer];
-    bound->protected_packets += placed && !(flags & CL_PACKET_DROPPABLE);
-    bound->safe |= (flags & CL_PACKET_SAFE) != 0;
-    bound->exhausted |= (flags & CL_PACKET_TAIL) != 0;
-    bound->arrived_us = now_us;
-    if (bound->exhausted || bound->told_budget)
+    partial->protected_arrived += placed && !(flags & CL_PACKET_DROPPABLE);
+    partial->safe |= (flags & CL_PACKET_SAFE) != 0;
+    partial->exhausted |= (flags & CL_PACKET_TAIL) != 0;
+    partial->arrived_us = now_us;
+    if (partial->exhausted || partial->told_budget)
         schedule(endpoint, peer, message, ends_us(peer, message));
 }
 
@@ -310,11 +302,11 @@ bool cl_partial_is_late(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
 static enum cl_probed on_probe_of_none(struct cl_endpoint *endpoint, struct cl_peer *peer,
                                        const struct cl_message_id *id)
 {
-    const struct cl_closed_group *retired = cl_closed_groups_find(&endpoint->retired, id->group);
-    if (retired && retired->reason)
+    const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, id->group);
+    if (closed && closed->reason)
         cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
-                         cl_control_abort(retired->group, retired->reason, retired->blame));
-    else if (!retired && !cl_history_contains(&peer->history, id))
+                         cl_control_abort(closed->group, closed->reason, closed->culprit));
+    else if (!closed && !cl_history_contains(&peer->history, id))
         return CL_PROBED_NOTHING;
     else if (!cl_stops_find(&peer->stops, id))
         tell_stop(endpoint, peer, id, 0); /* complete before it knew */
@@ -330,13 +322,13 @@ enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer 
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
     if (!message)
         return on_probe_of_none(endpoint, peer, &id);
-    struct cl_message_bound *bound = &message->bound;
-    bound->protected_told = cl_load_u32(payload);
-    bound->told_budget = cl_load_u32(payload + 4);
-    if (message->posted && bound->told_budget != bound->budget) {
+    struct cl_message_partial *partial = &message->partial;
+    partial->protected_count = cl_load_u32(payload);
+    partial->told_budget = cl_load_u32(payload + 4);
+    if (message->posted && partial->told_budget != partial->loss_budget) {
         mismatch(endpoint, peer, message);
     } else if (message->posted) {
-        bound->arrived_us = now_us;
+        partial->arrived_us = now_us;
         schedule(endpoint, peer, message, ends_us(peer, message));
     }
     return CL_PROBED;
@@ -344,7 +336,7 @@ enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer 
 
 void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_message *message)
 {
-    if (message->bound.told_budget)
+    if (message->partial.told_budget)
         tell_stop(endpoint, endpoint->peers[message->peer], &message->id, 0);
 }
 
@@ -394,9 +386,9 @@ int cl_partial_write(const struct cl_endpoint *endpoint, const struct cl_peer *p
     if (kind != CL_PACKET_PROBE)
         return 0;
     const struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
-    if (!message || !message->bound.told_budget)
+    if (!message || !message->partial.has_run_out)
         return -1;
-    cl_store_u32(payload, message->bound.protected_told);
-    cl_store_u32(payload + 4, message->bound.budget);
+    cl_store_u32(payload, message->partial.protected_count);
+    cl_store_u32(payload + 4, message->partial.loss_budget);
     return CL_PROBE_BYTES;
 }

@@ -29,13 +29,14 @@
 
 enum { CL_PROBE_BYTES = 8 };
 
-/* Packets of `packet_count` that may be missing. */
-static inline uint32_t cl_partial_budget(uint32_t packet_count, uint32_t loss_ppm)
+/* Packets of `packet_count` that may be missing. A bound of n / 1,000,000 counts exactly: the rounding error of the
+ * product is below 1e-9. */
+static inline uint32_t cl_partial_loss_budget(uint32_t packet_count, double loss_bound)
 {
-    return (uint32_t)((uint64_t)packet_count * loss_ppm / 1000000);
+    return (uint32_t)(packet_count * loss_bound + 1e-9);
 }
 
-/* Prepare a message that was just begun. The latter is called before what was stashed is delivered. */
+/* Prepare a message that was just begun. The latter is called before unexpected packets are delivered. */
 void cl_partial_begin_send(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos);
 void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos,
                               bool wary, uint64_t now_us);

@@ -120,7 +120,7 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
         struct cl_egress_sample left = {.class = timed->class,
                                         .overtaken = overtaken,
                                         .crowded = sample.crowded,
-                                        .mark = timed->mark,
+                                        .snapshot = timed->snapshot,
                                         .sent_us = timed->sent_us,
                                         .clock_us = frame.clock_us,
                                         .queue_us = path->rtt.queue_us};

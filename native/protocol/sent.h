@@ -15,7 +15,7 @@ struct cl_message;
 
 struct cl_sent_packet {
     uint64_t sent_us;
-    struct cl_egress_mark mark; /* of the interface */
+    struct cl_egress_snapshot snapshot; /* of the interface */
     union {
         struct {
             struct cl_message *message; /* valid only while its generation is still `generation` */

@@ -24,13 +24,13 @@ struct cl_signatures {
 };
 
 /* False when there is no memory. */
-bool cl_signatures_add(struct cl_signatures *calls, uint32_t group, uint32_t sequence, uint16_t signature);
+bool cl_signatures_add(struct cl_signatures *signatures, uint32_t group, uint32_t sequence, uint16_t signature);
 /* The signature of an operation in flight; 0 when it is none, or may not be compared. */
-uint16_t cl_signatures_find(const struct cl_signatures *calls, uint32_t group, uint32_t sequence);
-void cl_signatures_remove(struct cl_signatures *calls, uint32_t group, uint32_t sequence);
+uint16_t cl_signatures_find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence);
+void cl_signatures_remove(struct cl_signatures *signatures, uint32_t group, uint32_t sequence);
 /* Each in turn, whatever comes and goes; all zeros when there is none. */
-struct cl_signature cl_signatures_next(struct cl_signatures *calls);
-void cl_signatures_free(struct cl_signatures *calls);
+struct cl_signature cl_signatures_next(struct cl_signatures *signatures);
+void cl_signatures_free(struct cl_signatures *signatures);
 
 /* Whether two signatures say that their ranks called different things. */
 static inline bool cl_signatures_differ(uint16_t one, uint16_t other)

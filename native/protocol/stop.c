@@ -18,7 +18,7 @@ struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *me
         free(counted);
         return NULL;
     }
-    memcpy(counted, message->bits, bytes);
+    memcpy(counted, message->arrived, bytes);
     *stop = (struct cl_stop){.id = message->id,
                              .packet_count = message->packet_count,
                              .part = part,

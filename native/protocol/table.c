@@ -85,8 +85,8 @@ struct cl_message *cl_table_add(struct cl_table *table, enum cl_message_side sid
     message->priority = 0;
     message->posted = message->queued = message->held = message->accepted = message->probing = message->announced =
         false;
-    message->stash = (struct cl_unexpected_chain){0};
-    message->bound = (struct cl_message_bound){0};
+    message->unexpected = (struct cl_unexpected_chain){0};
+    message->partial = (struct cl_message_partial){0};
     message->status = CL_OK;
     message->previous = message->next = NULL;
     struct cl_message **head = bucket(table, side, peer, id);

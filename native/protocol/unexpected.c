@@ -3,36 +3,36 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t cost(const struct cl_unexpected *stash)
+static size_t cost(const struct cl_unexpected *unexpected)
 {
-    return sizeof(struct cl_unexpected_packet) + stash->payload_bytes;
+    return sizeof(struct cl_unexpected_packet) + unexpected->payload_bytes;
 }
 
-void cl_unexpected_init(struct cl_unexpected *stash, size_t limit_bytes, uint32_t payload_bytes)
+void cl_unexpected_init(struct cl_unexpected *unexpected, size_t limit_bytes, uint32_t payload_bytes)
 {
-    *stash = (struct cl_unexpected){.limit_bytes = limit_bytes, .payload_bytes = payload_bytes};
+    *unexpected = (struct cl_unexpected){.limit_bytes = limit_bytes, .payload_bytes = payload_bytes};
 }
 
-void cl_unexpected_free(struct cl_unexpected *stash)
+void cl_unexpected_free(struct cl_unexpected *unexpected)
 {
-    while (stash->free) {
-        struct cl_unexpected_packet *packet = stash->free;
-        stash->free = packet->next;
+    while (unexpected->free) {
+        struct cl_unexpected_packet *packet = unexpected->free;
+        unexpected->free = packet->next;
         free(packet);
     }
 }
 
-bool cl_unexpected_put(struct cl_unexpected *stash, struct cl_unexpected_chain *chain, uint32_t offset, uint8_t flags,
-                       const uint8_t *payload, uint16_t length)
+bool cl_unexpected_put(struct cl_unexpected *unexpected, struct cl_unexpected_chain *chain, uint32_t offset,
+                       uint8_t flags, const uint8_t *payload, uint16_t length)
 {
-    if (stash->used_bytes + cost(stash) > stash->limit_bytes)
+    if (unexpected->used_bytes + cost(unexpected) > unexpected->limit_bytes)
         return false;
-    struct cl_unexpected_packet *packet = stash->free;
+    struct cl_unexpected_packet *packet = unexpected->free;
     if (packet)
-        stash->free = packet->next;
-    else if (!(packet = malloc(cost(stash))))
+        unexpected->free = packet->next;
+    else if (!(packet = malloc(cost(unexpected))))
         return false;
-    stash->used_bytes += cost(stash);
+    unexpected->used_bytes += cost(unexpected);
     packet->next = NULL;
     packet->offset = offset;
     packet->length = length;
@@ -57,16 +57,16 @@ struct cl_unexpected_packet *cl_unexpected_take(struct cl_unexpected_chain *chai
     return packet;
 }
 
-void cl_unexpected_release(struct cl_unexpected *stash, struct cl_unexpected_packet *packet)
+void cl_unexpected_release(struct cl_unexpected *unexpected, struct cl_unexpected_packet *packet)
 {
-    stash->used_bytes -= cost(stash);
-    packet->next = stash->free;
-    stash->free = packet;
+    unexpected->used_bytes -= cost(unexpected);
+    packet->next = unexpected->free;
+    unexpected->free = packet;
 }
 
-void cl_unexpected_drop(struct cl_unexpected *stash, struct cl_unexpected_chain *chain)
+void cl_unexpected_drop(struct cl_unexpected *unexpected, struct cl_unexpected_chain *chain)
 {
     struct cl_unexpected_packet *packet;
     while ((packet = cl_unexpected_take(chain)))
-        cl_unexpected_release(stash, packet);
+        cl_unexpected_release(unexpected, packet);
 }

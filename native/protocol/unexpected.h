@@ -28,16 +28,16 @@ struct cl_unexpected {
     struct cl_unexpected_packet *free; /* kept for reuse: a late rank is late again and again */
 };
 
-void cl_unexpected_init(struct cl_unexpected *stash, size_t limit_bytes, uint32_t payload_bytes);
+void cl_unexpected_init(struct cl_unexpected *unexpected, size_t limit_bytes, uint32_t payload_bytes);
 /* Needs every chain to be dropped before. */
-void cl_unexpected_free(struct cl_unexpected *stash);
+void cl_unexpected_free(struct cl_unexpected *unexpected);
 
 /* False when there is no room. length is at most payload_bytes. */
-bool cl_unexpected_put(struct cl_unexpected *stash, struct cl_unexpected_chain *chain, uint32_t offset, uint8_t flags,
-                       const uint8_t *payload, uint16_t length);
+bool cl_unexpected_put(struct cl_unexpected *unexpected, struct cl_unexpected_chain *chain, uint32_t offset,
+                       uint8_t flags, const uint8_t *payload, uint16_t length);
 /* The first packet of the chain, or NULL. It is the caller's until cl_unexpected_release. */
 struct cl_unexpected_packet *cl_unexpected_take(struct cl_unexpected_chain *chain);
-void cl_unexpected_release(struct cl_unexpected *stash, struct cl_unexpected_packet *packet);
-void cl_unexpected_drop(struct cl_unexpected *stash, struct cl_unexpected_chain *chain);
+void cl_unexpected_release(struct cl_unexpected *unexpected, struct cl_unexpected_packet *packet);
+void cl_unexpected_drop(struct cl_unexpected *unexpected, struct cl_unexpected_chain *chain);
 
 #endif

@@ -11,7 +11,7 @@
 /* One bounded send: it lost whole packets, none of them protected, and no more than its bound. */
 static void check_message(struct sim_world *world, const struct sim_operation *operation, const struct cl_step *step)
 {
-    const struct cl_qos *bound = &world->scenario->calls[operation->call].bound;
+    const struct cl_qos *qos = &world->scenario->calls[operation->call].qos;
     uint64_t payload = operation->member->rank->endpoint->payload_bytes;
     uint32_t packets = (uint32_t)((step->length + payload - 1) / payload), lost = 0;
     uint64_t lost_bytes = 0, end = step->source_offset + step->length;
@@ -25,16 +25,16 @@ static void check_message(struct sim_world *world, const struct sim_operation *o
                  after = (to - step->source_offset + payload - 1) / payload;
         bool whole =
             (from - step->source_offset) % payload == 0 && ((to - step->source_offset) % payload == 0 || to == end);
-        if (!whole || first < bound->protect_first || after + bound->protect_last > packets)
+        if (!whole || first < qos->protect_first || after + qos->protect_last > packets)
             sim_world_fail(world, "call %u of rank %u lost bytes %llu to %llu of INPUT: parts of packets, or protected",
                            operation->call, operation->member->rank->id, (unsigned long long)from,
                            (unsigned long long)to);
         lost += (uint32_t)(after - first);
         lost_bytes += to - from;
     }
-    if (lost > cl_partial_budget(packets, bound->loss_ppm))
-        sim_world_fail(world, "call %u of rank %u lost %u of %u packets; its bound is %u in a million", operation->call,
-                       operation->member->rank->id, lost, packets, bound->loss_ppm);
+    if (lost > cl_partial_loss_budget(packets, qos->loss_bound))
+        sim_world_fail(world, "call %u of rank %u lost %u of %u packets; its loss bound is %g", operation->call,
+                       operation->member->rank->id, lost, packets, qos->loss_bound);
     world->counts.lost_bytes += lost_bytes;
 }
 
@@ -103,7 +103,7 @@ void sim_account_check(struct sim_world *world, uint32_t call)
         sim_world_fail(world, "senders and receivers of call %u disagree on what was lost", call);
     uint8_t *expected = sim_new(shape->input_bytes, 1);
     for (size_t i = 0; i < elements; i++) {
-        uint32_t counted = what->bound.treatment == CL_RESCALE ? shape->world - lost[i] : shape->world;
+        uint32_t counted = what->qos.treatment == CL_RESCALE ? shape->world - lost[i] : shape->world;
         sim_element_write(what->dtype, expected + i * element, sums[i], shape->average ? counted : 1);
     }
     for (uint32_t rank = 0; rank < shape->world; rank++) {

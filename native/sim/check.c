@@ -158,7 +158,7 @@ void sim_check_ended(struct sim_world *world, struct sim_operation *operation)
         world->counts.operations_ok++;
         if (is_mismatched(world, operation->call))
             ; /* it means nothing */
-        else if (world->scenario->calls[operation->call].bound.loss_ppm > 0)
+        else if (world->scenario->calls[operation->call].qos.loss_bound > 0)
             sim_account_keep(world, operation);
         else
             check_result(world, operation);
@@ -208,11 +208,11 @@ void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t cla
 void sim_check_turn(struct sim_world *world, struct sim_rank *rank)
 {
     const struct cl_endpoint *endpoint = rank->endpoint;
-    if (endpoint->stash.used_bytes > world->counts.most_stash_bytes)
-        world->counts.most_stash_bytes = endpoint->stash.used_bytes;
-    if (endpoint->stash.used_bytes > world->scenario->stash_bytes)
-        sim_world_fail(world, "rank %u stashes %zu bytes; its limit is %llu", rank->id, endpoint->stash.used_bytes,
-                       (unsigned long long)world->scenario->stash_bytes);
+    if (endpoint->unexpected.used_bytes > world->counts.most_unexpected_bytes)
+        world->counts.most_unexpected_bytes = endpoint->unexpected.used_bytes;
+    if (endpoint->unexpected.used_bytes > world->scenario->unexpected_limit_bytes)
+        sim_world_fail(world, "rank %u keeps %zu bytes of unexpected packets; its limit is %llu", rank->id,
+                       endpoint->unexpected.used_bytes, (unsigned long long)world->scenario->unexpected_limit_bytes);
     if (rank->spins > SPINS_MOST)
         sim_world_fail(world,
                        "the engine of rank %u spins: its timer is due again and again, and there is nothing to do",
@@ -282,8 +282,8 @@ void sim_check_stranger(struct sim_world *world, struct sim_rank *rank)
     free(bytes);
     world->counts.strangers++;
     if (endpoint->stats.packets_received != before.packets_received ||
-        endpoint->stats.packets_stashed != before.packets_stashed ||
-        endpoint->stats.packets_stash_dropped != before.packets_stash_dropped ||
+        endpoint->stats.packets_unexpected != before.packets_unexpected ||
+        endpoint->stats.packets_unexpected_dropped != before.packets_unexpected_dropped ||
         endpoint->stats.packets_duplicate != before.packets_duplicate ||
         endpoint->stats.payload_bytes_received != before.payload_bytes_received)
         sim_world_fail(world, "rank %u takes a stranger's packet for one of its job", rank->id);
@@ -375,9 +375,9 @@ static void check_rank(struct sim_world *world, const struct sim_rank *rank)
     if (clean && received != rank->expected_bytes)
         sim_world_fail(world, "%llu bytes were delivered at rank %u; its plans receive %llu",
                        (unsigned long long)received, rank->id, (unsigned long long)rank->expected_bytes);
-    if (clean && rank->endpoint->stash.used_bytes > 0)
-        sim_world_fail(world, "rank %u keeps %zu bytes in its stash, for nothing", rank->id,
-                       rank->endpoint->stash.used_bytes);
+    if (clean && rank->endpoint->unexpected.used_bytes > 0)
+        sim_world_fail(world, "rank %u keeps %zu bytes of unexpected packets, for nothing", rank->id,
+                       rank->endpoint->unexpected.used_bytes);
     for (uint32_t i = 0; clean && i < rank->endpoint->peers_length; i++)
         if (rank->endpoint->peers[i] != NULL && rank->endpoint->peers[i]->outstanding > 0)
             sim_world_fail(world, "rank %u has messages with rank %u left over", rank->id, i);
@@ -389,7 +389,7 @@ void sim_check_end(struct sim_world *world)
         if (!world->ranks[i].dead)
             check_rank(world, &world->ranks[i]);
     for (uint32_t call = 0; call < world->scenario->call_count && world->failure[0] == 0; call++)
-        if (world->scenario->calls[call].bound.loss_ppm > 0)
+        if (world->scenario->calls[call].qos.loss_bound > 0)
             sim_account_check(world, call);
     if (world->failure[0] == 0)
         check_absent(world);

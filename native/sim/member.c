@@ -188,7 +188,7 @@ static int start(struct sim_member *member, struct sim_operation *operation)
                                         .sequence = operation->sequence,
                                         .signature = (uint16_t)(1 + operation->signature % 4095),
                                         .priority = call->priority,
-                                        .bound = call->bound};
+                                        .qos = call->qos};
     int status = cl_executor_create(&config, &operation->executor);
     if (status == CL_OK)
         cl_executor_set_owner(operation->executor, operation);

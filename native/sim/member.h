@@ -40,7 +40,7 @@ struct sim_member {
     uint32_t group, self, size; /* index of the group, and place in it */
     const uint16_t *peers;
     int status;       /* 0, or why the group failed */
-    uint16_t culprit; /* UINT16_MAX: nobody to blame */
+    uint16_t culprit; /* UINT16_MAX: not known */
     uint64_t failed_ns;
     bool announced;
     bool *lost; /* by group rank: ranks of this host that died */

@@ -32,14 +32,14 @@ MUTANTS = (
     Mutant(
         "deliver duplicates twice",
         "protocol/message.c",
-        "if (message->bits[packet / 64] & bit)",
-        "if (message->bits[packet / 64] & bit & 0)",
+        "if (message->arrived[packet / 64] & bit)",
+        "if (message->arrived[packet / 64] & bit & 0)",
     ),
     Mutant(
         "never send a message's last packet again",
         "protocol/message.c",
-        "return cl_message_is_done(message, packet) ||",
-        "return cl_message_is_done(message, packet) || packet + 1 == message->packet_count ||",
+        "return cl_message_has_arrived(message, packet) ||",
+        "return cl_message_has_arrived(message, packet) || packet + 1 == message->packet_count ||",
     ),
     Mutant(
         "never say READY",
@@ -62,19 +62,19 @@ MUTANTS = (
     Mutant(
         "do not remember finished messages",
         "protocol/inbound.c",
-        "if (retired || cl_history_contains(&peer->history, &id))",
-        "if (retired)",
+        "if (closed || cl_history_contains(&peer->history, &id))",
+        "if (closed)",
     ),
     Mutant(
         "end messages that miss more than their bound",
         "protocol/partial.c",
-        "message->packet_count - message->packets_done > bound->budget)",
-        "message->packet_count - message->packets_done > 2 * bound->budget)",
+        "message->packet_count - message->packets_arrived > partial->loss_budget)",
+        "message->packet_count - message->packets_arrived > 2 * partial->loss_budget)",
     ),
     Mutant(
         "lose protected packets",
         "protocol/partial.c",
-        "(bound->guarded && is_protected(endpoint, message, packet)) ||",
+        "(partial->guarded && is_protected(endpoint, message, packet)) ||",
         "",
     ),
     Mutant(
@@ -109,10 +109,10 @@ MUTANTS = (
         "message->posted &&",
     ),
     Mutant(
-        "stash without limit",
+        "unexpected packets without limit",
         "protocol/unexpected.c",
-        "if (stash->used_bytes + cost(stash) > stash->limit_bytes)",
-        "if (stash->used_bytes + cost(stash) > 100 * stash->limit_bytes)",
+        "if (unexpected->used_bytes + cost(unexpected) > unexpected->limit_bytes)",
+        "if (unexpected->used_bytes + cost(unexpected) > 100 * unexpected->limit_bytes)",
     ),
     Mutant(
         "take any tag for right",

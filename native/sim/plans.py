@@ -34,11 +34,11 @@ if importlib.util.find_spec("commlayer.plans.delivery"):
 
 Hosts = tuple[tuple[int, ...], ...]
 
-VERSION = 2
+VERSION = 3
 ALL = 0xFFFFFFFF
 HEAD = struct.Struct("<8sIIIIQQ")
 LAYOUT = struct.Struct("<IIQII")
-SHAPE = struct.Struct("<24sIIIIII8sQQQIIQ")
+SHAPE = struct.Struct("<24sIIIIII8sQQQIIdQ")
 PART = struct.Struct("<QQQIIIIQQ")
 CLAUSE = struct.Struct("<QQQII")
 
@@ -68,7 +68,7 @@ class Shape(NamedTuple):
     average: bool
     root: int
     settings: Settings
-    loss_ppm: int = 0
+    loss_bound: float = 0.0
 
 
 class Clause(NamedTuple):
@@ -175,9 +175,9 @@ def partial_sample(hosts: Hosts, collective: str, chance: random.Random) -> Shap
         partial=True,
         partial_message_bytes=chance.choice((0, 8 << 10, 64 << 10)),
     )
-    loss_ppm = chance.choice((20_000, 100_000, 300_000, 500_000))
+    loss_bound = chance.choice((0.02, 0.1, 0.3, 0.5))
     most = 600_000 // (world * itemsize)
-    return Shape(collective, min(numel, most), itemsize, chance.random() < 0.4, 0, settings, loss_ppm)
+    return Shape(collective, min(numel, most), itemsize, chance.random() < 0.4, 0, settings, loss_bound)
 
 
 def large(world: int) -> Iterator[Shape]:
@@ -217,7 +217,7 @@ def plans_of(shape: Shape, hosts: Hosts) -> list[Plan]:
         return [delivery_plan(shape, rank, hosts) for rank in range(world)]
     arguments: dict[str, Any] = {**shape._asdict(), "hosts": hosts}
     collective = arguments.pop("collective")
-    del arguments["loss_ppm"]  # how the plan is run, and no part of it
+    del arguments["loss_bound"]  # how the plan is run, and no part of it
     build = select.plan_for.__wrapped__  # the cache would only fill memory
     return [build(collective, rank=rank, **arguments) for rank in range(world)]
 
@@ -281,7 +281,8 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
         max(means.input_bytes for means in meanings),
         max(means.output_bytes for means in meanings),
         meanings[0].in_place,
-        shape.loss_ppm,
+        0,
+        shape.loss_bound,
         writer.append(b"".join(parts)),
     )
 

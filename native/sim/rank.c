@@ -391,7 +391,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
                                         .epoch = (uint16_t)(scenario->seed % 7),
                                         .datagram_bytes = scenario->datagram_bytes,
                                         .peer_timeout_us = scenario->peer_timeout_us,
-                                        .stash_limit_bytes = scenario->stash_bytes,
+                                        .unexpected_limit_bytes = scenario->unexpected_limit_bytes,
                                         .congestion = scenario->congestion,
                                         .fixed_rate_bps = scenario->fixed_rate_bps,
                                         .seed = (uint32_t)scenario->seed};

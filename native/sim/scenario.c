@@ -158,9 +158,10 @@ static void draw_endpoints(struct draw *draw)
     struct sim_scenario *scenario = draw->scenario;
     scenario->datagram_bytes = DATAGRAMS[below(draw, sizeof DATAGRAMS / sizeof *DATAGRAMS)];
     scenario->peer_timeout_us = chance(draw, 0.7) ? 3000000 : (uint64_t)scale(draw, 1e6, 1e7);
-    scenario->stash_bytes = chance(draw, 0.6) ? 16 << 20 : (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e6);
+    scenario->unexpected_limit_bytes =
+        chance(draw, 0.6) ? 16 << 20 : (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e6);
     if (scenario->story == SIM_STORY_LATE)
-        scenario->stash_bytes = (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e5);
+        scenario->unexpected_limit_bytes = (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e5);
     scenario->auth = sim_mix(scenario->seed) % 4 == 0 ? CL_AUTH_FULL : CL_AUTH_HEADER;
     scenario->noise.corrupt_payload = scenario->auth == CL_AUTH_FULL;
     scenario->congestion = "delay";
@@ -220,17 +221,17 @@ static void add_group(struct draw *draw, bool part)
     }
 }
 
-static void draw_bound(struct draw *draw, struct sim_call *call, const struct sim_shape *shape)
+static void draw_qos(struct draw *draw, struct sim_call *call, const struct sim_shape *shape)
 {
     static const uint64_t DEADLINES_US[] = {0, 0, 1, 1000, 20000};
     call->dtype = sim_element_float(shape->itemsize, below(draw, 2));
     call->op = CL_SUM;
     /* Sums that are scaled up to the number of ranks are rounded on the way: not those. */
-    call->bound = (struct cl_qos){.treatment = shape->average ? CL_RESCALE : (uint8_t)(chance(draw, 0.5) * CL_ZERO),
-                                  .loss_ppm = shape->loss_ppm,
-                                  .deadline_us = DEADLINES_US[below(draw, sizeof DEADLINES_US / sizeof *DEADLINES_US)],
-                                  .protect_first = chance(draw, 0.3) ? (uint32_t)below(draw, 4) : 0,
-                                  .protect_last = chance(draw, 0.3) ? (uint32_t)below(draw, 4) : 0};
+    call->qos = (struct cl_qos){.treatment = shape->average ? CL_RESCALE : (uint8_t)(chance(draw, 0.5) * CL_ZERO),
+                                .loss_bound = shape->loss_bound,
+                                .deadline_us = DEADLINES_US[below(draw, sizeof DEADLINES_US / sizeof *DEADLINES_US)],
+                                .protect_first = chance(draw, 0.3) ? (uint32_t)below(draw, 4) : 0,
+                                .protect_last = chance(draw, 0.3) ? (uint32_t)below(draw, 4) : 0};
 }
 
 static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
@@ -255,8 +256,8 @@ static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
     call->dtype = sim_element_dtype(shape->itemsize, below(draw, 60));
     call->op = shape->average || chance(draw, 0.5) ? CL_SUM : (enum cl_op)below(draw, 4);
     call->priority = (uint8_t)(chance(draw, 0.5) ? 4 : below(draw, 8));
-    if (shape->loss_ppm > 0)
-        draw_bound(draw, call, shape);
+    if (shape->loss_bound > 0)
+        draw_qos(draw, call, shape);
     call->at_ns = at_ns;
     scenario->call_count++;
 }
@@ -535,11 +536,12 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
     if (scenario->noisy_host != UINT32_MAX)
         fprintf(file, ", at host %u only", scenario->noisy_host);
     fprintf(file,
-            "\n  %s authenticated, datagrams of %u bytes, congestion %s, stash %llu bytes, peer timeout %.3g s, "
+            "\n  %s authenticated, datagrams of %u bytes, congestion %s, %llu bytes for unexpected packets, peer "
+            "timeout %.3g s, "
             "operations %.4g s\n",
             scenario->auth == CL_AUTH_FULL ? "all of a packet" : "headers", scenario->datagram_bytes,
-            scenario->congestion, (unsigned long long)scenario->stash_bytes, (double)scenario->peer_timeout_us / 1e6,
-            (double)scenario->timeout_us / 1e6);
+            scenario->congestion, (unsigned long long)scenario->unexpected_limit_bytes,
+            (double)scenario->peer_timeout_us / 1e6, (double)scenario->timeout_us / 1e6);
     for (uint32_t i = 0; i < scenario->group_count; i++) {
         fprintf(file, "  group %u:", i + 1);
         for (uint32_t rank = 0; rank < scenario->groups[i].size && rank < 16; rank++)
@@ -550,10 +552,10 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
     for (uint32_t i = 0; i < scenario->call_count; i++) {
         const struct sim_call *call = &scenario->calls[i];
         const struct sim_shape *shape = &plans->shapes[call->shape];
-        fprintf(file, "  call %u at %.6f: group %u, %s of %llu x %s, op %d%s, %s%s, priority %u, bound %u\n", i,
+        fprintf(file, "  call %u at %.6f: group %u, %s of %llu x %s, op %d%s, %s%s, priority %u, loss bound %g\n", i,
                 (double)call->at_ns / 1e9, call->group + 1, shape->collective, (unsigned long long)shape->numel,
                 sim_element_name(call->dtype), (int)call->op, shape->average ? " averaged" : "", shape->algorithm,
-                shape->deterministic ? ", deterministic" : "", call->priority, call->bound.loss_ppm);
+                shape->deterministic ? ", deterministic" : "", call->priority, call->qos.loss_bound);
     }
     for (uint32_t i = 0; i < scenario->fault_count; i++) {
         const struct sim_fault *fault = &scenario->faults[i];

@@ -71,8 +71,8 @@ struct sim_call {
     enum cl_dtype dtype;
     enum cl_op op;
     uint8_t priority;
-    struct cl_qos bound; /* of what may be lost; all zero: nothing */
-    uint64_t at_ns;      /* from the start; ranks differ by up to skew_ns, and are later still when they are not done */
+    struct cl_qos qos; /* of what may be lost; all zero: nothing */
+    uint64_t at_ns;    /* from the start; ranks differ by up to skew_ns, and are later still when they are not done */
 };
 
 /* How fast a rank is. */
@@ -105,7 +105,7 @@ struct sim_scenario {
     /* endpoints */
     enum cl_auth auth;
     uint32_t datagram_bytes;
-    uint64_t peer_timeout_us, stash_bytes, fixed_rate_bps;
+    uint64_t peer_timeout_us, unexpected_limit_bytes, fixed_rate_bps;
     const char *congestion;
     struct sim_speed *speeds; /* by rank */
 

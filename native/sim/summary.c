@@ -24,8 +24,8 @@ static void add_counts(struct sim_summary *summary, const struct sim_world_count
     all->lost_bytes += counts->lost_bytes;
     for (int i = 0; i < SIM_FAULTS; i++)
         all->faults[i] += counts->faults[i];
-    if (counts->most_stash_bytes > all->most_stash_bytes)
-        all->most_stash_bytes = counts->most_stash_bytes;
+    if (counts->most_unexpected_bytes > all->most_unexpected_bytes)
+        all->most_unexpected_bytes = counts->most_unexpected_bytes;
     if (counts->most_flight_bytes > all->most_flight_bytes)
         all->most_flight_bytes = counts->most_flight_bytes;
     summary->network.sent += network->sent;
@@ -83,9 +83,9 @@ void sim_summary_print(const struct sim_summary *summary, FILE *file)
     for (int i = 0; i < SIM_FAULTS; i++)
         fprintf(file, " %s %" PRIu64, sim_fault_name((enum sim_fault_kind)i), counts->faults[i]);
     fprintf(file,
-            "; %" PRIu64 " packets of strangers\nmost memory: %" PRIu64 " bytes stashed, %" PRIu64
-            " in flight on a path\nlost within bounds: %" PRIu64 " bytes\nslowest seeds (events):",
-            counts->strangers, counts->most_stash_bytes, counts->most_flight_bytes, counts->lost_bytes);
+            "; %" PRIu64 " packets of strangers\nmost memory: %" PRIu64 " bytes of unexpected packets, %" PRIu64
+            " in flight on a path\nlost within loss bounds: %" PRIu64 " bytes\nslowest seeds (events):",
+            counts->strangers, counts->most_unexpected_bytes, counts->most_flight_bytes, counts->lost_bytes);
     for (int i = 0; i < SIM_SLOWEST && summary->slowest[i].events > 0; i++)
         fprintf(file, " %" PRIu64 " (%" PRIu64 ")", summary->slowest[i].seed, summary->slowest[i].events);
     fputc('\n', file);

@@ -313,7 +313,7 @@ static inline void network_set_link(struct network_link *link, double mbit_per_s
 
 /* mbit_per_s 0: infinitely fast. All peers know each other. */
 static inline struct network *network_new(uint32_t hosts, uint16_t paths, double mbit_per_s, uint32_t buffer_packets,
-                                          size_t stash_limit_bytes, uint64_t seed)
+                                          size_t unexpected_limit_bytes, uint64_t seed)
 {
     struct network *network = calloc(1, sizeof(*network));
     network->host_count = hosts;
@@ -326,7 +326,7 @@ static inline struct network *network_new(uint32_t hosts, uint16_t paths, double
                                             .self = (uint16_t)i,
                                             .epoch = 1,
                                             .datagram_bytes = NETWORK_DATAGRAM_BYTES,
-                                            .stash_limit_bytes = stash_limit_bytes,
+                                            .unexpected_limit_bytes = unexpected_limit_bytes,
                                             .congestion = "delay",
                                             .seed = (uint32_t)seed + i};
         cl_endpoint_create(&config, &network->hosts[i].endpoint);

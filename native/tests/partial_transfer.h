@@ -9,7 +9,7 @@
 #include "tests/check.h"
 #include "tests/network.h"
 
-enum { STASH = 64 << 20, SECOND_US = 1000000, PAYLOAD = 1432, RANGES_MAX = 4096 };
+enum { ROOM = 64 << 20, SECOND_US = 1000000, PAYLOAD = 1432, RANGES_MAX = 4096 };
 
 struct end {
     bool done;
@@ -70,7 +70,7 @@ static inline void on_completion(struct network_host *host, const struct cl_comp
 
 static inline void post_send(struct transfer *t)
 {
-    CHECK_EQ(cl_endpoint_post_bounded_send(t->network->hosts[t->from].endpoint, (uint16_t)t->to, t->id, t->sent,
+    CHECK_EQ(cl_endpoint_post_partial_send(t->network->hosts[t->from].endpoint, (uint16_t)t->to, t->id, t->sent,
                                            t->length, &t->qos, network_now_us(t->network), &t->sender),
              CL_OK);
     network_wake(t->network, t->from, t->network->now_ns);
@@ -79,7 +79,7 @@ static inline void post_send(struct transfer *t)
 static inline void post_receive(struct transfer *t)
 {
     struct cl_sink sink = {.target = t->received, .deliver = deliver_add};
-    CHECK_EQ(cl_endpoint_post_bounded_receive(t->network->hosts[t->to].endpoint, (uint16_t)t->from, t->id, sink,
+    CHECK_EQ(cl_endpoint_post_partial_receive(t->network->hosts[t->to].endpoint, (uint16_t)t->from, t->id, sink,
                                               t->length, &t->qos, network_now_us(t->network), &t->receiver),
              CL_OK);
     network_wake(t->network, t->to, t->network->now_ns);
@@ -132,13 +132,13 @@ static inline uint32_t check_ended(const struct transfer *t)
     }
     intact = intact && memcmp(t->sent + counted_to, t->received + counted_to, t->length - counted_to) == 0;
     CHECK(intact);
-    CHECK(missing <= (uint64_t)packets * t->qos.loss_ppm / 1000000);
+    CHECK(missing <= packets * t->qos.loss_bound + 1e-9);
     return missing;
 }
 
-static inline struct cl_qos bound(uint32_t loss_ppm)
+static inline struct cl_qos may_lose(double loss_bound)
 {
-    return (struct cl_qos){.loss_ppm = loss_ppm};
+    return (struct cl_qos){.loss_bound = loss_bound};
 }
 
 /* `count` messages from each host to each other; returns how many packets are missing in all. */

@@ -7,7 +7,7 @@
 #include "tests/check.h"
 #include "tests/network.h"
 
-enum { STASH = 1 << 20, SECOND_US = 1000000, GROUP = 9, LENGTH = 300000, CAPTURES = 4096 };
+enum { ROOM = 1 << 20, SECOND_US = 1000000, GROUP = 9, LENGTH = 300000, CAPTURES = 4096 };
 
 /* Bytes in use on the heap, as the sanitizer's allocator or the C library counts them. */
 size_t __sanitizer_get_current_allocated_bytes(void) __attribute__((weak));
@@ -104,7 +104,7 @@ static void record(struct network *network, struct network_packet *packet)
 
 static struct network *network_with(enum cl_auth auth, double loss, uint64_t seed)
 {
-    struct network *network = network_new(3, 2, 500, 150, STASH, seed);
+    struct network *network = network_new(3, 2, 500, 150, ROOM, seed);
     network->loss = loss;
     for (uint32_t i = 0; i < network->host_count; i++)
         network->hosts[i].endpoint->seal = (struct cl_seal){.auth = auth, .job = 5, .key = {0x0123456789abcdef, seed}};
@@ -259,7 +259,7 @@ static void test_exchange_among_strangers(void)
                 CHECK(stats_of(network, host)->packets_forged > 100);
                 CHECK(stats_of(network, host)->packets_foreign > 100);
             }
-            CHECK_EQ(stats_of(network, 2)->packets_stashed, 0);
+            CHECK_EQ(stats_of(network, 2)->packets_unexpected, 0);
             network_free(network);
         }
 }

@@ -12,7 +12,7 @@ static uint32_t pass(struct cl_egress *egress, struct cl_egress_view *view, uint
                      uint64_t clock_us, uint32_t queue_us, uint64_t told_us)
 {
     struct cl_egress_sample sample = {.class = class,
-                                      .mark = cl_egress_mark(egress, class, sent_us),
+                                      .snapshot = cl_egress_snapshot(egress, class, sent_us),
                                       .sent_us = sent_us,
                                       .clock_us = (uint32_t)clock_us,
                                       .queue_us = queue_us};
@@ -130,7 +130,7 @@ static void test_late_word_of_overtaken_packets(void)
             uint64_t sent_us = now_us + i, late_us = i ? 60 * i : 30000;
             struct cl_egress_sample sample = {.class = 4,
                                               .overtaken = i == 0,
-                                              .mark = cl_egress_mark(&egress, 4, sent_us),
+                                              .snapshot = cl_egress_snapshot(&egress, 4, sent_us),
                                               .sent_us = sent_us,
                                               .clock_us = (uint32_t)(sent_us + late_us),
                                               .queue_us = (uint32_t)late_us};
@@ -159,7 +159,7 @@ static void run_mixed_link(struct cl_egress *egress, double us_per_packet, uint3
             if (cl_egress_ready_us(egress, class, now_us) > now_us || next[which] - first[which] == ROOM)
                 break;
             waiting[which][next[which]++ % ROOM] = (struct cl_egress_sample){
-                .class = class, .mark = cl_egress_mark(egress, class, now_us), .sent_us = now_us};
+                .class = class, .snapshot = cl_egress_snapshot(egress, class, now_us), .sent_us = now_us};
             cl_egress_sent(egress, class, DATAGRAM);
             cl_egress_see(egress, class, 0, DATAGRAM, now_us);
         }
@@ -284,7 +284,7 @@ static void test_a_crowded_port_is_not_ours(void)
         clock_us += 600; /* a tenth of our rate */
         struct cl_egress_sample sample = {.class = 4,
                                           .crowded = true,
-                                          .mark = cl_egress_mark(&egress, 4, now_us),
+                                          .snapshot = cl_egress_snapshot(&egress, 4, now_us),
                                           .sent_us = now_us,
                                           .clock_us = (uint32_t)clock_us,
                                           .queue_us = 5000};

@@ -30,7 +30,7 @@ static void all_to_all(struct network *network, uint32_t count, uint32_t length,
 
 static void test_clean_network(void)
 {
-    struct network *network = network_new(3, 1, 1000, 150, STASH, 1);
+    struct network *network = network_new(3, 1, 1000, 150, ROOM, 1);
     all_to_all(network, 5, 200000, SECOND_US);
     const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK_EQ(stats->packets_retransmitted, 0);
@@ -44,7 +44,7 @@ static void test_loss(void)
 {
     static const double LOSSES[] = {0.01, 0.1, 0.3};
     for (size_t i = 0; i < sizeof(LOSSES) / sizeof(LOSSES[0]); i++) {
-        struct network *network = network_new(3, 1, 1000, 150, STASH, 2 + i);
+        struct network *network = network_new(3, 1, 1000, 150, ROOM, 2 + i);
         network->loss = LOSSES[i];
         all_to_all(network, 4, 100000, 5 * SECOND_US);
         CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted > 0);
@@ -54,7 +54,7 @@ static void test_loss(void)
 
 static void test_reordering_and_duplication(void)
 {
-    struct network *network = network_new(3, 1, 1000, 150, STASH, 3);
+    struct network *network = network_new(3, 1, 1000, 150, ROOM, 3);
     network->reordering = 0.2;
     network->reordering_ns = 300000;
     network->duplication = 0.2;
@@ -101,7 +101,7 @@ static void test_packets_are_as_large_as_both_ends_take(void)
 /* After the first spurious losses the thresholds adapt: few packets are sent twice although every fifth is late. */
 static void test_reordering_costs_little(void)
 {
-    struct network *network = network_new(2, 1, 100, 300, STASH, 4);
+    struct network *network = network_new(2, 1, 100, 300, ROOM, 4);
     network->reordering = 0.2;
     network->reordering_ns = 1000000;
     all_to_all(network, 4, 1 << 20, 3 * SECOND_US);
@@ -114,7 +114,7 @@ static void test_reordering_costs_little(void)
 static void test_odd_lengths(void)
 {
     static const uint32_t LENGTHS[] = {0, 1, 7, 8, 1431, 1432, 1433, 2863, 2864, 2865, 100001};
-    struct network *network = network_new(2, 1, 1000, 150, STASH, 5);
+    struct network *network = network_new(2, 1, 1000, 150, ROOM, 5);
     uint32_t count = sizeof(LENGTHS) / sizeof(LENGTHS[0]);
     struct transfer *transfers[sizeof(LENGTHS) / sizeof(LENGTHS[0])];
     for (uint32_t i = 0; i < count; i++) {
@@ -133,7 +133,7 @@ static void test_odd_lengths(void)
 /* A message whose very last packet is lost is whole within milliseconds, not after some long timeout. */
 static void test_tail_loss_recovers_fast(void)
 {
-    struct network *network = network_new(2, 1, 1000, 150, STASH, 6);
+    struct network *network = network_new(2, 1, 1000, 150, ROOM, 6);
     network_run_until(network, network_now_us(network) + 10000);
     struct transfer *t = transfer_new(0, 1, 0, 1000);
     post_receive(network, t, 1);
@@ -152,7 +152,7 @@ static void test_tail_loss_recovers_fast(void)
 /* A receiver that does not run for 50 ms costs a few probes, not a second copy of everything. */
 static void test_sleeping_receiver_costs_probes_only(void)
 {
-    struct network *network = network_new(2, 1, 1000, 600, STASH, 7);
+    struct network *network = network_new(2, 1, 1000, 600, ROOM, 7);
     network_run_until(network, network_now_us(network) + 10000);
     struct transfer *t = transfer_new(0, 1, 0, 100000);
     post_receive(network, t, 1);
@@ -169,7 +169,7 @@ static void test_sleeping_receiver_costs_probes_only(void)
 /* Rank 2 enters 500 ms late. Nobody fails or floods it, and what was stashed is there at once. */
 static void test_late_receiver(void)
 {
-    struct network *network = network_new(3, 1, 200, 150, STASH, 8);
+    struct network *network = network_new(3, 1, 200, 150, ROOM, 8);
     struct transfer *transfers[2];
     for (uint32_t from = 0; from < 2; from++) {
         transfers[from] = transfer_new(from, 2, 0, 1 << 20);
@@ -178,20 +178,20 @@ static void test_late_receiver(void)
     network_run_until(network, network_now_us(network) + 500000);
     const struct cl_endpoint_stats *late = cl_endpoint_stats(network->hosts[2].endpoint);
     CHECK_EQ(network->hosts[0].completed, 1); /* the stash holds all of it */
-    CHECK_EQ(late->packets_stashed, 2 * 733);
+    CHECK_EQ(late->packets_unexpected, 2 * 733);
     for (uint32_t from = 0; from < 2; from++)
         post_receive(network, transfers[from], 1);
     network_run_until(network, network_now_us(network) + 1);
     CHECK_EQ(network->hosts[2].completed, 2);
     CHECK(intact(transfers[0]) && intact(transfers[1]));
-    CHECK_EQ(late->packets_stash_dropped, 0);
+    CHECK_EQ(late->packets_unexpected_dropped, 0);
     transfer_free(transfers[0]);
     transfer_free(transfers[1]);
     network_free(network);
 }
 
 /* The same with room for 20 packets only: the senders stop, and go on as soon as the receives are posted. */
-static void test_tiny_stash(void)
+static void test_little_room_for_unexpected(void)
 {
     struct network *network = network_new(3, 1, 200, 150, 30000, 9);
     enum { MESSAGES = 50 };
@@ -204,7 +204,7 @@ static void test_tiny_stash(void)
     uint64_t sent = cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent;
     network_run_until(network, network_now_us(network) + 400000);
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent - sent < 20); /* all quiet */
-    CHECK(cl_endpoint_stats(network->hosts[2].endpoint)->packets_stash_dropped < 300);
+    CHECK(cl_endpoint_stats(network->hosts[2].endpoint)->packets_unexpected_dropped < 300);
     for (uint32_t i = 0; i < 2 * MESSAGES; i++)
         post_receive(network, transfers[i], 1);
     uint64_t posted_us = network_now_us(network);
@@ -217,7 +217,7 @@ static void test_tiny_stash(void)
 }
 
 /* No room at all, receives posted one by one, loss: refusals, READYs and data get lost and overtake each other. */
-static void test_no_stash_with_loss(void)
+static void test_no_room_for_unexpected_with_loss(void)
 {
     struct network *network = network_new(2, 1, 200, 150, 0, 10);
     network->loss = 0.05;
@@ -244,7 +244,7 @@ static void test_no_stash_with_loss(void)
 
 static void run_mismatch(uint32_t sent_length, uint32_t received_length, double loss)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 15);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 15);
     network->loss = loss;
     struct transfer *t = transfer_new(0, 1, 0, 10000), *other = transfer_new(0, 1, 1, 5000);
     t->length = sent_length;
@@ -274,7 +274,7 @@ static void test_mismatch(void)
 
 static void test_cancel(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 18);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 18);
     struct transfer *t = transfer_new(0, 1, 0, 1 << 20), *next = transfer_new(0, 1, 0, 5000);
     post_send(network, t, 1, 0);
     post_receive(network, t, 1);
@@ -287,7 +287,7 @@ static void test_cancel(void)
     CHECK(network_run_completions(network, 1, network_now_us(network) + 100000));
     CHECK_EQ(network->hosts[1].completed, 1);
     CHECK(intact(next));
-    CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_stashed == 0); /* what came late was dropped */
+    CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_unexpected == 0); /* what came late was dropped */
 
     cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
     struct cl_message_id id = {9, 3, 0};
@@ -300,7 +300,7 @@ static void test_cancel(void)
 /* A completion that waits to be fetched is forgotten, too. */
 static void test_cancel_drops_completions(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 19);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 19);
     struct transfer *t = transfer_new(0, 1, 0, 100);
     post_send(network, t, 1, 0);
     network_run_until(network, network_now_us(network) + 5000);
@@ -320,7 +320,7 @@ static void test_cancel_drops_completions(void)
 /* A small urgent message overtakes megabytes that were posted before it. */
 static void test_priority(void)
 {
-    struct network *network = network_new(2, 1, 100, 150, STASH, 20);
+    struct network *network = network_new(2, 1, 100, 150, ROOM, 20);
     struct transfer *bulk = transfer_new(0, 1, 0, 4 << 20), *urgent = transfer_new(0, 1, 1, 20000);
     post_receive(network, bulk, 1);
     post_receive(network, urgent, 1);
@@ -340,7 +340,7 @@ static void test_priority(void)
 
 static void test_foreign_packets_change_nothing(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 21);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 21);
     network_run_until(network, network_now_us(network) + 10000);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
     struct cl_packet good = {
@@ -364,12 +364,12 @@ static void test_foreign_packets_change_nothing(void)
         cl_endpoint_receive(endpoint, bytes, length, false, now_us, now_us);
         CHECK_EQ(cl_endpoint_stats(endpoint)->packets_foreign, ++foreign);
     }
-    CHECK_EQ(cl_endpoint_stats(endpoint)->packets_stashed, 0);
+    CHECK_EQ(cl_endpoint_stats(endpoint)->packets_unexpected, 0);
     good.number += 10;
     cl_packet_encode(&good, bytes);
     cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, good.number);
     cl_endpoint_receive(endpoint, bytes, 48, false, now_us, now_us);
-    CHECK_EQ(cl_endpoint_stats(endpoint)->packets_stashed, 1);
+    CHECK_EQ(cl_endpoint_stats(endpoint)->packets_unexpected, 1);
     network_free(network);
 }
 
@@ -404,7 +404,7 @@ static void test_mutated_packets(void)
 
 static void test_arguments(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 22);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 22);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint, *none = NULL;
     struct cl_message_id id = {9, 1, 0};
     uint8_t byte = 0;
@@ -498,8 +498,8 @@ int main(void)
     RUN(test_tail_loss_recovers_fast);
     RUN(test_sleeping_receiver_costs_probes_only);
     RUN(test_late_receiver);
-    RUN(test_tiny_stash);
-    RUN(test_no_stash_with_loss);
+    RUN(test_little_room_for_unexpected);
+    RUN(test_no_room_for_unexpected_with_loss);
     RUN(test_mismatch);
     RUN(test_cancel);
     RUN(test_cancel_drops_completions);

@@ -11,7 +11,7 @@ static void note_status(struct network_host *host, const struct cl_completion *c
 
 static void test_abort(void)
 {
-    struct network *network = network_new(3, 1, 200, 150, STASH, 16);
+    struct network *network = network_new(3, 1, 200, 150, ROOM, 16);
     network->loss = 0.1;
     int statuses[2][16] = {{0}};
     for (uint32_t i = 0; i < 2; i++) {
@@ -50,7 +50,7 @@ static void test_abort(void)
 /* Nothing gets from 1 to 0, all gets from 0 to 1: who gives up first tells the other, who would wait twice as long. */
 static void test_abort_reaches_a_lost_peer(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 23);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 23);
     network_run_until(network, network_now_us(network) + 10000);
     struct transfer *there = transfer_new(0, 1, 0, 1000), *back = transfer_new(1, 0, 0, 1000);
     network->egress[1][0].dead = true;
@@ -79,7 +79,7 @@ static void test_abort_reaches_a_lost_peer(void)
 /* Host 0 aborts without telling host 1, which learns it as soon as it sends. */
 static void test_abort_answers_data(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 17);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 17);
     int statuses[16] = {0};
     network->hosts[1].on_completion = note_status;
     network->hosts[1].argument = statuses;

@@ -7,7 +7,7 @@
 /* Both sides of an operation, each with a signature of its own. The receiver calls first or last. */
 static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bool posts)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 18);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 18);
     struct transfer *t = transfer_new(0, 1, 0, 20000);
     bool agree = !cl_signatures_differ(sender, receiver);
     for (int i = 0; i < 2; i++) {
@@ -22,13 +22,13 @@ static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bo
         network_run_until(network, network_now_us(network) + 50000);
     }
     uint32_t group;
-    uint16_t blame;
+    uint16_t culprit;
     int reason;
-    bool failed = cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &blame, &reason);
+    bool failed = cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &culprit, &reason);
     CHECK_EQ(failed, !agree);
     if (failed) {
         CHECK_EQ(group, 9);
-        CHECK_EQ(blame, 0);
+        CHECK_EQ(culprit, 0);
         CHECK_EQ(reason, CL_EMISMATCH);
     }
     cl_endpoint_end(network->hosts[1].endpoint, 9, 1);
@@ -50,7 +50,7 @@ static void test_signatures(void)
 /* Each waits for the other, and neither sends. */
 static void test_pings_carry_signatures(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 20);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 20);
     uint8_t bytes[8];
     struct cl_sink sink = {bytes, NULL, NULL};
     for (uint16_t i = 0; i < 2; i++) {
@@ -64,11 +64,11 @@ static void test_pings_carry_signatures(void)
     network_run_until(network, network_now_us(network) + 1500000); /* half of the time after which a peer is lost */
     for (uint16_t i = 0; i < 2; i++) {
         uint32_t group;
-        uint16_t blame;
+        uint16_t culprit;
         int reason;
-        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &blame, &reason));
+        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &culprit, &reason));
         CHECK_EQ(reason, CL_EMISMATCH);
-        CHECK_EQ(blame, 1 - i);
+        CHECK_EQ(culprit, 1 - i);
         cl_endpoint_end(network->hosts[i].endpoint, 9, 1);
     }
     network_free(network);

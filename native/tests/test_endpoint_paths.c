@@ -4,7 +4,7 @@
 
 static void test_path_death(void)
 {
-    struct network *network = network_new(2, 2, 200, 150, STASH, 11);
+    struct network *network = network_new(2, 2, 200, 150, ROOM, 11);
     struct transfer *t = transfer_new(0, 1, 0, 8 << 20);
     post_receive(network, t, 1);
     post_send(network, t, 1, 0);
@@ -32,7 +32,7 @@ static void test_path_death(void)
 /* A dead path is probed more often than its round trip; it must come back nevertheless. */
 static void test_path_with_long_round_trip_revives(void)
 {
-    struct network *network = network_new(2, 2, 200, 150, STASH, 24);
+    struct network *network = network_new(2, 2, 200, 150, ROOM, 24);
     network->delay_ns = 60000000;
     struct transfer *first = transfer_new(0, 1, 0, 1 << 20), *second = transfer_new(0, 1, 1, 1 << 20);
     network_run_until(network, network_now_us(network) + 200000);
@@ -56,7 +56,7 @@ static void test_path_with_long_round_trip_revives(void)
 static void test_path_death_with_everything_on_it(void)
 {
     for (uint32_t path = 0; path < 2; path++) {
-        struct network *network = network_new(2, 2, 200, 150, STASH, 21);
+        struct network *network = network_new(2, 2, 200, 150, ROOM, 21);
         network_run_until(network, network_now_us(network) + 20000);
         struct transfer *t = transfer_new(0, 1, 0, 100);
         network->egress[0][path].dead = true;
@@ -74,7 +74,7 @@ static void test_path_death_in_lockstep(void)
 {
     uint64_t worst_us = 0;
     for (uint32_t seed = 0; seed < 20; seed++) {
-        struct network *network = network_new(2, 2, 200, 150, STASH, 100 + seed);
+        struct network *network = network_new(2, 2, 200, 150, ROOM, 100 + seed);
         network_run_until(network, network_now_us(network) + 20000);
         uint32_t done = 0;
         for (uint32_t round = 0; round < 30; round++) {
@@ -102,7 +102,7 @@ static void test_path_death_in_lockstep(void)
 /* A peer of this host is reached over loopback, others through the interfaces: first paths, but no common queue. */
 static void test_paths_leave_through_their_interface(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 23);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 23);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
     static const uint32_t local[] = {2}, outside[] = {1, 0};
     CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, local), CL_OK);

@@ -5,7 +5,7 @@
 
 static void test_peer_death(void)
 {
-    struct network *network = network_new(3, 1, 200, 150, STASH, 12);
+    struct network *network = network_new(3, 1, 200, 150, ROOM, 12);
     network_run_until(network, network_now_us(network) + 1500000);
     struct transfer *to_dead = transfer_new(0, 2, 0, 1 << 20), *from_dead = transfer_new(2, 0, 0, 1000);
     struct transfer *alive = transfer_new(0, 1, 0, 1000);
@@ -37,7 +37,7 @@ static void test_peer_death(void)
 
 static void test_idle_peers_stay_alive(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 13);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 13);
     network_run_until(network, network_now_us(network) + 20 * SECOND_US);
     CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
     CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
@@ -48,7 +48,7 @@ static void test_idle_peers_stay_alive(void)
 /* A process that was stopped for long does not blame its peers for the silence it did not hear. */
 static void test_own_sleep_is_no_silence(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 14);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 14);
     network_run_until(network, network_now_us(network) + 10000);
     struct transfer *t = transfer_new(1, 0, 0, 1000);
     post_receive(network, t, 1);
@@ -66,7 +66,7 @@ static void test_own_sleep_is_no_silence(void)
 static void test_pause_shorter_than_the_timeout(void)
 {
     for (uint32_t before_us = 0; before_us < 2000000; before_us += 100000) {
-        struct network *network = network_new(2, 1, 200, 150, STASH, 22);
+        struct network *network = network_new(2, 1, 200, 150, ROOM, 22);
         network_run_until(network, network_now_us(network) + 10000);
         struct transfer *t = transfer_new(1, 0, 0, 1000);
         post_receive(network, t, 1);
@@ -84,7 +84,7 @@ static void test_pause_shorter_than_the_timeout(void)
 /* Nothing gets from 0 to 1: 0 hears 1 all the time, but never an answer. */
 static void test_a_peer_that_never_answers_is_lost(void)
 {
-    struct network *network = network_new(2, 1, 200, 150, STASH, 25);
+    struct network *network = network_new(2, 1, 200, 150, ROOM, 25);
     network_run_until(network, network_now_us(network) + 10000);
     struct transfer *there = transfer_new(0, 1, 0, 1000);
     network->egress[0][0].dead = true;
@@ -97,7 +97,7 @@ static void test_a_peer_that_never_answers_is_lost(void)
 
 static void test_late_peer(void)
 {
-    struct network *network = network_new(3, 1, 200, 150, STASH, 19);
+    struct network *network = network_new(3, 1, 200, 150, ROOM, 19);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
     uint8_t bytes[8];
     struct cl_sink sink = {bytes, NULL, NULL};
@@ -115,7 +115,7 @@ static void test_late_peer(void)
 static void test_a_key_of_two_alone(void)
 {
     static const uint8_t KEYS[2][16] = {"of one life", "of the next life"};
-    struct network *network = network_new(3, 1, 200, 150, STASH, 26);
+    struct network *network = network_new(3, 1, 200, 150, ROOM, 26);
     struct transfer *paired = transfer_new(0, 1, 0, 5000), *other = transfer_new(0, 2, 0, 5000);
     CHECK_EQ(cl_endpoint_key_peer(network->hosts[0].endpoint, 7, KEYS[0]), CL_EINVAL);
     CHECK_EQ(cl_endpoint_key_peer(network->hosts[0].endpoint, 1, KEYS[0]), CL_OK);
@@ -133,7 +133,7 @@ static void test_a_key_of_two_alone(void)
     post_send(network, paired, 2, 0);
     network_run_until(network, network_now_us(network) + 100000);
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_forged > 0);
-    CHECK_EQ(cl_endpoint_stats(network->hosts[1].endpoint)->packets_stashed, 0);
+    CHECK_EQ(cl_endpoint_stats(network->hosts[1].endpoint)->packets_unexpected, 0);
     CHECK_EQ(network->hosts[0].completed, 2);
     transfer_free(paired);
     transfer_free(other);

@@ -323,7 +323,7 @@ struct lossy_call {
 static void *lossy_work(void *argument)
 {
     struct lossy_call *call = argument;
-    struct cl_qos qos = {.priority = 4, .loss_ppm = 500000, .deadline_us = call->deadline_us};
+    struct cl_qos qos = {.priority = 4, .loss_bound = 0.5, .deadline_us = call->deadline_us};
     CHECK_EQ(cl_submit_bounded(call->team->groups[call->rank], call->team->plans[call->rank], call->input, call->output,
                                CL_F32, CL_SUM, &qos, PATIENCE_US, &call->operation),
              CL_OK);
@@ -389,8 +389,9 @@ static void test_bounds_that_are_refused(void)
     struct world world = open_world(2, "mem", 0);
     struct team team = open_team(&world, 1, false);
     uint64_t map = 0;
-    struct cl_qos good = {.loss_ppm = 1000}, much = {.loss_ppm = CL_LOSS_PPM_MAX + 1}, odd = {.loss_ppm = 1},
-                  map_of_nothing = {.loss_ppm = 1, .protect = &map}, class_8 = {.loss_ppm = 1, .priority = 8};
+    struct cl_qos good = {.loss_bound = 0.001}, much = {.loss_bound = CL_LOSS_BOUND_MAX + 1e-6},
+                  odd = {.loss_bound = 1e-06}, map_of_nothing = {.loss_bound = 1e-06, .protect = &map},
+                  class_8 = {.loss_bound = 1e-06, .priority = 8};
     odd.treatment = CL_ZERO + 1;
     const struct {
         const struct cl_qos *qos;

@@ -257,7 +257,7 @@ static void open_network(struct network *network)
         struct cl_endpoint_config config = {.job = 7,
                                             .self = i,
                                             .datagram_bytes = 1472,
-                                            .stash_limit_bytes = 1 << 20,
+                                            .unexpected_limit_bytes = 1 << 20,
                                             .congestion = "delay",
                                             .seed = i};
         CHECK_EQ(cl_endpoint_create(&config, &network->endpoints[i]), CL_OK);
@@ -418,7 +418,7 @@ static void test_a_deadline_and_what_is_absent(void)
                 .endpoint = network.endpoints[rank],
                 .peers = PEERS,
                 .group = 3,
-                .bound = {.loss_ppm = 500000, .treatment = (uint8_t)TREATMENTS[t], .deadline_us = 10000}};
+                .qos = {.loss_bound = 0.5, .treatment = (uint8_t)TREATMENTS[t], .deadline_us = 10000}};
             CHECK_EQ(cl_executor_create(&config, &executors[rank]), CL_OK);
         }
         network.deaf_from = ARRIVE * PAYLOAD;

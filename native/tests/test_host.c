@@ -180,7 +180,7 @@ static void test_abort(void)
     cl_host_abort(region.hosts[2], CL_ETIMEDOUT, 2);
     cl_host_abort(region.hosts[1], CL_EPEERLOST, 1);
     CHECK_EQ(cl_host_aborted(region.hosts[0]), CL_ETIMEDOUT); /* the first reason stays */
-    CHECK_EQ(cl_host_blamed(region.hosts[0]), 2);
+    CHECK_EQ(cl_host_culprit(region.hosts[0]), 2);
     for (int i = 0; i < 100 && !atomic_load(&sleeper.awake); i++) {
         cl_host_wake_all(region.hosts[2]); /* the one wake-up that may be lost: callers bound their sleep */
         usleep(1000);

@@ -1,4 +1,5 @@
-/* Several hosts into one port, in virtual time: what the receiver's word about its port is for (core/ingress.h). */
+/* Several hosts into one port, in virtual time: what the receiver's word about its port is for (congestion/ingress.h).
+ */
 #include "protocol/endpoint_state.h"
 
 #include "tests/check.h"

@@ -4,10 +4,10 @@
 
 #include "tests/check.h"
 
-static enum cl_loss_trial_verdict judge(struct cl_loss_trial *overflow, uint32_t acked, uint32_t lost)
+static enum cl_loss_trial_verdict judge(struct cl_loss_trial *trial, uint32_t acked, uint32_t lost)
 {
-    cl_loss_trial_count(overflow, acked, lost);
-    return cl_loss_trial_judge(overflow, false);
+    cl_loss_trial_count(trial, acked, lost);
+    return cl_loss_trial_judge(trial, false);
 }
 
 static void test_what_is_tolerated(void)
@@ -18,18 +18,17 @@ static void test_what_is_tolerated(void)
     } CASES[] = {{1000, 0, false}, {990, 10, false}, {970, 30, false}, {30, 3, false}, {27, 3, false},
                  {20, 8, true},    {900, 100, true}, {0, 4, true},     {0, 3, false}};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        struct cl_loss_trial overflow = {0};
-        CHECK_EQ(judge(&overflow, CASES[i].acked, CASES[i].lost),
-                 CASES[i].full ? CL_LOSS_TRIAL_FULL : CL_LOSS_TRIAL_NONE);
+        struct cl_loss_trial trial = {0};
+        CHECK_EQ(judge(&trial, CASES[i].acked, CASES[i].lost), CASES[i].full ? CL_LOSS_TRIAL_FULL : CL_LOSS_TRIAL_NONE);
     }
 }
 
 /* A window of a few packets never loses four of them in a round. */
 static void test_small_windows_add_up(void)
 {
-    struct cl_loss_trial overflow = {0};
+    struct cl_loss_trial trial = {0};
     int rounds = 1;
-    while (judge(&overflow, 3, 1) == CL_LOSS_TRIAL_NONE && rounds < 100)
+    while (judge(&trial, 3, 1) == CL_LOSS_TRIAL_NONE && rounds < 100)
         rounds++;
     CHECK(rounds < 10);
 }
@@ -37,14 +36,14 @@ static void test_small_windows_add_up(void)
 /* Whatever we send, a fifth is lost. */
 static void test_a_lossy_link_is_found_out(void)
 {
-    struct cl_loss_trial overflow = {0};
-    CHECK_EQ(judge(&overflow, 80, 20), CL_LOSS_TRIAL_FULL);
-    CHECK_EQ(judge(&overflow, 8, 2), CL_LOSS_TRIAL_NONE); /* too few to tell */
-    CHECK_EQ(judge(&overflow, 72, 18), CL_LOSS_TRIAL_LOSSY);
+    struct cl_loss_trial trial = {0};
+    CHECK_EQ(judge(&trial, 80, 20), CL_LOSS_TRIAL_FULL);
+    CHECK_EQ(judge(&trial, 8, 2), CL_LOSS_TRIAL_NONE); /* too few to tell */
+    CHECK_EQ(judge(&trial, 72, 18), CL_LOSS_TRIAL_LOSSY);
     for (int i = 0; i < 100; i++)
-        CHECK_EQ(judge(&overflow, 80, 20), CL_LOSS_TRIAL_NONE);
+        CHECK_EQ(judge(&trial, 80, 20), CL_LOSS_TRIAL_NONE);
     int more = 0;
-    while (judge(&overflow, 60, 40) == CL_LOSS_TRIAL_NONE && more < 100)
+    while (judge(&trial, 60, 40) == CL_LOSS_TRIAL_NONE && more < 100)
         more++;
     CHECK(more < 5);
 }
@@ -52,12 +51,12 @@ static void test_a_lossy_link_is_found_out(void)
 /* A full buffer of a link on which others press as well: less is lost after each cut, but never little. */
 static void test_a_full_buffer_stays_one(void)
 {
-    struct cl_loss_trial overflow = {0};
+    struct cl_loss_trial trial = {0};
     double sent = 4, link = 1;
     int cuts = 0;
     for (; sent > link * 1.05 && cuts < 20; cuts++) {
         uint32_t lost = (uint32_t)(200 * (1 - link / sent));
-        enum cl_loss_trial_verdict verdict = judge(&overflow, 200 - lost, lost);
+        enum cl_loss_trial_verdict verdict = judge(&trial, 200 - lost, lost);
         CHECK(verdict != CL_LOSS_TRIAL_LOSSY);
         if (verdict != CL_LOSS_TRIAL_FULL)
             break;
@@ -69,29 +68,29 @@ static void test_a_full_buffer_stays_one(void)
 /* Nothing that lossy is put down to the link: a cut would tell too little. */
 static void test_half_of_all_packets(void)
 {
-    struct cl_loss_trial overflow = {0};
+    struct cl_loss_trial trial = {0};
     for (int i = 0; i < 50; i++)
-        CHECK_EQ(judge(&overflow, 100, 100), CL_LOSS_TRIAL_FULL);
+        CHECK_EQ(judge(&trial, 100, 100), CL_LOSS_TRIAL_FULL);
 }
 
 static void test_a_queue_is_no_mystery(void)
 {
-    struct cl_loss_trial overflow = {0};
+    struct cl_loss_trial trial = {0};
     for (int i = 0; i < 10; i++) {
-        cl_loss_trial_count(&overflow, 80, 20);
-        CHECK_EQ(cl_loss_trial_judge(&overflow, true), CL_LOSS_TRIAL_FULL);
+        cl_loss_trial_count(&trial, 80, 20);
+        CHECK_EQ(cl_loss_trial_judge(&trial, true), CL_LOSS_TRIAL_FULL);
     }
 }
 
 static void test_tolerance_is_forgotten(void)
 {
-    struct cl_loss_trial overflow = {0};
-    judge(&overflow, 80, 20);
-    CHECK_EQ(judge(&overflow, 80, 20), CL_LOSS_TRIAL_LOSSY);
+    struct cl_loss_trial trial = {0};
+    judge(&trial, 80, 20);
+    CHECK_EQ(judge(&trial, 80, 20), CL_LOSS_TRIAL_LOSSY);
     for (int i = 0; i < 200; i++)
-        CHECK_EQ(judge(&overflow, 300, 0), CL_LOSS_TRIAL_NONE);
-    cl_loss_trial_skip(&overflow);
-    CHECK_EQ(judge(&overflow, 80, 20), CL_LOSS_TRIAL_FULL);
+        CHECK_EQ(judge(&trial, 300, 0), CL_LOSS_TRIAL_NONE);
+    cl_loss_trial_skip(&trial);
+    CHECK_EQ(judge(&trial, 80, 20), CL_LOSS_TRIAL_FULL);
 }
 
 int main(void)

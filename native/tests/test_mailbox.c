@@ -96,11 +96,11 @@ static void on_completion(struct network_host *host, const struct cl_completion 
             rank->receives[i].done++;
 }
 
-static struct town *found(uint32_t size, double mbit_per_s, size_t stash_bytes, uint64_t seed)
+static struct town *found(uint32_t size, double mbit_per_s, size_t unexpected_limit_bytes, uint64_t seed)
 {
     struct town *town = calloc(1, sizeof *town);
     town->size = size;
-    town->network = network_new(size, 1, mbit_per_s, 64, stash_bytes, seed);
+    town->network = network_new(size, 1, mbit_per_s, 64, unexpected_limit_bytes, seed);
     for (uint32_t i = 0; i < size; i++) {
         struct rank *rank = &town->ranks[i];
         rank->network = town->network;
@@ -345,7 +345,7 @@ static void test_no_room(void)
         CHECK(any->bound);
         CHECK(network_now_us(town->network) - start_us < 5000); /* the senders were asked, not found by trial */
         check_bytes(any, any->ticket.source == 0 ? 99 : 98);
-        CHECK(town->network->hosts[2].endpoint->stats.packets_stash_dropped > 0);
+        CHECK(town->network->hosts[2].endpoint->stats.packets_unexpected_dropped > 0);
         for (uint32_t i = 0; i < FILLERS; i++)
             receive(town, 2, CL_ANY_SOURCE, 1, 3000);
         receive(town, 2, 1 - any->ticket.source, 2, 5000);
@@ -484,7 +484,7 @@ static void test_lost_peer(void)
     receive(town, 2, 0, 1, 15000);
     pass(town, 1000);
     CHECK_EQ(host->last_status, CL_EPEERLOST);
-    CHECK_EQ(host->endpoint->stash.used_bytes, 0);
+    CHECK_EQ(host->endpoint->unexpected.used_bytes, 0);
     struct cl_message_id id = {GROUP | CL_GROUP_P2P, 50, 0};
     struct cl_sink nowhere = {0};
     CHECK_EQ(cl_endpoint_post_receive(host->endpoint, 0, id, nowhere, 0, network_now_us(town->network), NULL),

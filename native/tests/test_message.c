@@ -14,7 +14,7 @@ static void test_cut(void)
         CHECK(cl_message_begin(&message, CASES[i].length, PAYLOAD));
         CHECK_EQ(message.packet_count, CASES[i].packets);
         CHECK(!cl_message_complete(&message));
-        CHECK(!cl_message_is_done(&message, message.packet_count - 1));
+        CHECK(!cl_message_has_arrived(&message, message.packet_count - 1));
     }
     cl_message_free(&message);
 }
@@ -45,10 +45,10 @@ static void test_done_packets_are_not_sent_again(void)
     cl_message_take(&message, &packet);
     cl_message_take(&message, &packet);
     cl_message_give_back(&message, 0);
-    CHECK(cl_message_done(&message, 0)); /* late acknowledgement */
-    CHECK(!cl_message_done(&message, 0));
+    CHECK(cl_message_arrive(&message, 0)); /* late acknowledgement */
+    CHECK(!cl_message_arrive(&message, 0));
     CHECK(!cl_message_take(&message, &packet));
-    CHECK(cl_message_done(&message, 1));
+    CHECK(cl_message_arrive(&message, 1));
     CHECK(cl_message_give_back(&message, 1));
     CHECK(!cl_message_sendable(&message));
     CHECK(cl_message_complete(&message));
@@ -60,10 +60,10 @@ static void test_struct_is_reused(void)
     struct cl_message message = {0};
     cl_message_begin(&message, 1000 * PAYLOAD, PAYLOAD);
     for (uint32_t i = 0; i < 1000; i++)
-        CHECK(cl_message_done(&message, i));
+        CHECK(cl_message_arrive(&message, i));
     cl_message_begin(&message, 3 * PAYLOAD, PAYLOAD);
     for (uint32_t i = 0; i < 3; i++)
-        CHECK(cl_message_done(&message, i));
+        CHECK(cl_message_arrive(&message, i));
     CHECK(cl_message_complete(&message));
     cl_message_free(&message);
 }

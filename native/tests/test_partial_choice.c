@@ -50,7 +50,7 @@ static bool by_choice(struct network *network, uint32_t from, const struct cl_da
 
 static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos, uint32_t expected)
 {
-    struct network *network = open_network(2, 1, 1000, STASH, 8);
+    struct network *network = open_network(2, 1, 1000, ROOM, 8);
     network->delay_ns += choice->delay_ns;
     network_run_until(network, network_now_us(network) + SECOND_US);
     network->drops = by_choice;
@@ -75,34 +75,34 @@ static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos,
 static void test_no_round_trip_for_what_is_within_the_bound(void)
 {
     struct choice none = {.delay_ns = 20000000}, some = {.first = 990, .last = 995, .delay_ns = 20000000}, same = some;
-    uint64_t clean_us = lose(&none, 1000, bound(0), 0);
-    CHECK(lose(&some, 1000, bound(10000), 5) < clean_us + 40000 / 4 + 2000); /* a quarter of it, for reordering */
-    CHECK(lose(&same, 1000, bound(0), 0) > clean_us + 40000);
+    uint64_t clean_us = lose(&none, 1000, may_lose(0), 0);
+    CHECK(lose(&some, 1000, may_lose(0.01), 5) < clean_us + 40000 / 4 + 2000); /* a quarter of it, for reordering */
+    CHECK(lose(&same, 1000, may_lose(0), 0) > clean_us + 40000);
 }
 
 static void test_the_last_packets_are_lost(void)
 {
     struct choice one = {.first = 99, .last = 100}, many = {.first = 90, .last = 100},
                   most = {.first = 50, .last = 100};
-    CHECK(lose(&one, 100, bound(100000), 1) < 20000);
+    CHECK(lose(&one, 100, may_lose(0.1), 1) < 20000);
     CHECK(one.probes > 0);
-    CHECK(lose(&many, 100, bound(100000), 10) < 20000);
-    CHECK(lose(&most, 100, bound(100000), 10) < 60000); /* 40 of them are sent again */
+    CHECK(lose(&many, 100, may_lose(0.1), 10) < 20000);
+    CHECK(lose(&most, 100, may_lose(0.1), 10) < 60000); /* 40 of them are sent again */
 }
 
 static void test_everything_is_lost(void)
 {
     struct choice all = {.first = 0, .last = 100};
-    CHECK(lose(&all, 100, bound(500000), 50) < 100000);
+    CHECK(lose(&all, 100, may_lose(0.5), 50) < 100000);
 }
 
 static void test_all_control_packets_are_lost(void)
 {
     struct choice stop = {.first = 10, .last = 15, .control_until_us = 300000};
-    CHECK(lose(&stop, 100, bound(100000), 5) < 20000); /* the receiver needs none */
+    CHECK(lose(&stop, 100, may_lose(0.1), 5) < 20000); /* the receiver needs none */
     CHECK(stop.stops > 1);
     struct choice probe = {.first = 95, .last = 100, .control_until_us = 300000};
-    lose(&probe, 100, bound(100000), 5);
+    lose(&probe, 100, may_lose(0.1), 5);
     CHECK(probe.probes > 1);
 }
 
@@ -111,10 +111,10 @@ static void test_all_control_packets_are_lost(void)
 static void test_what_was_given_up_arrives_late(void)
 {
     struct choice before = {.first = 40, .last = 100, .late_ns = 30000000, .every_time = true};
-    lose(&before, 100, bound(400000), 0);
+    lose(&before, 100, may_lose(0.4), 0);
     struct choice after = {
         .first = 40, .last = 100, .late_ns = 30000000, .every_time = true, .control_until_us = 200000};
-    lose(&after, 100, bound(500000), 0);
+    lose(&after, 100, may_lose(0.5), 0);
     CHECK(after.probes > 0);
 }
 
@@ -131,10 +131,10 @@ static bool slowly(struct network *network, uint32_t from, const struct cl_datag
 
 static void test_a_probe_overtakes_its_message(void)
 {
-    struct network *network = open_network(2, 1, 1000, STASH, 8);
+    struct network *network = open_network(2, 1, 1000, ROOM, 8);
     network_run_until(network, network_now_us(network) + SECOND_US);
     network->drops = slowly;
-    struct transfer *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_ppm = 200000, .protect_first = 1});
+    struct transfer *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_bound = 0.2, .protect_first = 1});
     post_send(t); /* the receiver knows nothing of it when the PROBE comes */
     network_run_until(network, network_now_us(network) + 20000);
     post_receive(t);
@@ -147,8 +147,8 @@ static void test_a_probe_overtakes_its_message(void)
 /* The sender falls silent with most of the message sent, and wakes up later. When the receive ended, 0: not before. */
 static uint64_t outlast(struct cl_qos qos)
 {
-    struct network *network = open_network(2, 1, 100, STASH, 9);
-    qos.loss_ppm = 500000;
+    struct network *network = open_network(2, 1, 100, ROOM, 9);
+    qos.loss_bound = 0.5;
     qos.deadline_us = 60000;
     struct transfer *t = make(network, 0, 1, 0, 600 * PAYLOAD, qos);
     uint64_t start_us = network_now_us(network);
@@ -178,11 +178,10 @@ static void test_deadline(void)
     CHECK_EQ(outlast((struct cl_qos){.protect_last = 1}), 0);
     /* A deadline is no reason to exceed the bound ... */
     struct choice more = {.first = 60, .last = 100};
-    CHECK(lose(&more, 100, (struct cl_qos){.loss_ppm = 100000, .deadline_us = 1000}, 10) < 60000);
+    CHECK(lose(&more, 100, (struct cl_qos){.loss_bound = 0.1, .deadline_us = 1000}, 10) < 60000);
     /* ... nor to end a message whose packets come steadily, however late. */
-    struct network *network = open_network(2, 1, 10, STASH, 9);
-    struct transfer *t =
-        make(network, 0, 1, 0, 200 * PAYLOAD, (struct cl_qos){.loss_ppm = 500000, .deadline_us = 1000});
+    struct network *network = open_network(2, 1, 10, ROOM, 9);
+    struct transfer *t = make(network, 0, 1, 0, 200 * PAYLOAD, (struct cl_qos){.loss_bound = 0.5, .deadline_us = 1000});
     post_send(t);
     post_receive(t);
     CHECK(run_until_done(&t, 1, 5 * SECOND_US));
@@ -195,9 +194,9 @@ static void test_protected_packets_arrive(void)
 {
     uint64_t map[4] = {0x00FF00000000F000u, 0, 0x10, 0};
     for (uint64_t seed = 0; seed < 10; seed++) {
-        struct network *network = open_network(2, 1 + seed % 2, 500, STASH, 200 + seed);
+        struct network *network = open_network(2, 1 + seed % 2, 500, ROOM, 200 + seed);
         network->loss = 0.3;
-        struct cl_qos qos = {.loss_ppm = 400000,
+        struct cl_qos qos = {.loss_bound = 0.4,
                              .deadline_us = seed % 2 ? 2000 : 0,
                              .protect_first = 2,
                              .protect_last = 1,
@@ -224,7 +223,7 @@ static void test_more_is_protected_than_the_bound_leaves(void)
 {
     uint64_t all[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
     struct choice choice = {.first = 20, .last = 40};
-    lose(&choice, 100, (struct cl_qos){.loss_ppm = 500000, .protect = all, .protect_bytes = PAYLOAD}, 0);
+    lose(&choice, 100, (struct cl_qos){.loss_bound = 0.5, .protect = all, .protect_bytes = PAYLOAD}, 0);
 }
 
 /* Nothing of a message fits into the stash: it is refused, sent again, and must not be cut off meanwhile. */
@@ -234,12 +233,12 @@ static void test_a_probe_for_a_group_that_is_gone(void)
 {
     for (int failed = 0; failed < 2; failed++) {
         struct choice choice = {.first = 90, .last = 100, .every_time = true};
-        struct network *network = open_network(2, 1, 1000, STASH, 8);
+        struct network *network = open_network(2, 1, 1000, ROOM, 8);
         network->delay_ns = 20000000;
         network_run_until(network, network_now_us(network) + SECOND_US);
         network->drops = by_choice;
         network->argument = &choice;
-        struct transfer *t = make(network, 0, 1, 0, 100 * PAYLOAD, bound(100000));
+        struct transfer *t = make(network, 0, 1, 0, 100 * PAYLOAD, may_lose(0.1));
         post_send(t);
         post_receive(t);
         network_run_until(network, network_now_us(network) + 30000);

@@ -4,45 +4,45 @@
 
 static void test_in_flight_only(void)
 {
-    struct cl_signatures calls = {0};
-    CHECK_EQ(cl_signatures_find(&calls, 1, 7), 0);
-    CHECK(cl_signatures_add(&calls, 1, 7, 100));
-    CHECK(cl_signatures_add(&calls, 2, 7, 200));
-    CHECK(cl_signatures_add(&calls, 1, 8, 0));
-    CHECK_EQ(cl_signatures_find(&calls, 1, 7), 100);
-    CHECK_EQ(cl_signatures_find(&calls, 2, 7), 200);
-    cl_signatures_remove(&calls, 1, 7);
-    cl_signatures_remove(&calls, 3, 7); /* never began */
-    CHECK_EQ(cl_signatures_find(&calls, 1, 7), 0);
-    CHECK_EQ(cl_signatures_find(&calls, 2, 7), 200);
-    CHECK_EQ(calls.count, 2);
-    cl_signatures_free(&calls);
+    struct cl_signatures signatures = {0};
+    CHECK_EQ(cl_signatures_find(&signatures, 1, 7), 0);
+    CHECK(cl_signatures_add(&signatures, 1, 7, 100));
+    CHECK(cl_signatures_add(&signatures, 2, 7, 200));
+    CHECK(cl_signatures_add(&signatures, 1, 8, 0));
+    CHECK_EQ(cl_signatures_find(&signatures, 1, 7), 100);
+    CHECK_EQ(cl_signatures_find(&signatures, 2, 7), 200);
+    cl_signatures_remove(&signatures, 1, 7);
+    cl_signatures_remove(&signatures, 3, 7); /* never began */
+    CHECK_EQ(cl_signatures_find(&signatures, 1, 7), 0);
+    CHECK_EQ(cl_signatures_find(&signatures, 2, 7), 200);
+    CHECK_EQ(signatures.count, 2);
+    cl_signatures_free(&signatures);
 }
 
 static void test_turns(void)
 {
-    struct cl_signatures calls = {0};
-    CHECK_EQ(cl_signatures_next(&calls).signature, 0);
+    struct cl_signatures signatures = {0};
+    CHECK_EQ(cl_signatures_next(&signatures).signature, 0);
     uint32_t sum = 0;
     for (uint32_t i = 0; i < 3; i++)
-        CHECK(cl_signatures_add(&calls, 5, i, (uint16_t)(1 << i)));
+        CHECK(cl_signatures_add(&signatures, 5, i, (uint16_t)(1 << i)));
     for (uint32_t i = 0; i < 3; i++)
-        sum += cl_signatures_next(&calls).signature;
+        sum += cl_signatures_next(&signatures).signature;
     CHECK_EQ(sum, 7);
-    cl_signatures_free(&calls);
+    cl_signatures_free(&signatures);
 }
 
 static void test_many(void)
 {
-    struct cl_signatures calls = {0};
+    struct cl_signatures signatures = {0};
     for (uint32_t i = 0; i < 1000; i++)
-        CHECK(cl_signatures_add(&calls, 5, i, (uint16_t)(i + 1)));
+        CHECK(cl_signatures_add(&signatures, 5, i, (uint16_t)(i + 1)));
     for (uint32_t i = 0; i < 1000; i += 2)
-        cl_signatures_remove(&calls, 5, i);
-    CHECK_EQ(calls.count, 500);
+        cl_signatures_remove(&signatures, 5, i);
+    CHECK_EQ(signatures.count, 500);
     for (uint32_t i = 0; i < 1000; i++)
-        CHECK_EQ(cl_signatures_find(&calls, 5, i), i % 2 ? i + 1 : 0);
-    cl_signatures_free(&calls);
+        CHECK_EQ(cl_signatures_find(&signatures, 5, i), i % 2 ? i + 1 : 0);
+    cl_signatures_free(&signatures);
 }
 
 static void test_unsigned_agrees_with_all(void)

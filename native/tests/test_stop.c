@@ -17,7 +17,7 @@ static void test_what_was_not_counted_is_written(void)
     begin(&message, CL_STOP_PACKETS + 10, 3);
     for (uint32_t i = 0; i < message.packet_count; i++)
         if (i != 0 && i != 9 && i != CL_STOP_PACKETS + 9)
-            cl_message_done(&message, i);
+            cl_message_arrive(&message, i);
     struct cl_stop *stop = cl_stops_add(&stops, &message, CL_STOP_PACKETS);
     CHECK(stop != NULL && cl_stops_find(&stops, &message.id) == stop);
     CHECK(cl_stops_find(&stops, &(struct cl_message_id){1, 2, 4}) == NULL);

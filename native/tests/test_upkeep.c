@@ -14,7 +14,7 @@ static struct cl_endpoint *make(uint16_t self, uint16_t other)
                                         .self = self,
                                         .datagram_bytes = BYTES,
                                         .peer_timeout_us = 10000000,
-                                        .stash_limit_bytes = 1 << 20,
+                                        .unexpected_limit_bytes = 1 << 20,
                                         .congestion = "delay"};
     struct cl_endpoint *endpoint = NULL;
     CHECK_EQ(cl_endpoint_create(&config, &endpoint), CL_OK);

@@ -303,11 +303,11 @@ static void test_mem_loss(void)
 }
 
 /* A plain socket that sees the marks. Each datagram's head says which one it was sent with. */
-static void marks_arrive(bool mark)
+static void marks_arrive(bool dscp)
 {
     enum { COUNT = 48 };
     struct cl_wire_config config = {
-        .addresses = LOCALHOST, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES, .mark = mark};
+        .addresses = LOCALHOST, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES, .dscp = dscp};
     struct cl_wire *wire = NULL;
     CHECK_EQ(cl_wire_udp.open(&config, &wire), CL_OK);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -320,7 +320,7 @@ static void marks_arrive(bool mark)
     struct cl_wire_datagram datagrams[COUNT];
     for (size_t i = 0; i < COUNT; i++) {
         datagrams[i] = make(i / 6 % 2 ? 0xB8 : 0x22, (uint32_t)link, 1000); /* of equal size, in runs of six */
-        datagrams[i].mark = datagrams[i].head[0];
+        datagrams[i].traffic_class = datagrams[i].head[0];
     }
     for (size_t sent = 0; sent < COUNT;)
         sent += cl_wire_udp.send(wire, datagrams + sent, COUNT - sent);
@@ -338,7 +338,7 @@ static void marks_arrive(bool mark)
         CHECK_EQ(recvmsg(fd, &message, MSG_DONTWAIT), 1008);
         struct cmsghdr *first = CMSG_FIRSTHDR(&message);
         CHECK(first != NULL && first->cmsg_type == IP_TOS);
-        CHECK_EQ(first ? *CMSG_DATA(first) : 0, mark ? bytes[0] : 0);
+        CHECK_EQ(first ? *CMSG_DATA(first) : 0, dscp ? bytes[0] : 0);
     }
     close(fd);
     cl_wire_udp.close(wire);
@@ -355,7 +355,7 @@ static void congestion_is_seen(const char *const *addresses)
 {
     enum { COUNT = 48 };
     struct cl_wire_config config = {
-        .addresses = addresses, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES, .mark = true};
+        .addresses = addresses, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES, .dscp = true};
     struct cl_wire *from = NULL, *to = NULL;
     if (cl_wire_udp.open(&config, &from) != CL_OK)
         return; /* no IPv6 here: test_udp_ipv6 says so */
@@ -364,7 +364,7 @@ static void congestion_is_seen(const char *const *addresses)
     struct cl_wire_datagram datagrams[COUNT];
     for (size_t i = 0; i < COUNT; i++) {
         datagrams[i] = make(i / 6 % 2 ? 0xBB : 0xBA, (uint32_t)link, 1000);
-        datagrams[i].mark = datagrams[i].head[0];
+        datagrams[i].traffic_class = datagrams[i].head[0];
     }
     for (size_t sent = 0; sent < COUNT;)
         sent += cl_wire_udp.send(from, datagrams + sent, COUNT - sent);

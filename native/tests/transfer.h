@@ -8,7 +8,7 @@
 #include "tests/check.h"
 #include "tests/network.h"
 
-enum { STASH = 64 << 20, SECOND_US = 1000000 };
+enum { ROOM = 64 << 20, SECOND_US = 1000000 };
 
 static inline uint8_t pattern(uint32_t from, uint32_t to, uint32_t index, size_t at)
 {

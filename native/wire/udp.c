@@ -3,7 +3,7 @@
  * link leave as one super-packet (UDP_SEGMENT) where the kernel has it, and come back as one (UDP_GRO): both are probed
  * at open, and segmentation is given up for good when the route refuses it.
  *
- * Marks (DSCP and ECN bits) go with each message of a batch, so a super-packet has packets of one mark only.
+ * Traffic classes (DSCP and ECN bits) go with each message of a batch, so a super-packet has packets of one only.
  *
  * Payloads are never copied here: head and payload go out as two pieces of one message.
  */
@@ -56,7 +56,7 @@ struct cl_wire {
     sa_family_t families[CL_PORTS_MAX];
     uint32_t port_count;
     bool segmentation;
-    bool marking;
+    bool dscp;
     bool coalescing[CL_PORTS_MAX];
     uint32_t slot_bytes; /* size of one receive buffer */
     struct link *links;
@@ -122,9 +122,9 @@ static int open_port(struct cl_wire *wire, const char *text)
     grow_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF);
     int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
-    if (wire->marking && address.ss_family == AF_INET6) /* whoever sends no marks gets none from switches */
+    if (wire->dscp && address.ss_family == AF_INET6) /* whoever sends no marks gets none from switches */
         setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
-    else if (wire->marking)
+    else if (wire->dscp)
         setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
     wire->coalescing[wire->port_count] = setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0;
     int off = 0; /* setting it to 0 changes nothing, and says whether the kernel knows it */
@@ -132,7 +132,7 @@ static int open_port(struct cl_wire *wire, const char *text)
         wire->segmentation = false;
     if ((address.ss_family == AF_INET6 ? setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &off, sizeof off)
                                        : setsockopt(fd, IPPROTO_IP, IP_TOS, &off, sizeof off)) != 0)
-        wire->marking = false;
+        wire->dscp = false;
     wire->families[wire->port_count] = address.ss_family;
     wire->sockets[wire->port_count++] = fd;
     return CL_OK;
@@ -153,7 +153,7 @@ static int udp_open(const struct cl_wire_config *config, struct cl_wire **out)
     if (wire == NULL)
         return CL_ENOMEM;
     wire->segmentation = true;
-    wire->marking = config->mark;
+    wire->dscp = config->dscp;
     int status = CL_OK;
     for (uint32_t i = 0; i < config->address_count && status == CL_OK; i++)
         status = open_port(wire, config->addresses[i]);
@@ -221,8 +221,8 @@ static int udp_link(struct cl_wire *wire, uint32_t port, const char *remote_addr
     return (int)wire->link_count++;
 }
 
-/* How many datagrams from the first one can leave as one super-packet: one link, one mark, equal sizes, only the last
- * shorter. */
+/* How many datagrams from the first one can leave as one super-packet: one link, one traffic class, equal sizes, only
+ * the last shorter. */
 static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)
 {
     size_t size = datagrams[0].head_length + datagrams[0].payload_length;
@@ -231,7 +231,7 @@ static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagr
         return 1;
     while (run < count && run < SEGMENTS_MAX && datagrams[run].link == datagrams[0].link) {
         size_t next = datagrams[run].head_length + datagrams[run].payload_length;
-        if (wire->marking && datagrams[run].mark != datagrams[0].mark)
+        if (wire->dscp && datagrams[run].traffic_class != datagrams[0].traffic_class)
             break;
         if (next > size || total + next > SUPER_BYTES_MAX)
             break;
@@ -270,11 +270,11 @@ static void fill_message(struct cl_wire *wire, size_t slot, const struct cl_wire
     *message = (struct msghdr){
         .msg_name = &link->address, .msg_namelen = link->address_length, .msg_iov = pieces, .msg_iovlen = used};
     wire->out_datagrams[slot] = run;
-    int mark = datagrams[0].mark;
+    int traffic_class = datagrams[0].traffic_class;
     bool v6 = link->address.ss_family == AF_INET6;
-    if (wire->marking)
-        add_control(message, &wire->out_control[slot], v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_TCLASS : IP_TOS, &mark,
-                    sizeof mark);
+    if (wire->dscp)
+        add_control(message, &wire->out_control[slot], v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_TCLASS : IP_TOS,
+                    &traffic_class, sizeof traffic_class);
     uint16_t size = (uint16_t)(datagrams[0].head_length + datagrams[0].payload_length);
     if (run > 1)
         add_control(message, &wire->out_control[slot], IPPROTO_UDP, UDP_SEGMENT, &size, sizeof size);

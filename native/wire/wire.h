@@ -20,9 +20,9 @@ struct cl_wire_config {
     const char *const *addresses;
     uint32_t address_count;
     uint32_t datagram_bytes;
-    uint32_t loss_ppm;    /* mem only */
-    uint32_t seed;        /* mem only */
-    bool mark;            /* udp only: write each datagram's mark into its IP header, and read those of switches */
+    uint32_t loss_ppm; /* mem only */
+    uint32_t seed;     /* mem only */
+    bool dscp; /* udp only: write each datagram's traffic class into its IP header, and read those of switches */
     const char *provider; /* ofi only: libfabric's name of it; NULL or empty: its first */
 };
 
@@ -31,7 +31,7 @@ struct cl_wire_datagram {
     uint32_t link;
     uint32_t head_length, payload_length;
     const uint8_t *head, *payload;
-    uint8_t mark; /* IPv4's TOS, IPv6's traffic class: DSCP and ECN bits */
+    uint8_t traffic_class; /* IPv4's TOS, IPv6's traffic class: DSCP and ECN bits */
 };
 
 /* congested: a switch has marked it (ECN's CE), where the wire can tell. received_us is the kernel's receive time on

@@ -61,7 +61,7 @@ def test_options_reach_the_program() -> None:
     words = fabric.command(fabric.CASES["shallow"], "bounded", 3, quick=True)
     options = dict(zip(words[1::2], words[2::2], strict=True))
     assert options["--port_kib"] == "256"
-    assert options["--loss_ppm"] == "100000"
+    assert options["--loss_bound"] == "0.1"
     assert options["--seed"] == "3"
     assert options["--leaves"] == "3"
 

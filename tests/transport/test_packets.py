@@ -50,7 +50,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
         pytest.skip("no C compiler")
     library = tmp_path_factory.mktemp("native") / "packet.so"
     include = [f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
-    sources = [str(NATIVE / "core" / name) for name in ("packet.c", "siphash.c")]
+    sources = [str(NATIVE / "protocol" / name) for name in ("packet.c", "siphash.c")]
     subprocess.run([compiler, "-std=c11", "-shared", "-fPIC", "-o", str(library), *include, *sources], check=True)
     ffi = cffi.FFI()
     ffi.cdef(
