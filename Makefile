@@ -84,8 +84,8 @@ stress: native
 
 faults: venv native
 	rm -f out/faults.json
-	$(BIN)/python -m pytest -q -rs tests/faults
-	$(BIN)/python -m tests.faults
+	$(BIN)/python -m pytest -q -rs tests/process/faults
+	$(BIN)/python -m tests.process.faults
 
 settings: native
 	$(BIN)/python -m docs.settings
@@ -97,7 +97,7 @@ soak: native
 test: venv native native-test
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-jobs test-rest
 
-JOB_TESTS := tests/emulate tests/faults tests/compat
+JOB_TESTS := tests/emulated tests/process/compat tests/process/faults
 .PHONY: test-jobs test-rest
 test-jobs:
 	$(BIN)/python -m pytest -q -rs --durations=10 $(JOB_TESTS)

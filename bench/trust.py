@@ -128,7 +128,7 @@ PROOFS = {
     ),
     "strangers": Proof(
         "Live all-reduce under attack: malformed, truncated, oversized, replayed, foreign and forged packets",
-        ".venv/bin/python -m pytest -q tests/strangers",
+        ".venv/bin/python -m pytest -q tests/process/attack",
         found(PYTEST),
         "{tests} tests passed: every sum right, forged packets accepted: 0",
     ),
@@ -137,7 +137,7 @@ PROOFS = {
     ),
     "leaks": Proof(
         "100 cycles of init and destroy, crashed jobs",
-        ".venv/bin/python -m pytest -q tests/faults/test_leaks.py",
+        ".venv/bin/python -m pytest -q tests/process/faults/test_leaks.py",
         found(PYTEST),
         "{tests} tests passed: no thread, descriptor, mapping or file of shared memory left",
     ),

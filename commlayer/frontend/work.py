@@ -1,6 +1,6 @@
 """`CommWork`: an operation in flight, as torch wants to see it.
 
-Two things keep a failure from crashing or vanishing in C++ (tests/test_backend_errors.py has a process for each):
+Two things keep a failure from crashing or vanishing in C++ (`tests/process/test_backend_errors.py` tests each of them):
 the class derives from `Work`, and its future is the child of another one, because `Future.set_exception` stores the
 exception as an ordinary value, while an exception raised in a `then` callback becomes a real C++ error.
 """

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
+from tests import ROOT
+
 from .gates import GATES
 from .outcome import KNOWN, Outcome, differences, last, read, table
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def run(gate: str, backend: str, world: int, tests: set[str] | None, timeout_s: int, folder: Path) -> Path:

@@ -1,0 +1,194 @@
+"""The scapy layer beside the C code: the same bytes and tags. And captures, read back."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import cffi
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
+from scapy.utils import wrpcap
+from typer.testing import CliRunner
+
+from commlayer.tools import dissect
+from commlayer.tools.cli import app
+from commlayer.tools.dissect import AUTHS, DLCP, Captured, Verifier, captured, seal, siphash, split
+from tests import ROOT
+
+NATIVE = ROOT / "native"
+KEY = bytes(range(16))
+ETHERNET = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
+
+U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
+FIELDS = st.fixed_dictionaries(
+    {
+        "kind": st.integers(0, max(dissect.KINDS)),
+        "priority": st.integers(0, 7),
+        "last": st.integers(0, 1),
+        "ack_now": st.integers(0, 1),
+        "droppable": st.integers(0, 1),
+        "tail": st.integers(0, 1),
+        "source": U16,
+        "path": st.integers(0, 15),
+        "signature": st.integers(0, 4095),
+        "epoch": U16,
+        **dict.fromkeys(("group", "sequence", "index", "offset", "number"), U32),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """packet.c and siphash.c, compiled by themselves: the engine's module does not export them."""
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = tmp_path_factory.mktemp("native") / "packet.so"
+    include = [f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
+    sources = [str(NATIVE / "protocol" / name) for name in ("packet.c", "siphash.c")]
+    subprocess.run([compiler, "-std=c11", "-shared", "-fPIC", "-o", str(library), *include, *sources], check=True)
+    ffi = cffi.FFI()
+    ffi.cdef(
+        """
+        struct cl_packet { uint8_t kind, flags; uint16_t source, length, path, signature, epoch;
+                           uint32_t group, sequence, index, offset, number; };
+        struct cl_siphash_key { uint64_t k0, k1; };
+        struct cl_seal { int auth; uint64_t job; struct cl_siphash_key key; };
+        struct cl_siphash_key cl_siphash_key(const uint8_t *bytes);
+        void cl_packet_encode(const struct cl_packet *packet, uint8_t *head);
+        bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t length);
+        void cl_packet_seal(uint8_t *head, const uint8_t *payload, const struct cl_seal *seal, uint16_t destination,
+                            uint64_t number);
+        bool cl_packet_open(const uint8_t *bytes, const struct cl_seal *seal, uint16_t destination, uint64_t number);
+        """
+    )
+    return ffi, ffi.dlopen(str(library))
+
+
+@given(
+    fields=FIELDS,
+    payload=st.binary(max_size=50),
+    key=st.binary(min_size=16, max_size=16),
+    auth=st.sampled_from(sorted(AUTHS)),
+    destination=U16,
+    number_high=U32,
+)
+def test_python_and_c_agree(
+    native: Any, fields: dict[str, int], payload: bytes, key: bytes, auth: str, destination: int, number_high: int
+) -> None:
+    ffi, lib = native
+    layer: Any = DLCP  # scapy's types know no keywords
+    built = bytes(seal(layer(**fields) / payload, key, destination, auth=auth, number_high=number_high))
+
+    names = ("kind", "source", "path", "signature", "epoch", "group", "sequence", "index", "offset", "number")
+    bits = ("last", "ack_now", "droppable", "tail")
+    flags = fields["priority"] | sum(fields[name] << bit for bit, name in enumerate(bits, 3))
+    values = {name: fields[name] for name in names} | {"flags": flags, "length": len(payload)}
+    buffer = ffi.new("uint8_t[]", len(built))
+    ffi.memmove(buffer + 40, payload, len(payload))
+    secret = ffi.new("struct cl_seal *", {"auth": AUTHS[auth], "key": lib.cl_siphash_key(key)})
+    number = number_high << 32 | fields["number"]
+    lib.cl_packet_encode(ffi.new("struct cl_packet *", values), buffer)
+    lib.cl_packet_seal(buffer, buffer + 40, secret, destination, number)
+    assert bytes(ffi.buffer(buffer)) == built
+    assert lib.cl_packet_open(buffer, secret, destination, number)
+
+    decoded = ffi.new("struct cl_packet *")
+    assert lib.cl_packet_decode(decoded, buffer, len(built))
+    (parsed,) = split(built)
+    assert {name: getattr(decoded, name) for name in values} == values
+    assert {name: getattr(parsed, name) for name in fields} == fields
+    assert bytes(parsed) == built
+
+
+def test_siphash_gives_the_value_of_the_paper() -> None:
+    assert siphash(KEY, bytes(range(15))) == 0xA129CA6149BE45E5  # appendix A
+
+
+def test_a_payload_of_several_packets_is_split() -> None:
+    several = [DLCP(number=number) / bytes(number) for number in range(3)]
+    payload = b"".join(map(bytes, several))
+    assert [(packet.number, packet.length) for packet in split(payload)] == [(0, 0), (1, 1), (2, 2)]
+    assert list(split(b"x" * 100)) == []
+    assert len(list(split(payload[:-1]))) == 2
+
+
+def conversation(key: bytes) -> list[Any]:
+    """Frames of ranks 0 and 1: a whole number that wraps, an ACK, and a forged one."""
+
+    def frame(source: int, packet: Any, seconds: float) -> Any:
+        host, other = ("192.0.2.1", "192.0.2.2") if source == 0 else ("192.0.2.2", "192.0.2.1")
+        made: Any = ETHERNET / IP(src=host, dst=other) / UDP(sport=1000, dport=1000) / bytes(packet)
+        made.time = seconds
+        return made
+
+    data = DLCP(kind="DATA", source=0, group=7, number=0xFFFFFFFF, last=1) / b"payload!"
+    wrapped = DLCP(kind="DATA", source=0, group=7, number=0, last=1) / b"payload!"
+    ack = DLCP(kind="ACK", source=1, number=0, offset=1, signature=9) / b"\0\0\1\0"
+    forged = DLCP(kind="ABORT", source=1, group=7, number=5, tag=1234)
+    return [
+        frame(1, seal(ack, key, 0), 1.0),
+        frame(0, seal(data, key, 1), 1.001),
+        frame(0, seal(wrapped, key, 1, number_high=1), 1.002),
+        frame(1, forged, 1.003),
+        ETHERNET / IP() / UDP(sport=53) / b"something else",
+    ]
+
+
+def test_tags_in_a_capture_are_verified() -> None:
+    found = list(captured(conversation(KEY)))
+    assert [dissect.KINDS[each.packet.kind] for each in found] == ["ACK", "DATA", "DATA", "ABORT"]
+    verifier = Verifier(KEY, found)
+    verifier._numbers[found[1].sender, found[1].receiver, False] = 0xFFFFFFF0  # the capture began long before
+    assert [verifier.verify(each) for each in found] == [True, True, True, False]
+    alone: list[Captured] = found[1:2]
+    assert Verifier(KEY, alone).verify(alone[0]) is None
+
+
+def test_dissect_prints_a_capture(tmp_path: Path) -> None:
+    path = tmp_path / "some.pcap"
+    wrpcap(str(path), conversation(KEY))
+    result = CliRunner().invoke(app, ["dissect", str(path), "--key", KEY.hex()], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if "192.0.2." in line]
+    assert len(lines) == 4
+    assert ["ACK" in lines[0], "yes" in lines[0], "no" in lines[3].split()] == [True, True, True]
+    assert ["marked=9" in line for line in lines] == [True, False, False, False]
+    result = CliRunner().invoke(app, ["dissect", str(path), "--limit", "1"], env={"COLUMNS": "200"})
+    assert "unknown" in result.output
+    assert "and 3 more" in result.output
+    result = CliRunner().invoke(app, ["dissect", str(path), "--key", "abcd"])
+    assert result.exit_code == 2
+    assert "32 hex digits" in result.output
+
+
+@pytest.mark.parametrize("key", ["xyz", "abcd", "", KEY.hex() + "00", " " + KEY.hex()[1:]])
+def test_dissect_refuses_what_is_no_key(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "some.pcap"
+    wrpcap(str(path), conversation(KEY))
+    result = CliRunner().invoke(app, ["dissect", str(path), "--key", key])
+    assert result.exit_code == 2
+    assert result.output == f"commlayer dissect: --key {key!r}: use 32 hex digits\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"no capture at all, but a text that is long enough to be one"])
+def test_dissect_fails_on_what_is_no_capture(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "[some].txt"
+    path.write_bytes(content)
+    result = CliRunner().invoke(app, ["dissect", str(path)])
+    assert result.exit_code == 2
+    assert result.output.startswith(f"commlayer dissect: {path}: ")
+    assert "give a file of tcpdump" in result.output
+
+
+def test_dissect_says_that_nothing_of_ours_is_in_a_capture(tmp_path: Path) -> None:
+    path = tmp_path / "[other].pcap"
+    wrpcap(str(path), conversation(KEY)[-1:])
+    result = CliRunner().invoke(app, ["dissect", str(path)])
+    assert (result.exit_code, result.output) == (0, f"{path}: no packet of commlayer's in it\n")

@@ -1,0 +1,121 @@
+"""Ranks of a job reduce while a stranger attacks them: the sums stay right, and everything of the stranger's is counted
+and dropped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import commlayer
+from commlayer.transport.native import Engine
+from tests import ranks
+from tests.process.attack.stranger import Plain, Raw
+
+SIZE = 3
+SECONDS = 4.0
+NUMELS = (1, 1000, 50_000)
+COUNTERS = ("foreign", "forged", "replayed")
+
+
+def _engine() -> Engine:
+    assert Engine._shared is not None
+    return Engine._shared
+
+
+def _reduce_until(store: dist.Store, rank: int, key: str) -> int:
+    """All-reduces until rank 0 sees `key` in the Store; returns how many."""
+    count = 0
+    while True:
+        numel = NUMELS[count % len(NUMELS)]
+        tensor = torch.arange(numel + 1, dtype=torch.float64) * (rank + 1)
+        tensor[0] = float(rank == 0 and store.check([key]))
+        dist.all_reduce(tensor)
+        ended, tensor[0] = bool(tensor[0]), 0
+        assert torch.equal(tensor, torch.arange(numel + 1, dtype=torch.float64) * sum(range(1, SIZE + 1))), count
+        count += 1
+        if ended:
+            return count
+
+
+def _live(rank: int, _size: int, kind: str) -> dict[str, int]:
+    """Ranks 0 to SIZE - 1 work; the last one attacks. Returns counters: the engine's, or of what was sent."""
+    store = ranks.store()
+    if rank < SIZE:
+        with ranks.job(rank, SIZE):
+            (port,) = _engine().describe()["ports"]
+            store.set(f"address {rank}", json.dumps([port["address"], port["port"]]))
+            reductions = _reduce_until(store, rank, "attacked")
+            dist.barrier()
+            return {**_engine().stats(), "reductions": reductions}
+    addresses = [tuple(json.loads(store.get(f"address {each}"))) for each in range(SIZE)]
+    job = int(store.get("commlayer/job").split()[0])
+    stranger = Raw("lo") if kind == "raw" else Plain()
+    try:
+        stranger.attack(addresses, job & 0xFFFF, SECONDS)
+    finally:
+        store.set("attacked", "")
+    return dict(stranger.sent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "auth"),
+    [
+        ("plain", "header"),
+        pytest.param("raw", "header", marks=pytest.mark.needs_root),
+        pytest.param("raw", "full", marks=pytest.mark.needs_root),
+    ],
+)
+def test_sums_are_right_among_strangers(kind: str, auth: str) -> None:
+    environ = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo", "COMMLAYER_AUTH": auth}
+    *workers, sent = ranks.run(_live, SIZE + 1, kind, environ=environ)
+    total = {name: sum(worker[name] for worker in workers) for name in workers[0]}
+    assert total["reductions"] > 5 * SIZE
+    # Nothing was taken that no rank had sent: not one forged packet was accepted.
+    assert total["packets_received"] <= total["packets_sent"]
+    for counter in COUNTERS:
+        counted = total[f"packets_{counter}"]
+        # a busy rank's socket may have no room for some, as for any packet
+        assert sent.get(counter, 0) // 2 <= counted <= sent.get(counter, 0), (counter, total, sent)
+    assert sent["forged"] > 50
+    assert kind == "plain" or sent["replayed"] > 20
+
+
+def _init(rank: int, size: int, auths: list[str]) -> str:
+    import os
+
+    os.environ["COMMLAYER_AUTH"] = auths[rank]
+    try:
+        with ranks.job(rank, size):
+            dist.barrier()
+    except commlayer.ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_disagree_are_refused() -> None:
+    for text in ranks.run(_init, 3, ["header", "off", "header"]):
+        assert "header on rank(s) 0, 2; off on rank(s) 1" in text
+        assert "COMMLAYER_AUTH" in text
+
+
+@pytest.mark.parametrize("auth", ["header", "full", "off"])
+def test_ranks_that_agree_work(auth: str) -> None:
+    environ: dict[str, Any] = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
+    assert ranks.run(_agree, 2, auth, environ=environ) == [0, 0]
+
+
+def _agree(rank: int, size: int, auth: str) -> int:
+    import os
+
+    os.environ["COMMLAYER_AUTH"] = auth
+    with ranks.job(rank, size):
+        tensor = torch.full((100_000,), float(rank + 1))
+        dist.all_reduce(tensor)
+        assert bool((tensor == 3).all())
+        dist.barrier()
+        stats = _engine().stats()
+        return stats["packets_forged"] + stats["packets_foreign"]

@@ -1,0 +1,143 @@
+"""DistributedDataParallel with each of its flags and torch's own communication hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.process.compat.oracle import same_as_gloo
+
+
+class Net(nn.Module):
+    """Has a buffer that every forward changes, and a layer that is used in every second forward, if at all."""
+
+    def __init__(self, *, skips: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.second = nn.Linear(64, 64)
+        self.last = nn.Linear(64, 4)
+        self.skips = skips
+        self.forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        x = self.norm(self.first(x)).relu()
+        if not (self.skips and self.forwards % 2):
+            x = x + self.second(x).relu()
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def data(rank: int, step: int) -> Tensor:
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def train(model: nn.Module, rank: int, steps: int = 4) -> list[Any]:
+    """The losses, then the parameters and buffers."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(data(rank, step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    return [losses, list(model.state_dict().values())]
+
+
+def _flags(rank: int, size: int, flags: dict[str, Any]) -> Any:
+    return train(DistributedDataParallel(Net(skips="find_unused_parameters" in flags), **flags), rank)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        {"broadcast_buffers": False},
+        {"bucket_cap_mb": 0.001},
+        {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 0.001},
+        {"init_sync": False},
+    ],
+    ids=lambda flags: " ".join(flags) or "defaults",
+)
+def test_flags(flags: dict[str, Any]) -> None:
+    same_as_gloo(_flags, 2, flags)
+
+
+def _no_sync(rank: int, size: int) -> Any:
+    model = DistributedDataParallel(Net())
+    with model.no_sync():
+        model(data(rank, 0)).sum().backward()
+    model(data(rank, 1)).sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_no_sync() -> None:
+    same_as_gloo(_no_sync, 3)
+
+
+def _join(rank: int, size: int, divide_by_initial_world_size: bool) -> Any:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 4)))
+    with model.join(divide_by_initial_world_size=divide_by_initial_world_size):
+        result = train(model, rank, steps=2 + 2 * rank)
+    return [result[0], [parameter.detach().clone() for parameter in model.parameters()]]
+
+
+@pytest.mark.parametrize("divide_by_initial_world_size", [True, False])
+def test_join_of_uneven_inputs(divide_by_initial_world_size: bool) -> None:
+    """False has C++ wait for a work of ours of which Python holds nothing any more: see frontend/submit.py."""
+    same_as_gloo(_join, 3, divide_by_initial_world_size)
+
+
+def _join_with_many_works(rank: int, size: int) -> Any:
+    """Hundreds of other one-element works between a forward pass and the backward pass that waits for join's."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 4)))
+    with model.join(divide_by_initial_world_size=False):
+        result = model(data(rank, 1)).sum()
+        works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(600)]
+        result.backward()
+        for work in works:
+            assert work is not None
+            work.wait()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_join_with_many_works_in_flight() -> None:
+    same_as_gloo(_join_with_many_works, 2)
+
+
+def _hook(rank: int, size: int, name: str) -> Any:
+    model = DistributedDataParallel(Net())
+    if name == "powerSGD":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        model.register_comm_hook(None, getattr(default_hooks, name))
+    return train(model, rank)
+
+
+# Not here, as torch takes them with CUDA only: bf16_compress_hook, and DDP's own mixed precision.
+@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "powerSGD"])
+def test_hook(name: str) -> None:
+    same_as_gloo(_hook, 2, name)
+
+
+def _sync_parameters(rank: int, size: int) -> Any:
+    torch.manual_seed(rank)  # every rank starts elsewhere: rank 0's parameters count
+    model = DistributedDataParallel(Net())
+    dist.barrier()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_parameters_of_rank_0_go_to_all() -> None:
+    results = same_as_gloo(_sync_parameters, 3)
+    assert results[1:] == results[:1] * 2

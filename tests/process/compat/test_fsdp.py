@@ -1,0 +1,98 @@
+"""Fully sharded data parallel: FSDP2 (`fully_shard`), over one mesh dimension and over two (HSDP), and FSDP1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.testing._internal.common_fsdp import MLP, check_sharded_parity
+from torch.testing._internal.common_utils import TestCase
+
+from tests import ranks
+from tests.process.compat.oracle import same_as_gloo
+
+
+def _data(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def _train(model: nn.Module, rank: int) -> list[Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(_data(rank, step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    return losses
+
+
+def _fsdp2(rank: int, size: int, shape: tuple[int, ...], options: dict[str, Any]) -> Any:
+    model = nn.Sequential(*(MLP(16, torch.device("cpu")) for _ in range(3)))
+    names = ("replicate", "shard")[-len(shape) :]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    for layer in model:
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    losses = _train(model, rank)
+    return [losses, [parameter.full_tensor() for parameter in model.parameters()]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reshard_after_forward": False},
+        {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
+    ],
+    ids=["defaults", "keeps parameters", "bfloat16"],
+)
+def test_fsdp2(options: dict[str, Any]) -> None:
+    same_as_gloo(_fsdp2, 3, (3,), options)
+
+
+def test_hsdp() -> None:
+    same_as_gloo(_fsdp2, 4, (2, 2), {})
+
+
+def _parity(rank: int, size: int) -> None:
+    """What torch's own tests ask of FSDP2: the shards are those of a model that was trained whole."""
+    with ranks.job(rank, size):
+        reference, sharded = MLP(16, torch.device("cpu")), MLP(16, torch.device("cpu"))
+        sharded.load_state_dict(reference.state_dict())
+        fully_shard(sharded)
+        for step in range(2):
+            for model in (reference, sharded):
+                model.zero_grad()
+                model(_data(0, step)).sum().backward()
+            check_sharded_parity(TestCase(), reference, sharded)
+
+
+def test_torchs_own_parity_check() -> None:
+    ranks.run(_parity, 2)
+
+
+def _fsdp1(rank: int, size: int, strategy: ShardingStrategy) -> Any:
+    model = FullyShardedDataParallel(
+        nn.Sequential(*(MLP(16, torch.device("cpu")) for _ in range(2))),
+        sharding_strategy=strategy,
+        device_id=torch.device("cpu"),
+    )
+    losses = _train(model, rank)
+    with FullyShardedDataParallel.summon_full_params(model):
+        return [losses, [parameter.detach().clone() for parameter in model.parameters()]]
+
+
+@pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP])
+def test_fsdp1(strategy: ShardingStrategy) -> None:
+    same_as_gloo(_fsdp1, 2, strategy)

@@ -1,0 +1,74 @@
+"""Groups: subgroups of all kinds, split, destroyed, and made again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import ranks
+from tests.process.compat.oracle import same_as_gloo
+
+
+def _total(rank: int, group: Any = None) -> float:
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def _subgroups(rank: int, size: int) -> Any:
+    results = []
+    for members in ([0], [1, 3], [3, 0, 2], None):
+        group = dist.new_group(members)
+        if members is None or rank in members:
+            results.append([_total(rank, group), dist.get_rank(group), dist.get_process_group_ranks(group)])
+    groups = [dist.new_subgroups(2)[0], dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])[0]]
+    results += [[_total(rank, group), dist.get_world_size(group)] for group in groups]
+    dist.destroy_process_group(groups[0])
+    return [*results, _total(rank, groups[1])]
+
+
+def test_subgroups() -> None:
+    same_as_gloo(_subgroups, 4)
+
+
+def _local(rank: int, size: int) -> Any:
+    group = None
+    if rank in (0, 2):  # the other one takes no part
+        group = dist.new_group([0, 2], use_local_synchronization=True)
+    return _total(rank, group) if group else None
+
+
+def test_local_synchronization() -> None:
+    assert same_as_gloo(_local, 3) == [4.0, None, 4.0]
+
+
+def _split(rank: int, size: int) -> None:
+    with pytest.raises(RuntimeError, match="not safe to split"):
+        dist.split_group(dist.group.WORLD, [[0], [1]])
+
+
+def test_split_group_is_for_accelerators() -> None:
+    """torch splits no group on a machine without an accelerator, whatever its backend."""
+    same_as_gloo(_split, 2)
+
+
+def _lives(rank: int, size: int) -> Any:
+    results = []
+    for life in range(3):
+        results.append(_total(rank + life))
+        group = dist.new_group([0, 1])
+        if rank < 2:
+            results.append(_total(rank, group))
+        dist.barrier()
+        backend = dist.get_backend()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        ranks.init(rank, size, backend)
+    return results
+
+
+def test_destroy_and_init_again() -> None:
+    same_as_gloo(_lives, 3)

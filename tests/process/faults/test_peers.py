@@ -1,0 +1,246 @@
+"""Processes that die, freeze, leave early or come late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import ROOT, ranks
+
+from .scene import (
+    PEER_TIMEOUT_S,
+    SLACK_S,
+    Seen,
+    Site,
+    begin,
+    die,
+    freeze_myself,
+    later,
+    mark,
+    meeting,
+    note,
+    survived,
+    watch,
+    witness,
+)
+
+LARGE = 16 << 20
+"""Elements: 64 MiB take tens of milliseconds anywhere."""
+
+
+def small() -> None:
+    dist.all_reduce(torch.ones(3))
+
+
+def large() -> None:
+    dist.all_reduce(torch.ones(LARGE))
+
+
+def times(count: int, operation: Callable[[], None]) -> None:
+    for _ in range(count):
+        operation()
+
+
+def _killed_idle(rank: int, size: int) -> Seen:
+    begin(rank, size)
+    if rank == size - 1:
+        die()
+    time.sleep(0.5)
+    mark()  # nobody asked before: from here on somebody waits
+    return witness(small)
+
+
+def _killed_in_large(rank: int, size: int) -> Seen:
+    begin(rank, size)
+    large()
+    dist.barrier()
+    with later(0.02, die if rank == size - 1 else lambda: None):
+        return witness(lambda: times(100, large))
+
+
+def _killed_before_small(rank: int, size: int) -> Seen:
+    begin(rank, size)
+    if rank == size - 1:
+        time.sleep(0.3)  # the others wait by now
+        die()
+    return witness(small)
+
+
+def expect_loss(site: Site, outcomes: list[ranks.Outcome], fault: str, victim: int) -> None:
+    seen = survived(outcomes, victim)
+    for rank, each in seen.items():
+        assert each.error == "PeerLostError", each
+        assert f"rank {rank} of group '0': a peer died or stopped answering (rank {victim}); look at that" in each.text
+        assert each.seconds < PEER_TIMEOUT_S + SLACK_S
+    note(fault, site.name, seen, PEER_TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (_killed_idle, "kill -9 of an idle rank"),
+        (_killed_in_large, "kill -9 in a 64 MiB all-reduce"),
+        (_killed_before_small, "kill -9 while the others wait"),
+    ],
+    ids=["idle", "large", "small"],
+)
+def test_a_killed_rank_is_lost_to_all(site: Site, body: Callable[..., Seen], fault: str) -> None:
+    victim = site.size - 1
+    outcomes = site.outcomes(body)
+    assert outcomes[victim].exit_code == -signal.SIGKILL
+    expect_loss(site, outcomes, fault, victim)
+
+
+def _frozen(rank: int, size: int, seconds: float) -> Seen:
+    begin(rank, size)
+    if rank == size - 1:
+        freeze_myself(seconds)
+    return witness(lambda: times(3, small))
+
+
+def test_a_rank_frozen_for_long_is_lost(site: Site) -> None:
+    seen = survived(site.outcomes(_frozen, 5.0))
+    frozen = site.size - 1
+    for rank in range(frozen):
+        assert seen[rank].error == "PeerLostError", seen[rank]
+        assert f"(rank {frozen}); look at that rank's log" in seen[rank].text
+        assert seen[rank].seconds < PEER_TIMEOUT_S + SLACK_S
+    assert seen[frozen].error in ("PeerLostError", "AbortedError"), seen[frozen]
+    del seen[frozen]
+    note("SIGSTOP for 5 s", site.name, seen, PEER_TIMEOUT_S)
+
+
+def test_a_rank_frozen_briefly_is_waited_for(site: Site) -> None:
+    seen = survived(site.outcomes(_frozen, 1.5))
+    assert [each.error for each in seen.values()] == [None] * site.size
+    note("SIGSTOP for 1.5 s", site.name, seen)
+
+
+def _leaves(rank: int, size: int, destroys: bool) -> Seen:
+    begin(rank, size)
+    if rank == size - 1:
+        time.sleep(0.3)
+        mark()
+        if destroys:
+            dist.destroy_process_group()
+            meeting().wait(["noticed"])
+        return Seen(None, "", 0.0)
+    seen = witness(small)
+    meeting().set("noticed", "1")
+    return seen
+
+
+@pytest.mark.parametrize("destroys", [False, True], ids=["exits", "destroys"])
+def test_a_rank_that_leaves_before_its_part_is_lost_to_all(site: Site, destroys: bool) -> None:
+    outcomes = site.outcomes(_leaves, destroys)
+    leaver = site.size - 1
+    assert outcomes[leaver].error is None
+    fault = "a rank destroys its group too early" if destroys else "a rank exits too early"
+    expect_loss(site, outcomes, fault, leaver)
+
+
+def _leaves_afterwards(rank: int, size: int) -> Seen:
+    begin(rank, size)
+    tensor = torch.full((3000,), float(rank))
+    if rank != 0:
+        time.sleep(0.3)
+    mark()
+    dist.broadcast(tensor, 0)
+    assert tensor.sum().item() == 0.0
+    return Seen(None, "", 0.0)
+
+
+def test_a_rank_that_exits_after_its_part_is_not_missed(site: Site) -> None:
+    seen = survived(site.outcomes(_leaves_afterwards))
+    note("a rank exits after its part", site.name, seen)
+
+
+def _never_calls(rank: int, size: int) -> Seen:
+    begin(rank, size)
+    # From here on: a busy machine may need longer than that to start.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
+    mark()
+    if rank == size - 1:
+        meeting().wait([f"noticed {each}" for each in range(size - 1)])
+        return witness(small)
+    seen = witness(small)
+    meeting().set(f"noticed {rank}", "1")
+    return seen
+
+
+def test_a_rank_that_never_calls_is_named_at_the_timeout(site: Site) -> None:
+    seen = survived(site.outcomes(_never_calls))
+    late = site.size - 1
+    first = {rank: each for rank, each in seen.items() if each.error == "OperationTimeoutError"}
+    assert first
+    for rank, each in first.items():
+        # Other hosts wait for a rank of that host, which may be one that waits for the late one itself.
+        named = (
+            [late]
+            if site.shares_memory(rank, late)
+            else [r for r in range(1, site.size) if site.shares_memory(r, late)]
+        )
+        assert any(f"the operation timed out (rank {each_named}); " in each.text for each_named in named), (rank, each)
+        assert "never called this operation; compare the ranks' logs, or raise the timeout" in each.text
+    for each in seen.values():
+        assert each.error in ("OperationTimeoutError", "AbortedError"), each
+        assert each.seconds < 1.0 + SLACK_S
+    assert seen[late].error == "AbortedError"
+    del seen[late]
+    note("a rank never calls, timeout 1 s", site.name, seen, 1.0)
+
+
+JOB = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import commlayer
+
+dist.init_process_group("commlayer", timeout=timedelta(seconds=60))
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+for step in range(10**6):
+    if step == 5 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.ones(2, 64)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("shm", ["1", "0"], ids=["shm", "udp"])
+def test_an_uncaught_error_ends_a_training_script_with_1(tmp_path: Path, shm: str) -> None:
+    """Not with a signal: neither our threads nor gloo's may end the process before Python has said why."""
+    script = tmp_path / "train.py"
+    script.write_text(JOB)
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    processes = []
+    for rank in range(2):
+        environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        environ |= {"COMMLAYER_SHM": shm, "COMMLAYER_IFNAME": "lo"}
+        environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
+        processes.append(
+            subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE, text=True)
+        )
+    texts = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, -signal.SIGKILL], texts
+    assert "PeerLostError" in texts[0] or "a peer died or stopped answering (rank 1)" in texts[0]
+
+
+def _loop(rank: int, size: int) -> Seen:
+    begin(rank, size)
+    return watch(small, 0.5)
+
+
+def test_the_watch_itself_sees_nothing(site: Site) -> None:
+    for each in survived(site.outcomes(_loop)).values():
+        assert each.error is None

@@ -1,0 +1,264 @@
+"""The process group on the native engine, in real processes: over shared memory and over UDP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.frontend.backend import CommProcessGroup
+from tests import ROOT, conformance, ranks
+
+SHM = {"COMMLAYER_SHM": "1"}
+UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
+WIRES = pytest.mark.parametrize("wire", [SHM, UDP], ids=["shm", "udp"])
+
+
+def _conformance(rank: int, size: int, dtypes: Sequence[torch.dtype], algorithm: Any = "auto") -> None:
+    with ranks.job(rank, size, pg_options=commlayer.Options(commlayer.Policy(algorithm=algorithm))):
+        for number, case in enumerate(conformance.cases(dtypes=dtypes)):
+            conformance.check(case, async_op=number % 2 == 0)
+        dist.barrier()
+
+
+@WIRES
+@pytest.mark.parametrize("size", conformance.WORLDS)
+def test_every_collective_is_right(wire: dict[str, str], size: int) -> None:
+    # All types where every path of a plan is taken first; elsewhere one that computes and one that is odd.
+    dtypes = conformance.DTYPES if size in (2, 3) else (torch.int16, torch.bool)
+    ranks.run(_conformance, size, dtypes, environ=wire)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_each_algorithm_is_right_over_udp(algorithm: str) -> None:
+    ranks.run(_conformance, 3, (torch.int16, torch.bool), algorithm, environ=UDP)
+
+
+def _in_flight(rank: int, size: int) -> None:
+    with ranks.job(rank, size):
+        groups = [None, dist.new_group(), dist.new_group([0, 1])]
+        tensors = [torch.full((1 + 997 * i,), float(rank + i)) for i in range(60)]
+        works = []
+        for i, tensor in enumerate(tensors):
+            if not (i % 3 == 2 and rank == 2):
+                works.append(dist.all_reduce(tensor, group=groups[i % 3], async_op=True))
+        for work in reversed(works):
+            assert work is not None
+            work.wait()
+        for i, tensor in enumerate(tensors):
+            members = [0, 1] if i % 3 == 2 else [0, 1, 2]
+            expected = sum(member + i for member in members) if rank in members else rank + i
+            assert torch.equal(tensor, torch.full_like(tensor, float(expected))), i
+        dist.barrier()
+
+
+@WIRES
+def test_many_operations_of_several_groups_in_flight(wire: dict[str, str]) -> None:
+    ranks.run(_in_flight, 3, environ=wire)
+
+
+def _lives(rank: int, size: int) -> None:
+    store = ranks.store()
+    for life in range(4):
+        ranks.init(rank, size, store=store)
+        tensor = torch.full((1000,), float(life))
+        dist.all_reduce(tensor)
+        assert tensor[0].item() == life * size
+        group = dist.new_group([0, 1])
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+@WIRES
+def test_init_and_destroy_again_in_one_process(wire: dict[str, str]) -> None:
+    ranks.run(_lives, 2, environ=wire)
+
+
+def _leaves_first(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    tensor = torch.full((3000,), float(rank))
+    if rank != 0:
+        time.sleep(0.5)  # what rank 0 sent is there; rank 0 itself has left
+    for _ in range(5):
+        dist.broadcast(tensor, 0)
+    assert tensor.sum().item() == 0.0
+    dist.destroy_process_group()
+
+
+@WIRES
+def test_a_rank_that_has_done_its_part_may_leave(wire: dict[str, str]) -> None:
+    ranks.run(_leaves_first, 3, environ=wire)
+
+
+def _late(rank: int, size: int) -> str:
+    ranks.init(rank, size, timeout=timedelta(seconds=1))
+    if rank == 1:
+        dist.distributed_c10d._get_default_store().wait(["rank 0 gave up"])
+        return ""
+    with pytest.raises(commlayer.OperationTimeoutError) as caught:
+        dist.all_reduce(torch.ones(3))
+    dist.distributed_c10d._get_default_store().set("rank 0 gave up", "1")
+    return str(caught.value)
+
+
+@WIRES
+def test_an_operation_ends_at_its_timeout(wire: dict[str, str]) -> None:
+    text = ranks.run(_late, 2, environ=wire)[0]
+    assert "rank 0 of group '0'" in text
+    assert "raise the timeout" in text
+
+
+def _waits_briefly(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["rank 0 waited"])
+    tensor = torch.ones(3)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    if rank == 0:
+        with pytest.raises(commlayer.OperationTimeoutError, match=r"0\.05 s"):
+            work.wait(timedelta(milliseconds=50))
+        store.set("rank 0 waited", "1")
+    work.wait()  # the operation went on
+    assert tensor.tolist() == [2.0] * 3
+    dist.barrier()
+
+
+@WIRES
+def test_a_wait_that_ends_early_leaves_the_operation_alone(wire: dict[str, str]) -> None:
+    ranks.run(_waits_briefly, 2, environ=wire)
+
+
+def reduce_now() -> None:
+    dist.all_reduce(torch.ones(3))
+
+
+def reduce_later() -> None:
+    work = dist.all_reduce(torch.ones(100_000), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def reduce_future() -> None:
+    work = dist.all_reduce(torch.ones(100_000), async_op=True)
+    assert work is not None
+    work.get_future().wait()
+
+
+def reduce_functional() -> None:
+    funcol.wait_tensor(funcol.all_reduce(torch.ones(3), "sum", [0, 1]))
+
+
+def train(model: DistributedDataParallel | None = None) -> None:
+    assert model is not None
+    for _ in range(3):
+        model(torch.ones(2, 64)).sum().backward()
+
+
+def train_with_hook(model: DistributedDataParallel | None = None) -> None:
+    assert model is not None
+    model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
+    train(model)
+
+
+def _killed(rank: int, size: int, operation: Callable[..., None]) -> str:
+    ranks.init(rank, size)
+    models = []
+    if operation.__name__.startswith("train"):
+        models.append(DistributedDataParallel(torch.nn.Linear(64, 64)))
+        models[0](torch.ones(2, 64)).sum().backward()
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as caught:
+        operation(*models)
+    return str(caught.value)
+
+
+@WIRES
+@pytest.mark.parametrize(
+    "operation",
+    [reduce_now, reduce_later, reduce_future, reduce_functional, train, train_with_hook],
+    ids=lambda function: function.__name__,
+)
+def test_a_killed_peer_is_an_error_with_its_rank(wire: dict[str, str], operation: Callable[..., None]) -> None:
+    environ = {**wire, "COMMLAYER_PEER_TIMEOUT_S": "1"}
+    survivor, killed = ranks.outcomes(_killed, 2, operation, environ=environ)
+    assert killed.exit_code == -signal.SIGKILL
+    assert survivor.error is None
+    assert survivor.exit_code == 0
+    assert "peer died or stopped answering (rank 1)" in survivor.result
+
+
+def _aborted(rank: int, size: int) -> str:
+    ranks.init(rank, size)
+    group: Any = dist.group.WORLD
+    assert isinstance(group, CommProcessGroup)
+    if rank == 1:
+        time.sleep(0.2)
+        group.abort()
+    with pytest.raises(commlayer.AbortedError) as caught:
+        dist.all_reduce(torch.ones(10))
+    return str(caught.value)
+
+
+@WIRES
+def test_an_abort_reaches_every_rank(wire: dict[str, str]) -> None:
+    for rank, text in enumerate(ranks.run(_aborted, 3, environ=wire)):
+        assert f"rank {rank} of group '0'" in text
+
+
+def _without_destroy(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    dist.all_reduce(torch.ones(3), async_op=True)
+    dist.barrier()
+
+
+@WIRES
+def test_a_process_may_end_without_destroying_its_group(wire: dict[str, str]) -> None:
+    for outcome in ranks.outcomes(_without_destroy, 2, environ=wire):
+        assert (outcome.error, outcome.exit_code) == (None, 0)
+
+
+TORCHRUN_JOB = """
+import torch, torch.distributed as dist
+import commlayer
+
+for life in range(2):
+    dist.init_process_group("commlayer")
+    tensor = torch.full((100,), float(life + 1))
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    print(f"life {life}: {tensor[0].item()}", flush=True)
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """Its Store outlives the process groups of the job, keys and all."""
+    job = tmp_path / "job.py"
+    job.write_text(TORCHRUN_JOB)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(job)]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    # Counted, not compared: the lines of the two processes may run into each other.
+    assert [ended.stdout.count(line) for line in ("life 0: 2.0", "life 1: 4.0")] == [2, 2], ended.stdout

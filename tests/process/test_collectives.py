@@ -1,0 +1,250 @@
+"""The collectives on tensors of every kind: layouts, types, lengths; and what they refuse, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import commlayer
+from tests import conformance, ranks
+from tests.process.test_backend import called, on_fake, world
+
+
+def _layouts(rank: int, size: int) -> None:
+    columns = torch.zeros(3, 4)
+    dist.all_to_all([columns[:, 1], columns[:, 3]], [torch.full((3,), rank + 1.0), torch.full((3,), rank + 5.0)])
+    assert columns.tolist() == [[0.0, 1.0 + 4 * rank, 0.0, 2.0 + 4 * rank]] * 3
+    transposed = torch.arange(4.0).reshape(2, 2).t()
+    output = torch.zeros(2, 4)[:, ::2]
+    dist.all_to_all_single(output, transposed)
+    assert output.tolist() == [[float(rank), rank + 2.0]] * 2
+    gathered = torch.zeros(3, 2)
+    dist.gather(torch.full((3,), rank + 1.0), list(gathered.t()) if rank == 1 else None, 1)
+    assert gathered.tolist() == [[float(rank), 2.0 * rank]] * 3
+    scattered = torch.zeros(2, 2)
+    dist.scatter(scattered[:, 0], [torch.eye(2)[0], torch.eye(2)[1]] if rank == 0 else None, 0)
+    assert scattered[:, 0].tolist() == torch.eye(2)[rank].tolist()
+    dist.reduce(scattered.t(), 1)
+    assert scattered[:, 0].tolist() == ([1.0, 1.0] if rank == 1 else [1.0, 0.0])
+    number = torch.tensor(rank + 1.0)
+    dist.reduce(number, 0)
+    assert number.item() == (3.0 if rank == 0 else 2.0)
+    outputs = [torch.empty(()), torch.empty(())]
+    dist.all_gather(outputs, number)
+    assert [each.item() for each in outputs] == [3.0, 2.0]
+    leaf = torch.ones(4, requires_grad=True)
+    dist.reduce(leaf, 0)
+    dist.scatter(leaf, [torch.zeros(4), torch.ones(4)] if rank == 0 else None)
+    assert leaf.tolist() == [float(rank)] * 4
+    dist.all_to_all_single(leaf, torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True))
+    assert leaf.tolist() == ([1.0, 2.0] if rank == 0 else [3.0, 4.0]) * 2
+    rows = torch.arange(6).reshape(3, 2)
+    received = torch.empty_like(rows)
+    dist.all_to_all_single(received, rows, [1, 2] if rank == 0 else [2, 1], [1, 2] if rank == 0 else [2, 1])
+    assert received[0].tolist() == [0, 1] if rank == 0 else received[:2].tolist() == [[2, 3], [4, 5]]
+
+
+def test_tensors_of_any_layout() -> None:
+    on_fake(_layouts, 2)
+
+
+def _point_to_point(rank: int, size: int) -> None:
+    columns = torch.zeros(3, 2)
+    if rank == 0:
+        dist.send(torch.arange(6.0).reshape(3, 2)[:, 1], 1)
+        assert dist.recv(columns[:, 0]) == 1
+        dist.isend(torch.tensor([1 + 2j]), 1, tag=7).wait()  # type: ignore[union-attr]
+    else:
+        assert dist.recv(columns[:, 0], 0) == 0
+        dist.send(columns[:, 0], 0)
+        complex_one = torch.empty(1, dtype=torch.complex64)
+        work = dist.irecv(complex_one, 0, tag=7)
+        assert work is not None
+        work.wait()
+        assert complex_one.tolist() == [1 + 2j]
+        assert work._source_rank() == 0
+    assert columns.tolist() == [[1.0, 0.0], [3.0, 0.0], [5.0, 0.0]]
+    assert called() == [["send", "receive", "send"], ["receive", "send", "receive"]][rank]
+    value = torch.full((3,), float(rank))
+    output = torch.empty(3)
+    with dist._coalescing_manager(world(), torch.device("cpu"), async_ops=True) as manager:
+        dist.isend(value, 1 - rank)
+        dist.irecv(output, 1 - rank)
+    manager.wait()
+    assert output.tolist() == [1.0 - rank] * 3
+
+
+def test_point_to_point() -> None:
+    on_fake(_point_to_point, 2)
+
+
+def _any_source(rank: int, size: int) -> None:
+    if rank > 0:
+        dist.send(torch.full((2,), rank), 0, tag=3)
+        return
+    output, sources = torch.empty(2, dtype=torch.int64), []
+    for _ in range(size - 1):
+        sources.append(dist.recv(output, tag=3))
+        assert output.tolist() == [sources[-1]] * 2
+    assert sorted(sources) == [1, 2]
+
+
+def test_receives_from_anybody_say_from_whom() -> None:
+    on_fake(_any_source, 3)
+
+
+def bad_splits() -> None:
+    dist.all_to_all_single(torch.empty(4), torch.zeros(4), [2, 2], [2, 3])
+
+
+def splits_of_too_few() -> None:
+    dist.all_to_all_single(torch.empty(4), torch.zeros(4), [4], [2, 2])
+
+
+def negative_splits() -> None:
+    dist.all_to_all_single(torch.empty(4), torch.zeros(4), [5, -1], [5, -1])
+
+
+def indivisible() -> None:
+    dist.all_to_all_single(torch.empty(3), torch.zeros(3))
+
+
+def without_dimensions() -> None:
+    dist.all_to_all_single(torch.empty(()), torch.zeros(()))
+
+
+def own_part() -> None:
+    dist.all_to_all_single(torch.empty(4), torch.zeros(4), [1, 3] if dist.get_rank() == 0 else [3, 1], [2, 2])
+
+
+def own_part_of_lists() -> None:
+    dist.all_to_all([torch.empty(2)] * 2, [torch.zeros(3)] * 2)
+
+
+def short_list() -> None:
+    dist.all_to_all([torch.empty(2)], [torch.zeros(2)])
+
+
+def gather_of_two_lengths() -> None:
+    world().gather([[torch.zeros(4), torch.zeros(5)]], [torch.zeros(4)], dist.GatherOptions())
+
+
+def no_such_root() -> None:
+    opts = dist.ReduceOptions()
+    opts.rootRank = 7
+    world().reduce([torch.zeros(3)], opts)
+
+
+def no_root_for_scatter() -> None:
+    opts = dist.ScatterOptions()
+    opts.rootRank = -1
+    world().scatter([torch.zeros(3)], [], opts)
+
+
+def own_length() -> None:
+    dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.zeros(5))
+
+
+def average_of_integers() -> None:
+    dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG)
+
+
+def bits_of_floats() -> None:
+    dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
+
+
+def product_of_complex() -> None:
+    dist.reduce(torch.ones(3, dtype=torch.complex64), 0, dist.ReduceOp.PRODUCT)
+
+
+def scaled_integers() -> None:
+    dist.all_reduce(torch.ones(3, dtype=torch.int32), dist._make_nccl_premul_sum(2.0))
+
+
+def _refuses(rank: int, size: int, call: Callable[[], None]) -> tuple[str, list[str]]:
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        call()
+    return str(caught.value), called()
+
+
+REFUSALS = {
+    bad_splits: "Split sizes doesn't match total dim 0 size",
+    splits_of_too_few: "Number of tensor splits not equal to group size",
+    negative_splits: "rank 0: input split sizes [5, -1] are not all 0 or more",
+    indivisible: "shape (3,) does not divide equally among 2 ranks in dimension 0; pass split sizes",
+    without_dimensions: "shape () does not divide equally",
+    own_part: "rank 0: sends 8 bytes to itself, but has room for 4",
+    own_part_of_lists: "rank 0: sends 12 bytes to itself, but has room for 8",
+    short_list: "input tensor list size 1 does not match world size 2",
+    gather_of_two_lengths: "invalid tensor size at index 1",
+    no_such_root: "invalid root rank: 7",
+    no_root_for_scatter: "invalid root rank: -1",
+    own_length: "invalid tensor size",
+    average_of_integers: "result type Float can't be cast",
+    bits_of_floats: "Cannot use ReduceOp.BAND with non-integral dtype",
+    product_of_complex: "complex tensors",
+    scaled_integers: "Cannot use ReduceOp.PREMUL_SUM with Gloo",
+}
+
+
+def _refuse_all(rank: int, size: int) -> list[tuple[str, list[str]]]:
+    return [_refuses(rank, size, call) for call in REFUSALS]
+
+
+def test_nonsense_is_refused_before_anything_is_sent() -> None:
+    """By both ranks: gloo is not left in a state of its own."""
+    found = on_fake(_refuse_all, 2)[0]
+    for (call, text), (message, sent) in zip(REFUSALS.items(), found, strict=True):
+        assert text in message, call.__name__
+        assert sent == [], call.__name__
+
+
+def test_our_own_refusals_are_config_errors() -> None:
+    assert issubclass(commlayer.ConfigError, RuntimeError)
+    assert issubclass(commlayer.ConfigError, ValueError)
+
+
+def _on_gloo(rank: int, size: int) -> int:
+    count = 0
+    with ranks.job(rank, size, "gloo"):
+        for case in filter(conformance.gloo_has, conformance.cases(1000)):
+            conformance.check(case)
+            count += 1
+    return count
+
+
+def test_gloo_agrees_with_the_table() -> None:
+    """gloo is the oracle: what the table says of results is what it gives."""
+    assert min(ranks.run(_on_gloo, 2)) > 500
+
+
+def _premultiplied(rank: int, size: int) -> None:
+    for factor in (0.5, torch.tensor([0.5])):
+        tensor = torch.full((3,), 2.0 * (rank + 1), dtype=torch.float16)
+        op: Any = dist._make_nccl_premul_sum(factor)
+        output = torch.empty(1, dtype=torch.float16)
+        dist.reduce_scatter(output, [tensor[:1], tensor[1:2]], op)
+        assert (output.item(), tensor.tolist()) == (3.0, [2.0 * (rank + 1)] * 3)
+        dist.all_reduce(tensor, op)
+        assert tensor.tolist() == [3.0] * 3
+
+
+def test_contributions_can_be_multiplied_first() -> None:
+    on_fake(_premultiplied, 2)
+
+
+def _narrow(rank: int, size: int) -> None:
+    tensor = torch.full((100,), 0.25).to(torch.float8_e5m2)
+    dist.all_reduce(tensor)
+    assert tensor.float().tolist() == [0.75] * 100
+    total = torch.tensor([1.0 if rank == 0 else 0.0625]).to(torch.float8_e4m3fn)
+    dist.all_reduce(total)  # in 8 bits, 1 + 1/16 is 1, twice
+    assert total.float().item() == 1.125
+
+
+def test_floats_of_8_bits_are_summed_in_32() -> None:
+    on_fake(_narrow, 3)

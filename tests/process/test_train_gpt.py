@@ -1,0 +1,77 @@
+"""The example as a user starts it: the same job on both backends, and through the hook, must learn the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+
+SCRIPT = ROOT / "examples" / "train_gpt.py"
+SMALL = ["--steps", "20", "--batch", "2", "--context", "16", "--width", "32", "--layers", "1", "--heads", "2"]
+FLOAT_ROUNDING = 1e-3  # gradients are added in another order; 20 steps amplify the last bits
+
+
+def train(metrics: Path, *arguments: str) -> list[dict[str, Any]]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    job = subprocess.run(
+        [*torchrun, str(SCRIPT), *SMALL, *arguments, "--metrics", str(metrics)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert job.returncode == 0, job.stderr
+    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return train(tmp_path_factory.mktemp("gloo") / "metrics.jsonl", "--backend", "gloo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--backend", "commlayer"], ["--backend", "commlayer", "--hook"]], ids=" ".join)
+def test_learns_the_same_as_on_gloo(on_gloo: list[dict[str, Any]], tmp_path: Path, arguments: list[str]) -> None:
+    log = train(tmp_path / "metrics.jsonl", *arguments)
+    losses = [record["loss"] for record in log[:-1]]
+    assert losses == pytest.approx([record["loss"] for record in on_gloo[:-1]], abs=FLOAT_ROUNDING)
+    assert losses[-1] < losses[0]
+    assert log[-1]["replicas_identical"]
+
+
+@pytest.mark.slow
+def test_replicas_that_drifted_apart_are_reported(tmp_path: Path) -> None:
+    drift = tmp_path / "drift.py"
+    drift.write_text(
+        f"""
+import sys, torch
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import train_gpt
+digest = train_gpt.parameters_digest
+def drifted(model):
+    if torch.distributed.get_rank() == 1:
+        next(model.parameters()).data.view(-1)[0] += 1e-3
+    return digest(model)
+train_gpt.parameters_digest = drifted
+train_gpt.main()
+""",
+        encoding="utf-8",
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    subprocess.run(
+        [*torchrun, str(drift), *SMALL, "--backend", "gloo", "--metrics", str(metrics)],
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=100,
+    )
+    summary = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
+    assert summary["replicas_identical"] is False

@@ -1,0 +1,259 @@
+"""The direction of imports is part of the architecture (docs/architecture.md); this is where it is enforced."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+# What each folder of commlayer/ may import: all of Python's direction of imports. A module's folder is the first part
+# of its name below `commlayer`; "" is commlayer/__init__.py, and config and errors stand for themselves.
+MAY_IMPORT = {
+    "errors": set(),
+    "config": {"errors"},
+    "plans": {"errors", "config"},
+    "transport": {"errors", "config"},
+    "scheduler": {"errors", "config"},
+    "compress": {"errors", "config"},
+    "loss": {"errors", "config", "plans"},
+    "frontend": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss"},
+    "tools": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss", "frontend"},
+    "": {"errors", "config", "transport", "loss", "frontend"},
+    "__main__": {"tools"},
+}
+SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
+MAY_USE_TORCH_DISTRIBUTED = {"frontend", "tools.cli", "tools.bench", "transport.bootstrap"}
+DISTRIBUTED = ("torch.distributed", "torch._C._distributed_c10d")
+
+# The same for native/: which folders a file may include headers of, beside its own. The public header is everybody's.
+MAY_INCLUDE = {
+    "include": set(),
+    "kernels": set(),
+    "os": set(),
+    "wire": {"os"},
+    "congestion": set(),
+    "protocol": {"congestion"},
+    "plan": {"protocol", "congestion"},
+    "group": {"engine", "os", "plan", "protocol", "congestion", "kernels"},
+    "engine": {"group", "plan", "protocol", "congestion", "kernels", "os", "wire"},
+    "sim": {"group", "plan", "protocol", "congestion", "kernels"},
+    "fabric": {"sim", "plan", "protocol", "congestion"},
+    "fuzz": {"sim", "group", "plan", "protocol", "congestion"},
+}
+WITHOUT_IO = {"plan", "protocol", "congestion", "kernels"}  # time, sockets and threads come from outside
+IO_HEADERS = re.compile(
+    r"(sys/(socket|epoll|eventfd|timerfd|mman|time|uio)|netinet/.*|arpa/.*|poll|pthread|threads|time|unistd|sched)\.h"
+)
+
+
+def layer(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def is_within(module: str, names: set[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but what only type checkers see: types may be named without depending on their module."""
+    if isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING":
+        for node in tree.orelse:
+            yield from run_time_nodes(node)
+        return
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        yield from run_time_nodes(child)
+
+
+def imported(node: ast.AST, module: str, is_package: bool) -> list[str]:
+    """Full names that an import statement of `commlayer.<module>` may load; attributes of modules included."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    parts = ["commlayer", *filter(None, module.split("."))]
+    up = node.level - is_package
+    base = ".".join([*(parts[: len(parts) - up] if node.level else []), *filter(None, [node.module])])
+    return [f"{base}.{alias.name}" for alias in node.names]
+
+
+def reads_own_environment(node: ast.AST) -> bool:
+    """os.environ["COMMLAYER_X"], os.environ.get("COMMLAYER_X"), os.getenv("COMMLAYER_X") and the like."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        key, source = node.slice, ast.unparse(node.value)
+    elif isinstance(node, ast.Call) and node.args:
+        key, source = node.args[0], ast.unparse(node.func)
+    elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
+        key, source = node.left, ast.unparse(node.comparators[0])
+    else:
+        return False
+    return ("environ" in source or "getenv" in source) and (
+        isinstance(key, ast.Constant) and str(key.value).startswith("COMMLAYER_")
+    )
+
+
+def python_violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """What `commlayer.<module>` (without the prefix; "" is the package itself) does that its place forbids."""
+    found = []
+    for node in run_time_nodes(ast.parse(source)):
+        names = imported(node, module, is_package)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in DISTRIBUTED:
+            names = [ast.unparse(node)]
+        for name in names:
+            if name.startswith(DISTRIBUTED) and not is_within(module, MAY_USE_TORCH_DISTRIBUTED):
+                found.append(f"{module}: torch.distributed is for frontends, work and transport.bootstrap")
+            if name.startswith("commlayer._native"):
+                if module != "transport.native":
+                    found.append(f"{module}: only transport.native touches the compiled module")
+            elif name == "commlayer" or name.startswith("commlayer."):
+                target = name.removeprefix("commlayer").lstrip(".")
+                if layer(target) not in MAY_IMPORT:
+                    target = ""  # a name that the package itself exports
+                own, other = layer(module), layer(target)
+                is_shared = own in {"plans", "scheduler", "compress", "loss"} and is_within(target, {SHARED_TYPES})
+                if own != other and other not in MAY_IMPORT[own] and not is_shared:
+                    found.append(
+                        f"{module}: imports {name}; {own or 'commlayer'} may not import {other or 'commlayer'}"
+                    )
+        if module != "config" and reads_own_environment(node):
+            found.append(f"{module}: line {getattr(node, 'lineno', 0)} reads a COMMLAYER_ variable; config does that")
+    return found
+
+
+def c_violations(path: str, source: str) -> list[str]:
+    """What a file of native/ (named from there) includes that its place forbids."""
+    folder = path.partition("/")[0]
+    found = []
+    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', source, re.MULTILINE):
+        other = name.removeprefix("../").partition("/")[0]
+        if folder != "tests" and other in MAY_INCLUDE and other not in MAY_INCLUDE[folder] | {folder}:
+            found.append(f"{path}: includes {name}; {folder}/ may not include headers of {other}/")
+        if folder in WITHOUT_IO and IO_HEADERS.fullmatch(name):
+            found.append(f"{path}: includes <{name}>; {folder}/ has no I/O, clock or thread")
+    return found
+
+
+def modules() -> list[Path]:
+    return sorted((ROOT / "commlayer").rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT / "commlayer").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("path", modules(), ids=module_name)
+def test_python_module_imports_what_its_folder_may(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert python_violations(module_name(path), source, is_package=path.name == "__init__.py") == []
+
+
+def c_files() -> list[str]:
+    native = ROOT / "native"
+    return sorted(str(path.relative_to(native)) for path in [*native.rglob("*.c"), *native.rglob("*.h")])
+
+
+@pytest.mark.parametrize("path", c_files())
+def test_c_file_includes_what_its_folder_may(path: str) -> None:
+    assert c_violations(path, (ROOT / "native" / path).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("plans.ring", "from ..transport.native import NativeGroup"),
+        ("plans.ring", "from .. import transport"),
+        ("plans.ring", "from ..compress import codec"),
+        ("compress.codec", "import commlayer.plans.ring"),
+        ("scheduler.order", "from commlayer.transport.native import Engine"),
+        ("scheduler.order", "from ..loss import tolerance"),
+        ("transport.native", "from ..plans.plan import Plan"),
+        ("transport.native", "def late():\n    from ..frontend.backend import CommProcessGroup"),
+        ("plans.ring", "from commlayer import HookState"),
+        ("plans.ring", "import commlayer"),
+        ("config", "from .plans import plan"),
+        ("frontend.work", "from ..tools.cli import app"),
+        ("frontend.backend", "from .. import _native"),
+        ("frontend.backend", "from commlayer._native import lib"),
+        ("plans.ring", "import torch.distributed as dist"),
+        ("plans.ring", "from torch import distributed"),
+        ("plans.ring", "import torch\ntorch.distributed.get_rank()"),
+        ("transport.native", "from torch._C._distributed_c10d import Work"),
+        ("frontend.ddp", "import os\nos.environ.get('COMMLAYER_SHM')"),
+        ("frontend.ddp", "import os\nos.environ['COMMLAYER_SHM']"),
+        ("frontend.ddp", "from os import getenv\ngetenv('COMMLAYER_SHM')"),
+        ("tools.bench.launch", "import os\n'COMMLAYER_SHM' in os.environ"),
+    ],
+)
+def test_python_violation_is_found(module: str, source: str) -> None:
+    assert len(python_violations(module, source)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("plans.ring", "from .plan import Plan\nfrom ..errors import ConfigError\nfrom ..transport.base import DType"),
+        ("transport.base", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..plans.plan import Plan"),
+        ("transport.native", "from .._native import ffi, lib"),
+        ("transport.bootstrap", "import torch.distributed as dist"),
+        (
+            "frontend.backend",
+            "from ..plans.plan import Plan\nfrom ..transport import native\nimport torch.distributed as dist",
+        ),
+        (
+            "tools.bench.launch",
+            "import os\nenvironment = {'COMMLAYER_SHM': '0', **os.environ}\nenvironment['COMMLAYER_SHM'] = '1'",
+        ),
+        ("config", "import os\nos.environ.get('COMMLAYER_SHM')"),
+    ],
+)
+def test_python_permission_is_kept(module: str, source: str) -> None:
+    assert python_violations(module, source) == []
+
+
+def test_package_relative_import_is_resolved_from_the_package() -> None:
+    source = "from .plan import Plan\nfrom ..compress import codec"
+    assert len(python_violations("plans", source, is_package=True)) == 1
+
+
+def test_every_folder_is_listed_and_every_listed_folder_is_there() -> None:
+    native = ROOT / "native"
+    assert {layer(module_name(path)) for path in modules()} == set(MAY_IMPORT)
+    assert {path.parent.name for path in native.glob("*/*.[ch]")} - {"tests"} == set(MAY_INCLUDE)
+    assert not list(native.glob("*.[ch]"))
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("protocol/sent.c", '#include "wire/udp.h"'),
+        ("protocol/sent.c", '#include "../wire/udp.h"'),
+        ("protocol/sent.c", "#include <sys/socket.h>"),
+        ("protocol/sent.h", "#  include <pthread.h>"),
+        ("congestion/rtt.c", "#include <time.h>"),
+        ("wire/udp.c", '#include "protocol/endpoint.h"'),
+        ("kernels/reduce.c", '#include "protocol/packet.h"'),
+    ],
+)
+def test_c_violation_is_found(path: str, source: str) -> None:
+    assert len(c_violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "protocol/sent.c",
+            '#include "protocol/sent.h"\n#include "commlayer.h"\n#include "congestion/rtt.h"\n#include <string.h>',
+        ),
+        ("wire/udp.c", "#include <sys/socket.h>"),
+        ("engine/engine.c", '#include "protocol/endpoint.h"\n#include "wire/udp.h"\n#include <pthread.h>'),
+    ],
+)
+def test_c_permission_is_kept(path: str, source: str) -> None:
+    assert c_violations(path, source) == []

@@ -1,0 +1,104 @@
+"""What a user gets with the package, and that its files agree with each other. CI builds and installs a wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from tests import ROOT
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    """native/build.py, which finds its files from the project's root."""
+    spec = importlib.util.spec_from_file_location("native_build", ROOT / "native" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_installed_version_is_the_changelogs() -> None:
+    latest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", text("CHANGELOG.md"), re.MULTILINE)
+    assert latest is not None
+    assert latest[1] == metadata.version("commlayer")
+
+
+def test_supported_pythons_and_torches() -> None:
+    assert metadata.metadata("commlayer")["Requires-Python"] == ">=3.10"
+    requirements = [Requirement(line) for line in metadata.requires("commlayer") or []]
+    (torch,) = [requirement.specifier for requirement in requirements if requirement.name == "torch"]
+    assert [v for v in ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.0") if v in torch] == [
+        "2.11.0",
+        "2.12.1",
+        "2.13.0",
+    ]
+
+
+def test_typed_package_ships_marker_and_stub() -> None:
+    assert (ROOT / "commlayer" / "py.typed").exists()
+    assert {"ffi", "lib"} <= set(re.findall(r"^(\w+): ", text("commlayer/_native.pyi"), re.MULTILINE))
+
+
+def pins(name: str) -> list[Requirement]:
+    return [Requirement(line) for line in text(name).splitlines() if not line.startswith(("#", "-"))]
+
+
+@pytest.mark.parametrize("name", ["requirements/demo.txt", "requirements/dev.txt"])
+def test_every_requirement_is_pinned_once_per_python(name: str) -> None:
+    for python in ("3.10", "3.11", "3.12", "3.13"):
+        chosen = [p for p in pins(name) if p.marker is None or p.marker.evaluate({"python_version": python})]
+        assert len({pin.name for pin in chosen}) == len(chosen)
+        assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in chosen)
+
+
+def test_pinned_versions_satisfy_the_package() -> None:
+    pinned = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins("requirements/demo.txt")}
+    declared = [Requirement(line) for line in metadata.requires("commlayer") or []]
+    runtime = [requirement for requirement in declared if requirement.marker is None]
+    assert {requirement.name for requirement in runtime} <= set(pinned)
+    assert all(pinned[requirement.name] in SpecifierSet(str(requirement.specifier)) for requirement in runtime)
+
+
+def test_readme_commands_exist() -> None:
+    named = set(re.findall(r"^make ([a-z-]+)", text("README.md"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_binding_is_what_stands_between_the_markers(build: ModuleType) -> None:
+    header = "before /* CFFI-BEGIN */ int cl_f(void); /* CFFI-END */ after"
+    assert build.binding(header).strip() == "int cl_f(void);"
+    with pytest.raises(ValueError, match="CFFI-BEGIN"):
+        build.binding("int cl_f(void); /* CFFI-END */")
+
+
+def test_engine_is_built_without_simulator_and_tests(build: ModuleType, tmp_path: Path) -> None:
+    for name in (
+        "protocol/packet.c",
+        "wire/udp.c",
+        "kernels/reduce.c",
+        "engine/engine.c",
+        "sim/link.c",
+        "tests/test_packet.c",
+    ):
+        (tmp_path / "native" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "native" / name).touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        names = [str(path.relative_to("native")) for path in build.sources()]
+    assert sorted(names) == ["engine/engine.c", "kernels/reduce.c", "protocol/packet.c", "wire/udp.c"]
