@@ -31,7 +31,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend.backend import CommProcessGroup
 from commlayer.loss.operation_policy import policy_of
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run, terminable
@@ -101,33 +100,6 @@ def hold_out(text: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(kept), torch.cat(held)
 
 
-class Uncounted:
-    """How much of this rank's contributions the owners did not count. Works are noted as the hook makes them."""
-
-    def __init__(self, group: CommProcessGroup) -> None:
-        self._works: list[tuple[Any, int]] = []
-        self.missing_bytes = 0
-        self.sent_bytes = 0
-        for name in ("allreduce", "allreduce_from"):
-            setattr(group, name, self._noting(getattr(group, name), group.size()))
-
-    def _noting(self, method: Callable[..., Any], size: int) -> Callable[..., Any]:
-        def noting(tensors: Any, *arguments: Any, **named: Any) -> Any:
-            work = method(tensors, *arguments, **named)
-            each = tensors if isinstance(tensors, Tensor) else tensors[0]
-            self._works.append((work, each.nbytes * (size - 1) // size))  # its own shard is not sent
-            return work
-
-        return noting
-
-    def settle(self) -> None:
-        """Asks the works noted so far, which must be done or about to be."""
-        for work, sent in self._works:
-            self.missing_bytes += sum(length for _, length in work.missing())
-            self.sent_bytes += sent
-        self._works.clear()
-
-
 def hook_of(job: Job) -> tuple[commlayer.HookState | None, Callable[..., Any] | None]:
     """The state, if it is ours, and the hook to register, if any. The 16-bit forms are PyTorch's."""
     if job.backend == "commlayer":
@@ -150,7 +122,8 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     torch.manual_seed(job.seed)
     model = DistributedDataParallel(Gpt(job.context, job.width, job.layers, job.heads), bucket_cap_mb=job.bucket_mb)
     state, hook = hook_of(job)
-    uncounted = None if state is None else Uncounted(state.group())
+    if state is not None:
+        state.group()  # makes it, or the first step would
     if hook is not None:
         model.register_comm_hook(state, hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
@@ -182,8 +155,6 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
         end = time.perf_counter()
         step_s.append(end - start)
         update_s.append(end - update_start)
-        if uncounted is not None:
-            uncounted.settle()
         pause = False
         if (job.validate_every and (step + 1) % job.validate_every == 0) or step + 1 == job.steps:
             validations.append((step + 1, sum(step_s), validate()))
@@ -204,8 +175,9 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
 
     digests: list[Any] = [None] * world
     dist.all_gather_object(digests, parameters_digest(model))
-    lost = torch.tensor([uncounted.missing_bytes, uncounted.sent_bytes] if uncounted else [0, 0])
+    lost = torch.tensor([state.uncounted_bytes, state.averaged_bytes] if state else [0, 0])
     dist.all_reduce(lost)
+    sent = lost[1].item() * (world - 1) / world  # a rank does not send its own shard
     return {
         "job": dataclasses.asdict(job),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -216,7 +188,7 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
         "update_s": statistics.median(update_s),
         "validations": validations,
         "replicas_identical": len(set(digests)) == 1,
-        "uncounted_share": lost[0].item() / lost[1].item() if lost[1] else 0.0,
+        "uncounted_share": lost[0].item() / sent if sent else 0.0,
     }
 
 

@@ -17,7 +17,8 @@ from .errors import (
     PeerLostError,
 )
 from .frontend.backend import Options
-from .frontend.ddp import HookState, allreduce_hook
+from .frontend.ddp import allreduce_hook
+from .frontend.hook_state import HookState
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 from .transport.stats import paths, stats
 

@@ -1,11 +1,13 @@
-"""Error feedback for losses: what of a gradient was not counted in one step is added to it in the next.
+"""`Feedback`: contributions that were not counted in one step are added to the gradient of the next.
 
-After Seide et al. ("1-Bit Stochastic Gradient Descent", Interspeech 2014), where quantisation loses a part; here the
-network does, and the engine says which one. Kept by parameter, since DDP may regroup its buckets at any time.
+Error feedback after Seide et al. ("1-Bit Stochastic Gradient Descent", Interspeech 2014). There quantisation loses a
+part of the gradient; here the network does, and the engine says which one. The residual is kept by parameter, since DDP
+may regroup its buckets at any time.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -15,16 +17,18 @@ from torch import Tensor
 
 from ..errors import ConfigError
 
+log = logging.getLogger("commlayer")
+
 Stretches = list[tuple[int, Tensor]]
 """Parts of a flat gradient: the element where each begins, and its values."""
 
 
 class Feedback:
-    """What has not been counted yet, as a few stretches of some parameters' gradients.
+    """The residual: a few stretches of some parameters' gradients that have not been counted yet.
 
     Checkpoints know parameters by number, in the order in which they are met first, the last of each bucket first.
-    DDP's first step goes from the model's last parameters to its first ones, so that this is the model's own order,
-    backwards, however large its buckets are.
+    DDP's first step goes from the model's last parameters to its first ones, so this is the model's own order,
+    backwards, whatever the size of its buckets.
     """
 
     def __init__(self) -> None:
@@ -32,18 +36,39 @@ class Feedback:
         self._numbers: dict[Tensor, int] = {}
         self._restored: dict[int, Stretches] = {}  # by number, of parameters that have not been met since
         self._restored_sizes: list[int] = []  # by number
+        self._rank: int | None = None  # the rank whose residual this is; None: not known yet
+        self._loss_scale = 1.0  # of the residual
 
     def __bool__(self) -> bool:
         return bool(self._kept or self._restored)
 
+    def begin_step(self, rank: int, loss_scale: float) -> None:
+        """Prepares the residual for the gradients of a step on `rank`, whose loss is multiplied with `loss_scale`.
+
+        The residual of another rank is dropped: that rank adds it, too.
+        """
+        if self._rank not in (None, rank) and self:
+            log.warning(
+                "rank %d restored the HookState of rank %s and drops its residual; let every rank save and restore its "
+                "own",
+                rank,
+                self._rank,
+            )
+            self.clear()
+        self._rank = rank
+        if loss_scale != self._loss_scale:
+            factor, self._loss_scale = loss_scale / self._loss_scale, loss_scale
+            for stretches in (*self._kept.values(), *self._restored.values()):
+                stretches[:] = [(offset, values * factor) for offset, values in stretches]
+
     def has_met(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether it knows all of them."""
+        """Whether all of them have numbers."""
         return all(parameter in self._numbers for parameter in parameters)
 
     def meet(self, parameters: Sequence[Tensor]) -> None:
-        """Numbers those of the parameters that are new, and gives all what was restored for their numbers.
+        """Numbers new parameters, and gives every parameter the residual restored for its number.
 
-        Raises ConfigError if that was of other parameters.
+        Raises ConfigError if a restored residual is of a parameter of another size.
         """
         for parameter in reversed(parameters):
             number = self._numbers.setdefault(parameter, len(self._numbers))
@@ -57,27 +82,30 @@ class Feedback:
                 self._kept[parameter] = self._restored.pop(number)
 
     def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> list[tuple[int, int]]:
-        """Adds what is kept for these parameters to a flat buffer of their gradients, and forgets it.
+        """Adds the residual of these parameters to `buffer`, the flat buffer of their gradients, and forgets it.
 
         starts[i] is the element of `buffer` where the gradient of parameters[i] begins, ascending. Returns where
-        something was added, as (start, end) in elements: what must not be lost a second time. A parameter whose
-        gradient is all zero may not be used in this step, and then DDP drops its average: what it has waits.
+        something was added, as (start, end) in elements; these parts must not be lost a second time. The residual of a
+        parameter whose gradient is all zero waits: the parameter may be unused in this step, and then DDP drops its
+        average.
         """
         self.meet(parameters)
-        again: list[tuple[int, int]] = []
+        added: list[tuple[int, int]] = []
         for parameter, start in zip(parameters, starts, strict=True):
             if parameter not in self._kept or not buffer[start : start + parameter.numel()].any():
                 continue
             for offset, values in self._kept.pop(parameter):
-                again.append((start + offset, start + offset + len(values)))
-                buffer[slice(*again[-1])].add_(values.to(buffer.device))
-        return again
+                added.append((start + offset, start + offset + len(values)))
+                buffer[slice(*added[-1])].add_(values.to(buffer.device))
+        return added
 
     def keep(
         self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], missing: Sequence[tuple[int, int]]
     ) -> None:
-        """Keeps the parts of `buffer` that were not counted: (offset, length) in bytes. Infinities and NaN are not
-        worth keeping: the step that made them is skipped, or lost anyway."""
+        """Keeps the parts of `buffer` that were not counted: `missing` has their (offset, length) in bytes.
+
+        Infinities and NaN are kept as 0: the step that made them is skipped, or lost anyway.
+        """
         for offset, length in missing:
             at, end = offset // buffer.itemsize, (offset + length) // buffer.itemsize
             while at < end:
@@ -89,39 +117,36 @@ class Feedback:
                 at = until
 
     def total(self, parameter: Tensor) -> Tensor:
-        """What is kept for one parameter, as a tensor of its shape."""
+        """The residual of one parameter, as a tensor of its shape and dtype."""
         flat = torch.zeros(parameter.numel(), dtype=parameter.dtype)
         for offset, values in self._kept.get(parameter, ()):
             flat[offset : offset + len(values)] += values.to(flat.dtype)
         return flat.view(parameter.shape)
 
-    def scale(self, factor: float) -> None:
-        """Multiplies all that is kept, as what it will be added to was."""
-        for stretches in (*self._kept.values(), *self._restored.values()):
-            stretches[:] = [(offset, values * factor) for offset, values in stretches]
-
     def clear(self) -> None:
-        """Forgets what is kept, but not how parameters are numbered."""
+        """Forgets the residual, but not the parameters' numbers."""
         self._kept, self._restored, self._restored_sizes = {}, {}, []
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, by the parameters' numbers; to be called between steps."""
+        """The residual by the parameters' numbers; to be called between steps."""
         kept = {self._numbers[each]: list(stretches) for each, stretches in self._kept.items()}
-        sizes = [parameter.numel() for parameter in self._numbers]
-        return {"kept": self._restored | kept, "sizes": sizes or self._restored_sizes}
+        sizes = [parameter.numel() for parameter in self._numbers] or self._restored_sizes
+        return {"kept": self._restored | kept, "sizes": sizes, "rank": self._rank, "loss_scale": self._loss_scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned. Parameters keep their numbers until `renumber`."""
         self.clear()
         self._restored = {number: list(stretches) for number, stretches in state.get("kept", {}).items()}
         self._restored_sizes = list(state.get("sizes", ()))
+        self._rank = state.get("rank")
+        self._loss_scale = state.get("loss_scale", 1.0)
 
     def renumber(self) -> None:
-        """Forgets the parameters, for those of another model to come."""
+        """Forgets the parameters, before those of another model."""
         self._numbers, self._kept = {}, {}
 
     def check_met(self) -> None:
-        """Raises ConfigError when something was restored for parameters that do not exist: all have been met."""
+        """For the end of a step. Raises ConfigError if a restored residual is of a parameter that the model lacks."""
         if self._restored:
             raise ConfigError(
                 f"a restored residual has something for parameter {max(self._restored)} from the end, and the model "

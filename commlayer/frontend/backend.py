@@ -43,7 +43,6 @@ from ..transport.bootstrap import Rendezvous, connect
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
-from .pinned import PinnedWork
 from .submit import Submitter
 from .work import CommWork
 
@@ -324,7 +323,7 @@ class CommProcessGroup(dist.ProcessGroup):
         protect: Tensor | None = None,
         *,
         policy: Policy | None = None,
-    ) -> CommWork | PinnedWork:
+    ) -> CommWork:
         """All-reduces `source` into `target`, see `Collectives.all_reduce_from`; `missing` of the work says what of
         `source` was not counted.
 

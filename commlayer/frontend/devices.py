@@ -20,7 +20,8 @@ from torch._C._distributed_c10d import Work
 from torch.utils import _pytree as pytree
 
 from ..errors import ConfigError
-from .pinned import PinnedCopies, PinnedWork, PinnedWorks
+from .pinned import PinnedCopies
+from .work import CommWork, join
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
@@ -63,7 +64,7 @@ class Devices:
         self.pinned = pinned or PinnedCopies()
         """Takes the device tensors that have no other backend."""
         self._neighbours: dict[str, dist.ProcessGroup | None] = {}
-        self._coalesced: list[PinnedWork] | None = None
+        self._coalesced: list[CommWork] | None = None
 
     def neighbour(self, device_type: str) -> dist.ProcessGroup | None:
         """The group of the backend that the configuration names for a device; None when that is our own, or gloo.
@@ -127,7 +128,7 @@ class Devices:
         if neighbour is not None:
             return neighbour._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
-        return PinnedWorks(works)
+        return join(works)
 
     def close(self, *, abort: bool = False) -> None:
         """Shuts the other backends down, and the pinned copies."""

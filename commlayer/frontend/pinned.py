@@ -14,130 +14,82 @@ device tensors that has not started: `PinnedCopies.busy` tells, and `run` takes 
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
-from torch.futures import Future
 
 from ..errors import OperationTimeoutError
+from .work import CommWork, ReceiveWork
 
 Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Work]
 """Starts an operation on host tensors (inputs, outputs); an in-place tensor is the same object in both."""
 
 
-class PinnedWork(Work):
-    """An operation that may not have started yet. Its results are ready for whoever's stream has waited for them."""
+class PinnedHandle:
+    """A `base.ReceiveHandle`: an operation on device tensors, which may not have started yet.
 
-    def __init__(self, results: list[Tensor], device: torch.device | None, cuda: Any) -> None:
-        super().__init__()
-        self._results = results
+    It is done once its results are on the device, or it has failed.
+    """
+
+    def __init__(self, device: torch.device | None, cuda: Any) -> None:
         self._device = device
         self._cuda = cuda
+        self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._callbacks: list[Callable[[BaseException | None], None]] = []
         self._error: BaseException | None = None
-        self._copied: Any = None  # an event; None when nothing was copied to the device
-        self._work: Work | None = None
-        devices: list[int | str | torch.device] = [] if device is None or device.type == "cpu" else [device]
-        self._source: Future[Any] = Future(devices=devices)
-        # The child, because only what a callback raises becomes an error in C++: see work.py.
-        self._future = self._source.then(lambda done: done.value())
+        self._copied: tuple[Any, Any] | None = None  # the stream of the copies to the device, and their event
+        self.work: Work | None = None
+        """The operation on host memory, once it has started."""
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Blocks until the operation is over and the copies of its results are enqueued; the current stream waits."""
-        timeout_s = timeout.total_seconds() if timeout else None
+    def done(self) -> bool:
+        """See `base.Handle.done`."""
+        return self._ended.is_set() and (self._error is not None or self._copied is None or self._copied[1].query())
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Blocks until the operation is over and the copies of its results are enqueued; the current stream waits for
+        the copies. Raises as `base.Handle.wait`."""
         if not self._ended.wait(timeout_s):
             raise OperationTimeoutError(f"the operation did not end within {timeout_s} s; it still goes on")
         if self._error is not None:
             raise self._error
         if self._copied is not None:
-            self._cuda.current_stream(self._device).wait_event(self._copied)
-        return True
-
-    def is_completed(self) -> bool:
-        """True once the results are on the device, or the operation has failed. Never blocks."""
-        return self._ended.is_set() and (self._error is not None or self._copied is None or self._copied.query())
-
-    def is_success(self) -> bool:
-        """True once the results are on the device."""
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> BaseException | None:
-        """What the operation failed of; None while it runs, and if it ended well."""
-        return self._error if self._ended.is_set() else None
-
-    def result(self) -> list[Tensor]:
-        """The results; waits for them as `wait` does."""
-        self.wait()
-        return self._results
-
-    def synchronize(self) -> None:
-        """The same as `wait()`."""
-        self.wait()
-
-    def get_future(self) -> Future[Any]:
-        """The results as a future; callbacks run on streams that have waited for them."""
-        return self._future
-
-    def _source_rank(self) -> int:
-        """Of a receive, once it is over: the rank it came from."""
-        self.wait()
-        return self._work._source_rank()  # type: ignore[union-attr]
+            self._cuda.current_stream(self._device).wait_event(self._copied[1])
 
     def missing(self) -> list[tuple[int, int]]:
-        """See `CommWork.missing`."""
-        self.wait()
-        return self._work.missing()  # type: ignore[union-attr,no-any-return]
+        """See `base.Handle.missing`."""
+        return self.work.missing() if isinstance(self.work, CommWork) else []  # gloo loses nothing
 
-    def started(self, work: Work) -> None:
-        """For `PinnedCopies`: the operation on the host."""
-        self._work = work
+    @property
+    def source(self) -> int:
+        """See `base.ReceiveHandle.source`."""
+        return self.work._source_rank()  # type: ignore[union-attr]
 
-    def end(self, error: BaseException | None, copied: Any = None) -> None:
-        """For `PinnedCopies`, once: the operation is over. To be called with the stream current that has the copies."""
-        self._error, self._copied = error, copied
-        self._ended.set()
-        if error is None:
-            self._source.set_result(self._results)
-        else:
-            self._source.set_exception(error)
+    def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
+        """See `base.Handle.on_done`; it runs with the stream current that has the copies, which may not be over."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
 
+    def end(self, error: BaseException | None, copied: tuple[Any, Any] | None = None) -> None:
+        """For `PinnedCopies`, once: the operation is over; `copied` is the stream of the copies and their event."""
+        with self._lock:
+            self._error, self._copied = error, copied
+            self._ended.set()
+        for callback in self._callbacks:
+            self._call(callback)
 
-class PinnedWorks(Work):
-    """Several operations on device tensors as one."""
-
-    def __init__(self, works: list[PinnedWork]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """As `PinnedWork.wait`, for each of them, `timeout` in all; raises the first failure."""
-        deadline = time.monotonic() + timeout.total_seconds() if timeout else None
-        for work in self._works:
-            work.wait(None if deadline is None else timedelta(seconds=max(deadline - time.monotonic(), 1e-6)))
-        return True
-
-    def is_completed(self) -> bool:
-        """True once all are."""
-        return all(work.is_completed() for work in self._works)
-
-    def is_success(self) -> bool:
-        """True once all are well."""
-        return all(work.is_success() for work in self._works)
-
-    def exception(self) -> BaseException | None:
-        """The first failure there is."""
-        return next(filter(None, (work.exception() for work in self._works)), None)
-
-    def synchronize(self) -> None:
-        """The same as `wait()`."""
-        self.wait()
+    def _call(self, callback: Callable[[BaseException | None], None]) -> None:
+        with self._cuda.stream(self._copied[0]) if self._copied else contextlib.nullcontext():
+            callback(self._error)
 
 
 class PinnedCopies:
@@ -160,7 +112,7 @@ class PinnedCopies:
         """Whether an operation has been called that has not started."""
         return self._waiting > 0
 
-    def run(self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> PinnedWork:
+    def run(self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> CommWork:
         """Starts `call` on host copies of the tensors when its turn has come; the results go to `outputs`.
 
         Tensors of the host are handed on as they are. Raises ValueError when there is more than one device.
@@ -170,7 +122,7 @@ class PinnedCopies:
             names = ", ".join(sorted(map(str, devices)))
             raise ValueError(f"tensors on {names} in one operation: move them to one device")
         device = next(iter(devices), None)
-        work = PinnedWork(list(outputs), device, self._cuda)
+        handle = PinnedHandle(device, self._cuda)
         host: dict[int, Tensor] = {}
         ready = None
         if device is not None:
@@ -197,11 +149,11 @@ class PinnedCopies:
                 started = call(host_inputs, host_outputs)
             except Exception as error:
                 self._has_started()
-                work.end(error)
+                handle.end(error)
                 return
             self._has_started()
-            work.started(started)
-            started.get_future().add_done_callback(lambda _: self._finish(work, started, device, host, outputs))
+            handle.work = started
+            started.get_future().add_done_callback(lambda _: self._finish(handle, started, device, host, outputs))
 
         with self._lock:
             self._waiting += 1
@@ -209,7 +161,7 @@ class PinnedCopies:
                 self._thread = threading.Thread(target=self._serve, name="commlayer-pinned", daemon=True)
                 self._thread.start()
             self._queue.put(start)
-        return work
+        return ReceiveWork(handle, list(outputs), device=device)
 
     def close(self) -> None:
         """Ends the thread once everything that was called has started."""
@@ -229,7 +181,7 @@ class PinnedCopies:
 
     def _finish(
         self,
-        work: PinnedWork,
+        handle: PinnedHandle,
         started: Work,
         device: torch.device | None,
         host: dict[int, Tensor],
@@ -238,7 +190,7 @@ class PinnedCopies:
         try:
             started.wait()  # it is over; this raises its error, with its type
             if device is None:
-                work.end(None)
+                handle.end(None)
                 return
             _, back = self._side_streams(device)
             # The caller's earlier work on the outputs is over: the operation started after `ready`, which follows it.
@@ -249,9 +201,9 @@ class PinnedCopies:
                         tensor.record_stream(back)
                 copied = self._cuda.Event()
                 copied.record(back)
-                work.end(None, copied)
+            handle.end(None, (back, copied))
         except Exception as error:
-            work.end(error)
+            handle.end(error)
 
     def _side_streams(self, device: torch.device) -> tuple[Any, Any]:
         with self._lock:

@@ -22,7 +22,7 @@ from ..plans.plan import Plan
 from ..plans.select import Collective, Settings, plan_for
 from ..transport.base import DType, Group, Handle, Op, Qos
 from .tensors import Kind, copy_back
-from .work import CommWork, JoinedHandle, ReceiveWork
+from .work import CommWork, JoinedHandle, ReceiveWork, join
 
 UNSET = timedelta(milliseconds=-1)
 """What torch writes into an operation's options for "as the group says"."""
@@ -183,14 +183,7 @@ class Submitter:
     def end_coalescing(self) -> Work:
         """One work for all that was started since `begin_coalescing`."""
         works, self._coalesced = self._coalesced or [], None
-        handles = [work.handle for work in works if work.handle is not None]
-
-        def settle() -> None:
-            for work in works:
-                work.settle()
-
-        results = [tensor for work in works for tensor in work.results]
-        return CommWork(JoinedHandle(handles) if handles else None, results, None, settle)
+        return join(works)
 
     def forget(self) -> None:
         """Lets go of everything that was kept for the engine, which must be closed."""

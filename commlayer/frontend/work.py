@@ -17,7 +17,7 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-from ..errors import CommError, ConfigError
+from ..errors import ConfigError
 from ..transport.base import Handle, ReceiveHandle
 from .dynamo import untraced
 
@@ -26,9 +26,9 @@ from .dynamo import untraced
 class CommWork(Work):
     """A collective that has been submitted; `handle` None means that it is over and well.
 
-    `results` are the caller's tensors, the value of the future. `memory` is everything the engine may touch, kept
-    alive until the operation is done. `finish` copies temporaries to where the caller wants them; it runs once, in
-    whichever thread first learns that the operation is done.
+    `results` are the caller's tensors, the value of the future; `device` is theirs (None: the CPU). `memory` is
+    everything the engine may touch, kept alive until the operation is done. `finish` copies temporaries to where the
+    caller wants them; it runs once, in whichever thread first learns that the operation is done.
     """
 
     def __init__(
@@ -37,10 +37,12 @@ class CommWork(Work):
         results: list[torch.Tensor],
         memory: list[torch.Tensor] | None = None,
         finish: Callable[[], None] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.handle = handle
         self.results = results
+        self.device = device
         self._memory = memory
         self._finish = finish
         self._lock = threading.Lock()
@@ -81,7 +83,7 @@ class CommWork(Work):
             return None
         try:
             self.handle.wait(0.0)
-        except RuntimeError as error:
+        except Exception as error:
             return error
         return None
 
@@ -104,7 +106,8 @@ class CommWork(Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            source: Future[Any] = Future()
+            on_cpu = self.device is None or self.device.type == "cpu"
+            source: Future[Any] = Future(devices=[] if on_cpu else [self.device])  # type: ignore[list-item]
             self._future = source.then(lambda done: done.value())
         if self.handle is None:
             source.set_result(self.results)
@@ -163,10 +166,10 @@ class JoinedHandle:
                 raise failure
 
     @staticmethod
-    def _failure(handle: Handle, deadline: float | None) -> CommError | None:
+    def _failure(handle: Handle, deadline: float | None) -> Exception | None:
         try:
             handle.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except CommError as error:
+        except Exception as error:
             return error
         return None
 
@@ -191,3 +194,16 @@ class JoinedHandle:
 
         for handle in self._handles:
             handle.on_done(one_done)
+
+
+def join(works: list[CommWork]) -> CommWork:
+    """Several works as one, with the results of all."""
+    handles = [work.handle for work in works if work.handle is not None]
+
+    def settle() -> None:
+        for work in works:
+            work.settle()
+
+    results = [tensor for work in works for tensor in work.results]
+    device = next((work.device for work in works if work.device is not None), None)
+    return CommWork(JoinedHandle(handles) if handles else None, results, None, settle, device)

@@ -17,7 +17,7 @@ import fnmatch
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -218,3 +218,18 @@ class GradientNorm(Tolerance):
         norms = [math.sqrt(math.fsum(step.values())) for step in self._squares.values()]
         finite = [norm for norm in norms if math.isfinite(norm)]
         return math.fsum(finite) / len(finite) if finite else 0.0
+
+
+def bucket_bound(tolerance: Tolerance, step: int, parameters: Sequence[Tensor], who: str) -> tuple[float, list[int]]:
+    """The loss bound of a bucket, and the indices of its parameters that may lose nothing.
+
+    The bound is the smallest of its parameters' bounds above 0, or 0 if there is none. Raises ConfigError, beginning
+    with `who`, if the tolerance returns a bound that is out of range.
+    """
+    bounds = []
+    for parameter in parameters:
+        bound = tolerance.bound(step, parameter)
+        what = f"{type(tolerance).__name__}.bound for step {step} and a parameter of shape {tuple(parameter.shape)}"
+        bounds.append(check_bound(bound, f"{who}{what} returned {bound!r}"))  # anybody may write a tolerance
+    above_0 = [bound for bound in bounds if bound > 0]
+    return min(above_0, default=0.0), [i for i, bound in enumerate(bounds) if bound == 0] if above_0 else []

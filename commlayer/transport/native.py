@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from .._native import ffi as ffi  # for group.py: the compiled module has one door
 from .._native import lib as lib
@@ -27,9 +27,6 @@ from ..errors import (
 )
 from .completions import Completions
 from .paths import PATHS_MAX
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("commlayer")
 

@@ -54,7 +54,7 @@ def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None
         optimizer.step()
         for total, direction in zip(exact, directions, strict=True):
             total += direction
-        before, late = late, [state.residual.total(weight) for weight in weights]
+        before, late = late, [state.feedback.total(weight) for weight in weights]
         twice += sum(int((a != 0).logical_and(b != 0).sum()) for a, b in zip(before, late, strict=True))
     counted = {"averaged_bytes": state.averaged_bytes, "uncounted_bytes": state.uncounted_bytes}
     return {**account(weights, exact, state), "twice": twice, **counted}
@@ -66,7 +66,7 @@ def account(weights: list[nn.Parameter], exact: list[torch.Tensor], state: comml
     digest, error, left = hashlib.sha256(), 0.0, 0
     for weight, total in zip(weights, exact, strict=True):
         digest.update(weight.detach().numpy().tobytes())
-        kept = state.residual.total(weight).float()
+        kept = state.feedback.total(weight).float()
         left += int((kept != 0).sum())
         everything = torch.stack([total, kept])
         dist.all_reduce(everything)

@@ -70,7 +70,7 @@ def _restarts(rank: int, size: int) -> list[list[float]]:
             state = commlayer.HookState(commlayer.Policy(loss_bound=0.1))
             averages(model, state)
             (weight,) = model.parameters()
-            state.residual.keep(torch.full((3,), 10.0 * (rank + 1)), [weight], [0], [(4, 4)])
+            state.feedback.keep(torch.full((3,), 10.0 * (rank + 1)), [weight], [0], [(4, 4)])
             saved = ranks.store()
             if how == "own" or rank == 0:
                 saved.set(f"{how} {rank}", pickle.dumps(state).hex())
@@ -125,10 +125,10 @@ def _lost_before(rank: int, size: int) -> list[list[float]]:
             model, state = nn.Linear(3, 1, bias=False), commlayer.HookState(commlayer.Policy(loss_bound=0.1))
             averages(model, state)
             (weight,) = model.parameters()
-            state.residual.keep(torch.full((3,), 10.0), [weight], [0], [(4, 4)])
+            state.feedback.keep(torch.full((3,), 10.0), [weight], [0], [(4, 4)])
             state.policy, state.loss_scale = policy, loss_scale
             found.append(averages(model, state))
-            assert not state.residual
+            assert not state.feedback
     return found
 
 

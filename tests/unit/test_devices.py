@@ -12,7 +12,7 @@ from torch import Tensor
 
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
 from commlayer.frontend.devices import Devices, backend_for, placed
-from commlayer.frontend.pinned import PinnedCopies, PinnedWork
+from commlayer.frontend.pinned import PinnedCopies, PinnedHandle
 from commlayer.frontend.work import CommWork
 from tests.unit.test_pinned import FakeCuda
 
@@ -121,13 +121,12 @@ def test_device_tensors_go_to_the_neighbour_that_the_configuration_names(monkeyp
 
 def test_coalesced_operations_are_one_work(monkeypatch: pytest.MonkeyPatch) -> None:
     class Doubling(PinnedCopies):
-        def run(self, call: Any, inputs: Any, outputs: Any) -> PinnedWork:
+        def run(self, call: Any, inputs: Any, outputs: Any) -> CommWork:
             call([torch.ones(2)] * len(inputs), [torch.zeros(2)])
-            work = PinnedWork(list(outputs), None, FakeCuda())
-            made.append(work)
-            return work
+            made.append(PinnedHandle(None, FakeCuda()))
+            return CommWork(made[-1], list(outputs))
 
-    made: list[PinnedWork] = []
+    made: list[PinnedHandle] = []
     devices = make(monkeypatch, "cpu:commlayer,cuda:commlayer", Doubling(FakeCuda()))
     group, device = Group(devices), torch.device("cuda", 0)
     devices.begin_coalescing(device)

@@ -153,6 +153,61 @@ def test_python_module_imports_what_its_folder_may(path: Path) -> None:
     assert python_violations(module_name(path), source, is_package=path.name == "__init__.py") == []
 
 
+def imported_modules(module: str, source: str, known: set[str], *, is_package: bool = False) -> set[str]:
+    """The modules of commlayer that `commlayer.<module>` loads at run time, also those it imports inside functions."""
+    found = set()
+    for node in run_time_nodes(ast.parse(source)):
+        for name in imported(node, module, is_package):
+            target = name.removeprefix("commlayer").lstrip(".")
+            while target and target not in known:  # a name that the module defines
+                target = target.rpartition(".")[0]
+            if name.startswith("commlayer.") and target:
+                found.add(target)
+    return found
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Some modules each of which imports the next, and the last the first; empty if there is no such circle."""
+    done: set[str] = set()
+
+    def search(path: list[str]) -> list[str]:
+        if path[-1] in path[:-1]:
+            return path[path.index(path[-1]) :]
+        if path[-1] in done:
+            return []
+        found = next(filter(None, (search([*path, each]) for each in sorted(imports[path[-1]]))), [])
+        done.add(path[-1])
+        return found
+
+    return next(filter(None, (search([module]) for module in sorted(imports))), [])
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = {module_name(path) for path in modules()}
+    imports = {
+        module_name(path): imported_modules(
+            module_name(path), path.read_text(encoding="utf-8"), known, is_package=path.name == "__init__.py"
+        )
+        for path in modules()
+    }
+    assert len(imports["frontend.ddp"]) >= 4
+    assert circle(imports) == []
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    known = {"", "plans", "plans.ring", "plans.plan", "errors"}
+    ring = imported_modules("plans.ring", "from . import plan\nfrom ..errors import ConfigError", known)
+    late = imported_modules("plans.plan", "def late():\n    from .ring import make", known)
+    typed = imported_modules("errors", "if TYPE_CHECKING:\n    from .plans.plan import Plan", known)
+    assert (ring, late, typed) == ({"plans.plan", "errors"}, {"plans.ring"}, set())
+    assert circle({"errors": typed, "plans.plan": set(), "plans.ring": ring}) == []
+    assert circle({"errors": typed, "plans.plan": late, "plans.ring": ring}) == [
+        "plans.plan",
+        "plans.ring",
+        "plans.plan",
+    ]
+
+
 def c_files() -> list[str]:
     native = ROOT / "native"
     return sorted(str(path.relative_to(native)) for path in [*native.rglob("*.c"), *native.rglob("*.h")])

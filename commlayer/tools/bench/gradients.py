@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...compress.feedback import Feedback
 from ...frontend.backend import CommProcessGroup
-from ...loss.protect import as_words, blocks_of
+from ...frontend.gradient import Missing, Reduction, reduce_gradient
 from . import pattern
 from .collective import Collective
 
@@ -31,6 +31,20 @@ _BITS_MAX = 5
 
 _RUNS = 4
 """In a stretch."""
+
+
+class _NotedFeedback(Feedback):
+    """Notes what the last run added and lost."""
+
+    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> list[tuple[int, int]]:
+        self.added = super().add_to(buffer, parameters, starts)
+        return self.added
+
+    def keep(
+        self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], missing: Sequence[tuple[int, int]]
+    ) -> None:
+        self.missing = list(missing)
+        super().keep(buffer, parameters, starts, missing)
 
 
 @dataclasses.dataclass
@@ -42,14 +56,14 @@ class _Part:
     """What goes over the wire: the bucket itself, or a copy of the wire's type."""
     target: Tensor
     """Where the result comes."""
-    residual: Feedback
+    feedback: _NotedFeedback
     """The same for all runs."""
     owner: Tensor
-    """What the residual knows the part by, in every run."""
+    """Stands for the parameter, in every run."""
     again: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """(start, end) in elements of what the run before has lost."""
-    missing: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """(offset, length) in bytes of what of `source` was not counted in the run."""
+    """(start, end) in elements of the contributions that the run before lost."""
+    missing: Missing = dataclasses.field(default_factory=list)
+    """(offset, length) in bytes of the contributions in `source` that the run lost."""
 
 
 @functools.lru_cache
@@ -97,10 +111,10 @@ class Gradients(Collective):
         self.results = self.buckets
         if self.feeds_back and not self.spec.cast:  # DDP takes a result where it is
             self.results = [_memory(self.count, self.dtype, f"target {run}") for run in range(_RUNS)]
-        kept = [(Feedback(), piece) for piece in self.source.chunk(self.spec.chunks)]
+        kept = [(_NotedFeedback(), piece) for piece in self.source.chunk(self.spec.chunks)]
         self.parts = [self._parts(run, wire, kept) for run in range(_RUNS)]
 
-    def _parts(self, run: int, wire: torch.dtype, kept: list[tuple[Feedback, Tensor]]) -> list[_Part]:
+    def _parts(self, run: int, wire: torch.dtype, kept: list[tuple[_NotedFeedback, Tensor]]) -> list[_Part]:
         def pieces(use: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
             return _memory(self.count, dtype, f"{use} {run}").chunk(self.spec.chunks)
 
@@ -128,7 +142,7 @@ class Gradients(Collective):
         works = [self._start(part, group) for part in parts]
         for part, work in zip(parts, works, strict=True):
             work.wait()
-            self._finish(part, work)
+            self._finish(part)
 
     def _start(self, part: _Part, group: dist.ProcessGroup) -> Any:
         if part.source is not part.bucket:
@@ -136,14 +150,13 @@ class Gradients(Collective):
         if not self.feeds_back:
             return dist.all_reduce(part.source, group=group, async_op=True)
         assert isinstance(group, CommProcessGroup)  # noqa: S101  # only its policy has a bound
-        part.again = part.residual.add_to(part.source, [part.owner], [0])
-        protect = as_words(blocks_of(part.again, part.source, group.packet_bytes))
-        return group.allreduce_from(part.source, part.target, dist.AllreduceOptions(), protect)
+        memory = {(0, "target"): part.target}
+        reduction = Reduction(group, part.feedback, memory=memory, op=dist.ReduceOp.SUM)
+        return reduce_gradient(part.source, [part.owner], self.spec.policy, reduction)
 
-    def _finish(self, part: _Part, work: Any) -> None:
+    def _finish(self, part: _Part) -> None:
         if self.feeds_back:
-            part.missing = work.missing()
-            part.residual.keep(part.source, [part.owner], [0], part.missing)
+            part.again, part.missing = part.feedback.added, part.feedback.missing
         if self.spec.cast:
             part.bucket.copy_(part.target)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench import training
-from bench.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, Uncounted, hold_out, hook_of, learning_rate_share
+from bench.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, hold_out, hook_of, learning_rate_share
 from commlayer.tools.emulate.scenario import Scenario
 
 
@@ -32,34 +32,6 @@ def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
     assert max(shares) == shares[5] == pytest.approx(1)
     assert shares[5:] == sorted(shares[5:], reverse=True)
     assert shares[100] == pytest.approx(0)
-
-
-class Work:
-    def missing(self) -> list[tuple[int, int]]:
-        return [(0, 100), (400, 20)]
-
-
-class Group:
-    def size(self) -> int:
-        return 4
-
-    def allreduce(self, _tensors: list[torch.Tensor], _options: None) -> Work:
-        return Work()
-
-    def allreduce_from(self, _source: torch.Tensor, _target: torch.Tensor, _options: None) -> Work:
-        return Work()
-
-
-def test_what_was_not_counted_is_a_share_of_what_was_sent() -> None:
-    group = Group()
-    uncounted = Uncounted(group)  # type: ignore[arg-type]  # has what it needs
-    buffer = torch.zeros(200)
-    group.allreduce([buffer], None)
-    group.allreduce_from(buffer, buffer, None)
-    uncounted.settle()
-    uncounted.settle()
-    assert uncounted.missing_bytes == 240
-    assert uncounted.sent_bytes == 2 * 600
 
 
 @pytest.mark.parametrize("backend", ["gloo", "commlayer"])

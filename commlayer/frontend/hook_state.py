@@ -1,0 +1,218 @@
+"""`HookState`: the policy, the checkpoint and the counters of a communication hook."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions
+
+from ..compress.feedback import Feedback
+from ..compress.loss_scale import LossScale
+from ..config import LOSS_BOUND_MAX, Policy, number
+from ..errors import ConfigError
+from ..loss.tolerance import Tolerance
+from .backend import NAME, CommProcessGroup, Options
+from .gradient import Missing, Place, Reduction
+
+
+class HookState:
+    """State of a communication hook from step to step. Each model needs a state of its own.
+
+    `process_group` is that of the model; None: WORLD. `tolerance` gives loss bounds by layer and by step instead of the
+    policy's `loss_bound` (see `Tolerance`). Neither is saved or pickled: a restored state uses WORLD until
+    `process_group` is set, and a state that had a tolerance must be given an equal one.
+
+    With the policy's treatment `feedback`, the state keeps lost contributions of this rank's gradients until the next
+    step adds them. They are saved, so every rank should save its own state and restore that. A rank that restores the
+    state of another rank drops its residual, which would otherwise be added several times.
+
+    Raises ConfigError for arguments of another type, and for a policy with a `loss_bound` beside a tolerance.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        tolerance: Tolerance | None = None,
+    ) -> None:
+        for name, given, kind in (
+            ("policy", policy, Policy),
+            ("process_group", process_group, dist.ProcessGroup),
+            ("tolerance", tolerance, Tolerance),
+        ):
+            if given is not None and not isinstance(given, kind):
+                is_share = 0 < number(given) <= LOSS_BOUND_MAX
+                hint = f"; the same bound for all gradients is Policy(loss_bound={given!r})" if is_share else ""
+                raise ConfigError(f"HookState({name}={given!r}): give a {kind.__name__}, or None{hint}")
+        self.policy = policy or Policy()
+        self.process_group = process_group
+        self.tolerance = tolerance
+        """Gives the loss bounds instead of the policy's `loss_bound`; None: the policy does."""
+        self.feedback = Feedback()
+        """Lost contributions that wait for the next step."""
+        self.steps = 0
+        """Backward passes that have begun with this state, including those before it was saved."""
+        self._reset()
+        if tolerance is not None:
+            if self.policy.loss_bound:
+                raise ConfigError(
+                    f"HookState(Policy(loss_bound={self.policy.loss_bound}), tolerance=...): use one of the two"
+                )
+            dataclasses.replace(self.policy, loss_bound=LOSS_BOUND_MAX)  # raises if the rest of it forbids loss
+
+    def _reset(self) -> None:
+        """Everything that a checkpoint does not hold, as of a new state."""
+        self.averaged_bytes = 0
+        """Bytes of local gradient averaged since this state was made or loaded."""
+        self.uncounted_bytes = 0
+        """Bytes of local gradient missing from the reduced result. With several ranks per host, counted on the sending
+        rank."""
+        self._count_lock = threading.Lock()
+        self._loss_scale = LossScale()
+        self._tolerance_state: dict[str, Any] | None = None  # restored, and not yet handed to the tolerance
+        self._begun = False  # a step, since this state was made or loaded
+        self._buckets = 0  # of the last step; 0: not known
+        self._group: CommProcessGroup | None = None
+        self._memory: dict[tuple[int, str], Tensor] = {}
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor that the loss is multiplied with, as `GradScaler.get_scale()` returns it. Set it before `backward()`
+        whenever it changes: the residual of another scale is converted.
+
+        Setting it raises ConfigError unless the value is a finite number above 0.
+        """
+        return self._loss_scale.value
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self._loss_scale.set(scale, f"rank {dist.get_rank()}: " if dist.is_initialized() else "")
+
+    def enter(self, parameters: Sequence[Tensor], index: int, *, is_last: bool) -> Place:
+        """For the hook, once per bucket, in their order: the place of bucket `index` with these parameters.
+
+        Raises ConfigError for the buckets of a second model.
+        """
+        if not self.feedback.has_met(parameters):
+            if self._buckets or (self._begun and index == 0):
+                raise ConfigError(
+                    f"rank {self.group().rank()}: bucket {index} has parameters of another model than this HookState's "
+                    f"first steps: make a HookState for each model"
+                )
+            if index == 0:
+                self.feedback.renumber()
+        if index == 0:
+            self._begin_step()
+        self.feedback.meet(parameters)
+        place = Place(index, self._buckets, self.steps - 1)
+        if is_last:
+            self._buckets = index + 1
+        return place
+
+    def reduction(self) -> Reduction:
+        """For the hook: what the reductions of this model share."""
+        return Reduction(self.group(), self.feedback, self.tolerance, self._count, self._memory)
+
+    def _count(self, averaged_bytes: int, missing: Missing) -> None:
+        with self._count_lock:
+            self.averaged_bytes += averaged_bytes
+            self.uncounted_bytes += sum(length for _, length in missing)
+
+    def _begin_step(self) -> None:
+        self.feedback.begin_step(self.group().rank(), self.loss_scale)
+        if self._buckets:
+            self.feedback.check_met()
+        if self._tolerance_state is not None:
+            if self.tolerance is None:
+                raise ConfigError("this HookState was saved with a tolerance: set HookState.tolerance to an equal one")
+            self.tolerance.load_state_dict(self._tolerance_state)
+            self._tolerance_state = None
+        if self.tolerance is not None:
+            if not self._begun:
+                self.steps = int(self._largest(self.steps))  # a rank that is new in the job begins where the others are
+            self.tolerance.begin(self.steps, self._largest)
+        self._begun = True
+        self.steps += 1
+
+    def _largest(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        values = torch.tensor([value], dtype=torch.float64)
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        self.group().allreduce([values], options).wait()
+        return float(values)
+
+    def group(self) -> CommProcessGroup:
+        """The commlayer group to use. The first call may make it: then every rank of the group must call.
+
+        A group that has been destroyed since, with the job's process groups, is replaced.
+        """
+        if self._group is None or self._group.closed:
+            self._group = _group_of(self.policy, self.process_group)
+        return self._group
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, between steps: plain values, and tensors of lost contributions."""
+        return {
+            "policy": dataclasses.asdict(self.policy),
+            "steps": self.steps,
+            "feedback": self.feedback.state_dict(),
+            "loss_scale": self.loss_scale,
+            "tolerance": self._tolerance_state if self.tolerance is None else self.tolerance.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned, between steps, including the policy.
+
+        Raises ConfigError unless `state` came from `state_dict` of this version, and if it holds a loss bound while
+        this state has a tolerance.
+        """
+        try:
+            policy = Policy(**state["policy"])
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"not the state of a HookState of this version: {error!r}") from error
+        if self.tolerance is not None and policy.loss_bound:
+            raise ConfigError(
+                f"a state saved with Policy(loss_bound={policy.loss_bound}) for one with a tolerance: use one of both"
+            )
+        self._reset()
+        self.policy = policy
+        self.steps = state.get("steps", 0)
+        self.loss_scale = state.get("loss_scale", 1.0)
+        self.feedback.load_state_dict(state.get("feedback", {}))
+        self._tolerance_state = state.get("tolerance")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.state_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.process_group = None
+        self.tolerance = None
+        self.feedback = Feedback()
+        self.load_state_dict(state)
+
+
+def _group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommProcessGroup:
+    """A commlayer group with this policy and the ranks of `process_group` (None: WORLD): that one, or a new one.
+
+    Every rank of the group must call.
+    """
+    given = process_group or dist.distributed_c10d._get_default_group()
+    if isinstance(given, CommProcessGroup) and given.policy == policy:
+        return given
+    made = dist.new_group(
+        dist.get_process_group_ranks(given),
+        backend=NAME,
+        pg_options=Options(policy),
+        use_local_synchronization=True,  # the ranks of other groups take no part
+        group_desc="commlayer.HookState",
+    )
+    assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
+    return made

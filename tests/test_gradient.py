@@ -1,0 +1,194 @@
+"""reduce_gradient: what it takes from scheduler, loss and compress, and what it hands to the group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from commlayer import ByLayer, ConfigError, Policy, Tolerance
+from commlayer.compress.feedback import Feedback
+from commlayer.errors import PeerLostError
+from commlayer.frontend.gradient import Place, Reduction, reduce_gradient
+from commlayer.frontend.work import CommWork
+from tests.fake_transport import FakeHandle
+
+PACKET_BYTES = 64
+FLOATS = PACKET_BYTES // 4
+SIZES = (3 * FLOATS, FLOATS + 5)
+
+
+class LossyHandle(FakeHandle):
+    def __init__(self, missing: list[tuple[int, int]]) -> None:
+        super().__init__()
+        self._missing = missing
+
+    def missing(self) -> list[tuple[int, int]]:
+        return self._missing
+
+
+class Group:
+    """A group of one that doubles gradients, and loses what it is told to lose."""
+
+    packet_bytes = PACKET_BYTES
+
+    def __init__(self, *, can_lose: bool = True, missing: list[tuple[int, int]] | None = None) -> None:
+        self.can_lose = can_lose
+        self.lost = missing or []
+        self.failure: BaseException | None = None
+        self.calls: list[tuple[str, Policy, set[int]]] = []
+
+    def rank(self) -> int:
+        return 3
+
+    def allreduce(self, tensors: list[Tensor], options: Any, *, policy: Policy) -> CommWork:  # noqa: ARG002
+        return self.start("allreduce", tensors[0], tensors[0], policy, None)
+
+    def allreduce_from(
+        self,
+        source: Tensor,
+        target: Tensor,
+        options: Any,  # noqa: ARG002
+        protect: Tensor | None,
+        *,
+        policy: Policy,
+    ) -> CommWork:
+        return self.start("allreduce_from", source, target, policy, protect)
+
+    def start(self, name: str, source: Tensor, target: Tensor, policy: Policy, protect: Tensor | None) -> CommWork:
+        words = [] if protect is None else protect.tolist()
+        self.calls.append(
+            (name, policy, {64 * at + i for at, word in enumerate(words) for i in range(64) if word >> i & 1})
+        )
+        target.copy_(2 * source)
+        handle = LossyHandle(self.lost)
+        handle.end(self.failure)
+        return CommWork(handle, [target])
+
+
+def reduction(group: Group, tolerance: Tolerance | None = None) -> tuple[Reduction, list[tuple[int, Any]]]:
+    counted: list[tuple[int, Any]] = []
+    made: Any = group
+    return Reduction(made, Feedback(), tolerance, lambda *each: counted.append(each)), counted
+
+
+def gradients() -> tuple[Tensor, list[Tensor]]:
+    return torch.arange(1.0, sum(SIZES) + 1), [torch.zeros(size) for size in SIZES]
+
+
+@pytest.mark.parametrize("can_lose", [True, False])
+def test_lost_contributions_are_added_and_protected_one_step_later(can_lose: bool) -> None:
+    group = Group(can_lose=can_lose, missing=[(8, 12)])
+    shared, counted = reduction(group)
+    buffer, parameters = gradients()
+    policy = Policy(loss_bound=0.1)
+    averaged = reduce_gradient(buffer, parameters, policy, shared).wait()
+    assert averaged.tolist() == [2 * value for value in range(1, sum(SIZES) + 1)]
+    assert counted == [(buffer.nbytes, group.lost)]
+    if not can_lose:
+        assert averaged is buffer
+        assert group.calls == [("allreduce", Policy(loss_bound=0.1), set())]
+        return
+    assert shared.feedback.total(parameters[0])[:6].tolist() == [0, 0, 3, 4, 5, 0]
+    group.lost = []
+    buffer = gradients()[0]
+    averaged = reduce_gradient(buffer, parameters, policy, shared).wait()
+    assert averaged[:6].tolist() == [2, 4, 12, 16, 20, 12]
+    assert not shared.feedback
+    assert [call[::2] for call in group.calls] == [("allreduce_from", set()), ("allreduce_from", {0})]
+
+
+def test_a_residual_is_added_whatever_the_policy_is_now() -> None:
+    group = Group()
+    shared, _ = reduction(group)
+    buffer, parameters = gradients()
+    shared.feedback.keep(torch.ones(sum(SIZES)), parameters, [0, SIZES[0]], [(4 * SIZES[0], 4)])
+    averaged = reduce_gradient(buffer, parameters, Policy(), shared).wait()
+    assert averaged[SIZES[0]] == 2 * (SIZES[0] + 2)
+    shared.feedback.keep(torch.ones(sum(SIZES)), parameters, [0, SIZES[0]], [(4 * SIZES[0], 4)])
+    reduce_gradient(gradients()[0], parameters, Policy(loss_bound=0.1, treatment="zero"), shared).wait()
+    assert [call[::2] for call in group.calls] == [("allreduce", set()), ("allreduce_from", {3})]
+
+
+def test_what_makes_up_at_once_needs_no_memory_of_its_own() -> None:
+    group = Group(missing=[(0, 4)])
+    shared, counted = reduction(group)
+    buffer, parameters = gradients()
+    assert reduce_gradient(buffer, parameters, Policy(loss_bound=0.1, treatment="rescale"), shared).wait() is buffer
+    assert counted == [(buffer.nbytes, [(0, 4)])]
+    assert not shared.memory
+    assert not shared.feedback
+
+
+def test_the_largest_blocks_are_protected_with_every_treatment() -> None:
+    for treatment in ("feedback", "rescale", "zero"):
+        group = Group()
+        shared, _ = reduction(group)
+        buffer, parameters = gradients()
+        buffer[FLOATS] = 1e6
+        policy = Policy(loss_bound=0.1, treatment=treatment, protect_share=0.2)
+        reduce_gradient(buffer, parameters, policy, shared).wait()
+        assert group.calls[0][::2] == ("allreduce_from", {1})
+
+
+class Seen(Tolerance):
+    """Reliable for the parameter of one size, and notes what it observes."""
+
+    def __init__(self, size: int, rest: float) -> None:
+        self.size, self.rest = size, rest
+        self.seen: list[tuple[int, int, float]] = []
+
+    def bound(self, step: int, parameter: Tensor) -> float:  # noqa: ARG002
+        return 0.0 if parameter.numel() == self.size else self.rest
+
+    def observe(self, step: int, bucket: int, gradients: Tensor) -> None:
+        self.seen.append((step, bucket, float(gradients[0])))
+
+
+def test_a_tolerance_gives_the_bound_and_sees_the_average() -> None:
+    tolerance = Seen(SIZES[1], 0.25)
+    group = Group()
+    shared, _ = reduction(group, tolerance)
+    buffer, parameters = gradients()
+    reduce_gradient(buffer, parameters, Policy(), shared, place=Place(1, 3, step=7)).wait()
+    assert group.calls == [("allreduce_from", Policy(loss_bound=0.25), {3, 4})]
+    assert tolerance.seen == [(7, 1, 2.0)]
+    with pytest.raises(ConfigError, match=r"^rank 3: Seen.bound for step 0 .* returned 0.9: use"):
+        reduce_gradient(buffer, parameters, Policy(), reduction(group, Seen(0, 0.9))[0])
+
+
+def test_a_buffer_has_the_class_of_its_place() -> None:
+    group = Group()
+    buffer, parameters = gradients()
+    for index in range(3):
+        reduce_gradient(buffer, parameters, Policy(priority=3), reduction(group)[0], place=Place(index, 3)).wait()
+    assert [policy.priority for _, policy, _ in group.calls] == [5, 3, 1]
+
+
+def test_a_failure_is_raised_and_nothing_is_counted_or_kept() -> None:
+    group = Group(missing=[(0, 4)])
+    group.failure = PeerLostError("rank 1 is lost")
+    shared, counted = reduction(group)
+    buffer, parameters = gradients()
+    future = reduce_gradient(buffer, parameters, Policy(loss_bound=0.1), shared)
+    with pytest.raises(RuntimeError, match="rank 1 is lost"):
+        future.wait()
+    assert not counted
+    assert not shared.feedback
+
+
+def test_starts_say_where_gradients_begin() -> None:
+    group = Group(missing=[(4 * (SIZES[1] + 2), 4)])
+    shared, _ = reduction(group)
+    buffer, (first, second) = gradients()
+    reduce_gradient(buffer, [second, first], Policy(loss_bound=0.1), shared, starts=[0, SIZES[1]]).wait()
+    assert shared.feedback.total(first)[:4].tolist() == [0, 0, SIZES[1] + 3, 0]
+
+
+def test_a_tolerance_of_another_model_is_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    buffer, parameters = gradients()
+    with pytest.raises(ConfigError, match="is not of the model"):
+        reduce_gradient(buffer, parameters, Policy(), reduction(Group(), ByLayer(model, {}, 0.1))[0])
