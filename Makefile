@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make faults       faults on real processes, with a table of what was noticed when (emulated hosts need root)'
 	@echo 'make soak         random collectives, verified, and no leaks (MINUTES=60 for an hour)'
 	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
+	@echo 'make coverage     line coverage of C and Python (half an hour)'
 	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for what has threads'
 	@echo 'make fuzz         hostile packets at the protocol core under ASan and UBSan (PACKETS=10000000 SEED=1)'
 	@echo 'make sim          10,000 seeds of the deterministic simulation (SEEDS=, FIRST=); SEED=n replays one, with a trace'
@@ -51,15 +52,19 @@ $(VENV)/.stamp-demo: requirements/demo.txt $(VENV)/.stamp-torch
 	$(PIP) install -q -r $<
 	touch $@
 
+$(VENV)/.stamp-coverage: requirements/coverage.txt $(VENV)/.stamp-dev
+	$(PIP) install -q -r $<
+	touch $@
+
 $(VENV)/.stamp-dev: requirements/dev.txt $(VENV)/.stamp-demo
 	$(PIP) install -q -r $<
 	touch $@
 
+include native/build.mk
 NATIVE_HEADERS := $(wildcard native/*/*.h)
-ENGINE_FOLDERS := engine group plan protocol congestion wire os kernels
 NATIVE_SOURCES := $(wildcard $(ENGINE_FOLDERS:%=native/%/*.c))
 
-$(VENV)/.stamp-package: setup.py pyproject.toml native/build.py $(NATIVE_HEADERS) $(NATIVE_SOURCES) $(VENV)/.stamp-demo
+$(VENV)/.stamp-package: setup.py pyproject.toml native/build.py native/build.mk $(NATIVE_HEADERS) $(NATIVE_SOURCES) $(VENV)/.stamp-demo
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -86,6 +91,9 @@ faults: venv native
 	rm -f out/faults.json
 	$(BIN)/python -m pytest -q -rs tests/process/faults
 	$(BIN)/python -m tests.process.faults
+
+coverage: $(VENV)/.stamp-coverage native
+	$(BIN)/python bench/coverage.py
 
 settings: native
 	$(BIN)/python -m docs.settings
@@ -126,8 +134,6 @@ lint-c-no-clang:
 	@echo 'SKIPPED warnings of clang: $(CLANG) is not installed'
 
 # ---- native builds: one folder of objects per variant --------------------------------------------------------------
-C_FLAGS := -std=c11 -D_GNU_SOURCE -g -pthread -Inative/include -Inative -Wall -Wextra -Wshadow -Wconversion
-C_LIBS := -pthread -lrt -lm -ldl
 C_TESTS := $(patsubst native/tests/%.c,%,$(wildcard native/tests/test_*.c))
 # Everything but the tests' own main files; an archive, so that each test takes only what it names.
 C_ARCHIVED := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/fabric/*.c) $(filter-out native/tests/test_%.c,$(wildcard native/tests/*.c))
@@ -139,7 +145,7 @@ comma := ,
 
 # $(1) variant, $(2) compiler, $(3) flags
 define variant
-build/$(1)/%.o: native/%.c Makefile
+build/$(1)/%.o: native/%.c Makefile native/build.mk
 	@mkdir -p $$(@D); echo '$(1): $$<'
 	@$(2) $(C_FLAGS) $(3) -MMD -MP -c -o $$@ $$<
 build/$(1)/libcommlayer.a: $(patsubst native/%.c,build/$(1)/%.o,$(filter-out $(C_MAINS),$(C_ARCHIVED)))
@@ -157,6 +163,7 @@ endef
 $(eval $(call variant,test,$(CC),-O2))
 $(eval $(call variant,asan,$(CC),-O1 -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
 $(eval $(call variant,tsan,$(CC),-O1 -fsanitize=thread -fno-omit-frame-pointer))
+$(eval $(call variant,cov,$(CC),-O0 --coverage -fprofile-update=atomic))
 $(eval $(call variant,lint-gcc,gcc,-O2 -Werror))
 $(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
 

@@ -1,13 +1,14 @@
 """cffi API-mode builder of `commlayer._native` (used by setup.py).
 
-The binding is the text between the CFFI markers of include/commlayer.h, so header and binding cannot disagree.
-`CL_SANITIZE=address,undefined` or `CL_SANITIZE=thread` builds an instrumented module; the process that imports it
-must preload the sanitizer's runtime.
+build.mk has the folders, flags and libraries; the Makefile uses them, too. The binding is the text between the CFFI
+markers of include/commlayer.h, so header and binding cannot disagree. `CL_SANITIZE=address,undefined` or
+`CL_SANITIZE=thread` builds an instrumented module; the process that imports it must preload the sanitizer's runtime.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,20 @@ from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("native")  # setuptools runs in the project's root, and wants relative paths
 SANITIZE = os.environ.get("CL_SANITIZE", "")
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden"]
+MODULE_FLAGS = ["-O3", "-fvisibility=hidden"]
 
 
-ENGINE_FOLDERS = ("engine", "group", "plan", "protocol", "congestion", "wire", "os", "kernels")
+def listed(name: str) -> list[str]:
+    """The words of a variable in build.mk."""
+    lines = re.findall(rf"^{name} := (.*)$", (NATIVE / "build.mk").read_text(encoding="utf-8"), re.MULTILINE)
+    if len(lines) != 1:
+        raise ValueError(f"native/build.mk has {len(lines)} lines that begin with `{name} := `; write one")
+    return str(lines[0]).split()
 
 
 def sources() -> list[Path]:
     """The engine's C files; sim/, fabric/, tests/ and fuzz/ are not part of it."""
-    return [path for folder in ENGINE_FOLDERS for path in sorted((NATIVE / folder).glob("*.c"))]
+    return [path for folder in listed("ENGINE_FOLDERS") for path in sorted((NATIVE / folder).glob("*.c"))]
 
 
 def binding(header: str) -> str:
@@ -38,16 +44,16 @@ def binding(header: str) -> str:
 
 
 class BuildNative(build_ext):
-    """Compiles only what changed, on every core: setuptools alone compiles all files again, one after another."""
+    """Compiles changed files only, on every core; setuptools alone compiles all files again, one after another."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        # Editable installs build in a temporary folder, which would lose the objects each time.
+        # Editable installs build in a temporary folder, and would lose the objects each time.
         self.build_temp = str(Path("build") / "native" / (SANITIZE.replace(",", "-") or "plain"))
 
     def build_extension(self, ext: Any) -> None:
         compile_all, compile_one = self.compiler.compile, self.compiler._compile
-        rules = [*NATIVE.rglob("*.h"), Path(__file__)]
+        rules = [*NATIVE.rglob("*.h"), NATIVE / "build.mk", Path(__file__)]
         newest_rule = max(path.stat().st_mtime for path in rules)
 
         def compile_in_parallel(*args: Any, **kwargs: Any) -> Any:
@@ -77,8 +83,6 @@ ffibuilder.set_source(
     '#include "commlayer.h"',
     sources=[str(path) for path in sources()],
     depends=[str(path) for path in sorted(NATIVE.rglob("*.h"))],
-    include_dirs=[str(NATIVE / "include"), str(NATIVE)],
-    extra_compile_args=[*FLAGS, *_sanitize],
-    extra_link_args=_sanitize,
-    libraries=["pthread", "rt", "m", "dl"],
+    extra_compile_args=[*listed("C_FLAGS"), *MODULE_FLAGS, *_sanitize],
+    extra_link_args=[*listed("C_LIBS"), *_sanitize],
 )

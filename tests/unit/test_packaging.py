@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -58,7 +59,7 @@ def pins(name: str) -> list[Requirement]:
     return [Requirement(line) for line in text(name).splitlines() if not line.startswith(("#", "-"))]
 
 
-@pytest.mark.parametrize("name", ["requirements/demo.txt", "requirements/dev.txt"])
+@pytest.mark.parametrize("name", [f"requirements/{name}.txt" for name in ("demo", "dev", "coverage")])
 def test_every_requirement_is_pinned_once_per_python(name: str) -> None:
     for python in ("3.10", "3.11", "3.12", "3.13"):
         chosen = [p for p in pins(name) if p.marker is None or p.marker.evaluate({"python_version": python})]
@@ -98,7 +99,33 @@ def test_engine_is_built_without_simulator_and_tests(build: ModuleType, tmp_path
     ):
         (tmp_path / "native" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "native" / name).touch()
+    (tmp_path / "native/build.mk").write_text(text("native/build.mk"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         names = [str(path.relative_to("native")) for path in build.sources()]
     assert sorted(names) == ["engine/engine.c", "kernels/reduce.c", "protocol/packet.c", "wire/udp.c"]
+
+
+def test_every_folder_of_c_is_the_engines_or_known(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    folders = {path.parent.name for path in (ROOT / "native").glob("*/*.c")}
+    assert folders - {"sim", "fabric", "tests", "fuzz"} == set(build.listed("ENGINE_FOLDERS"))
+
+
+def test_makefile_and_module_compile_alike(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    flags, libraries = build.listed("C_FLAGS"), build.listed("C_LIBS")
+    assert "-std=c11" in flags
+    module = build.ffibuilder._assigned_source[3]
+    assert module["extra_compile_args"][: len(flags)] == flags
+    assert module["extra_link_args"] == libraries
+    command = ["make", "-n", "-W", "native/engine/engine.c", "build/test/engine/engine.o", "build/test/simulate"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert " ".join(flags) in lines
+    assert re.search(rf"-o build/test/simulate .*{re.escape(' '.join(libraries))}$", lines, re.MULTILINE)
+
+
+def test_a_build_variable_that_is_not_there_is_named(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ValueError, match="0 lines that begin with `C_FLAG := `"):
+        build.listed("C_FLAG")
