@@ -83,7 +83,7 @@ DYING = "gradients --sizes 1M"
 def urgent(title: str, scenario: str, bulk: str, *, marked: bool = False) -> Case:
     """Our small urgent operation, alone and beside bulk; marked: the switches are told what is urgent."""
     return Case(
-        title + (", packets marked for the switch" if marked else ""),
+        title + (", DSCP for the switches" if marked else ""),
         scenario,
         (URGENT, URGENT + bulk),
         "all_reduce --sizes 64K",

@@ -1,7 +1,7 @@
 """What bounded loss does to training: bounds x treatments x seeds against exact training with the same seeds.
 
     python -m bench.convergence                everything (about 20 minutes; the links need root)
-    python -m bench.convergence --only 0.03    one bound, merged into the results that are there
+    python -m bench.convergence --only 0.03    one loss bound, merged into the results that are there
     python -m bench.convergence --quick        one seed and few steps, to see that it works; keeps nothing
     python -m bench.convergence --table        only the plot and the table, from the results that are there
 
@@ -152,7 +152,7 @@ def table(content: dict[str, Any]) -> str:
     seeds = sorted(log["job"]["seed"] for log in exact)
     final = [log["validations"][-1][2] for seed in seeds for log in exact if log["job"]["seed"] == seed]
     spread = statistics.stdev(final)
-    columns = ["bound", "treatment", "not counted", f"final loss, seeds {', '.join(map(str, seeds))}"]
+    columns = ["loss bound", "treatment", "not counted", f"final loss, seeds {', '.join(map(str, seeds))}"]
     columns += ["mean difference to exact", "95 % interval", "distinguishable from exact"]
     lines = [
         f"| {' | '.join(columns)} |",
@@ -178,7 +178,7 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
     lines.append(
         f"Seed to seed, exact training's final loss has a standard deviation of {spread:.4f}. Differences are paired "
         f"by seed; the interval is Student's, of the mean difference, with the deviation pooled over the treatments of "
-        f"a bound: a difference smaller than it would not have been noticed. There is no correction for "
+        f"a loss bound: a smaller difference would have gone unnoticed. There is no correction for "
         f"{len(comparisons)} comparisons at once: one in twenty would be called distinguishable by chance."
     )
     for each in comparisons:
@@ -195,9 +195,9 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
     tokens = log["ranks"] * log["job"]["batch"] * log["job"]["context"]
     lines.append(
         f"{log['ranks']} ranks on emulated hosts, {log['parameters']:,} parameters in 32 bits, "
-        f"{log['job']['steps']} steps of AdamW at {tokens} bytes of text per step. The links lose more than the bound, "
-        f'each packet independently: {links}. "Not counted" is a share of the contributions that ranks sent to owners, '
-        "which are three quarters of all."
+        f"{log['job']['steps']} steps of AdamW at {tokens} bytes of text per step. The links lose more than the loss "
+        f'bound, each packet independently: {links}. "Not counted" is a share of the contributions that ranks sent to '
+        "owners, which are three quarters of all."
     )
     about = content["machine"]
     lines.append(
@@ -240,7 +240,7 @@ def plot(content: dict[str, Any], path: Path) -> None:
         ends.plot([place + shift] * len(each.differences), each.differences, ".", color=colour, alpha=0.6)
     ends.axhline(0, color="black", lw=0.5)
     ends.set_xticks(range(len(bounds) + 1), [AGAIN if again else "", *(f"{bound:.1%}" for bound in bounds)])
-    ends.set(xlabel="bound", ylabel="difference to exact, same seed", title="final loss; bars are 95 % intervals")
+    ends.set(xlabel="loss bound", ylabel="difference to exact, same seed", title="final loss; bars are 95 % intervals")
     ends.legend()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

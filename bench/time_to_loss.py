@@ -109,7 +109,7 @@ class System:
         job = self.logs[0]["job"]
         parts = [job["tcp_cc"], job["bits"], f"buckets of {job['bucket_mb']:g} MB"]
         if bound := (job["policy"] or {}).get("loss_bound"):
-            parts.insert(0, f"bound {bound:.0%}")
+            parts.insert(0, f"loss bound {bound:.0%}")
         return ", ".join(part for part in parts if part)
 
     def times(self, target: float) -> list[float] | None:
