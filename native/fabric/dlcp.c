@@ -12,14 +12,9 @@ enum {
 
 static const uint64_t PEER_TIMEOUT_NS = 10000000000;
 
-/* The core's clock. */
-static uint64_t now_us(const struct sim_dlcp_host *host)
+static bool emit(struct sim_driver *driver, const struct cl_datagram *from)
 {
-    return host->dlcp->fabric->network.clock->now_ns / host->dlcp->config.tick_ns;
-}
-
-static void emit(struct sim_dlcp_host *host, const struct cl_datagram *from)
-{
+    struct sim_dlcp_host *host = (struct sim_dlcp_host *)(void *)driver; /* its first member */
     struct sim_dlcp *dlcp = host->dlcp;
     struct sim_datagram *datagram = sim_fabric_take(dlcp->fabric);
     datagram->from = host->id;
@@ -31,57 +26,37 @@ static void emit(struct sim_dlcp_host *host, const struct cl_datagram *from)
     memcpy(datagram->bytes, from->head, from->head_length);
     uint64_t flow = (uint64_t)from->path << 32 | (uint64_t)host->id << 16 | from->peer;
     sim_fabric_send(dlcp->fabric, datagram, (uint64_t)1 << 63 | (dlcp->config.sprays ? ++dlcp->sent : flow));
+    return true;
 }
 
-static bool take_completions(struct sim_dlcp_host *host)
+static void complete(struct sim_driver *driver, const struct cl_completion *completion)
 {
-    bool any = false;
-    struct cl_completion completion;
-    while (cl_endpoint_next_completion(host->endpoint, &completion)) {
-        uint64_t missing = 0;
-        for (uint32_t i = 0; i < completion.missing_count; i++)
-            missing += completion.missing[i].end - completion.missing[i].start;
-        if (completion.status != CL_OK) {
-            fprintf(stderr, "simulator: a message between hosts %u and %u failed: %s\n", host->id, completion.peer,
-                    cl_error_text(completion.status));
-            exit(2);
-        }
-        host->dlcp->transport.done(completion.context, missing);
-        any = true;
+    const struct sim_dlcp_host *host = (struct sim_dlcp_host *)(void *)driver; /* its first member */
+    uint64_t missing = 0;
+    for (uint32_t i = 0; i < completion->missing_count; i++)
+        missing += completion->missing[i].end - completion->missing[i].start;
+    if (completion->status != CL_OK) {
+        fprintf(stderr, "simulator: a message between hosts %u and %u failed: %s\n", host->id, completion->peer,
+                cl_error_text(completion->status));
+        exit(2);
     }
-    return any;
+    host->dlcp->transport.done(completion->context, missing);
 }
 
-static void run(struct sim_dlcp_host *host)
+static void settle(struct sim_dlcp_host *host)
 {
-    struct sim_dlcp *dlcp = host->dlcp;
     host->running = true;
-    take_completions(host);
-    do {
-        size_t count;
-        while ((count = cl_endpoint_send(host->endpoint, now_us(host), dlcp->batch, BATCH)) > 0)
-            for (size_t i = 0; i < count; i++)
-                emit(host, &dlcp->batch[i]);
-    } while (take_completions(host));
+    sim_driver_settle(&host->driver);
     host->running = false;
-    uint64_t timeout_us = cl_endpoint_next_timeout(host->endpoint);
-    struct sim_clock *clock = dlcp->fabric->network.clock;
-    if (timeout_us == UINT64_MAX)
-        sim_clock_cancel(clock, &host->turn);
-    else {
-        uint64_t next_us = timeout_us > now_us(host) ? timeout_us : now_us(host) + 1,
-                 at_ns = next_us * dlcp->config.tick_ns;
-        if (host->turn.slot == 0 || host->turn.at_ns != at_ns)
-            sim_clock_schedule(clock, &host->turn, at_ns);
-    }
 }
 
-static void on_timer(struct sim_event *event)
+static void turn(struct sim_driver *driver)
 {
-    struct sim_dlcp_host *host = (struct sim_dlcp_host *)(void *)event; /* its first member */
-    cl_endpoint_timeout(host->endpoint, now_us(host));
-    run(host);
+    sim_driver_expire(driver);
+    settle((struct sim_dlcp_host *)(void *)driver); /* its first member */
 }
+
+static const struct sim_driver_type DRIVER = {.turn = turn, .emit = emit, .complete = complete};
 
 static void deliver(struct sim_transport *transport, struct sim_datagram *datagram)
 {
@@ -91,8 +66,9 @@ static void deliver(struct sim_transport *transport, struct sim_datagram *datagr
     memcpy(dlcp->packet, datagram->bytes, length < SIM_FABRIC_HEAD_BYTES ? length : SIM_FABRIC_HEAD_BYTES);
     bool marked = datagram->ecn == SIM_CE;
     sim_pool_give(&dlcp->fabric->network.pool, datagram);
-    cl_endpoint_receive(host->endpoint, dlcp->packet, length, marked, now_us(host), now_us(host));
-    run(host);
+    uint64_t now_us = sim_driver_now_us(&host->driver);
+    cl_endpoint_receive(host->driver.endpoint, dlcp->packet, length, marked, now_us, now_us);
+    settle(host);
 }
 
 static void check(int status, const struct sim_message *message)
@@ -110,7 +86,8 @@ static struct sim_dlcp_host *host_of(struct sim_dlcp *dlcp, uint16_t id, uint16_
     static const uint32_t same_interface[8] = {0};
     struct sim_dlcp_host *host = &dlcp->hosts[id];
     /* CL_EINVAL: it is there already */
-    if (cl_endpoint_add_peer_through(host->endpoint, peer, (uint16_t)dlcp->config.paths, same_interface) == CL_ENOMEM)
+    if (cl_endpoint_add_peer_through(host->driver.endpoint, peer, (uint16_t)dlcp->config.paths, same_interface) ==
+        CL_ENOMEM)
         sim_memory(NULL);
     return host;
 }
@@ -123,9 +100,8 @@ static struct cl_qos qos_of(const struct sim_message *message)
 /* What was posted may leave now; from within a turn it does anyway. */
 static void wake(struct sim_dlcp_host *host)
 {
-    struct sim_clock *clock = host->dlcp->fabric->network.clock;
     if (!host->running)
-        sim_clock_schedule(clock, &host->turn, clock->now_ns);
+        sim_clock_schedule(host->driver.clock, &host->driver.event, host->driver.clock->now_ns);
 }
 
 static void send_message(struct sim_transport *transport, const struct sim_message *message, void *context)
@@ -134,8 +110,8 @@ static void send_message(struct sim_transport *transport, const struct sim_messa
     struct sim_dlcp_host *host = host_of((struct sim_dlcp *)(void *)transport, message->from, message->to);
     struct cl_message_id id = {1, message->job, message->index};
     struct cl_qos qos = qos_of(message);
-    check(cl_endpoint_post_partial_send(host->endpoint, message->to, id, nothing, message->length, &qos, now_us(host),
-                                        context),
+    check(cl_endpoint_post_partial_send(host->driver.endpoint, message->to, id, nothing, message->length, &qos,
+                                        sim_driver_now_us(&host->driver), context),
           message);
     wake(host);
 }
@@ -153,8 +129,9 @@ static void receive_message(struct sim_transport *transport, const struct sim_me
     struct sim_dlcp_host *host = host_of((struct sim_dlcp *)(void *)transport, message->to, message->from);
     struct cl_message_id id = {1, message->job, message->index};
     struct cl_qos qos = qos_of(message);
-    check(cl_endpoint_post_partial_receive(host->endpoint, message->from, id, (struct cl_sink){.deliver = ignore},
-                                           message->length, &qos, now_us(host), context),
+    check(cl_endpoint_post_partial_receive(host->driver.endpoint, message->from, id,
+                                           (struct cl_sink){.deliver = ignore}, message->length, &qos,
+                                           sim_driver_now_us(&host->driver), context),
           message);
     wake(host);
 }
@@ -168,10 +145,14 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
                               .protocol = protocol};
     dlcp->hosts = sim_new(fabric->hosts, sizeof *dlcp->hosts);
     dlcp->packet = sim_new(config->mtu, 1);
-    dlcp->batch = sim_new(BATCH, sizeof *dlcp->batch);
     for (uint32_t i = 0; i < fabric->hosts; i++) {
         struct sim_dlcp_host *host = &dlcp->hosts[i];
-        *host = (struct sim_dlcp_host){.turn = {.fire = on_timer}, .dlcp = dlcp, .id = (uint16_t)i};
+        *host = (struct sim_dlcp_host){.driver = {.type = &DRIVER,
+                                                  .clock = fabric->network.clock,
+                                                  .tick_ns = config->tick_ns,
+                                                  .batch_capacity = BATCH},
+                                       .dlcp = dlcp,
+                                       .id = (uint16_t)i};
         struct cl_endpoint_config endpoint = {.auth = CL_AUTH_OFF,
                                               .job = 1,
                                               .self = (uint16_t)i,
@@ -179,7 +160,7 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
                                               .peer_timeout_us = PEER_TIMEOUT_NS / config->tick_ns,
                                               .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
                                               .congestion = "delay"};
-        if (cl_endpoint_create(&endpoint, &host->endpoint) != CL_OK)
+        if (sim_driver_open(&host->driver, &endpoint) != CL_OK)
             sim_memory(NULL);
     }
     fabric->transports[protocol] = &dlcp->transport;
@@ -187,13 +168,10 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
 
 void sim_dlcp_free(struct sim_dlcp *dlcp)
 {
-    for (uint32_t i = 0; i < dlcp->fabric->hosts; i++) {
-        sim_clock_cancel(dlcp->fabric->network.clock, &dlcp->hosts[i].turn);
-        cl_endpoint_destroy(dlcp->hosts[i].endpoint);
-    }
+    for (uint32_t i = 0; i < dlcp->fabric->hosts; i++)
+        sim_driver_close(&dlcp->hosts[i].driver);
     free(dlcp->hosts);
     free(dlcp->packet);
-    free(dlcp->batch);
 }
 
 struct cl_endpoint_stats sim_dlcp_stats(const struct sim_dlcp *dlcp)
@@ -205,7 +183,7 @@ struct cl_endpoint_stats sim_dlcp_stats(const struct sim_dlcp *dlcp)
         uint64_t counters[COUNTERS];
     } sum = {.counters = {0}}, one;
     for (uint32_t i = 0; i < dlcp->fabric->hosts; i++) {
-        one.stats = *cl_endpoint_stats(dlcp->hosts[i].endpoint);
+        one.stats = *cl_endpoint_stats(dlcp->hosts[i].driver.endpoint);
         for (int counter = 0; counter < COUNTERS; counter++)
             sum.counters[counter] += one.counters[counter];
     }

@@ -10,7 +10,7 @@
 #define CL_FABRIC_DLCP_H
 
 #include "fabric/fabric.h"
-#include "protocol/endpoint.h"
+#include "sim/driver.h"
 
 struct sim_dlcp_config {
     uint32_t mtu;    /* of the IP packet */
@@ -24,11 +24,10 @@ struct sim_dlcp_config {
 };
 
 struct sim_dlcp_host {
-    struct sim_event turn;
+    struct sim_driver driver; /* the first member: drivers are cast to hosts */
     struct sim_dlcp *dlcp;
     uint16_t id;
-    bool running; /* its turn is under way: what is posted meanwhile is a part of it */
-    struct cl_endpoint *endpoint;
+    bool running; /* a turn is under way, and sends what is posted meanwhile */
 };
 
 struct sim_dlcp {
@@ -39,7 +38,6 @@ struct sim_dlcp {
     struct sim_dlcp_host *hosts;
     uint64_t sent;   /* packets */
     uint8_t *packet; /* what a host is given of a datagram: its head, and as many bytes after it as it says */
-    struct cl_datagram *batch;
 };
 
 void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, struct sim_fabric *fabric,

@@ -1,0 +1,178 @@
+#include "sim/driver.h"
+
+#include <string.h>
+
+#include "sim/memory.h"
+
+static uint64_t clock_us(const struct sim_driver *driver, uint64_t at_ns)
+{
+    return driver->type->clock_us != NULL ? driver->type->clock_us(driver, at_ns) : at_ns / driver->tick_ns;
+}
+
+uint64_t sim_driver_now_us(const struct sim_driver *driver)
+{
+    return clock_us(driver, driver->clock->now_ns);
+}
+
+uint64_t sim_driver_ns_at(const struct sim_driver *driver, uint64_t us)
+{
+    uint64_t now_us = sim_driver_now_us(driver), now_ns = driver->clock->now_ns;
+    return us <= now_us ? now_ns : now_ns - now_ns % driver->tick_ns + (us - now_us) * driver->tick_ns;
+}
+
+/* ---- when turns come ---- */
+
+void sim_driver_wake(struct sim_driver *driver, uint64_t at_ns)
+{
+    at_ns = at_ns < driver->asleep_until_ns ? driver->asleep_until_ns : at_ns;
+    if (!driver->dead && (driver->event.slot == 0 || at_ns < driver->event.at_ns))
+        sim_clock_schedule(driver->clock, &driver->event, at_ns);
+}
+
+void sim_driver_sleep(struct sim_driver *driver, uint64_t until_ns)
+{
+    if (until_ns > driver->asleep_until_ns)
+        driver->asleep_until_ns = until_ns;
+    if (driver->event.slot != 0 && driver->event.at_ns < until_ns)
+        sim_clock_schedule(driver->clock, &driver->event, until_ns);
+}
+
+void sim_driver_kill(struct sim_driver *driver)
+{
+    driver->dead = true;
+    sim_clock_cancel(driver->clock, &driver->event);
+}
+
+static void begin_turn(struct sim_event *event)
+{
+    struct sim_driver *driver = (struct sim_driver *)(void *)event; /* the event is its first member */
+    driver->type->turn(driver);
+}
+
+/* ---- what a turn does ---- */
+
+void sim_driver_deliver(struct sim_driver *driver, struct sim_datagram *datagram)
+{
+    datagram->arrived_ns = driver->clock->now_ns;
+    datagram->next = NULL;
+    *driver->inbox_last = datagram;
+    driver->inbox_last = &datagram->next;
+    driver->inbox_count++;
+    driver->inbox_bytes += datagram->length;
+}
+
+uint32_t sim_driver_receive(struct sim_driver *driver, uint32_t most)
+{
+    uint32_t count = 0;
+    for (; driver->inbox != NULL && count < most; count++) {
+        struct sim_datagram *datagram = driver->inbox;
+        driver->inbox = datagram->next;
+        if (driver->inbox == NULL)
+            driver->inbox_last = &driver->inbox;
+        driver->inbox_count--;
+        driver->inbox_bytes -= datagram->length;
+        cl_endpoint_receive(driver->endpoint, datagram->bytes, datagram->length, datagram->ecn == SIM_CE,
+                            clock_us(driver, datagram->arrived_ns), sim_driver_now_us(driver));
+        if (driver->type->received != NULL)
+            driver->type->received(driver, datagram);
+        sim_pool_give(driver->pool, datagram);
+    }
+    return count;
+}
+
+bool sim_driver_expire(struct sim_driver *driver)
+{
+    uint64_t now_us = sim_driver_now_us(driver);
+    bool due = cl_endpoint_next_timeout(driver->endpoint) <= now_us;
+    if (due)
+        cl_endpoint_timeout(driver->endpoint, now_us);
+    return due;
+}
+
+bool sim_driver_complete(struct sim_driver *driver)
+{
+    bool any = false;
+    struct cl_completion completion;
+    while (cl_endpoint_next_completion(driver->endpoint, &completion)) {
+        driver->type->complete(driver, &completion);
+        any = true;
+    }
+    uint32_t group;
+    uint16_t culprit;
+    int reason;
+    while (driver->type->abort != NULL && cl_endpoint_next_abort(driver->endpoint, &group, &culprit, &reason))
+        driver->type->abort(driver, group, culprit, reason);
+    return any;
+}
+
+bool sim_driver_send(struct sim_driver *driver)
+{
+    for (;;) {
+        for (; driver->batch_first < driver->batch_count; driver->batch_first++)
+            if (!driver->type->emit(driver, &driver->batch[driver->batch_first]))
+                return false;
+        driver->batch_first = 0;
+        driver->batch_count = (uint32_t)cl_endpoint_send(driver->endpoint, sim_driver_now_us(driver), driver->batch,
+                                                         driver->batch_capacity);
+        if (driver->type->filled != NULL)
+            driver->type->filled(driver);
+        if (driver->batch_count == 0)
+            return true;
+    }
+}
+
+void sim_driver_settle(struct sim_driver *driver)
+{
+    sim_driver_complete(driver);
+    do
+        sim_driver_send(driver);
+    while (sim_driver_complete(driver));
+    uint64_t now_us = sim_driver_now_us(driver), timeout_us = cl_endpoint_next_timeout(driver->endpoint);
+    uint64_t at_ns = sim_driver_ns_at(driver, timeout_us > now_us ? timeout_us : now_us + 1);
+    if (timeout_us == UINT64_MAX)
+        sim_clock_cancel(driver->clock, &driver->event);
+    else if (driver->event.slot == 0 || driver->event.at_ns != at_ns)
+        sim_clock_schedule(driver->clock, &driver->event, at_ns);
+}
+
+void sim_driver_turn(struct sim_driver *driver)
+{
+    sim_driver_receive(driver, UINT32_MAX);
+    sim_driver_expire(driver);
+    sim_driver_settle(driver);
+}
+
+void sim_driver_drop_payloads(struct sim_driver *driver)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = driver->batch_first; i < driver->batch_count; i++)
+        if (driver->batch[i].payload_length == 0)
+            driver->batch[kept++] = driver->batch[i];
+    driver->batch_first = 0;
+    driver->batch_count = kept;
+}
+
+uint32_t sim_driver_flatten(uint8_t *bytes, const struct cl_datagram *datagram)
+{
+    memcpy(bytes, datagram->head, datagram->head_length);
+    if (datagram->payload_length > 0)
+        memcpy(bytes + datagram->head_length, datagram->payload, datagram->payload_length);
+    return datagram->head_length + datagram->payload_length;
+}
+
+/* ---- beginning and end ---- */
+
+int sim_driver_open(struct sim_driver *driver, const struct cl_endpoint_config *config)
+{
+    driver->event.fire = begin_turn;
+    driver->inbox_last = &driver->inbox;
+    driver->batch = sim_new(driver->batch_capacity, sizeof *driver->batch);
+    return cl_endpoint_create(config, &driver->endpoint);
+}
+
+void sim_driver_close(struct sim_driver *driver)
+{
+    sim_clock_cancel(driver->clock, &driver->event);
+    cl_endpoint_destroy(driver->endpoint);
+    free(driver->batch);
+}
