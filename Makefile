@@ -172,9 +172,10 @@ $(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
 PACKETS ?= 10000000
 SECONDS ?= 60
 $(eval $(call variant,fuzz,$(CLANG),-O1 -fsanitize=fuzzer-no-link$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
-build/asan/receive: build/asan/fuzz/main.o build/asan/fuzz/conversation.o build/asan/libcommlayer.a
+C_FUZZ := conversation.o message.o attack.o
+build/asan/receive: build/asan/fuzz/main.o $(C_FUZZ:%=build/asan/fuzz/%) build/asan/libcommlayer.a
 	@$(CC) -fsanitize=address,undefined -o $@ $^ $(C_LIBS)
-build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o build/fuzz/fuzz/conversation.o build/fuzz/libcommlayer.a
+build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o $(C_FUZZ:%=build/fuzz/fuzz/%) build/fuzz/libcommlayer.a
 	@$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(C_LIBS)
 
 .PHONY: fuzz fuzz-short fuzz-coverage

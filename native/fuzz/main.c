@@ -1,5 +1,5 @@
 /*
- * The fuzzer that needs nothing but a compiler: random conversations, all fixed by one seed.
+ * The fuzzer that needs only a compiler: random conversations, all determined by one seed.
  *
  *   receive PACKETS SEED WORKERS   until PACKETS were given to endpoints, by WORKERS processes
  *   receive --run 0xNUMBER         one conversation again, as a finding names it
@@ -15,34 +15,26 @@
 #include <unistd.h>
 
 #include "fuzz/conversation.h"
+#include "sim/random.h"
 
 enum { INPUT_MIN = 200, INPUT_MAX = 6000, WORKERS_MAX = 64 };
 
-/* What a worker leaves for its parent, even when it dies. */
+/* Shared with the parent, which reads it even after the worker has died. */
 struct worker {
     uint64_t run;
     struct conversation_counters counters;
 };
 
-/* SplitMix64 (Steele, Lea and Flood, 2014) */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-
 static void run(uint64_t number)
 {
     static uint8_t input[INPUT_MAX];
-    uint64_t state = number;
-    size_t length = INPUT_MIN + next_random(&state) % (INPUT_MAX - INPUT_MIN);
-    /* conversations without an insider, or without an end of anything, must be frequent: half of all bytes that would
-     * be such a command become another one */
-    bool honest = next_random(&state) % 2;
+    struct sim_random random = {number};
+    size_t length = INPUT_MIN + sim_random_next(&random) % (INPUT_MAX - INPUT_MIN);
+    /* In half of the conversations no byte commands an insider or an end of anything: otherwise few would be without.
+     */
+    bool honest = sim_random_next(&random) % 2;
     for (size_t i = 0; i < length; i++) {
-        input[i] = (uint8_t)(next_random(&state) >> 32);
+        input[i] = (uint8_t)(sim_random_next(&random) >> 32);
         uint32_t command = input[i] % 16;
         if (honest && (command == 7 || command == 8 || input[i] == 25))
             input[i] = (uint8_t)(input[i] + 2);
@@ -52,8 +44,9 @@ static void run(uint64_t number)
 
 static void work(struct worker *worker, uint64_t packets, uint64_t seed)
 {
+    struct sim_random random = {seed};
     while (conversation_counters.packets < packets) {
-        worker->run = next_random(&seed);
+        worker->run = sim_random_next(&random);
         run(worker->run);
         worker->counters = conversation_counters;
     }
@@ -113,8 +106,9 @@ int main(int count, char **arguments)
     printf("seed %" PRIu64 "\n", seed);
     fflush(stdout);
     pid_t pids[WORKERS_MAX];
+    struct sim_random random = {seed};
     for (int i = 0; i < workers; i++) {
-        uint64_t own = next_random(&seed);
+        uint64_t own = sim_random_next(&random);
         pids[i] = fork();
         if (pids[i] == 0) {
             work(&shared[i], packets / (uint64_t)workers + 1, own);

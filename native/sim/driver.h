@@ -1,6 +1,6 @@
 /*
- * Driver: runs one endpoint in virtual time, in turns. Ranks of the simulator, hosts of a fabric, hosts of the tests and
- * the fuzzer's conversations all drive their endpoints through it. The user's struct has the driver as its first
+ * Driver: runs one endpoint in virtual time, in turns. Ranks of the simulator, hosts of a fabric, hosts of the tests
+ * and the fuzzer's conversations all drive their endpoints through it. The user's struct has the driver as its first
  * member and gives it a type: a const vtable of what differs.
  *
  * A turn is sim_driver_turn, or its parts in the user's own order: hand over the received datagrams, run the timers
