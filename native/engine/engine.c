@@ -10,8 +10,10 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "engine/clock.h"
+#include "group/group.h"
 
 enum {
     LINGER_QUIET_US =
@@ -28,13 +30,6 @@ enum {
     FOREVER_US = 1 << 30,
     SLICE_NS = 100000, /* the least that Linux gives */
 };
-
-uint64_t cl_now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
-}
 
 const char *cl_error_text(int code)
 {
@@ -112,7 +107,7 @@ static bool flush_batch(struct cl_engine *engine)
     size_t count = 0, first = engine->batch_first;
     for (size_t i = first; i < engine->batch_count; i++) {
         const struct cl_datagram *datagram = &engine->batch[i];
-        out[count++] = (struct cl_wire_datagram){.link = engine->links[datagram->peer][datagram->path].number,
+        out[count++] = (struct cl_wire_datagram){.link = engine->peers.links[datagram->peer][datagram->path].number,
                                                  .head_length = datagram->head_length,
                                                  .payload_length = datagram->payload_length,
                                                  .head = datagram->head,
@@ -120,7 +115,7 @@ static bool flush_batch(struct cl_engine *engine)
                                                  .traffic_class = traffic_class_of(datagram)};
     }
     if (count > 0) {
-        engine->batch_first += engine->wire_type->send(engine->wire, out, count);
+        engine->batch_first += engine->ports.wire_type->send(engine->ports.wire, out, count);
         atomic_fetch_add_explicit(&engine->send_calls, 1, memory_order_relaxed);
     }
     if (engine->batch_first < engine->batch_count)
@@ -147,11 +142,11 @@ static bool send_packets(struct cl_engine *engine, bool *more)
 
 static void receive_packets(struct cl_engine *engine)
 {
-    for (uint32_t port = 0; port < engine->port_count; port++) {
+    for (uint32_t port = 0; port < engine->ports.count; port++) {
         bool more = (engine->readable >> port & 1) != 0;
         for (int i = 0; more && i < RECEIVE_BATCHES; i++) {
             struct arrival arrival = {engine, cl_now_us()};
-            more = engine->wire_type->receive(engine->wire, port, receive_datagram, &arrival);
+            more = engine->ports.wire_type->receive(engine->ports.wire, port, receive_datagram, &arrival);
             atomic_fetch_add_explicit(&engine->receive_calls, 1, memory_order_relaxed);
             engine->last_heard_us = arrival.now_us;
         }
@@ -184,24 +179,14 @@ static bool take_completions(struct cl_engine *engine)
     struct cl_completion completion;
     while (cl_endpoint_next_completion(engine->endpoint, &completion)) {
         any = true;
-        if (completion.missing_count > 0)
-            cl_executor_missed(completion.context, completion.missing, completion.missing_count);
-        const struct cl_executor *executor = cl_executor_complete(completion.context, completion.status);
-        if (completion.status == CL_OK || completion.status == CL_EABORTED)
-            continue; /* of an abort, the reason follows below */
-        const struct cl_operation *operation = cl_executor_owner(executor);
-        cl_group_fail(operation->group, completion.status, cl_group_rank_of(operation->group, completion.peer));
+        cl_group_complete(&completion);
     }
     uint32_t id;
     uint16_t culprit;
     int reason;
     while (cl_endpoint_next_abort(engine->endpoint, &id, &culprit, &reason)) {
         any = true;
-        for (struct cl_group *group = engine->groups; group != NULL; group = group->next) {
-            if (group->id != id)
-                continue;
-            cl_group_hear(group, reason, cl_group_rank_of(group, culprit));
-        }
+        cl_group_hear_of(engine->groups, id, reason, culprit);
     }
     return any;
 }
@@ -217,9 +202,7 @@ static void take_inbox(struct cl_engine *engine)
     pthread_mutex_unlock(&engine->inbox);
     while (operation != NULL) {
         struct cl_operation *next = operation->next;
-        operation->next = NULL;
-        *operation->group->last = operation;
-        operation->group->last = &operation->next;
+        cl_group_take(operation->group, operation);
         operation = next;
     }
 }
@@ -238,20 +221,20 @@ static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
     bool armed = true;
     uint64_t now = cl_now_us();
     for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-        armed &= cl_host_queue_arm_bells(group, now, deadline_us);
+        armed &= cl_group_arm_bells(group, now, deadline_us);
     return armed;
 }
 
 static void report_deaths(struct cl_engine *engine)
 {
-    for (uint32_t i = 0; i < engine->watched_count; i++) {
-        if (!engine->watched[i].died)
+    for (uint32_t i = 0; i < engine->peers.watched_count; i++) {
+        if (!engine->peers.watched[i].died)
             continue;
-        engine->watched[i].died = false;
+        engine->peers.watched[i].died = false;
         if (engine->endpoint != NULL)
-            cl_endpoint_peer_lost(engine->endpoint, engine->watched[i].peer);
+            cl_endpoint_peer_lost(engine->endpoint, engine->peers.watched[i].peer);
         for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-            cl_group_peer_died(group, engine->watched[i].peer);
+            cl_group_peer_died(group, engine->peers.watched[i].peer);
     }
 }
 
@@ -261,7 +244,7 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     uint64_t deadline = UINT64_MAX;
     *wire_full = false;
     take_inbox(engine);
-    if (engine->wire != NULL)
+    if (engine->ports.wire != NULL)
         receive_packets(engine);
     report_deaths(engine); /* after what they said last */
     if (engine->endpoint != NULL) {
@@ -311,15 +294,15 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     uint32_t full_port = UINT32_MAX; /* room at another one would not help the first packet that waits */
     if (wire_full)
         full_port =
-            engine->links[engine->batch[engine->batch_first].peer][engine->batch[engine->batch_first].path].port;
-    for (uint32_t i = 0; i < engine->port_count; i++)
-        fds[count++] = (struct pollfd){.fd = engine->wire_type->descriptor(engine->wire, i),
+            engine->peers.links[engine->batch[engine->batch_first].peer][engine->batch[engine->batch_first].path].port;
+    for (uint32_t i = 0; i < engine->ports.count; i++)
+        fds[count++] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i),
                                        .events = (short)(i == full_port ? POLLIN | POLLOUT : POLLIN)};
     nfds_t first_watched = count;
-    uint32_t watched = engine->watched_count;
+    uint32_t watched = engine->peers.watched_count;
     engine->sleeps_until_us = deadline_us;
     for (uint32_t i = 0; i < watched; i++)
-        fds[count++] = (struct pollfd){.fd = engine->watched[i].pidfd, .events = POLLIN};
+        fds[count++] = (struct pollfd){.fd = engine->peers.watched[i].pidfd, .events = POLLIN};
     pthread_mutex_unlock(&engine->core);
 
     uint64_t now = cl_now_us();
@@ -333,7 +316,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     engine->readable = nap > 0 ? engine->ever_readable : 0;
     if (ready <= 0)
         return;
-    for (uint32_t i = 0; i < engine->port_count; i++)
+    for (uint32_t i = 0; i < engine->ports.count; i++)
         if ((fds[first_port + i].revents & ~POLLOUT) != 0)
             engine->readable |= UINT64_C(1) << i;
     engine->ever_readable |= engine->readable;
@@ -348,11 +331,11 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
         (void)!read(engine->timer_fd, &ignored, sizeof ignored);
     }
     for (uint32_t i = 0; i < watched; i++) {
-        if (fds[first_watched + i].revents == 0 || engine->watched[i].pidfd < 0)
+        if (fds[first_watched + i].revents == 0 || engine->peers.watched[i].pidfd < 0)
             continue;
-        close(engine->watched[i].pidfd);
-        engine->watched[i].pidfd = -1; /* poll ignores it from now on */
-        engine->watched[i].died = true;
+        close(engine->peers.watched[i].pidfd);
+        engine->peers.watched[i].pidfd = -1; /* poll ignores it from now on */
+        engine->peers.watched[i].died = true;
     }
 }
 
@@ -408,7 +391,7 @@ static void *run(void *argument)
         uint64_t deadline = turn(engine, &wire_full);
         sleep_until(engine, deadline, wire_full);
     }
-    if (engine->endpoint != NULL && engine->peer_count > 0)
+    if (engine->endpoint != NULL && engine->peers.count > 0)
         linger(engine);
     pthread_mutex_unlock(&engine->core);
     return NULL;
@@ -430,7 +413,7 @@ void cl_engine_linger(cl_engine *engine)
     do {
         usleep((useconds_t)quiet / 4);
         pthread_mutex_lock(&engine->core);
-        quiet = engine->endpoint != NULL && engine->peer_count > 0 ? quiet_us(engine) : 0;
+        quiet = engine->endpoint != NULL && engine->peers.count > 0 ? quiet_us(engine) : 0;
         if (engine->last_heard_us > heard)
             heard = engine->last_heard_us;
         pthread_mutex_unlock(&engine->core);

@@ -1,5 +1,5 @@
 /*
- * Opening and closing of an engine: what it is made of, and what others are told of it.
+ * Opening and closing of an engine, and what it and its peers tell each other about themselves.
  */
 #include "engine/engine.h"
 
@@ -14,22 +14,17 @@
 
 static void free_engine(struct cl_engine *engine)
 {
-    for (uint32_t i = 0; i < engine->watched_count; i++)
-        if (engine->watched[i].pidfd >= 0)
-            close(engine->watched[i].pidfd);
+    cl_peers_free(&engine->peers);
     if (engine->endpoint != NULL)
         cl_endpoint_destroy(engine->endpoint);
-    if (engine->wire != NULL)
-        engine->wire_type->close(engine->wire);
+    if (engine->ports.wire != NULL)
+        engine->ports.wire_type->close(engine->ports.wire);
     if (engine->wake_fd >= 0)
         close(engine->wake_fd);
     if (engine->bell_fd >= 0)
         close(engine->bell_fd);
     if (engine->timer_fd >= 0)
         close(engine->timer_fd);
-    for (uint32_t i = 0; engine->links != NULL && i < CL_PEERS_MAX; i++)
-        free(engine->links[i]);
-    free(engine->links);
     free(engine->batch);
     pthread_mutex_destroy(&engine->core);
     pthread_mutex_destroy(&engine->inbox);
@@ -45,7 +40,7 @@ static bool number_interfaces(struct cl_engine *engine, const struct cl_engine_o
         uint32_t same = 0;
         while (same < i && strcmp(options->addresses[same], options->addresses[i]) != 0)
             same++;
-        engine->interfaces[i] = same < i ? engine->interfaces[same] : count++;
+        engine->ports.interfaces[i] = same < i ? engine->ports.interfaces[same] : count++;
     }
     return count <= CL_PEER_PATHS_MAX;
 }
@@ -54,8 +49,8 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
 {
     if (strcmp(options->wire, "none") == 0)
         return CL_OK;
-    engine->wire_type = cl_wire_find(options->wire);
-    if (engine->wire_type == NULL || options->address_count == 0 || options->address_count > CL_PORTS_MAX ||
+    engine->ports.wire_type = cl_wire_find(options->wire);
+    if (engine->ports.wire_type == NULL || options->address_count == 0 || options->address_count > CL_PORTS_MAX ||
         !number_interfaces(engine, options))
         return CL_EINVAL;
     struct cl_wire_config config = {.addresses = options->addresses,
@@ -65,12 +60,12 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
                                     .seed = options->mem_seed,
                                     .dscp = options->dscp != 0,
                                     .provider = options->ofi_provider};
-    int status = engine->wire_type->open(&config, &engine->wire);
+    int status = engine->ports.wire_type->open(&config, &engine->ports.wire);
     if (status != CL_OK)
         return status;
-    engine->port_count = options->address_count;
-    if (engine->wire_type->datagram_limit != NULL) {
-        uint32_t limit = engine->wire_type->datagram_limit(engine->wire);
+    engine->ports.count = options->address_count;
+    if (engine->ports.wire_type->datagram_limit != NULL) {
+        uint32_t limit = engine->ports.wire_type->datagram_limit(engine->ports.wire);
         if (limit < engine->options.datagram_bytes)
             engine->options.datagram_bytes = limit;
     }
@@ -94,9 +89,8 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     engine->bell_fd = -1;
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    engine->links = calloc(CL_PEERS_MAX, sizeof *engine->links);
     engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
-    int status = engine->links == NULL || engine->batch == NULL ? CL_ENOMEM : CL_OK;
+    int status = cl_peers_init(&engine->peers) && engine->batch != NULL ? CL_OK : CL_ENOMEM;
     if (status == CL_OK)
         status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
     if (status == CL_OK) {
@@ -132,20 +126,23 @@ void cl_engine_close(cl_engine *engine)
     free_engine(engine);
 }
 
+/* ---- this process and its peers ---- */
+
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
 {
-    if (engine->wire == NULL || index >= engine->port_count)
+    if (engine->ports.wire == NULL || index >= engine->ports.count)
         return CL_EINVAL;
-    return engine->wire_type->port_number(engine->wire, index, port);
+    return engine->ports.wire_type->port_number(engine->ports.wire, index, port);
 }
 
 int cl_engine_address(cl_engine *engine, uint32_t index, char *text)
 {
     text[0] = '\0';
-    if (engine->wire == NULL || index >= engine->port_count)
+    if (engine->ports.wire == NULL || index >= engine->ports.count)
         return CL_EINVAL;
-    return engine->wire_type->address == NULL ? CL_OK
-                                              : engine->wire_type->address(engine->wire, index, text, CL_ADDRESS_BYTES);
+    return engine->ports.wire_type->address == NULL
+               ? CL_OK
+               : engine->ports.wire_type->address(engine->ports.wire, index, text, CL_ADDRESS_BYTES);
 }
 
 uint32_t cl_engine_packet_bytes(cl_engine *engine)
@@ -157,4 +154,55 @@ int cl_engine_bell(cl_engine *engine, char *name)
 {
     memcpy(name, engine->bell, CL_BELL_BYTES);
     return CL_OK;
+}
+
+int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch)
+{
+    pthread_mutex_lock(&engine->core);
+    int status = CL_OK;
+    if (engine->endpoint != NULL) {
+        bool same = engine->job == job && engine->self == self && engine->epoch == epoch &&
+                    memcmp(engine->key, key, sizeof engine->key) == 0;
+        status = same ? CL_OK : CL_EINVAL;
+    } else if (engine->ports.wire != NULL) {
+        struct cl_endpoint_config config = {.auth = (enum cl_auth)engine->options.auth,
+                                            .job = job,
+                                            .self = self,
+                                            .epoch = epoch,
+                                            .datagram_bytes = engine->options.datagram_bytes,
+                                            .unexpected_limit_bytes = engine->options.unexpected_limit_bytes,
+                                            .peer_timeout_us = engine->options.peer_timeout_us,
+                                            .congestion = engine->congestion,
+                                            .fixed_rate_bps = engine->options.fixed_rate_bps,
+                                            .seed = (uint32_t)job ^ self};
+        memcpy(config.key, key, sizeof config.key);
+        memcpy(engine->key, key, sizeof engine->key);
+        status = cl_endpoint_create(&config, &engine->endpoint);
+        engine->job = job;
+        engine->self = self;
+        engine->epoch = epoch;
+    }
+    pthread_mutex_unlock(&engine->core);
+    return status;
+}
+
+int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
+                       const char *const *remote_addresses, const uint32_t *remote_ports, uint32_t packet_bytes,
+                       const uint8_t *key)
+{
+    struct cl_new_peer new_peer = {peer, path_count, local, remote_addresses, remote_ports, packet_bytes, key};
+    pthread_mutex_lock(&engine->core);
+    int status = engine->endpoint == NULL ? CL_EINVAL
+                                          : cl_peers_add(&engine->peers, &new_peer, &engine->ports, engine->endpoint);
+    pthread_mutex_unlock(&engine->core);
+    return status;
+}
+
+int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
+{
+    pthread_mutex_lock(&engine->core);
+    int status = cl_peers_watch(&engine->peers, peer, pid);
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine);
+    return status;
 }

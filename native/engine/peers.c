@@ -1,103 +1,81 @@
-/*
- * Peers: who this process is to the others of its job, how it reaches them, and which of them it watches.
- */
-#include "engine/engine.h"
+#include "engine/peers.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "protocol/peer.h"
 
-int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch)
+bool cl_peers_init(struct cl_peers *peers)
 {
-    pthread_mutex_lock(&engine->core);
-    int status = CL_OK;
-    if (engine->endpoint != NULL) {
-        bool same = engine->job == job && engine->self == self && engine->epoch == epoch &&
-                    memcmp(engine->key, key, sizeof engine->key) == 0;
-        status = same ? CL_OK : CL_EINVAL;
-    } else if (engine->wire != NULL) {
-        struct cl_endpoint_config config = {.auth = (enum cl_auth)engine->options.auth,
-                                            .job = job,
-                                            .self = self,
-                                            .epoch = epoch,
-                                            .datagram_bytes = engine->options.datagram_bytes,
-                                            .unexpected_limit_bytes = engine->options.unexpected_limit_bytes,
-                                            .peer_timeout_us = engine->options.peer_timeout_us,
-                                            .congestion = engine->congestion,
-                                            .fixed_rate_bps = engine->options.fixed_rate_bps,
-                                            .seed = (uint32_t)job ^ self};
-        memcpy(config.key, key, sizeof config.key);
-        memcpy(engine->key, key, sizeof engine->key);
-        status = cl_endpoint_create(&config, &engine->endpoint);
-        engine->job = job;
-        engine->self = self;
-        engine->epoch = epoch;
-    }
-    pthread_mutex_unlock(&engine->core);
-    return status;
+    peers->links = calloc(CL_PEERS_MAX, sizeof *peers->links);
+    return peers->links != NULL;
 }
 
-int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
-                       const char *const *remote_addresses, const uint32_t *remote_ports, uint32_t packet_bytes,
-                       const uint8_t *key)
+void cl_peers_free(struct cl_peers *peers)
 {
-    if (peer >= CL_PEERS_MAX || path_count == 0 || path_count > CL_PEER_PATHS_MAX)
+    for (uint32_t i = 0; i < peers->watched_count; i++)
+        if (peers->watched[i].pidfd >= 0)
+            close(peers->watched[i].pidfd);
+    for (uint32_t i = 0; peers->links != NULL && i < CL_PEERS_MAX; i++)
+        free(peers->links[i]);
+    free(peers->links);
+}
+
+/* Fills in a link per path, and the interfaces they leave through. */
+static int make_links(struct cl_link *links, uint32_t *interfaces, const struct cl_new_peer *new_peer,
+                      const struct cl_ports *ports)
+{
+    for (uint32_t i = 0; i < new_peer->path_count; i++) {
+        uint32_t port = new_peer->local[i];
+        if (port >= ports->count)
+            return CL_EINVAL;
+        int link = ports->wire_type->link(ports->wire, port, new_peer->remote_addresses[i], new_peer->remote_ports[i]);
+        if (link < 0)
+            return link;
+        links[i] = (struct cl_link){(uint32_t)link, port};
+        interfaces[i] = ports->interfaces[port];
+    }
+    return CL_OK;
+}
+
+int cl_peers_add(struct cl_peers *peers, const struct cl_new_peer *new_peer, const struct cl_ports *ports,
+                 struct cl_endpoint *endpoint)
+{
+    uint16_t peer = new_peer->peer;
+    if (peer >= CL_PEERS_MAX || new_peer->path_count == 0 || new_peer->path_count > CL_PEER_PATHS_MAX)
         return CL_EINVAL;
-    pthread_mutex_lock(&engine->core);
-    int status = engine->endpoint == NULL ? CL_EINVAL : CL_OK;
-    if (status == CL_OK && engine->links[peer] == NULL) {
-        struct cl_link *links = calloc(path_count, sizeof *links);
-        uint32_t interfaces[CL_PEER_PATHS_MAX];
-        status = links == NULL ? CL_ENOMEM : CL_OK;
-        for (uint32_t i = 0; status == CL_OK && i < path_count; i++) {
-            int link = local[i] >= engine->port_count
-                           ? CL_EINVAL
-                           : engine->wire_type->link(engine->wire, local[i], remote_addresses[i], remote_ports[i]);
-            if (link < 0)
-                status = link;
-            else
-                links[i] = (struct cl_link){(uint32_t)link, local[i]};
-            interfaces[i] = link < 0 ? 0 : engine->interfaces[local[i]];
-        }
-        if (status == CL_OK)
-            status = cl_endpoint_add_peer_through(engine->endpoint, peer, (uint16_t)path_count, interfaces);
-        if (status == CL_OK && packet_bytes != 0)
-            status = cl_endpoint_cut_peer(engine->endpoint, peer, packet_bytes);
-        if (status == CL_OK && key != NULL)
-            status = cl_endpoint_key_peer(engine->endpoint, peer, key);
-        if (status == CL_OK) {
-            engine->links[peer] = links;
-            engine->peer_count++;
-        } else {
-            free(links);
-        }
+    if (peers->links[peer] != NULL)
+        return CL_OK;
+    uint32_t interfaces[CL_PEER_PATHS_MAX];
+    struct cl_link *links = calloc(new_peer->path_count, sizeof *links);
+    int status = links == NULL ? CL_ENOMEM : make_links(links, interfaces, new_peer, ports);
+    if (status == CL_OK)
+        status = cl_endpoint_add_peer_through(endpoint, peer, (uint16_t)new_peer->path_count, interfaces);
+    if (status == CL_OK && new_peer->packet_bytes != 0)
+        status = cl_endpoint_cut_peer(endpoint, peer, new_peer->packet_bytes);
+    if (status == CL_OK && new_peer->key != NULL)
+        status = cl_endpoint_key_peer(endpoint, peer, new_peer->key);
+    if (status != CL_OK) {
+        free(links);
+        return status;
     }
-    pthread_mutex_unlock(&engine->core);
-    return status;
+    peers->links[peer] = links;
+    peers->count++;
+    return CL_OK;
 }
 
-int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
+int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid)
 {
-    int status = CL_OK;
-    pthread_mutex_lock(&engine->core);
-    bool known = false;
-    for (uint32_t i = 0; i < engine->watched_count; i++)
-        known |= engine->watched[i].peer == peer;
-    if (!known && engine->watched_count == CL_WATCHED_MAX) {
-        status = CL_ENOMEM;
-    } else if (!known) {
-        int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-        if (fd >= 0 || errno == ESRCH)
-            engine->watched[engine->watched_count++] =
-                (struct watched){.peer = peer, .pid = pid, .died = fd < 0, .pidfd = fd};
-        else
-            status = CL_ESYSTEM;
-    }
-    pthread_mutex_unlock(&engine->core);
-    cl_engine_wake(engine);
-    return status;
+    for (uint32_t i = 0; i < peers->watched_count; i++)
+        if (peers->watched[i].peer == peer)
+            return CL_OK;
+    if (peers->watched_count == CL_WATCHED_MAX)
+        return CL_ENOMEM;
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (fd < 0 && errno != ESRCH)
+        return CL_ESYSTEM;
+    peers->watched[peers->watched_count++] = (struct cl_watched){.peer = peer, .pid = pid, .died = fd < 0, .pidfd = fd};
+    return CL_OK;
 }

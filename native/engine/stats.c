@@ -45,7 +45,7 @@ int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats 
     pthread_mutex_lock(&engine->core);
     int count = engine->endpoint == NULL ? CL_EINVAL : cl_endpoint_read_paths(engine->endpoint, peer, paths, capacity);
     for (int i = 0; i < count && (uint32_t)i < capacity; i++)
-        paths[i].port = engine->links[peer][i].port;
+        paths[i].port = engine->peers.links[peer][i].port;
     pthread_mutex_unlock(&engine->core);
     return count;
 }

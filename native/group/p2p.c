@@ -1,20 +1,11 @@
-/*
- * Point-to-point operations: a plan of one send or receive between two, named by the group's mailbox.
- *
- * They share nothing with the group's collectives but its fate: they have their own names (group/mailbox.h), are no
- * part of the order of submission, and any number of them is in flight at a time.
- */
-#include "engine/engine.h"
+#include "group/p2p.h"
 
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "kernels/reduce.h"
-
 enum {
     MESSAGE_LIMIT_BYTES = 16 << 20, /* as in plans/partition.py */
     MESSAGES_INLINE = 16,
-    NOW_BYTES_MAX = 65536, /* a calling thread puts no more than this on the wire itself */
 };
 
 /* A plan between ranks 0, this one, and 1, the other: so it does not depend on who that is. */
@@ -43,66 +34,34 @@ static int make_plan(enum cl_step_kind kind, uint64_t length, cl_plan **plan)
     return status;
 }
 
-static int submit(cl_group *group, enum cl_operation_kind kind, uint32_t rank, uint32_t tag, void *memory,
-                  uint64_t length, uint32_t priority, uint64_t timeout_us, cl_operation **out)
+int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, enum cl_operation_kind kind,
+                   const struct cl_message_request *request, uint64_t now_us)
 {
-    static const struct cl_arithmetic none = {.element_bytes = 1};
-    if (group == NULL || out == NULL || tag == UINT32_MAX || (memory == NULL && length > 0) || priority > 7 ||
-        group->mailbox.endpoint == NULL || group->size < 2)
-        return CL_EINVAL;
-    bool any = kind == CL_OPERATION_RECEIVE && rank == CL_ANY_SOURCE;
-    if (!any && (rank >= group->size || rank == group->rank))
+    if (request->tag == UINT32_MAX || (request->memory == NULL && request->length > 0) || request->priority > 7)
         return CL_EINVAL;
     cl_plan *plan;
-    int status = make_plan(kind == CL_OPERATION_SEND ? CL_SEND : CL_RECV_COPY, length, &plan);
+    int status = make_plan(kind == CL_OPERATION_SEND ? CL_SEND : CL_RECV_COPY, request->length, &plan);
     if (status != CL_OK)
         return status;
-    struct cl_operation *operation;
-    status = cl_operation_new(group, kind, plan, memory, memory, &none, priority, timeout_us, &operation);
+    cl_operation_init(operation, group, kind, plan, request->memory, request->memory);
     cl_plan_release(plan); /* the operation has its own hold on it */
-    if (status != CL_OK)
-        return status;
-    operation->ticket = (struct cl_ticket){.source = rank, .tag = tag};
-    operation->sequence = tag;
-    cl_group_submit(group, operation, kind == CL_OPERATION_RECEIVE || length <= NOW_BYTES_MAX);
-    *out = operation;
+    operation->arithmetic.element_bytes = 1;
+    operation->qos.priority = (uint8_t)request->priority;
+    operation->submitted_us = now_us;
+    operation->deadline_us = cl_deadline_after(now_us, request->timeout_us);
+    operation->ticket = (struct cl_ticket){.source = request->rank, .tag = request->tag};
+    operation->sequence = request->tag;
     return CL_OK;
 }
 
-int cl_send(cl_group *group, uint32_t rank, uint32_t tag, const void *data, uint64_t length, uint32_t priority,
-            uint64_t timeout_us, cl_operation **operation)
-{
-    return submit(group, CL_OPERATION_SEND, rank, tag, (void *)(uintptr_t)data, length, priority, timeout_us,
-                  operation);
-}
-
-int cl_receive(cl_group *group, uint32_t rank, uint32_t tag, void *target, uint64_t length, uint64_t timeout_us,
-               cl_operation **operation)
-{
-    return submit(group, CL_OPERATION_RECEIVE, rank, tag, target, length, 0, timeout_us, operation);
-}
-
-int cl_operation_source(cl_operation *operation, uint32_t *rank)
-{
-    if (operation == NULL || rank == NULL || operation->kind != CL_OPERATION_RECEIVE)
-        return CL_EINVAL;
-    int status = atomic_load(&operation->status);
-    if (status == CL_OK)
-        *rank = operation->ticket.source;
-    return status;
-}
-
-/* ---- the engine thread's side, under core ---- */
-
-static void set_name(struct cl_operation *operation)
+static void set_name(struct cl_operation *operation, const struct cl_mailbox *mailbox)
 {
     operation->name = CL_NAMED;
-    operation->pair[1] = operation->group->peers[operation->ticket.source];
+    operation->pair[1] = mailbox->peers[operation->ticket.source];
 }
 
-int cl_p2p_bind(struct cl_operation *operation, uint64_t now_us)
+int cl_p2p_bind(struct cl_operation *operation, struct cl_mailbox *mailbox, uint64_t now_us)
 {
-    struct cl_mailbox *mailbox = &operation->group->mailbox;
     struct cl_ticket *ticket = &operation->ticket;
     int status = CL_OK;
     if (operation->name == CL_WAITING)
@@ -114,19 +73,19 @@ int cl_p2p_bind(struct cl_operation *operation, uint64_t now_us)
     else if (!cl_mailbox_send(mailbox, ticket->source, ticket->tag, operation->plan->step_count, &ticket->index))
         status = CL_ENOMEM;
     if (status == CL_OK)
-        set_name(operation);
+        set_name(operation, mailbox);
     else if (status == CL_EAGAIN)
         operation->name = CL_WAITING;
     return status;
 }
 
-struct cl_operation *cl_p2p_next(struct cl_group *group)
+struct cl_operation *cl_p2p_next(struct cl_mailbox *mailbox)
 {
-    struct cl_ticket *ticket = cl_mailbox_next(&group->mailbox);
+    struct cl_ticket *ticket = cl_mailbox_next(mailbox);
     if (ticket == NULL)
         return NULL;
     struct cl_operation *operation =
         (struct cl_operation *)(void *)((char *)ticket - offsetof(struct cl_operation, ticket));
-    set_name(operation);
+    set_name(operation, mailbox);
     return operation;
 }

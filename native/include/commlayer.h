@@ -275,31 +275,43 @@ int cl_engine_bell(cl_engine *engine, char *name);
 
 /* ---- operations ---- */
 
-/* Starts a plan. input and output belong to the engine until the operation is done. timeout_us 0 means none. */
-int cl_submit(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
-              uint64_t timeout_us, cl_operation **operation);
+/* What cl_submit and cl_run are asked for. */
+struct cl_operation_request {
+    cl_plan *plan;
+    void *input, *output; /* belong to the engine until the operation is done */
+    int32_t dtype, op;    /* enum cl_dtype, enum cl_op */
+    /* With a bound on loss, the steps marked CL_STEP_PARTIAL may lose packets: of sums of floating-point numbers only,
+     * else CL_EINVAL. Its deadline_us counts from the start of the operation; UINT64_MAX: it follows the plan's latest
+     * runs. */
+    struct cl_qos qos;
+    uint64_t timeout_us; /* 0: none */
+};
+
+/* Starts a plan. */
+int cl_submit(cl_group *group, const struct cl_operation_request *request, cl_operation **operation);
 /* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
-int cl_run(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op, uint32_t priority,
-           uint64_t timeout_us);
-/* As cl_submit, and the steps marked CL_STEP_PARTIAL may lose packets, as `qos` says; its deadline_us counts from the
- * start of the operation, and UINT64_MAX means one that follows the plan's latest runs. Sums of floating-point numbers
- * only: else CL_EINVAL, as for a loss bound above CL_LOSS_BOUND_MAX or an unknown treatment. */
-int cl_submit_bounded(cl_group *group, cl_plan *plan, void *input, void *output, int dtype, int op,
-                      const struct cl_qos *qos, uint64_t timeout_us, cl_operation **operation);
+int cl_run(cl_group *group, const struct cl_operation_request *request);
 /* Once it is done and well: the ranges of CL_INPUT that were not counted, in order. Fills up to `capacity`, returns how
  * many there are, or CL_EAGAIN while the operation is in flight. */
 int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
 /* Likewise: the ranges of CL_OUTPUT that kept their former value, where results may be lost, too. */
 int cl_operation_stale(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
+/* What cl_send and cl_receive are asked for. */
+struct cl_message_request {
+    uint32_t rank; /* the other one; cl_receive: UINT32_MAX is any source: the first message with this tag that comes */
+    uint32_t tag;  /* below UINT32_MAX */
+    void *memory;  /* belongs to the engine until the operation is done; cl_send only reads it */
+    uint64_t length;
+    uint32_t priority;   /* of a send: 0 (first) to 7 */
+    uint64_t timeout_us; /* 0: none */
+};
+
 /* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received
  * in the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
- * CL_EMISMATCH. `rank` is the other one, never this one; tags are below UINT32_MAX. A send is done when all of it is
- * with the receiver's engine: small ones before the receive was called. The first failure of one fails the group. */
-int cl_send(cl_group *group, uint32_t rank, uint32_t tag, const void *data, uint64_t length, uint32_t priority,
-            uint64_t timeout_us, cl_operation **operation);
-/* `rank` may be UINT32_MAX: from any source, the first message with this tag that comes. */
-int cl_receive(cl_group *group, uint32_t rank, uint32_t tag, void *target, uint64_t length, uint64_t timeout_us,
-               cl_operation **operation);
+ * CL_EMISMATCH. A send is done when all of it is with the receiver's engine: small ones before the receive was called.
+ * The first failure of one fails the group. */
+int cl_send(cl_group *group, const struct cl_message_request *request, cl_operation **operation);
+int cl_receive(cl_group *group, const struct cl_message_request *request, cl_operation **operation);
 /* The rank from which a receive got its message, once it has ended well; else returns its status. */
 int cl_operation_source(cl_operation *operation, uint32_t *rank);
 

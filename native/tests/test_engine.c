@@ -123,7 +123,7 @@ static void test_repetition_stuck_in_a_full_wire(void)
     jammed[1].send = send_1;
     for (size_t i = 0; i < 2; i++) {
         pthread_mutex_lock(&world.engines[i]->core);
-        world.engines[i]->wire_type = &jammed[i];
+        world.engines[i]->ports.wire_type = &jammed[i];
         pthread_mutex_unlock(&world.engines[i]->core);
     }
     struct team team = open_team(&world, 1, false);
@@ -137,8 +137,11 @@ static void test_repetition_stuck_in_a_full_wire(void)
     memset(data, 3, 1000);
     atomic_store(&jam.full[1], true); /* no acknowledgement yet */
     cl_operation *sent;
-    CHECK_EQ(cl_submit(team.groups[0], sender, data, data, CL_U8, CL_SUM, 0, PATIENCE_US, &sent), CL_OK);
-    CHECK_EQ(cl_run(team.groups[1], receiver, target, target, CL_U8, CL_SUM, 0, PATIENCE_US), CL_OK);
+    struct cl_operation_request request = {.plan = sender, .input = data, .dtype = CL_U8, .timeout_us = PATIENCE_US};
+    CHECK_EQ(cl_submit(team.groups[0], &request, &sent), CL_OK);
+    request.plan = receiver;
+    request.output = target;
+    CHECK_EQ(cl_run(team.groups[1], &request), CL_OK);
     CHECK_EQ(target[999], 3);
     while (!atomic_load(&jam.stuck))
         usleep(1000);
@@ -259,7 +262,8 @@ static void test_messages_that_came_early(void)
     struct cl_engine_stats before, after;
     int quiet = 0; /* rounds in which no heartbeat came by chance */
     for (int round = 0; round < 5; round++) {
-        CHECK_EQ(run_call(&team, 0, calls[0], PATIENCE_US), CL_OK); /* acknowledged: it is in rank 1's stash */
+        CHECK_EQ(run_call(&team, 0, calls[0], PATIENCE_US),
+                 CL_OK); /* acknowledged: it is among rank 1's unexpected packets */
         cl_engine_read_stats(world.engines[1], &before);
         CHECK_EQ(run_call(&team, 1, calls[1], PATIENCE_US), CL_OK);
         cl_engine_read_stats(world.engines[1], &after);
@@ -323,10 +327,14 @@ struct lossy_call {
 static void *lossy_work(void *argument)
 {
     struct lossy_call *call = argument;
-    struct cl_qos qos = {.priority = 4, .loss_bound = 0.5, .deadline_us = call->deadline_us};
-    CHECK_EQ(cl_submit_bounded(call->team->groups[call->rank], call->team->plans[call->rank], call->input, call->output,
-                               CL_F32, CL_SUM, &qos, PATIENCE_US, &call->operation),
-             CL_OK);
+    struct cl_operation_request request = {.plan = call->team->plans[call->rank],
+                                           .input = call->input,
+                                           .output = call->output,
+                                           .dtype = CL_F32,
+                                           .op = CL_SUM,
+                                           .qos = {.priority = 4, .loss_bound = 0.5, .deadline_us = call->deadline_us},
+                                           .timeout_us = PATIENCE_US};
+    CHECK_EQ(cl_submit(call->team->groups[call->rank], &request, &call->operation), CL_OK);
     CHECK_EQ(cl_operation_wait(call->operation, 0), CL_OK);
     return NULL;
 }
@@ -363,7 +371,7 @@ static void test_bounded_loss(void)
         struct lossy_call calls[2] = {{.team = &team, .rank = 0}, {.team = &team, .rank = 1}};
         pthread_t threads[2];
         for (uint32_t rank = 0; rank < 2; rank++) {
-            calls[rank].deadline_us = round % 3 == 0 ? 0 : UINT64_MAX; /* none, or that of the pace */
+            calls[rank].deadline_us = round % 3 == 0 ? 0 : UINT64_MAX; /* none, or that of the latest runs */
             for (uint32_t i = 0; i < WORDS; i++)
                 calls[rank].input[i] = (float)(1 + rank + round + i);
             pthread_create(&threads[rank], NULL, lossy_work, &calls[rank]);
@@ -389,21 +397,20 @@ static void test_bounds_that_are_refused(void)
     struct world world = open_world(2, "mem", 0);
     struct team team = open_team(&world, 1, false);
     uint64_t map = 0;
-    struct cl_qos good = {.loss_bound = 0.001}, much = {.loss_bound = CL_LOSS_BOUND_MAX + 1e-6},
-                  odd = {.loss_bound = 1e-06}, map_of_nothing = {.loss_bound = 1e-06, .protect = &map},
-                  class_8 = {.loss_bound = 1e-06, .priority = 8};
-    odd.treatment = CL_ZERO + 1;
-    const struct {
-        const struct cl_qos *qos;
-        int dtype, op;
-    } BAD[] = {{&good, CL_I32, CL_SUM}, {&good, CL_F32, CL_MAX},           {&much, CL_F32, CL_SUM},
-               {&odd, CL_F32, CL_SUM},  {&map_of_nothing, CL_F32, CL_SUM}, {&class_8, CL_F32, CL_SUM},
-               {NULL, CL_F32, CL_SUM}};
+    const struct cl_operation_request BAD[] = {
+        {.dtype = CL_I32, .op = CL_SUM, .qos = {.loss_bound = 0.001}},
+        {.dtype = CL_F32, .op = CL_MAX, .qos = {.loss_bound = 0.001}},
+        {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = CL_LOSS_BOUND_MAX + 1e-6}},
+        {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = 1e-6, .treatment = CL_ZERO + 1}},
+        {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = 1e-6, .protect = &map}},
+        {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = 1e-6, .priority = 8}},
+    };
     for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
         cl_operation *operation = NULL;
-        CHECK_EQ(cl_submit_bounded(team.groups[0], team.plans[0], &map, &map, BAD[i].dtype, BAD[i].op, BAD[i].qos,
-                                   PATIENCE_US, &operation),
-                 CL_EINVAL);
+        struct cl_operation_request request = BAD[i];
+        request.plan = team.plans[0];
+        request.input = request.output = &map;
+        CHECK_EQ(cl_submit(team.groups[0], &request, &operation), CL_EINVAL);
         CHECK(operation == NULL);
     }
     close_team(&team);

@@ -168,17 +168,27 @@ static void test_bad_arguments(void)
     struct team team = open_team(&world, 1, false);
     struct call *call = make_call(0, 1);
     cl_operation *operation;
-    CHECK_EQ(submit_call(&team, 0, call, 0, NULL), CL_EINVAL);
-    CHECK_EQ(cl_submit(team.groups[0], team.plans[1], call, call, CL_U32, CL_SUM, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_submit(team.groups[0], NULL, call, call, CL_U32, CL_SUM, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_submit(NULL, team.plans[0], call, call, CL_U32, CL_SUM, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_submit(team.groups[0], team.plans[0], call, call, 99, CL_SUM, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_submit(team.groups[0], team.plans[0], call, call, -1, CL_SUM, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_submit(team.groups[0], team.plans[0], call, call, CL_U32, 99, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_submit(team.groups[0], team.plans[0], call, call, CL_U32, CL_SUM, 8, 0, &operation), CL_EINVAL);
     cl_plan *host = draft_host_exchange(0, 2, 4, STAGING);
-    CHECK_EQ(cl_submit(team.groups[0], host, call, call, CL_U32, CL_SUM, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_run(team.groups[0], host, call, call, CL_U32, CL_SUM, 0, 0), CL_EINVAL);
+    const struct cl_operation_request good = request_of(&team, 0, call, 0);
+    struct cl_operation_request request;
+    CHECK_EQ(cl_submit(team.groups[0], &good, NULL), CL_EINVAL);
+    CHECK_EQ(cl_submit(team.groups[0], NULL, &operation), CL_EINVAL);
+    CHECK_EQ(cl_submit(NULL, &good, &operation), CL_EINVAL);
+#define SUBMIT_REFUSED(change)                                                                                         \
+    do {                                                                                                               \
+        request = good;                                                                                                \
+        change;                                                                                                        \
+        CHECK_EQ(cl_submit(team.groups[0], &request, &operation), CL_EINVAL);                                          \
+        CHECK_EQ(cl_run(team.groups[0], &request), CL_EINVAL);                                                         \
+    } while (0)
+    SUBMIT_REFUSED(request.plan = team.plans[1]);
+    SUBMIT_REFUSED(request.plan = NULL);
+    SUBMIT_REFUSED(request.plan = host);
+    SUBMIT_REFUSED(request.dtype = 99);
+    SUBMIT_REFUSED(request.dtype = -1);
+    SUBMIT_REFUSED(request.op = 99);
+    SUBMIT_REFUSED(request.op = -1);
+    SUBMIT_REFUSED(request.qos.priority = 8);
     cl_plan_release(host);
     CHECK_EQ(cl_group_status(team.groups[0], NULL), CL_OK); /* none of it harmed the group */
 

@@ -1,4 +1,4 @@
-/* The lane: who runs operations in shared memory, in which order, and what ends them. */
+/* Host queue: the order of operations in shared memory, the threads that run them, and what ends them. */
 #include "tests/world.h"
 
 #include <signal.h>
@@ -14,13 +14,13 @@ static void test_counters_wrap(void)
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct cl_group *group = team.groups[rank];
         group->sequence = UINT32_MAX - 10;
-        group->host_base = group->host_previous_base = UINT32_MAX - 20;
-        atomic_store(group->counters[rank], UINT32_MAX - 20);
+        group->host_queue.base = group->host_queue.previous_base = UINT32_MAX - 20;
+        atomic_store(group->host_queue.counters[rank], UINT32_MAX - 20);
         jobs[rank] =
             (struct job){.team = &team, .rank = rank, .rounds = 30, .submit_every = 2, .timeout_us = PATIENCE_US};
     }
     run_jobs(jobs, 2);
-    CHECK(team.groups[0]->host_base < 100);
+    CHECK(team.groups[0]->host_queue.base < 100);
     close_team(&team);
     close_world(&world);
 }
@@ -33,19 +33,20 @@ static void test_a_turn_that_comes_late(void)
     struct cl_group *group = team.groups[0];
     cl_plan *plan = draft_host_exchange(0, 1, 4, STAGING);
     uint32_t word = 1;
-    struct cl_operation *operation;
-    CHECK_EQ(cl_operation_create(group, plan, &word, &word, CL_U32, CL_SUM, 0, 0, &operation), CL_OK);
+    struct cl_operation_request request = {.plan = plan, .input = &word, .output = &word, .dtype = CL_U32};
+    struct cl_operation operation;
+    CHECK_EQ(cl_group_request(group, &operation, &request, cl_now_us()), CL_OK);
     uint64_t deadline_us = UINT64_MAX;
     pthread_mutex_lock(&world.engines[0]->core);
-    group->first = operation; /* as if just looked at, and not yet allowed to start */
-    CHECK(!cl_host_queue_arm_bells(group, cl_now_us(), &deadline_us));
-    group->lane_taken = true; /* a calling thread is before it, and wakes the engine when it leaves */
-    CHECK(cl_host_queue_arm_bells(group, cl_now_us(), &deadline_us));
-    group->lane_taken = false;
+    group->first = &operation; /* as if just looked at, and not yet allowed to start */
+    CHECK(!cl_group_arm_bells(group, cl_now_us(), &deadline_us));
+    atomic_store(&group->host_queue.taken,
+                 true); /* a calling thread is before it, and wakes the engine when it leaves */
+    CHECK(cl_group_arm_bells(group, cl_now_us(), &deadline_us));
+    atomic_store(&group->host_queue.taken, false);
     group->first = NULL;
     pthread_mutex_unlock(&world.engines[0]->core);
-    cl_operation_finish(operation, CL_OK);
-    cl_operation_release(operation);
+    cl_operation_free(&operation);
     cl_plan_release(plan);
     close_team(&team);
     close_world(&world);
@@ -91,7 +92,7 @@ static void test_lost_bells(void)
     close_world(&world);
 }
 
-/* One thread is inside cl_run, in the lane, when another closes the group. */
+/* One thread runs an operation in cl_run when another closes the group. */
 static void test_close_under_a_caller(void)
 {
     for (int round = 0; round < 20; round++) {
@@ -99,10 +100,7 @@ static void test_close_under_a_caller(void)
         struct team team = open_team(&world, 1, true);
         struct job caller = {.team = &team, .rank = 0, .rounds = 1, .expected = CL_ECLOSED, .timeout_us = PATIENCE_US};
         pthread_create(&caller.thread, NULL, work, &caller);
-        for (bool inside = false; !inside;) {
-            pthread_mutex_lock(&team.groups[0]->lane);
-            inside = team.groups[0]->lane_taken;
-            pthread_mutex_unlock(&team.groups[0]->lane);
+        while (!atomic_load(&team.groups[0]->host_queue.taken)) {
         }
         cl_group_close(team.groups[0]);
         team.groups[0] = NULL;

@@ -12,7 +12,13 @@ static cl_operation *start_send(struct team *team, uint32_t from, uint32_t to, u
                                 uint64_t length, uint64_t timeout_us)
 {
     cl_operation *operation = NULL;
-    CHECK_EQ(cl_send(team->groups[from], to, tag, data, length, 4, timeout_us, &operation), CL_OK);
+    struct cl_message_request request = {.rank = to,
+                                         .tag = tag,
+                                         .memory = (void *)(uintptr_t)data,
+                                         .length = length,
+                                         .priority = 4,
+                                         .timeout_us = timeout_us};
+    CHECK_EQ(cl_send(team->groups[from], &request, &operation), CL_OK);
     return operation;
 }
 
@@ -20,7 +26,9 @@ static cl_operation *start_receive(struct team *team, uint32_t at, uint32_t from
                                    uint64_t length, uint64_t timeout_us)
 {
     cl_operation *operation = NULL;
-    CHECK_EQ(cl_receive(team->groups[at], from, tag, target, length, timeout_us, &operation), CL_OK);
+    struct cl_message_request request = {
+        .rank = from, .tag = tag, .memory = target, .length = length, .timeout_us = timeout_us};
+    CHECK_EQ(cl_receive(team->groups[at], &request, &operation), CL_OK);
     return operation;
 }
 
@@ -215,18 +223,27 @@ static void test_bad_arguments(void)
     cl_operation *operation;
     uint32_t rank;
     char byte = 0;
-    CHECK_EQ(cl_send(NULL, 1, 0, &byte, 1, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_send(group, 1, 0, &byte, 1, 0, 0, NULL), CL_EINVAL);
-    CHECK_EQ(cl_send(group, 0, 0, &byte, 1, 0, 0, &operation), CL_EINVAL); /* to itself */
-    CHECK_EQ(cl_send(group, 2, 0, &byte, 1, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_send(group, UINT32_MAX, 0, &byte, 1, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_send(group, 1, UINT32_MAX, &byte, 1, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_send(group, 1, 0, NULL, 1, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_send(group, 1, 0, &byte, 1, 8, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_send(group, 1, 0, &byte, UINT64_MAX, 0, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_receive(group, 0, 0, &byte, 1, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_receive(group, 2, 0, &byte, 1, 0, &operation), CL_EINVAL);
-    CHECK_EQ(cl_send(no_network.groups[0], 0, 0, &byte, 1, 0, 0, &operation), CL_EINVAL);
+    const struct cl_message_request good = {.rank = 1, .memory = &byte, .length = 1};
+    struct cl_message_request request;
+    CHECK_EQ(cl_send(NULL, &good, &operation), CL_EINVAL);
+    CHECK_EQ(cl_send(group, NULL, &operation), CL_EINVAL);
+    CHECK_EQ(cl_send(group, &good, NULL), CL_EINVAL);
+#define REFUSED(function, change)                                                                                      \
+    do {                                                                                                               \
+        request = good;                                                                                                \
+        change;                                                                                                        \
+        CHECK_EQ(function(group, &request, &operation), CL_EINVAL);                                                    \
+    } while (0)
+    REFUSED(cl_send, request.rank = 0); /* to itself */
+    REFUSED(cl_send, request.rank = 2);
+    REFUSED(cl_send, request.rank = UINT32_MAX);
+    REFUSED(cl_send, request.tag = UINT32_MAX);
+    REFUSED(cl_send, request.memory = NULL);
+    REFUSED(cl_send, request.priority = 8);
+    REFUSED(cl_send, request.length = UINT64_MAX);
+    REFUSED(cl_receive, request.rank = 0);
+    REFUSED(cl_receive, request.rank = 2);
+    CHECK_EQ(cl_send(no_network.groups[0], &good, &operation), CL_EINVAL);
     CHECK_EQ(cl_group_status(group, NULL), CL_OK); /* none of it harmed the group */
     operation = start_send(&team, 0, 1, 0, &byte, 1, PATIENCE_US);
     CHECK_EQ(cl_operation_source(operation, &rank), CL_EINVAL);
@@ -295,7 +312,7 @@ static void test_timeout(void)
     time_out(UINT32_MAX);
 }
 
-/* A send that nobody receives, too large for the receiver's stash. */
+/* A send that nobody receives, too large for the receiver's unexpected packets. */
 static void test_timeout_of_a_send(void)
 {
     struct world world = open_world(2, "mem", 0);

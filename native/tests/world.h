@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/clock.h"
 #include "engine/engine.h"
+#include "group/group.h"
 #include "tests/check.h"
 #include "tests/draft.h"
 
@@ -160,16 +162,30 @@ static inline void check_call(const struct call *call, uint32_t size, uint32_t r
     CHECK_EQ(wrong, 0);
 }
 
+/* The sum of the call's words over all ranks. */
+static inline struct cl_operation_request request_of(const struct team *team, uint32_t rank, struct call *call,
+                                                     uint64_t timeout_us)
+{
+    return (struct cl_operation_request){.plan = team->plans[rank],
+                                         .input = call->input,
+                                         .output = call->output,
+                                         .dtype = CL_U32,
+                                         .op = CL_SUM,
+                                         .qos = {.priority = 4},
+                                         .timeout_us = timeout_us};
+}
+
 static inline int run_call(struct team *team, uint32_t rank, struct call *call, uint64_t timeout_us)
 {
-    return cl_run(team->groups[rank], team->plans[rank], call->input, call->output, CL_U32, CL_SUM, 4, timeout_us);
+    struct cl_operation_request request = request_of(team, rank, call, timeout_us);
+    return cl_run(team->groups[rank], &request);
 }
 
 static inline int submit_call(struct team *team, uint32_t rank, struct call *call, uint64_t timeout_us,
                               cl_operation **out)
 {
-    return cl_submit(team->groups[rank], team->plans[rank], call->input, call->output, CL_U32, CL_SUM, 4, timeout_us,
-                     out);
+    struct cl_operation_request request = request_of(team, rank, call, timeout_us);
+    return cl_submit(team->groups[rank], &request, out);
 }
 
 struct job {

@@ -1,0 +1,85 @@
+#include "engine/host_wait.h"
+
+#include "engine/clock.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define relax() _mm_pause()
+#else
+#include <sched.h>
+#define relax() sched_yield()
+#endif
+
+static int wait_for(struct cl_member *member, uint32_t index, uint32_t value, uint64_t deadline_us)
+{
+    const struct cl_host_queue *queue = &member->group.host_queue;
+    uint64_t start = cl_now_us(), now = start;
+    uint64_t limit = member->spin_us;
+    if (limit > 0 && member->spin_ewma_us <= limit) {
+        while (now - start < limit) {
+            for (int i = 0; i < 64; i++) {
+                if (cl_host_queue_reached(queue, index, value))
+                    goto reached;
+                relax();
+            }
+            now = cl_now_us();
+        }
+    }
+    while (!cl_host_queue_reached(queue, index, value)) {
+        int stop = cl_group_check_wait(&member->group, index, value, now, deadline_us);
+        if (stop != CL_OK)
+            return stop;
+        uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
+        cl_host_sleep(member->host, index, value, left);
+        now = cl_now_us();
+    }
+reached:
+    now = cl_now_us();
+    /* Capped, so that one late rank does not turn spinning off for long. */
+    uint64_t took = now - start > 4 * limit ? 4 * limit : now - start;
+    member->spin_ewma_us = (7 * member->spin_ewma_us + took) / 8;
+    return CL_OK;
+}
+
+/* Polls the executor until the plan is done. */
+static int run_plan(struct cl_member *member, struct cl_operation *operation)
+{
+    for (;;) {
+        enum cl_progress progress = cl_executor_poll(operation->executor, SIZE_MAX, 0);
+        uint32_t rank, value;
+        if (progress == CL_PROGRESS_DONE)
+            return CL_OK;
+        if (progress == CL_PROGRESS_FAILED) {
+            int status = cl_executor_status(operation->executor);
+            cl_group_fail(&member->group, status, cl_executor_culprit(operation->executor));
+            return status;
+        }
+        if (!cl_executor_awaits(operation->executor, 0, &rank, &value))
+            return CL_EINVAL; /* a plan that waits for nothing: cannot be, cl_plan_create saw to it */
+        int status =
+            wait_for(member, cl_host_queue_index(&member->group.host_queue, rank), value, operation->deadline_us);
+        if (status != CL_OK)
+            return status;
+    }
+}
+
+int cl_host_wait_run(struct cl_member *member, struct cl_operation *operation)
+{
+    struct cl_group *group = &member->group;
+    uint32_t behind = 0;
+    bool host = operation->plan->uses_host;
+    int status = cl_group_check_wait(group, UINT32_MAX, 0, 0, UINT64_MAX);
+    while (status == CL_OK && host && !cl_host_queue_gate_is_open(&group->host_queue, &operation->turn, &behind))
+        status = wait_for(member, behind, operation->turn.gate, operation->deadline_us);
+    if (status == CL_OK)
+        status = cl_group_start(group, operation, operation->submitted_us);
+    if (status == CL_OK)
+        status = run_plan(member, operation);
+    if (host && status == CL_OK) /* after a failure it would tell the others that all of the data is there */
+        cl_host_queue_end(&group->host_queue, &operation->turn);
+    else if (host && status == CL_ECLOSED)
+        cl_host_abort(member->host, CL_EABORTED, group->rank); /* they wait for this rank, which is about to go */
+    else if (status != CL_OK)
+        cl_group_fail(group, status, UINT32_MAX);
+    return status;
+}

@@ -1,0 +1,246 @@
+#include "engine/member.h"
+
+#include <sched.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "engine/clock.h"
+#include "os/process.h"
+
+_Static_assert(offsetof(struct cl_member, group) == 0, "cl_group is the member's address");
+
+/* ---- what the group asks for ---- */
+
+static void wake(void *context)
+{
+    const struct cl_member *member = context;
+    cl_engine_wake(member->engine);
+}
+
+static void rouse(void *context)
+{
+    const struct cl_member *member = context;
+    cl_host_wake_all(member->host);
+}
+
+static void post(void *context, uint32_t value)
+{
+    const struct cl_member *member = context;
+    cl_host_post(member->host, value);
+}
+
+static void request_bell(void *context, uint32_t index)
+{
+    const struct cl_member *member = context;
+    cl_host_request_bell(member->host, index);
+}
+
+/* Whether the process of a neighbour has been stopped for as long as a rank of another host may be silent. The ranks
+ * that wait look at it now and then; a stop whose end nobody saw does not count. */
+static bool is_frozen(struct cl_neighbour *neighbour, uint64_t timeout_us, uint64_t now_us)
+{
+    uint64_t unseen_us = now_us - atomic_load(&neighbour->looked_us);
+    if (neighbour->pid == 0 || timeout_us == 0 || unseen_us < CL_SLEEP_MAX_US)
+        return false;
+    atomic_store(&neighbour->looked_us, now_us);
+    uint64_t since_us = atomic_load(&neighbour->stopped_us);
+    if (!cl_process_is_stopped(neighbour->pid))
+        since_us = 0;
+    else if (since_us == 0 || unseen_us > 10 * CL_SLEEP_MAX_US)
+        since_us = now_us;
+    atomic_store(&neighbour->stopped_us, since_us);
+    return since_us != 0 && now_us - since_us >= timeout_us;
+}
+
+static bool is_gone(void *context, uint32_t index, uint64_t now_us)
+{
+    const struct cl_member *member = context;
+    return cl_host_left(member->host, index) ||
+           is_frozen(&member->neighbours[index], member->engine->options.peer_timeout_us, now_us);
+}
+
+static void abort_host(void *context, int reason, uint32_t culprit)
+{
+    const struct cl_member *member = context;
+    cl_host_abort(member->host, reason, culprit);
+}
+
+static int aborted(void *context, uint32_t *culprit)
+{
+    const struct cl_member *member = context;
+    int reason = cl_host_aborted(member->host);
+    *culprit = reason == CL_OK ? UINT32_MAX : cl_host_culprit(member->host);
+    return reason;
+}
+
+static void drop_payloads(void *context)
+{
+    const struct cl_member *member = context;
+    cl_engine_drop_payloads(member->engine);
+}
+
+void cl_member_ended(struct cl_member *member, struct cl_operation *operation, int status)
+{
+    struct cl_engine *engine = member->engine;
+    atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
+    cl_submission_end((struct cl_submission *)operation, status, &engine->events);
+}
+
+static void ended(void *context, struct cl_operation *operation, int status)
+{
+    cl_member_ended(context, operation, status);
+}
+
+/* ---- opening ---- */
+
+/* Maps the memory that the ranks of this host share. A rank alone on its host has some, too: its plans may post. */
+static int map_host(struct cl_member *member, const struct cl_group_options *options)
+{
+    struct cl_host_queue *queue = &member->group.host_queue;
+    bool alone = options->local_count == 1;
+    int32_t fd = options->host_fd;
+    int status = alone ? cl_host_create(1, options->staging_bytes, &fd) : CL_OK;
+    if (status == CL_OK)
+        status = cl_host_map(fd, options->local_count, queue->self, options->staging_bytes,
+                             alone ? member->engine->bell : options->bells, member->engine->bell_fd, &member->host);
+    if (alone)
+        cl_host_close_fd(fd);
+    for (uint32_t i = 0; status == CL_OK && i < queue->local_count; i++) {
+        struct cl_host *host = member->host;
+        uint8_t *staging[] = {cl_host_staging(host, i, 0), cl_host_staging(host, i, 1)};
+        _Atomic uint64_t *signatures[] = {cl_host_call(host, i, 0), cl_host_call(host, i, 1)};
+        cl_host_queue_map(queue, i, cl_host_counter(host, i), staging, signatures);
+    }
+    return status;
+}
+
+static void free_member(struct cl_member *member)
+{
+    cl_group_free(&member->group);
+    cl_host_unmap(member->host);
+    free(member->neighbours);
+    pthread_mutex_destroy(&member->submitting);
+    free(member);
+}
+
+/* Under core: the engine thread runs the group from now on. */
+static void join_engine(struct cl_member *member)
+{
+    struct cl_engine *engine = member->engine;
+    struct cl_group *group = &member->group;
+    group->next = engine->groups;
+    engine->groups = group;
+    for (uint32_t i = 0; i < engine->peers.watched_count; i++) {
+        const struct cl_watched *watched = &engine->peers.watched[i];
+        for (uint32_t local = 0; local < group->host_queue.local_count; local++)
+            if (group->peers[group->host_queue.local[local]] == watched->peer)
+                member->neighbours[local].pid = watched->pid;
+        if (watched->pidfd < 0)
+            cl_group_peer_died(group, watched->peer);
+    }
+}
+
+int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **out)
+{
+    if (engine == NULL || options == NULL || out == NULL || (options->local_count > 1 && options->bells == NULL))
+        return CL_EINVAL;
+    struct cl_member *member = calloc(1, sizeof *member);
+    if (member == NULL)
+        return CL_ENOMEM;
+    pthread_mutex_init(&member->submitting, NULL);
+    member->engine = engine;
+    member->spin_us = options->spin_us;
+    member->neighbours = calloc(options->local_count, sizeof *member->neighbours);
+    struct cl_group_io io = {member,  wake,       rouse,   post,          request_bell,
+                             is_gone, abort_host, aborted, drop_payloads, ended};
+    pthread_mutex_lock(&engine->core);
+    struct cl_endpoint *endpoint = engine->endpoint; /* set once */
+    pthread_mutex_unlock(&engine->core);
+    int status = cl_group_init(&member->group, options, endpoint, &io);
+    if (status == CL_OK)
+        status = member->neighbours == NULL ? CL_ENOMEM : map_host(member, options);
+    if (status != CL_OK) {
+        free_member(member);
+        return status;
+    }
+    pthread_mutex_lock(&engine->core);
+    join_engine(member);
+    pthread_mutex_unlock(&engine->core);
+    *out = &member->group;
+    return CL_OK;
+}
+
+/* ---- submission ---- */
+
+bool cl_member_hand_over(struct cl_member *member, struct cl_operation *operation)
+{
+    struct cl_engine *engine = member->engine;
+    cl_group_order(&member->group, operation);
+    cl_group_queue(&member->group, operation);
+    pthread_mutex_lock(&engine->inbox);
+    bool was_empty = engine->inbox_first == NULL;
+    *engine->inbox_last = operation;
+    engine->inbox_last = &operation->next;
+    pthread_mutex_unlock(&engine->inbox);
+    return was_empty;
+}
+
+/* Takes the group's operations out of the inbox, which holds pointers to it. Under core. */
+static void empty_inbox(struct cl_engine *engine, struct cl_group *group)
+{
+    pthread_mutex_lock(&engine->inbox);
+    struct cl_operation **at = &engine->inbox_first;
+    while (*at != NULL) {
+        struct cl_operation *operation = *at;
+        if (operation->group == group) {
+            *at = operation->next;
+            cl_group_take(group, operation);
+        } else {
+            at = &operation->next;
+        }
+    }
+    engine->inbox_last = at;
+    pthread_mutex_unlock(&engine->inbox);
+}
+
+/* ---- the end ---- */
+
+void cl_group_close(cl_group *group)
+{
+    if (group == NULL)
+        return;
+    struct cl_member *member = cl_member_of(group);
+    struct cl_engine *engine = member->engine;
+    int32_t open = CL_OK;
+    atomic_compare_exchange_strong(&group->status, &open, CL_ECLOSED);
+    cl_host_wake_all(member->host); /* a calling thread that runs an operation must end it first */
+    while (atomic_load(&group->host_queue.taken))
+        sched_yield();
+    pthread_mutex_lock(&engine->core);
+    empty_inbox(engine, group);
+    cl_group_leave(group, cl_now_us());
+    cl_host_leave(member->host);
+    for (struct cl_group **link = &engine->groups; *link != NULL; link = &(*link)->next) {
+        if (*link == group) {
+            *link = group->next;
+            break;
+        }
+    }
+    pthread_mutex_lock(&member->submitting); /* a thread that has just submitted is about to unlock it */
+    pthread_mutex_unlock(&member->submitting);
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine); /* there may be something to tell the peers */
+    free_member(member);
+}
+
+void cl_group_abort(cl_group *group, int reason)
+{
+    cl_group_fail(group, reason < 0 ? reason : CL_EABORTED, group->rank);
+}
+
+int cl_group_status(cl_group *group, uint32_t *peer)
+{
+    if (peer != NULL)
+        *peer = atomic_load(&group->culprit);
+    return atomic_load(&group->status);
+}

@@ -1,0 +1,60 @@
+/*
+ * Peers: the other processes of the job: how this one reaches them, and the ones of this host whose death it watches.
+ */
+#ifndef CL_ENGINE_PEERS_H
+#define CL_ENGINE_PEERS_H
+
+#include "os/host.h"
+#include "protocol/endpoint.h"
+#include "wire/wire.h"
+
+enum { CL_PEERS_MAX = 4096, CL_WATCHED_MAX = CL_HOST_RANKS_MAX };
+
+struct cl_link {
+    uint32_t number; /* of the wire */
+    uint32_t port;
+};
+
+/* A process of this host. */
+struct cl_watched {
+    uint16_t peer;
+    int32_t pid;
+    bool died; /* and its groups do not know yet */
+    int pidfd; /* -1: it is dead */
+};
+
+struct cl_peers {
+    struct cl_link **links; /* peer -> path -> link */
+    uint32_t count;
+    struct cl_watched watched[CL_WATCHED_MAX];
+    uint32_t watched_count;
+};
+
+/* False: no memory. cl_peers_free also then. */
+bool cl_peers_init(struct cl_peers *peers);
+void cl_peers_free(struct cl_peers *peers);
+
+/* A new peer: see cl_engine_add_peer. */
+struct cl_new_peer {
+    uint16_t peer;
+    uint32_t path_count;
+    const uint32_t *local;
+    const char *const *remote_addresses;
+    const uint32_t *remote_ports;
+    uint32_t packet_bytes;
+    const uint8_t *key;
+};
+/* The ports of this process: which wire they belong to, and the number of each one's interface. */
+struct cl_ports {
+    const struct cl_wire_type *wire_type;
+    struct cl_wire *wire;
+    uint32_t count;
+    uint32_t interfaces[CL_PORTS_MAX]; /* ports of one address share an interface */
+};
+/* Links the ports with those of the peer, and tells the endpoint. A known peer is accepted and stays as it is. */
+int cl_peers_add(struct cl_peers *peers, const struct cl_new_peer *new_peer, const struct cl_ports *ports,
+                 struct cl_endpoint *endpoint);
+/* Watches a process, once. */
+int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid);
+
+#endif

@@ -1,0 +1,28 @@
+/*
+ * Submission: an operation as the caller who submitted it holds it. The caller waits for its end by futex, or is told
+ * of it by an event.
+ */
+#ifndef CL_ENGINE_SUBMISSION_H
+#define CL_ENGINE_SUBMISSION_H
+
+#include "engine/events.h"
+#include "group/operation.h"
+
+struct cl_submission {
+    struct cl_operation operation; /* first: the public cl_operation is its address */
+    atomic_uint references;        /* the caller's, and the engine's until the operation has ended */
+    _Atomic int32_t status;        /* CL_EAGAIN while in flight */
+    _Atomic uint32_t done;         /* futex word */
+    _Atomic uint32_t notify;       /* enum in submission.c */
+    uint64_t token;
+};
+
+/* Zeroed but for its own fields; NULL: no memory. Freed by cl_operation_release, by both who refer to it. */
+struct cl_submission *cl_submission_create(void);
+/* Frees a submission whose operation was never made. */
+void cl_submission_discard(struct cl_submission *submission);
+/* Publishes the status of an operation that has ended, wakes its waiters, sends its event, and drops the engine's
+ * reference. */
+void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events);
+
+#endif

@@ -1,0 +1,105 @@
+/*
+ * Submission of operations, by any thread: to the engine, or run in the calling thread.
+ */
+#include "engine/clock.h"
+#include "engine/host_wait.h"
+
+enum { NOW_BYTES_MAX = 65536 /* a calling thread puts no more than this on the wire itself */ };
+
+/* Hands the operation over to the engine. `now`: the calling thread may do at once what there is to do. */
+static void submit(struct cl_member *member, struct cl_operation *operation, bool now)
+{
+    struct cl_engine *engine = member->engine;
+    pthread_mutex_lock(&member->submitting);
+    bool news = cl_member_hand_over(member, operation);
+    if (news && !now)
+        cl_engine_wake(engine);
+    pthread_mutex_unlock(&member->submitting); /* and not a look at the group more: it may be closed now */
+    if (news && now)
+        cl_engine_attend(engine);
+}
+
+static int create(cl_group *group, const struct cl_operation_request *request, struct cl_submission **out)
+{
+    if (group == NULL || request == NULL)
+        return CL_EINVAL;
+    struct cl_submission *submission = cl_submission_create();
+    if (submission == NULL)
+        return CL_ENOMEM;
+    int status = cl_group_request(group, &submission->operation, request, cl_now_us());
+    if (status != CL_OK)
+        cl_submission_discard(submission);
+    *out = submission;
+    return status;
+}
+
+int cl_submit(cl_group *group, const struct cl_operation_request *request, cl_operation **out)
+{
+    struct cl_submission *submission;
+    if (out == NULL)
+        return CL_EINVAL;
+    int status = create(group, request, &submission);
+    if (status != CL_OK)
+        return status;
+    submit(cl_member_of(group), &submission->operation, false);
+    *out = &submission->operation;
+    return CL_OK;
+}
+
+int cl_run(cl_group *group, const struct cl_operation_request *request)
+{
+    struct cl_submission *submission;
+    int status = create(group, request, &submission);
+    if (status != CL_OK)
+        return status;
+    struct cl_member *member = cl_member_of(group);
+    struct cl_operation *operation = &submission->operation;
+    pthread_mutex_lock(&member->submitting);
+    bool here = operation->plan->network_steps == 0 && cl_host_queue_enter(&group->host_queue);
+    if (here)
+        cl_group_order(group, operation);
+    else if (cl_member_hand_over(member, operation))
+        cl_engine_wake(member->engine);
+    pthread_mutex_unlock(&member->submitting);
+    if (here) {
+        status = cl_host_wait_run(member, operation);
+        cl_operation_end(operation, status, operation->submitted_us);
+        cl_member_ended(member, operation, status);
+        pthread_mutex_lock(&member->submitting);
+        if (cl_host_queue_leave(&group->host_queue))
+            cl_engine_wake(member->engine);
+        pthread_mutex_unlock(&member->submitting); /* and not a look at the group more: it may be closed now */
+    } else {
+        status = cl_operation_wait(operation, 0);
+    }
+    cl_operation_release(operation);
+    return status;
+}
+
+static int submit_message(cl_group *group, enum cl_operation_kind kind, const struct cl_message_request *request,
+                          cl_operation **out)
+{
+    if (group == NULL || request == NULL || out == NULL)
+        return CL_EINVAL;
+    struct cl_submission *submission = cl_submission_create();
+    if (submission == NULL)
+        return CL_ENOMEM;
+    int status = cl_group_request_message(group, &submission->operation, kind, request, cl_now_us());
+    if (status != CL_OK) {
+        cl_submission_discard(submission);
+        return status;
+    }
+    *out = &submission->operation;
+    submit(cl_member_of(group), *out, kind == CL_OPERATION_RECEIVE || request->length <= NOW_BYTES_MAX);
+    return CL_OK;
+}
+
+int cl_send(cl_group *group, const struct cl_message_request *request, cl_operation **operation)
+{
+    return submit_message(group, CL_OPERATION_SEND, request, operation);
+}
+
+int cl_receive(cl_group *group, const struct cl_message_request *request, cl_operation **operation)
+{
+    return submit_message(group, CL_OPERATION_RECEIVE, request, operation);
+}

@@ -1,0 +1,89 @@
+/*
+ * Group: one rank's part of a communicator: the order of its operations, which of them run, and how it fails.
+ *
+ * Operations that need packets run in cl_group_progress, any number at a time; those that touch the host's shared
+ * memory one after another, in the order of submission (host_queue.h).
+ *
+ * All ranks must submit the same operations in the same order. Each operation carries a signature of everything that
+ * was submitted so far, which other ranks compare: in packets (protocol/signatures.h) and, in the host's memory, beside
+ * the counter.
+ *
+ * The engine and the simulator run this code. Calls must be serialised, except those marked "any thread";
+ * cl_group_order only with itself and the other submissions.
+ */
+#ifndef CL_GROUP_GROUP_H
+#define CL_GROUP_GROUP_H
+
+#include "group/operation.h"
+
+enum {
+    CL_WORK_BUDGET_BYTES = 1 << 20, /* local copying between two looks at the sockets */
+    CL_SLEEP_MAX_US = 100000,       /* no wait is longer: a lost wake-up costs this much, never a hang */
+};
+
+struct cl_group {
+    uint32_t id, rank, size;
+    uint16_t *peers;
+    _Atomic int32_t status; /* CL_OK, or why it failed */
+    _Atomic uint32_t culprit;
+    bool announced;               /* the peers have been told that it failed */
+    struct cl_endpoint *endpoint; /* NULL: shared memory only */
+    struct cl_group_io io;
+    /* of the latest operation; submissions are serialised */
+    uint32_t sequence;
+    uint64_t signature;
+    struct cl_host_queue host_queue;
+    struct cl_mailbox mailbox;
+    struct cl_operation *first, **last; /* in flight, in order of submission */
+    struct cl_group *next;              /* in the list of whoever runs it */
+};
+
+/* CL_EINVAL for ranks that do not fit together, or CL_ENOMEM; cl_group_free also after a failure. */
+int cl_group_init(struct cl_group *group, const struct cl_group_options *options, struct cl_endpoint *endpoint,
+                  const struct cl_group_io *io);
+void cl_group_free(struct cl_group *group);
+
+/* ---- submission ---- */
+
+/* Makes an operation for this group; CL_EINVAL, CL_ENOMEM: it need not be freed then. Any thread. */
+int cl_group_request(struct cl_group *group, struct cl_operation *operation, const struct cl_operation_request *request,
+                     uint64_t now_us);
+int cl_group_request_message(struct cl_group *group, struct cl_operation *operation, enum cl_operation_kind kind,
+                             const struct cl_message_request *request, uint64_t now_us);
+/* Gives the operation the next place in the group's order of submission. Point-to-point operations have none. */
+void cl_group_order(struct cl_group *group, struct cl_operation *operation);
+/* Counts an operation that will be taken: calling threads keep out of the host's memory until it has ended. Under the
+ * same lock as cl_group_order. */
+void cl_group_queue(struct cl_group *group, struct cl_operation *operation);
+/* Takes a queued operation into the list of those in flight, in the order in which they were queued. */
+void cl_group_take(struct cl_group *group, struct cl_operation *operation);
+/* Creates the executor of an operation that has its order. */
+int cl_group_start(struct cl_group *group, struct cl_operation *operation, uint64_t now_us);
+
+/* ---- progress ---- */
+
+/* Runs what can run; returns whether there is more to do at once. *deadline_us is lowered to the next one. */
+bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
+/* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
+ * something moved meanwhile. */
+bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
+/* A message of one of its operations ended. */
+void cl_group_complete(const struct cl_completion *completion);
+/* What a wait for local rank `index` to come to `value` must end with, and fails the group with; CL_OK: go on. The
+ * index UINT32_MAX: the wait has not begun. Any thread. */
+int cl_group_check_wait(struct cl_group *group, uint32_t index, uint32_t value, uint64_t now_us, uint64_t deadline_us);
+
+/* ---- its end ---- */
+
+/* Marks the group failed; the first reason stays. Any thread. */
+void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
+/* Notes that another rank has failed the group. Any thread. */
+void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit);
+/* The same, to all groups of a list with that id; the culprit is a peer. */
+void cl_group_hear_of(struct cl_group *groups, uint32_t id, int reason, uint16_t culprit);
+/* Notes that the process of a local peer died. */
+void cl_group_peer_died(struct cl_group *group, uint16_t peer);
+/* Ends what is in flight with the group's status, and forgets the group at the endpoint. */
+void cl_group_leave(struct cl_group *group, uint64_t now_us);
+
+#endif

@@ -1,0 +1,35 @@
+/*
+ * Group I/O: the functions through which a group reaches its surroundings. The engine supplies threads, futexes and
+ * sockets behind them, the simulator a virtual clock and virtual hosts. A group itself has no clock, lock or thread.
+ */
+#ifndef CL_GROUP_IO_H
+#define CL_GROUP_IO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cl_operation;
+
+struct cl_group_io {
+    void *context;
+    /* Asks for a call of cl_group_progress soon. Any thread. */
+    void (*wake)(void *context);
+    /* Makes this host's threads and engines that wait for a host counter look at their group's state. */
+    void (*rouse)(void *context);
+    /* Raises this rank's host counter and wakes the ranks that wait for it. */
+    void (*post)(void *context, uint32_t value);
+    /* Asks for a wake-up when local rank `index` posts next. The caller must check the counter once more afterwards. */
+    void (*request_bell)(void *context, uint32_t index);
+    /* Whether local rank `index` has left the group or has been stopped for the peer timeout: it posts no more. */
+    bool (*is_gone)(void *context, uint32_t index, uint64_t now_us);
+    /* Tells the ranks of this host that the group failed. The first reason stays. */
+    void (*abort)(void *context, int reason, uint32_t culprit);
+    /* The reason that a rank of this host gave, and the culprit it named; CL_OK: none did. */
+    int (*aborted)(void *context, uint32_t *culprit);
+    /* Drops packets that the endpoint has handed out and the wire has not taken: their memory is about to go. */
+    void (*drop_payloads)(void *context);
+    /* The operation has ended. Its buffers are the caller's again. */
+    void (*ended)(void *context, struct cl_operation *operation, int status);
+};
+
+#endif

@@ -1,0 +1,60 @@
+/*
+ * Operation: one plan with its buffers, or one point-to-point transfer, from submission to its end. It knows its own
+ * order, but not the group that gave it: see group.h.
+ */
+#ifndef CL_GROUP_OPERATION_H
+#define CL_GROUP_OPERATION_H
+
+#include "group/host_queue.h"
+#include "group/mailbox.h"
+#include "plan/executor.h"
+
+struct cl_group;
+
+enum cl_operation_kind { CL_OPERATION_PLAN, CL_OPERATION_SEND, CL_OPERATION_RECEIVE };
+
+struct cl_operation {
+    struct cl_group *group;
+    enum cl_operation_kind kind;
+    struct cl_plan *plan;
+    uint8_t *input, *output;
+    struct cl_arithmetic arithmetic;
+    struct cl_qos qos;
+    uint64_t submitted_us;
+    uint64_t deadline_us;     /* UINT64_MAX: none */
+    uint32_t sequence;        /* names the operation in packets; point-to-point: the tag */
+    uint64_t signature;       /* of everything submitted to the group, up to this one: equal on all ranks; 0: unknown */
+    struct cl_host_turn turn; /* of a plan that uses the host */
+    struct cl_ticket ticket;  /* point-to-point: the other rank and the name of its messages */
+    uint16_t pair[2];         /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
+    enum { CL_UNNAMED, CL_WAITING, CL_NAMED } name; /* point-to-point */
+    struct cl_executor *executor;                   /* from start to end */
+    uint64_t started_us;                            /* with a bound on loss */
+    struct cl_missing missing;                      /* likewise, once the operation ended well */
+    struct cl_operation *next;                      /* in the list of whoever holds it */
+};
+
+/* The time after timeout_us; UINT64_MAX: never. timeout_us 0 means none. */
+uint64_t cl_deadline_after(uint64_t now_us, uint64_t timeout_us);
+
+/* An operation on the bytes `input` and `output`. It holds the plan until cl_operation_free. */
+void cl_operation_init(struct cl_operation *operation, struct cl_group *group, enum cl_operation_kind kind,
+                       struct cl_plan *plan, void *input, void *output);
+/* Sets what the request asks for: arithmetic, loss, deadline, signature. CL_EINVAL for an unknown dtype or op, or a
+ * bound on loss that the two do not allow. */
+int cl_operation_request(struct cl_operation *operation, const struct cl_operation_request *request, uint64_t now_us);
+void cl_operation_free(struct cl_operation *operation);
+
+/* Where an operation runs. */
+struct cl_operation_place {
+    struct cl_endpoint *endpoint;
+    struct cl_host_queue *host_queue;
+    const uint16_t *peers;
+    uint32_t group; /* its id */
+};
+/* Creates the executor; the operation's order must have been assigned. */
+int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us);
+/* Takes what the operation did not count from the executor, which goes. */
+void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_us);
+
+#endif

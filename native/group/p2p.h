@@ -1,0 +1,22 @@
+/*
+ * Point-to-point operations: a plan of one send or receive between two, named by the group's mailbox.
+ *
+ * They share nothing with the group's collectives but its fate: they have their own names (mailbox.h), are no part of
+ * the order of submission, and any number of them is in flight at a time.
+ */
+#ifndef CL_GROUP_P2P_H
+#define CL_GROUP_P2P_H
+
+#include "group/operation.h"
+
+/* Makes the operation a send or a receive of what the request says. CL_EINVAL for a bad length, tag or priority, or
+ * CL_ENOMEM: the operation need not be freed then. */
+int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, enum cl_operation_kind kind,
+                   const struct cl_message_request *request, uint64_t now_us);
+/* Names the messages of an operation, which must be posted before the next call. CL_OK: it has a name, perhaps from
+ * before. CL_EAGAIN: it waits for a message to come, and cl_p2p_next will return it. CL_EPEERLOST: none will come. */
+int cl_p2p_bind(struct cl_operation *operation, struct cl_mailbox *mailbox, uint64_t now_us);
+/* An operation that has waited and has a name now, to be posted likewise; NULL: there is none. */
+struct cl_operation *cl_p2p_next(struct cl_mailbox *mailbox);
+
+#endif
