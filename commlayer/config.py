@@ -303,6 +303,6 @@ class Policy:
             raise ConfigError("Policy(algorithm='ring'): a ring adds up losses; use 'direct' with a loss_bound")
 
 
-def check_bound(bound: object, what: str) -> float:
+def check_loss_bound(share: object, what: str) -> float:
     """A loss bound as a float. Raises ConfigError, which begins with `what`, for anything else."""
-    return float(LOSS_BOUND.check(bound, what))
+    return float(LOSS_BOUND.check(share, what))

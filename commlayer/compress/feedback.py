@@ -116,13 +116,6 @@ class Feedback:
                     self._kept.setdefault(parameters[index], []).append((at - starts[index], values))
                 at = until
 
-    def total(self, parameter: Tensor) -> Tensor:
-        """The residual of one parameter, as a tensor of its shape and dtype."""
-        flat = torch.zeros(parameter.numel(), dtype=parameter.dtype)
-        for offset, values in self._kept.get(parameter, ()):
-            flat[offset : offset + len(values)] += values.to(flat.dtype)
-        return flat.view(parameter.shape)
-
     def clear(self) -> None:
         """Forgets the residual, but not the parameters' numbers."""
         self._kept, self._restored, self._restored_sizes = {}, {}, []

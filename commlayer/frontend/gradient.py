@@ -26,7 +26,7 @@ from torch.futures import Future
 from ..compress.feedback import Feedback
 from ..config import Policy
 from ..loss.protect import as_words, blocks_of, largest_blocks
-from ..loss.tolerance import Tolerance, bucket_bound
+from ..loss.tolerance import Tolerance, bucket_loss_bound
 from ..scheduler.order import bucket_class
 from .backend import CommProcessGroup
 from .work import CommWork
@@ -89,17 +89,17 @@ def reduce_gradient(
     place = place or Place()
     starts = [0, *accumulate(each.numel() for each in parameters)][:-1] if starts is None else starts
     group, feedback, tolerance = reduction.group, reduction.feedback, reduction.tolerance
-    bound: float = policy.loss_bound
+    loss_bound: float = policy.loss_bound
     certain: list[int] = []
     if tolerance is not None:
-        bound, certain = bucket_bound(tolerance, place.step, parameters, f"rank {group.rank()}: ")
+        loss_bound, certain = bucket_loss_bound(tolerance, place.step, parameters, f"rank {group.rank()}: ")
     policy = dataclasses.replace(
-        policy, priority=bucket_class(policy.priority, place.index, place.count), loss_bound=bound
+        policy, priority=bucket_class(policy.priority, place.index, place.count), loss_bound=loss_bound
     )
     source = buffer if buffer.is_cpu else reduction.host(place.index, "source", buffer).copy_(buffer)
     protected = [(starts[i], starts[i] + parameters[i].numel()) for i in certain]
     protected += feedback.add_to(source, parameters, starts)  # protected, so that no gradient is more than a step late
-    may_lose = group.can_lose and bound > 0
+    may_lose = group.can_lose and loss_bound > 0
     feeds_back = may_lose and policy.treatment == "feedback"
     target = source
     if feeds_back:  # `source` must still be there when the missing contributions are known

@@ -2,7 +2,7 @@
 
 A plan is an array of steps (`struct cl_step`) with a dependency count each, and the array of successors they share. It
 names buffers, not addresses, and bytes, not elements: the same plan serves every tensor of that size. `PlanBuilder`
-is how the algorithms write plans; the native executor and `interpreter.run` are what runs them.
+is how the algorithms write plans; the native executor runs them (and tests/unit/plans/interpreter.py, on numpy arrays).
 """
 
 from __future__ import annotations

@@ -56,18 +56,11 @@ class NativeHandle:
 
     def missing(self) -> list[tuple[int, int]]:
         """See `base.Handle.missing`."""
-        return self._ranges(lib.cl_operation_missing)
-
-    def stale(self) -> list[tuple[int, int]]:
-        """Likewise, of OUTPUT: where results were lost and the former value is left."""
-        return self._ranges(lib.cl_operation_stale)
-
-    def _ranges(self, ask: Callable[[Any, Any, int], int]) -> list[tuple[int, int]]:
-        count = ask(self._operation, ffi.NULL, 0)
+        count = lib.cl_operation_missing(self._operation, ffi.NULL, 0)
         if count < 0:
             self.wait(0.0)  # raises
         ranges = ffi.new("struct cl_range[]", count)
-        ask(self._operation, ranges, count)
+        lib.cl_operation_missing(self._operation, ranges, count)
         return [(each.start, each.end - each.start) for each in ranges]
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:

@@ -80,11 +80,6 @@ def check(status: int, what: str) -> None:
         raise kind(f"{what}: {ffi.string(lib.cl_error_text(status)).decode()}; {remedy}")
 
 
-def kernels_level() -> str:
-    """The instruction set of this process's kernels: avx512, avx2 or scalar."""
-    return ffi.string(lib.cl_kernels_level()).decode()
-
-
 def interfaces() -> list[dict[str, Any]]:
     """The network interfaces that are up, one entry per address."""
     found = ffi.new("struct cl_interface[64]")

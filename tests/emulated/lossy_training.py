@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from tests.residual import total
 
 STEPS = 6
 SIZES = (200_000, 70_001, 150_000, 5)
@@ -52,9 +53,9 @@ def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None
         optimizer.zero_grad()
         model(directions).backward()
         optimizer.step()
-        for total, direction in zip(exact, directions, strict=True):
-            total += direction
-        before, late = late, [state.feedback.total(weight) for weight in weights]
+        for exactly, direction in zip(exact, directions, strict=True):
+            exactly += direction
+        before, late = late, [total(state.feedback, weight) for weight in weights]
         twice += sum(int((a != 0).logical_and(b != 0).sum()) for a, b in zip(before, late, strict=True))
     counted = {"averaged_bytes": state.averaged_bytes, "uncounted_bytes": state.uncounted_bytes}
     return {**account(weights, exact, state), "twice": twice, **counted}
@@ -64,11 +65,11 @@ def account(weights: list[nn.Parameter], exact: list[torch.Tensor], state: comml
     """How far the weights and what waits for the next step are from what all ranks' gradients come to."""
     size = dist.get_world_size()
     digest, error, left = hashlib.sha256(), 0.0, 0
-    for weight, total in zip(weights, exact, strict=True):
+    for weight, exactly in zip(weights, exact, strict=True):
         digest.update(weight.detach().numpy().tobytes())
-        kept = state.feedback.total(weight).float()
+        kept = total(state.feedback, weight).float()
         left += int((kept != 0).sum())
-        everything = torch.stack([total, kept])
+        everything = torch.stack([exactly, kept])
         dist.all_reduce(everything)
         error = max(error, float((weight.detach() * size + everything[0] - everything[1]).abs().max()))
     return {"digest": digest.hexdigest(), "error": error, "left": left}

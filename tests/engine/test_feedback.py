@@ -15,6 +15,7 @@ from commlayer.plans import direct
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import DType, Op, Qos
 from tests.engine.world import PATIENCE_S, Team, World
+from tests.residual import total
 
 SIZES = (70_001, 3, 180_000, 1, 90_000)
 STEPS = 8
@@ -25,21 +26,21 @@ def test_parts_are_kept_by_parameter_and_added_once() -> None:
     residual = Feedback()
     buffer = torch.arange(1.0, 11.0)
     residual.keep(buffer, [a, b], [0, 4], [(0, 4), (12, 12), (36, 4)])
-    assert residual.total(a).tolist() == [1, 0, 0, 4]
-    assert residual.total(b).tolist() == [[5, 6, 0], [0, 0, 10]]
+    assert total(residual, a).tolist() == [1, 0, 0, 4]
+    assert total(residual, b).tolist() == [[5, 6, 0], [0, 0, 10]]
     regrouped = torch.ones(11)
     assert residual.add_to(regrouped, [c, b], [0, 5]) == [(5, 7), (10, 11)]
     assert regrouped.tolist() == [1, 1, 1, 1, 1, 6, 7, 1, 1, 1, 11]
     assert residual.add_to(regrouped, [b], [5]) == []
     assert regrouped.sum() == 11 + 21
-    assert residual.total(a).sum() == 5
+    assert total(residual, a).sum() == 5
 
 
 def test_what_is_not_finite_is_not_kept() -> None:
     a = torch.zeros(3)
     residual = Feedback()
     residual.keep(torch.tensor([torch.inf, torch.nan, 2.0]), [a], [0], [(0, 12)])
-    assert residual.total(a).tolist() == [0, 0, 2]
+    assert total(residual, a).tolist() == [0, 0, 2]
 
 
 def test_what_is_kept_is_saved_by_the_order_in_which_parameters_are_met() -> None:
@@ -54,7 +55,7 @@ def test_what_is_kept_is_saved_by_the_order_in_which_parameters_are_met() -> Non
     restored.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
     c, b, a = torch.zeros(2), torch.zeros(3), torch.zeros(4)
     restored.meet([c])
-    assert restored.total(c).tolist() == [0, 9]
+    assert total(restored, c).tolist() == [0, 9]
     assert len(restored.state_dict()["kept"]) == 3  # also of those that have not been met
     buffer = torch.ones(7)
     restored.add_to(buffer, [a, b], [0, 4])
@@ -71,7 +72,7 @@ def test_numbers_do_not_depend_on_how_large_buckets_are() -> None:
     restored.load_state_dict(saved.state_dict())
     for pair in (model[2:], model[:2]):  # two, as DDP makes them: from the model's end
         restored.meet(pair)
-    assert [restored.total(each).tolist() for each in model] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [total(restored, each).tolist() for each in model] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_parameters_keep_their_numbers_when_an_earlier_state_comes_back() -> None:
@@ -84,7 +85,7 @@ def test_parameters_keep_their_numbers_when_an_earlier_state_comes_back() -> Non
     assert not residual
     residual.load_state_dict(saved)
     residual.meet([b, a])  # regrouped
-    assert (residual.total(a).tolist(), residual.total(b).tolist()) == ([1, 2], [3, 4])
+    assert (total(residual, a).tolist(), total(residual, b).tolist()) == ([1, 2], [3, 4])
 
 
 def test_what_an_unused_parameter_has_waits() -> None:
@@ -106,7 +107,7 @@ def test_what_is_kept_takes_another_scale() -> None:
     residual.keep(torch.tensor([4.0, 8.0]), [a], [0], [(0, 8)])
     saved = residual.state_dict()
     residual.begin_step(0, 0.5)
-    assert residual.total(a).tolist() == [2, 4]
+    assert total(residual, a).tolist() == [2, 4]
     assert saved["kept"][0][0][1].tolist() == [4, 8]
 
 
@@ -154,7 +155,7 @@ def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         for i, start in zip(order, starts, strict=True):
             parameters[i] += target[start : start + SIZES[i]]
             exact[i] += gradients[i]
-    return torch.cat(parameters), torch.cat([residual.total(each) for each in parameters]), torch.cat(exact)
+    return torch.cat(parameters), torch.cat([total(residual, each) for each in parameters]), torch.cat(exact)
 
 
 @pytest.mark.parametrize("size", [2, 3])

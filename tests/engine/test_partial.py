@@ -164,10 +164,10 @@ def test_protected_blocks_arrive() -> None:
             assert not (mask & protected).any()
 
 
-def test_partial_results_are_known_to_be_stale() -> None:
+def test_a_lost_result_leaves_the_former_value() -> None:
     with World([(0,), (1,)], loss_ppm=50_000) as world, world.open_group() as team:
 
-        def body(rank: int) -> tuple[Array, Array]:
+        def body(rank: int) -> Array:
             source = np.ones(NUMEL, "f4")
             target = np.full(NUMEL, 7, "f4")
             handle = team[rank].submit(
@@ -180,14 +180,11 @@ def test_partial_results_are_known_to_be_stale() -> None:
                 qos=Qos(0.1, Treatment.RESCALE),
             )
             handle.wait()
-            stale = np.zeros(NUMEL, bool)
-            for offset, length in handle.stale():
-                stale[offset // 4 : (offset + length) // 4] = True
-            return target, stale
+            return target
 
-        for target, stale in world.on_each(body):
-            assert stale.any()
-            np.testing.assert_array_equal(target, np.where(stale, 7, 2))
+        for target in world.on_each(body):
+            assert 0 < (target == 7).mean() < 0.1
+            assert np.isin(target, (7, 2)).all()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commlayer.plans import interpreter
 from commlayer.plans.plan import FIELDS, Buffer, Plan, StepKind
 from commlayer.transport.base import Op
+from tests.unit.plans import interpreter
 
 BITWISE: dict[Op, np.ufunc] = {Op.BAND: np.bitwise_and, Op.BOR: np.bitwise_or, Op.BXOR: np.bitwise_xor}
 REFERENCES: dict[Op, np.ufunc] = {

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commlayer.errors import ConfigError
-from commlayer.plans import delivery, interpreter
+from commlayer.plans import delivery
 from commlayer.plans.delivery import Hosts, deliver
 from commlayer.plans.plan import POSTS_LIMIT, Plan, StepKind
 from commlayer.transport.base import Op
+from tests.unit.plans import interpreter
 
 HOSTS = (((0, 1, 2),), ((0,), (1,), (2,)), ((0, 2), (1,)), ((0, 1), (2, 4), (3,)), ((0, 1, 2, 3, 4),))
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from commlayer.plans import interpreter
 from commlayer.plans.plan import Buffer, PlanBuilder
 from commlayer.transport.base import Op
+from tests.unit.plans import interpreter
 
 INPUT, OUTPUT, SCRATCH, STAGING = Buffer
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commlayer.plans import direct, hierarchical, interpreter
+from commlayer.plans import direct, hierarchical
 from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import StepKind
 from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
+from tests.unit.plans import interpreter
 from tests.unit.plans.conftest import check_structure, data
 
 PARTIAL = Settings(segment_bytes=64, partial=True)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..transport.base import Op
-from .plan import FIELDS, Buffer, Plan, StepKind
+from commlayer.plans.plan import FIELDS, Buffer, Plan, StepKind
+from commlayer.transport.base import Op
 
 Array = npt.NDArray[Any]
 
@@ -79,7 +79,7 @@ class Interpreter:
         loss: float = 0.0,
         rescale: bool = False,
     ) -> None:
-        self.dtype, self.reduction, self.random = outputs[0].dtype, REDUCTIONS[op], random.Random(seed)  # noqa: S311
+        self.dtype, self.reduction, self.random = outputs[0].dtype, REDUCTIONS[op], random.Random(seed)
         self.loss, self.rescale = loss, rescale
         self.missing: list[list[tuple[int, int]]] = [[] for _ in plans]
         self.absent = [np.zeros(len(output), np.int64) for output in outputs]  # contributions, by element

@@ -14,6 +14,7 @@ from commlayer.errors import PeerLostError
 from commlayer.frontend.gradient import Place, Reduction, reduce_gradient
 from commlayer.frontend.work import CommWork
 from tests.fake_transport import FakeHandle
+from tests.residual import total
 
 PACKET_BYTES = 64
 FLOATS = PACKET_BYTES // 4
@@ -91,7 +92,7 @@ def test_lost_contributions_are_added_and_protected_one_step_later(can_lose: boo
         assert averaged is buffer
         assert group.calls == [("allreduce", Policy(loss_bound=0.1), set())]
         return
-    assert shared.feedback.total(parameters[0])[:6].tolist() == [0, 0, 3, 4, 5, 0]
+    assert total(shared.feedback, parameters[0])[:6].tolist() == [0, 0, 3, 4, 5, 0]
     group.lost = []
     buffer = gradients()[0]
     averaged = reduce_gradient(buffer, parameters, policy, shared).wait()
@@ -140,7 +141,7 @@ class Seen(Tolerance):
         self.size, self.rest = size, rest
         self.seen: list[tuple[int, int, float]] = []
 
-    def bound(self, step: int, parameter: Tensor) -> float:  # noqa: ARG002
+    def loss_bound(self, step: int, parameter: Tensor) -> float:  # noqa: ARG002
         return 0.0 if parameter.numel() == self.size else self.rest
 
     def observe(self, step: int, bucket: int, gradients: Tensor) -> None:
@@ -155,7 +156,7 @@ def test_a_tolerance_gives_the_bound_and_sees_the_average() -> None:
     reduce_gradient(buffer, parameters, Policy(), shared, place=Place(1, 3, step=7)).wait()
     assert group.calls == [("allreduce_from", Policy(loss_bound=0.25), {3, 4})]
     assert tolerance.seen == [(7, 1, 2.0)]
-    with pytest.raises(ConfigError, match=r"^rank 3: Seen.bound for step 0 .* returned 0.9: use"):
+    with pytest.raises(ConfigError, match=r"^rank 3: Seen.loss_bound for step 0 .* returned 0.9: use"):
         reduce_gradient(buffer, parameters, Policy(), reduction(group, Seen(0, 0.9))[0])
 
 
@@ -184,11 +185,11 @@ def test_starts_say_where_gradients_begin() -> None:
     shared, _ = reduction(group)
     buffer, (first, second) = gradients()
     reduce_gradient(buffer, [second, first], Policy(loss_bound=0.1), shared, starts=[0, SIZES[1]]).wait()
-    assert shared.feedback.total(first)[:4].tolist() == [0, 0, SIZES[1] + 3, 0]
+    assert total(shared.feedback, first)[:4].tolist() == [0, 0, SIZES[1] + 3, 0]
 
 
 def test_a_tolerance_of_another_model_is_refused() -> None:
     model = torch.nn.Linear(2, 2)
     buffer, parameters = gradients()
-    with pytest.raises(ConfigError, match="is not of the model"):
+    with pytest.raises(ConfigError, match="belongs to another model"):
         reduce_gradient(buffer, parameters, Policy(), reduction(Group(), ByLayer(model, {}, 0.1))[0])
