@@ -35,11 +35,11 @@ LIMIT_MS = 60
 
 TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dctcp": ("DCTCP", {"transport": "dctcp"}),
-    "bounded": ("DLCP, bound 10 %", {"loss_bound": 0.1}),
+    "bounded": ("DLCP, loss bound 10 %", {"loss_bound": 0.1}),
     "reliable": ("DLCP, reliable", {}),
     "ecmp": ("DLCP, reliable, no spraying", {"sprays": 0}),
-    "shipped": ("DLCP, bound 10 %, timers as shipped", {"loss_bound": 0.1, "tick_ns": 1000}),
-    "flat": ("DLCP, bound 10 %, one class in switches", {"loss_bound": 0.1, "priorities": 0}),
+    "shipped": ("DLCP, loss bound 10 %, timers as shipped", {"loss_bound": 0.1, "tick_ns": 1000}),
+    "flat": ("DLCP, loss bound 10 %, one class in switches", {"loss_bound": 0.1, "priorities": 0}),
     "linux": ("DCTCP, RTO of 200 ms", {"transport": "dctcp", "rto_us": 200_000}),
 }
 """What is compared: its name in the tables, and its options."""

@@ -1,4 +1,4 @@
-"""What makes the backend one to trust: runs each proof, keeps what it said, writes the tables of docs/trust.md.
+"""Why trust the backend: runs each proof, keeps its figures, writes the tables of docs/trust.md.
 
     python bench/trust.py                    everything (hours: PyTorch's tests and the soak are long)
     python bench/trust.py --only simulation  one of them, merged into what is there
@@ -114,7 +114,7 @@ PROOFS = {
         "{seeds} seeds, {failed} failed",
     ),
     "mutants": Proof(
-        "Bugs put into the core on purpose",
+        "Defects put into the engine on purpose",
         "make sim-mutants",
         found(r"^(?P<mutants>\d+) mutants, (?P<caught>\d+) found"),
         "{caught} of {mutants} found by the simulator",
@@ -216,7 +216,7 @@ def page(kept: Kept) -> str:
         one = kept[name]
         text = proof.text.format(**one["figures"])
         took = "" if one["seconds"] is None else f"{one['seconds']} s"  # None: as a part of something longer
-        lines.append(f"| {proof.what} | {text} | `{one['command']}` | {took} | {one['commit']} |")
+        lines.append(f"| {proof.what} | {text} | `{proof.command}` | {took} | {one['commit']} |")
     for name, title in TABLES.items():
         if name in kept:
             lines += ["", f"## {title}", "", kept[name]["figures"]["table"]]
@@ -224,7 +224,7 @@ def page(kept: Kept) -> str:
 
 
 def write_page(kept: Kept) -> None:
-    """Replaces what is between the markers."""
+    """Replaces the text between the markers."""
     begin, end = "<!-- proofs:begin -->", "<!-- proofs:end -->"
     before, found_begin, rest = PAGE.read_text().partition(begin)
     _, found_end, after = rest.partition(end)
