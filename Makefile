@@ -76,7 +76,7 @@ demo: native
 	$(BIN)/python examples/demo.py --ranks $(RANKS)
 
 bench: native
-	$(BIN)/python bench/first_light.py
+	$(BIN)/python -m bench.first_light
 
 bench-training: native
 	$(BIN)/python -m bench.time_to_loss
@@ -93,7 +93,7 @@ faults: venv native
 	$(BIN)/python -m tests.process.faults
 
 coverage: $(VENV)/.stamp-coverage native
-	$(BIN)/python bench/coverage.py
+	$(BIN)/python -m bench.coverage
 
 settings: native
 	$(BIN)/python -m docs.settings
@@ -231,7 +231,7 @@ sim-asan: build/asan/simulate build/plans.bin
 	    --jobs $(SIM_JOBS)
 
 fabric: build/test/fabric/simulate build/fabric.bin
-	@$(SIM_PYTHON) bench/fabric.py
+	@$(SIM_PYTHON) -m bench.fabric
 
 sim-mutants: build/plans.bin
 	@$(SIM_PYTHON) native/sim/mutants.py

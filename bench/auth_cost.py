@@ -1,7 +1,7 @@
 """What authentication costs: all-reduce over UDP on loopback with COMMLAYER_AUTH off, header and full, in turn.
 
-    python bench/auth_cost.py                 7 rounds (about 8 minutes); keeps bench/results/auth_cost.json
-    python bench/auth_cost.py --rounds 21     for a narrower spread
+    python -m bench.auth_cost                 7 rounds (about 8 minutes); keeps bench/results/auth_cost.json
+    python -m bench.auth_cost --rounds 21     for a narrower spread
 
 Loopback is the worst case: nothing but the two processors limits it. The policies take turns within each round, in
 another order each time, and are compared within the round, so that a machine that slows down slows all of them.
@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from bench.matrix import ROOT, measure
+
 RESULTS = ROOT / "bench/results/auth_cost.json"
 AUTHS = ("off", "header", "full")
 LIMIT = 1.03
@@ -32,26 +29,14 @@ CASES = {
 }
 
 
-def measure(case: str, auth: str) -> dict[str, Any]:
-    """One run of two ranks; the bench's result. Raises RuntimeError when it could not be done or was wrong."""
+def run(case: str, auth: str) -> dict[str, Any]:
+    """One run of two ranks. Raises BenchError if it fails, ValueError if a result is wrong."""
     arguments, mtu = CASES[case]
-    environment = os.environ | {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo", "COMMLAYER_MTU": mtu}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "out.json")
-        command = (
-            f"{sys.executable} -m commlayer bench all_reduce --ranks 2 --backends commlayer --rounds 1 {arguments}"
-        )
-        done = subprocess.run(
-            [*command.split(), "--json", str(out)],
-            cwd=ROOT,
-            env=environment | {"COMMLAYER_AUTH": auth},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{case}, auth {auth}: status {done.returncode}\n{done.stderr}")
-        document: dict[str, Any] = json.loads(out.read_text())
+    environ = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo", "COMMLAYER_MTU": mtu, "COMMLAYER_AUTH": auth}
+    document = measure(case, f"all_reduce --ranks 2 --backends commlayer --rounds 1 {arguments}", environ)
     (result,) = document["results"]
+    if result["wrong"]:
+        raise ValueError(f"{case}, auth {auth}: {result['wrong']} wrong elements")
     return {"p50_us": result["p50_us"], "busbw_gb_s": result["busbw_gb_s"], "machine": document["machine"]}
 
 
@@ -82,7 +67,7 @@ def main() -> int:
         rounds: list[dict[str, dict[str, Any]]] = []
         for number in range(arguments.rounds):
             order = [AUTHS[(number + i) % len(AUTHS)] for i in range(len(AUTHS))]
-            rounds.append({auth: measure(case, auth) for auth in order})
+            rounds.append({auth: run(case, auth) for auth in order})
             print(f"{case}, round {number + 1}: " + ", ".join(f"{a} {rounds[-1][a]['p50_us']:.0f} us" for a in AUTHS))
         kept[case] = rounds
         lines += [row(case, auth, rounds) for auth in AUTHS]

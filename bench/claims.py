@@ -1,41 +1,19 @@
-"""What `bench/stress.py` is to show: each claim is a figure of its results, and what that has to be."""
+"""The claims of `bench/stress.py`: each is a figure of its results and a target."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from bench.cases import BESIDE, BESIDE_SLOW, TCP_CC, URGENT, WIRES, is_gloo, wire_of
+from bench.cases import BESIDE, BESIDE_SLOW, CASES, TCP_CC, URGENT, WIRES, is_gloo, wire_of
+from bench.matrix import LINK_SHARE, P50, P99, TO_COMPARE, Claim, Figures, Metric, Result, Runs, best, time_text
 from commlayer.loss.operation_policy import PapersPolicy
-from commlayer.tools.bench.matrix import LINK_SHARE, P50, P99, Metric, Result, best, time_text
 from commlayer.tools.bench.spec import BackendSpec
 
-Runs = Mapping[str, Any]
-"""The kept results of `bench/stress.py`, by case."""
 
-
-@dataclass(frozen=True)
-class Figures:
-    """What a claim comes to."""
-
-    ours: str
-    other: str
-    ratio: float | None
-    reached: bool
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One row of the table: what a figure has to be."""
-
-    run: str
-    wire: str
-    figure: str
-    target: str
-    evaluate: Callable[[Runs], Figures]
-    """Raises KeyError or ValueError when what it needs has not been measured."""
+def claim(run: str, wire: str, figure: str, target: str, outcome: Callable[[Runs], Figures]) -> Claim:
+    """A claim about a case."""
+    return Claim(run, CASES[run].title, wire, figure, target, outcome)
 
 
 def results_of(runs: Runs, run: str, good: Callable[[str], bool]) -> dict[str, Result]:
@@ -74,7 +52,7 @@ def right(*results: Mapping[str, Result]) -> bool:
 def over_gloo(run: str, wire: str, metric: Metric, at_least: float) -> Claim:
     """Times better than the best gloo on the same wire; of both treatments, the worse counts."""
 
-    def evaluate(runs: Runs) -> Figures:
+    def outcome(runs: Runs) -> Figures:
         lossy = results_of(runs, run, is_bounded(wire))
         gloo = results_of(runs, run, lambda name: is_gloo(name) and wire_of(name) == wire)
         figures = {name: metric.of(result) for name, result in gloo.items()}
@@ -84,45 +62,45 @@ def over_gloo(run: str, wire: str, metric: Metric, at_least: float) -> Claim:
             metric.text(mine), f"{metric.text(figures[name])} ({name})", ratio, ratio >= at_least and right(lossy)
         )
 
-    return Claim(run, wire, f"{metric.name}, bounded", f"≥ {at_least:g}x the best gloo", evaluate)
+    return claim(run, wire, f"{metric.name}, bounded", f"≥ {at_least:g}x the best gloo", outcome)
 
 
 def over_reliable(run: str, wire: str, at_most: float) -> Claim:
     """The bounded median over that of reliable mode on the same wire where nothing is lost."""
 
-    def evaluate(runs: Runs) -> Figures:
+    def outcome(runs: Runs) -> Figures:
         lossy, reliable = results_of(runs, run, is_bounded(wire)), results_of(runs, "clean", is_reliable(wire))
         mine, clean = worst(lossy, P50), worst(reliable, P50)
         ratio = mine / clean
         text = f"{P50.text(clean)} (reliable, no loss)"
         return Figures(P50.text(mine), text, ratio, ratio <= at_most and right(lossy, reliable))
 
-    return Claim(run, wire, "p50, bounded", f"≤ {at_most:g}x without loss", evaluate)
+    return claim(run, wire, "p50, bounded", f"≤ {at_most:g}x without loss", outcome)
 
 
 def tail(run: str, wire: str, at_most: float) -> Claim:
     """The bounded p99 over its own median; of both treatments, the worse counts."""
 
-    def evaluate(runs: Runs) -> Figures:
+    def outcome(runs: Runs) -> Figures:
         lossy = results_of(runs, run, is_bounded(wire))
         name = max(lossy, key=lambda each: P99.of(lossy[each]) / P50.of(lossy[each]))
         p50, p99 = P50.of(lossy[name]), P99.of(lossy[name])
         return Figures(P99.text(p99), f"{P50.text(p50)} (its p50)", p99 / p50, p99 / p50 <= at_most and right(lossy))
 
-    return Claim(run, wire, "p99, bounded", f"≤ {at_most:g}x p50", evaluate)
+    return claim(run, wire, "p99, bounded", f"≤ {at_most:g}x p50", outcome)
 
 
 def beside(run: str, idle: str, at_most: float | None, bulk: str = BESIDE) -> Claim:
     """The p99 beside bulk traffic over the median on an idle network; without a target only to compare."""
 
-    def evaluate(runs: Runs) -> Figures:
+    def outcome(runs: Runs) -> Figures:
         quiet, busy = results_of(runs, run, is_same(idle)), results_of(runs, run, is_same(idle + bulk))
         p50, p99 = worst(quiet, P50), worst(busy, P99)
         reached = (at_most is None or p99 / p50 <= at_most) and right(quiet, busy)
         return Figures(P99.text(p99), f"{P50.text(p50)} (its p50, idle)", p99 / p50, reached)
 
-    target = "to compare" if at_most is None else f"≤ {at_most:g}x idle"
-    return Claim(run, WIRES[0], f"p99, {idle.partition(':')[0]}", target, evaluate)
+    target = TO_COMPARE if at_most is None else f"≤ {at_most:g}x idle"
+    return claim(run, WIRES[0], f"p99, {idle.partition(':')[0]}", target, outcome)
 
 
 def is_same(name: str) -> Callable[[str], bool]:
@@ -133,14 +111,14 @@ def is_same(name: str) -> Callable[[str], bool]:
 def link_share(run: str, at_least: float) -> Claim:
     """Of the summed rate of the NICs; the best gloo beside it."""
 
-    def evaluate(runs: Runs) -> Figures:
+    def outcome(runs: Runs) -> Figures:
         reliable, gloo = results_of(runs, run, is_reliable(WIRES[0])), results_of(runs, run, is_gloo)
         figures = {name: LINK_SHARE.of(result) for name, result in gloo.items()}
         name, mine = best(figures, LINK_SHARE), worst(reliable, LINK_SHARE)
         other = f"{LINK_SHARE.text(figures[name])} ({name})"
         return Figures(LINK_SHARE.text(mine), other, mine / figures[name], mine >= at_least and right(reliable))
 
-    return Claim(run, WIRES[0], "busbw", f"≥ {at_least:.0%} of all NICs", evaluate)
+    return claim(run, WIRES[0], "busbw", f"≥ {at_least:.0%} of all NICs", outcome)
 
 
 DEATH_WINDOW_S = 3.0
@@ -149,7 +127,7 @@ DEATH_WINDOW_S = 3.0
 def death(run: str, at_most_ms: float | None) -> Claim:
     """The longest operation that a dying NIC met, over the median of those before it; no target for gloo."""
 
-    def evaluate(runs: Runs) -> Figures:
+    def outcome(runs: Runs) -> Figures:
         if "failed" in runs[run]:
             return Figures("failed", "", None, at_most_ms is None)
         [result] = runs[run]["results"]
@@ -166,8 +144,8 @@ def death(run: str, at_most_ms: float | None) -> Claim:
         return Figures(f"{cost_ms:.0f} ms", f"{time_text(longest)} after {time_text(usual)}", None, reached)
 
     name = "commlayer" if at_most_ms is not None else "gloo"
-    target = "to compare" if at_most_ms is None else f"< {at_most_ms:g} ms more, no error"
-    return Claim(run, WIRES[0], f"longest, {name}", target, evaluate)
+    target = TO_COMPARE if at_most_ms is None else f"< {at_most_ms:g} ms more, no error"
+    return claim(run, WIRES[0], f"longest, {name}", target, outcome)
 
 
 CLAIMS = (
@@ -184,11 +162,3 @@ CLAIMS = (
     death("nic-dies", 200),
     death("nic-dies-gloo", None),
 )
-
-
-def evaluate(claim: Claim, runs: Runs) -> Figures | None:
-    """None when what it needs has not been measured."""
-    try:
-        return claim.evaluate(runs)
-    except (KeyError, ValueError):
-        return None

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import page
+from bench.page import write_between
 from bench.training import ROOT, Job, Log, measure
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.link import Link
@@ -281,7 +281,7 @@ def main() -> int:
     if arguments.quick:
         return 2 if failed else 0
     print(table(content))
-    page.fill(PAGE, table(content))
+    write_between(PAGE, results=table(content))
     plot(content, PLOT)
     reached = [not each.distinguishable for each in compare(content) if (each.bound, each.treatment) == TARGET]
     return 2 if failed else 0 if all(reached) else 1

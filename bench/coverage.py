@@ -1,9 +1,9 @@
 """Line coverage: C by the C tests and the simulator, Python by pytest. `make coverage` installs the tools it needs.
 
-    python bench/coverage.py                          both (half an hour)
-    python bench/coverage.py --only native            one of them, merged into the kept results
-    python bench/coverage.py --before before.json     compares with an earlier file of results
-    python bench/coverage.py --table                  prints the table of the kept results
+    python -m bench.coverage                          both (half an hour)
+    python -m bench.coverage --only native            one of them, merged into the kept results
+    python -m bench.coverage --before before.json     compares with an earlier file of results
+    python -m bench.coverage --table                  prints the table of the kept results
 
 Two kinds of Python lines do not count as covered: those that only run on threads made by C++, which Python before 3.12
 cannot trace, and those that only run in processes that the test kills.

@@ -1,8 +1,8 @@
 """DLCP beside DCTCP on a simulated leaf-spine fabric: bench/results/fabric.json and the tables of docs/fabric.md.
 
     make fabric                        everything: 144 hosts, several seeds
-    python bench/fabric.py --quick     24 hosts, one seed, in seconds; nothing is written
-    python bench/fabric.py --table     only the tables, from what is there
+    python -m bench.fabric --quick     24 hosts, one seed, in seconds; nothing is written
+    python -m bench.fabric --table     only the tables, from what is there
 
 Each run is one process (native/fabric/main.c) in virtual time: the figures are the same on every machine. The
 transports get the same plans, messages and background; a seed changes the background and when the ranks call.
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from bench.page import write_between
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "build/test/fabric/simulate"
@@ -171,13 +173,8 @@ def counters(cases: Cases) -> str:
 
 
 def write_page(cases: Cases) -> None:
-    """Replaces what is between the markers. Raises RuntimeError when there are none."""
-    begin, end = "<!-- fabric:begin -->", "<!-- fabric:end -->"
-    before, found_begin, rest = PAGE.read_text().partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found_begin or not found_end:
-        raise RuntimeError(f"{PAGE.name} has no {begin} and {end}")
-    PAGE.write_text(f"{before}{begin}\n{table(cases)}\n\n{urgent(cases)}\n\n{counters(cases)}\n{end}{after}")
+    """Writes the tables into the page. Raises ValueError if it lacks a marker."""
+    write_between(PAGE, fabric="\n\n".join([table(cases), urgent(cases), counters(cases)]))
 
 
 def main() -> int:

@@ -1,16 +1,21 @@
-"""Pages of the documentation with a part that comes from results: what is between two markers."""
+"""Pages of the documentation with parts that come from results: each part stands between two markers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
+def write_between(page: Path, **parts: str) -> None:
+    """Replaces the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` for each part NAME.
 
-def fill(page: Path, text: str) -> None:
-    """Replaces what is between the markers. Raises ValueError when the page does not have them."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page.name} has no {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    Raises ValueError, and leaves the page as it is, if it lacks a marker.
+    """
+    content = page.read_text(encoding="utf-8")
+    for name, text in parts.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        before, found_begin, rest = content.partition(begin)
+        _, found_end, after = rest.partition(end)
+        if not found_begin or not found_end:
+            raise ValueError(f"{page.name} lacks {begin} or {end}: add both")
+        content = f"{before}{begin}\n{text}\n{end}{after}"
+    page.write_text(content, encoding="utf-8")

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import commlayer  # noqa: F401  # registers the backend
-from bench.holdings import Holdings
+from bench.leaks import Resources
 from commlayer.plans.select import plan_for
 
 ROUND_S = 8.0
@@ -143,9 +143,9 @@ def _round(rank: int, size: int, seed: int, until: float) -> int:
     return count
 
 
-def _hold() -> Holdings:
+def _hold() -> Resources:
     plan_for.cache_clear()  # bounded, but by a number of plans: random sizes would fill it all the time
-    return Holdings.now()
+    return Resources.now()
 
 
 def _soak(rank: int, size: int, seed: int, minutes: float, port: int, pipe: Any) -> None:
@@ -154,7 +154,7 @@ def _soak(rank: int, size: int, seed: int, minutes: float, port: int, pipe: Any)
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     end = time.monotonic() + 60 * minutes
-    before = Holdings.now()
+    before = Resources.now()
     count = rounds = 0
     go_on = True
     while go_on:

@@ -11,33 +11,14 @@ before it: every variant of gloo a few times, of which the fastest go on.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from bench.cases import CASES, GLOO_TUNED, wire_of
-from bench.claims import CLAIMS, Runs, evaluate
-from commlayer.tools.bench.matrix import (
-    P50,
-    P99,
-    BenchError,
-    Result,
-    keep,
-    machines,
-    measure,
-    read_kept,
-    verdict,
-    write_between,
-)
+from bench.claims import CLAIMS
+from bench.matrix import P50, P99, ROOT, Matrix, Result, Runs, machines, measure
 from commlayer.tools.bench.spec import BackendSpec
-
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "bench/results/stress.json"
-PAGE = ROOT / "docs/stress.md"
-CLAIMS_BEGIN, CLAIMS_END = "<!-- claims:begin -->", "<!-- claims:end -->"
-FIGURES_BEGIN, FIGURES_END = "<!-- figures:begin -->", "<!-- figures:end -->"
 
 
 def tuned(runs: Iterable[Result]) -> list[str]:
@@ -50,7 +31,7 @@ def tuned(runs: Iterable[Result]) -> list[str]:
     return [result["backend"] for result in fastest.values()]
 
 
-def run_case(name: str, *, quick: bool) -> dict[str, Any]:
+def run(name: str, quick: bool) -> dict[str, Any]:
     """Tunes gloo where that is wanted, and measures. Raises BenchError."""
     case, environ = CASES[name], dict(CASES[name].environ)
     rounds, iters = (1, 2) if quick else (case.rounds, case.iters)
@@ -59,16 +40,16 @@ def run_case(name: str, *, quick: bool) -> dict[str, Any]:
     tuning: dict[str, Any] | None = None
     backends = list(case.backends)
     if case.tunes_gloo:
-        tuning = measure(f"{name}, gloo tuned", case.command(GLOO_TUNED, 1, 1 if quick else 2), ROOT, environ)
+        tuning = measure(f"{name}, gloo tuned", case.command(GLOO_TUNED, 1, 1 if quick else 2), environ)
         backends += tuned(tuning["results"])
-    run = measure(name, case.command(backends, rounds, iters), ROOT, environ)
+    measured = measure(name, case.command(backends, rounds, iters), environ)
     if tuning is not None:
         kept = ("backend", "p50_us", "rounds_us", "wrong")
-        run["tuning"] = {
+        measured["tuning"] = {
             "command": tuning["command"],
             "results": [{key: result[key] for key in kept} for result in tuning["results"]],
         }
-    return run
+    return measured
 
 
 def claims_table(runs: Runs) -> str:
@@ -76,19 +57,10 @@ def claims_table(runs: Runs) -> str:
     lines = [
         "| 4 hosts, 200 Mbit/s in all | wire | figure | commlayer | compared with | ratio | target | reached |",
         "|---|---|---|---|---|---|---|---|",
+        *(claim.row(runs) for claim in CLAIMS),
     ]
-    for claim in CLAIMS:
-        start = f"| {CASES[claim.run].title} | {claim.wire} | {claim.figure} |"
-        found = evaluate(claim, runs)
-        if found is None:
-            lines.append(f"{start} not measured | | | {claim.target} | |")
-            continue
-        ratio = "" if found.ratio is None else f"{found.ratio:.2f}x"
-        reached = "" if claim.target == "to compare" else verdict(found.reached)
-        lines.append(f"{start} {found.ours} | {found.other} | {ratio} | {claim.target} | {reached} |")
-    measured = [run for run in runs.values() if "machine" in run]
-    if measured:
-        lines += ["", f"Measured on {machines(measured)}."]
+    if measured := machines(runs):
+        lines += ["", f"Measured on {measured}."]
     return "\n".join(lines)
 
 
@@ -112,41 +84,15 @@ def figures_table(runs: Runs) -> str:
     return "\n".join(lines)
 
 
-def write_page(runs: Runs, page: Path) -> bool:
-    """Writes both tables into the page. False when it does not have the markers."""
-    claims = write_between(page, CLAIMS_BEGIN, CLAIMS_END, claims_table(runs))
-    return write_between(page, FIGURES_BEGIN, FIGURES_END, figures_table(runs)) and claims
-
-
-def main() -> int:
-    """0 when every claim measured so far holds, 1 when one does not, 2 when a run could not be done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(CASES), help="measure this case (may be repeated)")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
-    parser.add_argument("--quick", action="store_true", help="few iterations, print the tables, keep nothing")
-    arguments = parser.parse_args()
-
-    kept = read_kept(RESULTS)
-    runs: dict[str, Any] = {} if arguments.quick else kept["runs"]
-    failures = []
-    for name in [] if arguments.table else arguments.only or list(CASES):
-        try:
-            runs[name] = run_case(name, quick=arguments.quick)
-        except BenchError as error:
-            failures += [str(error)] * (not CASES[name].may_fail)
-            runs[name] = {"failed": str(error)}
-        if not arguments.quick:
-            keep(RESULTS, kept)
-    print(claims_table(runs), figures_table(runs), sep="\n\n")
-    if not arguments.quick and not write_page(runs, PAGE):
-        print(f"{PAGE.name} lacks a marker, such as {CLAIMS_BEGIN}: tables not written there", file=sys.stderr)
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    if failures:
-        return 2
-    found = [evaluate(claim, runs) for claim in CLAIMS]
-    return 0 if all(figures.reached for figures in found if figures is not None) else 1
-
+MATRIX = Matrix(
+    CASES,
+    run,
+    CLAIMS,
+    {"claims": claims_table, "figures": figures_table},
+    ROOT / "bench/results/stress.json",
+    ROOT / "docs/stress.md",
+    may_fail=frozenset(name for name, case in CASES.items() if case.may_fail),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(MATRIX.main(__doc__))

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import page
+from bench.page import write_between
 from bench.training import ROOT, WARM_UP_STEPS, Job, Log, measure
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
@@ -346,7 +346,7 @@ def main() -> int:
             RESULTS.write_text(json.dumps(content).replace('{"job"', '\n{"job"') + "\n")
     print(table(content))
     if not arguments.quick:
-        page.fill(PAGE, table(content))
+        write_between(PAGE, results=table(content))
     for failure in failures:
         print(failure, file=sys.stderr)
     if failures:

@@ -1,8 +1,8 @@
 """Why trust the backend: runs each proof, keeps its figures, writes the tables of docs/trust.md.
 
-    python bench/trust.py                    everything (hours: PyTorch's tests and the soak are long)
-    python bench/trust.py --only simulation  one of them, merged into what is there
-    python bench/trust.py --table            only the tables, from what is there
+    python -m bench.trust                    everything (hours: PyTorch's tests and the soak are long)
+    python -m bench.trust --only simulation  one of them, merged into what is there
+    python -m bench.trust --table            only the tables, from what is there
 
 Each figure is cut out of the output of a command that can be run by itself; it is kept in bench/results/trust.json with
 the commit and the time it took.
@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.page import write_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/trust.json"
@@ -160,7 +162,7 @@ PROOFS = {
     ),
     "auth": Proof(
         "Cost of authentication (`header`, the default)",
-        ".venv/bin/python bench/auth_cost.py",
+        ".venv/bin/python -m bench.auth_cost",
         table,
         "see below",
         allowed=(0, 1),  # 1: more than the limit; the table says so
@@ -223,16 +225,6 @@ def page(kept: Kept) -> str:
     return "\n".join(lines)
 
 
-def write_page(kept: Kept) -> None:
-    """Replaces the text between the markers."""
-    begin, end = "<!-- proofs:begin -->", "<!-- proofs:end -->"
-    before, found_begin, rest = PAGE.read_text().partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found_begin or not found_end:
-        raise RuntimeError(f"{PAGE.name} has no {begin} and {end}")
-    PAGE.write_text(f"{before}{begin}\n{page(kept)}\n{end}{after}")
-
-
 def main() -> int:
     """0 when every proof that was run holds, 1 when one does not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -248,7 +240,7 @@ def main() -> int:
             kept.pop(name, None)  # what does not hold any more must not be shown
             failures.append(str(error))
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    write_page(kept)
+    write_between(PAGE, proofs=page(kept))
     for failure in failures:
         print(failure, file=sys.stderr)
     return 1 if failures else 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bench.page import write_between
 from commlayer.config import Config, Policy, rows, variable
-from commlayer.tools.bench.matrix import write_between
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -27,11 +27,10 @@ def table(settings: Any) -> str:
     return "\n".join(lines)
 
 
-def write(page: Path) -> bool:
-    """Writes both tables between their markers. False if the page lacks one."""
-    tables = {kind.__name__: table(kind) for kind in (Config, Policy)}
-    return all(write_between(page, f"<!-- {name}:begin -->", f"<!-- {name}:end -->", tables[name]) for name in tables)
+def write(page: Path) -> None:
+    """Writes both tables between their markers. Raises ValueError if the page lacks one."""
+    write_between(page, **{kind.__name__: table(kind) for kind in (Config, Policy)})
 
 
-if __name__ == "__main__" and not write(PAGE):
-    raise SystemExit(f"{PAGE.name} lacks a marker, such as <!-- Config:begin -->")
+if __name__ == "__main__":
+    write(PAGE)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs_root
 def emulate(tmp_path: Path, scenario: str, *command: str, options: tuple[str, ...] = ()) -> list[str]:
     path = tmp_path / "s.toml"
     path.write_text(scenario)
-    return [sys.executable, str(ROOT / "bench/emulate.py"), str(path), *options, "--", *command]
+    return [sys.executable, "-m", "commlayer", "emulate", str(path), *options, "--", *command]
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -103,7 +103,7 @@ def test_a_killed_emulation_takes_its_ranks_along_and_clean_removes_the_rest(tmp
     while any(Path(f"/proc/{rank}/exe").exists() for rank in ranks) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert not any(Path(f"/proc/{rank}/exe").exists() for rank in ranks)
-    done = run([sys.executable, str(ROOT / "bench/emulate.py"), "--clean"])
+    done = run([sys.executable, "-m", "commlayer", "emulate", "--clean"])
     assert done.returncode == 0, done.stderr
     assert namespaces_of(emulation.pid) == []
 

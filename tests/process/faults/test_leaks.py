@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.holdings import Holdings
+from bench.leaks import Resources
 from tests import ranks
 
 UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
@@ -22,7 +22,7 @@ HEAP_MIB = 4.0
 
 
 def _cycles(rank: int, size: int) -> str:
-    before = Holdings.now()
+    before = Resources.now()
     for cycle in range(CYCLES):
         ranks.init(rank, size)
         tensor = torch.ones(50_000)
@@ -34,8 +34,8 @@ def _cycles(rank: int, size: int) -> str:
             dist.barrier(dist.new_group())
         dist.destroy_process_group()
         if cycle == WARM:
-            before = Holdings.now()
-    return before.grown(Holdings.now(), HEAP_MIB)
+            before = Resources.now()
+    return before.grown(Resources.now(), HEAP_MIB)
 
 
 @WIRES

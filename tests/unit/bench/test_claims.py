@@ -7,15 +7,14 @@ import pytest
 
 from bench import claims
 from bench.cases import BESIDE, URGENT, WIRES
-from bench.claims import Claim, Runs
-from commlayer.tools.bench.matrix import P50, P99
+from bench.matrix import P50, P99, Claim, Runs
 from tests.unit.bench.stress_runs import BARE, HOOK, run_of
 
 FLOAT32, SHORT = WIRES
 
 
 def reached(claim: Claim, runs: Runs) -> bool:
-    found = claims.evaluate(claim, runs)
+    found = claim.evaluate(runs)
     assert found is not None
     return found.reached
 
@@ -31,12 +30,12 @@ def test_the_best_gloo_of_the_same_wire_against_the_worse_treatment() -> None:
             cast=("gloo/bbr:cast=float16", 1, 1),
         )
     }
-    found = claims.over_gloo("loss1", FLOAT32, P50, 2.5).evaluate(runs)
+    found = claims.over_gloo("loss1", FLOAT32, P50, 2.5).outcome(runs)
     assert (found.ours, found.other, found.ratio, found.reached) == ("200 ms", "500 ms (gloo/cubic)", 2.5, True)
     assert not reached(claims.over_gloo("loss1", FLOAT32, P50, 2.6), runs)
-    tail = claims.over_gloo("loss1", FLOAT32, P99, 3).evaluate(runs)
+    tail = claims.over_gloo("loss1", FLOAT32, P99, 3).outcome(runs)
     assert tail.other == "700 ms (gloo/bbr)"
-    assert claims.evaluate(claims.over_gloo("loss1", SHORT, P50, 2), runs) is None  # nothing of ours is cast
+    assert claims.over_gloo("loss1", SHORT, P50, 2).evaluate(runs) is None  # nothing of ours is cast
 
 
 @pytest.mark.parametrize(("p50", "good"), [(107.0, True), (109.0, False)])
@@ -81,7 +80,7 @@ def test_the_longest_operation_that_meets_a_dying_nic() -> None:
     assert not reached(claim, dying([100] * 10 + [310] + [150] * 20, died_s=1.05))
     assert not reached(claim, dying([100] * 10 + [150, 150, 310] + [150] * 20, died_s=1.05))  # a moment later
     assert reached(claim, dying([100] * 10 + [150] * 30 + [310], died_s=1.05))  # something else
-    assert claims.evaluate(claim, dying([100] * 10, died_s=5)) is None  # after the measurement
+    assert claim.evaluate(dying([100] * 10, died_s=5)) is None  # after the measurement
 
 
 def test_a_run_that_failed() -> None:

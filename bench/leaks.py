@@ -24,7 +24,7 @@ class _Heap(ctypes.Structure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Holdings:
+class Resources:
     """A count of each."""
 
     heap_mib: float
@@ -38,7 +38,7 @@ class Holdings:
     """Descriptors and mappings of the engine's memory files."""
 
     @staticmethod
-    def now() -> Holdings:
+    def now() -> Resources:
         """This process's."""
         gc.collect()
         libc = ctypes.CDLL(None)
@@ -48,7 +48,7 @@ class Holdings:
         maps = (_PROC / "maps").read_text().splitlines()
         links = [str(each.readlink()) for each in (_PROC / "fd").iterdir() if each.is_symlink()]
         shared = sum("memfd:commlayer" in each for each in (*maps, *links))
-        return Holdings(
+        return Resources(
             heap_mib=(heap.uordblks + heap.hblkhd) / (1 << 20),
             resident_mib=int((_PROC / "statm").read_text().split()[1]) * _PAGE_BYTES / (1 << 20),
             descriptors=len(links),
@@ -57,7 +57,7 @@ class Holdings:
             shared_files=shared,
         )
 
-    def grown(self, now: Holdings, heap_mib: float, mappings: int = 16) -> str:
+    def grown(self, now: Resources, heap_mib: float, mappings: int = 16) -> str:
         """What of `now` is more than in `self`, in words; empty when there is nothing to complain of.
 
         The heap may hold `heap_mib` more, and its arenas some mappings. Resident memory is not judged: with random
