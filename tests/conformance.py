@@ -1,7 +1,6 @@
-"""The one table of what every collective must compute: collective x type x size x operator, for any world.
+"""The table of collectives through `torch.distributed`: collective x type x size x operator, for any number of ranks.
 
-Inputs are small whole numbers, so that every sum and product is exact in every type, whatever the order; averages use
-multiples of the number of ranks. A test takes `cases()` and calls `check(case)` on every rank of a job.
+A test takes `cases()` and calls `check(case)` on every rank of a job. `oracle` gives the inputs and the results.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceCoalescedOptions
+
+from tests import oracle
 
 WORLDS = (1, 2, 3, 4, 5)
 SIZES = (0, 1, 2, 7, 64, 1023, 4099)
@@ -73,45 +74,8 @@ def gloo_has(case: Case) -> bool:
     return case.dtype not in (*UNSIGNED, *FLOATS8, torch.int16)
 
 
-def tensor_of(case: Case, rank: int, size: int, seed: int = 0) -> torch.Tensor:
-    """What `rank` puts in: `numel` small values that depend on everything."""
-    index = torch.arange(case.numel, dtype=torch.int64)
-    values = (index * 7 + rank * 3 + seed * 5 + index // 11) % 4
-    if case.op == "PRODUCT":
-        values = values % 2 + 1
-    if case.op == "AVG":
-        values = values * size
-    if case.dtype == torch.bool:
-        values = values % 2
-    tensor = values.to(torch.float32).to(case.dtype)
-    return tensor * (1 + 1j) if case.dtype.is_complex else tensor
-
-
-def reduced(case: Case, size: int, seed: int = 0) -> torch.Tensor:
-    """The reduction over all ranks, computed exactly."""
-    dtype = case.dtype
-    wide = torch.complex128 if dtype.is_complex else torch.int64 if case.op in BITWISE else torch.float64
-    values = torch.stack([tensor_of(case, rank, size, seed).to(wide) for rank in range(size)])
-    if case.op in BITWISE:
-        result = values[0]
-        for value in values[1:]:
-            result = _BITWISE[case.op](result, value)
-    elif case.op in ("SUM", "AVG", "PREMUL_SUM"):
-        result = values.sum(0) / (size if case.op == "AVG" else 1) * (2 if case.op == "PREMUL_SUM" else 1)
-    elif case.op == "PRODUCT":
-        result = values.prod(0)
-    else:
-        result = values.amin(0) if case.op == "MIN" else values.amax(0)
-    if dtype == torch.bool:
-        return result != 0
-    return result.to(dtype)
-
-
-_BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
-
-
 class Run(NamedTuple):
-    """A case on this rank: what the functions below need to know."""
+    """A case on this rank. The root is the last rank."""
 
     case: Case
     rank: int
@@ -120,45 +84,55 @@ class Run(NamedTuple):
     group: dist.ProcessGroup | None
     async_op: bool
 
-    def tensor(self, rank: int | None = None, seed: int = 0, numel: int | None = None) -> torch.Tensor:
-        """`tensor_of`, by default for this rank and for the case's length."""
-        case = self.case if numel is None else self.case._replace(numel=numel)
-        return tensor_of(case, self.rank if rank is None else rank, self.size, seed)
+    @property
+    def root(self) -> int:
+        """The root of collectives that have one."""
+        return self.size - 1
 
-    def tensors(self) -> list[torch.Tensor]:
-        """This rank's tensors with the seeds 0, 1, ... size - 1."""
-        return [self.tensor(seed=seed) for seed in range(self.size)]
+    def oracle(self, collective: str, numel: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's input and output, as the oracle's collective of that name has them."""
+        dtype, op = self.case.dtype, self.case.op
+        numel = self.case.numel if numel is None else numel
+        limits = (0, 1) if dtype == torch.bool else (0 if dtype in (torch.uint8, *UNSIGNED) else -2, 2)
+        inputs = oracle.inputs_of(collective, self.size, numel, op, self.root, limits=limits)
+        exact = oracle.expected(collective, self.rank, inputs, numel, op, self.root)
+        return _tensor(inputs[self.rank], dtype), _tensor(exact, dtype)
 
-    def uneven(self, rank: int) -> int:
-        """A length for a rank, sometimes 0."""
-        return self.case.numel * (rank % 3)
+    def lengths(self, collective: str) -> tuple[list[int], list[int]]:
+        """The lengths that a delivery moves from this rank to each other, and from each to this one."""
+        numel, root, rank = self.case.numel, self.root, self.rank
+        sent = [oracle.delivered(collective, rank, peer, numel, root) for peer in range(self.size)]
+        return sent, [oracle.delivered(collective, peer, rank, numel, root) for peer in range(self.size)]
 
-    def between(self, source: int, target: int) -> int:
-        """A length for a pair of ranks, often 0."""
-        return self.case.numel * ((source + 2 * target) % 3)
+
+def _tensor(values: oracle.Array, dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.empty(len(values), dtype=torch.float64).copy_(torch.from_numpy(values)).to(dtype)
+    return tensor * (1 + 1j) if dtype.is_complex else tensor
+
+
+def _parts(tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+    """Copies of the parts of a tensor: in memory they are not neighbours."""
+    return [each.clone() for each in tensor.split(list(lengths))]
 
 
 def check(case: Case, group: dist.ProcessGroup | None = None, *, async_op: bool = False) -> None:
     """Runs a case, by the names of `torch.distributed`; raises AssertionError when this rank's result is wrong."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    op = dist._make_nccl_premul_sum(2.0) if case.op == "PREMUL_SUM" else getattr(dist.ReduceOp, case.op)
-    results, expected = _COLLECTIVES[case.collective](Run(case, rank, size, op, group, async_op))
-    for result, exact in zip(results, expected, strict=True):
-        assert result.dtype == exact.dtype
-        assert result.shape == exact.shape
-        size_bytes = result.element_size()
-        wrong = (_bytes(result) != _bytes(exact)).view(-1, size_bytes).any(1).nonzero().flatten()
-        if len(wrong):
-            flat, right = result.flatten().tolist(), exact.flatten().tolist()
-            shown = [f"[{at}] is {flat[at]} and not {right[at]}" for at in wrong[:3].tolist()]
-            raise AssertionError(
-                f"{case}, rank {rank} of {size}: {len(wrong)} of {len(flat)} wrong: {', '.join(shown)}"
-            )
+    op: Any = getattr(dist.ReduceOp, case.op)
+    if case.op == "PREMUL_SUM":
+        op = dist._make_nccl_premul_sum(float(oracle.PREMULTIPLIER))
+    results, exact = _COLLECTIVES[case.collective](Run(case, rank, size, op, group, async_op))
+    result = torch.cat([each.flatten() for each in results]) if results else exact[:0]
+    assert result.dtype == exact.dtype
+    assert result.shape == exact.shape
+    wrong = (_bytes(result) != _bytes(exact)).view(-1, result.element_size()).any(1).nonzero().flatten()
+    if len(wrong):
+        shown = [f"[{at}] is {result[at].item()} and not {exact[at].item()}" for at in wrong[:3].tolist()]
+        raise AssertionError(f"{case}, rank {rank} of {size}: {len(wrong)} of {len(result)} wrong: {', '.join(shown)}")
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.contiguous().view(-1)
-    return flat.to(torch.uint8) if flat.dtype == torch.bool else flat.view(torch.uint8)  # gloo's True is any byte but 0
+    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.view(torch.uint8)  # gloo's True: not 0
 
 
 def _end(work: Any) -> None:
@@ -166,7 +140,8 @@ def _end(work: Any) -> None:
         work.wait()
 
 
-Result = tuple[list[torch.Tensor], list[torch.Tensor]]
+Result = tuple[Sequence[torch.Tensor], torch.Tensor]
+"""The tensors that a collective wrote, and the right elements of all of them."""
 
 
 def _group(run: Run) -> Any:
@@ -174,185 +149,170 @@ def _group(run: Run) -> Any:
 
 
 def _all_reduce(run: Run) -> Result:
-    tensor = run.tensor()
+    tensor, exact = run.oracle("all_reduce")
     _end(dist.all_reduce(tensor, run.op, run.group, run.async_op))
-    return [tensor], [reduced(run.case, run.size)]
+    return [tensor], exact
 
 
 def _all_reduce_coalesced(run: Run) -> Result:
-    tensors = [*run.tensors(), run.tensor(numel=0)]
+    tensor, exact = run.oracle("all_reduce", run.size * run.case.numel)
+    tensors = _parts(tensor, [*[run.case.numel] * run.size, 0])
     opts = AllreduceCoalescedOptions()
     opts.reduceOp, opts.asyncOp = run.op, run.async_op
-    views = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+    views = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
     _end(_group(run).allreduce_coalesced(views, opts))  # dist's own function is deprecated
-    return tensors, [*(reduced(run.case, run.size, seed) for seed in range(run.size)), run.tensor(numel=0)]
+    return tensors, exact
 
 
 def _reduce(run: Run) -> Result:
-    tensor, root = run.tensor(), run.size - 1
-    _end(dist.reduce(tensor, group_dst=root, op=run.op, group=run.group, async_op=run.async_op))
-    return ([tensor], [reduced(run.case, run.size)]) if run.rank == root else ([], [])
+    tensor, exact = run.oracle("reduce")
+    _end(dist.reduce(tensor, group_dst=run.root, op=run.op, group=run.group, async_op=run.async_op))
+    return ([tensor], exact) if run.rank == run.root else ([], exact[:0])
 
 
 def _reduce_scatter(run: Run) -> Result:
-    inputs = run.tensors()
-    output = torch.empty_like(inputs[0])
+    """The inputs must stay as they are."""
+    collective = run.case.collective
+    tensor, exact = run.oracle(collective)
+    uneven = collective.endswith("uneven")
+    lengths = [oracle.uneven(peer, run.case.numel, run.root) if uneven else run.case.numel for peer in range(run.size)]
+    output, inputs = torch.empty_like(exact), _parts(tensor, lengths)
     _end(dist.reduce_scatter(output, inputs, run.op, run.group, run.async_op))
-    return [output], [reduced(run.case, run.size, run.rank)]
-
-
-def _reduce_scatter_uneven(run: Run) -> Result:
-    inputs = [run.tensor(seed=rank, numel=run.uneven(rank)) for rank in range(run.size)]
-    output = torch.empty_like(inputs[run.rank])
-    _end(dist.reduce_scatter(output, inputs, run.op, run.group, run.async_op))
-    exact = reduced(run.case._replace(numel=run.uneven(run.rank)), run.size, run.rank)
-    kept = [run.tensor(seed=rank, numel=run.uneven(rank)) for rank in range(run.size)]
-    return [output, *inputs], [exact, *kept]
+    return [output, *inputs], torch.cat([exact, tensor])
 
 
 def _reduce_scatter_single(run: Run) -> Result:
-    inputs = run.tensors()
-    output = torch.empty_like(inputs[0])
+    tensor, exact = run.oracle("reduce_scatter")
+    output = torch.empty_like(exact)
     function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    _end(function(output, torch.cat(inputs), run.op, run.group, run.async_op))
-    return [output], [reduced(run.case, run.size, run.rank)]
+    _end(function(output, tensor, run.op, run.group, run.async_op))
+    return [output], exact
 
 
 def _all_gather(run: Run) -> Result:
-    tensor = run.tensor()
-    outputs = [torch.empty_like(tensor) for _ in range(run.size)]
+    tensor, exact = run.oracle(run.case.collective)
+    outputs = _parts(torch.empty_like(exact), run.lengths(run.case.collective)[1])
     _end(dist.all_gather(outputs, tensor, run.group, run.async_op))
-    return outputs, [run.tensor(peer) for peer in range(run.size)]
-
-
-def _all_gather_uneven(run: Run) -> Result:
-    exact = [run.tensor(peer, numel=run.uneven(peer)) for peer in range(run.size)]
-    outputs = [torch.empty_like(each) for each in exact]
-    _end(dist.all_gather(outputs, run.tensor(numel=run.uneven(run.rank)), run.group, run.async_op))
     return outputs, exact
 
 
 def _all_gather_single(run: Run) -> Result:
-    tensor = run.tensor()
-    output = tensor.new_empty(run.size * tensor.numel())
+    tensor, exact = run.oracle("all_gather")
+    output = torch.empty_like(exact)
     function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     _end(function(output, tensor, run.group, run.async_op))
-    return [output], [torch.cat([run.tensor(peer) for peer in range(run.size)])]
+    return [output], exact
 
 
 def _all_gather_coalesced(run: Run) -> Result:
-    tensors = [run.tensor(), run.tensor(seed=1, numel=3)]
-    outputs = [[torch.empty_like(tensor) for tensor in tensors] for _ in range(run.size)]
-    _end(_group(run).allgather_coalesced(outputs, tensors))
-    exact = [[run.tensor(peer), run.tensor(peer, seed=1, numel=3)] for peer in range(run.size)]
-    return [each for row in outputs for each in row], [each for row in exact for each in row]
+    tensor, exact = run.oracle("all_gather", run.case.numel + 3)
+    lengths = [run.case.numel, 3]
+    outputs = [_parts(part, lengths) for part in torch.empty_like(exact).split(sum(lengths))]
+    _end(_group(run).allgather_coalesced(outputs, _parts(tensor, lengths)))
+    return [each for row in outputs for each in row], exact
 
 
 def _broadcast(run: Run) -> Result:
-    tensor, root = run.tensor(), run.size - 1
-    _end(dist.broadcast(tensor, group_src=root, group=run.group, async_op=run.async_op))
-    return [tensor], [run.tensor(root)]
+    tensor, exact = run.oracle("broadcast")
+    _end(dist.broadcast(tensor, group_src=run.root, group=run.group, async_op=run.async_op))
+    return [tensor], exact
 
 
 def _gather(run: Run) -> Result:
-    tensor, root = run.tensor(), run.size - 1
-    outputs = [torch.empty_like(tensor) for _ in range(run.size)] if run.rank == root else None
-    _end(dist.gather(tensor, outputs, group_dst=root, group=run.group, async_op=run.async_op))
-    return outputs or [], [run.tensor(peer) for peer in range(run.size)] if run.rank == root else []
+    tensor, exact = run.oracle("gather")
+    outputs = _parts(torch.empty_like(exact), [run.case.numel] * run.size) if run.rank == run.root else None
+    _end(dist.gather(tensor, outputs, group_dst=run.root, group=run.group, async_op=run.async_op))
+    return outputs or [], exact
 
 
 def _scatter(run: Run) -> Result:
-    root = run.size - 1
-    output = torch.empty_like(run.tensor())
-    inputs = run.tensors() if run.rank == root else None
-    _end(dist.scatter(output, inputs, group_src=root, group=run.group, async_op=run.async_op))
-    return [output], [run.tensor(root, seed=run.rank)]
+    tensor, exact = run.oracle("scatter")
+    output = torch.empty_like(exact)
+    inputs = _parts(tensor, [run.case.numel] * run.size) if run.rank == run.root else None
+    _end(dist.scatter(output, inputs, group_src=run.root, group=run.group, async_op=run.async_op))
+    return [output], exact
 
 
 def _all_to_all(run: Run) -> Result:
-    inputs = run.tensors()
-    outputs = [torch.empty_like(each) for each in inputs]
-    _end(dist.all_to_all(outputs, inputs, run.group, run.async_op))
-    return outputs, [run.tensor(peer, seed=run.rank) for peer in range(run.size)]
-
-
-def _all_to_all_uneven(run: Run) -> Result:
-    peers = range(run.size)
-    inputs = [run.tensor(seed=peer, numel=run.between(run.rank, peer)) for peer in peers]
-    exact = [run.tensor(peer, seed=run.rank, numel=run.between(peer, run.rank)) for peer in peers]
-    outputs = [torch.empty_like(each) for each in exact]
-    _end(dist.all_to_all(outputs, inputs, run.group, run.async_op))
+    tensor, exact = run.oracle(run.case.collective)
+    sent, received = run.lengths(run.case.collective)
+    outputs = _parts(torch.empty_like(exact), received)
+    _end(dist.all_to_all(outputs, _parts(tensor, sent), run.group, run.async_op))
     return outputs, exact
 
 
 def _all_to_all_single(run: Run) -> Result:
-    tensor = torch.cat(run.tensors())
-    output = torch.empty_like(tensor)
+    tensor, exact = run.oracle("all_to_all")
+    output = torch.empty_like(exact)
     _end(dist.all_to_all_single(output, tensor, group=run.group, async_op=run.async_op))
-    return [output], [torch.cat([run.tensor(peer, seed=run.rank) for peer in range(run.size)])]
+    return [output], exact
 
 
 def _all_to_all_single_uneven(run: Run) -> Result:
-    peers = range(run.size)
-    sent = [run.between(run.rank, peer) for peer in peers]
-    received = [run.between(peer, run.rank) for peer in peers]
-    tensor = torch.cat([run.tensor(seed=peer, numel=sent[peer]) for peer in peers])
-    exact = torch.cat([run.tensor(peer, seed=run.rank, numel=received[peer]) for peer in peers])
+    tensor, exact = run.oracle("all_to_all_uneven")
+    sent, received = run.lengths("all_to_all_uneven")
     output = torch.empty_like(exact)
     _end(dist.all_to_all_single(output, tensor, received, sent, run.group, run.async_op))
-    return [output], [exact]
+    return [output], exact
 
 
 def _coalesced(run: Run) -> Result:
     """The coalescing manager, on each of the collectives that torch then calls once for all."""
-    sums, parts, wholes = run.tensors(), run.tensors(), [torch.cat(run.tensors()) for _ in range(2)]
+    numel, size = run.case.numel, run.size
+    tensor, sums_exact = run.oracle("all_reduce", size * numel)
+    sums = _parts(tensor, [numel] * size)
     with dist._coalescing_manager(run.group, async_ops=run.async_op) as manager:
-        for tensor in sums:
-            dist.all_reduce(tensor, run.op, run.group)
+        for each in sums:
+            dist.all_reduce(each, run.op, run.group)
     manager.wait()
-    gathered = [torch.empty_like(wholes[0]) for _ in parts]
-    shards = [torch.empty_like(parts[0]) for _ in wholes]
+    part, gathered_exact = run.oracle("all_gather", 2 * numel)
+    gathered = [part.new_empty(size * numel) for _ in range(2)]
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    with dist._coalescing_manager(run.group, async_ops=run.async_op) as manager:
+        for output, half in zip(gathered, _parts(part, [numel] * 2), strict=True):
+            gather(output, half, run.group)
+    manager.wait()
+    whole, shards_exact = run.oracle("reduce_scatter", 2 * numel)
+    shards = _parts(torch.empty_like(shards_exact), [numel] * 2)
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     with dist._coalescing_manager(run.group, async_ops=run.async_op) as manager:
-        for output, part in zip(gathered, parts, strict=True):
-            gather(output, part, run.group)
+        for shard, half in zip(shards, whole.view(size, 2, numel).unbind(1), strict=True):
+            scatter(shard, half.flatten(), run.op, run.group)
     manager.wait()
-    with dist._coalescing_manager(run.group, async_ops=run.async_op) as manager:
-        for shard, whole in zip(shards, wholes, strict=True):
-            scatter(shard, whole, run.op, run.group)
-    manager.wait()
-    exact = [reduced(run.case, run.size, seed) for seed in range(run.size)]
-    exact += [torch.cat([run.tensor(peer, seed) for peer in range(run.size)]) for seed in range(run.size)]
-    exact += [reduced(run.case, run.size, run.rank)] * 2
-    return [*sums, *gathered, *shards], exact
+    halves = gathered_exact.view(size, 2, numel).transpose(0, 1).flatten()
+    return [*sums, *gathered, *shards], torch.cat([sums_exact, halves, shards_exact])
 
 
 def _send_receive(run: Run) -> Result:
-    """Around the ring, and with tags that cross."""
-    if run.size == 1:
-        return [], []
+    """Around the ring, with two tags in the opposite order."""
+    numel = run.case.numel
+    tensor, everything = run.oracle("all_gather", 2 * numel)
     after, before = (run.rank + 1) % run.size, (run.rank - 1) % run.size
-    outputs = [torch.empty_like(run.tensor()) for _ in range(2)]
-    works = [dist.isend(run.tensor(seed=tag), group_dst=after, group=run.group, tag=tag) for tag in range(2)]
+    if run.size == 1:
+        return [], tensor[:0]
+    inputs, outputs = (_parts(each, [numel] * 2) for each in (tensor, torch.empty_like(tensor)))
+    works = [dist.isend(inputs[tag], group_dst=after, group=run.group, tag=tag) for tag in range(2)]
     for tag in (1, 0):
         dist.recv(outputs[tag], group_src=before, group=run.group, tag=tag)
     for work in works:
         _end(work)
-    return outputs, [run.tensor(before, seed=tag) for tag in range(2)]
+    return outputs, everything.view(run.size, 2 * numel)[before]
 
 
 def _batch(run: Run) -> Result:
-    """batch_isend_irecv: everybody to everybody, waited for in the opposite order."""
-    peers = [peer for peer in range(run.size) if peer != run.rank]
-    outputs = [torch.empty_like(run.tensor()) for _ in peers]
+    """batch_isend_irecv: each rank to each other one, waited for in the opposite order."""
+    tensor, exact = run.oracle("all_to_all")
+    inputs, outputs = (_parts(each, [run.case.numel] * run.size) for each in (tensor, torch.empty_like(exact)))
     operations = []
-    for output, peer in zip(outputs, peers, strict=True):
-        operations.append(dist.P2POp(dist.irecv, output, group=run.group, group_peer=peer))
-        operations.append(dist.P2POp(dist.isend, run.tensor(seed=peer), group=run.group, group_peer=peer))
+    for peer in range(run.size):
+        if peer == run.rank:
+            outputs[peer].copy_(inputs[peer])
+            continue
+        operations.append(dist.P2POp(dist.irecv, outputs[peer], group=run.group, group_peer=peer))
+        operations.append(dist.P2POp(dist.isend, inputs[peer], group=run.group, group_peer=peer))
     for work in reversed(dist.batch_isend_irecv(operations) if operations else []):
         work.wait()
-    return outputs, [run.tensor(peer, seed=run.rank) for peer in peers]
+    return outputs, exact
 
 
 _COLLECTIVES: dict[str, Callable[[Run], Result]] = {
@@ -360,18 +320,18 @@ _COLLECTIVES: dict[str, Callable[[Run], Result]] = {
     "all_reduce_coalesced": _all_reduce_coalesced,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_uneven": _reduce_scatter_uneven,
+    "reduce_scatter_uneven": _reduce_scatter,
     "reduce_scatter_single": _reduce_scatter_single,
     "coalesced": _coalesced,
     "all_gather": _all_gather,
-    "all_gather_uneven": _all_gather_uneven,
+    "all_gather_uneven": _all_gather,
     "all_gather_single": _all_gather_single,
     "all_gather_coalesced": _all_gather_coalesced,
     "broadcast": _broadcast,
     "gather": _gather,
     "scatter": _scatter,
     "all_to_all": _all_to_all,
-    "all_to_all_uneven": _all_to_all_uneven,
+    "all_to_all_uneven": _all_to_all,
     "all_to_all_single": _all_to_all_single,
     "all_to_all_single_uneven": _all_to_all_single_uneven,
     "send_receive": _send_receive,

@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def libfabric() -> None:
     """Skips where the ofi wire cannot be opened."""
-    from tests.engine.world import World, flat  # here, since most tests need no engine
+    from tests.world import World, flat  # here, since most tests need no engine
 
     try:
         World(flat(1), "ofi").engines[0].close()

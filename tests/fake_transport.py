@@ -1,14 +1,13 @@
 """A transport for tests of the frontends: the contract of `transport.base.Group`, without engine or plans.
 
-`install()` puts it in the place of the native one. A reduction gathers everybody's bytes with gloo and is then done in
-torch, in rank order; what only moves bytes is gloo's counterpart. A test can make operations fail or hang.
+`install()` puts it in the place of the native one. A collective gathers the inputs of all ranks with gloo and takes its
+output from the oracle; a delivery is gloo's all-to-all. A test can make operations fail or hang.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import queue
 import threading
 import time
@@ -24,6 +23,7 @@ from commlayer.errors import CommError, OperationTimeoutError
 from commlayer.frontend import backend, submit
 from commlayer.transport.base import DType, Op
 from commlayer.transport.bootstrap import Rendezvous
+from tests import oracle
 
 _TORCH = {
     DType.U8: torch.uint8,
@@ -39,9 +39,6 @@ _TORCH = {
     DType.U32: torch.uint32,
     DType.U64: torch.uint64,
 }
-
-
-_BITWISE = {Op.BAND: torch.bitwise_and, Op.BOR: torch.bitwise_or, Op.BXOR: torch.bitwise_xor}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,24 +210,16 @@ class FakeGroup:
         if isinstance(call, Delivery):
             self._deliver(call, source, target)
             return
-        collective, numel, itemsize, root = call.collective, call.numel, call.itemsize, call.root
-        sent = numel * (self.size if collective == "reduce_scatter" else 1)
-        mine = _memory(source, sent * itemsize)
+        means = oracle.meaning(call.collective, self.rank, self.size, call.numel, call.root)
+        mine = _memory(source, means.input_length * call.itemsize)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         self._gloo.allgather([parts], [mine.clone()]).wait()
-        if collective == "barrier":
-            return
-        if collective == "broadcast":
-            result = parts[root]
-        elif collective == "all_gather":
-            result = torch.cat(parts)
-        else:
-            values = [part.view(_TORCH[dtype]) for part in parts]
-            if collective == "reduce_scatter":
-                values = [value[self.rank * numel : (self.rank + 1) * numel] for value in values]
-            result = _reduce(values, op, call.average).view(torch.uint8)
-        if collective != "reduce" or self.rank == root:
-            _memory(target, len(result)).copy_(result)
+        if means.clauses:
+            exact = torch.float64 if _TORCH[dtype].is_floating_point else torch.int64
+            inputs = [part.view(_TORCH[dtype]).to(exact).numpy() for part in parts]
+            output = oracle.output_of(means, inputs[self.rank], inputs, "AVG" if call.average else op.name)
+            result = torch.from_numpy(output).to(_TORCH[dtype])
+            _memory(target, means.output_length * call.itemsize).copy_(result.view(torch.uint8))
 
     def _deliver(self, call: Delivery, source: int, target: int) -> None:
         mine = _memory(source, max(call.sent) if call.same else sum(call.sent)).clone()
@@ -238,20 +227,6 @@ class FakeGroup:
         result = torch.empty(sum(call.received), dtype=torch.uint8)
         self._gloo.alltoall_base(result, torch.cat(list(parts)), list(call.received), list(call.sent)).wait()
         _memory(target, len(result)).copy_(result)
-
-
-def _reduce(values: list[torch.Tensor], op: Op, average: bool) -> torch.Tensor:
-    dtype = values[0].dtype
-    wide = torch.stack([value.to(torch.float64 if dtype.is_floating_point else torch.int64) for value in values])
-    if op in _BITWISE:
-        result: torch.Tensor = functools.reduce(_BITWISE[op], wide)
-    elif op == Op.SUM:
-        result = wide.sum(0)
-    elif op == Op.PRODUCT:
-        result = wide.prod(0)
-    else:
-        result = wide.amin(0) if op == Op.MIN else wide.amax(0)
-    return (result / len(values) if average else result).to(dtype)
 
 
 def _memory(address: int, length: int) -> torch.Tensor:

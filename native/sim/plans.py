@@ -1,8 +1,8 @@
 """Writes the plans that the simulator runs: `python native/sim/plans.py build/plans.bin`; plans.h has the format.
 
-The collectives are those that plans/select.py offers. What each of them means is said here once more, as clauses, in
-the simplest words: the simulator checks results against that and not against the algorithm. It takes every layout, and
-of sizes and settings a sample that is the same each time. Only numpy is needed: no torch, and no compiled module.
+The collectives are those that plans/select.py offers. Their clauses come from the oracle of the tests, so the simulator
+checks results against what a collective means and not against the algorithm. It takes every layout, and of sizes and
+settings a sample that is the same each time. Only numpy is needed: no torch, and no compiled module.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 _package = types.ModuleType("commlayer")
 _package.__path__ = [str(ROOT / "commlayer")]
 sys.modules.setdefault("commlayer", _package)
+sys.path.append(str(ROOT))
 
 from commlayer.errors import ConfigError  # noqa: E402
 from commlayer.plans import select  # noqa: E402
 from commlayer.plans.plan import Plan  # noqa: E402
 from commlayer.plans.settings import Settings  # noqa: E402
+from tests import oracle  # noqa: E402
 
 delivery: Any = None
 if importlib.util.find_spec("commlayer.plans.delivery"):
@@ -35,7 +37,6 @@ if importlib.util.find_spec("commlayer.plans.delivery"):
 Hosts = tuple[tuple[int, ...], ...]
 
 VERSION = 3
-ALL = 0xFFFFFFFF
 HEAD = struct.Struct("<8sIIIIQQ")
 LAYOUT = struct.Struct("<IIQII")
 SHAPE = struct.Struct("<24sIIIIII8sQQQIIdQ")
@@ -71,78 +72,21 @@ class Shape(NamedTuple):
     loss_bound: float = 0.0
 
 
-class Clause(NamedTuple):
-    """This much of a rank's OUTPUT is that part of a rank's INPUT, or (ALL) its reduction over all ranks."""
-
-    target: int
-    source: int
-    length: int
-    rank: int
+DELIVERIES = ("all_to_all_uneven", "gather", "scatter", "all_gather_uneven")
+"""The deliveries that are simulated, where there is plans/delivery.py."""
 
 
-class Meaning(NamedTuple):
-    """What a rank has and what it gets: bytes of INPUT and OUTPUT (the same memory, in place), and clauses."""
-
-    input_bytes: int
-    output_bytes: int
-    in_place: bool
-    clauses: list[Clause]
-
-
-def meaning(shape: Shape, rank: int, world: int) -> Meaning:
-    """What the collective of a shape means for one rank."""
-    length = shape.numel * shape.itemsize
-    match shape.collective:
-        case "all_reduce":
-            return Meaning(length, length, not shape.settings.partial, [Clause(0, 0, length, ALL)])
-        case "reduce":
-            return Meaning(length, length, True, [Clause(0, 0, length, ALL)] if rank == shape.root else [])
-        case "broadcast":
-            return Meaning(length, length, True, [Clause(0, 0, length, shape.root)])
-        case "reduce_scatter":
-            return Meaning(world * length, length, False, [Clause(0, rank * length, length, ALL)])
-        case "all_gather":
-            return Meaning(length, world * length, False, [Clause(r * length, 0, length, r) for r in range(world)])
-        case "barrier":
-            return Meaning(0, 0, True, [])
-        case name if name in DELIVERIES:
-            sent = [delivered(shape, rank, other) for other in range(world)]
-            received = [delivered(shape, other, rank) for other in range(world)]
-            ahead = (
-                [0] * world
-                if name in SAME
-                else [sum(delivered(shape, r, i) for i in range(rank)) for r in range(world)]
-            )
-            clauses = [Clause(sum(received[:r]), ahead[r], received[r], r) for r in range(world)]
-            return Meaning(max(sent) if name in SAME else sum(sent), sum(received), False, clauses)
-    raise SystemExit(f"{__file__}: what does {shape.collective!r} mean? It must be said here before it is simulated")
-
-
-DELIVERIES = ("all_to_all", "gather", "scatter", "uneven_gather")
-"""What plans/delivery.py makes, where there is such a module."""
-
-SAME = ("gather", "uneven_gather")
-"""Deliveries in which a rank sends the same bytes to everybody whom it sends any."""
-
-
-def delivered(shape: Shape, source: int, target: int) -> int:
-    """Bytes from one rank to another in a delivery; lengths differ, and some are 0."""
-    length = shape.numel * shape.itemsize
-    match shape.collective:
-        case "gather":
-            return length if target == shape.root else 0
-        case "scatter":
-            return length if source == shape.root else 0
-        case "uneven_gather":
-            return length * ((source + shape.root) % 3)
-    return length * ((source + 2 * target + shape.root) % 3)
+def meaning(shape: Shape, rank: int, world: int) -> oracle.Meaning:
+    """The collective of a shape for one rank, with lengths in bytes."""
+    means = oracle.meaning(shape.collective, rank, world, shape.numel * shape.itemsize, shape.root)
+    return means._replace(in_place=means.in_place and not shape.settings.partial)
 
 
 def delivery_plan(shape: Shape, rank: int, hosts: Hosts) -> Plan:
-    world = sum(map(len, hosts))
-    sent = [delivered(shape, rank, other) for other in range(world)]
-    received = [delivered(shape, other, rank) for other in range(world)]
-    same = shape.collective in SAME
+    ranks, length = range(sum(map(len, hosts))), shape.numel * shape.itemsize
+    sent = [oracle.delivered(shape.collective, rank, other, length, shape.root) for other in ranks]
+    received = [oracle.delivered(shape.collective, other, rank, length, shape.root) for other in ranks]
+    same = shape.collective in oracle.SAME
     plan: Plan = delivery.deliver(rank, hosts, sent, received, shape.settings.staging_bytes, same=same)
     return plan
 
@@ -278,8 +222,8 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
         shape.settings.deterministic,
         shape.settings.algorithm.encode(),
         shape.numel,
-        max(means.input_bytes for means in meanings),
-        max(means.output_bytes for means in meanings),
+        max(means.input_length for means in meanings),
+        max(means.output_length for means in meanings),
         meanings[0].in_place,
         0,
         shape.loss_bound,

@@ -1,20 +1,21 @@
-"""Collectives as the tests call them, and what numpy says must come out."""
+"""Collectives through a `NativeGroup`, against the oracle."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from commlayer.plans.delivery import deliver
 from commlayer.plans.plan import Plan
 from commlayer.plans.select import Collective, Settings, plan_for
 from commlayer.transport.base import DType, Op
 from commlayer.transport.group import NativeGroup
-
-from .world import PATIENCE_S
+from tests import oracle
+from tests.world import PATIENCE_S
 
 Array = npt.NDArray[Any]
 
@@ -34,18 +35,6 @@ NUMPY: dict[DType, str] = {
     DType.U16: "u2",
     DType.U32: "u4",
     DType.U64: "u8",
-}
-BITWISE: dict[Op, Callable[..., Array]] = {
-    Op.BAND: np.bitwise_and.reduce,
-    Op.BOR: np.bitwise_or.reduce,
-    Op.BXOR: np.bitwise_xor.reduce,
-}
-REDUCTIONS: dict[Op, Callable[..., Array]] = {
-    Op.SUM: np.sum,
-    Op.PRODUCT: np.prod,
-    Op.MIN: np.min,
-    Op.MAX: np.max,
-    **BITWISE,
 }
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 
@@ -79,9 +68,9 @@ class Ended:
 
 
 class Case(NamedTuple):
-    """One collective; `numel` as in `plan_for`."""
+    """One collective, as the oracle describes it."""
 
-    collective: Collective
+    collective: str
     dtype: DType
     numel: int
     op: Op = Op.SUM
@@ -90,24 +79,16 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     """All sizes in f32, all types and operators at one size, and a large one of each collective."""
-    collectives: tuple[Collective, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
-    for collective in collectives:
+    for collective in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"):
         for numel in (*SIZES, LARGE):
             yield Case(collective, DType.F32, numel)
         for dtype in DType:
             yield Case(collective, dtype, 37)
-            if collective in ("all_reduce", "reduce_scatter", "reduce"):
+            if collective in oracle.REDUCING:
                 yield Case(collective, dtype, 37, average=True)
-                for op in (Op.PRODUCT, Op.MIN, Op.MAX, *(() if dtype in FLOATS else BITWISE)):
+                for op in (Op.PRODUCT, Op.MIN, Op.MAX, *(() if dtype in FLOATS else (Op.BAND, Op.BOR, Op.BXOR))):
                     yield Case(collective, dtype, 37, op)
     yield Case("barrier", DType.U8, 0)
-
-
-def data(case: Case, size: int, count: int) -> list[npt.NDArray[np.int64]]:
-    """Every rank's input: so small that no type overflows or rounds, whatever is computed."""
-    low = 0 if NUMPY[case.dtype].startswith("u") else -2
-    rng = np.random.default_rng(case.numel)
-    return [rng.integers(low, 3, count) * (size if case.average else 1) for _ in range(size)]
 
 
 def address(array: Array) -> int:
@@ -115,12 +96,19 @@ def address(array: Array) -> int:
 
 
 def make_plan(group: NativeGroup, case: Case, root: int = 0) -> Plan:
+    itemsize = 2 if case.dtype == DType.BF16 else np.dtype(NUMPY[case.dtype]).itemsize
+    if case.collective in oracle.DELIVERIES:
+        rank, peers, length = group.rank, range(group.size), case.numel * itemsize
+        sent = [oracle.delivered(case.collective, rank, peer, length, root) for peer in peers]
+        received = [oracle.delivered(case.collective, peer, rank, length, root) for peer in peers]
+        same = case.collective in oracle.SAME
+        return deliver(rank, group.hosts, sent, received, group.staging_bytes, same=same)
     return plan_for(
-        case.collective,
+        cast(Collective, case.collective),
         rank=group.rank,
         hosts=group.hosts,
         numel=case.numel,
-        itemsize=2 if case.dtype == DType.BF16 else np.dtype(NUMPY[case.dtype]).itemsize,
+        itemsize=itemsize,
         average=case.average,
         root=root,
         settings=Settings(staging_bytes=group.staging_bytes),
@@ -144,22 +132,14 @@ def execute(group: NativeGroup, plan: Plan, source: Array, target: Array, case: 
 
 def check(group: NativeGroup, case: Case, number: int) -> None:
     """One case on one rank, with the ranks' common data; `number` picks the way and the root."""
-    n, rank, numel = group.size, group.rank, case.numel
-    part = slice(rank * numel, (rank + 1) * numel)
-    everything = data(case, n, numel * n if case.collective == "reduce_scatter" else numel)
-    root = number % n
-    expected = everything[root]
-    if case.collective == "reduce" and rank != root:
-        expected = everything[rank]
-    elif case.collective in ("all_reduce", "reduce_scatter", "reduce"):
-        expected = REDUCTIONS[case.op](np.stack(everything), axis=0)
-        expected = expected // n if case.average else expected
-    if case.collective == "reduce_scatter":
-        expected = expected[part]
-    elif case.collective == "all_gather":
-        expected = np.concatenate(everything)
-    source = encode(everything[rank], case.dtype)
-    in_place = case.collective in ("all_reduce", "broadcast", "reduce")
+    n, rank, root = group.size, group.rank, number % group.size
+    op = "AVG" if case.average else case.op.name
+    unsigned = NUMPY[case.dtype].startswith("u")
+    limits = (0, 2 if case.collective in oracle.REDUCING else 255) if unsigned else (-2, 2)
+    inputs = oracle.inputs_of(case.collective, n, case.numel, op, root, limits=limits)
+    expected = oracle.expected(case.collective, rank, inputs, case.numel, op, root)
+    source = encode(inputs[rank], case.dtype)
+    in_place = oracle.meaning(case.collective, rank, n, case.numel, root).in_place
     target = source if in_place else encode(np.full(len(expected), 9), case.dtype)
     before = source.copy()
     execute(group, make_plan(group, case, root), source, target, case, number % 3)

@@ -14,8 +14,8 @@ from commlayer.errors import ConfigError
 from commlayer.plans import direct
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import DType, Op, Qos
-from tests.engine.world import PATIENCE_S, Team, World
 from tests.residual import total
+from tests.world import PATIENCE_S, Team, World
 
 SIZES = (70_001, 3, 180_000, 1, 90_000)
 STEPS = 8

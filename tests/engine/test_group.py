@@ -19,40 +19,28 @@ from commlayer.errors import (
 from commlayer.plans.delivery import deliver
 from commlayer.transport.base import DType, Op
 from commlayer.transport.group import NativeGroup, NativeHandle
-
-from .cases import LARGE, SMALL, Array, Case, Ended, address, cases, check, execute, make_plan, run
-from .world import PATIENCE_S, Team, World, flat
+from tests.engine.cases import LARGE, SMALL, Array, Case, Ended, address, cases, check, make_plan, run
+from tests.world import PATIENCE_S, Team, World, flat
 
 LOSS_PPM = 50_000
 
 
-def check_delivery(group: NativeGroup, scale: int, number: int) -> None:
-    """Every pair has its own length, often 0; every third time all send the same to all."""
-    n, rank = group.size, group.rank
-    same = number % 3 == 0
-    lengths = [[scale * ((a + (0 if same else 2 * b) + number) % 3) for b in range(n)] for a in range(n)]
-    rng = np.random.default_rng(number)
-    given = [rng.integers(0, 255, row[0] if same else sum(row), np.uint8) for row in lengths]
-    received = [lengths[peer][rank] for peer in range(n)]
-    expected = []
-    for peer, row in enumerate(lengths):
-        start = 0 if same else sum(row[:rank])
-        expected.append(given[peer][start : start + row[rank]])
-    plan = deliver(rank, group.hosts, lengths[rank], received, group.staging_bytes, same=same)
-    target = np.zeros(sum(received), np.uint8)
-    execute(group, plan, given[rank], target, Case("barrier", DType.U8, 0), number % 3)
-    np.testing.assert_array_equal(target, np.concatenate(expected))
+def table() -> Iterator[Case]:
+    """The cases, and in between deliveries, which use counters in a way of their own."""
+    for number, case in enumerate(cases()):
+        yield case
+        if number % 16 == 0:
+            collective = "all_gather_uneven" if number // 16 % 3 == 0 else "all_to_all_uneven"
+            yield Case(collective, DType.U8, (1, 100, 70_000, 400_001)[number // 16 % 4])
 
 
 def conform(world: World) -> None:
     with world, world.open_group() as team:
-        table = list(cases())
+        numbered = list(enumerate(table()))
 
         def body(rank: int) -> None:
-            for number, case in enumerate(table):
+            for number, case in numbered:
                 check(team[rank], case, number)
-                if number % 16 == 0:  # in between, as they use counters in a way of their own
-                    check_delivery(team[rank], (1, 100, 70_000, 400_001)[number // 16 % 4], number // 16)
 
         world.on_each(body)
         assert team[0].hosts == world.hosts

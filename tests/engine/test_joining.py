@@ -12,9 +12,8 @@ import pytest
 from commlayer.errors import CommError, ConfigError
 from commlayer.transport import joining
 from commlayer.transport.base import DType
-
-from .cases import Case, run
-from .world import PATIENCE_S, Exchange, World, flat, open_descriptors, until
+from tests.engine.cases import Case, run
+from tests.world import PATIENCE_S, Exchange, World, flat, open_descriptors, until
 
 
 @pytest.mark.parametrize("step", ["memory", "mapped", "open"])

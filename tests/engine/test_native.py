@@ -14,8 +14,7 @@ from commlayer.config import Config
 from commlayer.errors import ClosedError, CommError, ConfigError
 from commlayer.transport import native
 from commlayer.transport.paths import PATHS_MAX
-
-from .world import World, flat
+from tests.world import World, flat
 
 
 def test_describe() -> None:

@@ -25,8 +25,7 @@ from commlayer.plans.select import Settings, plan_for
 from commlayer.transport.base import DType, Group, Handle, Op, ReceiveHandle
 from commlayer.transport.group import TAG_MAX
 from tests import ranks
-
-from .world import PATIENCE_S, Team, World
+from tests.world import PATIENCE_S, Team, World
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -16,7 +16,7 @@ from commlayer.plans.plan import Plan
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import DType, Op, Qos, Treatment
 from commlayer.transport.group import NativeGroup
-from tests.engine.world import PATIENCE_S, Team, World
+from tests.world import PATIENCE_S, Team, World
 
 Array = npt.NDArray[np.float32]
 Result = tuple[Array, Array, npt.NDArray[np.bool_]]

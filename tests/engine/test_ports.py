@@ -16,9 +16,8 @@ import pytest
 from commlayer.errors import CommError
 from commlayer.transport.base import DType
 from commlayer.transport.native import Engine, spread_ports
-
-from .cases import Case, check, run
-from .world import Team, World, flat, until
+from tests.engine.cases import Case, check, run
+from tests.world import Team, World, flat, until
 
 PORTS = 4
 LARGE = Case("all_reduce", DType.F32, 500_000)

@@ -1,4 +1,4 @@
-"""One way to check any collective: run all ranks' plans on random data and compare with numpy."""
+"""One way to check any collective: run all ranks' plans on random data and compare with the oracle."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ import pytest
 
 from commlayer.plans.plan import FIELDS, Buffer, Plan, StepKind
 from commlayer.transport.base import Op
+from tests import oracle
 from tests.unit.plans import interpreter
 
-BITWISE: dict[Op, np.ufunc] = {Op.BAND: np.bitwise_and, Op.BOR: np.bitwise_or, Op.BXOR: np.bitwise_xor}
-REFERENCES: dict[Op, np.ufunc] = {
-    Op.SUM: np.add,
-    Op.PRODUCT: np.multiply,
-    Op.MIN: np.minimum,
-    Op.MAX: np.maximum,
-    **BITWISE,
-}
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
 NETWORK = (StepKind.SEND, *RECEIVES)
 READS = (StepKind.SEND, StepKind.COPY, StepKind.REDUCE)
@@ -72,14 +65,6 @@ def data(n: int, numel: int, op: Op, dtype: str, seed: int) -> list[Array]:
     return [(rng.normal(size=numel) + 2).astype(dtype) for _ in range(n)]
 
 
-def reduced(parts: Sequence[Array], op: Op, average: bool) -> Array:
-    total: Array = REFERENCES[op].reduce(np.stack(parts), axis=0).astype(parts[0].dtype)
-    if not average:
-        return total
-    mean: Array = total / len(parts)
-    return mean if total.dtype.kind == "f" else np.trunc(mean).astype(total.dtype)
-
-
 def same(actual: Array, expected: Array) -> None:
     if expected.dtype.kind == "f":
         np.testing.assert_allclose(actual, expected, rtol=1e-4 if expected.dtype == np.float32 else 1e-12, atol=1e-6)
@@ -105,54 +90,36 @@ def conform(
     `in_place`: the smaller of INPUT and OUTPUT is this rank's part of the larger. Bitwise operators are tried on
     integers as long as the floats asked for.
     """
-    if op in BITWISE:
+    if op.name in oracle.BITWISE:
         dtype = dtype.replace("f", "i")
     plans = [make(rank) for rank in range(n)]
-    nothing = [np.zeros(0, dtype)] * n
-    if collective in ("all_reduce", "broadcast"):
-        inputs = data(n, numel, op, dtype, seed)
-        outputs = [each.copy() for each in inputs]
-        check_structure(plans, nothing, outputs)
-        interpreter.run(plans, outputs, outputs, op, seed=seed)
-        expected = reduced(inputs, op, average) if collective == "all_reduce" else inputs[root]
-        same(outputs[0], expected)
-        for output in outputs[1:]:
-            assert output.tobytes() == outputs[0].tobytes()
-    elif collective == "reduce":
-        inputs = data(n, numel, op, dtype, seed)
-        outputs = [each.copy() for each in inputs]
-        check_structure(plans, nothing, outputs)
-        interpreter.run(plans, outputs, outputs, op, seed=seed)
-        same(outputs[root], reduced(inputs, op, average))
-        for rank, output in enumerate(outputs):
-            assert rank == root or output.tobytes() == inputs[rank].tobytes()
-    elif collective == "reduce_scatter":
-        originals = data(n, n * numel, op, dtype, seed)
-        inputs = [each.copy() for each in originals]
-        parts = [slice(rank * numel, (rank + 1) * numel) for rank in range(n)]
-        outputs = [inputs[rank][parts[rank]] if in_place else np.zeros(numel, dtype) for rank in range(n)]
-        check_structure(plans, inputs, outputs)
-        interpreter.run(plans, inputs, outputs, op, seed=seed)
-        expected = reduced(originals, op, average)
-        for rank, output in enumerate(outputs):
-            same(output, expected[parts[rank]])
-            unchanged = inputs[rank].copy()
-            if in_place:
-                unchanged[parts[rank]] = originals[rank][parts[rank]]
-            np.testing.assert_array_equal(unchanged, originals[rank])
-    else:
-        assert collective == "all_gather"
-        originals = data(n, numel, op, dtype, seed)
-        outputs = [np.zeros(n * numel, dtype) for _ in range(n)]
-        inputs = [each.copy() for each in originals]
-        if in_place:
-            for rank, output in enumerate(outputs):
-                inputs[rank] = output[rank * numel : (rank + 1) * numel]
-                inputs[rank][:] = originals[rank]
-        check_structure(plans, inputs, outputs)
-        interpreter.run(plans, inputs, outputs, op, seed=seed)
-        for output in outputs:
-            np.testing.assert_array_equal(output, np.concatenate(originals))
+    meanings = [oracle.meaning(collective, rank, n, numel, root) for rank in range(n)]
+    originals = data(n, meanings[0].input_length, op, dtype, seed)
+    inputs = [each.copy() for each in originals]
+    outputs = inputs if meanings[0].in_place else [np.zeros(each.output_length, dtype) for each in meanings]
+    own = [slice(rank * numel, (rank + 1) * numel) for rank in range(n)]
+    if in_place and collective == "reduce_scatter":
+        outputs = [inputs[rank][own[rank]] for rank in range(n)]
+    elif in_place and collective == "all_gather":
+        inputs = [outputs[rank][own[rank]] for rank in range(n)]
+        for each, original in zip(inputs, originals, strict=True):
+            each[:] = original
+    check_structure(plans, [np.zeros(0, dtype)] * n if meanings[0].in_place else inputs, outputs)
+    interpreter.run(plans, inputs, outputs, op, seed=seed)
+    name = "AVG" if average else op.name
+    for rank, means in enumerate(meanings):
+        expected = oracle.output_of(means, originals[rank], originals, name)
+        if any(clause.rank == oracle.ALL for clause in means.clauses):
+            same(outputs[rank], expected)
+        else:
+            np.testing.assert_array_equal(outputs[rank], expected)
+        if collective == "all_reduce":
+            assert outputs[rank].tobytes() == outputs[0].tobytes()
+        if not means.in_place:
+            unchanged = originals[rank].copy()
+            if in_place and collective == "reduce_scatter":
+                unchanged[own[rank]] = outputs[rank]
+            np.testing.assert_array_equal(inputs[rank], unchanged)
     return outputs
 
 

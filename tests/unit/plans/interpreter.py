@@ -18,18 +18,10 @@ import numpy.typing as npt
 
 from commlayer.plans.plan import FIELDS, Buffer, Plan, StepKind
 from commlayer.transport.base import Op
+from tests.oracle import REDUCTIONS
 
 Array = npt.NDArray[Any]
 
-REDUCTIONS: dict[Op, np.ufunc] = {
-    Op.SUM: np.add,
-    Op.PRODUCT: np.multiply,
-    Op.MIN: np.minimum,
-    Op.MAX: np.maximum,
-    Op.BAND: np.bitwise_and,
-    Op.BOR: np.bitwise_or,
-    Op.BXOR: np.bitwise_xor,
-}
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
 
 
@@ -79,7 +71,7 @@ class Interpreter:
         loss: float = 0.0,
         rescale: bool = False,
     ) -> None:
-        self.dtype, self.reduction, self.random = outputs[0].dtype, REDUCTIONS[op], random.Random(seed)
+        self.dtype, self.reduction, self.random = outputs[0].dtype, REDUCTIONS[op.name], random.Random(seed)
         self.loss, self.rescale = loss, rescale
         self.missing: list[list[tuple[int, int]]] = [[] for _ in plans]
         self.absent = [np.zeros(len(output), np.int64) for output in outputs]  # contributions, by element

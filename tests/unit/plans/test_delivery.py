@@ -12,6 +12,7 @@ from commlayer.plans import delivery
 from commlayer.plans.delivery import Hosts, deliver
 from commlayer.plans.plan import POSTS_LIMIT, Plan, StepKind
 from commlayer.transport.base import Op
+from tests import oracle
 from tests.unit.plans import interpreter
 
 HOSTS = (((0, 1, 2),), ((0,), (1,), (2,)), ((0, 2), (1,)), ((0, 1), (2, 4), (3,)), ((0, 1, 2, 3, 4),))
@@ -35,11 +36,9 @@ def check(
     originals = [each.copy() for each in inputs]
     check_structure(plans, inputs, outputs)
     interpreter.run(plans, inputs, outputs, Op.SUM, seed=seed)
-    parts = [[data[:length] for length in row] for data, row in zip(originals, lengths, strict=True)]
-    if not same:
-        parts = [np.split(data, np.cumsum(row)[:-1]) for data, row in zip(originals, lengths, strict=True)]
     for rank, output in enumerate(outputs):
-        np.testing.assert_array_equal(output, np.concatenate([parts[other][rank] for other in range(n)]))
+        means = oracle.delivery(rank, lengths, same=same)
+        np.testing.assert_array_equal(output, oracle.output_of(means, originals[rank], originals))
         np.testing.assert_array_equal(inputs[rank], originals[rank])
     return plans
 
