@@ -168,7 +168,7 @@ PROOFS = {
         allowed=(0, 1),  # 1: more than the limit; the table says so
     ),
 }
-TABLES = {"torch": "PyTorch's tests, beside gloo", "faults": "Faults", "auth": "What authentication costs"}
+TABLES = {"torch": "PyTorch's tests, beside gloo", "faults": "Faults", "auth": "Cost of authentication"}
 
 Kept = dict[str, dict[str, Any]]
 
@@ -210,7 +210,7 @@ def prove(name: str) -> dict[str, Any]:
 
 def page(kept: Kept) -> str:
     """The tables of docs/trust.md: nothing in them comes from anywhere but the proofs."""
-    lines = ["| what | shown | command | took | at commit |", "|---|---|---|---|---|"]
+    lines = ["| proof | result | command | took | at commit |", "|---|---|---|---|---|"]
     for name, proof in PROOFS.items():
         if name not in kept:
             lines.append(f"| {proof.what} | not run yet | `{proof.command}` | | |")
