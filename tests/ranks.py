@@ -59,9 +59,13 @@ def run(
     *args: Any,
     timeout_s: float = TIMEOUT_S,
     environ: Mapping[str, str] | None = None,
+    places: Sequence[str] | None = None,
 ) -> list[Any]:
-    """Calls `function(rank, size, *args)` on every rank; returns the results in rank order."""
-    ended = outcomes(function, size, *args, timeout_s=timeout_s, environ=environ)
+    """Calls `function(rank, size, *args)` on every rank; returns the results in rank order.
+
+    `places` names a network namespace for each rank: ranks in different ones are on different hosts.
+    """
+    ended = outcomes(function, size, *args, timeout_s=timeout_s, environ=environ, places=places)
     errors = [f"rank {rank}: {outcome.error}" for rank, outcome in enumerate(ended) if outcome.error]
     if errors:
         raise RanksError("\n".join(errors))
@@ -76,10 +80,7 @@ def outcomes(
     environ: Mapping[str, str] | None = None,
     places: Sequence[str] | None = None,
 ) -> list[Outcome]:
-    """As `run`, but a failure is a result: for tests of failures.
-
-    `places` names a network namespace for each rank: those in different ones are on different hosts.
-    """
+    """As `run`, but a failure is a result: for tests of failures."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     environment = {**(environ or {}), _PORT: str(store.port)}
     ended = [Outcome() for _ in range(size)]

@@ -25,7 +25,7 @@ from .outcome import KNOWN, Outcome, differences, last, read, table
 def run(gate: str, backend: str, world: int, tests: set[str] | None, timeout_s: int, folder: Path) -> Path:
     """One process of world.py, with a log beside its results; raises if it did not get to its end."""
     stem = folder / f"{gate}-{backend}-{world}"
-    command = [sys.executable, "-m", "tests.torch_suite.world", "--gate", gate, "--backend", backend]
+    command = [sys.executable, "-m", "tests.torch_suite.suite", "--gate", gate, "--backend", backend]
     command += ["--world", str(world), "--timeout", str(timeout_s), "--out", f"{stem}.json"]
     if tests is not None:
         stem.with_suffix(".txt").write_text("\n".join(sorted(tests)), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Runs torch's DistributedTest for one backend in one world, one process per rank and test; `__main__` starts it.
+"""Runs torch's DistributedTest for one backend, one process per rank and test; `__main__` starts it.
 
-    python -m tests.torch_suite.world --backend commlayer --world 2 --out out/results.json
+    python -m tests.torch_suite.suite --backend commlayer --world 2 --out out/results.json
 
 torch starts each rank by importing everything anew, several seconds each. Here the ranks are forked from this process,
 which has imported all but started nothing; so a test costs little more than itself.
