@@ -117,7 +117,7 @@ static inline double efficiency(struct network *network, uint32_t bytes, double 
             network->hosts[i].on_completion = completed;
             network->hosts[i].argument = &runs[i];
             go_on(&runs[i]);
-            network_wake(network, i, network->now_ns);
+            network_wake(network, i);
         }
         for (uint32_t i = 0; i < HOSTS; i++)
             while (!runs[i].done && network_step(network, start_us + 60000000))

@@ -73,7 +73,7 @@ static inline void post_send(struct transfer *t)
     CHECK_EQ(cl_endpoint_post_partial_send(t->network->hosts[t->from].endpoint, (uint16_t)t->to, t->id, t->sent,
                                            t->length, &t->qos, network_now_us(t->network), &t->sender),
              CL_OK);
-    network_wake(t->network, t->from, t->network->now_ns);
+    network_wake(t->network, t->from);
 }
 
 static inline void post_receive(struct transfer *t)
@@ -82,7 +82,7 @@ static inline void post_receive(struct transfer *t)
     CHECK_EQ(cl_endpoint_post_partial_receive(t->network->hosts[t->to].endpoint, (uint16_t)t->from, t->id, sink,
                                               t->length, &t->qos, network_now_us(t->network), &t->receiver),
              CL_OK);
-    network_wake(t->network, t->to, t->network->now_ns);
+    network_wake(t->network, t->to);
 }
 
 static inline struct network *open_network(uint32_t hosts, uint16_t paths, double mbit_per_s, size_t stash,
@@ -163,7 +163,7 @@ static inline uint32_t exchange(struct network *network, uint32_t count, uint32_
     }
     for (uint32_t i = 0; i < network->host_count; i++)
         for (uint16_t peer = 0; peer < network->host_count; peer++)
-            CHECK(peer == i || network->hosts[i].dead ||
+            CHECK(peer == i || network->hosts[i].driver.dead ||
                   !network->hosts[i].endpoint->peers[peer]->stops.first); /* nothing is kept */
     return missing;
 }

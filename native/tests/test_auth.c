@@ -41,7 +41,7 @@ static void post_exchange(struct network *network, uint32_t sequence)
         CHECK_EQ(cl_endpoint_post_send(network->hosts[from].endpoint, to, id, sent[from], LENGTH, 0, now_us, NULL),
                  CL_OK);
         CHECK_EQ(cl_endpoint_post_receive(network->hosts[to].endpoint, from, id, sink, LENGTH, now_us, NULL), CL_OK);
-        network_wake(network, from, network->now_ns);
+        network_wake(network, from);
     }
 }
 
@@ -80,19 +80,16 @@ static uint32_t capture_count;
 
 /* Runs until the exchanges are done, calling `meddle` with every packet about to reach a host. */
 static void run(struct network *network, uint32_t exchanges,
-                void (*meddle)(struct network *network, struct network_packet *packet))
+                void (*meddle)(struct network *network, struct sim_datagram *packet))
 {
     uint64_t until_us = network_now_us(network) + 10 * SECOND_US;
-    while (!done(network, exchanges)) {
-        if (!network_step(network, until_us))
-            break;
-        struct network_packet *next = network->heap_count ? network->heap[0] : NULL;
-        if (next && next->event == AT_HOST)
-            meddle(network, next);
-    }
+    network->meddle = meddle;
+    while (!done(network, exchanges) && network_step(network, until_us))
+        ;
+    network->meddle = NULL;
 }
 
-static void record(struct network *network, struct network_packet *packet)
+static void record(struct network *network, struct sim_datagram *packet)
 {
     (void)network;
     if (capture_count == CAPTURES)
@@ -105,7 +102,7 @@ static void record(struct network *network, struct network_packet *packet)
 static struct network *network_with(enum cl_auth auth, double loss, uint64_t seed)
 {
     struct network *network = network_new(3, 2, 500, 150, ROOM, seed);
-    network->loss = loss;
+    network_set_noise(network, (struct sim_noise){.loss = loss});
     for (uint32_t i = 0; i < network->host_count; i++)
         network->hosts[i].endpoint->seal = (struct cl_seal){.auth = auth, .job = 5, .key = {0x0123456789abcdef, seed}};
     capture_count = 0;
@@ -228,7 +225,7 @@ static void test_captured_packets_change_nothing(void)
 /* ---- beside a conversation ---- */
 
 /* Old packets come again, to their receiver and to the others, and damaged. */
-static void pester(struct network *network, struct network_packet *packet)
+static void pester(struct network *network, struct sim_datagram *packet)
 {
     record(network, packet);
     const struct capture *old = &captures[(uint32_t)(network_random(network) * capture_count)];
@@ -247,8 +244,7 @@ static void test_exchange_among_strangers(void)
     for (int a = 0; a < 2; a++)
         for (uint64_t seed = 0; seed < 4; seed++) {
             struct network *network = network_with(AUTHS[a], seed % 2 ? 0.05 : 0, 50 + seed);
-            network->reordering = seed / 2 ? 0.1 : 0;
-            network->reordering_ns = 300000;
+            network_set_noise(network, (struct sim_noise){.reorder = seed / 2 ? 0.1 : 0, .reorder_ns = 300000});
             for (uint32_t exchange = 1; exchange <= 3; exchange++) {
                 post_exchange(network, exchange);
                 run(network, exchange, pester);
@@ -264,7 +260,7 @@ static void test_exchange_among_strangers(void)
         }
 }
 
-static void damage_payload(struct network *network, struct network_packet *packet)
+static void damage_payload(struct network *network, struct sim_datagram *packet)
 {
     if (packet->length > CL_PACKET_HEAD_BYTES && network_random(network) < 0.05)
         packet->bytes[packet->length - 1] ^= 0x40;
@@ -307,7 +303,7 @@ static void test_replay_keeps_nobody_alive(void)
     struct network *network = network_with(CL_AUTH_HEADER, 0, 62);
     post_exchange(network, 1);
     run(network, 1, record);
-    network->hosts[1].dead = true;
+    sim_driver_kill(&network->hosts[1].driver);
     uint64_t died_us = network_now_us(network);
     post_exchange(network, 2);
     while (network->hosts[0].failed < 2 && network_now_us(network) < died_us + 10 * SECOND_US) {

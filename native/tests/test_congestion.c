@@ -38,7 +38,7 @@ static double exchange(struct network *network, double loss_bound)
                 }
         for (uint32_t host = 0; host < hosts; host++) {
             network->hosts[host].completed = 0;
-            network_wake(network, host, network->now_ns);
+            network_wake(network, host);
         }
         CHECK(network_run_completions(network, 2 * (hosts - 1), start_us + 60000000));
         times[i] = (double)(network_now_us(network) - start_us);
@@ -53,9 +53,9 @@ static struct network *hosts_apart(uint32_t hosts, uint64_t delay_us, uint32_t b
 {
     struct network *network = network_new(hosts, 1, LINK_MBIT, 2000, 64 << 20, seed);
     for (uint32_t i = 0; i < hosts; i++)
-        network_set_link(&network->ingress[i][0], LINK_MBIT, buffer_packets);
-    network->delay_ns = delay_us * 1000;
-    network->loss = loss;
+        network_set_link(network_ingress(network, i, 0), LINK_MBIT, buffer_packets);
+    network_set_delay(network, delay_us);
+    network_set_noise(network, (struct sim_noise){.loss = loss});
     return network;
 }
 
@@ -112,9 +112,9 @@ static void test_full_buffers_are_respected(void)
 {
     for (int i = 0; i < 2; i++) {
         struct network *network = hosts_apart(2, 100, 150, 0.1 * i, 1);
-        network_set_link(&network->ingress[1][0], LINK_MBIT / 4.0, 16);
+        network_set_link(network_ingress(network, 1, 0), LINK_MBIT / 4.0, 16);
         uint64_t us = stream_us(network);
-        CHECK(network->drops_full < network->packets / 12);
+        CHECK(network_overflows(network) < network->links.counts.sent / 12);
         CHECK((double)us < 1.5 * 4 * link_us(8));
         network_free(network);
     }
@@ -127,11 +127,12 @@ static void test_marks_prevent_losses(void)
     uint64_t took_us[2], drops[2];
     for (int marks = 0; marks < 2; marks++) {
         struct network *network = hosts_apart(2, 100, 150, 0, 1);
-        struct network_link *port = &network->ingress[1][0];
+        struct sim_link *port = network_ingress(network, 1, 0);
         network_set_link(port, LINK_MBIT / 4.0, 24);
-        port->mark_bytes = marks * port->buffer_bytes / 3;
+        port->queue.type = &sim_queue_type_switch;
+        port->queue.mark_bytes = marks ? port->queue.limit_bytes / 3 : 0;
         took_us[marks] = stream_us(network);
-        drops[marks] = network->drops_full;
+        drops[marks] = network_overflows(network);
         network_free(network);
     }
     CHECK(drops[1] < drops[0] / 2);

@@ -4,32 +4,33 @@
  */
 #include "tests/all_reduce.h"
 
-enum { RATE_MBIT = 200, BUFFER = 256, WIRE_BYTES = 1514, BURST_PACKETS = 4 * 46, BURST_EVERY_NS = 100000000 };
+enum { RATE_MBIT = 200, BUFFER = 256, WIRE_BYTES = 1514, BURST_ROUNDS = 46, BURST_EVERY_NS = 100000000 };
 
 static const double CROSS = 0.5;
 
-static uint64_t next_cross_ns, next_burst_ns;
+/* Packets of others into one host's port: `rounds` times so many at once, a gap apart; and again after a pause. */
+struct stream {
+    struct sim_event event; /* the first member: events are cast to streams */
+    struct network *network;
+    uint16_t to;
+    uint32_t at_once, rounds, round;
+    uint64_t gap_ns, pause_ns;
+};
 
-/* Others' packet, if the port has room. */
-static void add_packet(struct network_link *port, uint64_t at_ns)
+static void send_others(struct sim_event *event)
 {
-    uint64_t start_ns = port->free_ns > at_ns ? port->free_ns : at_ns;
-    if ((double)(start_ns - at_ns) / port->ns_per_byte + WIRE_BYTES <= port->buffer_bytes)
-        port->free_ns = start_ns + (uint64_t)(WIRE_BYTES * port->ns_per_byte);
-}
-
-/* Called with each datagram of the job, of which it drops none: brings the others' traffic up to date. */
-static bool others(struct network *network, uint32_t from, const struct cl_datagram *datagram)
-{
-    (void)from;
-    (void)datagram;
-    struct network_link *burst = &network->ingress[0][0], *cross = &network->ingress[1][0];
-    for (; next_cross_ns <= network->now_ns; next_cross_ns += (uint64_t)(WIRE_BYTES * cross->ns_per_byte / CROSS))
-        add_packet(cross, next_cross_ns);
-    for (; next_burst_ns <= network->now_ns; next_burst_ns += BURST_EVERY_NS)
-        for (uint32_t i = 0; i < BURST_PACKETS; i++) /* four at a time */
-            add_packet(burst, next_burst_ns + (uint64_t)((i / 4) * WIRE_BYTES * burst->ns_per_byte));
-    return false;
+    struct stream *stream = (struct stream *)(void *)event;
+    struct network *network = stream->network;
+    for (uint32_t i = 0; i < stream->at_once; i++) {
+        struct sim_datagram *datagram = sim_pool_take(&network->links.pool);
+        datagram->protocol = NETWORK_OTHERS;
+        datagram->length = NETWORK_DATAGRAM_BYTES;
+        datagram->route[datagram->hops++] = network_ingress(network, stream->to, 0);
+        sim_link_send(datagram->route[0], datagram);
+    }
+    stream->round = (stream->round + 1) % stream->rounds;
+    sim_clock_schedule(&network->clock, event,
+                       network->clock.now_ns + (stream->round > 0 ? stream->gap_ns : stream->pause_ns));
 }
 
 static void test_what_is_left_is_used(void)
@@ -37,10 +38,11 @@ static void test_what_is_left_is_used(void)
     for (uint64_t sleep_us = 0; sleep_us <= 2000; sleep_us += 1000) {
         struct network *network = network_new(HOSTS, 1, RATE_MBIT, BUFFER, 64 << 20, 1);
         network->sleep_ns = sleep_us * 1000;
-        for (uint32_t host = 0; host < HOSTS; host++)
-            network_set_link(&network->ingress[host][0], RATE_MBIT, BUFFER);
-        next_cross_ns = next_burst_ns = network->now_ns;
-        network->drops = others;
+        uint64_t packet_ns = (uint64_t)(WIRE_BYTES * network_ingress(network, 0, 0)->ns_per_byte);
+        struct stream cross = {{.fire = send_others}, network, 1, 1, 1, 0, 0, (uint64_t)((double)packet_ns / CROSS)};
+        struct stream burst = {{.fire = send_others}, network, 0, 4, BURST_ROUNDS, 0, packet_ns, BURST_EVERY_NS};
+        sim_clock_schedule(&network->clock, &cross.event, network->clock.now_ns);
+        sim_clock_schedule(&network->clock, &burst.event, network->clock.now_ns);
         double reached = efficiency(network, 8 << 20, RATE_MBIT * (1 - CROSS));
         printf("   hosts that sleep up to %u us: %.1f %% of what is left\n", (unsigned)sleep_us, reached);
         CHECK(reached > 98);

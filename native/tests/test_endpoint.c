@@ -45,7 +45,7 @@ static void test_loss(void)
     static const double LOSSES[] = {0.01, 0.1, 0.3};
     for (size_t i = 0; i < sizeof(LOSSES) / sizeof(LOSSES[0]); i++) {
         struct network *network = network_new(3, 1, 1000, 150, ROOM, 2 + i);
-        network->loss = LOSSES[i];
+        network_set_noise(network, (struct sim_noise){.loss = LOSSES[i]});
         all_to_all(network, 4, 100000, 5 * SECOND_US);
         CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted > 0);
         network_free(network);
@@ -55,10 +55,8 @@ static void test_loss(void)
 static void test_reordering_and_duplication(void)
 {
     struct network *network = network_new(3, 1, 1000, 150, ROOM, 3);
-    network->reordering = 0.2;
-    network->reordering_ns = 300000;
-    network->duplication = 0.2;
-    network->loss = 0.02;
+    network_set_noise(network,
+                      (struct sim_noise){.reorder = 0.2, .reorder_ns = 300000, .duplicate = 0.2, .loss = 0.02});
     all_to_all(network, 4, 100000, 2 * SECOND_US);
     const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK(stats->packets_replayed > 0);
@@ -87,7 +85,7 @@ static void test_packets_are_as_large_as_both_ends_take(void)
     CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, 0), CL_EINVAL);
     CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, CUT_BYTES + 4), CL_EINVAL);
     CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, full + 8), CL_EINVAL);
-    network->loss = 0.05;
+    network_set_noise(network, (struct sim_noise){.loss = 0.05});
     network->drops = measure;
     network->argument = largest;
     all_to_all(network, 4, 100000, 5 * SECOND_US);
@@ -102,8 +100,7 @@ static void test_packets_are_as_large_as_both_ends_take(void)
 static void test_reordering_costs_little(void)
 {
     struct network *network = network_new(2, 1, 100, 300, ROOM, 4);
-    network->reordering = 0.2;
-    network->reordering_ns = 1000000;
+    network_set_noise(network, (struct sim_noise){.reorder = 0.2, .reorder_ns = 1000000});
     all_to_all(network, 4, 1 << 20, 3 * SECOND_US);
     const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK(stats->packets_spurious > 0);
@@ -137,11 +134,11 @@ static void test_tail_loss_recovers_fast(void)
     network_run_until(network, network_now_us(network) + 10000);
     struct transfer *t = transfer_new(0, 1, 0, 1000);
     post_receive(network, t, 1);
-    network->loss = 1;
+    network_set_noise(network, (struct sim_noise){.loss = 1});
     post_send(network, t, 1, 0);
     uint64_t start_us = network_now_us(network);
     network_run_until(network, start_us + 500);
-    network->loss = 0;
+    network_set_noise(network, (struct sim_noise){.loss = 0});
     CHECK(network_run_completions(network, 1, start_us + 5000));
     CHECK(intact(t));
     CHECK_EQ(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted, 1);
@@ -157,7 +154,7 @@ static void test_sleeping_receiver_costs_probes_only(void)
     struct transfer *t = transfer_new(0, 1, 0, 100000);
     post_receive(network, t, 1);
     network_run_until(network, network_now_us(network) + 1000);
-    network->hosts[1].awake_ns = network->now_ns + 50000000;
+    network_sleep(network, 1, 50000);
     post_send(network, t, 1, 0);
     CHECK(network_run_completions(network, 1, network_now_us(network) + 60000));
     CHECK(intact(t));
@@ -220,9 +217,7 @@ static void test_little_room_for_unexpected(void)
 static void test_no_room_for_unexpected_with_loss(void)
 {
     struct network *network = network_new(2, 1, 200, 150, 0, 10);
-    network->loss = 0.05;
-    network->reordering = 0.1;
-    network->reordering_ns = 500000;
+    network_set_noise(network, (struct sim_noise){.loss = 0.05, .reorder = 0.1, .reorder_ns = 500000});
     enum { MESSAGES = 40 };
     struct transfer *transfers[MESSAGES];
     for (uint32_t i = 0; i < MESSAGES; i++) {
@@ -245,7 +240,7 @@ static void test_no_room_for_unexpected_with_loss(void)
 static void run_mismatch(uint32_t sent_length, uint32_t received_length, double loss)
 {
     struct network *network = network_new(2, 1, 200, 150, ROOM, 15);
-    network->loss = loss;
+    network_set_noise(network, (struct sim_noise){.loss = loss});
     struct transfer *t = transfer_new(0, 1, 0, 10000), *other = transfer_new(0, 1, 1, 5000);
     t->length = sent_length;
     post_send(network, t, 1, 0);
@@ -373,28 +368,30 @@ static void test_foreign_packets_change_nothing(void)
     network_free(network);
 }
 
+static void mutate(struct network *network, struct sim_datagram *packet)
+{
+    if (network_random(network) > 0.2)
+        return;
+    for (int flips = 1 + (int)(network_random(network) * 4); flips > 0; flips--) {
+        uint32_t at = (uint32_t)(network_random(network) * 32); /* all of the header but the tag */
+        packet->bytes[at] = (uint8_t)(packet->bytes[at] ^ 1u << (int)(network_random(network) * 8));
+    }
+    cl_store_u16(packet->bytes + 6, packet->length - CL_PACKET_HEAD_BYTES); /* what is sealed must be there */
+    cl_packet_seal(packet->bytes, packet->bytes + CL_PACKET_HEAD_BYTES, &network->hosts[packet->to].endpoint->seal,
+                   packet->to, 0);
+}
+
 /* Packets with flipped bits under a right tag: whatever they say, nothing breaks. */
 static void test_mutated_packets(void)
 {
     struct network *network = network_new(3, 2, 200, 150, 100000, 23);
-    network->loss = 0.02;
+    network_set_noise(network, (struct sim_noise){.loss = 0.02});
     struct transfer *t = transfer_new(0, 1, 0, 1 << 20), *back = transfer_new(1, 0, 0, 1 << 20);
     post_send(network, t, 1, 0);
     post_receive(network, t, 1);
     post_send(network, back, 1, 0); /* never received: stash, refusals and READYs take part */
-    uint64_t until_us = network_now_us(network) + 300000;
-    while (network_step(network, until_us)) {
-        struct network_packet *next = network->heap_count ? network->heap[0] : NULL;
-        if (!next || next->event != AT_HOST || network_random(network) > 0.2)
-            continue;
-        for (int flips = 1 + (int)(network_random(network) * 4); flips > 0; flips--) {
-            uint32_t at = (uint32_t)(network_random(network) * 32); /* all of the header but the tag */
-            next->bytes[at] = (uint8_t)(next->bytes[at] ^ 1u << (int)(network_random(network) * 8));
-        }
-        cl_store_u16(next->bytes + 6, next->length - CL_PACKET_HEAD_BYTES); /* what is sealed must be there */
-        cl_packet_seal(next->bytes, next->bytes + CL_PACKET_HEAD_BYTES, &network->hosts[next->to].endpoint->seal,
-                       next->to, 0);
-    }
+    network->meddle = mutate;
+    network_run_until(network, network_now_us(network) + 300000);
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_foreign > 0);
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_received > 100);
     transfer_free(t);
@@ -435,10 +432,8 @@ static void run_random(uint64_t seed)
 {
     enum { ROUNDS = 25, BATCH = 40 };
     struct network *network = network_new(4, (uint16_t)(1 + seed % 2), 500, 100, (seed % 3) * 100000, seed);
-    network->loss = 0.03;
-    network->reordering = 0.05;
-    network->reordering_ns = 400000;
-    network->duplication = 0.02;
+    network_set_noise(network,
+                      (struct sim_noise){.loss = 0.03, .reorder = 0.05, .reorder_ns = 400000, .duplicate = 0.02});
     network->sleep_ns = seed % 4 == 0 ? 2000000 : 0;
     static struct transfer *transfers[ROUNDS * BATCH];
     uint32_t made = 0;

@@ -12,7 +12,7 @@ static void note_status(struct network_host *host, const struct cl_completion *c
 static void test_abort(void)
 {
     struct network *network = network_new(3, 1, 200, 150, ROOM, 16);
-    network->loss = 0.1;
+    network_set_noise(network, (struct sim_noise){.loss = 0.1});
     int statuses[2][16] = {{0}};
     for (uint32_t i = 0; i < 2; i++) {
         network->hosts[i + 1].on_completion = note_status;
@@ -25,7 +25,7 @@ static void test_abort(void)
     network_run_until(network, network_now_us(network) + 5000);
     static const uint16_t PEERS[] = {1, 2};
     cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, 7, network_now_us(network));
-    network_wake(network, 0, network->now_ns);
+    network_wake(network, 0);
     network_run_until(network, network_now_us(network) + 50000);
     CHECK_EQ(statuses[0][-CL_EABORTED], 2);
     CHECK_EQ(statuses[1][-CL_EABORTED], 1);
@@ -53,7 +53,7 @@ static void test_abort_reaches_a_lost_peer(void)
     struct network *network = network_new(2, 1, 200, 150, ROOM, 23);
     network_run_until(network, network_now_us(network) + 10000);
     struct transfer *there = transfer_new(0, 1, 0, 1000), *back = transfer_new(1, 0, 0, 1000);
-    network->egress[1][0].dead = true;
+    network_egress(network, 1, 0)->down = 1;
     post_send(network, there, 1, 0);
     post_receive(network, back, 1);
     post_send(network, back, 1, 0);
@@ -62,7 +62,7 @@ static void test_abort_reaches_a_lost_peer(void)
     CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
     uint16_t lost = 1;
     cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, UINT16_MAX, network_now_us(network));
-    network_wake(network, 0, network->now_ns);
+    network_wake(network, 0);
     network_run_until(network, network_now_us(network) + 10000);
     uint32_t group;
     uint16_t peer;

@@ -59,7 +59,7 @@ static void test_pings_carry_signatures(void)
         CHECK_EQ(cl_endpoint_post_receive(endpoint, 1 - i, (struct cl_message_id){9, 1, 0}, sink, 8,
                                           network_now_us(network), NULL),
                  CL_OK);
-        network_wake(network, i, network->now_ns);
+        network_wake(network, i);
     }
     network_run_until(network, network_now_us(network) + 1500000); /* half of the time after which a peer is lost */
     for (uint16_t i = 0; i < 2; i++) {

@@ -9,7 +9,7 @@ static void test_peer_death(void)
     network_run_until(network, network_now_us(network) + 1500000);
     struct transfer *to_dead = transfer_new(0, 2, 0, 1 << 20), *from_dead = transfer_new(2, 0, 0, 1000);
     struct transfer *alive = transfer_new(0, 1, 0, 1000);
-    network->hosts[2].dead = true;
+    sim_driver_kill(&network->hosts[2].driver);
     uint64_t start_us = network_now_us(network);
     post_send(network, to_dead, 1, 0);
     post_receive(network, from_dead, 1);
@@ -53,7 +53,7 @@ static void test_own_sleep_is_no_silence(void)
     struct transfer *t = transfer_new(1, 0, 0, 1000);
     post_receive(network, t, 1);
     network_run_until(network, network_now_us(network) + 10000);
-    network->hosts[0].awake_ns = network->now_ns + 2500000000;
+    network_sleep(network, 0, 2500000);
     network_run_until(network, network_now_us(network) + 2600000);
     CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
     post_send(network, t, 1, 0);
@@ -71,7 +71,7 @@ static void test_pause_shorter_than_the_timeout(void)
         struct transfer *t = transfer_new(1, 0, 0, 1000);
         post_receive(network, t, 1);
         network_run_until(network, network_now_us(network) + before_us);
-        network->hosts[1].awake_ns = network->now_ns + 2950000000;
+        network_sleep(network, 1, 2950000);
         network_run_until(network, network_now_us(network) + 3000000);
         CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
         post_send(network, t, 1, 0);
@@ -87,7 +87,7 @@ static void test_a_peer_that_never_answers_is_lost(void)
     struct network *network = network_new(2, 1, 200, 150, ROOM, 25);
     network_run_until(network, network_now_us(network) + 10000);
     struct transfer *there = transfer_new(0, 1, 0, 1000);
-    network->egress[0][0].dead = true;
+    network_egress(network, 0, 0)->down = 1;
     post_send(network, there, 1, 0);
     network_run_until(network, network_now_us(network) + 7 * SECOND_US);
     CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);

@@ -18,7 +18,7 @@ static double ideal_us(uint32_t bytes)
 static struct network *start(uint32_t buffer_packets, uint64_t seed)
 {
     struct network *network = network_new(SENDERS + 1, 1, LINK_MBIT, 2000, 64 << 20, seed);
-    network_set_link(&network->ingress[0][0], LINK_MBIT, buffer_packets);
+    network_set_link(network_ingress(network, 0, 0), LINK_MBIT, buffer_packets);
     return network;
 }
 
@@ -30,9 +30,9 @@ static void post(struct network *network, uint32_t sequence, uint32_t senders)
         struct cl_sink sink = {.target = target};
         CHECK_EQ(cl_endpoint_post_send(network->hosts[from].endpoint, 0, id, data, BYTES, 4, now_us, NULL), CL_OK);
         CHECK_EQ(cl_endpoint_post_receive(network->hosts[0].endpoint, from, id, sink, BYTES, now_us, NULL), CL_OK);
-        network_wake(network, from, network->now_ns);
+        network_wake(network, from);
     }
-    network_wake(network, 0, network->now_ns);
+    network_wake(network, 0);
 }
 
 /* The longest of some gathers, one after the other, over what the port needs. */
@@ -65,7 +65,7 @@ static void test_with_random_loss(void)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
         struct network *network = start(32, seed);
-        network->loss = 0.01;
+        network_set_noise(network, (struct sim_noise){.loss = 0.01});
         CHECK(slowest(network, SENDERS) < 1.15);
     }
 }
@@ -113,7 +113,7 @@ static void test_senders_come_and_go(void)
     struct cl_sink sink = {.target = target};
     cl_endpoint_post_send(network->hosts[3].endpoint, 0, id, data, BYTES, 4, network_now_us(network), NULL);
     cl_endpoint_post_receive(network->hosts[0].endpoint, 3, id, sink, BYTES, network_now_us(network), NULL);
-    network_wake(network, 3, network->now_ns);
+    network_wake(network, 3);
     network_run_until(network, network_now_us(network) + 20000);
     CHECK_EQ(network->hosts[0].endpoint->ingresses[0].senders.count, 3);
     CHECK(network->hosts[3].endpoint->peers[0]->paths[0].cc.delay.sharing);

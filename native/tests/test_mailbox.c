@@ -60,7 +60,7 @@ static struct receive *receive(struct town *town, uint32_t at, uint32_t source, 
     CHECK(status == CL_OK || status == CL_EAGAIN);
     if (status == CL_OK)
         post(rank, made);
-    network_wake(town->network, at, town->network->now_ns);
+    network_wake(town->network, at);
     return made;
 }
 
@@ -85,7 +85,7 @@ static void send(struct town *town, uint32_t from, uint32_t to, uint32_t tag, ui
                                        NULL),
                  CL_OK);
     }
-    network_wake(town->network, from, town->network->now_ns);
+    network_wake(town->network, from);
 }
 
 static void on_completion(struct network_host *host, const struct cl_completion *completion)
@@ -133,7 +133,7 @@ static void match(struct town *town)
     for (uint32_t i = 0; i < town->size; i++)
         while ((ticket = cl_mailbox_next(&town->ranks[i].mailbox))) {
             post(&town->ranks[i], (struct receive *)(void *)ticket);
-            network_wake(town->network, i, town->network->now_ns);
+            network_wake(town->network, i);
         }
 }
 
@@ -180,10 +180,8 @@ static void test_order_per_tag(void)
 {
     enum { MESSAGES = 60, TAGS = 3 };
     struct town *town = found(2, 1000, 1 << 20, 1);
-    town->network->reordering = 0.5;
-    town->network->reordering_ns = 2000000;
-    town->network->loss = 0.2;
-    town->network->duplication = 0.1;
+    network_set_noise(town->network,
+                      (struct sim_noise){.reorder = 0.5, .reorder_ns = 2000000, .loss = 0.2, .duplicate = 0.1});
     for (uint32_t early = 0; early < 2; early++) {
         for (uint32_t i = 0; early == 0 && i < MESSAGES; i++)
             for (uint32_t rank = 0; rank < 2; rank++)
@@ -214,10 +212,11 @@ static void test_many_tags(void)
     enum { ROUNDS = 60, TAGS = 100 };
     struct town *town = found(2, 1000, 1 << 20, 2);
     struct rank *to = &town->ranks[1];
-    town->network->duplication = 0.5;
-    town->network->reordering = 0.2;
-    town->network->reordering_ns = 50000000; /* far enough to meet the round after the next */
-    town->network->loss = 0.05;
+    network_set_noise(town->network,
+                      (struct sim_noise){.duplicate = 0.5,
+                                         .reorder = 0.2,
+                                         .reorder_ns = 50000000,
+                                         .loss = 0.05}); /* far enough to meet the round after the next */
     for (uint32_t round = 0; round < ROUNDS; round++) {
         to->receive_count = to->bound_count = 0;
         for (uint32_t i = 0; i < TAGS; i++)
@@ -261,9 +260,7 @@ static void test_any_source(void)
     for (uint64_t seed = 0; seed < 10; seed++) {
         struct town *town = found(4, 1000, 1 << 20, seed);
         const struct rank *to = &town->ranks[3];
-        town->network->loss = 0.1;
-        town->network->reordering = 0.3;
-        town->network->reordering_ns = 3000000;
+        network_set_noise(town->network, (struct sim_noise){.loss = 0.1, .reorder = 0.3, .reorder_ns = 3000000});
         for (uint32_t i = 0; i < MESSAGES; i++)
             receive(town, 3, CL_ANY_SOURCE, 5, 4000);
         for (uint32_t i = 0; i < 2 * MESSAGES; i++)
@@ -384,7 +381,7 @@ static void test_long_transfers(void)
     static const uint32_t lengths[] = {0, 1, LIMIT - 1, LIMIT, LIMIT + 1, 2 * LIMIT, 2 * LIMIT + 777};
     enum { COUNT = sizeof lengths / sizeof *lengths };
     struct town *town = found(3, 1000, 1 << 20, 9);
-    town->network->loss = 0.02;
+    network_set_noise(town->network, (struct sim_noise){.loss = 0.02});
     for (uint32_t i = 0; i < COUNT; i++)
         for (uint32_t rank = 0; rank < 2; rank++)
             send(town, rank, 2, i, lengths[i], content(rank, i));
@@ -448,7 +445,7 @@ static void test_end_of_the_group(void)
     pass(town, 100000);
     cl_endpoint_abort(town->network->hosts[0].endpoint, GROUP, &peers[1], 1, CL_ETIMEDOUT, UINT16_MAX,
                       network_now_us(town->network));
-    network_wake(town->network, 0, town->network->now_ns);
+    network_wake(town->network, 0);
     pass(town, 100000);
     CHECK_EQ(town->network->hosts[1].last_status, CL_EABORTED);
     CHECK(town->network->hosts[0].endpoint->announced_first == NULL);
@@ -503,7 +500,7 @@ static void test_deserted(void)
     cl_endpoint_peer_lost(town->network->hosts[2].endpoint, 0);
     pass(town, 10000000);
     CHECK(!cl_mailbox_deserted(mailbox, network_now_us(town->network)));
-    town->network->hosts[1].dead = true;
+    sim_driver_kill(&town->network->hosts[1].driver);
     pass(town, 1000000);
     CHECK(!cl_mailbox_deserted(mailbox, network_now_us(town->network)));
     pass(town, 3000000);

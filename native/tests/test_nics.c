@@ -15,11 +15,14 @@ struct nics {
 static struct network *start(const struct nics *nics, uint64_t sleep_us)
 {
     struct network *network = network_new(HOSTS, nics->count, 1, 256, 64 << 20, 1);
+    /* Where hosts answer at once, the end of an operation on four interfaces costs 1 to 2 % more at some delays (80, 100
+     * and 115 us, for example): everything happens in step. */
+    network_set_delay(network, 90);
     network->sleep_ns = sleep_us * 1000;
     for (uint16_t nic = 0; nic < nics->count; nic++)
         for (uint32_t host = 0; host < HOSTS; host++) {
-            network_set_link(&network->egress[host][nic], nics->mbit_per_s[nic], 256);
-            network_set_link(&network->ingress[host][nic], nics->mbit_per_s[nic], 256);
+            network_set_link(network_egress(network, host, nic), nics->mbit_per_s[nic], 256);
+            network_set_link(network_ingress(network, host, nic), nics->mbit_per_s[nic], 256);
         }
     return network;
 }
@@ -77,7 +80,7 @@ static void test_interfaces_divide_equally(void)
         cl_endpoint_post_send(network->hosts[0].endpoint, to, id, data, BYTES, 0, start_us, NULL);
         cl_endpoint_post_receive(network->hosts[to].endpoint, 0, id, sink, BYTES, start_us, NULL);
     }
-    network_wake(network, 0, network->now_ns);
+    network_wake(network, 0);
     network_run_until(network, start_us + 50000); /* first, the windows decide */
     memset(sent, 0, sizeof sent);
     most_ahead = packets = runs = 0;

@@ -6,23 +6,25 @@ struct choice {
     uint32_t first, last; /* packets of DATA that are lost on their first transmission */
     bool every_time;
     bool lost[1024]; /* once */
-    uint64_t delay_ns;
+    uint64_t delay_us;
     uint64_t late_ns;          /* not 0: they are not lost but come then, all at once */
     uint64_t control_until_us; /* PROBE and STOP are lost until then */
     uint32_t probes, stops;
 };
 
+static void enter_port(struct sim_event *event)
+{
+    struct sim_datagram *datagram = (struct sim_datagram *)(void *)event; /* the event is its first member */
+    sim_link_send(datagram->route[0], datagram);
+}
+
 /* What was about to be sent arrives at this time. */
 static void put_off(struct network *network, const struct cl_datagram *datagram, uint64_t at_ns)
 {
-    struct network_packet *late = network_packet_new(network);
-    late->event = AT_INGRESS;
-    late->to = datagram->peer;
-    late->path = datagram->path;
-    late->length = datagram->head_length + datagram->payload_length;
-    memcpy(late->bytes, datagram->head, datagram->head_length);
-    memcpy(late->bytes + datagram->head_length, datagram->payload, datagram->payload_length);
-    network_schedule(network, late, at_ns);
+    struct sim_datagram *late = network_datagram(network, 0, datagram);
+    late->route[late->hops++] = network_ingress(network, late->to, late->path);
+    late->event.fire = enter_port;
+    sim_clock_schedule(&network->clock, &late->event, at_ns);
 }
 
 static bool by_choice(struct network *network, uint32_t from, const struct cl_datagram *datagram)
@@ -39,7 +41,7 @@ static bool by_choice(struct network *network, uint32_t from, const struct cl_da
         bool lost = number >= choice->first && number < choice->last && (choice->every_time || !choice->lost[number]);
         choice->lost[number] |= lost;
         if (lost && choice->late_ns)
-            put_off(network, datagram, choice->late_ns > network->now_ns ? choice->late_ns : network->now_ns);
+            put_off(network, datagram, choice->late_ns);
         return lost;
     }
     choice->probes += packet.kind == CL_PACKET_PROBE;
@@ -51,12 +53,12 @@ static bool by_choice(struct network *network, uint32_t from, const struct cl_da
 static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos, uint32_t expected)
 {
     struct network *network = open_network(2, 1, 1000, ROOM, 8);
-    network->delay_ns += choice->delay_ns;
+    network_set_delay(network, 100 + choice->delay_us);
     network_run_until(network, network_now_us(network) + SECOND_US);
     network->drops = by_choice;
     network->argument = choice;
     choice->control_until_us += network_now_us(network);
-    choice->late_ns += choice->late_ns ? network->now_ns : 0;
+    choice->late_ns += choice->late_ns ? network->clock.now_ns : 0;
     struct transfer *t = make(network, 0, 1, 0, packets * PAYLOAD - 8, qos);
     uint64_t start_us = network_now_us(network);
     post_send(t);
@@ -74,7 +76,7 @@ static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos,
 /* One way takes 20 ms: a round trip more would show. */
 static void test_no_round_trip_for_what_is_within_the_bound(void)
 {
-    struct choice none = {.delay_ns = 20000000}, some = {.first = 990, .last = 995, .delay_ns = 20000000}, same = some;
+    struct choice none = {.delay_us = 20000}, some = {.first = 990, .last = 995, .delay_us = 20000}, same = some;
     uint64_t clean_us = lose(&none, 1000, may_lose(0), 0);
     CHECK(lose(&some, 1000, may_lose(0.01), 5) < clean_us + 40000 / 4 + 2000); /* a quarter of it, for reordering */
     CHECK(lose(&same, 1000, may_lose(0), 0) > clean_us + 40000);
@@ -125,7 +127,7 @@ static bool slowly(struct network *network, uint32_t from, const struct cl_datag
     if (datagram->payload_length == 0)
         return false;
     if (cl_load_u32(datagram->head + 20) / PAYLOAD % 10 != 3)
-        put_off(network, datagram, network->now_ns + 1000000);
+        put_off(network, datagram, network->clock.now_ns + 1000000);
     return true;
 }
 
@@ -155,13 +157,12 @@ static uint64_t outlast(struct cl_qos qos)
     post_send(t);
     post_receive(t);
     network_run_until(network, start_us + 40000);
-    network->hosts[0].dead = true;
+    sim_driver_kill(&network->hosts[0].driver);
     network_run_until(network, start_us + SECOND_US);
     uint64_t ended_us = t->receiver.done ? t->receiver.at_us - start_us : 0;
     CHECK(!t->sender.done);
-    network->hosts[0].dead = false;
-    network->hosts[0].run_ns = UINT64_MAX;
-    network_wake(network, 0, network->now_ns);
+    network->hosts[0].driver.dead = false;
+    network_wake(network, 0);
     CHECK(run_until_done(&t, 1, SECOND_US));
     CHECK_EQ(check_ended(t) > 0, ended_us > 0);
     drop(t);
@@ -195,7 +196,7 @@ static void test_protected_packets_arrive(void)
     uint64_t map[4] = {0x00FF00000000F000u, 0, 0x10, 0};
     for (uint64_t seed = 0; seed < 10; seed++) {
         struct network *network = open_network(2, 1 + seed % 2, 500, ROOM, 200 + seed);
-        network->loss = 0.3;
+        network_set_noise(network, (struct sim_noise){.loss = 0.3});
         struct cl_qos qos = {.loss_bound = 0.4,
                              .deadline_us = seed % 2 ? 2000 : 0,
                              .protect_first = 2,
@@ -234,7 +235,7 @@ static void test_a_probe_for_a_group_that_is_gone(void)
     for (int failed = 0; failed < 2; failed++) {
         struct choice choice = {.first = 90, .last = 100, .every_time = true};
         struct network *network = open_network(2, 1, 1000, ROOM, 8);
-        network->delay_ns = 20000000;
+        network_set_delay(network, 20000);
         network_run_until(network, network_now_us(network) + SECOND_US);
         network->drops = by_choice;
         network->argument = &choice;

@@ -43,7 +43,7 @@ static void post(uint32_t host, uint32_t half)
         CHECK_EQ(cl_endpoint_post_send(endpoint, peer, id, shard, SHARD_BYTES, 0, now_us, (void *)SENT), CL_OK);
         CHECK_EQ(cl_endpoint_post_receive(endpoint, peer, id, sink, SHARD_BYTES, now_us, (void *)AWAITED[half]), CL_OK);
     }
-    network_wake(network, host, network->now_ns);
+    network_wake(network, host);
 }
 
 static void on_completion(struct network_host *from, const struct cl_completion *completion)
@@ -80,7 +80,7 @@ static void post_bulk(void)
             CHECK_EQ(cl_endpoint_post_send(endpoint, peer, id, bulk, BULK_BYTES, BULK, now_us, NULL), CL_OK);
             CHECK_EQ(cl_endpoint_post_receive(endpoint, peer, id, sink, BULK_BYTES, now_us, NULL), CL_OK);
         }
-        network_wake(network, i, network->now_ns);
+        network_wake(network, i);
     }
 }
 
@@ -118,12 +118,14 @@ struct figures {
 static struct figures measure(bool beside, bool priorities, uint64_t seed)
 {
     network = network_new(HOSTS, 1, LINK_MBIT, BUFFER_PACKETS, 64 << 20, seed);
-    network->delay_ns = 20000;
+    network_set_delay(network, 20);
     network->sleep_ns = SLEEP_US * 1000;
     memset(hosts, 0, sizeof hosts);
     for (uint32_t i = 0; i < HOSTS; i++) {
         network->hosts[i].on_completion = on_completion;
-        network->egress[i][0].priorities = network->ingress[i][0].priorities = priorities;
+        if (priorities)
+            network_egress(network, i, 0)->queue.type = network_ingress(network, i, 0)->queue.type =
+                &sim_queue_type_priority;
     }
     network_run_until(network, network_now_us(network) + 20000);
     if (beside)

@@ -42,7 +42,7 @@ static inline void post_send(struct network *network, struct transfer *t, uint32
     CHECK_EQ(cl_endpoint_post_send(network->hosts[t->from].endpoint, (uint16_t)t->to, id, t->sent, t->length, priority,
                                    network_now_us(network), t),
              CL_OK);
-    network_wake(network, t->from, network->now_ns);
+    network_wake(network, t->from);
 }
 
 /* deliver functions must be called once per byte: adding shows a second call */
@@ -62,7 +62,7 @@ static inline void post_receive(struct network *network, struct transfer *t, uin
     CHECK_EQ(cl_endpoint_post_receive(network->hosts[t->to].endpoint, (uint16_t)t->from, id, sink, t->length,
                                       network_now_us(network), t),
              CL_OK);
-    network_wake(network, t->to, network->now_ns);
+    network_wake(network, t->to);
 }
 
 static inline bool intact(const struct transfer *t)
