@@ -172,7 +172,7 @@ $(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
 PACKETS ?= 10000000
 SECONDS ?= 60
 $(eval $(call variant,fuzz,$(CLANG),-O1 -fsanitize=fuzzer-no-link$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
-C_FUZZ := conversation.o message.o attack.o
+C_FUZZ := command.o conversation.o message.o attack.o
 build/asan/receive: build/asan/fuzz/main.o $(C_FUZZ:%=build/asan/fuzz/%) build/asan/libcommlayer.a
 	@$(CC) -fsanitize=address,undefined -o $@ $^ $(C_LIBS)
 build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o $(C_FUZZ:%=build/fuzz/fuzz/%) build/fuzz/libcommlayer.a

@@ -2,11 +2,9 @@
 
 #include <string.h>
 
-#include "fuzz/attack.h"
-#include "fuzz/message.h"
 #include "protocol/endpoint_state.h"
 
-enum { UNEXPECTED_LIMIT_BYTES = 4000, BATCH = 16, QUIET_US = 30000000 };
+enum { UNEXPECTED_LIMIT_BYTES = 4000, BATCH = 16 };
 
 struct conversation_counters conversation_counters;
 
@@ -42,7 +40,8 @@ static bool fly(struct sim_driver *driver, const struct cl_datagram *datagram)
 
 static void complete(struct sim_driver *driver, const struct cl_completion *completion)
 {
-    message_complete(conversation_of(driver), completion);
+    struct conversation *c = conversation_of(driver);
+    c->complete(c, completion);
 }
 
 static void count_abort(struct sim_driver *driver, uint32_t group, uint16_t culprit, int reason)
@@ -77,7 +76,7 @@ void conversation_turn(struct conversation *c, uint32_t self)
     check_memory(c, conversation_endpoint(c, self));
 }
 
-static void turn_all(struct conversation *c)
+void conversation_turn_all(struct conversation *c)
 {
     for (uint32_t i = 0; i < ENDPOINTS; i++)
         conversation_turn(c, i);
@@ -94,9 +93,9 @@ void conversation_give(struct conversation *c, uint32_t to, const uint8_t *bytes
     free(exact);
 }
 
-/* ---- commands ---- */
+/* ---- packets on their way ---- */
 
-static struct flying take_flying(struct conversation *c, uint32_t which)
+struct flying conversation_take_flying(struct conversation *c, uint32_t which)
 {
     which %= c->flying_count;
     struct flying packet = c->flying[which];
@@ -104,12 +103,11 @@ static struct flying take_flying(struct conversation *c, uint32_t which)
     return packet;
 }
 
-/* turn: whether the endpoint takes a turn at once. */
-static void deliver(struct conversation *c, uint32_t which, bool turn)
+void conversation_deliver(struct conversation *c, uint32_t which, bool turn)
 {
     if (!c->flying_count)
         return;
-    struct flying packet = take_flying(c, which);
+    struct flying packet = conversation_take_flying(c, which);
     conversation_counters.genuine++;
     conversation_give(c, packet.to, packet.bytes, packet.length);
     c->recorded[c->recorded_count++ % RECORDED] = packet;
@@ -117,104 +115,9 @@ static void deliver(struct conversation *c, uint32_t which, bool turn)
         conversation_turn(c, packet.to);
 }
 
-static void end_something(struct conversation *c)
-{
-    uint32_t shape = conversation_take(c), self = shape % ENDPOINTS, group = 1 + shape / 4 % GROUPS,
-             which = conversation_take(c);
-    struct cl_endpoint *endpoint = conversation_endpoint(c, self);
-    static const uint16_t EVERYBODY[] = {0, 1, 2, 77};
-    c->ended = true;
-    switch (shape / 16 % 8) {
-    case 0:
-        cl_endpoint_peer_lost(endpoint, (uint16_t)((self + 1) % ENDPOINTS));
-        break;
-    case 1:
-        cl_endpoint_abort(endpoint, group, EVERYBODY, which % 5, CL_ETIMEDOUT, UINT16_MAX, conversation_now_us(c));
-        break;
-    case 2:
-        message_cancel(c, self, group, UINT32_MAX);
-        break;
-    default:
-        message_cancel(c, self, group, which % (c->sequence + 1));
-        break;
-    }
-    conversation_turn(c, self);
-}
-
-static void pass_time(struct conversation *c)
-{
-    uint32_t how = conversation_take(c);
-    c->clock.now_ns += ((uint64_t)(1 + how % 16) << how / 16) * 1000;
-    turn_all(c);
-}
-
-static void obey(struct conversation *c)
-{
-    uint32_t command = conversation_take(c);
-    switch (command % 16) {
-    case 0:
-        message_post(c);
-        break;
-    case 1:
-        pass_time(c);
-        break;
-    case 2:
-        deliver(c, conversation_take(c), false);
-        break;
-    case 3:
-        if (c->flying_count)
-            take_flying(c, conversation_take(c));
-        break;
-    case 4:
-        attack_repeat(c);
-        break;
-    case 5:
-        attack_redirect(c);
-        break;
-    case 6:
-        attack_damage(c, false);
-        break;
-    case 7:
-        attack_damage(c, true);
-        break;
-    case 8:
-        attack_make_up(c, command & 16);
-        break;
-    case 9:
-        if (command / 16 == 0)
-            attack_noise(c);
-        else if (command / 16 == 1)
-            end_something(c);
-        else
-            message_post_rest(c, 1);
-        break;
-    default: /* the rule: packets arrive in order */
-        for (uint32_t i = command / 16; i > 0; i--)
-            deliver(c, 0, command % 16 > 11 || i == 1);
-        break;
-    }
-}
-
-/* Without further interference every posted message completes. */
-static void wind_up(struct conversation *c)
-{
-    message_post_rest(c, UINT32_MAX);
-    uint64_t until_us = conversation_now_us(c) + QUIET_US;
-    while (message_any_open(c) && !c->ended) {
-        HOLDS(conversation_now_us(c) < until_us);
-        turn_all(c);
-        if (c->flying_count) {
-            c->clock.now_ns += 10000;
-            deliver(c, 0, true);
-        } else {
-            HOLDS(sim_clock_step(&c->clock));
-        }
-    }
-}
-
 /* ---- beginning and end ---- */
 
-static void begin(struct conversation *c)
+void conversation_begin(struct conversation *c)
 {
     uint32_t mode = conversation_take(c);
     enum cl_auth auth = mode % 8 == 0 ? CL_AUTH_OFF : mode % 2 ? CL_AUTH_HEADER : CL_AUTH_FULL;
@@ -246,10 +149,10 @@ static void begin(struct conversation *c)
                 path->ack.written = path->acks.next = number;
             }
         }
-    turn_all(c);
+    conversation_turn_all(c);
 }
 
-static void end(struct conversation *c)
+void conversation_end(struct conversation *c)
 {
     for (uint32_t i = 0; i < ENDPOINTS; i++) {
         const struct cl_endpoint_stats *stats = cl_endpoint_stats(conversation_endpoint(c, i));
@@ -270,18 +173,4 @@ static void end(struct conversation *c)
         free(c->halves[i].buffer);
     sim_clock_free(&c->clock);
     conversation_counters.conversations++;
-}
-
-void conversation_run(const uint8_t *input, size_t length)
-{
-    static struct conversation c;
-    memset(&c, 0, sizeof(c));
-    c.input = input;
-    c.length = length;
-    begin(&c);
-    while (c.at < c.length)
-        obey(&c);
-    if (!c.insider && !c.ended)
-        wind_up(&c);
-    end(&c);
 }

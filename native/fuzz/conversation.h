@@ -1,13 +1,6 @@
 /*
- * Conversation: three endpoints exchange messages while a stranger, and an insider with the key, do to their packets
- * what the bytes of an input say. Both fuzzers run it: libfuzzer.c and main.c.
- *
- * The bytes are commands: deliver, reorder, drop, repeat, redirect, damage or make up a packet, sealed or not; post
- * messages, cancel, abort; let time pass. A broken invariant ends the process:
- *  - a damaged, made-up, redirected or repeated packet changes one counter of its receiver, and nothing else;
- *  - memory stays within its limits; buffers are not touched once their message is complete or cancelled;
- *  - without an insider every message completes with the right bytes, or its peer is lost; both sides of a partial
- *    message miss the same packets, no more than its loss bound allows.
+ * Conversation: three endpoints, the packets and messages between them, and the bytes of input that decide what happens
+ * (command.h).
  */
 #ifndef CL_FUZZ_CONVERSATION_H
 #define CL_FUZZ_CONVERSATION_H
@@ -83,9 +76,11 @@ struct conversation {
     uint32_t flying_count, recorded_count;
     struct half halves[2 * MESSAGES];
     uint32_t half_count;
+    void (*complete)(struct conversation *c, const struct cl_completion *completion);
 };
 
-void conversation_run(const uint8_t *input, size_t length);
+void conversation_begin(struct conversation *c);
+void conversation_end(struct conversation *c);
 
 /* The next byte of the input, and the next two; 0 after its end. */
 uint32_t conversation_take(struct conversation *c);
@@ -95,6 +90,12 @@ uint32_t conversation_take_u16(struct conversation *c);
 void conversation_give(struct conversation *c, uint32_t to, const uint8_t *bytes, uint32_t length);
 /* Lets the endpoint take a turn. */
 void conversation_turn(struct conversation *c, uint32_t self);
+void conversation_turn_all(struct conversation *c);
+
+/* Takes one of the packets on their way, modulo their count, which is not 0. */
+struct flying conversation_take_flying(struct conversation *c, uint32_t which);
+/* Delivers one, if there is any. turn: the endpoint takes a turn at once. */
+void conversation_deliver(struct conversation *c, uint32_t which, bool turn);
 
 static inline uint64_t conversation_now_us(const struct conversation *c)
 {

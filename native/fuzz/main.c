@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "fuzz/conversation.h"
+#include "fuzz/command.h"
 #include "sim/random.h"
 
 enum { INPUT_MIN = 200, INPUT_MAX = 6000, WORKERS_MAX = 64 };
@@ -39,7 +39,7 @@ static void run(uint64_t number)
         if (honest && (command == 7 || command == 8 || input[i] == 25))
             input[i] = (uint8_t)(input[i] + 2);
     }
-    conversation_run(input, length);
+    command_run(input, length);
 }
 
 static void work(struct worker *worker, uint64_t packets, uint64_t seed)

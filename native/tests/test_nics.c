@@ -15,8 +15,8 @@ struct nics {
 static struct network *start(const struct nics *nics, uint64_t sleep_us)
 {
     struct network *network = network_new(HOSTS, nics->count, 1, 256, 64 << 20, 1);
-    /* Where hosts answer at once, the end of an operation on four interfaces costs 1 to 2 % more at some delays (80, 100
-     * and 115 us, for example): everything happens in step. */
+    /* Where hosts answer at once, the end of an operation on four interfaces costs 1 to 2 % more at some delays (80,
+     * 100 and 115 us, for example): everything happens in step. */
     network_set_delay(network, 90);
     network->sleep_ns = sleep_us * 1000;
     for (uint16_t nic = 0; nic < nics->count; nic++)
