@@ -21,6 +21,8 @@ class Collective(ABC):
     """One collective with its buffers on this rank."""
 
     name: ClassVar[str]
+    result: torch.Tensor
+    expected: torch.Tensor
     reduces: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
     """Whether the whole array is made of equal parts, one per rank."""
@@ -47,26 +49,26 @@ class Collective(ABC):
         return self.count * self.dtype.itemsize
 
     @property
-    @abstractmethod
     def bus_factor(self) -> float:
-        """busbw / algbw."""
+        """busbw / algbw: the share of the whole array that crosses a rank's link."""
+        return (self.world - 1) / self.world if self.sharded else 1.0
 
     @abstractmethod
     def prepare(self) -> None:
         """Allocates the buffers and computes the exact result."""
 
-    @abstractmethod
     def restore(self) -> None:
         """Puts the input back and spoils the output, so that an old result cannot pass for a new one."""
+        self.result.fill_(77)
 
     @abstractmethod
     def run(self, group: dist.ProcessGroup) -> None:
         """The call that is timed; blocks until the result is there."""
 
-    @abstractmethod
     def wrong(self) -> int:
-        """Elements of the results since `restore` that are not exact on this rank: of the last run's, which is as good
-        where a run starts from the result of the one before."""
+        """Wrong elements of this rank's results since `restore`. The last run's result is enough where each run starts
+        from the result of the run before."""
+        return self._mismatches(self.result, self.expected)
 
     def chain(self) -> int:
         """How many runs may follow one `restore`: until the result stops being exact, or the space for results ends."""

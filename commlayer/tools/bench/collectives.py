@@ -72,32 +72,18 @@ class ReduceScatter(Collective):
     reduces = True
     sharded = True
 
-    @property
-    def bus_factor(self) -> float:
-        return (self.world - 1) / self.world
-
     def prepare(self) -> None:
         self.source, self.result, self.expected = self._new(self.count), self._new(self.shard), self._new(self.shard)
         pattern.fill(self.source, self.rank, self.world, self.op)
         pattern.fill_reduced(self.expected, self.world, self.op, first=self.rank * self.shard)
 
-    def restore(self) -> None:
-        self.result.fill_(77)
-
     def run(self, group: dist.ProcessGroup) -> None:
         _reduce_scatter_single(self.result, self.source, _REDUCE_OPS[self.op], group)
-
-    def wrong(self) -> int:
-        return self._mismatches(self.result, self.expected)
 
 
 class AllGather(Collective):
     name = "all_gather"
     sharded = True
-
-    @property
-    def bus_factor(self) -> float:
-        return (self.world - 1) / self.world
 
     def prepare(self) -> None:
         self.source, self.result, self.expected = self._new(self.shard), self._new(self.count), self._new(self.count)
@@ -105,14 +91,8 @@ class AllGather(Collective):
         for rank in range(self.world):
             pattern.fill(self.expected[rank * self.shard : (rank + 1) * self.shard], rank, self.world, "sum")
 
-    def restore(self) -> None:
-        self.result.fill_(77)
-
     def run(self, group: dist.ProcessGroup) -> None:
         _all_gather_single(self.result, self.source, group)
-
-    def wrong(self) -> int:
-        return self._mismatches(self.result, self.expected)
 
 
 class Broadcast(Collective):
@@ -120,25 +100,18 @@ class Broadcast(Collective):
 
     name = "broadcast"
 
-    @property
-    def bus_factor(self) -> float:
-        return 1.0
-
     def prepare(self) -> None:
-        self.buffer, self.expected = self._new(self.count), self._new(self.count)
+        self.result, self.expected = self._new(self.count), self._new(self.count)
         pattern.fill(self.expected, 0, self.world, "sum")
 
     def restore(self) -> None:
         if self.rank == 0:
-            self.buffer.copy_(self.expected)
+            self.result.copy_(self.expected)
         else:
-            self.buffer.fill_(77)
+            self.result.fill_(77)
 
     def run(self, group: dist.ProcessGroup) -> None:
-        dist.broadcast(self.buffer, group=group, group_src=0)
-
-    def wrong(self) -> int:
-        return self._mismatches(self.buffer, self.expected)
+        dist.broadcast(self.result, group=group, group_src=0)
 
 
 class Reduce(Collective):
@@ -147,26 +120,22 @@ class Reduce(Collective):
     name = "reduce"
     reduces = True
 
-    @property
-    def bus_factor(self) -> float:
-        return 1.0
-
     def prepare(self) -> None:
-        self.source, self.buffer, self.expected = (self._new(self.count) for _ in range(3))
+        self.source, self.result, self.expected = (self._new(self.count) for _ in range(3))
         pattern.fill(self.source, self.rank, self.world, self.op)
         pattern.fill_reduced(self.expected, self.world, self.op)
 
     def restore(self) -> None:
-        self.buffer.copy_(self.source)
+        self.result.copy_(self.source)
 
     def run(self, group: dist.ProcessGroup) -> None:
-        dist.reduce(self.buffer, op=_REDUCE_OPS[self.op], group=group, group_dst=0)
+        dist.reduce(self.result, op=_REDUCE_OPS[self.op], group=group, group_dst=0)
 
     def chain(self) -> int:
         return 1  # the next one would start from the result at the root, and from inputs or leftovers elsewhere
 
     def wrong(self) -> int:
-        return self._mismatches(self.buffer, self.expected) if self.rank == 0 else 0
+        return super().wrong() if self.rank == 0 else 0
 
 
 class AllToAll(Collective):
@@ -174,10 +143,6 @@ class AllToAll(Collective):
 
     name = "all_to_all"
     sharded = True
-
-    @property
-    def bus_factor(self) -> float:
-        return (self.world - 1) / self.world
 
     def prepare(self) -> None:
         self.source, self.result, self.expected = (self._new(self.count) for _ in range(3))
@@ -187,14 +152,8 @@ class AllToAll(Collective):
             self.expected[rank * self.shard : (rank + 1) * self.shard] = self.source[own]
         pattern.fill(self.source, self.rank, self.world, "sum")
 
-    def restore(self) -> None:
-        self.result.fill_(77)
-
     def run(self, group: dist.ProcessGroup) -> None:
         dist.all_to_all_single(self.result, self.source, group=group)
-
-    def wrong(self) -> int:
-        return self._mismatches(self.result, self.expected)
 
 
 class Gather(AllGather):
@@ -216,24 +175,14 @@ class Scatter(Collective):
     name = "scatter"
     sharded = True
 
-    @property
-    def bus_factor(self) -> float:
-        return (self.world - 1) / self.world
-
     def prepare(self) -> None:
         self.source, self.result = self._new(self.count), self._new(self.shard)
         pattern.fill(self.source, 0, self.world, "sum")
         self.expected = self.source[self.rank * self.shard : (self.rank + 1) * self.shard]
 
-    def restore(self) -> None:
-        self.result.fill_(77)
-
     def run(self, group: dist.ProcessGroup) -> None:
         parts = list(self.source.split(self.shard)) if self.rank == 0 else None
         dist.scatter(self.result, parts, group=group, group_src=0)
-
-    def wrong(self) -> int:
-        return self._mismatches(self.result, self.expected)
 
 
 class SendRecv(Collective):
@@ -241,18 +190,11 @@ class SendRecv(Collective):
 
     name = "sendrecv"
 
-    @property
-    def bus_factor(self) -> float:
-        return 1.0
-
     def prepare(self) -> None:
         self.source, self.result, self.expected = (self._new(self.count) for _ in range(3))
         self.to, self.origin = (self.rank + 1) % self.world, (self.rank - 1) % self.world
         pattern.fill(self.source, self.rank, self.world, "sum")
         pattern.fill(self.expected, self.origin, self.world, "sum")
-
-    def restore(self) -> None:
-        self.result.fill_(77)
 
     def run(self, group: dist.ProcessGroup) -> None:
         if self.world == 1:
@@ -264,9 +206,6 @@ class SendRecv(Collective):
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-
-    def wrong(self) -> int:
-        return self._mismatches(self.result, self.expected)
 
 
 class Barrier(Collective):

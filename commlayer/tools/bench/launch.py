@@ -17,13 +17,12 @@ from typing import IO
 from ..emulate import tcp
 from ..emulate.namespace import EmulationError
 from ..emulate.network import Network
-from ..emulate.ranks import terminable
+from ..emulate.ranks import terminable, wait
 from ..emulate.stress import Stress
 from . import report
 from .spec import Spec
 
 EXIT_FAILED = 2
-_POLL_S = 0.05
 _GRACE_S = 5.0
 
 CommandFor = Callable[[int, Sequence[str]], list[str]]
@@ -95,7 +94,7 @@ def _run_ranks(
     poll: Callable[[], None] = lambda: None,
 ) -> int:
     """`poll` is called all the time."""
-    package_root = str(Path(__file__).parents[2])
+    package_root = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH")
     environment = {
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns for each address without a name; a namespace has no names
@@ -117,7 +116,7 @@ def _run_ranks(
             )
             for rank, log in enumerate(logs)
         ]
-        failed = _wait(processes, poll)
+        failed = wait(processes, _GRACE_S, poll)
         if failed is None:
             return 0
         # one rank's failure makes the others fail too: only the first one's words tell why (rank 0's are shown as
@@ -136,20 +135,3 @@ def _process(command: list[str], environment: dict[str, str], log: IO[str] | Non
     finally:
         process.kill()
         process.wait()
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], poll: Callable[[], None]) -> int | None:
-    """Waits for all; returns the first that failed, after giving the others a moment to end by themselves."""
-    failed: int | None = None
-    deadline_s = float("inf")
-    while time.monotonic() < deadline_s:
-        poll()
-        statuses = [process.poll() for process in processes]
-        if failed is None:
-            failed = next((rank for rank, status in enumerate(statuses) if status), None)
-            if failed is not None:
-                deadline_s = time.monotonic() + _GRACE_S
-        if None not in statuses:
-            break
-        time.sleep(_POLL_S)
-    return failed

@@ -14,7 +14,7 @@ from typing import IO
 
 from .network import Network
 
-_POLL_S = 0.02
+_POLL_S = 0.05
 _END_S = 5.0  # from SIGTERM to SIGKILL
 
 
@@ -55,6 +55,11 @@ def run(
     }
     # should this process be killed, the ranks go with it
     tied = ["setpriv", "--pdeathsig", "KILL", *command]
+
+    def poll() -> None:
+        if (problem := trouble()) is not None:
+            raise RuntimeError(problem)
+
     forwarders: list[threading.Thread] = []
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -73,7 +78,7 @@ def run(
             for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 forwarders.append(threading.Thread(target=_forward, args=(rank, source, sink), daemon=True))
                 forwarders[-1].start()
-        failed = _wait(processes, grace_s, trouble)
+        failed = wait(processes, grace_s, poll)
         running = [str(rank) for rank, process in enumerate(processes) if process.poll() is None]
     finally:
         _end(processes)
@@ -101,15 +106,16 @@ def _forward(rank: int, source: IO[bytes], sink: IO[str]) -> None:
         sink.flush()
 
 
-def _wait(
-    processes: Sequence[subprocess.Popen[bytes]], grace_s: float, trouble: Callable[[], str | None]
-) -> int | None:
+def wait(processes: Sequence[subprocess.Popen[bytes]], grace_s: float, poll: Callable[[], None]) -> int | None:
+    """Waits for all; returns the first rank that failed, if any. The others then have `grace_s` to end by themselves.
+
+    `poll` is called all the time, also after the last process has ended; its errors end the waiting.
+    """
     failed: int | None = None
     deadline_s = float("inf")
     while time.monotonic() < deadline_s:
         statuses = [process.poll() for process in processes]
-        if (problem := trouble()) is not None:  # also what came up just before the last one ended
-            raise RuntimeError(problem)
+        poll()  # after the statuses: it may be the reason why the last process ended
         if failed is None:
             failed = next((rank for rank, status in enumerate(statuses) if status), None)
             if failed is not None:

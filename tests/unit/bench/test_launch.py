@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commlayer.tools.bench import launch
+from commlayer.tools.bench.spec import BackendSpec, Spec
+
+
+def test_ranks_import_the_package_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[dict[str, str]] = []
+
+    @contextlib.contextmanager
+    def process(_command: list[str], environment: dict[str, str], _log: Any) -> Iterator[Any]:
+        environments.append(environment)
+        yield SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(launch, "_process", process)
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert launch.launch(Spec((BackendSpec("gloo"),), (4096,)), 2) == 0
+    assert [each["RANK"] for each in environments] == ["0", "1"]
+    for each in environments:
+        first, *others = each["PYTHONPATH"].split(os.pathsep)
+        assert Path(first, "commlayer/__init__.py").exists()
+        assert others == ["elsewhere"]
