@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ from commlayer.plans.plan import POSTS_LIMIT, Plan, StepKind
 from commlayer.transport.base import Op
 from tests import oracle
 from tests.unit.plans import interpreter
+from tests.unit.plans.conformance import check_structure
 
 HOSTS = (((0, 1, 2),), ((0,), (1,), (2,)), ((0, 2), (1,)), ((0, 1), (2, 4), (3,)), ((0, 1, 2, 3, 4),))
 
 
 def check(
-    check_structure: Callable[..., None],
     hosts: Hosts,
     lengths: Sequence[Sequence[int]],
     *,
@@ -56,16 +56,13 @@ def jobs(draw: st.DrawFn) -> tuple[Hosts, list[list[int]]]:
 
 
 @given(job=jobs(), staging_bytes=st.integers(128, 900), seed=st.integers(0, 1 << 30))
-def test_any_lengths(
-    check_structure: Callable[..., None], job: tuple[Hosts, list[list[int]]], staging_bytes: int, seed: int
-) -> None:
+def test_any_lengths(job: tuple[Hosts, list[list[int]]], staging_bytes: int, seed: int) -> None:
     hosts, lengths = job
-    check(check_structure, hosts, lengths, staging_bytes=staging_bytes, seed=seed)
+    check(hosts, lengths, staging_bytes=staging_bytes, seed=seed)
 
 
 @given(job=jobs(), staging_bytes=st.integers(128, 900), data=st.data(), seed=st.integers(0, 1 << 30))
 def test_the_same_to_some_or_all(
-    check_structure: Callable[..., None],
     job: tuple[Hosts, list[list[int]]],
     staging_bytes: int,
     data: st.DataObject,
@@ -73,27 +70,27 @@ def test_the_same_to_some_or_all(
 ) -> None:
     hosts, lengths = job
     lengths = [[max(row) * data.draw(st.integers(0, 1)) for _ in row] for row in lengths]
-    check(check_structure, hosts, lengths, staging_bytes=staging_bytes, same=True, seed=seed)
+    check(hosts, lengths, staging_bytes=staging_bytes, same=True, seed=seed)
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 5000])
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
-def test_equal_lengths(check_structure: Callable[..., None], hosts: Hosts, length: int) -> None:
+def test_equal_lengths(hosts: Hosts, length: int) -> None:
     n = sum(map(len, hosts))
-    check(check_structure, hosts, [[length] * n] * n)
-    check(check_structure, hosts, [[length] * n] * n, same=True)
+    check(hosts, [[length] * n] * n)
+    check(hosts, [[length] * n] * n, same=True)
     gather = [[length if rank == 1 else 0 for rank in range(n)]] * n
-    check(check_structure, hosts, gather, same=True)
+    check(hosts, gather, same=True)
     scatter = [[length * (rank == 1)] * n for rank in range(n)]
-    check(check_structure, hosts, scatter)
+    check(hosts, scatter)
 
 
-def test_one_slot_would_not_do(check_structure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_slot_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "SLOTS", 1)
 
     def run(same: bool) -> None:
         for seed in range(20):
-            check(check_structure, HOSTS[0], [[3000] * 3] * 3, same=same, seed=seed)
+            check(HOSTS[0], [[3000] * 3] * 3, same=same, seed=seed)
 
     for same in (False, True):
         with pytest.raises(AssertionError, match=r"(?i)not equal"):

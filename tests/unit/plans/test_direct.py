@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,68 +9,26 @@ from hypothesis import strategies as st
 from commlayer.plans import direct
 from commlayer.plans.plan import StepKind
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import Op
+from tests.unit.plans.conformance import TENSORS, barrier_holds, conform, conform_all, outcomes
 
-SIZES = (0, 1, 2, 7, 61, 128, 251)
 WORLDS = (2, 3, 4, 9)
 
 
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("n", WORLDS)
-def test_table(conform: Callable[..., Any], n: int, numel: int) -> None:
-    tiny = Settings(segment_bytes=300)
-    ordered = Settings(segment_bytes=300, deterministic=True)
-    for s in (tiny, ordered):
-        conform("all_reduce", lambda r, s=s: direct.all_reduce(r, n, numel, 8, 1, s), n, numel)
-        conform("reduce_scatter", lambda r, s=s: direct.reduce_scatter(r, n, numel, 8, n, s), n, numel, average=True)
-        conform("reduce", lambda r, s=s: direct.reduce(r, n, numel, 8, n, 1, s), n, numel, root=1, average=True)
-    conform("all_reduce", lambda r: direct.exchange(r, n, numel, 8, n), n, numel, average=True)
-    conform("all_gather", lambda r: direct.all_gather(r, n, numel, 8, tiny), n, numel)
-    conform("broadcast", lambda r: direct.broadcast(r, n, numel, 8, n - 1, tiny), n, numel, root=n - 1)
-
-
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=120)
 @given(
-    n=st.integers(2, 9),
-    numel=st.integers(0, 300),
-    op=st.sampled_from(Op),
-    dtype=st.sampled_from(("f4", "f8", "i4")),
-    segment_bytes=st.integers(1, 900),
-    deterministic=st.booleans(),
-    in_place=st.booleans(),
-    seed=st.integers(0, 1 << 30),
+    n=st.integers(2, 9), numel=st.integers(0, 300), segment_bytes=st.integers(1, 900), ordered=st.booleans(), **TENSORS
 )
-def test_any_shape(
-    conform: Callable[..., Any],
-    n: int,
-    numel: int,
-    op: Op,
-    dtype: str,
-    segment_bytes: int,
-    deterministic: bool,
-    in_place: bool,
-    seed: int,
-) -> None:
+def test_any_shape(n: int, numel: int, segment_bytes: int, ordered: bool, **tensors: Any) -> None:
     numel = min(numel, segment_bytes)  # many segments, but not hundreds
-    size = int(dtype[1])
-    s = Settings(segment_bytes=segment_bytes, deterministic=deterministic)
-    root = seed % n
-    options = {"op": op, "dtype": dtype, "seed": seed}
-    conform("all_reduce", lambda r: direct.all_reduce(r, n, numel, size, 1, s), n, numel, **options)
-    conform("all_reduce", lambda r: direct.exchange(r, n, numel, size, 1), n, numel, **options)
-    conform("reduce", lambda r: direct.reduce(r, n, numel, size, 1, root, s), n, numel, root=root, **options)
-    options["in_place"] = in_place
-    conform("reduce_scatter", lambda r: direct.reduce_scatter(r, n, numel // n, size, 1, s), n, numel // n, **options)
-    conform("all_gather", lambda r: direct.all_gather(r, n, numel // n, size, s), n, numel // n, **options)
-    conform("broadcast", lambda r: direct.broadcast(r, n, numel, size, root, s), n, numel, root=root, **options)
+    conform_all(direct, n, numel, Settings(segment_bytes=segment_bytes, deterministic=ordered), **tensors)
 
 
 @pytest.mark.parametrize("n", WORLDS)
-def test_barrier(barrier_holds: Callable[..., Any], n: int) -> None:
+def test_barrier(n: int) -> None:
     barrier_holds(lambda r: direct.barrier(r, n), n)
 
 
-def test_deterministic_results_do_not_depend_on_timing(outcomes: Callable[..., Any]) -> None:
+def test_deterministic_results_do_not_depend_on_timing() -> None:
     s = Settings(segment_bytes=300)
     assert outcomes(lambda r: direct.all_reduce(r, 5, 100, 4, 1, s), 5, 100) > 1
     s = Settings(segment_bytes=300, deterministic=True)
@@ -82,7 +39,7 @@ def test_deterministic_results_do_not_depend_on_timing(outcomes: Callable[..., A
 
 
 @pytest.mark.parametrize("n", WORLDS)
-def test_long_broadcasts_are_scattered(conform: Callable[..., Any], n: int) -> None:
+def test_long_broadcasts_are_scattered(n: int) -> None:
     """The root sends about one copy of the data altogether, not one for each peer."""
     numel = 5000
     s = Settings(segment_bytes=20_000)
@@ -93,9 +50,7 @@ def test_long_broadcasts_are_scattered(conform: Callable[..., Any], n: int) -> N
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("n", WORLDS)
-def test_long_reductions_are_shared(
-    conform: Callable[..., Any], n: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_reductions_are_shared(n: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The root receives about one copy of the data altogether, not one from each peer."""
     monkeypatch.setattr(direct, "ORDERED_SEGMENTS", 2)
     numel = 9000

@@ -14,7 +14,7 @@ from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
 from tests.unit.plans import interpreter
-from tests.unit.plans.conftest import check_structure, data
+from tests.unit.plans.conformance import check_structure, data
 
 PARTIAL = Settings(segment_bytes=64, partial=True)
 

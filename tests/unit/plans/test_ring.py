@@ -1,55 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlayer.plans import ring
 from commlayer.plans.plan import StepKind
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import Op
-
-SIZES = (0, 1, 2, 7, 61, 128, 251)
-WORLDS = (2, 3, 4, 9)
+from tests.unit.plans.conformance import TENSORS, conform_all, outcomes
 
 
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("n", WORLDS)
-def test_table(conform: Callable[..., Any], n: int, numel: int) -> None:
-    s = Settings(segment_bytes=100)
-    conform("all_reduce", lambda r: ring.all_reduce(r, n, numel, 8, n, s), n, numel, average=True)
-    numel = -(-numel // n)
-    conform("reduce_scatter", lambda r: ring.reduce_scatter(r, n, numel, 8, n, s), n, numel, average=True)
-    conform("all_gather", lambda r: ring.all_gather(r, n, numel, 8, s), n, numel)
+@settings(max_examples=120)
+@given(n=st.integers(2, 9), numel=st.integers(0, 250), segment_bytes=st.integers(30, 500), **TENSORS)
+def test_any_shape(n: int, numel: int, segment_bytes: int, **tensors: Any) -> None:
+    conform_all(ring, n, numel, Settings(segment_bytes=segment_bytes), **tensors)
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    n=st.integers(2, 9),
-    numel=st.integers(0, 200),
-    op=st.sampled_from(Op),
-    dtype=st.sampled_from(("f4", "f8", "i4")),
-    segment_bytes=st.integers(30, 500),
-    in_place=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-)
-def test_any_shape(
-    conform: Callable[..., Any], n: int, numel: int, op: Op, dtype: str, segment_bytes: int, in_place: bool, seed: int
-) -> None:
-    size = int(dtype[1])
-    s = Settings(segment_bytes=segment_bytes)
-    options = {"op": op, "dtype": dtype, "seed": seed}
-    conform("all_reduce", lambda r: ring.all_reduce(r, n, numel, size, 1, s), n, numel, **options)
-    numel //= n
-    options["in_place"] = in_place
-    conform("reduce_scatter", lambda r: ring.reduce_scatter(r, n, numel, size, 1, s), n, numel, **options)
-    conform("all_gather", lambda r: ring.all_gather(r, n, numel, size, s), n, numel, **options)
-
-
-def test_results_do_not_depend_on_timing(outcomes: Callable[..., Any]) -> None:
+def test_results_do_not_depend_on_timing() -> None:
     assert outcomes(lambda r: ring.all_reduce(r, 5, 100, 4, 1, Settings(segment_bytes=40)), 5, 100) == 1
 
 

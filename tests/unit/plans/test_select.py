@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from commlayer.plans import direct, select
 from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import Plan, StepKind
 from commlayer.plans.select import Collective, Settings, plan_for
+from tests.unit.plans.conformance import barrier_holds, conform
 
 ONE_HOST = ((0, 1, 2, 3),)
 FLAT = ((0,), (1,), (2,), (3,))
@@ -32,9 +32,7 @@ def equal(a: Plan, b: Plan) -> bool:
         )
     ),
 )
-def test_every_choice_gives_a_correct_plan(
-    conform: Callable[..., Any], collective: Collective, hosts: Hosts, average: bool, numel: int
-) -> None:
+def test_every_choice_gives_a_correct_plan(collective: Collective, hosts: Hosts, average: bool, numel: int) -> None:
     n = sum(map(len, hosts))
     reduces = collective in ("all_reduce", "reduce_scatter")
     for algorithm in ("auto", "direct", "ring"):
@@ -49,7 +47,7 @@ def test_every_choice_gives_a_correct_plan(
 
 
 @pytest.mark.parametrize("hosts", [ONE_HOST, FLAT, MIXED], ids=str)
-def test_barrier(barrier_holds: Callable[..., Any], hosts: Hosts) -> None:
+def test_barrier(hosts: Hosts) -> None:
     def make(rank: int) -> Plan:
         return plan_for("barrier", rank=rank, hosts=hosts, numel=0, itemsize=1, settings=Settings())
 

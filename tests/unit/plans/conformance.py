@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
+from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import FIELDS, Buffer, Plan, StepKind
+from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
 from tests import oracle
 from tests.unit.plans import interpreter
@@ -85,7 +90,7 @@ def conform(
     in_place: bool = False,
     seed: int = 0,
 ) -> list[Array]:
-    """Runs make(rank) of every rank and checks everything that the collective promises; returns the outputs.
+    """Runs the plans `make(rank)` of all ranks and checks everything that the collective promises; returns the outputs.
 
     `in_place`: the smaller of INPUT and OUTPUT is this rank's part of the larger. Bitwise operators are tried on
     integers as long as the floats asked for.
@@ -123,6 +128,63 @@ def conform(
     return outputs
 
 
+TENSORS: dict[str, Any] = {
+    "op": st.sampled_from(Op),
+    "dtype": st.sampled_from(("f4", "f8", "i4")),
+    "average": st.booleans(),
+    "in_place": st.booleans(),
+    "seed": st.integers(0, 1 << 30),
+}
+"""Strategies for the keyword arguments of `conform_all`."""
+
+
+def conform_all(
+    algorithm: ModuleType,
+    where: int | Hosts,
+    numel: int,
+    settings: Settings,
+    *,
+    op: Op = Op.SUM,
+    dtype: str = "f8",
+    average: bool = False,
+    in_place: bool = False,
+    seed: int = 0,
+) -> None:
+    """Checks each collective that an algorithm has, for a number of ranks or for hosts; sums alone are averaged."""
+    n, itemsize = where if isinstance(where, int) else sum(map(len, where)), int(dtype[1])
+    average = average and op == Op.SUM
+    divisor, root = n if average else 1, seed % n
+    arguments: dict[str, tuple[Any, ...]] = {
+        "all_reduce": (divisor, settings),
+        "exchange": (divisor,),
+        "reduce": (divisor, root, settings),
+        "broadcast": (root, settings),
+        "reduce_scatter": (divisor, settings),
+        "all_gather": (settings,),
+    }
+    for name, last in arguments.items():
+        builder = getattr(algorithm, name, None)
+        if builder is not None:
+            divided = name in ("reduce_scatter", "all_gather")
+            length = numel // n if divided else numel
+            conform(
+                "all_reduce" if name == "exchange" else name,
+                partial(_plan_of_rank, builder, where, (length, itemsize, *last)),
+                n,
+                length,
+                op=op,
+                average=average and name in (*oracle.REDUCING, "exchange"),
+                dtype=dtype,
+                root=root,
+                in_place=in_place and divided,
+                seed=seed,
+            )
+
+
+def _plan_of_rank(builder: Callable[..., Plan], where: int | Hosts, arguments: tuple[Any, ...], rank: int) -> Plan:
+    return builder(rank, where, *arguments)
+
+
 def barrier_holds(make: Callable[[int], Plan], n: int, seed: int = 0) -> None:
     """No rank ends before all have begun: with any one rank missing, no other one gets through."""
     plans = [make(rank) for rank in range(n)]
@@ -146,23 +208,3 @@ def outcomes(make: Callable[[int], Plan], n: int, numel: int) -> int:
         interpreter.run(plans, replicas, replicas, Op.SUM, seed=seed)
         seen.add(replicas[0].tobytes())
     return len(seen)
-
-
-@pytest.fixture(name="outcomes", scope="session")
-def outcomes_fixture() -> Callable[..., int]:
-    return outcomes
-
-
-@pytest.fixture(name="check_structure", scope="session")
-def check_structure_fixture() -> Callable[..., None]:
-    return check_structure
-
-
-@pytest.fixture(name="conform", scope="session")
-def conform_fixture() -> Callable[..., list[Array]]:
-    return conform
-
-
-@pytest.fixture(name="barrier_holds", scope="session")
-def barrier_holds_fixture() -> Callable[..., None]:
-    return barrier_holds
