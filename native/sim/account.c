@@ -15,8 +15,8 @@ static void check_message(struct sim_world *world, const struct sim_operation *o
     uint64_t payload = operation->member->rank->endpoint->payload_bytes;
     uint32_t packets = (uint32_t)((step->length + payload - 1) / payload), lost = 0;
     uint64_t lost_bytes = 0, end = step->source_offset + step->length;
-    for (uint32_t i = 0; i < operation->missing.uncounted.count; i++) {
-        const struct cl_range *range = &operation->missing.uncounted.list[i];
+    for (uint32_t i = 0; i < operation->operation.missing.uncounted.count; i++) {
+        const struct cl_range *range = &operation->operation.missing.uncounted.list[i];
         uint64_t from = range->start > step->source_offset ? range->start : step->source_offset;
         uint64_t to = range->end < end ? range->end : end;
         if (from >= to)
@@ -41,7 +41,7 @@ static void check_message(struct sim_world *world, const struct sim_operation *o
 void sim_account_keep(struct sim_world *world, struct sim_operation *operation)
 {
     const struct sim_shape *shape = &world->plans->shapes[operation->shape];
-    const struct sim_part *part = sim_plans_part(world->plans, shape, operation->member->self);
+    const struct sim_part *part = sim_plans_part(world->plans, shape, operation->member->group.rank);
     const struct cl_step *steps = sim_plans_steps(world->plans, part);
     for (uint32_t i = 0; i < part->step_count; i++)
         if (steps[i].kind == CL_SEND && steps[i].flags & CL_STEP_PARTIAL)
@@ -53,8 +53,8 @@ void sim_account_keep(struct sim_world *world, struct sim_operation *operation)
 uint64_t sim_account_absent(const struct sim_operation *operation)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < operation->missing.absent_count; i++)
-        bytes += operation->missing.absent[i].end - operation->missing.absent[i].start;
+    for (uint32_t i = 0; i < operation->operation.missing.absent_count; i++)
+        bytes += operation->operation.missing.absent[i].end - operation->operation.missing.absent[i].start;
     return bytes;
 }
 
@@ -88,10 +88,10 @@ void sim_account_check(struct sim_world *world, uint32_t call)
         const struct sim_part *part = sim_plans_part(world->plans, shape, rank);
         const struct sim_clause *clause = sim_plans_clauses(world->plans, part);
         uint32_t *own = sim_new(elements, sizeof *own);
-        for (uint32_t i = 0; i < operation->missing.uncounted.count; i++)
-            count(own, &operation->missing.uncounted.list[i], 0, element);
-        for (uint32_t i = 0; i < operation->missing.absent_count; i++)
-            count(absent, &operation->missing.absent[i], clause->source - clause->target, element);
+        for (uint32_t i = 0; i < operation->operation.missing.uncounted.count; i++)
+            count(own, &operation->operation.missing.uncounted.list[i], 0, element);
+        for (uint32_t i = 0; i < operation->operation.missing.absent_count; i++)
+            count(absent, &operation->operation.missing.absent[i], clause->source - clause->target, element);
         for (size_t i = 0; i < elements; i++) {
             lost[i] += own[i];
             if (own[i] == 0)

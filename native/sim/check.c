@@ -59,7 +59,7 @@ static uint8_t *reduce_all(const struct sim_world *world, uint32_t call)
 void sim_check_prepare(struct sim_world *world, struct sim_operation *operation)
 {
     const struct sim_shape *shape = &world->plans->shapes[operation->shape];
-    uint32_t self = operation->member->self;
+    uint32_t self = operation->member->group.rank;
     operation->input_bytes = shape->input_bytes;
     operation->output_bytes = shape->output_bytes;
     operation->input = sim_new(shape->input_bytes, 1);
@@ -88,7 +88,7 @@ static void check_result(struct sim_world *world, const struct sim_operation *op
 {
     struct sim_work *work = &world->work[operation->call];
     const struct sim_shape *shape = &world->plans->shapes[operation->shape];
-    const struct sim_part *part = sim_plans_part(world->plans, shape, operation->member->self);
+    const struct sim_part *part = sim_plans_part(world->plans, shape, operation->member->group.rank);
     const struct sim_clause *clauses = sim_plans_clauses(world->plans, part);
     bool right = true;
     for (uint32_t i = 0; right && i < part->clause_count; i++) {
@@ -140,7 +140,7 @@ static bool may_fail_with(enum sim_story story, int status)
 static uint64_t receives(const struct sim_world *world, const struct sim_operation *operation)
 {
     const struct sim_part *part =
-        sim_plans_part(world->plans, &world->plans->shapes[operation->shape], operation->member->self);
+        sim_plans_part(world->plans, &world->plans->shapes[operation->shape], operation->member->group.rank);
     const struct cl_step *steps = sim_plans_steps(world->plans, part);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < part->step_count; i++)
@@ -348,8 +348,8 @@ static void check_absent(struct sim_world *world)
         uint32_t group = world->scenario->calls[fault->b].group;
         for (uint32_t rank = 0; rank < world->scenario->world; rank++) {
             const struct sim_member *member = &world->ranks[rank].members[group];
-            if (member->rank != NULL && member->status != CL_OK &&
-                world->ranks[fault->a].members[group].status == CL_OK)
+            if (member->rank != NULL && member->group.status != CL_OK &&
+                world->ranks[fault->a].members[group].group.status == CL_OK)
                 sim_world_fail(world, "rank %u has not heard that group %u failed, as rank %u knows", fault->a,
                                group + 1, rank);
         }

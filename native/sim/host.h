@@ -1,34 +1,40 @@
 /*
- * Host: what the ranks of one host share in one group: their counters and two halves of staging each (wire/host.h).
+ * Host: what the ranks of one host share in one group (os/host.h): counters, signatures, two halves of staging each,
+ * bells. A member is one rank's part of the group: the production group of native/group/ in virtual surroundings.
  */
 #ifndef CL_SIM_HOST_H
 #define CL_SIM_HOST_H
 
-#include <stdatomic.h>
-#include <stdint.h>
+#include "group/group.h"
+
+struct sim_rank;
+
+struct sim_member {
+    struct cl_group group; /* first: groups are members */
+    struct sim_rank *rank; /* NULL: it is no member */
+    struct sim_host *host;
+    bool failed; /* and it has been said */
+};
 
 struct sim_host {
     uint32_t local_count;
     uint32_t *local; /* group ranks, ascending */
+    struct sim_member **members;
     _Atomic uint32_t *counters;
-    _Atomic uint64_t *calls; /* of each rank, two: which operation runs, by parity */
+    _Atomic uint64_t *signatures; /* of each rank, two: of the operation in each half of its staging */
+    bool *bells;                  /* [poster * local_count + waiter]: wake the waiter at the next post */
     uint64_t staging_bytes;
     uint8_t *staging; /* of each rank, two halves */
     int aborted;      /* the first reason stays */
+    uint32_t culprit;
 };
 
 void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging_bytes);
 void sim_host_free(struct sim_host *host);
 
-static inline uint8_t *sim_host_staging(struct sim_host *host, uint32_t index, uint32_t parity)
-{
-    return host->staging + (2 * (uint64_t)index + parity) * host->staging_bytes;
-}
-
-static inline void sim_host_abort(struct sim_host *host, int reason)
-{
-    if (host->aborted == 0)
-        host->aborted = reason;
-}
+/* Makes a group with the host's memory. `io` has the functions that concern the rank alone: wake, drop_payloads, ended;
+ * the others are filled in. */
+void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct sim_host *host,
+                     const struct cl_group_options *options, struct cl_endpoint *endpoint, struct cl_group_io io);
 
 #endif

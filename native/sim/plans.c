@@ -90,5 +90,8 @@ cl_plan *sim_plans_load(struct sim_plans *plans, uint32_t shape_index, uint32_t 
                                 (const uint32_t *)(const void *)(plans->bytes + part->successors_at),
                                 part->successor_count, rank, shape->world, shape->input_bytes, shape->output_bytes,
                                 part->scratch_bytes, part->staging_bytes, loaded);
-    return status == CL_OK ? *loaded : NULL;
+    if (status != CL_OK)
+        return NULL;
+    cl_plan_sign(*loaded, shape_index + 1);
+    return *loaded;
 }

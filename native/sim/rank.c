@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "kernels/reduce.h"
 #include "protocol/endpoint_state.h"
 #include "sim/check.h"
 #include "sim/element.h"
@@ -99,32 +98,39 @@ static uint32_t take_packets(struct sim_rank *rank, uint64_t now_us)
     return count;
 }
 
+/* What it sees of dead ranks of its host: their processes are gone. */
+static void see_deaths(struct sim_rank *rank)
+{
+    struct sim_world *world = rank->world;
+    for (; rank->deaths < world->death_count; rank->deaths++) {
+        const struct sim_rank *dead = &world->ranks[world->deaths[rank->deaths]];
+        if (dead->host != rank->host)
+            continue;
+        cl_endpoint_peer_lost(rank->endpoint, dead->id);
+        for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
+            cl_group_peer_died(group, dead->id);
+    }
+}
+
 static bool take_completions(struct sim_rank *rank)
 {
     bool any = false;
     struct cl_completion completion;
     while (cl_endpoint_next_completion(rank->endpoint, &completion)) {
         any = true;
-        if (completion.missing_count > 0)
-            cl_executor_missed(completion.context, completion.missing, completion.missing_count);
-        const struct cl_executor *executor = cl_executor_complete(completion.context, completion.status);
-        const struct sim_operation *operation = cl_executor_owner(executor);
-        sim_trace_say(&rank->world->trace, "rank %u: call %u, a message with %u: %s", rank->id, operation->call,
-                      completion.peer, cl_error_text(completion.status));
+        sim_trace_say(&rank->world->trace, "rank %u: a message with %u: %s", rank->id, completion.peer,
+                      cl_error_text(completion.status));
         if (completion.status == CL_EPEERLOST)
             sim_check_lost(rank->world, rank, completion.peer);
-        if (completion.status != CL_OK && completion.status != CL_EABORTED)
-            sim_member_fail(operation->member, completion.status, completion.peer);
+        cl_group_complete(&completion);
     }
-    uint32_t group;
-    uint16_t peer;
+    uint32_t id;
+    uint16_t culprit;
     int reason;
-    while (cl_endpoint_next_abort(rank->endpoint, &group, &peer, &reason)) {
-        struct sim_member *member = group - 1 < rank->world->scenario->group_count ? &rank->members[group - 1] : NULL;
-        sim_trace_say(&rank->world->trace, "rank %u: hears from %u that group %u failed", rank->id, peer, group);
-        bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
-        if (member != NULL && member->rank != NULL)
-            sim_member_fail(member, shared ? reason : CL_EABORTED, UINT16_MAX);
+    while (cl_endpoint_next_abort(rank->endpoint, &id, &culprit, &reason)) {
+        sim_trace_say(&rank->world->trace, "rank %u: hears that group %u failed by %d: %s", rank->id, id,
+                      culprit == UINT16_MAX ? -1 : culprit, cl_error_text(reason));
+        cl_group_hear_of(rank->groups, id, reason, culprit);
     }
     return any;
 }
@@ -190,10 +196,17 @@ void sim_rank_drop_payloads(struct sim_rank *rank)
 static bool progress(struct sim_rank *rank, uint64_t now_us, uint64_t *deadline_us)
 {
     bool more = false;
-    for (uint32_t group = 0; group < rank->world->scenario->group_count; group++)
-        if (rank->members[group].rank != NULL)
-            more |= sim_member_progress(&rank->members[group], now_us, deadline_us);
+    for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
+        more |= cl_group_progress(group, now_us, deadline_us);
     return more;
+}
+
+static bool arm_bells(struct sim_rank *rank, uint64_t now_us, uint64_t *deadline_us)
+{
+    bool armed = true;
+    for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
+        armed &= cl_group_arm_bells(group, now_us, deadline_us);
+    return armed;
 }
 
 static void run_turn(struct sim_event *event)
@@ -204,6 +217,7 @@ static void run_turn(struct sim_event *event)
     uint64_t now_us = sim_rank_now_us(rank), deadline_us = UINT64_MAX;
     world->counts.turns++;
     uint32_t packets = take_packets(rank, now_us);
+    see_deaths(rank); /* after what they said last */
     if (cl_endpoint_next_timeout(rank->endpoint) <= now_us) {
         sim_trace_say(&world->trace, "rank %u: timer", rank->id);
         cl_endpoint_timeout(rank->endpoint, now_us);
@@ -212,6 +226,7 @@ static void run_turn(struct sim_event *event)
     bool more = progress(rank, now_us, &deadline_us);
     bool room = send_packets(rank, now_us, &packets);
     more |= take_completions(rank);
+    more |= !arm_bells(rank, now_us, &deadline_us);
     sim_rank_call(rank);
     uint64_t now_ns = world->clock.now_ns;
     rank->busy_until_ns = now_ns + speed->turn_ns + packets * speed->packet_ns;
@@ -254,25 +269,32 @@ static void submit(struct sim_rank *rank, struct sim_operation *operation)
     const struct sim_scenario *scenario = world->scenario;
     const struct sim_call *call = &scenario->calls[operation->call];
     const struct sim_fault *mismatch = fault_of_call(rank, SIM_FAULT_MISMATCH, operation->call);
+    struct cl_group *group = &operation->member->group;
     operation->shape = mismatch != NULL ? (uint32_t)mismatch->amount : call->shape;
-    operation->plan = sim_plans_load(world->plans, operation->shape, operation->member->self);
     operation->called_ns = sim_world_now_ns(world);
-    operation->deadline_us = sim_rank_now_us(rank) + scenario->timeout_us;
-    operation->arithmetic = (struct cl_arithmetic){cl_dtype_size(call->dtype), cl_reduce_kernel(call->dtype, call->op),
-                                                   cl_scale_kernel(call->dtype), cl_copy_stream};
     operation->state = SIM_IN_FLIGHT;
     rank->in_flight++;
     sim_trace_say(&world->trace, "rank %u: calls %u: %s of %llu x %s, group %u, operation %u, priority %u%s", rank->id,
                   operation->call, world->plans->shapes[operation->shape].collective,
                   (unsigned long long)world->plans->shapes[operation->shape].numel, sim_element_name(call->dtype),
-                  call->group + 1, operation->member->sequence, call->priority,
-                  mismatch != NULL ? ", unlike the others" : "");
-    if (operation->plan == NULL) {
-        sim_world_fail(world, "cl_plan_create refuses the plan of rank %u for call %u", rank->id, operation->call);
+                  call->group + 1, group->sequence, call->qos.priority, mismatch != NULL ? ", unlike the others" : "");
+    sim_check_prepare(world, operation);
+    struct cl_operation_request request = {
+        .plan = sim_plans_load(world->plans, operation->shape, group->rank),
+        .input = operation->input,
+        .output = operation->output,
+        .dtype = (int32_t)call->dtype,
+        .op = (int32_t)call->op,
+        .qos = call->qos,
+        .timeout_us = scenario->timeout_us,
+    };
+    if (cl_group_request(group, &operation->operation, &request, sim_rank_now_us(rank)) != CL_OK) {
+        sim_world_fail(world, "call %u of rank %u is refused", operation->call, rank->id);
         return;
     }
-    sim_check_prepare(world, operation);
-    sim_member_submit(operation->member, operation);
+    cl_group_order(group, &operation->operation);
+    cl_group_queue(group, &operation->operation);
+    cl_group_take(group, &operation->operation);
     sim_rank_wake(rank);
 }
 
@@ -286,7 +308,7 @@ void sim_rank_call(struct sim_rank *rank)
             continue;
         if (rank->dead || rank->in_flight >= scenario->depth || world->clock.now_ns < rank->paused_until_ns)
             return;
-        if (fault_of_call(rank, SIM_FAULT_ABSENT, rank->next_call) != NULL && operation->member->status == CL_OK)
+        if (fault_of_call(rank, SIM_FAULT_ABSENT, rank->next_call) != NULL && operation->member->group.status == CL_OK)
             return; /* it is stuck elsewhere, until it hears that the group has failed */
         uint64_t at_ns = world->start_ns + due_ns(rank, rank->next_call);
         if (world->clock.now_ns < at_ns) {
@@ -324,17 +346,60 @@ void sim_rank_kill(struct sim_rank *rank)
     sim_clock_cancel(&world->clock, &rank->due);
     for (uint32_t call = 0; call < world->scenario->call_count; call++)
         world->unfinished -= rank->operations[call].awaited && rank->operations[call].state != SIM_ENDED;
-    /* The others of its host see it at once. */
-    for (uint32_t i = 0; i < world->scenario->world; i++) {
-        struct sim_rank *other = &world->ranks[i];
-        for (uint32_t group = 0; group < world->scenario->group_count; group++) {
-            struct sim_member *mine = &rank->members[group], *member = &other->members[group];
-            if (i == rank->id || mine->rank == NULL || member->rank == NULL || member->host != mine->host)
-                continue;
-            member->lost[mine->self] = true;
-            sim_rank_wake(other);
-        }
-    }
+    world->deaths[world->death_count++] = rank->id;
+    for (uint32_t i = 0; i < world->scenario->world; i++) /* the others of its host see it at once */
+        if (i != rank->id && world->ranks[i].host == rank->host)
+            sim_rank_wake(&world->ranks[i]);
+}
+
+/* ---- groups: see group/io.h ---- */
+
+static void wake_for_group(void *context)
+{
+    struct sim_member *member = context;
+    if (!member->failed && member->group.status != CL_OK)
+        sim_trace_say(&member->rank->world->trace, "rank %u: group %u fails: %s (rank %d of it)", member->rank->id,
+                      member->group.id, cl_error_text(member->group.status),
+                      member->group.culprit == UINT32_MAX ? -1 : (int)member->group.culprit);
+    member->failed = member->group.status != CL_OK;
+    sim_rank_wake(member->rank);
+}
+
+static void drop_payloads(void *context)
+{
+    const struct sim_member *member = context;
+    sim_rank_drop_payloads(member->rank);
+}
+
+static void ended(void *context, struct cl_operation *of_group, int status)
+{
+    const struct sim_member *member = context;
+    struct sim_operation *operation = (struct sim_operation *)of_group; /* its first member */
+    struct sim_world *world = member->rank->world;
+    operation->state = SIM_ENDED;
+    operation->status = status;
+    operation->ended_ns = sim_world_now_ns(world);
+    member->rank->in_flight--;
+    sim_trace_say(&world->trace, "rank %u: call %u ended: %s", member->rank->id, operation->call,
+                  cl_error_text(status));
+    sim_check_ended(world, operation);
+}
+
+static void join_group(struct sim_rank *rank, uint32_t index, uint32_t self)
+{
+    const struct sim_group *group = &rank->world->scenario->groups[index];
+    struct sim_world_group *made = &rank->world->groups[index];
+    struct sim_host *host = &made->hosts[made->place_of[self]];
+    struct cl_group_options options = {.id = index + 1,
+                                       .rank = self,
+                                       .size = group->size,
+                                       .peers = group->members,
+                                       .local = host->local,
+                                       .local_count = host->local_count};
+    struct cl_group_io io = {.wake = wake_for_group, .drop_payloads = drop_payloads, .ended = ended};
+    sim_member_open(&rank->members[index], rank, host, &options, rank->endpoint, io);
+    rank->members[index].group.next = rank->groups;
+    rank->groups = &rank->members[index].group;
 }
 
 /* ---- beginning and end ---- */
@@ -373,18 +438,6 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
     rank->batch = sim_new(rank->batch_capacity, sizeof *rank->batch);
     rank->members = sim_new(scenario->group_count, sizeof *rank->members);
     rank->operations = sim_new(scenario->call_count, sizeof *rank->operations);
-    for (uint32_t group = 0; group < scenario->group_count; group++)
-        for (uint32_t i = 0; i < scenario->groups[group].size; i++)
-            if (scenario->groups[group].members[i] == id)
-                sim_member_init(&rank->members[group], rank, group);
-    bool stuck = false; /* in the call it never makes: it may never hear that the others waited in vain */
-    for (uint32_t call = 0; call < scenario->call_count; call++) {
-        struct sim_member *member = &rank->members[scenario->calls[call].group];
-        stuck = stuck || fault_of_call(rank, SIM_FAULT_ABSENT, call) != NULL;
-        rank->operations[call] = (struct sim_operation){
-            .member = member->rank != NULL ? member : NULL, .call = call, .awaited = member->rank != NULL && !stuck};
-        world->unfinished += rank->operations[call].awaited;
-    }
     struct cl_endpoint_config config = {.auth = scenario->auth,
                                         .job = sim_mix(scenario->seed),
                                         .self = id,
@@ -401,6 +454,18 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
         return;
     }
     add_peers(rank);
+    for (uint32_t group = scenario->group_count; group-- > 0;)
+        for (uint32_t i = 0; i < scenario->groups[group].size; i++)
+            if (scenario->groups[group].members[i] == id)
+                join_group(rank, group, i);
+    bool stuck = false; /* in the call it never makes: it may never hear that the others waited in vain */
+    for (uint32_t call = 0; call < scenario->call_count; call++) {
+        struct sim_member *member = &rank->members[scenario->calls[call].group];
+        stuck = stuck || fault_of_call(rank, SIM_FAULT_ABSENT, call) != NULL;
+        rank->operations[call] = (struct sim_operation){
+            .member = member->rank != NULL ? member : NULL, .call = call, .awaited = member->rank != NULL && !stuck};
+        world->unfinished += rank->operations[call].awaited;
+    }
     for (uint32_t i = 0; i < scenario->fault_count && rank->specimen == NULL; i++)
         if (scenario->faults[i].kind == SIM_FAULT_STRANGER && scenario->faults[i].a == id)
             rank->specimen = sim_new(scenario->datagram_bytes, 1);
@@ -411,15 +476,18 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
 void sim_rank_free(struct sim_rank *rank)
 {
     const struct sim_scenario *scenario = rank->world->scenario;
-    for (uint32_t group = 0; group < scenario->group_count; group++)
-        sim_member_free(&rank->members[group]);
     for (uint32_t call = 0; call < scenario->call_count; call++) {
-        if (rank->operations[call].output != rank->operations[call].input)
-            free(rank->operations[call].output);
-        free(rank->operations[call].input);
-        free(rank->operations[call].result);
-        cl_missing_free(&rank->operations[call].missing);
+        struct sim_operation *operation = &rank->operations[call];
+        cl_executor_destroy(operation->operation.executor); /* of those still in flight */
+        if (operation->operation.plan != NULL)
+            cl_operation_free(&operation->operation);
+        if (operation->output != operation->input)
+            free(operation->output);
+        free(operation->input);
+        free(operation->result);
     }
+    for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
+        cl_group_free(group);
     cl_endpoint_destroy(rank->endpoint);
     free(rank->batch);
     free(rank->specimen);

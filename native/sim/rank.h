@@ -1,17 +1,34 @@
 /*
- * Rank: one process: an endpoint, its groups, its clock and its CPU: the thin equivalent of native/engine.c. It runs in
- * turns: packets in, timers, completions, plans forward, packets out.
+ * Rank: one process: an endpoint, its groups, its clock and its CPU. It does what the engine thread does, in turns:
+ * packets in, timers, completions, groups forward, packets out.
  */
 #ifndef CL_SIM_RANK_H
 #define CL_SIM_RANK_H
 
 #include "protocol/endpoint.h"
 #include "sim/datagram.h"
-#include "sim/member.h"
+#include "sim/host.h"
 
 enum { SIM_BATCH = 64 };
 
 struct sim_world;
+
+enum sim_state { SIM_UNCALLED, SIM_IN_FLIGHT, SIM_ENDED };
+
+/* One rank's part of one call. */
+struct sim_operation {
+    struct cl_operation operation; /* first: operations of the group are these; made by the call */
+    struct sim_member *member;     /* NULL: the rank takes no part */
+    uint32_t call;
+    uint32_t shape;
+    enum sim_state state;
+    bool awaited; /* the world does not end before it */
+    int status;   /* once it ended */
+    uint64_t called_ns, ended_ns;
+    uint8_t *input, *output; /* the same for collectives in place */
+    uint64_t input_bytes, output_bytes;
+    uint8_t *result; /* with a bound on loss, once it ended well: its output; see account.h */
+};
 
 struct sim_rank {
     struct sim_event turn; /* the first member: events are cast to ranks */
@@ -32,8 +49,10 @@ struct sim_rank {
     uint32_t spins;   /* turns in a row with nothing to do that want the next one at once */
     uint32_t starved; /* the queue's packets since the last class with anything to send had a turn */
 
-    struct sim_member *members;       /* by group; rank is NULL where it is none */
-    struct sim_operation *operations; /* by call; member is NULL where it takes no part */
+    struct sim_member *members;       /* by group */
+    struct cl_group *groups;          /* those of which it is a member */
+    uint32_t deaths;                  /* in the world's list: the first ones that it has seen */
+    struct sim_operation *operations; /* by call */
     uint32_t next_call, in_flight;
     uint64_t expected_bytes; /* to be received by the operations that succeeded */
     uint8_t *specimen;       /* a packet that came, for forgers */

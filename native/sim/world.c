@@ -60,8 +60,8 @@ static void apply(struct sim_world *world, const struct sim_fault *fault, bool b
         break;
     case SIM_FAULT_ABORT:
         if (!world->ranks[fault->a].dead) {
-            sim_member_fail(&world->ranks[fault->a].members[fault->b], CL_EABORTED, UINT16_MAX);
-            sim_rank_wake(&world->ranks[fault->a]);
+            struct cl_group *group = &world->ranks[fault->a].members[fault->b].group;
+            cl_group_fail(group, CL_EABORTED, group->rank);
         }
         break;
     default:
@@ -101,7 +101,6 @@ static void make_group(struct sim_world *world, uint32_t index)
     const struct sim_group *group = &world->scenario->groups[index];
     struct sim_world_group *made = &world->groups[index];
     made->place_of = sim_new(group->size, sizeof *made->place_of);
-    made->index_of = sim_new(group->size, sizeof *made->index_of);
     made->hosts = sim_new(group->size, sizeof *made->hosts);
     uint32_t *place_of_host = sim_new(world->scenario->hosts, sizeof *place_of_host);
     uint32_t *count = sim_new(world->scenario->hosts, sizeof *count);
@@ -110,13 +109,16 @@ static void make_group(struct sim_world *world, uint32_t index)
         if (count[host] == 0)
             place_of_host[host] = made->host_count++;
         made->place_of[rank] = place_of_host[host];
-        made->index_of[rank] = count[host]++;
+        count[host]++;
     }
     for (uint32_t host = 0; host < world->scenario->hosts; host++)
         if (count[host] > 0)
             sim_host_init(&made->hosts[place_of_host[host]], count[host], group->staging_bytes);
-    for (uint32_t rank = 0; rank < group->size; rank++)
-        made->hosts[made->place_of[rank]].local[made->index_of[rank]] = rank;
+    memset(count, 0, world->scenario->hosts * sizeof *count);
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        uint32_t host = world->scenario->host_of[group->members[rank]];
+        made->hosts[made->place_of[rank]].local[count[host]++] = rank;
+    }
     free(place_of_host);
     free(count);
 }
@@ -200,7 +202,6 @@ void sim_world_free(struct sim_world *world)
             sim_host_free(&world->groups[group].hosts[i]);
         free(world->groups[group].hosts);
         free(world->groups[group].place_of);
-        free(world->groups[group].index_of);
     }
     free(world->ranks);
     sim_network_free(&world->network);

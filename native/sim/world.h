@@ -12,7 +12,7 @@
 struct sim_world_group {
     struct sim_host *hosts; /* by place: the hosts that have members */
     uint32_t host_count;
-    uint32_t *place_of, *index_of; /* by group rank: its host's place, and its own among the ranks there */
+    uint32_t *place_of; /* by group rank: its host's place */
 };
 
 /* What one call is about, for all ranks. */
@@ -45,6 +45,8 @@ struct sim_world {
     struct sim_world_group groups[SIM_GROUPS_MAX];
     struct sim_work work[SIM_CALLS_MAX];
     struct sim_world_fault faults[SIM_FAULTS_MAX];
+    uint16_t deaths[SIM_FAULTS_MAX]; /* dead ranks, in order */
+    uint32_t death_count;
     bool calm;                   /* without the faults that are scheduled, and nobody late */
     uint64_t start_ns, ended_ns; /* when the last operation ended, from the start */
     uint32_t unfinished;         /* operations of live ranks, called or not */

@@ -55,7 +55,7 @@ MAY_BE_CIRCULAR = {
     *(f"protocol/{noun}" for noun in ("endpoint", "endpoint_state", "history", "loss", "message", "partial", "path")),
     *(f"protocol/{noun}" for noun in ("peer", "queue", "sent", "stop", "table", "packet", "siphash")),
     *("kernels/reduce", "kernels/reduce_level"),
-    *("sim/account", "sim/check", "sim/member", "sim/rank", "sim/world", "sim/link", "sim/network"),
+    *("sim/account", "sim/check", "sim/rank", "sim/world", "sim/link", "sim/network"),
 }
 
 
