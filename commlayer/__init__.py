@@ -1,7 +1,7 @@
 """commlayer: a communication layer for distributed training with PyTorch.
 
-Importing it registers the backend: `torch.distributed.init_process_group("commlayer")`. A job that keeps its backend
-can use the engine for its gradients alone: `model.register_comm_hook(HookState(), allreduce_hook)`.
+Importing it registers the backend for `torch.distributed.init_process_group("commlayer")`. A job that keeps another
+backend can use the engine for its gradients alone: `model.register_comm_hook(HookState(), allreduce_hook)`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What can go wrong, as types a job can catch. Every message names the value, the rank and a remedy."""
+"""The exceptions that commlayer raises. Every message names the value, the rank and a remedy."""
 
 from __future__ import annotations
 
 
 class CommError(RuntimeError):
-    """Base of everything commlayer raises while communicating."""
+    """Base class of all others."""
 
 
 class ConfigError(CommError, ValueError):
@@ -12,20 +12,20 @@ class ConfigError(CommError, ValueError):
 
 
 class PeerLostError(CommError):
-    """A peer died or stopped answering; the group cannot go on."""
+    """A peer died or stopped answering; its group cannot go on."""
 
 
 class OperationTimeoutError(CommError, TimeoutError):
-    """An operation did not end within its timeout."""
+    """An operation did not end within its timeout; its group cannot go on."""
 
 
 class AbortedError(CommError):
-    """The group was aborted, here or by a peer that failed first."""
+    """This rank, or a peer that failed first, aborted the group."""
 
 
 class ClosedError(CommError):
-    """The engine or the group has been closed."""
+    """The engine or the group is closed."""
 
 
 class MismatchError(CommError):
-    """Ranks disagree on the operation: size, dtype, reduction or order."""
+    """The ranks called different operations: size, dtype, reduction, policy or order differ."""

@@ -112,12 +112,11 @@ class World:
                 self.engines[rank],
                 f"group {number}",
                 rank,
-                self.size,
                 self.descriptions,
-                self.job,
-                self.key,
-                number,
                 meet(rank),
+                job=self.job,
+                key=self.key,
+                group=number,
                 paired=self.paired,
             )
 

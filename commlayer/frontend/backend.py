@@ -1,16 +1,15 @@
 """The `commlayer` backend of torch.distributed: its names, arguments and overloads.
 
-`CommProcessGroup` is a hybrid: every operation on CPU tensors runs on the engine (`collectives.py` says how), and a
-complete gloo group beneath takes what is left: sparse tensors, reductions that no type defines, the monitored barrier.
-It also words the complaint when arguments make no sense. docs/collectives.md lists what is whose. The two never share
-a channel, so their operations need no common order. CUDA tensors take the way of `devices.py`.
+`CommProcessGroup` is a hybrid. Operations on CPU tensors run on the engine (`collectives.py`). A complete gloo group
+beneath does the rest: sparse tensors, reductions that no type defines, the monitored barrier. gloo also raises the
+errors for arguments that make no sense. docs/collectives.md lists both. The two share no channel, so their operations
+need no common order. CUDA tensors go through `devices.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -36,13 +35,14 @@ from torch._C._distributed_c10d import (
 )
 
 from ..config import LOSS_BOUND_MAX, Config, Policy
-from ..errors import CommError, ConfigError
+from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy
 from ..plans.settings import Settings
 from ..transport.bootstrap import Rendezvous, connect
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
+from .gloo import connect_gloo
 from .submit import Submitter
 from .work import CommWork
 
@@ -52,22 +52,25 @@ OptionsT = TypeVar("OptionsT")
 
 
 class Options(Backend.Options):
-    """What to pass as `pg_options=`, or in a DeviceMesh's `backend_override`, to give a group its policy."""
+    """Gives a group its policy: pass it as `pg_options=`, or in a DeviceMesh's `backend_override`.
+
+    Raises ConfigError unless `policy` is a Policy or None.
+    """
 
     def __init__(self, policy: Policy | None = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
         super().__init__(NAME, timeout)
         if not isinstance(policy, (Policy, type(None))):
             raise ConfigError(f"Options({policy!r}): pass a policy, as Options(Policy(loss_bound=0.01)), or nothing")
         self.policy = policy or Policy()
-        """Of all operations of the group."""
+        """The policy of all operations of the group."""
 
 
 @untraced
 class CommProcessGroup(dist.ProcessGroup):
     """A process group whose collectives run on the native engine. torch makes it, see `create`.
 
-    Operations of one group run in the order they are called, which must be the same on all ranks; any thread may call
-    them. The collectives have the names, arguments and errors of `torch.distributed.ProcessGroup`.
+    Operations of one group run in the order of the calls, which must be the same on all ranks. Any thread may call. The
+    collectives have the names, arguments and errors of `torch.distributed.ProcessGroup`.
     """
 
     def __init__(
@@ -80,10 +83,10 @@ class CommProcessGroup(dist.ProcessGroup):
         global_ranks: Sequence[int] = (),
         policy: Policy | None = None,
     ) -> None:
-        # The stub in torch gives the signature of the C++ class; only this one makes an object that C++ calls back.
+        # torch's stub has the signature of the C++ class; only this one makes an object that C++ calls back.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.policy = policy or Policy()
-        """Of all operations of this group."""
+        """The policy of all operations of this group."""
         self.closed = False
         """Whether `shutdown` or `abort` was called."""
         rendezvous = Rendezvous(store, name, rank, size, timeout)
@@ -93,16 +96,12 @@ class CommProcessGroup(dist.ProcessGroup):
         agreed = dataclasses.asdict(self.policy)
         self._native = connect(rendezvous, config, agreed, peer=peer, is_world=not global_ranks)
         try:
-            with rendezvous.alone():
-                options = _gloo_options(self._native.interface, timeout)
-            rendezvous.exchange("gloo", b"")  # who cannot would be waited for by the others
-            with rendezvous.alone():
-                self._gloo = _connect_gloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, options)
+            self._gloo = connect_gloo(rendezvous, self._native.interface, timeout)
         except BaseException as error:
             rendezvous.give_up(error)
             self._native.close()
             raise
-        # The same gloo as a plain group: the gloo object itself lacks today's names of the collectives.
+        # gloo as a plain group: the gloo object itself lacks today's names of the collectives.
         self._fallback = dist.ProcessGroup(store, rank, size)
         for group in (self, self._fallback):
             for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
@@ -122,17 +121,17 @@ class CommProcessGroup(dist.ProcessGroup):
 
         self._operation_policy = operation_policy
         self.can_lose = operation_policy(Policy(loss_bound=LOSS_BOUND_MAX)).partial is not None
-        """Whether there is a network that may lose contributions, if a policy allows it."""
+        """Whether a network between the ranks could lose contributions, if a policy allows it."""
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         self._submitter = Submitter(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
         self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy))
         self._lock = threading.Lock()
         self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
-        """Takes the tensors that are not on the CPU."""
+        """Takes tensors that are not on the CPU; None without an accelerator."""
 
-    # One method stands for all overloads of a name, which the stub wants to see one by one (hence the `override`
-    # ignored). It either finds its arguments fit for the engine and starts it, or hands them untouched to gloo. The
-    # aliases are the names of torch 2.11 and 2.12.
+    # One method stands for all overloads of a name. (The stub lists them one by one, hence `type: ignore[override]`.)
+    # It starts the engine if that can do the operation, and otherwise passes its arguments to gloo. The aliases below
+    # are the names of torch 2.11 and 2.12.
 
     @placed(inputs=[0], outputs=[0])
     def allreduce(  # type: ignore[override]
@@ -287,12 +286,12 @@ class CommProcessGroup(dist.ProcessGroup):
         return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """gloo's: it is made to name the ranks that do not come."""
+        """gloo's barrier, which names the ranks that do not come."""
         timeout = self._gloo.options._timeout if timeout is None else timeout
         self._gloo.monitored_barrier(timeout, wait_all_ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Until `_end_coalescing`, which returns one work for all of them, operations are also noted."""
+        """Also notes operations until `_end_coalescing`, which returns one work for all of them."""
         if self.devices is not None and device.type != "cpu":
             self.devices.begin_coalescing(device)
         else:
@@ -305,7 +304,7 @@ class CommProcessGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> Backend:
         if self.devices is not None:
-            self.devices.neighbour(device.type)  # which makes it, and registers it here
+            self.devices.neighbour(device.type)  # makes the backend, and registers it here
         return super()._get_backend(device)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -314,7 +313,7 @@ class CommProcessGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    @placed()  # on the CPU in any case, but in the order of the calls
+    @placed()  # its tensors are on the CPU, but it must start in the order of the calls
     def allreduce_from(
         self,
         source: Tensor,
@@ -324,28 +323,28 @@ class CommProcessGroup(dist.ProcessGroup):
         *,
         policy: Policy | None = None,
     ) -> CommWork:
-        """All-reduces `source` into `target`, see `Collectives.all_reduce_from`; `missing` of the work says what of
-        `source` was not counted.
+        """All-reduces `source` into `target`, see `Collectives.all_reduce_from`. `missing` of the work returns the
+        contributions in `source` that were not counted.
 
-        `policy`, here and in `allreduce`, is that of this operation: its priority, and what it may lose. (What plans it
-        has otherwise, the group's policy says.)
+        `policy`, here and in `allreduce`, gives the priority and the losses of this operation. The rest of its plan
+        follows the policy of the group.
         """
         own = None if policy is None else self._operation_policy(policy)
         return self._collectives.all_reduce_from(source, target, opts, protect, own)
 
     @property
     def packet_bytes(self) -> int:
-        """What a full packet of this group carries."""
+        """Payload of the smallest full packet between two ranks of this group."""
         return self._native.packet_bytes
 
     def abort(self) -> None:
-        """Fails every operation in flight, here and on the peers; the group is of no use afterwards."""
+        """Fails every operation in flight, here and on the peers. The group cannot be used afterwards."""
         self._native.abort(f"rank {self.rank()} aborted its process group")
         if self.devices is not None:
             self.devices.close(abort=True)
 
     def shutdown(self) -> None:
-        """Leaves the group and joins what works for it. Idempotent; `destroy_process_group` calls it."""
+        """Leaves the group and joins its threads. Idempotent; `destroy_process_group` calls it."""
         with self._lock:
             if self.closed:
                 return
@@ -356,41 +355,8 @@ class CommProcessGroup(dist.ProcessGroup):
         self._submitter.forget()
         super().shutdown()
 
-    def getBackendName(self) -> str:  # noqa: N802  # C++ calls it by this name
+    def getBackendName(self) -> str:  # noqa: N802  # the name that C++ calls
         return NAME
-
-
-def _gloo_options(interface: str, timeout: timedelta) -> Any:
-    """gloo takes the address that the host's name resolves to, often 127.0.1.1 or none: give it a working interface.
-
-    GLOO_SOCKET_IFNAME still has the last word; of several names there, gloo gets one whose link works: it would use
-    all, and one that is dead must not stop the job.
-    """
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub has another name
-    options._timeout = timeout
-    names = [name for each in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := each.strip())]
-    name = interface if not names or interface in names else names[0]
-    try:
-        options._devices = [dist.ProcessGroupGloo.create_device(interface=name)]
-    except (RuntimeError, ValueError) as error:
-        given = f"GLOO_SOCKET_IFNAME={','.join(names)}" if names else f"the interface {name or '(none)'}"
-        raise ConfigError(
-            f"{given}: gloo, which does what commlayer does not, cannot use {name or 'it'} "
-            f"({str(error).splitlines()[0]}); name an interface that is up and has an address with GLOO_SOCKET_IFNAME"
-        ) from error
-    return options
-
-
-def _connect_gloo(store: dist.Store, rank: int, size: int, options: Any) -> Any:
-    """At once: later (`lazy_init`) it would need a Store that still lives, and `monitored_barrier` would wait for
-    connections instead of naming who does not come."""
-    try:
-        return dist.ProcessGroupGloo(store, rank, size, options)
-    except RuntimeError as error:
-        raise CommError(
-            f"gloo, which does what commlayer does not, cannot connect all ranks ({str(error).splitlines()[0]}); name "
-            f"an interface that reaches them all with GLOO_SOCKET_IFNAME"
-        ) from error
 
 
 def _former(*names: str) -> Any:
@@ -409,7 +375,7 @@ def _as_list(tensors: Any) -> list[Tensor]:
 
 
 def _options(kind: type[OptionsT], given: Any, timeout: timedelta | None = None) -> OptionsT:
-    """The options of a call: given as such, or made of what torch's other overloads take in their place."""
+    """The options of a call: `given` itself, or made of the arguments of torch's other overloads."""
     if isinstance(given, kind):
         return given
     options: Any = kind()
@@ -425,7 +391,10 @@ def _options(kind: type[OptionsT], given: Any, timeout: timedelta | None = None)
 
 
 def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProcessGroup:
-    """Makes a process group; torch calls this for `init_process_group("commlayer")` and `new_group`."""
+    """Makes a process group. torch calls this for `init_process_group("commlayer")` and `new_group`.
+
+    Raises ConfigError, MismatchError, OperationTimeoutError or CommError, see `bootstrap.connect`.
+    """
     if not isinstance(pg_options, (Options, type(None))):
         raise ConfigError(f"pg_options={pg_options!r}: pass commlayer.Options(commlayer.Policy(...)), or nothing")
     return CommProcessGroup(

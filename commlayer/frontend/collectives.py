@@ -1,4 +1,4 @@
-"""`Collectives`: what each collective of torch is, in memory and in operations of the engine."""
+"""`Collectives`: each collective of torch, as memory and operations of the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Work
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy, PartialPolicy, can_lose
 from .profile import profiled
-from .submit import Launch, Submitter
+from .submit import Operation, Submitter
 from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, op_name, reduction_kind, space
 from .work import CommWork
 
@@ -24,10 +24,12 @@ ONLY_SUMS = "bounded loss needs sums or averages of dense floating-point tensors
 class Collectives:
     """The collectives of one group, on this rank.
 
-    Every method starts its operation and returns its work, or it returns None and has done nothing: then its arguments
-    are for gloo, either because of their kind, which is the same on all ranks, or because they make no sense, and gloo
-    says so before it sends anything. `opts` are torch's options of the collective. With a bound in `policy`, all-reduce
-    and reduce-scatter may lose contributions. Operations that have no policy of their own have these.
+    Every method starts its operation and returns the work, or it returns None and has done nothing. None means that
+    gloo takes the call: either for the kind of its tensors, which is the same on all ranks, or because the arguments
+    make no sense, and gloo raises an error before it sends anything. `opts` are torch's options of the collective.
+
+    `policy` holds for operations without one of their own. Its partial policy lets all-reduce and reduce-scatter lose
+    contributions.
     """
 
     def __init__(self, submitter: Submitter, rank: int, size: int, policy: OperationPolicy) -> None:
@@ -38,7 +40,10 @@ class Collectives:
 
     @profiled
     def all_reduce(self, tensors: list[Tensor], opts: Any, policy: OperationPolicy | None = None) -> Work | None:
-        """Any number of tensors at once."""
+        """All-reduces any number of tensors of one dtype, in place.
+
+        Raises ConfigError if `policy` allows losses and the reduction cannot do without a contribution.
+        """
         kind = reduction_kind(tensors, opts.reduceOp)
         if kind is None:
             return None
@@ -46,17 +51,17 @@ class Collectives:
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
         if policy is not None and policy.partial is not None and not can_lose(kind.op, kind.dtype):
             raise ConfigError(
-                f"rank {self._rank}: {op_name(opts.reduceOp)} of {tensors[0].dtype}: {ONLY_SUMS}; for others use a "
-                f"policy with loss_bound=0"
+                f"rank {self._rank}: {op_name(opts.reduceOp)} of {tensors[0].dtype}: {ONLY_SUMS}; use a policy with "
+                f"loss_bound=0"
             )
         policy = policy or self._policy
         partial = _partial_of(policy, kind)
-        launches = self._submitter.collective(
+        operations = self._submitter.collective(
             "all_reduce", kind, count, memory, memory, partial=partial, signed=policy.signed
         )
         copies = [] if memory is tensors[0] else [(memory, tensors)]
         qos = None if partial is None else partial.qos
-        return self._submitter.start(launches, opts, tensors, [memory, *tensors], copies, qos, policy.priority)
+        return self._submitter.start(operations, opts, tensors, [memory, *tensors], copies, qos, policy.priority)
 
     @profiled
     def all_reduce_from(
@@ -67,69 +72,70 @@ class Collectives:
         protect: Tensor | None = None,
         policy: OperationPolicy | None = None,
     ) -> CommWork:
-        """From one flat tensor of floating-point numbers into another.
+        """All-reduces one contiguous tensor of floating-point numbers into another of its shape, which may be the same.
 
-        What of `source` was not counted, `missing` of the work says, whatever the group's treatment is. With several
-        ranks per host that is the sum of a host, which `source` then has there: it is changed where this rank makes
-        the sum of its host. `protect` is a
-        map of the packets that must be, see `Qos.protect`, with a bit per `packet_bytes` of the group. Raises
-        ConfigError for tensors that cannot be summed with a bound, also where there is none.
+        `missing` of the work returns the contributions in `source` that were not counted, with every treatment. With
+        several ranks per host a contribution is the sum of a host. The rank that makes the sum of a range writes it to
+        that range of `source`. `protect` is the map for `Qos.protect`, int64, with a bit per `packet_bytes` of the
+        group. Raises ConfigError for tensors that are not summed with losses, even if nothing may be lost here.
         """
         kind = reduction_kind([source, target], opts.reduceOp)
         flat = source.shape == target.shape and source.is_contiguous() and target.is_contiguous()
         if kind is None or kind.wide or kind.is_scaled or not can_lose(kind.op, kind.dtype) or not flat:
             raise ConfigError(
                 f"rank {self._rank}: {op_name(opts.reduceOp)} of {source.dtype} {tuple(source.shape)} into "
-                f"{target.dtype} {tuple(target.shape)}: {ONLY_SUMS}, contiguous and of one shape; for others "
-                f"use allreduce"
+                f"{target.dtype} {tuple(target.shape)}: {ONLY_SUMS}, contiguous and of one shape; use "
+                f"allreduce"
             )
         priority, partial, signed = policy or self._policy
         count = source.numel()
-        launches = self._submitter.collective("all_reduce", kind, count, source, target, partial=partial, signed=signed)
+        operations = self._submitter.collective(
+            "all_reduce", kind, count, source, target, partial=partial, signed=signed
+        )
         qos = None
-        if partial is not None and launches and launches[0].plan.partial:
+        if partial is not None and operations and operations[0].plan.partial:
             qos = partial.qos
             if protect is not None:
                 qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=partial.packet_bytes)
-        elif launches:
+        elif operations:
             target.copy_(source)
-            launches = [launches[0]._replace(source=target.data_ptr())]
+            operations = [operations[0]._replace(source=target.data_ptr())]
         memory = [source, target] if protect is None else [source, target, protect]
-        return self._submitter.start(launches, opts, [target], memory, [], qos, priority)
+        return self._submitter.start(operations, opts, [target], memory, [], qos, priority)
 
     @profiled
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
-        """Into the root's tensor; the others keep theirs."""
+        """Reduces into the root's tensor; the other ranks keep theirs."""
         kind = reduction_kind(tensors, opts.reduceOp) if self._is_rank(opts.rootRank) and len(tensors) == 1 else None
         if kind is None:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
-        launches = self._submitter.collective("reduce", kind, memory.numel(), memory, memory, opts.rootRank)
+        operations = self._submitter.collective("reduce", kind, memory.numel(), memory, memory, opts.rootRank)
         copies = [] if memory is tensors[0] or self._rank != opts.rootRank else [(memory, tensors)]
-        return self._submitter.start(launches, opts, tensors, [memory, *tensors], copies)
+        return self._submitter.start(operations, opts, tensors, [memory, *tensors], copies)
 
     @profiled
     def reduce_scatter(self, pairs: list[tuple[Tensor, list[Tensor]]], opts: Any) -> Work | None:
-        """Each pair: an output, and the inputs that lie one after the other, all together n times as long."""
+        """Reduces pairs of an output and its inputs, which have n times as many elements: a shard for each rank."""
         kind = reduction_kind([pairs[0][0]], opts.reduceOp)
         if kind is None or not self._are_shards(pairs):
             return None
         partial = _partial_of(self._policy, kind)
-        launches, memory, copies = [], [], []
+        operations, memory, copies = [], [], []
         for output, inputs in pairs:
             source = contribution(inputs, kind, opts.reduceOp)
             target = space([output], kind.wide)
-            launches += self._submitter.collective(
+            operations += self._submitter.collective(
                 "reduce_scatter", kind, output.numel(), source, target, partial=partial
             )
             memory += [source, target, *inputs]
             if target is not output:
                 copies.append((target, [output]))
         qos = None if partial is None else partial.qos
-        return self._submitter.start(launches, opts, [output for output, _ in pairs], memory, copies, qos)
+        return self._submitter.start(operations, opts, [output for output, _ in pairs], memory, copies, qos)
 
     def reduce_scatter_list(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
-        """inputs[r] is this rank's contribution to rank r. When they are of unequal length, a reduce to each rank."""
+        """inputs[r] is this rank's contribution to rank r. Inputs of unequal length take a reduce to each rank."""
         if len(inputs) != self._size or output.numel() != inputs[self._rank].numel():
             return None
         if are_alike(inputs, output):
@@ -137,7 +143,7 @@ class Collectives:
         kind = reduction_kind([output, *inputs], opts.reduceOp)
         if kind is None:
             return None
-        launches: list[Launch] = []
+        operations: list[Operation] = []
         memory = [*inputs]
         target = space([output], kind.wide)
         for root, each in enumerate(inputs):
@@ -145,30 +151,30 @@ class Collectives:
             if root == self._rank:
                 with torch.no_grad():
                     part = target.view(-1).copy_(part.view(-1))
-            launches += self._submitter.collective("reduce", kind, each.numel(), part, part, root)
+            operations += self._submitter.collective("reduce", kind, each.numel(), part, part, root)
             memory.append(part)
         copies = [] if target is output else [(target, [output])]
-        return self._submitter.start(launches, opts, [output], memory, copies)
+        return self._submitter.start(operations, opts, [output], memory, copies)
 
     @profiled
     def all_gather(self, pairs: list[tuple[list[Tensor], Tensor]], opts: Any) -> Work | None:
-        """Each pair: the outputs that lie one after the other, all together n times as long as the input."""
+        """Gathers pairs of outputs and their input; the outputs have n times as many elements: a shard of each rank."""
         kind = move_kind(pairs[0][1].dtype)
         if kind is None or not self._are_shards((each, outputs) for outputs, each in pairs):
             return None
-        launches, memory, copies = [], [], []
+        operations, memory, copies = [], [], []
         for outputs, each in pairs:
             source, target = flatten([each]), space(outputs)
-            launches += self._submitter.collective("all_gather", kind, each.numel(), source, target)
+            operations += self._submitter.collective("all_gather", kind, each.numel(), source, target)
             memory += [source, target, *outputs]
             if target is not outputs[0]:
                 copies.append((target, outputs))
         return self._submitter.start(
-            launches, opts, [output for outputs, _ in pairs for output in outputs], memory, copies
+            operations, opts, [output for outputs, _ in pairs for output in outputs], memory, copies
         )
 
     def all_gather_list(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
-        """outputs[r] is what rank r gives, which may be of any length."""
+        """outputs[r] is the tensor of rank r, which may have any length."""
         if len(outputs) != self._size or outputs[self._rank].numel() != tensor.numel():
             return None
         if are_alike(outputs, tensor):
@@ -191,24 +197,24 @@ class Collectives:
             return None
         source, target = flatten(tensors), space(everything)
         count = sum(tensor.numel() for tensor in tensors)
-        launches = self._submitter.collective("all_gather", kind, count, source, target)
+        operations = self._submitter.collective("all_gather", kind, count, source, target)
         copies = [] if target is everything[0] else [(target, everything)]
-        return self._submitter.start(launches, opts, everything, [source, target, *everything], copies)
+        return self._submitter.start(operations, opts, everything, [source, target, *everything], copies)
 
     @profiled
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work | None:
-        """The root's tensor to everybody's."""
+        """Copies the root's tensor to that of every other rank."""
         kind = move_kind(tensors[0].dtype) if self._is_rank(opts.rootRank) and len(tensors) == 1 else None
         if kind is None or not are_plain(tensors):
             return None
         memory = flatten(tensors)
-        launches = self._submitter.collective("broadcast", kind, tensors[0].numel(), memory, memory, opts.rootRank)
+        operations = self._submitter.collective("broadcast", kind, tensors[0].numel(), memory, memory, opts.rootRank)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
-        return self._submitter.start(launches, opts, tensors, [memory], copies)
+        return self._submitter.start(operations, opts, tensors, [memory], copies)
 
     @profiled
     def gather(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
-        """Everybody's tensor to the root's outputs; elsewhere there are no outputs."""
+        """Copies every rank's tensor to the root's outputs; other ranks have no outputs."""
         root, length = opts.rootRank, tensor.nbytes
         if not self._is_list_of_root(outputs, tensor, root):
             return None
@@ -218,7 +224,7 @@ class Collectives:
 
     @profiled
     def scatter(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
-        """The root's inputs, one to each rank's output; elsewhere there are no inputs."""
+        """Copies the root's inputs, one to each rank's output; other ranks have no inputs."""
         root, length = opts.rootRank, output.nbytes
         if not self._is_list_of_root(inputs, output, root):
             return None
@@ -228,7 +234,7 @@ class Collectives:
 
     @profiled
     def all_to_all(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Work | None:
-        """inputs[r] goes to rank r; outputs[r] comes from there."""
+        """Sends inputs[r] to rank r, and receives outputs[r] from it."""
         if len(outputs) != self._size or len(inputs) != self._size or not are_plain([*inputs, *outputs]):
             return None
         sent, received = tuple(each.nbytes for each in inputs), tuple(each.nbytes for each in outputs)
@@ -239,7 +245,7 @@ class Collectives:
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any
     ) -> Work | None:
-        """The splits count rows (of dimension 0) for each rank; without them, all ranks get and give the same."""
+        """The splits are rows (of dimension 0) per rank; without them all ranks send and receive equal parts."""
         if not are_plain([tensor, output]):
             return None
         sent = self._split_bytes(tensor, input_splits, "input")
@@ -256,14 +262,14 @@ class Collectives:
 
     @profiled
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work | None:
-        """One tensor to another rank, which receives it with the same tag."""
+        """Sends one tensor to another rank, which receives it with the same tag."""
         if len(tensors) != 1 or not are_plain(tensors):
             return None
         return self._submitter.send(tensors[0], flatten(tensors), to, tag)
 
     @profiled
     def receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work | None:
-        """One tensor, from a rank or, with None, from any."""
+        """Receives one tensor from a rank or, with None, from any."""
         if len(tensors) != 1 or not are_plain(tensors):
             return None
         return self._submitter.receive(tensors[0], space(tensors), source, tag)
@@ -284,12 +290,12 @@ class Collectives:
         source = flatten(inputs) if inputs else nothing
         target = space(outputs) if outputs else nothing
         what = (name, root, (outputs or inputs)[0].dtype)
-        launches = self._submitter.delivery(what, sent, received, source, target, same=same)
+        operations = self._submitter.delivery(what, sent, received, source, target, same=same)
         copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
-        return self._submitter.start(launches, opts, outputs, [source, target, *outputs], copies)
+        return self._submitter.start(operations, opts, outputs, [source, target, *outputs], copies)
 
     def _are_shards(self, pairs: Iterable[tuple[Tensor, list[Tensor]]]) -> bool:
-        """Whether each pair is a shard and a whole of one type on the CPU, the whole as long as a shard per rank."""
+        """Whether each pair is a shard and a whole of one dtype on the CPU, and the whole has a shard per rank."""
         dtype = None
         for shard, whole in pairs:
             dtype = dtype or shard.dtype
@@ -303,7 +309,7 @@ class Collectives:
         return 0 <= rank < self._size
 
     def _is_list_of_root(self, tensors: list[Tensor], one: Tensor, root: int) -> bool:
-        """Whether the root, and nobody else, has a list of a tensor like `one` for every rank."""
+        """Whether the root, and no other rank, has a list of a tensor like `one` for every rank."""
         if not self._is_rank(root) or not are_plain([one, *tensors]):
             return False
         return are_alike(tensors, one) and len(tensors) == (self._size if self._rank == root else 0)
@@ -314,7 +320,9 @@ class Collectives:
             if len(splits) != self._size or sum(splits) != rows:
                 return None
             if min(splits) < 0:
-                raise ConfigError(f"rank {self._rank}: {what} split sizes {list(splits)} are not all 0 or more")
+                raise ConfigError(
+                    f"rank {self._rank}: {what} split sizes {list(splits)} contain a negative number: use 0 or more"
+                )
             row_bytes = tensor.nbytes // rows if rows else 0
             return tuple(split * row_bytes for split in splits)
         if tensor.dim() == 0 or rows % self._size:
@@ -327,12 +335,12 @@ class Collectives:
     def _check_own_part(self, sent: Sequence[int], received: Sequence[int]) -> None:
         if sent[self._rank] != received[self._rank]:
             raise ConfigError(
-                f"rank {self._rank}: sends {sent[self._rank]} bytes to itself, but has room for "
-                f"{received[self._rank]}; make both the same"
+                f"rank {self._rank}: sends {sent[self._rank]} bytes to itself, but receives {received[self._rank]}; "
+                f"make its own input and output splits equal"
             )
 
 
 def _partial_of(policy: OperationPolicy, kind: Kind) -> PartialPolicy | None:
-    """What a reduction may lose whose caller will not ask what was lost: that must be made up for at once."""
+    """The partial policy of a reduction whose caller does not ask for `missing`: the result makes up for losses."""
     partial = policy.partial
     return partial if partial is not None and partial.makes_up_at_once and can_lose(kind.op, kind.dtype) else None

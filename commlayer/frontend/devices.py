@@ -1,9 +1,9 @@
-"""Where an operation goes whose tensors are not on the CPU.
+"""Operations on tensors that are not on the CPU: the way to another backend, or to pinned memory.
 
-With `init_process_group("cpu:commlayer,cuda:nccl")` those on CUDA go to NCCL, with plain `"commlayer"` through pinned
-memory to the engine (`pinned.py`). torch keeps what a backend's creator returns as the whole group if it is a
-`ProcessGroup`, as ours is, and then never makes the other backend (`_new_process_group_helper`): so we make it, when it
-is first asked for, since only then does torch tell its name.
+With `init_process_group("cpu:commlayer,cuda:nccl")` CUDA tensors go to NCCL; with plain `"commlayer"` they go through
+pinned memory to the engine (`pinned.py`). If a backend's creator returns a `ProcessGroup`, as ours does, torch takes it
+for the whole group and never makes the other backend (`_new_process_group_helper`). So we make that one, when it is
+first needed, because torch knows its name only then.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ FORMER = {
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
 }
-"""Names that plain process groups had before torch 2.13."""
+"""Names of these methods in plain process groups before torch 2.13."""
 
 
 def backend_for(config: str, device_type: str) -> str | None:
-    """The name of the backend for a device in a configuration like "cpu:commlayer,cuda:nccl"; None: none is named."""
+    """The backend for a device in a configuration like "cpu:commlayer,cuda:nccl"; None if it names none."""
     pairs = (entry.partition(":") for entry in config.split(","))
     return next((backend for device, _, backend in pairs if device == device_type), None)
 
 
 class Devices:
-    """The other backends of a process group, and the way of device tensors to its own.
+    """The other backends of a process group, and the pinned copies that take device tensors to its own.
 
     `own` is the name of the group's own backend; `store`, `timeout` and `global_ranks` are as torch gave them for it.
     """
@@ -62,14 +62,14 @@ class Devices:
         self._timeout = timeout
         self._global_ranks = list(global_ranks)
         self.pinned = pinned or PinnedCopies()
-        """Takes the device tensors that have no other backend."""
+        """Takes device tensors without another backend."""
         self._neighbours: dict[str, dist.ProcessGroup | None] = {}
         self._coalesced: list[CommWork] | None = None
 
     def neighbour(self, device_type: str) -> dist.ProcessGroup | None:
-        """The group of the backend that the configuration names for a device; None when that is our own, or gloo.
+        """The group of the backend that the configuration names for a device; None if it is our own, or gloo.
 
-        Raises ConfigError when torch cannot make that backend.
+        Raises ConfigError if torch cannot make that backend.
         """
         if device_type == "cpu":
             return None
@@ -77,7 +77,7 @@ class Devices:
             try:
                 config = dist.get_backend_config(self._group)
             except (ValueError, AssertionError, RuntimeError):
-                return None  # torch still makes the group, and does not know it
+                return None  # torch is still making the group, and does not know it yet
             name = backend_for(config, device_type)
             made = None if name in (None, self._own, "gloo") else self._make(str(name), device_type)
             self._neighbours[device_type] = made
@@ -86,9 +86,9 @@ class Devices:
     def dispatch(
         self, method: Callable[..., Work], inputs: Sequence[int], outputs: Sequence[int], args: tuple[Any, ...]
     ) -> Work:
-        """Calls a method of the group, or what stands for it on the device of its tensors.
+        """Calls a method of the group, or the same method of the backend for the device of its tensors.
 
-        `inputs` and `outputs` are the positions in `args` of what it reads and writes: tensors, or nested lists.
+        `inputs` and `outputs` are the positions in `args` of the tensors, or nested lists, that it reads and writes.
         """
         given = {at: pytree.tree_flatten(args[at]) for at in {*inputs, *outputs} if at < len(args)}
         kinds = {leaf.device.type for leaves, _ in given.values() for leaf in leaves if isinstance(leaf, Tensor)}
@@ -115,7 +115,7 @@ class Devices:
         return work
 
     def begin_coalescing(self, device: torch.device) -> None:
-        """Until `end_coalescing`, operations on that device are also noted, or coalesced by its own backend."""
+        """Until `end_coalescing`, also notes operations on that device, or lets its own backend coalesce them."""
         neighbour = self.neighbour(device.type)
         if neighbour is not None:
             neighbour._start_coalescing(device)
@@ -165,29 +165,29 @@ class Devices:
                 f"rank {rank}: backend {name!r} for {device_type} beside {self._own!r} is not available here; use "
                 f"'cpu:{self._own},{device_type}:nccl' with a torch built with NCCL, or {self._own!r} alone"
             )
-        # A plain group, because only that has all of today's names of the collectives.
+        # A plain group: the backend itself lacks today's names of the collectives.
         group = dist.ProcessGroup(store, rank, size)
         group._set_default_backend(kind)
         group._register_backend(device, kind, backend)
         if name == "nccl":
-            self._group._register_backend(device, kind, backend)  # for C++ that asks the group for its backend
+            self._group._register_backend(device, kind, backend)  # for C++ code that asks the group for its backend
         return group
 
 
 def placed(*, inputs: Sequence[int] = (), outputs: Sequence[int] = ()) -> Callable[[MethodT], MethodT]:
-    """A collective's method that minds where its tensors are.
+    """A decorator: dispatches a collective by the device of its tensors, see `Devices.dispatch`.
 
-    `inputs` and `outputs` are the positions (self not counted) of what it reads and writes.
+    `inputs` and `outputs` are the positions (self not counted) of the arguments that it reads and writes.
     """
 
     def decorate(method: MethodT) -> MethodT:
         @functools.wraps(method)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.devices is None:  # no accelerator in this machine: nothing to look for
+            if self.devices is None:  # no accelerator in this machine
                 return method(self, *args, **kwargs)
-            bound = functools.partial(method, self, **kwargs)
-            bound.__name__ = method.__name__  # type: ignore[attr-defined]
-            return self.devices.dispatch(bound, inputs, outputs, args)
+            of_group = functools.partial(method, self, **kwargs)
+            of_group.__name__ = method.__name__  # type: ignore[attr-defined]
+            return self.devices.dispatch(of_group, inputs, outputs, args)
 
         return wrapper  # type: ignore[return-value]
 

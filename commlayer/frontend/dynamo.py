@@ -1,6 +1,6 @@
-"""What torch.compile must leave alone.
+"""`untraced`: keeps torch.compile away from our process group.
 
-C++ calls our process group in the middle of compiled code: DDP from backward, functional collectives from what
+C++ calls the process group in the middle of compiled code: DDP from backward, functional collectives from code that
 Inductor made. Dynamo takes such a Python frame for a part of the user's program and tries to compile it.
 """
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def untraced(kind: T) -> T:
-    """A decorator: Dynamo runs this function, or this class's methods, and all they call, as they are.
+    """A decorator: Dynamo runs this function, or this class's methods, and everything they call, uncompiled.
 
     `torch.compiler.disable` does the same, but costs a microsecond per call, and a second to import.
     """

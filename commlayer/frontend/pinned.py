@@ -1,12 +1,12 @@
-"""CUDA tensors on an engine that knows host memory: they go through pinned buffers, on streams of their own.
+"""CUDA tensors on an engine that reaches only host memory: pinned copies, on streams of their own.
 
     caller's stream   ... produce inputs | (goes on)                                   | wait: results are there
     copies out        waits for that, copies to pinned memory
     this thread       waits for the copy, starts the operation
     copies in         once the operation is over: copies from pinned memory
 
-As with NCCL, the caller's stream waits and not the device; unlike there, `wait()` also blocks the calling thread until
-the network is done, because the last copy is only enqueued then.
+As with NCCL, the caller's stream waits, not the whole device. Unlike NCCL, `wait()` also blocks the calling thread
+until the network is done, because only then the last copy is enqueued.
 
 Operations of a process group must start in the order of the calls. So operations on CPU tensors queue behind one on
 device tensors that has not started: `PinnedCopies.busy` tells, and `run` takes operations without device tensors, too.
@@ -28,7 +28,7 @@ from ..errors import OperationTimeoutError
 from .work import CommWork, ReceiveWork
 
 Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Work]
-"""Starts an operation on host tensors (inputs, outputs); an in-place tensor is the same object in both."""
+"""Starts an operation on host tensors (inputs, outputs). An in-place tensor is the same object in both."""
 
 
 class PinnedHandle:
@@ -93,9 +93,9 @@ class PinnedHandle:
 
 
 class PinnedCopies:
-    """Starts operations on device tensors, in order, from a thread that waits for the copies out.
+    """Starts operations on device tensors, in the order of the calls, from a thread that waits for the copies out.
 
-    `cuda` is `torch.cuda`; tests have a fake of it, whose device tensors are of another `device_type`.
+    `cuda` is `torch.cuda`, or a fake of it in tests, with another `device_type`.
     """
 
     def __init__(self, cuda: Any = torch.cuda, device_type: str = "cuda") -> None:
@@ -109,13 +109,13 @@ class PinnedCopies:
 
     @property
     def busy(self) -> bool:
-        """Whether an operation has been called that has not started."""
+        """Whether an operation that was called has not started."""
         return self._waiting > 0
 
     def run(self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> CommWork:
-        """Starts `call` on host copies of the tensors when its turn has come; the results go to `outputs`.
+        """Starts `call` on pinned copies of the tensors when its turn comes, and copies the results to `outputs`.
 
-        Tensors of the host are handed on as they are. Raises ValueError when there is more than one device.
+        Host tensors are passed on as they are. Raises ValueError if the tensors are on more than one device.
         """
         devices = {tensor.device for tensor in (*inputs, *outputs) if self._is_there(tensor)}
         if len(devices) > 1:
@@ -164,7 +164,7 @@ class PinnedCopies:
         return ReceiveWork(handle, list(outputs), device=device)
 
     def close(self) -> None:
-        """Ends the thread once everything that was called has started."""
+        """Ends the thread once every operation that was called has started."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -188,12 +188,12 @@ class PinnedCopies:
         outputs: Sequence[Tensor],
     ) -> None:
         try:
-            started.wait()  # it is over; this raises its error, with its type
+            started.wait()  # it is over; this raises its error
             if device is None:
                 handle.end(None)
                 return
             _, back = self._side_streams(device)
-            # The caller's earlier work on the outputs is over: the operation started after `ready`, which follows it.
+            # The caller's earlier kernels on the outputs are over: they precede `ready`, and the operation follows it.
             with torch.no_grad(), self._cuda.stream(back):
                 for tensor in outputs:
                     if self._is_there(tensor):
@@ -215,5 +215,5 @@ class PinnedCopies:
         return tensor.device.type == self._device_type
 
     def _pinned(self, tensor: Tensor) -> Tensor:
-        """Host memory like the tensor's, from torch's cache of pinned blocks, which knows when a copy is over."""
+        """Pinned host memory of the tensor's shape. torch's cache of pinned blocks knows when a copy is over."""
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._device_type == "cuda")

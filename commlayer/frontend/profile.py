@@ -1,4 +1,4 @@
-"""Our collectives in torch's profiler, named as its users know it from other backends: `commlayer:all_reduce`."""
+"""Our collectives in torch's profiler, named like those of other backends: `commlayer:all_reduce`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WorkT = TypeVar("WorkT", bound=Work | None)
 
 
 def profiled(start: Callable[Concatenate[T, P], WorkT]) -> Callable[Concatenate[T, P], WorkT]:
-    """While a profiler runs, records what `start` starts, as `commlayer:<its name>`, until it ends."""
+    """A decorator: while a profiler runs, records the operation that `start` starts as `commlayer:<name of start>`."""
     title = f"commlayer:{start.__name__}"
 
     @wraps(start)

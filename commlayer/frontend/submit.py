@@ -25,18 +25,17 @@ from .tensors import Kind, copy_back
 from .work import CommWork, JoinedHandle, ReceiveWork, join
 
 UNSET = timedelta(milliseconds=-1)
-"""What torch writes into an operation's options for "as the group says"."""
-
+"""torch's value in the options of an operation that has the timeout of its group."""
 
 SCALARS_KEPT = 256
-"""Works of one element that are kept in any case."""
+"""The latest works of one element, which are kept in any case."""
 
 UNWAITED_MAX = 1 << 16
-"""Works of one element that nobody has waited for and that are kept: a job that never waits must not grow."""
+"""Works of one element that are kept until somebody waits for them: a job that never waits must not grow."""
 
 
-class Launch(NamedTuple):
-    """One operation of the engine: the arguments of `Group.submit` that differ from one to the next."""
+class Operation(NamedTuple):
+    """One operation of the engine: the arguments of `Group.submit` that differ within a collective."""
 
     plan: Plan
     source: int
@@ -48,7 +47,7 @@ class Launch(NamedTuple):
 class Submitter:
     """Starts the operations of one group.
 
-    `timeout` gives the group's timeout of the moment, for operations that have none of their own.
+    `timeout` returns the group's current timeout, for operations that have none of their own.
     """
 
     def __init__(self, group: Group, settings: Settings, priority: int, timeout: Callable[[], timedelta]) -> None:
@@ -72,17 +71,26 @@ class Submitter:
         root: int = 0,
         partial: PartialPolicy | None = None,
         signed: tuple[object, ...] = (),
-    ) -> list[Launch]:
-        """The operations for a collective of `plan_for` on `count` elements: one, or none when there is nothing to do.
+    ) -> list[Operation]:
+        """The operations for a collective of `plan_for` on `count` elements: one, or none if `count` is 0.
 
-        Every rank has the same count, so that none is missing when another one starts. With `partial`, contributions
-        may be lost: the operation is then to be started with `partial.qos`. `signed`: see `OperationPolicy`.
+        Every rank passes the same count, so all ranks start the operation or none does. With `partial`, contributions
+        may be lost: the caller starts the operation with `partial.qos`. `signed`: see `OperationPolicy`.
         """
         if count == 0:
             return []
         itemsize = source.element_size() // kind.parts
-        plan = self._plan(name, count * kind.parts, itemsize, kind.average, root, partial, kind.element, signed)
-        return [Launch(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
+        plan = self._plan(
+            name,
+            count * kind.parts,
+            itemsize,
+            average=kind.average,
+            root=root,
+            partial=partial,
+            element=kind.element,
+            signed=signed,
+        )
+        return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
     def delivery(
         self,
@@ -93,25 +101,25 @@ class Submitter:
         target: Tensor,
         *,
         same: bool = False,
-    ) -> list[Launch]:
-        """The operation that delivers bytes, see `plans.delivery`: also if they are none, as others may have some.
+    ) -> list[Operation]:
+        """The operation that delivers bytes, see `plans.delivery`; also for 0 bytes, because other ranks may have some.
 
-        `what` is called is the same on all ranks.
+        `what` identifies the collective, and is the same on all ranks.
         """
         group, staging_bytes = self._group, self._settings.staging_bytes
         plan = self._plans.get(
             (what, sent, received, same),
             lambda: deliver(group.rank, group.hosts, sent, received, staging_bytes, same=same, what=what),
         )
-        return [Launch(plan, source.data_ptr(), target.data_ptr(), DType.U8, Op.SUM)]
+        return [Operation(plan, source.data_ptr(), target.data_ptr(), DType.U8, Op.SUM)]
 
-    def barrier(self) -> list[Launch]:
+    def barrier(self) -> list[Operation]:
         """The operation of a barrier."""
-        return [Launch(self._plan("barrier", 0, 1), 0, 0, DType.U8, Op.SUM)]
+        return [Operation(self._plan("barrier", 0, 1), 0, 0, DType.U8, Op.SUM)]
 
     def start(
         self,
-        launches: Sequence[Launch],
+        operations: Sequence[Operation],
         opts: Any,
         results: list[Tensor],
         memory: list[Tensor],
@@ -119,9 +127,9 @@ class Submitter:
         qos: Qos | None = None,
         priority: int | None = None,
     ) -> CommWork:
-        """Runs or submits operations. `memory` stays alive until they end; then `copies` go to where they belong.
+        """Runs or submits operations. `memory` stays alive until they end; then `copies` (from, to) are done.
 
-        `priority` None: the group's.
+        `qos` None: nothing is lost. `priority` None: that of the group.
         """
         timeout: timedelta = opts.timeout
         if timeout == UNSET:
@@ -129,16 +137,16 @@ class Submitter:
         timeout_s = timeout.total_seconds()
         priority = self._priority if priority is None else priority
         if not getattr(opts, "asyncOp", True) and qos is None:
-            for launch in launches:
-                self._group.run(*launch, timeout_s=timeout_s, priority=priority)
+            for operation in operations:
+                self._group.run(*operation, timeout_s=timeout_s, priority=priority)
             copy_back(copies)
             if self._in_flight:
                 with self._lock:
                     self._let_go()
             return CommWork(None, results)
         handles = []
-        for launch in launches:
-            handle = self._group.submit(*launch, timeout_s=timeout_s, priority=priority, qos=qos)
+        for operation in operations:
+            handle = self._group.submit(*operation, timeout_s=timeout_s, priority=priority, qos=qos)
             self._keep(handle, memory)
             handles.append(handle)
         if not handles:
@@ -150,7 +158,7 @@ class Submitter:
         return self._noted(work)
 
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
-        """Sends `source`, which holds the elements of `tensor` in one stretch."""
+        """Sends `source`, the elements of `tensor` in one stretch."""
         handle = self._group.send(
             source.data_ptr(),
             source.nbytes,
@@ -163,7 +171,7 @@ class Submitter:
         return self._noted(CommWork(handle, [tensor], [source]))
 
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
-        """Receives into `target`, and from there into `tensor` if that is another one. `source` None: from any rank."""
+        """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
         handle = self._group.receive(
             target.data_ptr(),
             target.nbytes,
@@ -177,16 +185,16 @@ class Submitter:
         return self._noted(ReceiveWork(handle, [tensor], [target], finish))
 
     def begin_coalescing(self) -> None:
-        """From now on, works are also noted, for one work of them all."""
+        """From now on, also notes all works, for `end_coalescing`."""
         self._coalesced = []
 
     def end_coalescing(self) -> Work:
-        """One work for all that was started since `begin_coalescing`."""
+        """One work for all operations since `begin_coalescing`."""
         works, self._coalesced = self._coalesced or [], None
         return join(works)
 
     def forget(self) -> None:
-        """Lets go of everything that was kept for the engine, which must be closed."""
+        """Frees the memory that was kept for the engine, which must be closed."""
         self._in_flight.clear()
         self._scalars.clear()
 
@@ -195,6 +203,7 @@ class Submitter:
         name: Collective,
         numel: int,
         itemsize: int,
+        *,
         average: bool = False,
         root: int = 0,
         partial: PartialPolicy | None = None,
@@ -224,30 +233,30 @@ class Submitter:
         return work
 
     def _keep(self, handle: Handle, memory: list[Tensor]) -> None:
-        """Holds an operation's memory until it ends, whatever the caller does with the work."""
+        """Keeps an operation's memory until it ends, whatever the caller does with the work."""
         with self._lock:
             self._let_go()
             self._in_flight.append((handle, memory))
 
     def _keep_scalar(self, work: CommWork) -> None:
-        """Holds the work of one element until somebody has waited for it.
+        """Keeps the work of one element until somebody has waited for it.
 
-        DDP.join() gives such a work to C++ alone, which keeps the C++ part of a work alive, not ours, and would wait
-        for ever on what is left. It comes back for it in the backward pass, however many others were started between.
+        DDP.join() gives such a work to C++ alone. C++ keeps only its own part of a work alive, and would wait for ever
+        on that. It waits in the backward pass, however many other operations were started in between.
         """
         with self._lock:
             scalars = self._scalars
             scalars.append(work)
             while len(scalars) > SCALARS_KEPT:
                 if len(scalars) <= UNWAITED_MAX and not scalars[0].waited:
-                    scalars.rotate(-1)  # others are looked at next time
+                    scalars.rotate(-1)  # the next call looks at another one
                     return
                 scalars.popleft()
 
     def _let_go(self) -> None:
         """Forgets the operations that have ended, up to the first that has not.
 
-        That one goes to the end of the queue, as a receive may wait for long: others are looked at next time.
+        That one moves to the end of the queue, because a receive may wait for long: the next call looks at others.
         """
         while self._in_flight:
             if not self._in_flight[0][0].done():

@@ -1,4 +1,4 @@
-"""Tensors as the engine sees them: addresses, element types, and stretches of memory."""
+"""Tensors for the engine: element types, reductions, and stretches of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..transport.base import DType, Op
 
 
 class Kind(NamedTuple):
-    """What the engine does with the elements of a torch type."""
+    """How the engine reduces or moves the elements of a torch type."""
 
     dtype: DType
     op: Op = Op.SUM
@@ -21,11 +21,11 @@ class Kind(NamedTuple):
     parts: int = 1
     """Elements of `dtype` in one torch element: 2 for complex numbers."""
     wide: torch.dtype | None = None
-    """A type to convert to first, where the kernels do not know the element type; results are rounded back."""
+    """Type to convert to first if the kernels lack the element type; results are rounded back. None: no conversion."""
     is_scaled: bool = False
-    """Whether contributions are first multiplied by the operator's factor (PREMUL_SUM)."""
+    """Whether contributions are multiplied by the operator's factor first (PREMUL_SUM)."""
     element: str = ""
-    """The torch type: part of what the ranks must agree on, as `dtype` may be the same for several."""
+    """The torch type. It is part of the signature, because several torch types share one `dtype`."""
 
 
 FLOATS8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
@@ -64,7 +64,7 @@ def _kinds() -> dict[tuple[torch.dtype, int], Kind]:
 
 
 REDUCTIONS = _kinds()
-"""The reductions that are ours, by torch type and operator. Everything else falls through to gloo."""
+"""The reductions that the engine does, by torch type and operator. gloo does all others."""
 
 MOVES = {
     1: Kind(DType.U8),
@@ -73,40 +73,40 @@ MOVES = {
     8: Kind(DType.U64),
     16: Kind(DType.U64, parts=2),
 }
-"""How to move elements that nobody computes with, by their size in bytes."""
+"""How to move elements unchanged, by their size in bytes."""
 
 
 @functools.cache
 def move_kind(dtype: torch.dtype) -> Kind | None:
-    """How to move elements of this type; None when the engine has nothing of their size."""
+    """How to move elements of this type; None if the engine has no type of their size."""
     kind = MOVES.get(dtype.itemsize)
     return None if kind is None else kind._replace(element=str(dtype))
 
 
 def reduction_kind(tensors: list[Tensor], op: ReduceOp) -> Kind | None:
-    """How to reduce these tensors; None when the engine does not, or cannot reach them."""
+    """How to reduce these tensors; None if the engine cannot do or reach them."""
     kind = REDUCTIONS.get((tensors[0].dtype, op.op.value))  # type: ignore[attr-defined]  # not in the stub
     return kind if are_plain(tensors) else None
 
 
 def op_name(op: ReduceOp) -> str:
-    """As people write it: SUM, AVG, MAX."""
+    """The operator in capitals: SUM, AVG, MAX."""
     return str(op.op.name)  # type: ignore[attr-defined]  # not in the stub
 
 
 def are_plain(tensors: list[Tensor]) -> bool:
-    """Whether the engine can reach these tensors: strided, on the CPU, of one type."""
+    """Whether the engine can reach these tensors: strided, on the CPU, of one dtype."""
     dtype = tensors[0].dtype
     return all(tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype is dtype for tensor in tensors)
 
 
 def are_alike(tensors: list[Tensor], one: Tensor) -> bool:
-    """Whether a list's tensors are all as long as the one."""
+    """Whether all tensors have as many elements as `one`."""
     return all(tensor.numel() == one.numel() for tensor in tensors)
 
 
 def _are_consecutive(tensors: list[Tensor]) -> bool:
-    """Whether the elements lie in memory one after the other, as chunks of one tensor do."""
+    """Whether the tensors lie in memory one after the other, like chunks of one tensor."""
     address = tensors[0].data_ptr()
     for tensor in tensors:
         if not tensor.is_contiguous() or tensor.data_ptr() != address or tensor.is_conj() or tensor.is_neg():
@@ -116,28 +116,31 @@ def _are_consecutive(tensors: list[Tensor]) -> bool:
 
 
 def flatten(tensors: list[Tensor]) -> Tensor:
-    """The elements of these tensors in one stretch: a tensor that begins it, the first one if they lie so already."""
+    """The elements of these tensors in one stretch of memory, which begins with the returned tensor.
+
+    It is the first tensor itself if they lie so already, and a copy otherwise.
+    """
     if _are_consecutive(tensors):
         return tensors[0]
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def contribution(tensors: list[Tensor], kind: Kind, op: ReduceOp) -> Tensor:
-    """The elements of these tensors in one stretch, as they go into a reduction; like `flatten` where they do as is."""
+    """The elements of these tensors in one stretch, converted or scaled for a reduction; otherwise like `flatten`."""
     if kind.wide is None and not kind.is_scaled:
         return flatten(tensors)
     memory = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     if kind.wide is not None:
         return memory.to(kind.wide)
-    # A number or a tensor of one element. There is no other way to it, and the stub does not have this one.
+    # A number or a tensor of one element. Nothing else returns it, and the stub lacks __getstate__.
     factor = op.__getstate__()[1]  # type: ignore[attr-defined]
     return memory.mul_(factor.to(memory) if isinstance(factor, Tensor) else factor)
 
 
 def space(tensors: list[Tensor], wide: torch.dtype | None = None) -> Tensor:
-    """Room for the elements of these tensors in one stretch: what begins it, the first one if they lie so already.
+    """Memory for the elements of these tensors in one stretch, which begins with the returned tensor.
 
-    `wide` is another type than theirs for the elements, if any.
+    It is the first tensor itself if they lie so already. `wide`: dtype of the elements, if not that of the tensors.
     """
     if wide is None and _are_consecutive(tensors):
         return tensors[0]
@@ -145,8 +148,9 @@ def space(tensors: list[Tensor], wide: torch.dtype | None = None) -> Tensor:
 
 
 def copy_back(copies: list[tuple[Tensor, list[Tensor]]]) -> None:
+    """Copies each stretch to its tensors."""
     if not copies:
-        return  # entering no_grad alone would be a tenth of a small operation
+        return  # entering no_grad alone takes a tenth of a small operation
     with torch.no_grad():
         for flat, tensors in copies:
             for part, tensor in zip(flat.view(-1).split([tensor.numel() for tensor in tensors]), tensors, strict=True):

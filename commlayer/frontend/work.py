@@ -1,4 +1,4 @@
-"""`CommWork`: an operation in flight, as torch wants to see it.
+"""`CommWork`: an operation in flight, as a `Work` of torch.
 
 Two things keep a failure from crashing or vanishing in C++ (`tests/process/test_backend_errors.py` tests each of them):
 the class derives from `Work`, and its future is the child of another one, because `Future.set_exception` stores the
@@ -24,11 +24,11 @@ from .dynamo import untraced
 
 @untraced
 class CommWork(Work):
-    """A collective that has been submitted; `handle` None means that it is over and well.
+    """A submitted collective; `handle` None: it has ended well.
 
     `results` are the caller's tensors, the value of the future; `device` is theirs (None: the CPU). `memory` is
-    everything the engine may touch, kept alive until the operation is done. `finish` copies temporaries to where the
-    caller wants them; it runs once, in whichever thread first learns that the operation is done.
+    everything that the engine may touch; it is kept alive until the operation is done. `finish` copies temporaries to
+    the caller's tensors; it runs once, in the first thread that learns that the operation is done.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class CommWork(Work):
         self._lock = threading.Lock()
         self._future: Future[Any] | None = None
         self.waited = False
-        """Whether somebody has waited for it."""
+        """Whether `wait` has returned."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Blocks until the results are there. Raises what the operation failed of, or OperationTimeoutError.
+        """Blocks until the results are there. Raises the operation's error, or OperationTimeoutError.
 
-        C++ says "no timeout" with a timedelta of 0, Python with None.
+        No timeout is None in Python, and a timedelta of 0 in C++.
         """
         if self.handle is not None:
             self.handle.wait(timeout.total_seconds() if timeout else None)
             self.waited = True
             self.settle()
             if self._future is not None:
-                self._future.wait()  # its completion may be a moment behind, and C++ takes its value after this
+                self._future.wait()  # it may complete a moment later, and C++ takes its value after this
         return True
 
     def is_completed(self) -> bool:
@@ -78,7 +78,7 @@ class CommWork(Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What the operation failed of; None while it runs, and if it ended well."""
+        """The operation's error; None while it runs, and if it ended well."""
         if self.handle is None or not self.handle.done():
             return None
         try:
@@ -97,7 +97,7 @@ class CommWork(Work):
         self.wait()
 
     def missing(self) -> list[tuple[int, int]]:
-        """(offset, length) in bytes of what of the input was not counted; waits for the results."""
+        """(offset, length) in bytes of contributions that were not counted; waits for the results."""
         self.wait()
         return [] if self.handle is None else self.handle.missing()
 
@@ -127,7 +127,7 @@ class CommWork(Work):
             source.set_exception(error)
 
     def settle(self) -> None:
-        """Runs `finish`, once; for whoever knows that the operation ended well."""
+        """Runs `finish`, once. For callers that know that the operation ended well."""
         with self._lock:
             if self._finish is not None:
                 self._finish()
@@ -138,7 +138,7 @@ class CommWork(Work):
 
 
 class ReceiveWork(CommWork):
-    """A receive in flight: it knows where its message came from."""
+    """A receive in flight."""
 
     def _source_rank(self) -> int:
         """The group rank of the sender; waits for the message. `dist.recv` calls it by this name."""
@@ -148,7 +148,7 @@ class ReceiveWork(CommWork):
 
 
 class JoinedHandle:
-    """Several operations as one `Handle`: done when all are, failed with the first failure."""
+    """Several operations as one `Handle`: it is done when all are, and fails with the first failure."""
 
     def __init__(self, handles: list[Handle]) -> None:
         self._handles = handles
@@ -174,11 +174,13 @@ class JoinedHandle:
         return None
 
     def missing(self) -> list[tuple[int, int]]:
-        """Raises ConfigError: offsets in several inputs would not tell which."""
-        raise ConfigError("several operations in one work have no common input: ask the work of each what it misses")
+        """Raises ConfigError: an offset would not tell which of several inputs it is in."""
+        raise ConfigError(
+            "a work of several operations has no common input: ask the work of each operation for `missing()`"
+        )
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Calls back once, when the last operation ends."""
+        """Calls `callback` once, when the last operation ends."""
         lock = threading.Lock()
         left = len(self._handles)
         failure: BaseException | None = None

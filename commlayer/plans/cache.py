@@ -8,14 +8,14 @@ from collections.abc import Callable, Hashable
 from .plan import Plan
 
 LIMIT_BYTES = 32 << 20
-"""What a group's plans may take here; the engine has copies of as much."""
+"""Limit of memory for a group's plans here; the engine's copies take as much again."""
 
 PLAN_BYTES = 2 << 10
-"""About what a plan takes beside its steps."""
+"""Approximate memory of a plan beside its steps."""
 
 
 class PlanCache:
-    """Plans by what they are for. The oldest go first: a job whose sizes never repeat must not grow."""
+    """Plans by key. The oldest go first: a job whose sizes never repeat must not grow."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._plans: dict[Hashable, Plan] = {}
@@ -24,7 +24,7 @@ class PlanCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        """The plan for `key`, made if it is not there. One that is too large for the limit is kept alone."""
+        """The plan for `key`, made if it is missing. A plan larger than the limit is kept alone."""
         plan = self._plans.get(key)
         return self._add(key, make()) if plan is None else plan
 

@@ -1,16 +1,16 @@
-"""Deliveries: bytes that go unchanged from rank to rank. All-to-all, gather, scatter, all-gather of unequal sizes.
+"""Deliveries of bytes from rank to rank: all-to-all, gather, scatter, all-gather of unequal sizes.
 
-One algorithm for all of them, for any lengths and any set of hosts. A rank knows what it sends to each rank and what
-it gets from each, and nothing of what the others exchange; so its plan depends on nothing else, and the two plans of
-a pair agree because they cut the same length in the same way.
+One algorithm serves all of them, for any lengths and any set of hosts. A rank knows the lengths that it sends to and
+receives from each rank, and no lengths between others. Its plan depends on nothing else, and the plans of two ranks
+agree because both cut the same length in the same way.
 
-To a rank of another host goes a message (several, when it is long). To the ranks of this host go rounds through
-staging, a part for each of them: in round k a rank writes, posts k + 1, awaits the posts of those who write for it,
-and copies out. It has as many rounds as its longest pair needs, and then posts the rest, for those who have more:
-so the operation is as long for the host's counters on every rank, though nobody knows how many rounds there are.
+A rank of another host gets a message, or several if it is long. Ranks of this host exchange through staging, in
+rounds, with a part for each of them: in round k a rank writes, posts k + 1, awaits the posts of the ranks that write
+for it, and copies out. A rank has as many rounds as its longest pair needs. Then it posts the rest, for ranks with more
+rounds: so all counters of the host rise equally, although no rank knows the number of rounds.
 
-A part's place is that of round k - 2, which its reader has left when it posts k: that is awaited before writing. Nobody
-waits for anything that comes later than its own round, so nobody waits for ever.
+Round k uses the memory of round k - 2. Its reader has left that when it posts k, so the writer awaits that post. No
+rank waits for a round later than its own, so no rank waits for ever.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ def deliver(
     """INPUT, sent[r] bytes of it to rank r, one after the other; OUTPUT, received[r] bytes from rank r, likewise.
 
     sent[rank] equals received[rank]; the two may be the same memory. `same`: every rank sends all of its INPUT, to one
-    rank or to several; sent[r] is then its length or 0. All ranks must agree in `hosts`, `staging_bytes` and `same`.
-    `what` is called, and with which element type: ranks with something else get MismatchError; (): it is not compared.
+    rank or to several; sent[r] is then its length or 0. All ranks must agree on `hosts`, `staging_bytes` and `same`.
+    `what` identifies the collective and its element type: ranks with another one get MismatchError. (): not compared.
+
+    Raises ConfigError if the staging is too small for the length.
     """
     b = PlanBuilder(rank, len(sent))
     offsets = [0, *accumulate(received)]
@@ -83,7 +85,8 @@ def _deliver_here(
     rounds = max(map(len, [*outgoing.values(), *incoming.values()]), default=0)
     if rounds >= POSTS_LIMIT:
         raise ConfigError(
-            f"rank {b.rank}: {rounds} rounds through staging of {staging_bytes} bytes are too many; raise its size"
+            f"rank {b.rank}: a delivery through staging of {staging_bytes} bytes takes {rounds} rounds, and fewer than "
+            f"{POSTS_LIMIT} are possible; deliver less at once"
         )
     for k in range(rounds):
         slot = k % SLOTS * slot_bytes
@@ -102,6 +105,6 @@ def _deliver_here(
 
 
 def _parts(whole: Range, limit_bytes: int) -> list[Range]:
-    """Cuts a range into parts of this length, the last one perhaps shorter: what a pair agrees on."""
+    """Cuts a range into parts of this length, the last one perhaps shorter. Both ranks of a pair cut alike."""
     end = whole.offset + whole.length
     return [Range(at, min(limit_bytes, end - at)) for at in range(whole.offset, end, limit_bytes)]

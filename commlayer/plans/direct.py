@@ -1,14 +1,14 @@
-"""Direct algorithms over the network: everybody talks to everybody, in one or two network steps.
+"""Direct algorithms over the network: every rank sends to every other, in one or two network steps.
 
 The all-reduce is the reduce-scatter + all-gather of Rabenseifner ("Optimization of Collective Reduction Operations",
-2004), each half done by direct exchange: every rank owns one shard, everybody sends its part of a shard to the owner,
-the owner reduces what arrives and sends the result back. Each rank sends 2 (n-1)/n of the data, the least possible,
-in two network steps.
+2004), with a direct exchange for each half. Every rank owns one shard; all ranks send their part of a shard to its
+owner, which reduces them and sends the result back. Each rank sends 2 (n-1)/n of the data, the least possible, in two
+network steps.
 
-It is done per segment, and no segment waits for another: the gather half of one overlaps the reduce half of the next.
+Each segment does this by itself: the gather half of one overlaps the reduce half of the next.
 
-Functions named `*_segment` add the steps of one segment between some of the ranks (`members`, in the same order
-everywhere) to a plan; the hierarchical algorithms are made of them, too.
+Functions named `*_segment` add the steps of one segment between some of the ranks (`members`, in the same order on all
+ranks) to a plan. The hierarchical algorithms use them, too.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .window import Window
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 BARRIER_BYTES = 8
-"""Barrier messages say nothing, but a packet with a payload takes the same path as every other."""
+"""Payload of barrier messages. It has no meaning, but a packet with a payload is handled like every other."""
 
 ORDERED_SEGMENTS = 16
-"""Segments in flight where rank-ordered reduction needs scratch: about 2 MiB of it by default."""
+"""Segments in flight when rank-ordered reduction needs scratch: about 2 MiB of it by default."""
 
 
 def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """In place in OUTPUT."""
+    """All-reduces OUTPUT, in place."""
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
     pieces = segments(Range(0, numel * itemsize), itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES * world_size)
@@ -43,11 +43,11 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
 
 
 def partial_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """From INPUT to OUTPUT, which may be the same memory; contributions may be lost, and with
+    """All-reduces INPUT into OUTPUT, which may be the same memory; contributions may be lost, and with
     `partial_results` results, too.
 
-    Where INPUT is memory of its own, what was not counted is still there in the end. The SCALE steps are there even
-    if there is nothing to divide: they are where the executor makes up for absent contributions.
+    If INPUT is memory of its own, lost contributions are still there in the end. The plan has SCALE steps even if there
+    is nothing to divide: in them the executor makes up for absent contributions.
     """
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
@@ -70,9 +70,9 @@ def partial_all_reduce_segment(
     after: Sequence[int] = (),
     weight: int = 1,
 ) -> list[int]:
-    """All-reduces ranges of INPUT into those of OUTPUT with bounded loss; arguments as of all_reduce_segment.
+    """All-reduces ranges of INPUT into those of OUTPUT and may lose contributions; arguments as of all_reduce_segment.
 
-    Each member contributes for `weight` ranks.
+    Each member contributes the sum of `weight` ranks.
     """
     me = members.index(b.rank)
     own = shards[me]
@@ -86,8 +86,8 @@ def partial_all_reduce_segment(
         done = [b.scale(OUTPUT, *own, divisor, done, weight=weight)]
         for i in others(members, me):
             b.send(members[i], OUTPUT, *own, done, partial=partial_results)
-    # Where INPUT is OUTPUT, this overwrites what this rank's own send of that shard reads: as in all_reduce_segment,
-    # the owner has ended that message before, and counts nothing of it any more.
+    # If INPUT is OUTPUT, a result overwrites memory that this rank's own send of that shard reads. As in
+    # all_reduce_segment, the owner has ended that message before and counts nothing more of it.
     received = [i for i in others(members, me) if shards[i].length]
     return done + [b.recv_copy(members[i], OUTPUT, *shards[i], partial=partial_results) for i in received]
 
@@ -101,9 +101,9 @@ def all_reduce_segment(
     window: Window | None,
     after: Sequence[int] = (),
 ) -> list[int]:
-    """All-reduces ranges of OUTPUT, shards[i] being owned by members[i]; returns what ends when the result is there.
+    """All-reduces ranges of OUTPUT; members[i] owns shards[i]. Returns the steps after which the result is there.
 
-    `after` is what makes this rank's own contribution ready.
+    This rank's own contribution is ready after the steps `after`.
     """
     me = members.index(b.rank)
     own = shards[me]
@@ -117,8 +117,8 @@ def all_reduce_segment(
             done = [b.scale(OUTPUT, *own, divisor, done)]
         for i in others(members, me):
             b.send(members[i], OUTPUT, *own, done)
-    # A result overwrites memory that this rank's own send of that shard reads, and need not wait for that send: the
-    # owner sends the result only when it has every byte of everybody's, and drops what a late retransmission repeats.
+    # A result overwrites memory that this rank's own send of that shard reads. It need not wait for that send: the
+    # owner sends the result only when it has every byte of all ranks, and drops late retransmissions.
     return done + [b.recv_copy(members[i], OUTPUT, *shards[i]) for i in others(members, me) if shards[i].length]
 
 
@@ -133,10 +133,10 @@ def reduce_segment(
     target: Buffer = OUTPUT,
     partial: bool = False,
 ) -> list[int]:
-    """Reduces what the other members send into a range of `target`; returns what ends when all is in.
+    """Reduces the other members' parts into a range of `target`; returns the steps after which all are in.
 
-    This rank's own part is there after `begin`, and complete after `after`. Peers' parts are reduced as they come,
-    perhaps before that; with a window after that, and in the order of the members.
+    This rank's own part is there after `begin`, and complete after `after`. Without a window, peers' parts are reduced
+    as they come, perhaps before `after`; with one, they are reduced after it and in the order of the members.
     """
     me = members.index(b.rank)
     if window is None:
@@ -153,13 +153,13 @@ def reduce_segment(
 
 
 def ordered_window(b: PlanBuilder, members: int, owned: Sequence[Range]) -> Window:
-    """The scratch that ordered reduction of these ranges needs: room for each member's contribution."""
+    """The scratch for ordered reduction of these ranges: room for each member's contribution."""
     slot_bytes = members * max((own.length for own in owned), default=0)
     return Window(b, slot_bytes, min(ORDERED_SEGMENTS, max(len(owned), 1)))
 
 
 def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int) -> Plan:
-    """All-reduce in one network step, for small messages. In place in OUTPUT."""
+    """All-reduces OUTPUT in place in one network step, for small messages."""
     b = PlanBuilder(rank, world_size)
     if numel:
         exchange_segment(b, range(world_size), Range(0, numel * itemsize), divisor=divisor)
@@ -171,11 +171,11 @@ def exchange_segment(
 ) -> list[int]:
     """All-reduces a range of OUTPUT by sending all of it to every other member; arguments as of all_reduce_segment.
 
-    Everybody reduces the first member's + the second's + ... in that order, so all replicas have the same bits.
+    Each member reduces the first member's + the second's + ... in that order, so all replicas have the same bits.
     """
     me = members.index(b.rank)
     slots = [b.scratch(piece.length) for _ in members]
-    # The sends read a snapshot: OUTPUT may be overwritten before they have been acknowledged.
+    # The sends read a copy: OUTPUT may be overwritten before they are acknowledged.
     arrived = {me: b.copy(OUTPUT, piece.offset, SCRATCH, slots[me], piece.length, after)}
     for i in others(members, me):
         b.send(members[i], SCRATCH, slots[me], piece.length, [arrived[me]])
@@ -190,7 +190,7 @@ def exchange_segment(
 
 
 def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """INPUT of world_size x numel elements to OUTPUT of numel; OUTPUT may be this rank's part of INPUT."""
+    """Reduces INPUT of world_size x numel elements into OUTPUT of numel, which may be this rank's part of INPUT."""
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
     length = numel * itemsize
@@ -208,7 +208,7 @@ def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, diviso
 
 
 def all_gather(rank: int, world_size: int, numel: int, itemsize: int, settings: Settings) -> Plan:
-    """INPUT of numel elements to OUTPUT of world_size x numel; INPUT may be its own place in OUTPUT."""
+    """Gathers INPUT of numel elements into OUTPUT of world_size x numel; INPUT may be its own place in OUTPUT."""
     b = PlanBuilder(rank, world_size)
     length = numel * itemsize
     for piece in per_rank_segments(length, world_size, itemsize, settings):
@@ -221,7 +221,7 @@ def all_gather(rank: int, world_size: int, numel: int, itemsize: int, settings: 
 
 
 def broadcast(rank: int, world_size: int, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:
-    """The root's OUTPUT to everybody's OUTPUT."""
+    """Copies the root's OUTPUT to that of all ranks."""
     b = PlanBuilder(rank, world_size)
     for piece in segments(Range(0, numel * itemsize), itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES):
         broadcast_segment(b, range(world_size), piece, itemsize, root=root)
@@ -229,11 +229,11 @@ def broadcast(rank: int, world_size: int, numel: int, itemsize: int, root: int, 
 
 
 SCATTER_LIMIT_BYTES = 16 << 10
-"""A shorter broadcast segment goes to each member whole: one network step instead of two."""
+"""A shorter broadcast segment goes whole to each member: in one network step instead of two."""
 
 
 def broadcast_segment(b: PlanBuilder, members: Sequence[int], piece: Range, itemsize: int, *, root: int) -> list[int]:
-    """The root's range of OUTPUT to all members; returns what ends when it is there.
+    """Copies the root's range of OUTPUT to all members; returns the steps after which it is there.
 
     Longer segments are scattered by the root and then gathered from one another by the others, so that the root sends
     everything once and not once per member (van de Geijn's scatter/all-gather broadcast).
@@ -258,10 +258,10 @@ def broadcast_segment(b: PlanBuilder, members: Sequence[int], piece: Range, item
 
 
 def reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, root: int, settings: Settings) -> Plan:
-    """Everybody's OUTPUT to the root's OUTPUT; the others' stays as it is.
+    """Reduces all ranks' OUTPUT into the root's OUTPUT; the others keep theirs.
 
-    The mirror image of the broadcast: longer segments are reduced by all but the root, each a shard, and gathered by
-    the root, which so receives everything once and not once per member.
+    The mirror image of the broadcast: the members except the root reduce a shard of a longer segment each, and the root
+    gathers the shards. So it receives the data once, not once per member.
     """
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
@@ -290,7 +290,7 @@ def reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, 
             if divisor > 1:
                 b.scale(OUTPUT, *own, divisor, done)
         if rank == root:
-            # As in all_reduce_segment: no result comes before this rank's own send of that range has been received.
+            # As in all_reduce_segment: the owner has this rank's part of that range before it sends the result.
             for owner, shard in shards.items():
                 if owner != root and shard.length:
                     b.recv_copy(owner, OUTPUT, *shard)
@@ -305,7 +305,7 @@ def barrier(rank: int, world_size: int) -> Plan:
 
 
 def barrier_segment(b: PlanBuilder, members: Sequence[int], after: Sequence[int] = ()) -> list[int]:
-    """Tells every member that `after` is done; returns what ends when all have told so."""
+    """Tells every member that `after` is done; returns the steps after which all members have told so."""
     mine = b.scratch(BARRIER_BYTES)
     heard = []
     for i in others(members, members.index(b.rank)):
@@ -315,18 +315,18 @@ def barrier_segment(b: PlanBuilder, members: Sequence[int], after: Sequence[int]
 
 
 def per_rank_segments(length: int, world_size: int, itemsize: int, settings: Settings) -> list[Range]:
-    """Cuts what each rank contributes, or gets, so that one segment of all ranks together has the usual size."""
+    """Cuts each rank's part so that the segments of all ranks together have the usual size."""
     least = settings.partial_message_bytes
     segment_bytes = max(settings.segment_bytes // world_size, least, 1)
     return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES, least_bytes=least)
 
 
 def _ordered(world_size: int, settings: Settings) -> bool:
-    """Two contributions give the same sum in either order."""
+    """Whether the order of reduction matters: two contributions give the same sum in either order."""
     return settings.deterministic and world_size > 2
 
 
 def others(members: Sequence[int], me: int) -> range | list[int]:
-    """The indices of the others, beginning after `me`: so all ranks begin with a different peer and none is flooded."""
+    """The indices of the other members, beginning after `me`: each rank begins with another peer, none is flooded."""
     n = len(members)
     return [(me + i) % n for i in range(1, n)]

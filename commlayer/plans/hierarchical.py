@@ -1,11 +1,11 @@
 """Algorithms for several hosts: shared memory within a host, the network between hosts.
 
-Data crosses the network once per host and not once per rank. For the all-reduce every host has the same number of
-owners, the smallest number of ranks that any host has; a segment is reduced to the owners within each host, between
-the owners of the same shard over the network, and spread within the host again. The host part is one chain that works
-on a later segment than the network: `NETWORK_LAG` segments may be on the network at a time.
+Data crosses the network once per host, not once per rank. For the all-reduce every host has the same number of owners:
+the number of ranks of the smallest host. A segment is reduced to the owners within each host, then over the network
+between the owners of the same shard, and then spread within each host. The steps within the host are one chain, which
+works on a later segment than the network: up to `NETWORK_LAG` segments are on the network at a time.
 
-`hosts` are the group ranks by host. Every rank of the group posts equally often.
+`hosts` are the group ranks by host. All ranks of the group post equally often.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .window import Window
 INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, Buffer.STAGING
 
 NETWORK_LAG = 8
-"""Enough segments to fill a long or fast path while the last one comes back."""
+"""Segments on the network: enough to fill a long or fast path until the first one comes back."""
 
 PARTIAL_LAG = 2
-"""Likewise of partial ones, which are longer."""
+"""The same for partial segments, which are longer."""
 
 Hosts = tuple[tuple[int, ...], ...]
 
 
 def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """In place in OUTPUT."""
+    """All-reduces OUTPUT, in place."""
     b = PlanBuilder(rank, sum(map(len, hosts)))
     local = home(hosts, rank)
     me = local.index(rank)
@@ -39,7 +39,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_bytes, longest), longest)
     members = [host[me] for host in hosts] if me < owners else []
-    # A short message takes one network step: as in select, but only among the owners of a shard.
+    # A short message takes one network step, as in select.py, but only among the owners of a shard.
     short = (len(hosts) - 1) * numel * itemsize <= settings.exchange_limit_bytes and len(pieces) == 1
     window = None
     if settings.deterministic and members and not short:
@@ -59,16 +59,16 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
 
 
 def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """From INPUT to OUTPUT, which may be the same; contributions of hosts may be lost, and
-    with `partial_results` results, too.
+    """All-reduces INPUT into OUTPUT, which may be the same memory; contributions of hosts may be lost, and with
+    `partial_results` results, too.
 
-    What crosses the network is the sum of a host, so that is what is counted or not. Each owner makes it in its INPUT:
-    where it owns a shard, INPUT has the host's sum afterwards, and elsewhere what it had. So what was not counted is
-    still there, once: with the owner, which can contribute it another time for its whole host.
+    The sum of a host crosses the network, so that sum is counted or lost. Each owner makes it in its INPUT: in its own
+    shard INPUT holds the host's sum afterwards, elsewhere its former values. So a lost contribution is still there,
+    once: the owner can contribute it again for its whole host.
 
     Segments are as long as the messages between hosts need (see `direct.partial_all_reduce`), so each takes several
     rounds through staging, on its way there and back. A round is: copy to staging; post; await all; read. A slot is
-    written in round k + 2 after awaiting everybody's post of k + 1, which follows their reading of k.
+    written again in round k + 2, after awaiting all posts of k + 1, which follow the reading of k.
     """
     b = PlanBuilder(rank, sum(map(len, hosts)))
     local = home(hosts, rank)
@@ -83,7 +83,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
     chain = b.chain()
 
     def rounds(shards: Sequence[Range]) -> Iterator[tuple[int, list[Range]]]:
-        """For each round its slot, and its part of each owner's shard, perhaps an empty one."""
+        """The slot of each round, and its part of each owner's shard, perhaps an empty one."""
         for at in range(0, max(shard.length for shard in shards), part_bytes):
             yield (
                 b.posts % SLOTS * slot_bytes,
@@ -123,7 +123,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
             done: list[int] = []
             if members:
                 shards = partition(cuts[i][me], len(hosts), itemsize)
-                # Rescaling counts ranks; where hosts differ in size it is not asked for.
+                # Rescaling counts ranks; a policy asks for it only if all hosts have equally many.
                 done = direct.partial_all_reduce_segment(
                     b,
                     members,
@@ -141,9 +141,9 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
 
 
 def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, root: int, settings: Settings) -> Plan:
-    """Everybody's OUTPUT to the root's OUTPUT; the others' stays as it is.
+    """Reduces all ranks' OUTPUT into the root's OUTPUT; the others keep theirs.
 
-    Each host reduces its own, a shard per owner, and the owners send their shards to those of the root's host.
+    Each host reduces its own ranks', a shard per owner, and the owners send their shards to those of the root's host.
     """
     b = PlanBuilder(rank, sum(map(len, hosts)))
     local = home(hosts, rank)
@@ -160,7 +160,7 @@ def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, roo
     def finish(buffer: Buffer, own: Range, after: Sequence[int]) -> list[int]:
         if root not in local:
             return [b.send(home(hosts, root)[me], buffer, *own, after)]
-        # Not before `after`: until then there may be nothing to add to.
+        # Not before `after`: until then the memory may hold no part to add to.
         done = direct.reduce_segment(b, members, own, window=window, begin=after, after=after, target=buffer)
         return [b.scale(buffer, *own, divisor, done)] if divisor > 1 else done
 
@@ -170,7 +170,7 @@ def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, roo
 
 
 def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """INPUT of world size x numel elements to OUTPUT of numel; OUTPUT may be this rank's part of INPUT."""
+    """Reduces INPUT of world size x numel elements into OUTPUT of numel, which may be this rank's part of INPUT."""
     world_size = sum(map(len, hosts))
     b = PlanBuilder(rank, world_size)
     local = home(hosts, rank)
@@ -193,7 +193,7 @@ def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: 
                 b.reduce(STAGING, staged + destination * piece.length, target, at, piece.length, staging_of=peer)
         return began
 
-    # A slot is written for k + 2 after awaiting everybody's post of k + 1, which follows their reduction of k.
+    # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the reduction of k.
     for k, piece in enumerate(pieces):
         staged = k % SLOTS * slot_bytes
         with chain:
@@ -216,7 +216,7 @@ def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: 
 
 
 def all_gather(rank: int, hosts: Hosts, numel: int, itemsize: int, settings: Settings) -> Plan:
-    """INPUT of numel elements to OUTPUT of world size x numel; INPUT may be its own place in OUTPUT."""
+    """Gathers INPUT of numel elements into OUTPUT of world size x numel; INPUT may be its own place in OUTPUT."""
     world_size = sum(map(len, hosts))
     b = PlanBuilder(rank, world_size)
     local = home(hosts, rank)
@@ -227,7 +227,7 @@ def all_gather(rank: int, hosts: Hosts, numel: int, itemsize: int, settings: Set
     slot_bytes, longest = staging_area(settings.staging_bytes, 1, parts, itemsize)
     segment_bytes = min(max(settings.segment_bytes // world_size, 1), longest)
     chain = b.chain()
-    # A slot is written for k + 2 after awaiting everybody's post of k + 1, which follows their copying of k.
+    # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the copying of k.
     for k, piece in enumerate(segments(Range(0, length), itemsize, segment_bytes, longest)):
         staged = k % SLOTS * slot_bytes
         there = {rank: b.copy(INPUT, piece.offset, OUTPUT, rank * length + piece.offset, piece.length)}
@@ -251,7 +251,7 @@ def all_gather(rank: int, hosts: Hosts, numel: int, itemsize: int, settings: Set
 
 
 def broadcast(rank: int, hosts: Hosts, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:
-    """The root's OUTPUT to everybody's OUTPUT."""
+    """Copies the root's OUTPUT to that of all ranks."""
     b = PlanBuilder(rank, sum(map(len, hosts)))
     local = home(hosts, rank)
     leaders = [root if root in host else host[0] for host in hosts]
@@ -290,7 +290,7 @@ def home(hosts: Hosts, rank: int) -> tuple[int, ...]:
 
 
 def delegate(hosts: Hosts, host: tuple[int, ...], rank: int) -> int:
-    """Who on `host` deals with the part of `rank` in the network: on its own host, `rank` itself."""
+    """The rank on `host` that handles the part of `rank` in the network; on its own host that is `rank` itself."""
     return host[home(hosts, rank).index(rank) % len(host)]
 
 

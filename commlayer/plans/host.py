@@ -1,12 +1,12 @@
 """Algorithms among the ranks of one host, through staging: memory of each rank that all of them have mapped.
 
-A rank COPYs what others need into its own staging, POSTs, and AWAITs the others' posts before it reads theirs. Staging
-is divided into areas, each with two slots that segments take in turn. The executor keeps consecutive operations apart
-(they use alternating halves of the memory, and none starts before every peer has ended the one two before it); within
-an operation a plan must not write a slot that somebody still reads. Each function says why it does not.
+A rank COPYs the data for others into its own staging, POSTs, and AWAITs the others' posts before it reads theirs.
+Staging is divided into areas, each with two slots that segments take in turn. The executor keeps consecutive operations
+apart: they use alternating halves of the memory, and none starts before all peers have ended the one two before it.
+Within an operation, a plan must not write a slot that another rank still reads. Each function says why it does not.
 
-All steps that touch staging are one chain, since one thread runs them anyway. `local` are the group ranks of this
-host, ascending. Every rank posts equally often, as the executor requires.
+All steps on staging are one chain, since one thread runs them anyway. `local` are the group ranks of this host,
+ascending. All ranks post equally often, as the executor requires.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Finish = Callable[[Buffer, Range, Sequence[int]], list[int]]
 
 
 def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """In place in OUTPUT; the same bits on every rank."""
+    """All-reduces OUTPUT in place; all ranks get the same bits."""
     b = PlanBuilder(rank, world_size)
     whole, local = Range(0, numel * itemsize), range(world_size)
     if whole.length <= min(settings.small_bytes, settings.staging_bytes):
@@ -41,7 +41,7 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
 
 
 def reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, root: int, settings: Settings) -> Plan:
-    """Everybody's OUTPUT to the root's OUTPUT; the others' stays as it is."""
+    """Reduces all ranks' OUTPUT into the root's OUTPUT; the others keep theirs."""
     b = PlanBuilder(rank, world_size)
     whole, local = Range(0, numel * itemsize), range(world_size)
     if 0 < whole.length <= min(settings.small_bytes, settings.staging_bytes):
@@ -71,7 +71,7 @@ def _scale(b: PlanBuilder, divisor: int) -> Finish:
 
 
 def _small_all_reduce(b: PlanBuilder, local: Sequence[int], whole: Range, divisor: int) -> None:
-    """One synchronisation: everybody reads everybody's input and reduces rank 0's + rank 1's + ... in that order."""
+    """One synchronisation: each rank reads all inputs and reduces rank 0's + rank 1's + ... in that order."""
     if whole.length == 0:
         return
     with b.chain():
@@ -96,18 +96,18 @@ def staged_reduce(
     lag: int = 0,
     root: int | None = None,
 ) -> None:
-    """Reduces segments of everybody's OUTPUT into everybody's, or only into the `root`'s, which may be on another host.
+    """Reduces segments of all local ranks' OUTPUT into theirs, or only into that of `root`, perhaps on another host.
 
-    The first `owners` local ranks own a shard of each segment. `finish(buffer, own shard, after)` adds what makes the
-    reduction over this host, there once `after` is done, the result, and returns the steps that end it: scaling, or
-    reduction over hosts. `lag` segments may be in there at a time. Where OUTPUT must stay as it is, at a rank that is
-    not the root, the shard is reduced in SCRATCH.
+    The first `owners` local ranks own a shard of each segment. `finish(buffer, own shard, after)` adds the steps that
+    turn the sum of this host, which is there after `after`, into the result (scaling, or reduction over hosts), and
+    returns the last of them. Up to `lag` segments may be in these steps at a time. A rank that must keep its OUTPUT
+    because it is not the root reduces its shard in SCRATCH.
 
-    Area A holds contributions, area B results; iteration i reduces segment i and spreads the result of i - lag:
+    Area A holds contributions, area B results. Iteration i reduces segment i and spreads the result of i - lag:
         contribute i + 1; await all that contributed i; reduce; result of i - lag to B; post; await all; copy out
     Slots are safe:
-      - A is written for i + 1 after awaiting everybody's end of iteration i - 1, who had then reduced i - 1;
-      - B is written in i after awaiting the same, when everybody had copied out the result of iteration i - 2.
+      - A is written for i + 1 after awaiting the end of iteration i - 1 on all ranks, which had then reduced i - 1;
+      - B is written in i after awaiting the same, when all ranks had copied out the result of iteration i - 2.
     """
     if not pieces:
         return
@@ -127,7 +127,7 @@ def staged_reduce(
         return (area * SLOTS + segment % SLOTS) * slot_bytes
 
     def contribute(segment: int) -> None:
-        # Everything but this rank's own shard, which is the only one that nobody else reduces.
+        # All but this rank's own shard: the other ranks reduce the other shards.
         piece, own = pieces[segment], owned[segment]
         head = Range(piece.offset, own.offset - piece.offset)
         tail_offset = own.offset + own.length
@@ -179,12 +179,12 @@ def staged_reduce(
 
 
 def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """INPUT of world_size x numel elements to OUTPUT of numel; OUTPUT may be this rank's part of INPUT."""
+    """Reduces INPUT of world_size x numel elements into OUTPUT of numel, which may be this rank's part of INPUT."""
     b = PlanBuilder(rank, world_size)
     local = range(world_size)
     length = numel * itemsize
     slot_bytes, longest = staging_area(settings.staging_bytes, 1, world_size, itemsize)
-    # A slot is written for k + 2 after awaiting everybody's post of k + 1, which follows their reduction of k.
+    # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the reduction of k.
     with b.chain():
         for k, piece in enumerate(segments(Range(0, length), itemsize, longest, longest)):
             slot = k % SLOTS * slot_bytes
@@ -204,11 +204,11 @@ def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, diviso
 
 
 def all_gather(rank: int, world_size: int, numel: int, itemsize: int, settings: Settings) -> Plan:
-    """INPUT of numel elements to OUTPUT of world_size x numel; INPUT may be its own place in OUTPUT."""
+    """Gathers INPUT of numel elements into OUTPUT of world_size x numel; INPUT may be its own place in OUTPUT."""
     b = PlanBuilder(rank, world_size)
     length = numel * itemsize
     slot_bytes, longest = staging_area(settings.staging_bytes, 1, 1, itemsize)
-    # A slot is written for k + 2 after awaiting everybody's post of k + 1, which follows their copying of k.
+    # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the copying of k.
     with b.chain():
         for k, piece in enumerate(segments(Range(0, length), itemsize, longest, longest)):
             slot = k % SLOTS * slot_bytes
@@ -224,7 +224,7 @@ def all_gather(rank: int, world_size: int, numel: int, itemsize: int, settings: 
 
 
 def broadcast(rank: int, world_size: int, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:
-    """The root's OUTPUT to everybody's OUTPUT."""
+    """Copies the root's OUTPUT to that of all ranks."""
     b = PlanBuilder(rank, world_size)
     slot_bytes, longest = staging_area(settings.staging_bytes, 1, 1, itemsize)
     pieces = segments(Range(0, numel * itemsize), itemsize, longest, longest)
@@ -241,13 +241,13 @@ def staged_broadcast(
     *,
     root: int,
 ) -> None:
-    """The ranges of the root's OUTPUT to all local ranks' OUTPUT; at the root, range k is there after ready[k]."""
+    """Copies ranges of the root's OUTPUT to all local ranks' OUTPUT; at the root, range k is there after ready[k]."""
     peers = [rank for rank in local if rank != b.rank]
     with b.chain():
         for k, piece in enumerate(pieces):
             slot = k % SLOTS * slot_bytes
             if b.rank == root and peers:
-                # The slot's last readers: they post k - 1 when they have copied out segment k - 2.
+                # The slot's last readers post k - 1 when they have copied out segment k - 2.
                 if k >= SLOTS:
                     await_all(b, peers, b.posts + 1 - SLOTS)
                 b.copy(OUTPUT, piece.offset, STAGING, slot, piece.length, ready[k])
@@ -276,14 +276,14 @@ def await_all(b: PlanBuilder, ranks: Sequence[int], value: int) -> None:
 def staging_area(staging_bytes: int, areas: int, parts: int, itemsize: int) -> tuple[int, int]:
     """Divides a rank's staging into `areas` areas of two slots, which hold `parts` parts of a segment each.
 
-    Returns the bytes of a slot and the most bytes of a part.
+    Returns the bytes of a slot and the largest bytes of a part. Raises ConfigError if a part would hold no element.
     """
     slot_bytes = staging_bytes // (areas * SLOTS) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    part_bytes = min(slot_bytes // parts, MESSAGE_LIMIT_BYTES)  # between hosts a part is a message, too
+    part_bytes = min(slot_bytes // parts, MESSAGE_LIMIT_BYTES)  # a part is a message, too, between hosts
     part_bytes = part_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES or part_bytes // itemsize * itemsize
     if part_bytes == 0:
         raise ConfigError(
-            f"staging of {staging_bytes} bytes per rank is too small: {areas * SLOTS} slots must hold {parts} elements "
-            f"of {itemsize} bytes each; raise the staging size"
+            f"staging of {staging_bytes} bytes per rank is too small: each of {areas * SLOTS} slots must hold {parts} "
+            f"elements of {itemsize} bytes; use fewer ranks per host"
         )
     return slot_bytes, part_bytes

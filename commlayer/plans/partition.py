@@ -1,17 +1,17 @@
-"""How a tensor is cut: into shards (who owns what) and segments (units of pipelining)."""
+"""Cuts a tensor into shards (one per owner) and segments (units of pipelining)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 ALIGNMENT_BYTES = 64
-"""Cuts fall on cache lines where the parts are large enough, so two ranks never write one line."""
+"""Cuts of large enough parts fall on cache lines, so that two ranks never write one line."""
 
 MESSAGE_LIMIT_BYTES = 16 << 20
 """No message is longer than this."""
 
 SEGMENT_LIMIT = 256
-"""Beyond this many segments a plan gets longer segments instead: its own size and build time stay small."""
+"""A plan gets longer segments rather than more than this, so that its size and build time stay small."""
 
 
 class Range(NamedTuple):
@@ -24,7 +24,7 @@ class Range(NamedTuple):
 def partition(whole: Range, parts: int, itemsize: int) -> list[Range]:
     """Cuts a range of whole elements into `parts` consecutive ranges, as equal as alignment allows.
 
-    When there are too few elements the last ranges are empty.
+    With too few elements the last ranges are empty.
     """
     granule = itemsize
     if ALIGNMENT_BYTES % itemsize == 0 and whole.length >= parts * ALIGNMENT_BYTES:
@@ -50,8 +50,8 @@ def segments(
 ) -> list[Range]:
     """Cuts a range into non-empty segments of about `segment_bytes`, at most `limit` of them.
 
-    None is shorter than `least_bytes`, unless the range is. None is longer than `longest_bytes`, a multiple of 64 or
-    less than 64: before that, the limit and the least give way.
+    No segment is shorter than `least_bytes`, unless the range is. No segment is longer than `longest_bytes` (a multiple
+    of 64, or less than 64), which has precedence over the limit and the least.
     """
     if whole.length == 0:
         return []

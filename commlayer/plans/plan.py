@@ -1,8 +1,8 @@
-"""A plan: what one rank sends, receives, copies and reduces in one collective, as data.
+"""A plan: the steps of one rank in one collective, as data.
 
-A plan is an array of steps (`struct cl_step`) with a dependency count each, and the array of successors they share. It
-names buffers, not addresses, and bytes, not elements: the same plan serves every tensor of that size. `PlanBuilder`
-is how the algorithms write plans; the native executor runs them (and tests/unit/plans/interpreter.py, on numpy arrays).
+A plan is an array of steps (`struct cl_step`) with a dependency count each, and the array of their successors. It names
+buffers, not addresses, and bytes, not elements: the same plan serves every tensor of that size. The algorithms write
+plans with `PlanBuilder`. The native executor runs them, and tests/unit/plans/interpreter.py does so on numpy arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 
 class StepKind(enum.IntEnum):
-    """What a step does; values equal `enum cl_step_kind`."""
+    """The kinds of steps; values equal `enum cl_step_kind`."""
 
     SEND = 0
     RECV_COPY = 1
@@ -32,7 +32,7 @@ class StepKind(enum.IntEnum):
 
 
 class Buffer(enum.IntEnum):
-    """Where a step reads or writes; values equal `enum cl_buffer`."""
+    """The memory that a step reads or writes; values equal `enum cl_buffer`."""
 
     INPUT = 0
     OUTPUT = 1
@@ -59,15 +59,15 @@ STEP = np.dtype(
 """One step, byte for byte `struct cl_step`."""
 
 FIELDS = [name for name in STEP.names or () if name != "flags"]
-"""What makes a step what it is; the flags only say how."""
+"""The columns of a step, except its flags."""
 
 PARTIAL = 1
-"""Flag of a network step: it may lose packets, up to the bound of the operation (CL_STEP_PARTIAL)."""
+"""Flag of a network step: it may lose packets, up to the loss bound of the operation (CL_STEP_PARTIAL)."""
 
 SCRATCH_ALIGNMENT_BYTES = 64
 
 POSTS_LIMIT = 1 << 20
-"""How far a plan may raise a host counter; equals CL_POSTS_LIMIT."""
+"""Limit of a host counter in a plan; equals CL_POSTS_LIMIT."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,20 +81,19 @@ class Plan:
     rank: int
     world_size: int
     scratch_bytes: int
-    """Private memory the executor must provide as CL_SCRATCH."""
+    """Private memory that the executor must provide as CL_SCRATCH."""
     staging_bytes: int
-    """How much of each rank's staging this plan addresses, from offset 0."""
+    """Bytes of each rank's staging that this plan addresses, from offset 0."""
     posts: int
-    """How far this rank's host counter rises from start to end; equal on all ranks of the operation."""
+    """Rise of this rank's host counter from start to end; equal on all ranks of the operation."""
     partial: bool = False
-    """Whether it has partial steps: such an all-reduce goes from INPUT to OUTPUT, the others are in place."""
+    """Whether it has partial steps. Such an all-reduce goes from INPUT to OUTPUT, the others are in place."""
     signature: int = 0
-    """Of the collective as a whole, 32 bits, the same on all ranks, so that they can tell whether they called the same;
-    0: they cannot."""
+    """32 bits that identify the collective: ranks with different signatures get MismatchError. 0: not compared."""
 
 
 def sign(*called: object) -> int:
-    """The signature for what was called."""
+    """The signature of a call: its 32-bit checksum, not 0."""
     return zlib.crc32(repr(called).encode()) or 1
 
 
@@ -107,7 +106,7 @@ class Chain:
 
     def __init__(self, builder: PlanBuilder) -> None:
         self.tail: tuple[int, ...] = ()
-        """The last step, as something to pass as `after`; empty while the chain is."""
+        """The last step, to pass as `after`; empty while the chain is empty."""
         self._builder = builder
 
     def __enter__(self) -> Chain:
@@ -123,8 +122,8 @@ class Chain:
 class PlanBuilder:
     """Collects the steps of one rank's plan.
 
-    Every step method returns the step's index, to be named in the `after` of later steps. Offsets and lengths are
-    bytes; lengths are positive: a generator skips empty ranges, on both sides of a message alike.
+    Every step method returns the step's index, for the `after` of later steps. Offsets and lengths are in bytes.
+    Lengths are positive: an algorithm skips empty ranges, on both ends of a message alike.
 
     Messages are numbered per peer and direction in the order of the calls: the n-th `send` from a to b in the plan of
     a is the n-th `recv_*` from a in the plan of b. So both plans must add the messages of a pair in the same order.
@@ -158,27 +157,25 @@ class PlanBuilder:
     ) -> int:
         """Sends a range to `peer`; done when the peer has acknowledged all of it.
 
-        `partial`, here and at the receiver: part of it may be lost, up to the bound of the operation.
+        `partial`, here and at the receiver: part of it may be lost, up to the loss bound of the operation.
         """
         message = self._sent[peer]
         self._sent[peer] += 1
-        return self._add(StepKind.SEND, peer, source, 0, offset, 0, length, message, after, partial)
+        return self._add(
+            StepKind.SEND, peer, length, after, source=source, source_offset=offset, message=message, partial=partial
+        )
 
     def recv_copy(
         self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, partial: bool = False
     ) -> int:
-        """target = what `peer` sent."""
-        message = self._received[peer]
-        self._received[peer] += 1
-        return self._add(StepKind.RECV_COPY, peer, 0, target, 0, offset, length, message, after, partial)
+        """target = the message of `peer`."""
+        return self._receive(StepKind.RECV_COPY, peer, target, offset, length, after, partial)
 
     def recv_reduce(
         self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, partial: bool = False
     ) -> int:
-        """target = target (op) what `peer` sent, packet by packet in order of arrival."""
-        message = self._received[peer]
-        self._received[peer] += 1
-        return self._add(StepKind.RECV_REDUCE, peer, 0, target, 0, offset, length, message, after, partial)
+        """target = target (op) the message of `peer`, packet by packet in order of arrival."""
+        return self._receive(StepKind.RECV_REDUCE, peer, target, offset, length, after, partial)
 
     def copy(
         self,
@@ -211,28 +208,28 @@ class PlanBuilder:
     def scale(
         self, target: Buffer, offset: int, length: int, divisor: int, after: Sequence[int] = (), *, weight: int = 1
     ) -> int:
-        """target = target / divisor. With lossy contributions also the place to rescale, so the divisor may be 1.
+        """target = target / divisor. The executor also rescales for lost contributions here, so the divisor may be 1.
 
-        `weight`: how many ranks each contribution that may be lost stands for.
+        `weight`: the number of ranks in each contribution that may be lost.
         """
-        return self._add(StepKind.SCALE, divisor, 0, target, 0, offset, length, weight, after)
+        return self._add(StepKind.SCALE, divisor, length, after, target=target, target_offset=offset, message=weight)
 
     def post(self, after: Sequence[int] = ()) -> int:
         """Raises this rank's host counter by one; `posts` is then the value to await."""
         self.posts += 1
-        return self._add(StepKind.POST, self.rank, 0, 0, 0, 0, 0, self.posts, after)
+        return self._add(StepKind.POST, self.rank, 0, after, message=self.posts)
 
     def post_rest(self, after: Sequence[int] = ()) -> int:
-        """Raises this rank's host counter to POSTS_LIMIT: the last post of a rank that cannot know how often others do.
+        """Raises this rank's host counter to POSTS_LIMIT, which ends all awaits of it.
 
-        Whatever anybody awaits of it is done then.
+        It is the last post of a rank that cannot know the number of posts of the others.
         """
         self.posts = POSTS_LIMIT
-        return self._add(StepKind.POST, self.rank, 0, 0, 0, 0, 0, self.posts, after)
+        return self._add(StepKind.POST, self.rank, 0, after, message=self.posts)
 
     def await_(self, peer: int, value: int, after: Sequence[int] = ()) -> int:
         """Done once `peer`, on this host, has posted `value` times in this operation."""
-        return self._add(StepKind.AWAIT, peer, 0, 0, 0, 0, 0, value, after)
+        return self._add(StepKind.AWAIT, peer, 0, after, message=value)
 
     def build(self) -> Plan:
         """The finished plan."""
@@ -257,10 +254,19 @@ class PlanBuilder:
             successors,
             self.rank,
             self.world_size,
-            self._scratch_bytes,
-            self._staging_bytes,
-            self.posts,
-            bool(self._partial),
+            scratch_bytes=self._scratch_bytes,
+            staging_bytes=self._staging_bytes,
+            posts=self.posts,
+            partial=bool(self._partial),
+        )
+
+    def _receive(
+        self, kind: StepKind, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int], partial: bool
+    ) -> int:
+        message = self._received[peer]
+        self._received[peer] += 1
+        return self._add(
+            kind, peer, length, after, target=target, target_offset=offset, message=message, partial=partial
         )
 
     def _move(
@@ -279,19 +285,29 @@ class PlanBuilder:
         if target == Buffer.STAGING:
             self._staging_bytes = max(self._staging_bytes, target_offset + length)
         peer = self.rank if staging_of is None else staging_of
-        return self._add(kind, peer, source, target, source_offset, target_offset, length, 0, after)
+        return self._add(
+            kind,
+            peer,
+            length,
+            after,
+            source=source,
+            source_offset=source_offset,
+            target=target,
+            target_offset=target_offset,
+        )
 
     def _add(
         self,
         kind: StepKind,
         peer: int,
-        source: int,
-        target: int,
-        source_offset: int,
-        target_offset: int,
         length: int,
-        message: int,
         after: Sequence[int],
+        *,
+        source: int = 0,
+        source_offset: int = 0,
+        target: int = 0,
+        target_offset: int = 0,
+        message: int = 0,
         partial: bool = False,
     ) -> int:
         if length <= 0 and kind < StepKind.POST:

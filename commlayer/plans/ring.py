@@ -1,8 +1,8 @@
 """Ring algorithms over the network: every rank sends only to the next one.
 
 The bandwidth-optimal ring of Patarasuk and Yuan ("Bandwidth optimal all-reduce algorithms for clusters of
-workstations", 2009). 2 (n-1) network steps instead of two, but a rank has one sender to listen to however large the
-world is, and the order of reduction is fixed: results are reproducible.
+workstations", 2009). It takes 2 (n-1) network steps instead of two, but each rank has only one sender in a world of any
+size, and the order of reduction is fixed: results are reproducible.
 
 A tensor has one chunk per rank. A chunk travels as two or more segments, so one is on its way while another is
 reduced.
@@ -17,28 +17,28 @@ from .settings import Settings
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 LEAST_SEGMENTS = 2
-"""So that the link is busy while the processor is."""
+"""Segments per chunk, so that the link is busy while the processor reduces."""
 
 LEAST_SEGMENT_BYTES = 4096
-"""Shorter chunks are not split for that: it would cost more packets than it hides time."""
+"""Shorter chunks are not split: the additional packets would take longer than the split hides."""
 
 
 def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """In place in OUTPUT."""
+    """All-reduces OUTPUT, in place."""
     b = PlanBuilder(rank, world_size)
     n, right, left = world_size, (rank + 1) % world_size, (rank - 1) % world_size
     chunks = [
         _segments(chunk, world_size, itemsize, settings)
         for chunk in partition(Range(0, numel * itemsize), world_size, itemsize)
     ]
-    # What must end before a segment of the chunk in hand may be sent on; the first chunk is this rank's own.
+    # The steps that must end before a segment of the current chunk is sent on; the first chunk is this rank's own.
     ready: list[list[int]] = [[] for _ in chunks[rank]]
     for step in range(2 * (n - 1)):
         gather = step >= n - 1
         for piece, done in zip(chunks[(rank - step) % n], ready, strict=True):
             b.send(right, OUTPUT, *piece, done)
-        # The gathered chunk overwrites memory that a send of the reduce half reads, and need not wait for it: a chunk
-        # is complete only after the receiver of that send has all of it.
+        # The gathered chunk overwrites memory that a send of the reduce half reads. It need not wait for that send: a
+        # chunk is complete only after the receiver of that send has all of it.
         arriving = chunks[(rank - step - 1) % n]
         receive = b.recv_copy if gather else b.recv_reduce
         ready = [[receive(left, OUTPUT, *piece)] for piece in arriving]
@@ -48,12 +48,12 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
 
 
 def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """INPUT of world_size x numel elements to OUTPUT of numel; OUTPUT may be this rank's part of INPUT."""
+    """Reduces INPUT of world_size x numel elements into OUTPUT of numel, which may be this rank's part of INPUT."""
     b = PlanBuilder(rank, world_size)
     n, right, left = world_size, (rank + 1) % world_size, (rank - 1) % world_size
     length = numel * itemsize
     pieces = _segments(Range(0, length), world_size, itemsize, settings)
-    # A chunk on its way takes one of two places in scratch; the last one to come is this rank's own, to OUTPUT.
+    # A chunk on its way takes one of two places in scratch. The last one to come is this rank's own, for OUTPUT.
     places = [b.scratch(length) for _ in range(min(2, n - 2))]
     ready: list[list[int]] = [[] for _ in pieces]
     sent: list[list[list[int]]] = [[[] for _ in pieces] for _ in places]
@@ -78,7 +78,7 @@ def reduce_scatter(rank: int, world_size: int, numel: int, itemsize: int, diviso
 
 
 def all_gather(rank: int, world_size: int, numel: int, itemsize: int, settings: Settings) -> Plan:
-    """INPUT of numel elements to OUTPUT of world_size x numel; INPUT may be its own place in OUTPUT."""
+    """Gathers INPUT of numel elements into OUTPUT of world_size x numel; INPUT may be its own place in OUTPUT."""
     b = PlanBuilder(rank, world_size)
     n, right, left = world_size, (rank + 1) % world_size, (rank - 1) % world_size
     length = numel * itemsize

@@ -1,4 +1,4 @@
-"""Which algorithm for which collective, size and set of hosts."""
+"""`plan_for`: selects the algorithm for a collective, its size and the hosts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .settings import Settings
 __all__ = ["Collective", "Settings", "plan_for"]
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier"]
-"""Those that `plan_for` knows; `delivery.deliver` makes the others: all-to-all, gather, scatter, uneven all-gather."""
+"""The collectives of `plan_for`; `delivery.deliver` makes all-to-all, gather, scatter and uneven all-gather."""
 
 RING_WORLD_SIZE = 17
 """Smaller worlds use the direct algorithms: fewer steps, and not yet too many senders at one receiver."""
 
 RING_CHUNK_BYTES = 32 << 10
-"""With shorter chunks the 2 (n-1) latencies of a ring weigh more than what it avoids."""
+"""With shorter chunks the 2 (n-1) latencies of a ring cost more than the incast that it avoids."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -40,12 +40,11 @@ def plan_for(
     """The plan of `rank` for a collective among the group ranks in `hosts`. Cached: the same object each time.
 
     `numel` counts the elements of the tensor for all_reduce, broadcast and reduce (in place in OUTPUT), of OUTPUT for
-    reduce_scatter, and of INPUT for all_gather; it means nothing to barrier. `itemsize` is bytes per element.
-    `average` divides by the number of ranks. `root` is the source of broadcast and
-    the target of reduce. `element` names the type of the elements: ranks with another one get MismatchError,
-    and so do ranks with another `signed`.
+    reduce_scatter, and of INPUT for all_gather; barrier ignores it. `itemsize` is bytes per element. `average` divides
+    by the number of ranks. `root` is the source of broadcast and the target of reduce. `element` names the type of the
+    elements. Ranks with another `element` or `signed` get MismatchError.
 
-    Raises ConfigError when the staging in `settings` is too small for this many ranks.
+    Raises ConfigError if the staging in `settings` is too small for the ranks of a host.
     """
     plan = _plan(collective, rank, hosts, numel, itemsize, average, root, settings)
     sizes = (numel, root) if collective in SIZED else ()
@@ -53,7 +52,7 @@ def plan_for(
 
 
 SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-"""Collectives of which every rank passes the same `numel` and `root`."""
+"""Collectives to which all ranks pass the same `numel` and `root`."""
 
 
 def _plan(

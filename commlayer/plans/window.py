@@ -1,4 +1,4 @@
-"""Scratch memory used in turns."""
+"""`Window`: slots of scratch memory that are used in turn."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .plan import PlanBuilder
 
 
 class Window:
-    """A few slots of scratch, handed out in turn; a slot's next user waits until its last user is done.
+    """A few slots of scratch, used in turn: the next user of a slot waits until the last one is done.
 
-    It bounds a plan's scratch however many segments there are, and with that how many of them are in flight.
+    So a plan with many segments takes limited scratch, and has a limited number of segments in flight.
     """
 
     def __init__(self, builder: PlanBuilder, slot_bytes: int, slots: int) -> None:

@@ -1,7 +1,7 @@
-"""What the layers above may ask of a transport, and the types shared with plans and compress.
+"""The interface of a transport, and the types shared with plans, loss and the frontend.
 
-A `Group` is one communicator seen from one rank: it runs plans. `transport/native.py` is the real one; tests have
-fakes. Nothing here imports torch or the compiled module.
+A `Group` is one communicator seen from one rank; it runs plans. `transport/group.py` is the real one; tests have fakes.
+Nothing here imports torch or the compiled module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DType(enum.IntEnum):
-    """Element types the native kernels reduce; values equal `enum cl_dtype`."""
+    """Element types of the native kernels; values equal `enum cl_dtype`."""
 
     U8 = 0
     I8 = 1
@@ -38,7 +38,7 @@ FLOATS = frozenset({DType.F16, DType.BF16, DType.F32, DType.F64})
 
 
 class Op(enum.IntEnum):
-    """Reductions; values equal `enum cl_op`. AVG is SUM with the plan's SCALE steps; the bitwise are for integers."""
+    """Reductions; values equal `enum cl_op`. AVG is SUM with SCALE steps in the plan; bitwise ones take integers."""
 
     SUM = 0
     PRODUCT = 1
@@ -50,7 +50,7 @@ class Op(enum.IntEnum):
 
 
 class Treatment(enum.IntEnum):
-    """What becomes of contributions that were not counted; values equal `enum cl_treatment`."""
+    """What the result does about contributions that were not counted; values equal `enum cl_treatment`."""
 
     FEEDBACK = 0
     RESCALE = 1
@@ -69,15 +69,16 @@ class Qos:
     rounded down."""
     treatment: Treatment = Treatment.FEEDBACK
     deadline_us: int = ADAPTIVE_DEADLINE_US
-    """After the start; later, a message within its bound waits no more for packets that stall. 0: none."""
+    """Microseconds after the start from which on a message within its loss bound does not wait for packets that
+    stall. 0: no deadline."""
     protect: int = 0
-    """Address of a map of INPUT, a bit per `protect_bytes` bytes in words of 64: packets with a byte whose bit is set
-    always arrive. It must live as long as INPUT. 0: no packet is protected."""
+    """Address of a map of INPUT, in words of 64 bits, a bit per `protect_bytes` bytes. Packets with a byte whose bit
+    is set always arrive. The map must live as long as INPUT. 0: no packet is protected."""
     protect_bytes: int = 0
 
 
 class Handle(Protocol):
-    """One submitted operation."""
+    """A submitted operation."""
 
     def done(self) -> bool:
         """True once the operation ended, well or not. Never blocks."""
@@ -85,40 +86,41 @@ class Handle(Protocol):
     def wait(self, timeout_s: float | None = None) -> None:
         """Blocks without the GIL until the operation ended.
 
-        Raises the operation's CommError if it failed, OperationTimeoutError if `timeout_s` passed first (the
-        operation itself goes on until its own timeout).
+        Raises the operation's CommError if it failed, and OperationTimeoutError if `timeout_s` passed first; the
+        operation itself goes on until its own timeout.
         """
 
     def missing(self) -> list[tuple[int, int]]:
-        """(offset, length) in bytes of what of INPUT was not counted, in order; once the operation ended well."""
+        """(offset, length) in bytes of the parts of INPUT that were not counted, ascending; once the operation ended
+        well."""
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Calls `callback(error or None)` exactly once, from the completion thread, or at once when already done."""
+        """Calls `callback(error or None)` exactly once: on a completion thread, or at once if already done."""
 
 
 class ReceiveHandle(Handle, Protocol):
-    """One submitted receive."""
+    """A submitted receive."""
 
     @property
     def source(self) -> int:
-        """Group rank the message came from; valid once the receive is done without error."""
+        """Group rank of the sender; valid once the receive ended well."""
 
 
 class Group(Protocol):
-    """A communicator. Every rank must submit the same operations in the same order."""
+    """A communicator. All ranks must submit the same operations in the same order."""
 
     rank: int
     size: int
     hosts: tuple[tuple[int, ...], ...]
     """Group ranks by host, each host's ranks ascending, hosts ordered by their lowest rank."""
     interface: str
-    """Name of this host's network interface that reaches the other ranks: loopback when all are on this host."""
+    """Name of this host's network interface that reaches the other ranks: loopback if all are on this host."""
     packet_bytes: int
-    """What a full packet carries between any two ranks, at least."""
+    """Payload of the smallest full packet between two ranks."""
     largest_packet_bytes: int
-    """What it carries at most."""
+    """Payload of the largest full packet between two ranks."""
     staging_bytes: int
-    """Staging memory per rank that one operation's plan may address with CL_STAGING."""
+    """Staging memory per rank that a plan may address with CL_STAGING."""
 
     def submit(
         self,
@@ -135,30 +137,30 @@ class Group(Protocol):
         """Starts a plan on the memory at addresses `source` (CL_INPUT) and `target` (CL_OUTPUT).
 
         The caller keeps both alive until the handle is done. Without `qos` nothing is lost. Raises ConfigError for a
-        `qos` that is out of range, and for one with anything but sums of floating-point numbers.
+        `qos` that is out of range, and for losses in anything but sums of floating-point numbers.
         """
 
     def run(
         self, plan: Plan, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
     ) -> None:
-        """Submit and wait in one call: the fast path of synchronous collectives. Raises as `Handle.wait`."""
+        """Submits and waits in one call: the fast path of synchronous collectives. Raises as `Handle.wait` does."""
 
     def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> Handle:
         """Sends the `length` bytes at address `source` to group rank `to`, which receives them with the same tag.
 
-        Messages of one sender, receiver and tag (0 to 2**32 - 2) are received in the order in which they were sent;
-        both ranks give the same length, which may be 0, else the group fails with MismatchError. Sends and receives are
-        independent of the plans and of each other's order. The caller keeps the memory alive until the handle is done:
-        then all of it is with the receiver's engine, for small messages before the receive was called.
-        Raises ConfigError when `to` is this rank or no rank of the group, or the tag is out of range.
+        Messages of one sender, receiver and tag (0 to 2**32 - 2) are received in the order in which they were sent.
+        Both ranks pass the same length, which may be 0; otherwise the group fails with MismatchError. Sends and
+        receives are independent of plans and of each other's order. The caller keeps the memory alive until the handle
+        is done: then the receiver's engine has all of it. A small message may be done before the receive was called.
+        Raises ConfigError if `to` is this rank or no rank of the group, or if the tag is out of range.
         """
 
     def receive(
         self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
     ) -> ReceiveHandle:
-        """Receives the next message with this tag of group rank `source`, or the first that comes of any (None).
+        """Receives the next message with this tag from group rank `source`, or with None the first from any rank.
 
-        `length` bytes go to address `target`; otherwise as `send`. `priority` has no effect: the sender's counts.
+        `length` bytes go to address `target`; otherwise as `send`. `priority` has no effect: the sender chooses it.
         """
 
     def abort(self, reason: str) -> None:

@@ -1,7 +1,7 @@
-"""How ranks find each other: everything a group must agree on before its first packet, through the torch Store.
+"""`Rendezvous` and `connect`: the ranks of a group find each other through the torch Store.
 
 A `Rendezvous` is one meeting of a group's ranks. `connect` uses it to exchange the engines' descriptions (host,
-process, addresses) and the job's secret key, and opens the native group.
+process, addresses), the settings that must agree and the job's secret key, and opens the native group.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _PAIRED = "paired"
 _GROUPS_KEY = "commlayer/groups"
 
 LEAVE_S = 2.0
-"""How long a process that cannot start serves the Store at most, for the others to learn the reason."""
+"""Longest time, in seconds, for which a process that cannot start serves the Store, so that others learn the reason."""
 
 
 class Rendezvous:
     """One meeting of the ranks of a group, in a part of the Store that no other meeting has used.
 
-    The same group can be made again in the same Store (torchrun's Store outlives `destroy_process_group`), where the
-    keys of its former life would be taken for answers. So the ranks count themselves in: everybody of the n-th life
-    arrives before anybody of the next. They may be more or fewer then: each size counts for itself.
+    The same group can be made again in the same Store, because torchrun's Store outlives `destroy_process_group`. The
+    keys of its former life would be taken for answers then. So each rank counts itself in: all ranks of one life arrive
+    before those of the next. The size of the group may change between lives: each size has its own count.
     """
 
     def __init__(self, store: Store, name: str, rank: int, size: int, timeout: timedelta) -> None:
@@ -46,14 +46,14 @@ class Rendezvous:
         with self._store_errors():
             life = (store.add(f"commlayer/arrivals/{size}", 1) - 1) // size
         self.store = PrefixStore(f"commlayer/{size}/{life}", store)
-        """For anything else the group stores during this life."""
+        """For other keys of the group in this life."""
         self._steps = 0
         self._gave_up = False
 
     def exchange(self, step: str, value: bytes) -> list[bytes]:
-        """All-gather, and thereby a barrier: every rank's value, in rank order. All ranks take the same steps.
+        """All-gathers the ranks' values, in rank order; it is a barrier, too. All ranks take the same steps.
 
-        Raises OperationTimeoutError naming the ranks that did not come, or CommError with what one gave up for.
+        Raises OperationTimeoutError, which names the missing ranks, or CommError with the reason why a rank gave up.
         """
         with self._store_errors():
             values = self._gather(step, value)
@@ -63,17 +63,17 @@ class Rendezvous:
         return [answer[1:] for answer in values]
 
     def give_up(self, reason: BaseException) -> None:
-        """Makes the next step fail on all ranks, at once rather than at the timeout. Idempotent."""
+        """Makes the next step fail on all ranks at once, not only after the timeout. Idempotent."""
         if self._gave_up:
             return
         self._gave_up = True
-        with contextlib.suppress(dist.DistError):  # the Store may be what failed
+        with contextlib.suppress(dist.DistError):  # the Store itself may have failed
             self._publish(b"-" + str(reason).encode())
             self._leave()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """For what this rank does by itself: its errors name it, and the other ranks learn them at once."""
+        """A context for steps of this rank alone: errors name the rank, and the other ranks get them at once."""
         try:
             yield
         except CommError as error:
@@ -84,7 +84,7 @@ class Rendezvous:
             raise
 
     def _leave(self) -> None:
-        """Rank 0, whose process often serves the Store, goes last, or the others would not learn why."""
+        """Rank 0 leaves last: its process often serves the Store, from which the others learn the reason."""
         end = time.monotonic() + LEAVE_S
         left = self.store.add("left", 1)
         while self.rank == 0 and left < self.size and time.monotonic() < end:
@@ -118,8 +118,8 @@ class Rendezvous:
             yield
         except dist.DistError as error:
             raise CommError(
-                f"rank {self.rank} of group {self.name!r}: the job's Store does not answer; the process that serves "
-                f"it (rank 0, or torchrun's agent) is gone: look at its log, and restart the job. ({error})"
+                f"rank {self.rank} of group {self.name!r}: the job's Store does not answer: the process that serves "
+                f"it (rank 0, or torchrun's agent) is gone; look at its log, and restart the job. ({error})"
             ) from error
 
     def _publish(self, value: bytes) -> None:
@@ -132,12 +132,13 @@ def connect(
 ) -> base.Group:
     """Opens this rank's end of a group; every rank of the group calls it.
 
-    `policy` has the fields of the group's. `peer` names this process to every other process of the job: its rank in
-    WORLD.
-    Raises ConfigError (settings that this host cannot fulfil, or that differ from another rank's), MismatchError
-    (another policy), OperationTimeoutError (a rank did not come) or another CommError (a rank could not start).
+    `policy` has the fields of the group's policy. `peer` is the number of this process in the job: its rank in WORLD.
+
+    Raises ConfigError if this host lacks what the settings name, or another rank has other settings; MismatchError if
+    another rank has another policy; OperationTimeoutError if a rank did not come; another CommError if one could not
+    start.
     """
-    from . import joining, native  # here, so that what needs no engine can be used, and tested, without one
+    from . import joining, native  # imported late, so that modules and tests that need no engine load none
 
     with rendezvous.alone():
         engine = native.Engine.shared(config)
@@ -155,12 +156,11 @@ def connect(
             engine,
             rendezvous.name,
             rendezvous.rank,
-            rendezvous.size,
             descriptions,
-            descriptions[0]["job"],
-            bytes.fromhex(descriptions[0]["key"]),
-            descriptions[0]["group"],
             rendezvous.exchange,
+            job=descriptions[0]["job"],
+            key=bytes.fromhex(descriptions[0]["key"]),
+            group=descriptions[0]["group"],
             paired=descriptions[0]["paired"],
         )
     except Exception as error:
@@ -170,7 +170,7 @@ def connect(
 
 
 def agree(name: str, values: Sequence[Mapping[str, object]], kind: type[CommError]) -> None:
-    """Raises `kind`, naming ranks and values, where something differs that must be the same: `values` are by rank."""
+    """Raises `kind`, which names ranks and values, if `values` (by rank) differ in an entry."""
     for what in values[0]:
         ranks: dict[object, list[str]] = {}
         for rank, each in enumerate(values):
@@ -181,21 +181,21 @@ def agree(name: str, values: Sequence[Mapping[str, object]], kind: type[CommErro
 
 
 def _root(store: Store) -> Store:
-    """The Store that all groups of the job have in common, under the prefixes torch gives each group."""
+    """The Store that all groups of the job share, beneath the prefix that torch gives each group."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 
 
 def _job(root: Store, is_world: bool) -> tuple[int, bytes, bool]:
-    """The number, 64 bits, that keeps the packets of different jobs apart, the key that keeps strangers out, and
-    whether former lives of the job may have had the same.
+    """The number (64 bits) that keeps the packets of different jobs apart, the key that keeps strangers out, and
+    whether former lives of the job may have had the same pair.
 
-    Whoever can read the Store can join the job: the key is as secret as the Store.
+    Any process that can read the Store can join the job: the key is as secret as the Store.
 
-    WORLD makes a new one each time it is made. A group that comes first because WORLD belongs to another backend
-    takes what is there, or is first to put one there: groups with a process in common must have the same. Nobody can
-    tell then when a new life begins, so what was put there stays for the following ones.
+    WORLD makes a new pair each time it is made. If WORLD belongs to another backend, the first group of the job puts a
+    pair there and the others take it, because groups with a process in common must have the same one. No group can tell
+    then when a new life begins, so the pair stays for the following lives.
     """
     made = f"{secrets.randbits(63) | 1} {os.urandom(_KEY_BYTES).hex()}"
     if is_world:

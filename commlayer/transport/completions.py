@@ -1,4 +1,4 @@
-"""`Completions`: the threads that run what is to happen when an operation ends."""
+"""`Completions`: the threads that run callbacks when operations end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 log = logging.getLogger("commlayer")
 
 IDLE = 2
-"""Threads that stay when they have nothing to do."""
+"""Threads that stay while they have nothing to do."""
 
 
 class Completions:
     """Calls back when operations end.
 
-    A callback may wait for the future of another operation, as torch's PowerSGD hook does with one that it starts
-    itself. So while one thread runs a callback, there is always another one that waits for the next operation to end.
+    A callback may start another operation and wait for its future, as torch's PowerSGD hook does. So while one thread
+    runs a callback, another one always waits for the next operation to end.
 
-    `wait` blocks until operations have ended and returns their tokens and statuses, or None after `stop`, when there
-    are no more; one thread at a time calls it.
+    `wait` blocks until operations have ended and returns their tokens and statuses; after `stop`, once there are no
+    more, it returns None. One thread at a time calls it.
     """
 
     def __init__(self, wait: Callable[[], Iterable[tuple[int, int]] | None], stop: Callable[[], None]) -> None:
@@ -31,15 +31,15 @@ class Completions:
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._ended: deque[tuple[int, int]] = deque()
         self._turn = threading.Lock()
-        """Of the thread that waits."""
+        """Held by the thread that waits."""
         self._guard = threading.Lock()
-        """Of all that follows."""
+        """Guards the fields below."""
         self._threads: set[threading.Thread] = set()
         self._idle = 0
         self._closed = False
 
     def expect(self, callback: Callable[[int], None]) -> int:
-        """A token for an operation, with whose status `callback` is called."""
+        """Returns a token for an operation; `callback` is called with the status of that operation."""
         with self._guard:
             if not self._threads and not self._closed:
                 self._start()
@@ -48,11 +48,11 @@ class Completions:
         return token
 
     def forget(self, token: int) -> None:
-        """Takes back what was expected."""
+        """Cancels `expect`."""
         del self._callbacks[token]
 
     def close(self) -> None:
-        """Ends the threads when they have run what there is to run; but not the caller, if it is one of them."""
+        """Ends the threads once all callbacks have run, except the calling thread if it is one of them."""
         self._stop()
         while others := self._others():
             for thread in others:

@@ -1,4 +1,4 @@
-"""`NativeGroup`: a communicator on the native engine, a `base.Group` that runs plans.
+"""`NativeGroup`: a communicator on the native engine, which runs plans.
 
 Every call into the engine releases the GIL.
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ..plans.plan import Plan
 
 STAGING_BYTES = 2 << 20
-"""Staging per rank and operation: small enough to stay in the cache, large enough to amortise waking a peer."""
+"""Staging per rank and operation: it fits into the cache, and amortises the wake-up of a peer."""
 
 TAG_MAX = 0xFFFFFFFE
 ANY_SOURCE = 0xFFFFFFFF
-"""What the engine takes for a rank that may be any."""
+"""The engine's number for "any rank"."""
 
 
 class NativeHandle:
@@ -48,7 +48,7 @@ class NativeHandle:
             status = lib.cl_operation_wait(self._operation, _timeout_us(timeout_s))
         if status == lib.CL_EAGAIN:
             raise OperationTimeoutError(
-                f"rank {self._group.rank} of group {self._group.name!r}: still in flight after waiting "
+                f"rank {self._group.rank} of group {self._group.name!r}: the operation is still in flight after "
                 f"{timeout_s:g} s; wait longer, or abort the group"
             )
         if status != 0:
@@ -85,7 +85,7 @@ class NativeReceiveHandle(NativeHandle):
         rank = ffi.new("uint32_t *")
         status = lib.cl_operation_source(self._operation, rank)
         if status == lib.CL_EAGAIN:
-            raise RuntimeError("the receive is still in flight: its source is not known yet; wait for it first")
+            raise RuntimeError("the receive is still in flight and has no source yet; wait for it first")
         if status != 0:
             raise self._group.error(status)
         return int(rank[0])
@@ -120,9 +120,9 @@ class NativeGroup:
         self._unreachable = unreachable
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._calls = 0  # threads inside the native group, which must not be freed under them
+        self._calls = 0  # threads inside the native group; it is freed when there are none
         self._plans: dict[int, Any] = {}  # by id(plan), as long as the plan lives
-        self._requests: list[Any] = []  # of operations without a Qos, for reuse: to make one costs half a microsecond
+        self._requests: list[Any] = []  # of operations without a Qos, for reuse: making one takes half a microsecond
         self._lost: int | None = None
 
     def submit(
@@ -207,7 +207,7 @@ class NativeGroup:
         tag: int,
         *,
         timeout_s: float,
-        priority: int = 0,  # noqa: ARG002  # the sender's counts
+        priority: int = 0,  # noqa: ARG002  # the sender chooses it
     ) -> NativeReceiveHandle:
         """See `base.Group.receive`."""
         self._check_message(source, tag)
@@ -226,21 +226,21 @@ class NativeGroup:
         return request
 
     def _check_message(self, other: int | None, tag: int) -> None:
-        """Raises ConfigError for what cannot be the other rank or the tag of a message."""
+        """Raises ConfigError if no message can go to, or come from, rank `other` with this tag."""
         what = f"rank {self.rank} of group {self.name!r}"
         if other == self.rank:
-            raise ConfigError(f"{what}: a rank cannot send to or receive from itself; copy the tensor")
+            raise ConfigError(f"{what}: a rank cannot send to itself or receive from itself; copy the tensor")
         if other is not None and not 0 <= other < self.size:
-            raise ConfigError(f"{what}: there is no rank {other}; ranks are 0 to {self.size - 1}")
+            raise ConfigError(f"{what}: rank {other} does not exist; use 0 to {self.size - 1}")
         if other is None and self.size == 1:
-            raise ConfigError(f"{what}: there is no other rank to receive from")
+            raise ConfigError(f"{what}: the group has no other rank to receive from; use a larger group")
         if other in self._unreachable or len(self._unreachable) == self.size - 1:
             raise ConfigError(
-                f"{what}: no network path to {'any other rank' if other is None else f'rank {other}'}, not even "
+                f"{what}: no network path leads to {'any other rank' if other is None else f'rank {other}'}, not even "
                 f"loopback; set the interface lo up"
             )
         if not 0 <= tag <= TAG_MAX:
-            raise ConfigError(f"{what}: tag {tag} is out of range; tags are 0 to {TAG_MAX}")
+            raise ConfigError(f"{what}: tag {tag} is out of range; use 0 to {TAG_MAX}")
 
     def _start(self, function: Any, request: Any) -> Any:
         """Asks the engine for a point-to-point operation; returns the operation."""
@@ -280,9 +280,9 @@ class NativeGroup:
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         with self._lock:
             rank = self._lost if self._group is None else self._culprit(self._group)
-        blame = "" if rank is None else f" (rank {rank}{', this one' if rank == self.rank else ''})"
+        culprit = "" if rank is None else f" (rank {rank}{', this one' if rank == self.rank else ''})"
         text = ffi.string(lib.cl_error_text(status)).decode()
-        return kind(f"rank {self.rank} of group {self.name!r}: {text}{blame}; {remedy}")
+        return kind(f"rank {self.rank} of group {self.name!r}: {text}{culprit}; {remedy}")
 
     def _culprit(self, group: Any) -> int | None:
         rank = ffi.new("uint32_t *")
@@ -308,9 +308,9 @@ class NativeGroup:
         elif qos.treatment not in list(base.Treatment):
             wrong = f"treatment={qos.treatment}: use one of {', '.join(each.name for each in base.Treatment)}"
         elif qos.loss_bound and (dtype not in base.FLOATS or op != base.Op.SUM):
-            wrong = f"{op.name} of {dtype.name}: only sums of floating-point numbers can do without a part"
+            wrong = f"{op.name} of {dtype.name}: use it for sums of floating-point numbers only"
         elif qos.protect and qos.protect_bytes <= 0:
-            wrong = f"protect_bytes={qos.protect_bytes}: say how many bytes a bit of the map stands for"
+            wrong = f"protect_bytes={qos.protect_bytes}: use the bytes per bit of the map, above 0"
         if wrong:
             raise ConfigError(f"rank {self.rank} of group {self.name!r}: bounded loss with {wrong}")
         return ffi.new(
@@ -332,7 +332,7 @@ class NativeGroup:
         out = ffi.new("cl_plan **")
         steps = ffi.from_buffer("struct cl_step[]", plan.steps) if len(plan.steps) else ffi.NULL
         successors = ffi.from_buffer("uint32_t[]", plan.successors) if len(plan.successors) else ffi.NULL
-        # Plans know sizes, not tensors: the frontends vouch for INPUT and OUTPUT, the engine checks what is its own.
+        # Plans know no tensors: the frontend vouches for the sizes of INPUT and OUTPUT, the engine checks the others.
         unbounded = 1 << 62
         status = lib.cl_plan_create(
             steps,
@@ -349,11 +349,11 @@ class NativeGroup:
         )
         check(status, f"rank {self.rank} of group {self.name!r}: loading a plan of {len(plan.steps)} steps")
         lib.cl_plan_sign(out[0], plan.signature)
-        native = ffi.gc(out[0], lib.cl_plan_release)  # by whoever uses it last
+        native = ffi.gc(out[0], lib.cl_plan_release)  # freed after its last use, here or in the engine
         self._plans[id(plan)] = native
         weakref.finalize(plan, self._plans.pop, id(plan), None).atexit = False
         return native
 
 
 def _timeout_us(timeout_s: float) -> int:
-    return int(min(max(timeout_s * 1e6, 1), 1 << 63))  # 0 would mean for ever
+    return int(min(max(timeout_s * 1e6, 1), 1 << 63))  # 0 would mean no timeout

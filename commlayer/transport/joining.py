@@ -1,4 +1,4 @@
-"""Joining a group: what its ranks told each other becomes peers, shared memory and a native group.
+"""Joining a group: makes peers, shared memory and a native group of the ranks' descriptions.
 
 Every call into the engine releases the GIL.
 """
@@ -17,11 +17,11 @@ from .native import Engine, check, ffi, lib, log
 from .paths import common_interface, pair_paths
 
 SPIN_US = 60
-"""Longest spin before a blocked wait sleeps, where every rank of the host can have a core."""
+"""Longest spin before a blocked wait sleeps; 0 if the host has fewer cores than ranks."""
 
 
 def group_hosts(descriptions: Sequence[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
-    """Group ranks by host; ranks with shared memory turned off are hosts of their own."""
+    """Group ranks by host. A rank with shared memory turned off is a host of its own."""
     hosts: dict[str, list[int]] = {}
     for rank, each in enumerate(descriptions):
         hosts.setdefault(each["host"] if each["shm"] else f"rank {rank}", []).append(rank)
@@ -32,25 +32,26 @@ def join(
     engine: Engine,
     name: str,
     rank: int,
-    size: int,
     descriptions: Sequence[dict[str, Any]],
+    exchange: Callable[[str, bytes], list[bytes]],
+    *,
     job: int,
     key: bytes,
     group: int,
-    exchange: Callable[[str, bytes], list[bytes]],
-    *,
     paired: bool = False,
 ) -> NativeGroup:
-    """Opens this rank's end of a group whose ranks described their engines; every rank calls it.
+    """Opens this rank's end of a group, from the descriptions of all ranks' engines; every rank calls it.
 
     `exchange(key, value)` all-gathers through the Store. `job`, its `key` (16 bytes, secret) and `group` are the
-    same on every rank. `paired`: the key may have been another life's, too, so each two processes use one of their own.
+    same on every rank. `paired`: a former life of the job may have had the same key, so each pair of processes derives
+    a key of its own.
 
-    Raises CommError when this process still has to do with a former life of one of them.
+    Raises ConfigError if no network path leads to a rank, and CommError if this process still has a group with a former
+    life of one.
     """
     what = f"rank {rank} of group {name!r}"
-    peers = [each["peer"] for each in descriptions]
-    epoch = job & 0xFFFF  # of the job's lives this one: packets of the others are told from forged ones
+    size, peers = len(descriptions), [each["peer"] for each in descriptions]
+    epoch = job & 0xFFFF  # tells packets of the job's other lives from forged ones
     check(lib.cl_engine_identify(engine.raw, job, key, peers[rank], epoch), f"{what}: joining job {job:x}")
     hosts = group_hosts(descriptions)
     local = next(ranks for ranks in hosts if rank in ranks)
@@ -58,7 +59,7 @@ def join(
     try:
         problems = [each.decode() for each in exchange("mapped", problem.encode())]
         if any(problems):
-            # Everybody sees the same answers, so everybody falls back.
+            # All ranks see the same answers, so all of them fall back.
             log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
             lib.cl_host_close_fd(fd)
             hosts, local, fd = tuple((each,) for each in range(size)), (rank,), -1
@@ -69,7 +70,7 @@ def join(
             if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
                 _add_peer(engine, what, other, descriptions[rank], descriptions[other], key if paired else None)
             else:
-                unreachable.add(other)  # no network here at all: shared memory still does for the host's plans
+                unreachable.add(other)  # no network at all: plans within the host still work
             if other in local:
                 _watch(engine, what, other, descriptions[other])
         bells = b"".join(descriptions[each]["bell"].encode().ljust(32, b"\0") for each in local)
@@ -94,11 +95,11 @@ def join(
     finally:
         lib.cl_host_close_fd(fd)
     try:
-        exchange("open", b"")  # nobody's first packet or post comes before everybody is there to see it
+        exchange("open", b"")  # no rank sends or posts before all ranks are there
     except BaseException:
         lib.cl_group_close(out[0])
         raise
-    packets = [each["packet_bytes"] for each in descriptions]  # all ranks make the same plans of them
+    packets = [each["packet_bytes"] for each in descriptions]  # all ranks make the same plans from them
     return NativeGroup(
         engine,
         name,
@@ -108,7 +109,7 @@ def join(
         common_interface(descriptions, rank),
         frozenset(unreachable),
         packet_bytes=min(packets),
-        largest_packet_bytes=sorted(packets)[-2:][0],  # two take what the second largest can
+        largest_packet_bytes=sorted(packets)[-2:][0],  # two ranks use the smaller size of theirs
     )
 
 
@@ -118,7 +119,7 @@ def _share_memory(
     descriptions: Sequence[dict[str, Any]],
     exchange: Callable[[str, bytes], list[bytes]],
 ) -> tuple[int, str]:
-    """A descriptor of the memory this host's ranks share (-1: none needed), and what went wrong, if anything."""
+    """A descriptor of the memory that this host's ranks share (-1: none needed), and a problem, or ""."""
     fd = ffi.new("int32_t *", -1)
     problem = ""
     if len(local) > 1 and rank == local[0]:
@@ -139,11 +140,11 @@ def _share_memory(
 def _watch(engine: Engine, what: str, other: int, peer: dict[str, Any]) -> None:
     status = lib.cl_engine_watch_process(engine.raw, peer["peer"], peer["pid"])
     if status != 0:
-        log.warning("%s: cannot watch rank %d, process %d: its death will show as a timeout", what, other, peer["pid"])
+        log.warning("%s: cannot watch rank %d, process %d; its death will show as a timeout", what, other, peer["pid"])
 
 
 def pair_key(key: bytes, own: dict[str, Any], peer: dict[str, Any]) -> bytes:
-    """The key of two processes in these lives: a keyed hash (BLAKE2s, RFC 7693) of both, whichever asks."""
+    """The key of two processes in these lives, the same on both: a keyed hash (BLAKE2s, RFC 7693) of the lives."""
     lives = sorted((each["peer"], each["life"]) for each in (own, peer))
     return hashlib.blake2s(json.dumps(lives).encode(), key=key, digest_size=len(key), person=b"dlcppair").digest()
 
@@ -154,13 +155,13 @@ def _add_peer(
     paths = pair_paths(own, peer)
     if not paths:
         raise ConfigError(
-            f"{what}: no network path to rank {other}: this host has {_addresses(own)}, that one {_addresses(peer)}; "
-            f"name interfaces that can reach each other with COMMLAYER_IFNAME on every rank"
+            f"{what}: no network path leads to rank {other}: this host has {_addresses(own)}, that one "
+            f"{_addresses(peer)}; name interfaces that reach each other with COMMLAYER_IFNAME on every rank"
         )
     if not engine.meet(peer["peer"], peer["life"]):
         raise CommError(
-            f"{what}: rank {other} has left the job and come again, and this process has a group with its former life; "
-            f"destroy that group, too"
+            f"{what}: rank {other} has left the job and come again, and this process still has a group with its former "
+            f"life; destroy that group, too"
         )
     texts = [ffi.new("char[]", path.address.encode()) for path in paths]
     addresses = ffi.new("char *[]", texts)

@@ -1,6 +1,6 @@
-"""The native engine as Python sees it: `Engine`, one per process; `group.py` has what runs on it.
+"""`Engine`: the native engine of this process; groups run on it (`group.py`).
 
-This is the only module that touches the compiled one. Every call into it releases the GIL.
+Only this module imports the compiled one. Every call into that releases the GIL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .._native import ffi as ffi  # for group.py: the compiled module has one door
+from .._native import ffi as ffi  # group.py and joining.py import both from here
 from .._native import lib as lib
 from ..config import Config
 from ..errors import (
@@ -31,7 +31,7 @@ from .paths import PATHS_MAX
 log = logging.getLogger("commlayer")
 
 UNEXPECTED_LIMIT_BYTES = 16 << 20
-"""Bound on memory for packets that arrive before this rank has called the operation."""
+"""Limit of memory for unexpected packets, which arrive before this rank has called their operation."""
 
 LIFE_BYTES = 16
 
@@ -39,16 +39,16 @@ LOOPBACK_MTU_BYTES = 9000
 IP_UDP_HEADER_BYTES = {4: 28, 6: 48}
 
 VIRTUAL_INTERFACES = ("docker", "virbr", "br-", "cni", "flannel")
-"""Bridges that exist on every host with the same addresses; used only when COMMLAYER_IFNAME names them."""
+"""Bridges that have the same addresses on every host; used only if COMMLAYER_IFNAME names them."""
 
 ERRORS: dict[int, tuple[type[CommError], str]] = {
-    lib.CL_EINVAL: (CommError, "this is a defect of commlayer: please report it"),
+    lib.CL_EINVAL: (CommError, "this is a defect of commlayer; please report it"),
     lib.CL_ENOMEM: (CommError, "free memory, or use smaller buckets"),
     lib.CL_ESYSTEM: (CommError, "see the kernel's log and the limits of this process (ulimit -a)"),
     lib.CL_ETIMEDOUT: (
         OperationTimeoutError,
         (
-            "that rank, or another, is late or never called this operation; "
+            "that rank, or another, is late or did not call this operation; "
             "compare the ranks' logs, or raise the timeout of the group"
         ),
     ),
@@ -58,8 +58,8 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EMISMATCH: (
         MismatchError,
         (
-            "all ranks must call the same operations in the same order with the same sizes and dtypes, and with the "
-            "same policy or tolerance"
+            "call the same operations in the same order on all ranks, with the same sizes, dtypes, and policy or "
+            "tolerance"
         ),
     ),
     lib.CL_ENOLIBFABRIC: (
@@ -74,7 +74,7 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
 
 
 def check(status: int, what: str) -> None:
-    """Raises the CommError of a native status, unless it is 0."""
+    """Raises the CommError for a native status other than 0."""
     if status != 0:
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         raise kind(f"{what}: {ffi.string(lib.cl_error_text(status)).decode()}; {remedy}")
@@ -101,13 +101,13 @@ def interfaces() -> list[dict[str, Any]]:
 
 
 def choose_ports(config: Config) -> list[dict[str, Any]]:
-    """The addresses to open a socket on: the chosen interfaces', and loopback for ranks of this host.
+    """The addresses to open sockets on: those of the chosen interfaces, and loopback for ranks of this host.
 
-    Raises ConfigError when COMMLAYER_IFNAME matches nothing.
+    Raises ConfigError if COMMLAYER_IFNAME matches no interface.
     """
     found = interfaces()
     by_name: dict[str, dict[str, Any]] = {}
-    for each in sorted(found, key=lambda port: port["version"]):  # IPv4 where there is a choice
+    for each in sorted(found, key=lambda port: port["version"]):  # IPv4 if there is a choice
         by_name.setdefault(each["ifname"], each)
     usable = [name for name, port in by_name.items() if not port["loopback"]]
     if config.ifname:
@@ -126,14 +126,14 @@ def choose_ports(config: Config) -> list[dict[str, Any]]:
 
 
 def spread_ports(ports: list[dict[str, Any]], sockets: int) -> list[dict[str, Any]]:
-    """As many entries as there are to be sockets: for each address but loopback's so many. All addresses come once
-    before any comes again."""
+    """One entry per socket to open: `sockets` of them for each address except loopback. Each address comes once before
+    any comes again."""
     outside = [port for port in ports if not port["loopback"]]
     return [dict(port) for port in (*ports, *(sockets - 1) * outside)]
 
 
 class Engine:
-    """The process's native engine: a thread, its sockets, its peers."""
+    """The native engine of this process: its thread, sockets and peers."""
 
     _shared: ClassVar[Engine | None] = None
     _users: ClassVar[int] = 0
@@ -145,7 +145,7 @@ class Engine:
         """The process's engine, opened by its first user; each user calls `release` once."""
         with cls._guard:
             if cls._shared is None:
-                # Not atexit, which processes made by multiprocessing do not run.
+                # Processes that multiprocessing made do not run atexit.
                 cls._at_exit = Finalize(None, cls._linger, exitpriority=0)
                 cls._shared = cls(config, choose_ports(config))
                 cls._users = 0
@@ -156,7 +156,7 @@ class Engine:
         """`wire`: instead of the one in `config`."""
         self.config = config
         self.life = os.urandom(LIFE_BYTES).hex()
-        """Of all engines that this process, and those before it, had in the job, this one."""
+        """Identifies this engine among all that this process, and its predecessors in the job, have had."""
         self._lives: dict[int, str] = {}
         self._ports = ports = spread_ports(ports, config.ports)
         self._lock = threading.Lock()
@@ -197,13 +197,13 @@ class Engine:
         for port in self._ports:
             mtu = min(port["mtu"], LOOPBACK_MTU_BYTES) if port["loopback"] else port["mtu"]
             sizes.append(min(mtu, self.config.mtu or mtu) - IP_UDP_HEADER_BYTES[port["version"]])
-        # One size for all paths: any packet may take any of them. Loopback only counts when there is nothing else.
+        # One size for all paths: any packet may take any of them. Loopback counts only if there is nothing else.
         outside = [size for size, port in zip(sizes, self._ports, strict=True) if not port["loopback"]]
         return min(outside or sizes or [1472])
 
     @property
     def packet_bytes(self) -> int:
-        """What a full packet carries to a peer that takes as much; to another one, as much as that one takes."""
+        """Payload of a full packet. A packet to a peer whose own packets are smaller has their size."""
         return int(lib.cl_engine_packet_bytes(self.raw))
 
     @property
@@ -214,7 +214,7 @@ class Engine:
         return self._engine
 
     def describe(self) -> dict[str, Any]:
-        """What other ranks need to know: which host and process this is, and its addresses."""
+        """The description for other ranks: host, process and addresses."""
         bell = ffi.new("char[32]")
         lib.cl_engine_bell(self.raw, bell)
         return {
@@ -228,50 +228,51 @@ class Engine:
         }
 
     def meet(self, peer: int, life: str) -> bool:
-        """Notes which of its lives another process is met in; False when it was met in another one."""
+        """Notes the life of another process; False if this process has met a former life of it."""
         with self._lock:
             return self._lives.setdefault(peer, life) == life
 
     def stats(self) -> dict[str, int]:
-        """Counters since the engine was opened; names as in `struct cl_engine_stats`."""
+        """Counters since the engine was opened, by their names in `struct cl_engine_stats`."""
         stats = ffi.new("struct cl_engine_stats *")
         lib.cl_engine_read_stats(self.raw, stats)
         return {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
 
     def paths(self, peer: int) -> list[dict[str, int]]:
-        """The paths to another process of the job, in their order: names as in `struct cl_path_stats`, counters since
-        the peer was added.
+        """The paths to another process of the job, in their order: counters since the peer was added, and estimates, by
+        their names in `struct cl_path_stats`.
 
-        Raises CommError when the peer is not known.
+        Raises CommError if no group of this process has the peer.
         """
         room = ffi.new("struct cl_path_stats[]", PATHS_MAX)
         count = lib.cl_engine_read_paths(self.raw, peer, room, PATHS_MAX)
         if count < 0:
-            raise CommError(f"there are no paths to peer {peer}: no group of this process has it")
+            raise CommError(f"no group of this process has rank {peer}; create one with it first")
         names = [name for name, _ in ffi.typeof("struct cl_path_stats").fields]
         return [{name: int(getattr(each, name)) for name in names} for each in room[0:count]]
 
     @classmethod
     def shared_stats(cls) -> dict[str, int]:
-        """The counters of the process's engine. Raises ClosedError when it has none."""
+        """The counters of this process's engine. Raises ClosedError if it has none."""
         with cls._guard:
             return cls._open().stats()
 
     @classmethod
     def shared_paths(cls, peer: int) -> list[dict[str, int]]:
-        """Those of the process's engine, see `paths`. Raises ClosedError when it has none."""
+        """The paths of this process's engine, see `paths`. Raises ClosedError if it has none."""
         with cls._guard:
             return cls._open().paths(peer)
 
     @classmethod
     def _open(cls) -> Engine:
-        """The process's, with the guard held: nobody closes it meanwhile."""
+        """The engine of this process. The caller holds the guard, so no other thread closes it meanwhile."""
         if cls._shared is None:
-            raise ClosedError("this process has no engine: create a process group first")
+            raise ClosedError("this process has no engine; create a process group first")
         return cls._shared
 
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
-        """Has `callback(status)` called on a completion thread; returns CL_EAGAIN, or the status if it has ended."""
+        """Calls `callback(status)` on a completion thread once the operation ends, and returns CL_EAGAIN. If it has
+        ended already, only returns its status."""
         token = self._completions.expect(callback)
         status: int = lib.cl_operation_notify(operation, token)
         if status != lib.CL_EAGAIN:
@@ -279,7 +280,7 @@ class Engine:
         return status
 
     def release(self) -> None:
-        """Gives up one use; the last one closes the engine."""
+        """Ends one use; the last one closes the engine."""
         cls = type(self)
         with cls._guard:
             if cls._shared is not self:
@@ -293,7 +294,7 @@ class Engine:
 
     @classmethod
     def _linger(cls) -> None:
-        """The process ends with its groups open: what peers still need of it is an acknowledgement or two."""
+        """For a process that ends with its groups open: peers may still need an acknowledgement of it."""
         if cls._shared is not None:
             lib.cl_engine_linger(cls._shared.raw)
 
@@ -318,9 +319,10 @@ def _completions(engine: Any) -> Completions:
 
 
 def host_key() -> str:
-    """Equal for processes that can share memory and see each other's process ids: one boot, one set of namespaces.
+    """A key that is equal for processes that can share memory and see each other's process ids.
 
-    The network namespace is part of it, so that containers, and emulated hosts, count as hosts of their own.
+    They have one boot and one set of namespaces. The network namespace counts, so that containers and emulated hosts
+    are hosts of their own.
     """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()

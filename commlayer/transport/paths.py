@@ -1,6 +1,6 @@
-"""Which local address talks to which address of a peer: the paths between two processes.
+"""The paths between two processes: pairs of a local address and an address of the peer.
 
-Both ends compute the list on their own and must agree on its order, since packets name their path by number.
+Each end computes the list by itself. Both must come to the same order, because packets name their path by number.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class Path(NamedTuple):
 
     local: int
     address: str
-    """Numeric, or libfabric's address of the endpoint where the wire is its."""
+    """Numeric, or libfabric's address of the endpoint with the wire `ofi`."""
     port: int
 
 
 def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
     """The paths from the process described by `own` to that described by `peer` (see `Engine.describe`).
 
-    Processes of one host use loopback. Others: addresses of the same network are paired one to one; where no network
-    is shared (routed hosts), the n-th address of one goes with the n-th of the other. Where both addresses of a pair
-    have several ports, the n-th of one goes with the n-th of the other; every pair of addresses has a path before any
-    has a second. Empty when they share no address family.
+    Processes of one host use loopback. Otherwise addresses of the same network are paired one to one; hosts without a
+    common network (routed hosts) pair their n-th addresses. If both addresses of a pair have several ports, their n-th
+    ports are paired; each pair of addresses has one path before any has a second. Empty if the processes share no
+    address family.
     """
     swapped = own["peer"] > peer["peer"]
     first, second = (peer, own) if swapped else (own, peer)
@@ -46,10 +46,10 @@ def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
 
 
 def common_interface(descriptions: Sequence[Mapping[str, Any]], rank: int) -> str:
-    """The one interface by which a rank reaches all others, for who can use only one; empty where it has none.
+    """The interface by which a rank reaches all others, for users of a single one (gloo); empty if there is none.
 
-    Ranks of one host use loopback. Others: the first network in which every rank has an interface that works; all
-    ranks find the same one. Where none is shared (routed hosts), each rank's first that works.
+    Ranks of one host use loopback. Otherwise it is in the first network in which every rank has a working interface;
+    all ranks find the same network. Without a common network (routed hosts) it is each rank's first working interface.
     """
     hosts = {each["host"] for each in descriptions}
     if len(hosts) == 1:
@@ -58,7 +58,7 @@ def common_interface(descriptions: Sequence[Mapping[str, Any]], rank: int) -> st
     usable = [_usable(each["ports"]) for each in descriptions]
     for network in map(_network, usable[0]):
         inside = [next((port for port in ports if _network(port) == network), None) for ports in usable]
-        # An address that two hosts have is private to each (a container bridge).
+        # An address that two hosts have is private to each host (a container bridge).
         if None not in inside and len({port["address"] for port in inside if port}) == len(hosts):
             found = inside[rank]
             break
@@ -68,13 +68,13 @@ def common_interface(descriptions: Sequence[Mapping[str, Any]], rank: int) -> st
 
 
 def _usable(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that lead to other hosts, as far as can be seen; all where none does."""
+    """The ports that seem to lead to other hosts: those with a working link, or else those outside loopback, or all."""
     outside = [port for port in ports if not port["loopback"]]
     return [port for port in outside if port["running"]] or outside or list(ports)
 
 
 def _sockets(ports: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The indices of each address's ports."""
+    """The indices of the ports of each address."""
     found: dict[str, list[int]] = {}
     for index, port in enumerate(ports):
         found.setdefault(port["address"], []).append(index)
@@ -97,7 +97,7 @@ def _match(first: Sequence[Any], second: Sequence[Any], mine: list[int], theirs:
     pairs = []
     free = list(theirs)
     for i in mine:
-        # An address that both have is private to each host (a container bridge): no way from one to the other.
+        # An address that both have is private to each host (a container bridge): it leads nowhere.
         shared = [j for j in free if _network(first[i]) == _network(second[j])]
         shared = [j for j in shared if first[i]["address"] != second[j]["address"]]
         if shared:

@@ -149,7 +149,9 @@ def test_a_pair_of_lives_has_a_key_of_its_own() -> None:
 def test_no_path() -> None:
     with World(flat(2)) as world:
         world.descriptions[1]["ports"] = []
-        with pytest.raises(ConfigError, match=r"rank 0 of group 'group 1': no network path to rank 1.*no address"):
+        with pytest.raises(
+            ConfigError, match=r"rank 0 of group 'group 1': no network path leads to rank 1.*no address"
+        ):
             world.threads.submit(world.open_group, lambda _: lambda _, value: [value] * 2).result(PATIENCE_S)
 
 

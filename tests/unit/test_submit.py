@@ -49,8 +49,8 @@ def submitter_and_group() -> tuple[Submitter, StillGroup]:
 
 
 def broadcast(submitter: Submitter, tensor: torch.Tensor, opts: Any = None, copies: Any = ()) -> Any:
-    launches = submitter.collective("broadcast", MOVES[4], tensor.numel(), tensor, tensor)
-    return submitter.start(launches, opts or AllreduceOptions(), [tensor], [tensor], list(copies))
+    operations = submitter.collective("broadcast", MOVES[4], tensor.numel(), tensor, tensor)
+    return submitter.start(operations, opts or AllreduceOptions(), [tensor], [tensor], list(copies))
 
 
 def test_a_receive_that_waits_for_long_holds_nobody_elses_memory() -> None:
@@ -97,7 +97,7 @@ def test_a_signature_names_the_type_of_the_elements() -> None:
         signatures.add(submitter.delivery(("gather", 0, dtype), (4, 0), (4, 8), tensor, tensor)[0].plan.signature)
     assert len(signatures) == 14
     gathers = [submitter.delivery(("gather", 0, torch.bool), (4, n), (4, 8), tensor, tensor) for n in (0, 3)]
-    assert len({launches[0].plan.signature for launches in gathers}) == 1  # a rank knows its own lengths only
+    assert len({operations[0].plan.signature for operations in gathers}) == 1  # a rank knows its own lengths only
 
 
 def test_nothing_to_move_is_nothing_to_do_unless_others_may_move_something() -> None:

@@ -120,8 +120,8 @@ def test_long_messages_are_cut_alike_on_both_sides(monkeypatch: pytest.MonkeyPat
 
 
 def test_too_little_staging_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="raise the staging size"):
+    with pytest.raises(ConfigError, match="use fewer ranks per host"):
         deliver(0, ((0, 1, 2),), [1] * 3, [1] * 3, 4)
     monkeypatch.setattr(delivery, "POSTS_LIMIT", 10)
-    with pytest.raises(ConfigError, match="10 rounds through staging of 640 bytes"):
+    with pytest.raises(ConfigError, match="staging of 640 bytes takes 10 rounds"):
         deliver(0, ((0, 1),), [0, 1280], [0, 0], 640)

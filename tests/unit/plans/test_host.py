@@ -75,5 +75,5 @@ def test_no_network_is_used() -> None:
 
 
 def test_staging_that_cannot_hold_an_element_each_is_refused() -> None:
-    with pytest.raises(ConfigError, match="raise the staging size"):
+    with pytest.raises(ConfigError, match="use fewer ranks per host"):
         host.reduce_scatter(0, 9, 100, 8, 1, Settings(staging_bytes=128))
