@@ -180,7 +180,7 @@ def test_mismatch() -> None:
     with World(flat(2)) as world, world.open_group() as team:
 
         def body(rank: int) -> str:
-            with pytest.raises(MismatchError, match="same order with the same sizes") as caught:
+            with pytest.raises(MismatchError, match="same order on all ranks, with the same sizes") as caught:
                 run(team[rank], Case("all_reduce", DType.F32, 1000 + rank))
             return str(caught.value)
 

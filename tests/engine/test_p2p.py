@@ -153,8 +153,8 @@ def test_what_cannot_be_a_message_is_refused(team: Team) -> None:
     group, data = team[0], spoiled(4)
     for other, tag, words in [
         (0, 0, "itself"),
-        (3, 0, "no rank 3"),
-        (-1, 0, "no rank -1"),
+        (3, 0, "rank 3 does not exist"),
+        (-1, 0, "rank -1 does not exist"),
         (1, -1, "tag -1"),
         (1, TAG_MAX + 1, f"tag {TAG_MAX + 1}"),
     ]:

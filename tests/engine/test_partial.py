@@ -192,10 +192,10 @@ def test_a_lost_result_leaves_the_former_value() -> None:
     [
         (Qos(0.500001), DType.F32, Op.SUM, "loss_bound=0.500001: use 0 to 0.5"),
         (Qos(-0.1), DType.F32, Op.SUM, "loss_bound=-0.1: use"),
-        (Qos(0.001), DType.I32, Op.SUM, "SUM of I32: only sums of floating-point"),
-        (Qos(0.001), DType.F32, Op.MAX, "MAX of F32: only sums"),
+        (Qos(0.001), DType.I32, Op.SUM, "SUM of I32: use it for sums of floating-point"),
+        (Qos(0.001), DType.F32, Op.MAX, "MAX of F32: use it for sums"),
         (Qos(0.001, 7), DType.F32, Op.SUM, "treatment=7: use one of FEEDBACK"),  # type: ignore[arg-type]
-        (Qos(0.001, protect=8), DType.F32, Op.SUM, "protect_bytes=0: say"),
+        (Qos(0.001, protect=8), DType.F32, Op.SUM, "protect_bytes=0: use"),
     ],
 )
 def test_what_is_refused(qos: Qos, dtype: DType, op: Op, says: str) -> None:

@@ -119,7 +119,7 @@ def test_the_load_goes_where_it_arrives_first(world: World) -> None:
 
 
 def test_an_unknown_peer_has_no_paths(world: World) -> None:
-    with pytest.raises(CommError, match="no paths to peer 7"):
+    with pytest.raises(CommError, match="no group of this process has rank 7"):
         world.engines[0].paths(7)
 
 
