@@ -1,4 +1,4 @@
-"""What test modules share: why a marked test is skipped, how hypothesis behaves here, whether libfabric is there."""
+"""Skips of marked tests, the profile of hypothesis, and a fixture for libfabric."""
 
 from __future__ import annotations
 

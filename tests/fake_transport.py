@@ -43,7 +43,7 @@ _TORCH = {
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Stands for a plan: what it is to do."""
+    """Stands for a plan: the arguments it was made for."""
 
     collective: str
     numel: int
@@ -117,7 +117,7 @@ class FakeHandle:
 
 
 class FakeGroup:
-    """A group. `failure`, when set, is what every later operation ends with; `delay_s` comes before each."""
+    """A group. `failure`, when set, ends every later operation; `delay_s` comes before each."""
 
     staging_bytes = 0
     packet_bytes = largest_packet_bytes = 1432

@@ -1,4 +1,4 @@
-"""What each collective computes: the one description for the tests of all layers and for the simulator.
+"""The oracle: the one description of each collective, for the tests of all layers and for the simulator.
 
 A collective gives each rank clauses: "this part of the output is that part of one rank's input", or of the reduction
 of all ranks' inputs. Lengths count elements; the simulator counts bytes. Only numpy is needed.
@@ -45,7 +45,7 @@ class Clause(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """One rank's part in a collective. In place, output and input are one; what no clause names stays as it is."""
+    """One rank's part in a collective. In place, output and input are one. Elements without a clause do not change."""
 
     input_length: int
     output_length: int
@@ -59,7 +59,7 @@ def uneven(rank: int, numel: int, root: int = 0) -> int:
 
 
 def delivered(collective: str, source: int, target: int, numel: int, root: int = 0) -> int:
-    """The length of what a delivery moves from one rank to another."""
+    """The number of elements that a delivery moves from one rank to another."""
     match collective:
         case "gather":
             return numel if target == root else 0

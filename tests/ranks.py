@@ -44,7 +44,7 @@ class Outcome:
 
     result: Any = None
     error: str | None = None
-    """The traceback of what the function raised, or how the process died."""
+    """The traceback of the function's error, or how the process died."""
     exit_code: int | None = None
     """None: still running at the timeout, and killed."""
 

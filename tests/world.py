@@ -22,7 +22,7 @@ from commlayer.transport.native import Engine
 T = TypeVar("T")
 
 PATIENCE_S = 30.0
-"""For what must happen: a test that hangs ends."""
+"""The longest wait for an expected event: a test that hangs ends."""
 
 _jobs = itertools.count(1)
 
@@ -97,7 +97,7 @@ class World:
             engine.close()
 
     def on_each(self, body: Callable[[int], T]) -> list[T]:
-        """Runs `body(rank)` on a thread per rank; raises what the lowest rank that failed raised, when all are done."""
+        """Runs `body(rank)` on a thread per rank; when all are done, raises the error of the lowest failed rank."""
         futures = [self.threads.submit(body, rank) for rank in range(self.size)]
         wait(futures, PATIENCE_S)
         return [future.result(PATIENCE_S) for future in futures]
@@ -142,7 +142,7 @@ class Team:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for what must come."""
+    """Waits for a condition that must come true."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end

@@ -30,7 +30,7 @@ def test_declared_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.needs_root
-def test_what_is_not_as_declared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_unlike_its_description_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_BLAST_S", 0.5)
     monkeypatch.setattr(checking, "_LOSS_S", 1.0)
     with Network(Scenario(hosts=2, nics=(Link(rate_bps=20e6),))) as network:

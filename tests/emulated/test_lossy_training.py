@@ -29,14 +29,14 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(480)]  # a busy machin
 
 
 def on_lossy_network(function: Callable[..., Any], hosts: Sequence[int]) -> list[Any]:
-    """What each rank returns. `hosts` names each rank's host."""
+    """Runs a function on ranks; returns their results. `hosts` names each rank's host."""
     with Network(Scenario(hosts=max(hosts) + 1, nics=(Link(loss=0.02),))) as network:
         places = [network.name(host) for host in hosts]
         return ranks.run(function, len(hosts), timeout_s=TIMEOUT_S, environ=network.rendezvous(), places=places)
 
 
 class Drift(nn.Module):
-    """Its gradients are what it is called with, whatever its parameters are."""
+    """Its gradients are its inputs, independent of its parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Drift(nn.Module):
 
 
 def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None) -> dict[str, object]:
-    """Some steps with what a policy loses, and a restart in the middle."""
+    """Some steps with the losses of a policy, and a restart in the middle."""
     rank = dist.get_rank()
     drift = Drift()
     model, state = wrapped(drift, commlayer.HookState(policy, tolerance=tolerance))
@@ -77,7 +77,7 @@ def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None
 
 
 def account(weights: list[nn.Parameter], exact: list[torch.Tensor], state: commlayer.HookState) -> dict[str, object]:
-    """How far the weights and what waits for the next step are from what all ranks' gradients come to."""
+    """The distance of the weights and residuals from the sum of all ranks' gradients."""
     size = dist.get_world_size()
     digest, error, left = hashlib.sha256(), 0.0, 0
     for weight, exactly in zip(weights, exact, strict=True):
@@ -97,7 +97,7 @@ def wrapped(drift: Drift, state: commlayer.HookState) -> tuple[DistributedDataPa
 
 
 def forget() -> dict[str, object]:
-    """One step of ones with the papers' rule: what the sums lack shows in them."""
+    """One step of ones with the papers' rule: the sums show their losses."""
     model, state = wrapped(Drift(), commlayer.HookState(commlayer.Policy(loss_bound=0.1, treatment="zero")))
     model([torch.ones_like(weight) for weight in model.module.weights]).backward()
     size = dist.get_world_size()
@@ -150,15 +150,15 @@ def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) 
     )
 
 
-def test_what_the_sums_lack_is_what_the_ranks_were_told(found: list[Any]) -> None:
+def test_the_ranks_are_told_all_losses(found: list[Any]) -> None:
     results = [each["forgotten"] for each in found]
     uncounted = sum(each["uncounted_bytes"] for each in results)
-    ranks_per_host = 2 if len(found) == 4 else 1  # what counts or not is the sum of a host, and one rank notes it
+    ranks_per_host = 2 if len(found) == 4 else 1  # the sum of a host is lost as a whole, and one of its ranks notes it
     assert results[0]["lacking_bytes"] == ranks_per_host * uncounted
     assert uncounted > 0
 
 
-def test_the_counters_tell_what_was_lost(found: list[Any]) -> None:
+def test_the_counters_show_the_losses(found: list[Any]) -> None:
     total = {name: sum(each["stats"][name] for each in found) for name in found[0]["stats"]}
     sent = total["packets_sent"]
     assert 0.01 * sent < total["packets_lost"] < 0.2 * sent  # the links lose 2 %; a late packet is taken for lost
@@ -170,7 +170,7 @@ def test_the_counters_tell_what_was_lost(found: list[Any]) -> None:
 def test_rescaling_makes_up_at_once(found: list[Any]) -> None:
     results = [each["rescale"] for each in found]
     assert len({each["digest"] for each in results}) == 1
-    assert all(each["exact"] for each in results)  # the mean of ones is one, whoever is missing
+    assert all(each["exact"] for each in results)  # the mean of ones is one for any missing rank
     assert all(each["integers"]["exact"] for each in found)
 
 
@@ -217,7 +217,7 @@ def found_in_16_bits() -> list[Any]:
 def test_nothing_is_forgotten_in_16_bits(found_in_16_bits: list[Any], wrapper: str) -> None:
     results = [each[wrapper] for each in found_in_16_bits]
     assert len({each["digest"] for each in results}) == 1
-    assert max(each["error"] for each in results) < 0.5  # rounding of averages; what is forgotten is at least 1
+    assert max(each["error"] for each in results) < 0.5  # rounding of averages; a forgotten contribution is at least 1
     assert sum(each["left"] for each in results) > 0
 
 

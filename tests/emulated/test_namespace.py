@@ -59,7 +59,7 @@ def test_a_root_without_capabilities_knows_it() -> None:
     assert done.stdout.startswith("network namespaces need CAP_SYS_ADMIN, ")
 
 
-def test_what_is_forbidden_in_spite_of_capabilities_has_a_remedy() -> None:
+def test_an_error_in_spite_of_capabilities_has_a_remedy() -> None:
     with pytest.raises(namespace.EmulationError, match=r"Operation not permitted; .*--privileged"):
         namespace.call("sh /dev/stdin", "echo mount: Operation not permitted >&2; exit 1")
     with pytest.raises(namespace.EmulationError, match=r": no$"):
@@ -75,7 +75,7 @@ def test_a_socket_inside_belongs_there_and_the_thread_does_not_stay() -> None:
     own = own_network()
     with Network(Scenario(hosts=1)) as network:
         with namespace.open_socket(network.name(0)) as inside:
-            inside.bind((network.address(0), 0))  # nobody else has this address
+            inside.bind((network.address(0), 0))  # no other host has this address
         assert own_network() == own
         with namespace.inside(network.name(0)):
             assert own_network() != own

@@ -90,7 +90,7 @@ def test_the_machines_own_interfaces_are_left_alone() -> None:
 
 
 @needs_root
-def test_rate_is_what_was_asked_for() -> None:
+def test_rate_is_the_requested_one() -> None:
     with network_of(2, rate_bps=20e6) as network:
         size_bytes = 2_000_000
         elapsed_s = transfer_s(network, size_bytes)
@@ -124,7 +124,7 @@ def test_half_of_the_packets_are_lost() -> None:
     """
     with network_of(2, loss=0.5) as network:
         network.run(0, python(probe, network.address(1)))
-        # nobody listens: what was not lost was counted as a datagram without a port
+        # no socket listens: each datagram that arrived was counted as one without a port
         deadline = time.monotonic() + 10
         arrived = 0
         while arrived == 0 and time.monotonic() < deadline:
@@ -158,7 +158,7 @@ def test_several_nics_have_networks_of_their_own() -> None:
 
 @needs_root
 def test_hosts_do_not_share_memory_or_a_name() -> None:
-    mark = f"/dev/shm/commlayer-test-{os.getpid()}"  # noqa: S108  # shared memory is what this is about
+    mark = f"/dev/shm/commlayer-test-{os.getpid()}"  # noqa: S108  # the test is about shared memory
     with network_of(2) as network:
         network.run(0, ["touch", mark])
         for host, seen in ((0, True), (1, False)):
@@ -188,7 +188,7 @@ def test_unknown_congestion_control_is_an_error() -> None:
 
 
 @needs_root
-def test_what_a_crashed_run_left_is_removed_and_what_a_live_one_has_is_not() -> None:
+def test_namespaces_of_a_crashed_run_are_removed_and_those_of_a_live_one_stay() -> None:
     crash = "from commlayer.tools.emulate.network import *; import os; Network(Scenario()).__enter__(); os._exit(0)"
     crashed = subprocess.Popen([sys.executable, "-c", crash], cwd=ROOT)
     assert crashed.wait() == 0

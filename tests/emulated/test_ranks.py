@@ -79,7 +79,7 @@ def test_the_first_failure_is_the_status_and_the_others_are_ended(
     assert time.monotonic() - start_s < 50
 
 
-def test_nobody_is_said_to_have_failed_where_nobody_has(tmp_path: Path) -> None:
+def test_no_failed_rank_is_named_where_none_failed(tmp_path: Path) -> None:
     done = run(emulate(tmp_path, "hosts = 2", "true"))
     assert (done.returncode, "fail" in done.stderr) == (0, False)
 

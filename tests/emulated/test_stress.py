@@ -92,7 +92,7 @@ def test_an_event_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Broken:
-    """A network whose links nobody can change."""
+    """A network whose links cannot be changed."""
 
     scenario = Scenario(events=(Event(0, "link_down", host=0),))
 

@@ -1,4 +1,4 @@
-"""Error feedback for losses: nothing is forgotten, whatever becomes of the buckets."""
+"""Error feedback for losses: no contribution is forgotten, even when DDP makes other buckets."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_parts_are_kept_by_parameter_and_added_once() -> None:
     assert total(residual, a).sum() == 5
 
 
-def test_what_is_not_finite_is_not_kept() -> None:
+def test_values_that_are_not_finite_are_not_kept() -> None:
     a = torch.zeros(3)
     residual = Feedback()
     residual.keep(torch.tensor([torch.inf, torch.nan, 2.0]), [a], [0], [(0, 12)])
     assert total(residual, a).tolist() == [0, 0, 2]
 
 
-def test_what_is_kept_is_saved_by_the_order_in_which_parameters_are_met() -> None:
+def test_the_residual_is_saved_in_the_order_in_which_parameters_are_met() -> None:
     residual = Feedback()
     a, b, c = torch.zeros(4), torch.zeros(3), torch.zeros(2)
     residual.meet([c])
@@ -88,7 +88,7 @@ def test_parameters_keep_their_numbers_when_an_earlier_state_comes_back() -> Non
     assert (total(residual, a).tolist(), total(residual, b).tolist()) == ([1, 2], [3, 4])
 
 
-def test_what_an_unused_parameter_has_waits() -> None:
+def test_the_residual_of_an_unused_parameter_waits() -> None:
     residual = Feedback()
     a, b = torch.zeros(3), torch.zeros(3)
     residual.keep(torch.ones(6), [a, b], [0, 3], [(0, 24)])
@@ -100,7 +100,7 @@ def test_what_an_unused_parameter_has_waits() -> None:
     assert residual.add_to(torch.ones(6), [a, b], [0, 3]) == [(0, 3)]
 
 
-def test_what_is_kept_takes_another_scale() -> None:
+def test_the_residual_takes_another_scale() -> None:
     residual = Feedback()
     a = torch.zeros(2)
     residual.meet([a])
@@ -129,7 +129,7 @@ def bucket(order: list[int]) -> list[int]:
 
 
 def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums random gradients over steps and ranks; returns what was applied, what is left, and this rank's exact sum."""
+    """Sums random gradients over steps and ranks; returns the updates, the residual, and this rank's exact sum."""
     group, residual = team[rank], Feedback()
     parameters = [torch.zeros(size) for size in SIZES]
     exact = [torch.zeros(size, dtype=torch.float64) for size in SIZES]
@@ -159,7 +159,7 @@ def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_was_applied_and_what_is_left_is_everything(size: int) -> None:
+def test_updates_and_residuals_add_up_to_all_gradients(size: int) -> None:
     with World([(rank,) for rank in range(size)], loss_ppm=50_000) as world, world.open_group() as team:
         results = world.on_each(lambda rank: train(team, rank))
     applied = results[0][0]

@@ -1,4 +1,4 @@
-"""The native group against numpy, over every way two ranks can be joined; and everything that can go wrong."""
+"""The native group against the oracle, over every way to join two ranks; and its errors."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_many_in_flight_in_several_groups() -> None:
         world.on_each(body)
 
 
-# ---- what can go wrong ----
+# ---- errors ----
 
 JOINED = [pytest.param([(0, 1)], id="shared memory"), pytest.param([(0,), (1,)], id="network")]
 Hosts = list[tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""Joining groups: what goes wrong there, and what it leaves behind."""
+"""Joining groups: its errors, and its leaks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_packets_are_as_large_as_both_ends_can_send(request: pytest.FixtureReque
 
 
 def life(former: World | None, recorded: list[bytes]) -> World:
-    """A world of two that goes on with the job and the key of a former one; notes what rank 0 sends to rank 1."""
+    """A world of two that goes on with the job and the key of a former one; notes the packets of rank 0 to rank 1."""
     world = World(flat(2), "udp")
     world.paired = True
     if former is not None:
@@ -113,7 +113,7 @@ def stop(world: World) -> None:
         end.sendto(b"", (port["address"], port["port"]))
 
 
-def test_what_was_recorded_in_a_former_life_is_forged_in_the_next_one() -> None:
+def test_packets_of_a_former_life_count_as_forged_in_the_next() -> None:
     recorded: list[bytes] = []
     with life(None, recorded) as former:
         with former.open_group() as team:

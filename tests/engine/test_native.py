@@ -1,4 +1,4 @@
-"""Engines as Python sees them: what they open, and what others are told of it."""
+"""Engines as Python sees them: their sockets, and the description of them for other ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_thread_asks_for_short_time_slices() -> None:
 
 
 def _slices_ns() -> set[str]:
-    """What the engines' threads of this process have."""
+    """The settings of the engines' threads in this process."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         if (task / "comm").read_text() == "commlayer\n":
@@ -66,7 +66,7 @@ def test_shared_engine() -> None:
     three.release()
 
 
-def test_what_libfabric_does_not_have_is_named(libfabric: None) -> None:
+def test_a_missing_libfabric_provider_or_interface_is_named(libfabric: None) -> None:
     port = {"ifname": "nic", "address": "192.0.2.1", "prefix": 8, "mtu": 1500, "loopback": False, "version": 4}
     with pytest.raises(ConfigError, match=r"nic 192.0.2.1: .*no datagram endpoint.*fi_info"):
         native.Engine(Config(wire="ofi", ofi_provider="udp"), [port])

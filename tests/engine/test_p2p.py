@@ -149,7 +149,7 @@ def test_completion_is_announced(team: Team) -> None:
     assert handle.source == 1
 
 
-def test_what_cannot_be_a_message_is_refused(team: Team) -> None:
+def test_an_invalid_message_is_refused(team: Team) -> None:
     group, data = team[0], spoiled(4)
     for other, tag, words in [
         (0, 0, "itself"),
@@ -217,7 +217,7 @@ def native(size: int, rank: int) -> Group:
 
 
 def exchange(rank: int, size: int) -> list[int]:
-    """Everybody sends everybody a large and many small messages, and receives half of them from any source."""
+    """Each rank sends each other one a large and many small messages, and receives half of them from any source."""
     group = native(size, rank)
     others = [each for each in range(size) if each != rank]
     large = 20 << 20
@@ -260,7 +260,7 @@ def survive(rank: int, size: int) -> tuple[str, float]:
     start = time.monotonic()
     if rank == 0:
         target = spoiled(10)
-        receive(group, target, 1, 1).wait()  # what it had sent is still there
+        receive(group, target, 1, 1).wait()  # its message is still there
         assert (target == content(10, 1)).all()
     try:
         receive(group, spoiled(10), 1 if rank == 0 else 0, 2).wait()

@@ -169,7 +169,7 @@ def test_dissect_prints_a_capture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["xyz", "abcd", "", KEY.hex() + "00", " " + KEY.hex()[1:]])
-def test_dissect_refuses_what_is_no_key(tmp_path: Path, key: str) -> None:
+def test_dissect_refuses_an_invalid_key(tmp_path: Path, key: str) -> None:
     path = tmp_path / "some.pcap"
     wrpcap(str(path), conversation(KEY))
     result = CliRunner().invoke(app, ["dissect", str(path), "--key", key])
@@ -178,7 +178,7 @@ def test_dissect_refuses_what_is_no_key(tmp_path: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no capture at all, but a text that is long enough to be one"])
-def test_dissect_fails_on_what_is_no_capture(tmp_path: Path, content: bytes) -> None:
+def test_dissect_fails_on_a_file_without_a_capture(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "[some].txt"
     path.write_bytes(content)
     result = CliRunner().invoke(app, ["dissect", str(path)])

@@ -30,7 +30,7 @@ def plan(group: NativeGroup, divisor: int = 1, partial_results: bool = False) ->
 
 
 def all_reduce(group: NativeGroup, step: int, qos: Qos, divisor: int = 1, *, in_place: bool = False) -> Result:
-    """Input, output, and a mask of the input: what was not counted."""
+    """Input, output, and a mask of the lost elements of the input."""
     source = np.random.default_rng(100 * step + group.rank).normal(size=NUMEL).astype("f4")
     target = source.copy() if in_place else np.full(NUMEL, np.nan, "f4")
     start = target.ctypes.data if in_place else source.ctypes.data
@@ -49,7 +49,7 @@ def step_of(team: Team, how: dict[str, Any], rank: int) -> Result:
 
 
 def check(results: list[Result], treatment: Treatment, divisor: int) -> float:
-    """Checks that the result is what the ranks say they contributed; returns the share that is missing."""
+    """Checks that the result is the sum of the contributions that the ranks report; returns the missing share."""
     size = len(results)
     counted = np.stack([np.where(mask, 0, source) for source, _, mask in results]).astype("f8")
     arrived = np.stack([~mask for _, _, mask in results]).sum(0)
@@ -65,7 +65,7 @@ def check(results: list[Result], treatment: Treatment, divisor: int) -> float:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("treatment", Treatment)
 @pytest.mark.parametrize("divisor", [1, 3])
-def test_the_result_is_what_was_counted(size: int, treatment: Treatment, divisor: int) -> None:
+def test_the_result_is_the_sum_of_the_counted_contributions(size: int, treatment: Treatment, divisor: int) -> None:
     qos = Qos(0.03, treatment)
     divisor = 1 if divisor == 1 else size
     with World([(rank,) for rank in range(size)], loss_ppm=20_000) as world, world.open_group() as team:
@@ -80,7 +80,7 @@ def test_the_result_is_what_was_counted(size: int, treatment: Treatment, divisor
         assert sum(each["messages_stopped"] for each in stats) > 0
 
 
-def test_ends_that_send_packets_of_different_sizes_agree_on_what_was_counted() -> None:
+def test_ends_with_packets_of_different_sizes_agree_on_the_losses() -> None:
     qos = Qos(0.03)
     with World([(0,), (1,), (2,)], loss_ppm=20_000, mtus=[1500, 1000, 1200]) as world, world.open_group() as team:
         results = world.on_each(partial(step_of, team, {"step": 0, "qos": qos}))
@@ -88,7 +88,7 @@ def test_ends_that_send_packets_of_different_sizes_agree_on_what_was_counted() -
 
 
 def of_hosts(group: NativeGroup, step: int, qos: Qos) -> tuple[Array, Array, Array]:
-    """Input, output, and what this rank may contribute another time: of its whole host."""
+    """Input, output, and the residual that this rank keeps for its whole host."""
     exact = np.random.default_rng(100 * step + group.rank).normal(size=NUMEL).astype("f4")
     source, target = exact.copy(), np.full(NUMEL, np.nan, "f4")
     settings = Settings(partial=True, partial_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes)
@@ -103,7 +103,7 @@ def of_hosts(group: NativeGroup, step: int, qos: Qos) -> tuple[Array, Array, Arr
 
 
 @pytest.mark.parametrize("hosts", [((0, 1), (2, 3)), ((0, 2), (1,), (3, 4))])
-def test_what_hosts_count_and_what_they_have_left_is_everything(hosts: tuple[tuple[int, ...], ...]) -> None:
+def test_sums_of_hosts_and_their_residuals_add_up_to_all_inputs(hosts: tuple[tuple[int, ...], ...]) -> None:
     with World(hosts, loss_ppm=20_000) as world, world.open_group() as team:
         size = sum(map(len, hosts))
         for step in range(3):
@@ -117,7 +117,7 @@ def test_what_hosts_count_and_what_they_have_left_is_everything(hosts: tuple[tup
 
 
 @pytest.mark.parametrize("treatment", [Treatment.RESCALE, Treatment.ZERO])
-def test_a_host_that_is_not_counted_is_made_up_for_as_a_whole(treatment: Treatment) -> None:
+def test_rescaling_makes_up_for_a_whole_missing_host(treatment: Treatment) -> None:
     with World([(0, 1), (2, 3)], loss_ppm=20_000) as world, world.open_group() as team:
 
         def body(rank: int) -> Array:
@@ -198,7 +198,7 @@ def test_a_lost_result_leaves_the_former_value() -> None:
         (Qos(0.001, protect=8), DType.F32, Op.SUM, "protect_bytes=0: use"),
     ],
 )
-def test_what_is_refused(qos: Qos, dtype: DType, op: Op, says: str) -> None:
+def test_invalid_operations_are_refused(qos: Qos, dtype: DType, op: Op, says: str) -> None:
     with World([(0,), (1,)]) as world, world.open_group() as team:
         with pytest.raises(ConfigError, match=rf"rank 0 of group .*bounded loss with {says}"):
             team[0].submit(plan(team[0]), 0, 0, dtype, op, timeout_s=1, qos=qos)

@@ -35,7 +35,7 @@ def reduce_both(world: World, team: Team) -> None:
 
 
 class Link:
-    """A link of the fabric between rank 0 and rank 1's n-th socket: passes what comes from rank 0 on, or does not."""
+    """A link of the fabric between rank 0 and rank 1's n-th socket: passes the packets of rank 0 on, or drops them."""
 
     def __init__(self, world: World, number: int, delay_s: float | None) -> None:
         """`delay_s` None: it loses everything."""
@@ -92,7 +92,7 @@ def test_each_pair_of_sockets_is_a_path(world: World) -> None:
             assert engine.stats()["packets_sent"] >= sent > LARGE.numel * 4 / 2 / 1472
 
 
-def test_a_link_that_loses_everything_is_given_up(world: World) -> None:
+def test_a_link_that_loses_all_packets_is_given_up(world: World) -> None:
     with Link(world, 1, None) as link, world.open_group() as team:
 
         def is_given_up() -> bool:

@@ -1,4 +1,4 @@
-"""The process group, on a transport that needs no engine: what it takes and how, and what falls through to gloo."""
+"""The process group on a transport without an engine: its own operations, and those that fall through to gloo."""
 
 from __future__ import annotations
 
@@ -175,11 +175,11 @@ def _does_not_come(rank: int, size: int) -> float:
     return time.monotonic() - start
 
 
-def test_a_monitored_barrier_names_who_does_not_come() -> None:
+def test_a_monitored_barrier_names_the_absent_rank() -> None:
     assert on_fake(_does_not_come, 2)[0] < 10
 
 
-def test_what_is_not_ours_falls_through_to_gloo() -> None:
+def test_other_operations_fall_through_to_gloo() -> None:
     on_fake(_falls_through, 2)
 
 
@@ -275,7 +275,7 @@ def _without_a_work(rank: int, size: int) -> None:
     assert seen() is None
 
 
-def test_memory_outlives_a_work_that_nobody_keeps() -> None:
+def test_memory_outlives_a_dropped_work() -> None:
     on_fake(_without_a_work, 2)
 
 
@@ -386,7 +386,7 @@ def _abort(rank: int, size: int) -> None:
         dist.all_reduce(torch.ones(1))
 
 
-def test_abort_fails_what_follows() -> None:
+def test_abort_fails_later_operations() -> None:
     on_fake(_abort, 1)
 
 

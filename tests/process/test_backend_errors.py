@@ -1,4 +1,4 @@
-"""A failed operation is a RuntimeError with its text, whoever waits for it: never a crash, never silence.
+"""A failed operation is a RuntimeError with its text, for every way to wait: never a crash, never silence.
 
 Each case is a process of its own, because what is guarded against ends the process (see work.py).
 """

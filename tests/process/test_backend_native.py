@@ -93,7 +93,7 @@ def _leaves_first(rank: int, size: int) -> None:
     ranks.init(rank, size)
     tensor = torch.full((3000,), float(rank))
     if rank != 0:
-        time.sleep(0.5)  # what rank 0 sent is there; rank 0 itself has left
+        time.sleep(0.5)  # the message of rank 0 is there; rank 0 itself has left
     for _ in range(5):
         dist.broadcast(tensor, 0)
     assert tensor.sum().item() == 0.0

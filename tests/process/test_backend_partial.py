@@ -1,4 +1,4 @@
-"""Groups with a bound, where the network loses nothing: what may lose at all, what is refused, and exact training."""
+"""Groups with a loss bound on a network without losses: partial operations, refusals, and exact training."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def _groups(rank: int, size: int) -> None:
                 == [1.0] * 3
             )
             for tensor in (source.clone(), torch.arange(NUMEL) + rank, (source + 1j).to(torch.complex64)):
-                dist.all_reduce(tensor, group=group)  # in place, whatever it is
+                dist.all_reduce(tensor, group=group)  # in place, for any type
                 assert torch.equal(tensor.real.to(torch.float32), exact.float())
             shard = torch.empty(NUMEL // size)
             dist.reduce_scatter_tensor(shard, torch.full((NUMEL // size * size,), 2.0), dist.ReduceOp.AVG, group=group)
             assert torch.equal(shard, torch.full_like(shard, 2.0))
 
 
-def test_what_is_not_lost_is_exact() -> None:
+def test_results_without_losses_are_exact() -> None:
     ranks.run(_groups, 3, environ=NETWORK)
 
 
@@ -106,7 +106,7 @@ def _refusals(rank: int, size: int) -> None:
             group.allreduce([torch.zeros(8)], options(dist.ReduceOp.MAX), policy=policy)
 
 
-def test_what_cannot_lose_a_part_is_refused() -> None:
+def test_operations_that_need_all_their_parts_are_refused() -> None:
     ranks.run(_refusals, 2, environ=NETWORK)
 
 
@@ -154,5 +154,5 @@ def _disagree(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, NETWORK], ids=["one host", "network"])
-def test_ranks_that_disagree_on_what_may_be_lost_learn_it(environ: dict[str, str]) -> None:
+def test_ranks_with_different_loss_bounds_get_an_error(environ: dict[str, str]) -> None:
     ranks.run(_disagree, 2, environ=environ)

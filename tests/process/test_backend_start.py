@@ -15,7 +15,7 @@ import commlayer
 from tests import ranks
 
 AT_ONCE_S = 10.0
-"""What a busy test machine may take; the timeout is longer."""
+"""The time that a busy test machine may take; the timeout is longer."""
 
 UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
 
@@ -35,7 +35,7 @@ def _start(rank: int, size: int, environs: Sequence[Mapping[str, str]]) -> Refus
 
 
 def start(*environs: Mapping[str, str]) -> list[Refusal]:
-    """What each rank is told at the start, in an environment of its own."""
+    """The refusal that each rank gets at the start, in an environment of its own."""
     refusals: list[Refusal] = ranks.run(_start, len(environs), environs)
     assert all(each.seconds < AT_ONCE_S for each in refusals), refusals
     return refusals

@@ -1,4 +1,4 @@
-"""The collectives on tensors of every kind: layouts, types, lengths; and what they refuse, before anything is sent."""
+"""The collectives on tensors of every kind: layouts, types, lengths; and refusals, before anything is sent."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _any_source(rank: int, size: int) -> None:
     assert sorted(sources) == [1, 2]
 
 
-def test_receives_from_anybody_say_from_whom() -> None:
+def test_receives_from_any_source_name_the_source() -> None:
     on_fake(_any_source, 3)
 
 
@@ -218,7 +218,7 @@ def _on_gloo(rank: int, size: int) -> int:
 
 
 def test_gloo_agrees_with_the_table() -> None:
-    """gloo is the oracle: what the table says of results is what it gives."""
+    """gloo gives the results that the oracle expects."""
     assert min(ranks.run(_on_gloo, 2)) > 500
 
 

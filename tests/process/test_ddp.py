@@ -1,4 +1,4 @@
-"""Training with DistributedDataParallel: the same gradients as gloo, whatever the model and the flags."""
+"""Training with DistributedDataParallel: the same gradients as gloo, for any model and flags."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _in_16_bits(rank: int, size: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "bucket views"])
-def test_torchs_wrappers_compress_what_our_hook_sends(name: str) -> None:
+def test_torchs_wrappers_compress_the_gradients_of_our_hook(name: str) -> None:
     ranks.run(_in_16_bits, 3, name, environ={"COMMLAYER_SHM": "0"})  # between hosts, where there are bounds
 
 
@@ -152,7 +152,7 @@ def test_the_last_buckets_of_backward_are_the_most_urgent() -> None:
     many = classes(100)
     assert many == sorted(many, reverse=True)
     assert set(many) == {2, 3, 4, 5, 6}
-    assert bucket_class(4, 0, 0) == 4  # nobody knows yet
+    assert bucket_class(4, 0, 0) == 4  # the number of buckets is not known yet
     assert bucket_class(4, 9, 5) == 2  # DDP has made other buckets
 
 

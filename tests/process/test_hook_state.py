@@ -1,4 +1,4 @@
-"""HookState: what a communication hook keeps between steps, saves, and refuses."""
+"""HookState: the state that a communication hook keeps between steps and saves, and the values that it refuses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _loaded(saved: dict[str, Any]) -> commlayer.HookState:
 
 
 def _restarts(rank: int, size: int) -> list[list[float]]:
-    """Saves and restores the states of two ranks; returns what each then averages."""
+    """Saves and restores the states of two ranks; returns the averages of each."""
     found = []
     with ranks.job(rank, size):
         for how in ("own", "of rank 0"):
@@ -94,7 +94,7 @@ def averages(model: nn.Module, state: commlayer.HookState) -> list[float]:
     return found
 
 
-def test_what_was_lost_survives_a_restart_of_its_own_rank() -> None:
+def test_a_residual_survives_a_restart_of_its_own_rank() -> None:
     for found in ranks.run(_restarts, 2, environ={"COMMLAYER_SHM": "0"}):
         own, after, of_rank_0, _ = found
         assert own == [1, 1 + (10 + 20) / 2, 1]
@@ -118,7 +118,7 @@ def _wants_tolerance(rank: int, size: int, pickled: bytes) -> None:
 
 
 def _lost_before(rank: int, size: int) -> list[list[float]]:
-    """What was lost under another policy, or at another scale of the loss."""
+    """A residual from another policy, or from another scale of the loss."""
     found = []
     with ranks.job(rank, size):
         for policy, loss_scale in ((commlayer.Policy(), 1.0), (commlayer.Policy(loss_bound=0.1), 0.5)):
@@ -132,7 +132,7 @@ def _lost_before(rank: int, size: int) -> list[list[float]]:
     return found
 
 
-def test_what_was_lost_is_added_whatever_has_changed_since() -> None:
+def test_a_residual_is_added_after_policy_or_scale_have_changed() -> None:
     for exact, scaled in ranks.run(_lost_before, 2, environ={"COMMLAYER_SHM": "0"}):
         assert exact == [1, 11, 1]
         assert scaled == [1, 6, 1]

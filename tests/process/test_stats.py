@@ -1,4 +1,4 @@
-"""`commlayer.stats` and `commlayer.paths`: what a job may ask of its engine."""
+"""`commlayer.stats` and `commlayer.paths`: the counters of a job's engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_without_an_engine_there_is_nothing_to_ask() -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, 1 << 16, "1", 0.0, True, None])
-def test_what_is_no_rank_is_refused(rank: Any) -> None:
+def test_an_invalid_rank_is_refused(rank: Any) -> None:
     with pytest.raises(commlayer.ConfigError, match=rf"commlayer.paths\({re.escape(repr(rank))}\): use the number"):
         commlayer.paths(rank)
 
@@ -74,7 +74,7 @@ def _ask_all_the_time(rank: int, size: int) -> int:
     return asked
 
 
-def test_nobody_asks_an_engine_that_is_being_closed() -> None:
+def test_counters_are_not_read_from_an_engine_that_is_being_closed() -> None:
     assert ranks.run(_ask_all_the_time, 1)[0] > 0
 
 
@@ -84,7 +84,7 @@ def _ask_in_memory(rank: int, size: int) -> int:
         return commlayer.stats()["packets_sent"]
 
 
-def test_what_shared_memory_carries_is_in_no_packet() -> None:
+def test_shared_memory_sends_no_packets() -> None:
     assert max(ranks.run(_ask_in_memory, 2)) < 100  # a greeting or two
 
 

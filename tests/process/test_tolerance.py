@@ -1,4 +1,4 @@
-"""How much may be lost: the rules by themselves, and what becomes of them in a job."""
+"""Tolerances: the rules by themselves, and their effect in a job."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_rules_are_saved() -> None:
         (lambda: state(BySteps({0: 0.1}), algorithm="ring"), "a ring adds up losses"),
     ],
 )
-def test_what_is_refused(make: Callable[[], Any], says: str) -> None:
+def test_invalid_rules_are_refused(make: Callable[[], Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make()
 
@@ -247,7 +247,7 @@ def test_ranks_that_disagree_learn_it() -> None:
 
 
 class Generous(Tolerance):
-    """Somebody's own, wrong from its second step on."""
+    """A rule of a user, wrong from its second step on."""
 
     def loss_bound(self, step: int, parameter: Tensor) -> float:  # noqa: ARG002
         return 0.1 if step == 0 else 0.9
@@ -261,5 +261,5 @@ def _generous(rank: int, size: int) -> None:
         run(lambda _: Generous(), 2)
 
 
-def test_a_bound_out_of_range_names_the_rank_and_whose_it_is() -> None:
+def test_a_bound_out_of_range_names_its_rank_and_rule() -> None:
     ranks.run(_generous, 2, environ={"COMMLAYER_SHM": "0"})

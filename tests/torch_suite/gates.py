@@ -1,4 +1,4 @@
-"""How torch's test file is told what our backend can do: everything that differs from torch's own files is here.
+"""Gates: tell torch's test file the abilities of our backend. All differences from torch's own files are here.
 
 `distributed_test.py` decides most skips when it is imported, from its global `BACKEND`: tests for the CPU ask for
 "gloo", those of all-to-all on the CPU for "mpi", those for GPUs for "nccl". So the file is imported under the name of
@@ -54,7 +54,7 @@ def import_distributed_test(gate: str, backend: str, world: int, timeout_s: int,
             stand_in.install()
             stack.enter_context(mock.patch.object(dist, "is_nccl_available", return_value=True))
         module = importlib.import_module("torch.testing._internal.distributed.distributed_test")
-    module.BACKEND = os.environ["BACKEND"] = backend  # type: ignore[attr-defined]  # for what runs from here on
+    module.BACKEND = os.environ["BACKEND"] = backend  # type: ignore[attr-defined]  # for the code that runs from here on
     module.Barrier.sync.__func__.__defaults__ = (None, BARRIER_S)
     for name in BODIES_FOR_GLOO:
         base = module.DistributedTest._DistTestBase
@@ -64,7 +64,7 @@ def import_distributed_test(gate: str, backend: str, world: int, timeout_s: int,
 
 @contextlib.contextmanager
 def running(gate: str) -> Iterator[None]:
-    """In the process of a rank: what a test needs while it runs."""
+    """In the process of a rank: the environment of a running test."""
     with contextlib.ExitStack() as stack:
         # torch's function asks for gloo by name; groups of other backends have the method all the same.
         stack.enter_context(mock.patch.object(dist, "monitored_barrier", _monitored_barrier))

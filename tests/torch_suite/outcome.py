@@ -1,4 +1,4 @@
-"""How one test of torch ended, and what two backends say beside each other."""
+"""The outcome of one test of torch, and the outcomes of two backends side by side."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def differences(outcomes: list[Outcome], reference: str, ours: str) -> Iterator[
 
 
 def table(outcomes: list[Outcome], backends: list[str]) -> str:
-    """Counts by gate and world, then what was skipped and why."""
+    """Counts by gate and world, then the skipped tests with their reasons."""
     by_backend = {backend: last(outcomes, backend) for backend in backends}
     lines = ["gate  world  " + "  ".join(f"{backend + ': passed, failed, skipped':>36}" for backend in backends)]
     places = sorted({(each.gate, each.world) for each in outcomes})

@@ -18,7 +18,7 @@ from torch.testing._internal import common_distributed
 
 
 class Device(TorchFunctionMode):
-    """Whatever asks torch for a CUDA device, by name or by number, gets the CPU."""
+    """Code that asks torch for a CUDA device, by name or by number, gets the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

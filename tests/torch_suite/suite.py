@@ -52,7 +52,7 @@ def suite_class(module: Any, gate: str) -> type[unittest.TestCase]:
 
 
 class Recorder(unittest.TestResult):
-    """Keeps an `Outcome` per test, and writes them all after each test: a run that is cut off has told what it knew."""
+    """Keeps an `Outcome` per test, and writes them all after each test: a run that is cut off keeps its results."""
 
     def __init__(self, gate: str, backend: str, world: int, path: Path) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ def outcome(backend: str, test: str, ended: str, gate: str = "gloo", detail: str
     return Outcome(gate, backend, 2, test, ended, detail, 0.5)
 
 
-def test_only_what_passes_with_the_reference_can_fail() -> None:
+def test_only_tests_that_pass_with_the_reference_can_fail() -> None:
     outcomes = [
         *(outcome("gloo", test, ended) for test, ended in {"a": "passed", "b": "failed", "c": "passed"}.items()),
         *(outcome("ours", test, ended) for test, ended in {"a": "failed", "b": "passed"}.items()),

@@ -1,4 +1,4 @@
-"""What the ranks of a job find in the Store."""
+"""The entries of a job in the Store."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ RUNNER = CliRunner()
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spec, int]]:
-    """What would have been started."""
+    """The command that would have been started."""
     calls: list[tuple[Spec, int]] = []
 
     def record(spec: Spec, ranks: int) -> int:
@@ -136,7 +136,7 @@ def test_a_scenario_file_is_the_network(started: list[tuple[Spec, int]], tmp_pat
         (["good.toml", "--grace", "nan", "--", "true"], "--grace nan: use"),
     ],
 )
-def test_emulate_says_what_is_wrong(
+def test_emulate_names_the_mistake(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""docs/collectives.md says of every operation and every reduction whose it is: here it is compared with the code."""
+"""docs/collectives.md names the backend of every operation and reduction: here it is compared with the code."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_callback_may_close(operations: Operations) -> None:
         time.sleep(0.01)
 
 
-def test_what_has_ended_is_called_back_before_the_close(operations: Operations) -> None:
+def test_ended_operations_are_called_back_before_the_close(operations: Operations) -> None:
     called: list[int] = []
     operations.end(*(operations.completions.expect(called.append) for _ in range(100)))
     operations.completions.close()
@@ -112,7 +112,7 @@ def test_a_callback_that_raises_is_logged(operations: Operations, caplog: pytest
     assert "a completion callback raised" in caplog.text
 
 
-def test_what_was_taken_back_costs_nothing(operations: Operations) -> None:
+def test_a_withdrawn_callback_costs_nothing(operations: Operations) -> None:
     completions = operations.completions
     completions.forget(completions.expect(lambda _: pytest.fail("called")))
     called = threading.Event()

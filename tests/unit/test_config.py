@@ -140,7 +140,7 @@ def test_interfaces_are_chosen_by_name(ifname: tuple[str, ...], chosen: list[str
 
 
 @pytest.mark.parametrize("ifname", [("eth",), ("^*",)])
-def test_no_matching_interface_is_an_error_that_lists_what_exists(ifname: tuple[str, ...]) -> None:
+def test_no_matching_interface_is_an_error_that_lists_the_interfaces(ifname: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="has eth0, eth1, ib0, docker0"):
         Config(ifname=ifname).choose_interfaces(EXISTING)
 

@@ -1,4 +1,4 @@
-"""reduce_gradient: what it takes from scheduler, loss and compress, and what it hands to the group."""
+"""reduce_gradient: its use of scheduler, loss and compress, and its calls of the group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LossyHandle(FakeHandle):
 
 
 class Group:
-    """A group of one that doubles gradients, and loses what it is told to lose."""
+    """A group of one that doubles gradients, and loses the given ranges."""
 
     packet_bytes = PACKET_BYTES
 
@@ -101,7 +101,7 @@ def test_lost_contributions_are_added_and_protected_one_step_later(can_lose: boo
     assert [call[::2] for call in group.calls] == [("allreduce_from", set()), ("allreduce_from", {0})]
 
 
-def test_a_residual_is_added_whatever_the_policy_is_now() -> None:
+def test_a_residual_is_added_under_any_later_policy() -> None:
     group = Group()
     shared, _ = reduction(group)
     buffer, parameters = gradients()
@@ -113,7 +113,7 @@ def test_a_residual_is_added_whatever_the_policy_is_now() -> None:
     assert [call[::2] for call in group.calls] == [("allreduce", set()), ("allreduce_from", {3})]
 
 
-def test_what_makes_up_at_once_needs_no_memory_of_its_own() -> None:
+def test_rescaling_needs_no_memory_of_its_own() -> None:
     group = Group(missing=[(0, 4)])
     shared, counted = reduction(group)
     buffer, parameters = gradients()
@@ -135,7 +135,7 @@ def test_the_largest_blocks_are_protected_with_every_treatment() -> None:
 
 
 class Seen(Tolerance):
-    """Reliable for the parameter of one size, and notes what it observes."""
+    """Reliable for the parameter of one size, and notes its observations."""
 
     def __init__(self, size: int, rest: float) -> None:
         self.size, self.rest = size, rest

@@ -176,7 +176,7 @@ def module_name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", modules(), ids=module_name)
-def test_python_module_imports_what_its_folder_may(path: Path) -> None:
+def test_python_module_imports_only_allowed_folders(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert python_violations(module_name(path), source, is_package=path.name == "__init__.py") == []
 
@@ -242,7 +242,7 @@ def c_files() -> list[str]:
 
 
 @pytest.mark.parametrize("path", c_files())
-def test_c_file_includes_what_its_folder_may(path: str) -> None:
+def test_c_file_includes_only_allowed_folders(path: str) -> None:
     assert c_violations(path, (ROOT / "native" / path).read_text(encoding="utf-8")) == []
 
 

@@ -1,4 +1,4 @@
-"""What a policy means for the plans and operations of a group."""
+"""A policy's effect on the plans and operations of a group."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lossy(**policy: Any) -> PartialPolicy:
         (((0, 1), (2,)), {"loss_bound": 0.5, "treatment": "zero"}, True),
     ],
 )
-def test_who_loses(hosts: Any, policy: dict[str, Any], loses: bool) -> None:
+def test_groups_that_may_lose(hosts: Any, policy: dict[str, Any], loses: bool) -> None:
     assert (partial(hosts, **policy) is not None) == loses
 
 
@@ -71,14 +71,14 @@ def test_messages_are_as_long_as_their_bound_needs() -> None:
 
 
 def test_packets_of_several_sizes() -> None:
-    """Who sends the largest may lose some of them, too; what is protected is protected in the smallest."""
+    """A sender of the largest packets may lose some of them, too; protection is per packet of the smallest size."""
     made = PartialPolicy.of(Policy(loss_bound=0.01), FLAT, (1000, 4000), RELIABLE)
     assert made is not None
     assert made.settings.partial_message_bytes == 400 * 4000
     assert made.packet_bytes == 1000
 
 
-def test_what_ranks_must_agree_on_is_part_of_a_plans_signature() -> None:
+def test_settings_that_must_agree_are_part_of_a_plans_signature() -> None:
     policies: list[dict[str, Any]] = [
         {"loss_bound": 0.1},
         {"loss_bound": 0.05},

@@ -81,7 +81,7 @@ def test_readme_commands_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_binding_is_what_stands_between_the_markers(build: ModuleType) -> None:
+def test_binding_is_the_text_between_the_markers(build: ModuleType) -> None:
     header = "before /* CFFI-BEGIN */ int cl_f(void); /* CFFI-END */ after"
     assert build.binding(header).strip() == "int cl_f(void);"
     with pytest.raises(ValueError, match="CFFI-BEGIN"):

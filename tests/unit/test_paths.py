@@ -46,7 +46,7 @@ def test_one_interface_each() -> None:
     assert pairs(one, two) == [(0, 0)]
 
 
-def test_networks_are_paired_whatever_their_order() -> None:
+def test_networks_are_paired_in_any_order() -> None:
     one, two = process(1, "10.0.0.1/24", "10.0.1.1/24"), process(2, "10.0.1.2/24", "10.0.0.2/24")
     assert pairs(one, two) == [(0, 1), (1, 0)]
 
@@ -129,7 +129,7 @@ def common(*processes: dict[str, Any]) -> list[str]:
     return [common_interface(processes, rank) for rank in range(len(processes))]
 
 
-def test_the_common_interface_reaches_everybody() -> None:
+def test_the_common_interface_reaches_all_ranks() -> None:
     two = ("10.0.0.{0}/24", "10.0.1.{0}/24", LOOPBACK)
     first, second, third = (process(peer, *(each.format(peer) for each in two)) for peer in (1, 2, 3))
     assert common(first, second, third) == ["eth0"] * 3

@@ -20,7 +20,7 @@ from tests.fake_transport import FakeHandle
 
 
 class FakeStream:
-    """Tasks that run as late as possible: when somebody waits for an event after them."""
+    """Tasks that run as late as possible: when a thread waits for an event after them."""
 
     def __init__(self, device: Any = None) -> None:
         self.device = device
@@ -69,7 +69,7 @@ class Enqueue(TorchFunctionMode):
 
 
 class FakeCuda:
-    """What PinnedCopies uses of torch.cuda, with the CPU as the device."""
+    """The part of torch.cuda that PinnedCopies uses, with the CPU as the device."""
 
     Stream, Event = FakeStream, FakeEvent
 
@@ -122,7 +122,7 @@ def pinned(cuda: FakeCuda) -> Iterator[PinnedCopies]:
     made.close()
 
 
-def test_inputs_are_copied_after_what_makes_them_and_results_before_what_uses_them(
+def test_inputs_are_copied_after_their_kernels_and_results_before_later_ones(
     cuda: FakeCuda, pinned: PinnedCopies
 ) -> None:
     host = Host()
@@ -142,7 +142,7 @@ def test_inputs_are_copied_after_what_makes_them_and_results_before_what_uses_th
     assert work.result() == [tensor]
 
 
-def test_results_do_not_overwrite_what_the_caller_still_reads(cuda: FakeCuda, pinned: PinnedCopies) -> None:
+def test_results_do_not_overwrite_memory_that_the_caller_still_reads(cuda: FakeCuda, pinned: PinnedCopies) -> None:
     host = Host()
     source, target = torch.ones(2), torch.full((2,), 7.0)
     read: list[float] = []

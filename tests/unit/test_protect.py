@@ -1,4 +1,4 @@
-"""Maps of what is never lost."""
+"""Maps of the protected blocks."""
 
 from __future__ import annotations
 

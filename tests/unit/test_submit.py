@@ -1,4 +1,4 @@
-"""What the submitter keeps, forgets and joins, on a group that does nothing by itself."""
+"""The submitter: its references, plans and coalesced operations, on a group that does nothing by itself."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def broadcast(submitter: Submitter, tensor: torch.Tensor, opts: Any = None, copi
     return submitter.start(operations, opts or AllreduceOptions(), [tensor], [tensor], list(copies))
 
 
-def test_a_receive_that_waits_for_long_holds_nobody_elses_memory() -> None:
+def test_a_long_receive_holds_no_memory_of_other_operations() -> None:
     submitter, group = submitter_and_group()
     waiting = torch.ones(3)
     submitter.receive(waiting, waiting, None, 0)
@@ -150,7 +150,7 @@ def test_timeouts() -> None:
     assert group.timeouts_s == [5.0, 2.0, 5.0]
 
 
-def test_a_scalars_work_is_kept_until_somebody_has_waited_for_it() -> None:
+def test_a_scalars_work_is_kept_until_a_wait() -> None:
     """C++ may hold one, and waits for ever when ours is gone."""
     submitter, group = submitter_and_group()
 
@@ -177,7 +177,7 @@ def test_a_scalars_work_is_kept_until_somebody_has_waited_for_it() -> None:
     assert sum(each() is not None for each in later) < 2 * SCALARS_KEPT
 
 
-def test_scalars_that_nobody_waits_for_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scalars_without_a_wait_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit_module, "UNWAITED_MAX", 1000)
     submitter, _ = submitter_and_group()
     for _ in range(3000):

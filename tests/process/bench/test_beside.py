@@ -39,14 +39,14 @@ def corrupted(rank: int, size: int) -> tuple[int, int]:
         backend = open_backend(spec.backends[0], control, 30.0)
         backends = [backend]
         if name.startswith("corrupting"):
-            # what is measured is fine, only what is beside it is not
+            # the measured traffic is right, only the traffic beside it is wrong
             backends = [type(backend)(backend.spec, control, (), backend.beside)]
         found.append(Bench(spec, backends, control, local_leader=True).run(lambda _: None)[0].wrong)
     dist.destroy_process_group()
     return found[0], found[1]
 
 
-def test_what_goes_wrong_beside_is_found() -> None:
+def test_wrong_results_of_the_traffic_beside_are_found() -> None:
     for good, bad in ranks.run(corrupted, 2):
         assert good == 0
         assert bad > 0

@@ -63,7 +63,7 @@ def test_a_lost_contribution_is_told_from_a_wrong_result(cast: str) -> None:
 
 
 @pytest.mark.parametrize("cast", ["", ":cast=float16", ":cast=bfloat16"])
-def test_a_mean_of_what_arrived_is_right(cast: str) -> None:
+def test_a_mean_of_the_arrived_contributions_is_right(cast: str) -> None:
     name = f"{BOUND}:treatment=rescale{cast}"
     gradients, parts = make(name), contributions(name)
     parts[2][LOST] = 0
@@ -75,7 +75,7 @@ def test_a_mean_of_what_arrived_is_right(cast: str) -> None:
     assert checked(gradients, total) > 50
 
 
-def test_what_was_lost_is_there_one_step_later_or_it_is_wrong() -> None:
+def test_a_lost_contribution_must_come_one_step_later() -> None:
     gradients, parts = make(BOUND, rank=1), contributions(BOUND)
     [part] = gradients.parts[0]
     part.source.copy_(parts[1])

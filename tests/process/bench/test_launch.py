@@ -77,7 +77,7 @@ def test_unknown_backend_is_a_clear_error() -> None:
         ("--import nosuchmod", "--import 'nosuchmod': ModuleNotFoundError: No module named 'nosuchmod'"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(arguments: str, says: str) -> None:
+def test_an_impossible_run_ends_with_one_line(arguments: str, says: str) -> None:
     done = bench("--backends", "gloo", "--sizes", "16M", *SHORT, *arguments.split())
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
@@ -101,7 +101,7 @@ loss = 0.02
 
 
 @needs_root
-def test_what_the_network_loses_is_found_in_the_results(tmp_path: Path) -> None:
+def test_the_losses_of_the_network_are_found_in_the_results(tmp_path: Path) -> None:
     scenario, out = tmp_path / "lossy.toml", tmp_path / "out.json"
     scenario.write_text(LOSSY)
     bound = "commlayer:loss_bound=0.05"
@@ -131,7 +131,7 @@ action = "link_down"
 host = 1
 nic = 1
 """
-"""What the bench itself says to its ranks goes through NIC 0."""
+"""The bench talks to its ranks through NIC 0."""
 
 
 @needs_root

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: what is saved by some ranks is loaded by others."""
+"""torch.distributed.checkpoint: the shards that some ranks save are loaded by others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from tests.process.compat.oracle import same_as_gloo
+from tests.process.compat.gloo import same_as_gloo
 
 
 def _model() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.process.compat.oracle import same_as_gloo
+from tests.process.compat.gloo import same_as_gloo
 from tests.process.compat.test_ddp import train
 
 
@@ -27,7 +27,7 @@ def test_ddp(flags: dict[str, Any]) -> None:
 
 
 def _collectives(x: Tensor, group: Any) -> list[Tensor]:
-    """Every functional collective, each on what another one made."""
+    """Every functional collective, each on the output of another one."""
     summed = funcol.all_reduce(x, "sum", group)
     gathered = funcol.all_gather_tensor(summed + 1, 0, group)
     scattered = funcol.reduce_scatter_tensor(gathered * 2, "sum", 0, group)

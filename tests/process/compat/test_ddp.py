@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.process.compat.oracle import same_as_gloo
+from tests.process.compat.gloo import same_as_gloo
 
 
 class Net(nn.Module):

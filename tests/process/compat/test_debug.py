@@ -1,4 +1,4 @@
-"""What torch offers to find a fault: monitored barriers, and checks of every collective in debug mode."""
+"""Means of torch to find a fault: monitored barriers, and checks of every collective in debug mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests import ranks
-from tests.process.compat.oracle import assert_same
+from tests.process.compat.gloo import assert_same
 from tests.process.compat.test_ddp import Net, train
 
 

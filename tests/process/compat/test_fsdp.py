@@ -18,7 +18,7 @@ from torch.testing._internal.common_fsdp import MLP, check_sharded_parity
 from torch.testing._internal.common_utils import TestCase
 
 from tests import ranks
-from tests.process.compat.oracle import same_as_gloo
+from tests.process.compat.gloo import same_as_gloo
 
 
 def _data(rank: int, step: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ def test_hsdp() -> None:
 
 
 def _parity(rank: int, size: int) -> None:
-    """What torch's own tests ask of FSDP2: the shards are those of a model that was trained whole."""
+    """The claim of torch's own FSDP2 tests: the shards are those of a model that was trained whole."""
     with ranks.job(rank, size):
         reference, sharded = MLP(16, torch.device("cpu")), MLP(16, torch.device("cpu"))
         sharded.load_state_dict(reference.state_dict())

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests import ranks
-from tests.process.compat.oracle import same_as_gloo
+from tests.process.compat.gloo import same_as_gloo
 
 
 def _total(rank: int, group: Any = None) -> float:
@@ -51,7 +51,7 @@ def _split(rank: int, size: int) -> None:
 
 
 def test_split_group_is_for_accelerators() -> None:
-    """torch splits no group on a machine without an accelerator, whatever its backend."""
+    """torch splits no group on a machine without an accelerator, with any backend."""
     same_as_gloo(_split, 2)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.process.compat.oracle import same_as_gloo
+from tests.process.compat.gloo import same_as_gloo
 
 
 def _batch(rank: int, size: int) -> Any:
-    """Everybody to everybody, in one batch whose order differs from rank to rank."""
+    """Each rank to each other one, in one batch whose order differs from rank to rank."""
     inputs = [torch.full((peer + 1, 3), float(rank * 10 + peer)) for peer in range(size)]
     outputs = [torch.zeros(rank + 1, 3) for _ in range(size)]
     peers = [peer for peer in range(size) if peer != rank]

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import MLPModule
 
 import commlayer
 from tests import ranks
-from tests.process.compat.oracle import assert_same, same_as_gloo
+from tests.process.compat.gloo import assert_same, same_as_gloo
 
 
 def _redistribute(rank: int, size: int) -> Any:

@@ -1,4 +1,4 @@
-"""`dist.Work`: what a caller may ask of an operation in flight, done, or failed."""
+"""`dist.Work`: the questions of a caller to an operation in flight, done, or failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import commlayer
 from tests import ranks
-from tests.process.compat.oracle import same_as_gloo
+from tests.process.compat.gloo import same_as_gloo
 
 
 def _done(rank: int, size: int) -> Any:

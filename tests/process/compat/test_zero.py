@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from tests import ranks
-from tests.process.compat.oracle import same_as_gloo
+from tests.process.compat.gloo import same_as_gloo
 from tests.process.compat.test_ddp import Net, data
 
 

@@ -1,4 +1,4 @@
-"""What the fault tests share: sites with ranks on them, witnesses of a fault, and notes of what they saw."""
+"""The stage of the fault tests: sites with ranks, witnesses of a fault, and notes of their findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTES = ROOT / "out" / "faults.json"
 """One JSON object per line and case."""
 
 SLACK_S = 5.0
-"""What a busy test machine may add to a documented time."""
+"""The delay that a busy test machine may add to a documented time."""
 
 PEER_TIMEOUT_S = 3.0
 """The default of COMMLAYER_PEER_TIMEOUT_S."""
@@ -59,7 +59,7 @@ class Site:
 
 @dataclasses.dataclass
 class Seen:
-    """What a rank saw of a fault."""
+    """One rank's view of a fault."""
 
     error: str | None
     """The type's name; None when all went well."""
@@ -74,7 +74,7 @@ def begin(rank: int, size: int, **options: Any) -> None:
     ranks.init(rank, size, **options)
     dist.all_reduce(torch.ones(1000))
     dist.barrier()
-    time.sleep(0.1)  # who is killed before its last acknowledgement has left keeps others in the barrier, rightly
+    time.sleep(0.1)  # a rank killed before its last acknowledgement has left would keep the others in the barrier
 
 
 @functools.cache
@@ -135,7 +135,7 @@ def later(seconds: float, action: Callable[[], Any]) -> Iterator[None]:
 
 
 def survived(outcomes: list[ranks.Outcome], victim: int | None = None) -> dict[int, Seen]:
-    """What the survivors saw, by rank; none of them crashed, hung or raised anything unexpected."""
+    """The views of the survivors, by rank; none of them crashed, hung or raised an unexpected error."""
     seen = {}
     for rank, outcome in enumerate(outcomes):
         if rank == victim:

@@ -1,4 +1,4 @@
-"""What is left after many jobs in one process, and after a job that crashed."""
+"""Leaks of many jobs in one process, and of a job that crashed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _after(rank: int, size: int) -> float:
 
 
 def traces() -> list[str]:
-    """What a job could leave on a host: files in /dev/shm, and names of bells."""
+    """Files in /dev/shm and names of bells: a job could leave them on a host."""
     bells = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@cl-" in line]
     return sorted([*(str(each) for each in Path("/dev/shm").iterdir()), *bells])  # noqa: S108  # looked at, not used
 

@@ -34,7 +34,7 @@ def dtype(odd: bool, group: Group) -> None:
 
 
 def moved_dtype(odd: bool, group: Group) -> None:
-    """Nobody computes with them; but what is sent as one type and taken for another is a bug."""
+    """No rank computes with them, but a tensor received as another type than it was sent is a bug."""
     dist.broadcast(torch.ones(1000, dtype=torch.int32 if odd else torch.float32), 0, group=group)
     dist.barrier(group)
 
@@ -58,7 +58,7 @@ def gathered_dtype(odd: bool, group: Group) -> None:
 
 
 def exchange_of_another_kind(odd: bool, group: Group) -> None:
-    """Each rank gets from each what it sends: only their names differ."""
+    """The lengths agree between all ranks: only the names differ."""
     given = list(torch.ones(dist.get_world_size(), 1000).unbind())
     taken = [torch.empty(1000) for _ in given]
     if odd:
@@ -100,13 +100,13 @@ def submitted(odd: bool, group: Group) -> None:
 
 
 def root(odd: bool, group: Group) -> None:
-    """Nobody waits for a root that nobody else knows: the next operation finds it."""
+    """No rank waits for a root that the others do not know of: the next operation finds the mismatch."""
     dist.broadcast(torch.ones(1000), dist.get_world_size() - 1 if odd else 0, group=group)
     dist.barrier(group)
 
 
 def root_of_nobody(odd: bool, group: Group) -> None:
-    """Everybody waits for somebody else, and nobody sends."""
+    """Each rank waits for another one, and none sends."""
     dist.broadcast(torch.ones(1000), (dist.get_rank() + 1) % dist.get_world_size(), group=group)
 
 

@@ -23,7 +23,7 @@ from .scene import PEER_TIMEOUT_S, SLACK_S, Seen, Site, begin, mark, note, survi
 pytestmark = pytest.mark.needs_root
 
 REPAIR_S = 0.2
-"""What losing one of two paths may cost."""
+"""The longest delay that the loss of one of two paths may cause."""
 
 
 def call(command: str) -> None:
@@ -35,7 +35,7 @@ def link(network: Network, interface: str, state: str) -> None:
 
 
 def drop(network: Network, interface: str, action: str) -> None:
-    """Everything that comes in or goes out there, without a word to anybody."""
+    """Drops all packets in and out of an interface; no end is told."""
     for chain, direction in (("INPUT", "-i"), ("OUTPUT", "-o")):
         call(f"ip netns exec {network.name(1)} iptables -{action} {chain} {direction} {interface} -j DROP")
 

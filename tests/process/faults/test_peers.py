@@ -56,7 +56,7 @@ def _killed_idle(rank: int, size: int) -> Seen:
     if rank == size - 1:
         die()
     time.sleep(0.5)
-    mark()  # nobody asked before: from here on somebody waits
+    mark()  # from here on a rank waits
     return witness(small)
 
 

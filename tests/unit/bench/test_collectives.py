@@ -70,7 +70,7 @@ def test_size_below_one_element_becomes_one(kind: type[Collective]) -> None:
 
 
 def simulated_all_reduce(collective: AllReduce, runs: int) -> None:
-    """What `runs` correct all-reduces leave in the buffer, computed in the type itself."""
+    """The buffer after `runs` correct all-reduces, computed in the type itself."""
     collective.restore()
     ranks = [AllReduce(collective.size_bytes, collective.dtype, collective.op, r, collective.world) for r in range(3)]
     combine = COMBINE[collective.op]

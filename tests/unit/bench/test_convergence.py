@@ -49,7 +49,7 @@ def content(shift: float) -> dict[str, Any]:
     }
 
 
-def test_everything_that_is_compared_is_run() -> None:
+def test_all_compared_variants_are_run() -> None:
     todo = [job for bound in LOSS for job in jobs(bound, SEEDS, {})]
     assert len(todo) == len(SEEDS) * (len(LOSS) * len(TREATMENTS) + 2)
     assert {job.system for job in todo} == {EXACT, AGAIN, *TREATMENTS}
@@ -84,7 +84,7 @@ def test_treatments_of_a_bound_are_pooled_and_bounds_are_not() -> None:
 
 
 @pytest.mark.parametrize(("shift", "distinguishable"), [(0.0024, False), (0.0026, True), (-0.0026, True)])
-def test_what_exceeds_the_interval_is_distinguishable(shift: float, distinguishable: bool) -> None:
+def test_a_difference_outside_the_interval_is_distinguishable(shift: float, distinguishable: bool) -> None:
     assert compare(content(shift))[1].distinguishable is distinguishable
     line = next(line for line in table(content(shift)).splitlines() if "| feedback |" in line)
     assert line.endswith("yes |" if distinguishable else "no |")

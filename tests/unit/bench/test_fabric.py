@@ -1,4 +1,4 @@
-"""The script behind docs/fabric.md: its tables say what the program printed."""
+"""The script behind docs/fabric.md: its tables repeat the output of the program."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_rows_are_means_over_seeds_beside_the_first_transport() -> None:
     assert second.endswith("| 1.00 % |")
 
 
-def test_what_did_not_end_or_run_is_said() -> None:
+def test_runs_that_are_missing_or_did_not_end_are_named() -> None:
     first, second = fabric.rows(RING, {"dctcp": [result(90), {"unfinished": "not over after 1 s"}]})
     assert "not over after 1 s" in first
     assert "not run" in second
@@ -66,7 +66,7 @@ def test_options_reach_the_program() -> None:
     assert options["--leaves"] == "3"
 
 
-def test_only_what_is_between_the_markers_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_text_between_the_markers_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "fabric.md"
     page.write_text("before\n<!-- fabric:begin -->\nold\n<!-- fabric:end -->\nafter\n")
     monkeypatch.setattr(fabric, "PAGE", page)

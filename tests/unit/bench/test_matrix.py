@@ -1,4 +1,4 @@
-"""The script around a matrix: what it keeps, and its exit status."""
+"""The script around a matrix: its results, and its exit status."""
 
 from __future__ import annotations
 

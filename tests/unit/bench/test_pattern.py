@@ -63,7 +63,7 @@ def test_chained_sums_stay_exact_as_long_as_promised_and_no_longer(dtype: torch.
     assert largest * world ** (length + 1) > limit or length == 1
 
 
-def test_what_does_not_grow_may_be_chained_for_ever() -> None:
+def test_results_that_do_not_grow_may_be_chained_for_ever() -> None:
     assert pattern.exact_chain(4, torch.int32, "sum") > 1e6
     assert pattern.exact_chain(4, torch.float32, "max") > 1e6
     assert pattern.exact_chain(1, torch.float32, "sum") > 1e6

@@ -49,7 +49,7 @@ def test_settings_of_a_backend_are_read_back(text: str) -> None:
     assert BackendSpec.parse(str(backend)) == backend
 
 
-def test_settings_say_what_they_mean() -> None:
+def test_settings_of_a_backend_are_read() -> None:
     backend = BackendSpec.parse(SETTINGS)
     assert (backend.cast, backend.chunks, backend.beside_bytes) == ("float16", 4, 64 << 20)
     assert backend.policy == PapersPolicy(priority=0, loss_bound=0.01)

@@ -34,7 +34,7 @@ def test_a_run_that_failed_is_in_the_table() -> None:
     assert "failed: no more" in stress.figures_table({"nic-dies": {"failed": "no more"}})
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_missing_measurements_are_named() -> None:
     text = stress.claims_table({})
     assert text.count("not measured") == len(CLAIMS)
     assert "| yes |" not in text

@@ -161,7 +161,7 @@ def test_seeds_that_not_all_have_do_not_count() -> None:
     assert systems([]) == {}
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_missing_measurements_are_named() -> None:
     assert table({"scenarios": {}}).count("Not measured") == len(TARGETS)
     text = table(content(0.3))
     assert text.count("Not measured") == len(TARGETS) - 1

@@ -17,7 +17,7 @@ from bench.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, hold_out, hook_of
 from commlayer.tools.emulate.scenario import Scenario
 
 
-def test_what_is_held_out_is_not_trained_on() -> None:
+def test_held_out_text_is_not_trained_on() -> None:
     stretches = 2 * HELD_OUT_EVERY + 1
     text = torch.arange(stretches).repeat_interleave(STRETCH_BYTES)[: -STRETCH_BYTES // 2]
     trained, held = hold_out(text)
@@ -47,7 +47,7 @@ def test_every_form_has_its_hook(backend: str, bits: str) -> None:
 
 
 @pytest.mark.parametrize(("attempts", "finished"), [([1, 2], 3), ([3], 3), ([1, 0], 1), ([0, 0], 0), ([0, 1, 1, 1], 3)])
-def test_what_failed_once_is_tried_again(
+def test_a_failed_run_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[int], finished: int
 ) -> None:
     """Each attempt ends as many jobs as the list says, then a rank fails."""

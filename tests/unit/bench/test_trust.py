@@ -1,4 +1,4 @@
-"""The script behind docs/trust.md: it shows what commands said, and nothing that did not hold."""
+"""The script behind docs/trust.md: it shows the output of commands, and no proof that failed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_proof_is_kept_and_shown(here: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "old" not in text
 
 
-def test_what_fails_now_is_not_shown_from_earlier(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_proof_does_not_show_its_earlier_result(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"echo": {"command": "echo", "commit": "1", "date": "", "seconds": 1, "figures": {"findings": "0"}}}
     (here / "trust.json").write_text(json.dumps(kept))
     failing = trust.Proof("echoes", "false", trust.found("x"), "")

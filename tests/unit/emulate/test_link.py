@@ -61,7 +61,7 @@ def test_class_selector_seven_is_the_most_urgent() -> None:
     assert [found[f"{selector << 5:#04x} 0xe0"][0] for selector in range(8)] == list("76543210")
 
 
-def test_what_is_not_ect_goes_last_and_has_less_room() -> None:
+def test_packets_without_ect_go_last_and_have_less_room() -> None:
     found = leaves(Link(rate_bps=1e6, buffer_packets=100, not_ect_buffer_packets=10))
     assert found == {"0x00 0x00": ("0", "151400"), "0x00 0x03": ("1", "15140")}
 

@@ -24,7 +24,7 @@ def test_independent_loss_is_one_rule_for_its_interface() -> None:
     assert "eth0" not in text
 
 
-def test_everything_lost_needs_no_chance() -> None:
+def test_a_loss_of_all_packets_needs_no_random_number() -> None:
     assert 'iifname "eth0"  drop' in ruleset({"eth0": Link(loss=1.0)})
 
 
@@ -33,7 +33,7 @@ def test_two_states_have_the_mean_and_the_burst_asked_for(loss: float, burst: fl
     text = ruleset({"eth0": Link(loss=loss, loss_burst_packets=burst)})
     leave, enter = chances(text)
     assert f"timeout {BURST_MS}ms" in text  # and so that it ends where few packets come
-    # a cycle is a burst, the packet that leaves it, and what passes in the good state
+    # a cycle is a burst, the packet that leaves it, and the packets that pass in the good state
     length = 1 / leave
     assert float(length) == pytest.approx(burst)
     assert float(length / (length + 1 + (1 - enter) / enter)) == pytest.approx(loss, rel=1e-6)

@@ -36,16 +36,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_what_a_killed_emulation_added_is_taken_off_by_the_next(machine: Machine) -> None:
+def test_entries_of_a_killed_emulation_are_removed_by_the_next(machine: Machine) -> None:
     machine.emulations.append("one")
     tcp.allow(["bbr", "cubic"])
     assert machine.allowed == {"reno", "cubic", "bbr"}
-    machine.emulations.remove("one")  # killed: nobody calls put_back
+    machine.emulations.remove("one")  # killed: it does not call put_back
     tcp.put_back()
     assert machine.allowed == {"reno", "cubic"}
 
 
-def test_the_last_of_several_emulations_takes_off_what_all_have_added(machine: Machine) -> None:
+def test_the_last_of_several_emulations_removes_the_entries_of_all(machine: Machine) -> None:
     machine.emulations += ["one", "other"]
     tcp.allow(["bbr"])
     tcp.allow(["dctcp", "bbr"])
@@ -56,18 +56,20 @@ def test_the_last_of_several_emulations_takes_off_what_all_have_added(machine: M
     assert machine.allowed == {"reno", "cubic"}
 
 
-def test_what_others_have_put_on_the_list_stays(machine: Machine) -> None:
+def test_entries_of_other_programs_stay(machine: Machine) -> None:
     tcp.put_back()
     tcp.allow(["bbr"])
     machine.choose("reno bbr vegas")
     tcp.put_back()
     assert machine.allowed == {"reno", "vegas"}
     machine.choose("reno bbr")
-    tcp.put_back()  # what was added has been taken off
+    tcp.put_back()  # the added entry has been taken off
     assert machine.allowed == {"reno", "bbr"}
 
 
-def test_what_the_kernel_has_not_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_algorithm_that_the_kernel_lacks_is_an_error(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     write = Path.write_text
 
     def refuse(path: Path, text: str) -> int:
@@ -94,7 +96,7 @@ def test_nothing_is_left_when_nothing_is_added(machine: Machine, tmp_path: Path)
     assert machine.allowed == {"reno", "cubic"}
 
 
-def test_who_waits_for_the_lock_of_a_file_that_is_removed_takes_the_next(machine: Machine, tmp_path: Path) -> None:
+def test_a_waiter_for_the_lock_of_a_removed_file_takes_the_next(machine: Machine, tmp_path: Path) -> None:
     with tcp._noted():
         waiting = threading.Thread(target=tcp.allow, args=(["bbr"],))
         waiting.start()

@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def check_structure(plans: Sequence[Plan], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """What must hold whatever the data: messages have both ends, ranges lie in their buffers, counts add up."""
+    """Checks plans without their data: messages have both ends, ranges lie in their buffers, counts add up."""
     sends: dict[tuple[int, int, int], int] = {}
     receives: dict[tuple[int, int, int], int] = {}
     for rank, plan in enumerate(plans):

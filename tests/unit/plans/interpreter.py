@@ -1,4 +1,4 @@
-"""Runs the plans of all ranks together on numpy arrays: what a plan means, without sockets, threads or time.
+"""Runs the plans of all ranks together on numpy arrays, without sockets, threads or time.
 
 It can lose what a plan allows to be lost: parts of partial messages then never arrive.
 
@@ -59,7 +59,7 @@ class Event(NamedTuple):
 
 
 class Interpreter:
-    """The state of all ranks: what is left of each step, what is in memory, and what is on the wire."""
+    """The state of all ranks: the rest of each step, the memory, and the messages on the wire."""
 
     def __init__(
         self,

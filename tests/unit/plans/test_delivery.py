@@ -27,7 +27,7 @@ def check(
     same: bool = False,
     seed: int = 0,
 ) -> list[Plan]:
-    """lengths[a][b] bytes go from a to b: builds each plan of what its rank knows, runs them, looks at every byte."""
+    """lengths[a][b] bytes go from a to b: builds each plan from its rank's lengths, runs them, checks every byte."""
     rng, n = np.random.default_rng(seed), len(lengths)
     received = [[lengths[other][rank] for other in range(n)] for rank in range(n)]
     plans = [deliver(rank, hosts, lengths[rank], received[rank], staging_bytes, same=same) for rank in range(n)]
@@ -45,7 +45,7 @@ def check(
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[Hosts, list[list[int]]]:
-    """Ranks dealt to hosts, and what each sends to each: often nothing, sometimes much."""
+    """Ranks dealt to hosts, and the length that each sends to each: often 0, sometimes large."""
     n = draw(st.integers(1, 6))
     places = draw(st.lists(st.integers(0, n - 1), min_size=n, max_size=n))
     by_host = [tuple(rank for rank in range(n) if places[rank] == host) for host in range(n)]
@@ -106,7 +106,7 @@ def test_a_rank_with_nothing_to_do_keeps_step_with_its_host() -> None:
     assert deliver(0, ((0,), (1,)), [5, 5], [5, 5], 640).posts == 0
 
 
-def test_what_everybody_gets_is_staged_once() -> None:
+def test_a_part_for_all_ranks_is_staged_once() -> None:
     steps = deliver(0, ((0, 1, 2, 3),), [1000] * 4, [1000] * 4, 1 << 20, same=True).steps
     assert (steps["kind"] == StepKind.COPY).sum() == 1 + 1 + 3
 

@@ -69,7 +69,7 @@ def test_all_reduce_sends_the_least_possible() -> None:
 
 
 def test_no_segment_waits_for_another() -> None:
-    """Whatever a contribution needs is there from the start: the gather half cannot hold back the reduce half."""
+    """A contribution depends on nothing: the gather half cannot hold back the reduce half."""
     s = Settings(segment_bytes=1 << 10)
     steps = direct.all_reduce(1, 4, 1 << 14, 1, 1, s).steps
     sends = steps[steps["kind"] == StepKind.SEND]

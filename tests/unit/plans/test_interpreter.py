@@ -15,7 +15,7 @@ INPUT, OUTPUT, SCRATCH, STAGING = Buffer
 def run(
     builders: Sequence[PlanBuilder], values: Sequence[Sequence[float]], op: Op = Op.SUM, seed: int = 0
 ) -> list[list[float]]:
-    """Runs plans in place on float64 arrays, one per rank; returns what they become."""
+    """Runs plans in place on float64 arrays, one per rank; returns the results."""
     arrays = [np.array(value, "f8") for value in values]
     interpreter.run([b.build() for b in builders], arrays, arrays, op, seed=seed)
     return [array.tolist() for array in arrays]
@@ -62,14 +62,14 @@ def test_host_counters_and_staging() -> None:
     assert run((a, b), ([1], [2])) == [[1], [1]]
 
 
-def test_what_nobody_posts_is_a_deadlock() -> None:
+def test_an_await_without_a_post_is_a_deadlock() -> None:
     a, b = pair()
     a.await_(1, 1)
     with pytest.raises(RuntimeError, match=r"1 steps never ended; the first \(rank, step\) is \(0, 0\)"):
         run((a, b), ([1], [2]))
 
 
-def test_what_nobody_sends_is_a_deadlock() -> None:
+def test_a_receive_without_a_send_is_a_deadlock() -> None:
     a, b = pair()
     a.recv_copy(1, OUTPUT, 0, 8)
     with pytest.raises(RuntimeError, match="never ended"):
@@ -87,7 +87,7 @@ def test_a_missing_dependency_shows_in_some_order() -> None:
 
 
 def test_transfers_happen_in_parts() -> None:
-    """Another step may come between the halves of a copy, as another process may read what is half written."""
+    """Another step may come between the halves of a copy, as another process may read a half-written range."""
     results = set()
     for seed in range(20):
         a = PlanBuilder(0, 1)

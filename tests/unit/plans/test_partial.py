@@ -1,4 +1,4 @@
-"""Plans that may lose a part of what they send: what is lost is known, and the replicas agree all the same."""
+"""Plans that may lose a part of their messages: the losses are known, and the replicas agree all the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lossy(n: int, numel: int, seed: int, settings: Settings, **how: Any) -> tupl
     missing = interpreter.run(plans, inputs, outputs, Op.SUM, seed=seed, **how)
     masks = []
     for rank in range(n):
-        np.testing.assert_array_equal(inputs[rank], before[rank])  # what was not counted is still there
+        np.testing.assert_array_equal(inputs[rank], before[rank])  # lost contributions are still there
         masks.append(np.zeros(numel, bool))
         for offset, length in missing[rank]:
             masks[rank][offset // 8 : (offset + length) // 8] = True
@@ -40,7 +40,7 @@ def lossy(n: int, numel: int, seed: int, settings: Settings, **how: Any) -> tupl
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize("numel", [1, 3, 100, 101])
 @pytest.mark.parametrize("loss", [0.0, 0.3, 1.0])
-def test_what_a_partial_all_reduce_counts_and_what_it_misses_is_everything(n: int, numel: int, loss: float) -> None:
+def test_sums_and_losses_of_a_partial_all_reduce_add_up_to_all_inputs(n: int, numel: int, loss: float) -> None:
     for seed in range(5):
         inputs, outputs, masks = lossy(n, numel, seed, PARTIAL, loss=loss)
         counted = sum(np.where(mask, 0, each) for each, mask in zip(inputs, masks, strict=True))
@@ -52,7 +52,7 @@ def test_what_a_partial_all_reduce_counts_and_what_it_misses_is_everything(n: in
 
 
 @pytest.mark.parametrize("divisor", [1, 3])
-def test_rescaling_gives_the_mean_of_what_arrived(divisor: int) -> None:
+def test_rescaling_gives_the_mean_of_the_arrived_contributions(divisor: int) -> None:
     n, numel = 3, 100
     plans = [direct.partial_all_reduce(rank, n, numel, 8, divisor, PARTIAL) for rank in range(n)]
     inputs, outputs = data(n, numel, Op.SUM, "f8", 1), [np.zeros(numel) for _ in range(n)]
@@ -94,7 +94,7 @@ TIGHT = Settings(segment_bytes=64, staging_bytes=512, partial=True, partial_mess
 def hierarchy(
     hosts: Hosts, numel: int, seed: int, settings: Settings, *, divisor: int = 1, in_place: bool = False, **how: Any
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Runs a partial all-reduce of hosts; returns inputs, outputs, and what each rank may contribute another time."""
+    """Runs a partial all-reduce of hosts; returns inputs, outputs, and the residual of each rank."""
     n = sum(map(len, hosts))
     plans = [hierarchical.partial_all_reduce(rank, hosts, numel, 8, divisor, settings) for rank in range(n)]
     inputs = data(n, numel, Op.SUM, "f8", seed)
@@ -113,7 +113,7 @@ def hierarchy(
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
 @pytest.mark.parametrize("numel", [1, 5, 100, 333])
 @pytest.mark.parametrize("loss", [0.0, 0.3, 1.0])
-def test_what_hosts_count_and_what_their_owners_have_left_is_everything(hosts: Hosts, numel: int, loss: float) -> None:
+def test_sums_and_residuals_of_hosts_add_up_to_all_inputs(hosts: Hosts, numel: int, loss: float) -> None:
     for seed in range(4):
         inputs, outputs, left = hierarchy(hosts, numel, seed, TIGHT, loss=loss)
         np.testing.assert_allclose(outputs[0] + sum(left), sum(inputs), rtol=1e-12, atol=1e-12)

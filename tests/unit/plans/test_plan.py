@@ -84,7 +84,7 @@ def test_dependencies_and_successors() -> None:
     assert [plan.successors[at : at + count].tolist() for at, count in slices] == [[second, third], [third], []]
 
 
-def test_chain_orders_only_what_is_added_within() -> None:
+def test_chain_orders_only_the_steps_added_within() -> None:
     b = PlanBuilder(0, 2)
     chain = b.chain()
     with chain:

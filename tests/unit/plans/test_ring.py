@@ -21,7 +21,7 @@ def test_results_do_not_depend_on_timing() -> None:
     assert outcomes(lambda r: ring.all_reduce(r, 5, 100, 4, 1, Settings(segment_bytes=40)), 5, 100) == 1
 
 
-def test_everything_goes_to_the_next_rank_in_two_segments_or_more() -> None:
+def test_all_data_goes_to_the_next_rank_in_two_segments_or_more() -> None:
     n, length = 4, 1 << 20
     steps = ring.all_reduce(3, n, length, 1, 1, Settings(segment_bytes=length)).steps
     sends = steps[steps["kind"] == StepKind.SEND]

@@ -4,7 +4,7 @@ from commlayer.plans.plan import PlanBuilder
 from commlayer.plans.window import Window
 
 
-def test_a_slot_comes_back_with_what_its_last_user_waits_for() -> None:
+def test_a_slot_comes_back_with_the_dependencies_of_its_last_user() -> None:
     b = PlanBuilder(0, 2)
     window = Window(b, 100, 2)
     first, after = window.take()

@@ -50,5 +50,5 @@ def _on(rank: int, size: int, backend: str, body: Callable[..., Any], args: tupl
 
 
 def _plain(value: Any) -> Any:
-    """What a pipe carries: a tensor would share its memory with a process that has ended."""
+    """A value for a pipe: a tensor would share its memory with a process that has ended."""
     return value.detach().float().tolist() if isinstance(value, torch.Tensor) else value

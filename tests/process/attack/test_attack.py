@@ -1,5 +1,4 @@
-"""Ranks of a job reduce while a stranger attacks them: the sums stay right, and everything of the stranger's is counted
-and dropped."""
+"""Ranks of a job reduce under attack: the sums stay right, and each packet of the attacker is counted and dropped."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 import commlayer
 from commlayer.transport.native import Engine
 from tests import ranks
-from tests.process.attack.stranger import Plain, Raw
+from tests.process.attack.attacker import Plain, Raw
 
 SIZE = 3
 SECONDS = 4.0
@@ -42,7 +41,7 @@ def _reduce_until(store: dist.Store, rank: int, key: str) -> int:
 
 
 def _live(rank: int, _size: int, kind: str) -> dict[str, int]:
-    """Ranks 0 to SIZE - 1 work; the last one attacks. Returns counters: the engine's, or of what was sent."""
+    """Ranks 0 to SIZE - 1 work; the last one attacks. Returns the counters of the engine, or of the attacker."""
     store = ranks.store()
     if rank < SIZE:
         with ranks.job(rank, SIZE):
@@ -53,12 +52,12 @@ def _live(rank: int, _size: int, kind: str) -> dict[str, int]:
             return {**_engine().stats(), "reductions": reductions}
     addresses = [tuple(json.loads(store.get(f"address {each}"))) for each in range(SIZE)]
     job = int(store.get("commlayer/job").split()[0])
-    stranger = Raw("lo") if kind == "raw" else Plain()
+    attacker = Raw("lo") if kind == "raw" else Plain()
     try:
-        stranger.attack(addresses, job & 0xFFFF, SECONDS)
+        attacker.attack(addresses, job & 0xFFFF, SECONDS)
     finally:
         store.set("attacked", "")
-    return dict(stranger.sent)
+    return dict(attacker.sent)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def _live(rank: int, _size: int, kind: str) -> dict[str, int]:
         pytest.param("raw", "full", marks=pytest.mark.needs_root),
     ],
 )
-def test_sums_are_right_among_strangers(kind: str, auth: str) -> None:
+def test_sums_are_right_under_attack(kind: str, auth: str) -> None:
     environ = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo", "COMMLAYER_AUTH": auth}
     *workers, sent = ranks.run(_live, SIZE + 1, kind, environ=environ)
     total = {name: sum(worker[name] for worker in workers) for name in workers[0]}

@@ -1,4 +1,4 @@
-"""A stranger on the network of a running job: sends it every kind of packet that is not of the job's making.
+"""An attacker on the network of a running job: it sends every kind of packet that the job itself did not make.
 
 `Plain` has an ordinary socket and knows what a program on the same network can guess. `Raw` has raw sockets too: it
 records what passes by, and sends under any address.
@@ -27,7 +27,7 @@ OVERSIZED_BYTES = 60000
 
 
 def made_up(source: int, destination: int, epoch: int, chance: random.Random) -> Iterator[Shot]:
-    """Packets by somebody who knows the format, the epoch and the ranks, but not the key."""
+    """Packets of an attacker that knows the format, the epoch and the ranks, but not the key."""
     layer: Any = DLCP
     right = {"source": source, "epoch": epoch, "path": 0}
     guess = bytes(16)
@@ -53,7 +53,7 @@ def made_up(source: int, destination: int, epoch: int, chance: random.Random) ->
 
 
 def distorted(each: Captured, chance: random.Random) -> Iterator[Shot]:
-    """What can be made of a recorded packet, to be sent to whom it was for."""
+    """Distorted copies of a recorded packet, for its receiver."""
     data = bytes(each.packet)
     yield "replayed", data
     yield "foreign", data[:-1]
@@ -93,7 +93,7 @@ class Plain:
             reply = self._socket.recv(1 << 16)
         except BlockingIOError:
             return
-        raise AssertionError(f"a stranger was answered: {reply!r}")
+        raise AssertionError(f"the attacker got an answer: {reply!r}")
 
 
 class Raw:
@@ -105,7 +105,7 @@ class Raw:
         self._socket: Any = L3RawSocket(iface=interface)
 
     def attack(self, addresses: list[Address], epoch: int, duration_s: float) -> None:
-        """Records what the ranks say, and plays it back distorted, from its sender's address; for that long."""
+        """Records the packets of the ranks, and sends distorted copies from the senders' addresses; for this long."""
         chance = random.Random(2)
         ranks = set(addresses)
         until = time.monotonic() + duration_s
@@ -114,7 +114,7 @@ class Raw:
                 for counter, data in distorted(each, chance):
                     self._send(each.sender, each.receiver, data, counter)
                 (other,) = ranks - {each.sender, each.receiver}
-                self._send(each.sender, other, bytes(each.packet), "forged")  # meant for somebody else
+                self._send(each.sender, other, bytes(each.packet), "forged")  # meant for another rank
                 self._send(each.receiver, each.sender, bytes(each.packet), "foreign")  # a mirror
             for rank, address in enumerate(addresses):
                 sender = addresses[(rank + 1) % len(addresses)]
