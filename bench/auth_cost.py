@@ -1,10 +1,10 @@
-"""What authentication costs: all-reduce over UDP on loopback with COMMLAYER_AUTH off, header and full, in turn.
+"""The cost of authentication: all-reduce over UDP on loopback with COMMLAYER_AUTH off, header and full, in turns.
 
     python -m bench.auth_cost                 7 rounds (about 8 minutes); keeps bench/results/auth_cost.json
     python -m bench.auth_cost --rounds 21     for a narrower spread
 
-Loopback is the worst case: nothing but the two processors limits it. The policies take turns within each round, in
-another order each time, and are compared within the round, so that a machine that slows down slows all of them.
+Loopback is the worst case: only the processor limits it. The settings take turns within each round, in another order
+each time, and are compared within the round, so that a slower machine slows all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.matrix import ROOT, measure
 RESULTS = ROOT / "bench/results/auth_cost.json"
 AUTHS = ("off", "header", "full")
 LIMIT = 1.03
-"""The default may take at most this much longer."""
+"""The default may take at most this many times as long as `off`."""
 
 CASES = {
     "16M, MTU 9000": ("--sizes 16M --iters 20", "0"),
@@ -41,7 +41,7 @@ def run(case: str, auth: str) -> dict[str, Any]:
 
 
 def ratios(rounds: list[dict[str, dict[str, Any]]], auth: str) -> list[float]:
-    """Per round, how many times as long as without authentication the median iteration took."""
+    """Per round: the median iteration over that without authentication."""
     return [each[auth]["p50_us"] / each["off"]["p50_us"] for each in rounds]
 
 
@@ -55,10 +55,10 @@ def row(case: str, auth: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
 
 
 def main() -> int:
-    """0 when the default keeps within its limit in every case, else 1."""
+    """0 if the default keeps its limit in every case, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="only this one (may be repeated)")
+    parser.add_argument("--case", action="append", choices=list(CASES), help="measure this case (may be repeated)")
     arguments = parser.parse_args()
     kept: dict[str, Any] = {}
     lines = ["| all-reduce | auth | median, us | over off | quartiles |", "|---|---|---|---|---|"]

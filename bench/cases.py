@@ -1,4 +1,4 @@
-"""The cases of `bench/stress.py`: networks under stress, and what is measured on each."""
+"""The cases of `bench/stress.py`: networks under stress, and the measurements on each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from commlayer.tools.bench.spec import CAST_NAMES, BackendSpec
 TCP_CC = ("cubic", "bbr")
 CHUNKS = (1, 4)
 WIRES = ("float32", "16 bit")
-"""What is compared with what: gradients as they are, and cast. gloo casts to the better of float16 and bfloat16."""
+"""Gradients as they are, and cast; backends are compared on the same wire. gloo casts to the better 16-bit type."""
 OUR_CAST = "float16"
 
 
@@ -31,12 +31,12 @@ def ours(*settings: str, wires: Iterable[str] = WIRES) -> tuple[str, ...]:
 
 
 def bounded(bound: float) -> tuple[str, str]:
-    """commlayer's two ways to make up for losses within this bound: the bare all-reduce's and the hook's."""
+    """commlayer with this loss bound and each treatment: of the bare all-reduce and of the hook."""
     return f":loss_bound={bound}:treatment=rescale", f":loss_bound={bound}"
 
 
 def papers(bound: float) -> str:
-    """What the papers do: both halves lose, and what is lost counts as nothing."""
+    """The papers' rule: both halves may lose packets, and lost contributions count as 0."""
     return f":loss_bound={bound}:treatment=zero:partial_results=True"
 
 
@@ -50,20 +50,20 @@ GLOO_TUNED = tuple(
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the matrix: a network, and what is measured on it."""
+    """One row of the matrix: a network, and the measurements on it."""
 
     title: str
     scenario: str
     backends: tuple[str, ...]
     arguments: str
-    """Of the bench: what is measured."""
+    """Arguments of the bench."""
     rounds: int
     iters: int
     tunes_gloo: bool = False
-    """Whether gloo's fastest variants are added: of each congestion control, uncompressed and compressed."""
+    """Whether to add gloo's fastest variants of each congestion control, with and without compression."""
     environ: tuple[tuple[str, str], ...] = ()
     may_fail: bool = False
-    """Whether that is a result, too."""
+    """Whether a failure is a result, too."""
 
     def command(self, backends: Iterable[str], rounds: int, iters: int) -> str:
         """The arguments of `commlayer bench`."""
@@ -81,7 +81,7 @@ DYING = "gradients --sizes 1M"
 
 
 def urgent(title: str, scenario: str, bulk: str, *, marked: bool = False) -> Case:
-    """Our small urgent operation, alone and beside bulk; marked: the switches are told what is urgent."""
+    """A small urgent operation, alone and beside bulk; `marked`: with DSCP for the switches."""
     return Case(
         title + (", DSCP for the switches" if marked else ""),
         scenario,
@@ -128,7 +128,7 @@ CASES = {
     "nics-100-100": Case("8 MiB, 2 NICs", "two_nics_100_100", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
     "nics-150-50": Case("8 MiB, NICs of 150 and 50", "two_nics_150_50", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
     "nics-4x50": Case("8 MiB, 4 NICs of 50", "four_nics_50", ("commlayer", *NICS_GLOO), GRADIENTS, 3, 4),
-    # each by itself, as one that dies takes the run along
+    # one run for each backend: a failed backend ends its run
     "nic-dies": Case("1 MiB, 1 of 2 NICs dies", "nic_dies", ("commlayer",), DYING, rounds=1, iters=200),
     "nic-dies-gloo": Case(
         "1 MiB, 1 of 2 NICs dies", "nic_dies", (NICS_GLOO[1],), DYING, rounds=1, iters=120, may_fail=True

@@ -25,7 +25,7 @@ def results_of(runs: Runs, run: str, good: Callable[[str], bool]) -> dict[str, R
 
 
 def is_bounded(wire: str) -> Callable[[str], bool]:
-    """commlayer with a bound, the papers' rule left out, on this wire."""
+    """commlayer with a loss bound on this wire, but not the papers' rule."""
 
     def good(name: str) -> bool:
         policy = BackendSpec.parse(name).policy
@@ -35,22 +35,22 @@ def is_bounded(wire: str) -> Callable[[str], bool]:
 
 
 def is_reliable(wire: str) -> Callable[[str], bool]:
-    """commlayer without a bound on this wire."""
+    """commlayer without a loss bound on this wire."""
     return lambda name: not is_gloo(name) and BackendSpec.parse(name).policy.loss_bound == 0 and wire_of(name) == wire
 
 
 def worst(results: Mapping[str, Result], metric: Metric) -> float:
-    """The figure that all of them reach."""
+    """The worst figure, which all results reach."""
     return (min if metric.higher_is_better else max)(metric.of(result) for result in results.values())
 
 
 def right(*results: Mapping[str, Result]) -> bool:
-    """Whether all elements of all results were."""
+    """Whether all elements of all results are right."""
     return all(result["wrong"] == 0 for each in results for result in each.values())
 
 
 def over_gloo(run: str, wire: str, metric: Metric, at_least: float) -> Claim:
-    """Times better than the best gloo on the same wire; of both treatments, the worse counts."""
+    """Ratio to the best gloo on the same wire; the worse of both treatments counts."""
 
     def outcome(runs: Runs) -> Figures:
         lossy = results_of(runs, run, is_bounded(wire))
@@ -66,7 +66,7 @@ def over_gloo(run: str, wire: str, metric: Metric, at_least: float) -> Claim:
 
 
 def over_reliable(run: str, wire: str, at_most: float) -> Claim:
-    """The bounded median over that of reliable mode on the same wire where nothing is lost."""
+    """Median with a loss bound over the median of reliable mode on the same wire without loss."""
 
     def outcome(runs: Runs) -> Figures:
         lossy, reliable = results_of(runs, run, is_bounded(wire)), results_of(runs, "clean", is_reliable(wire))
@@ -79,7 +79,7 @@ def over_reliable(run: str, wire: str, at_most: float) -> Claim:
 
 
 def tail(run: str, wire: str, at_most: float) -> Claim:
-    """The bounded p99 over its own median; of both treatments, the worse counts."""
+    """p99 with a loss bound over its own median; the worse of both treatments counts."""
 
     def outcome(runs: Runs) -> Figures:
         lossy = results_of(runs, run, is_bounded(wire))
@@ -91,7 +91,7 @@ def tail(run: str, wire: str, at_most: float) -> Claim:
 
 
 def beside(run: str, idle: str, at_most: float | None, bulk: str = BESIDE) -> Claim:
-    """The p99 beside bulk traffic over the median on an idle network; without a target only to compare."""
+    """p99 beside bulk traffic over the median on an idle network. `at_most` None: no target."""
 
     def outcome(runs: Runs) -> Figures:
         quiet, busy = results_of(runs, run, is_same(idle)), results_of(runs, run, is_same(idle + bulk))
@@ -104,12 +104,12 @@ def beside(run: str, idle: str, at_most: float | None, bulk: str = BESIDE) -> Cl
 
 
 def is_same(name: str) -> Callable[[str], bool]:
-    """Texts that mean the same backend."""
+    """Names that mean the same backend."""
     return lambda other: BackendSpec.parse(name) == BackendSpec.parse(other)
 
 
 def link_share(run: str, at_least: float) -> Claim:
-    """Of the summed rate of the NICs; the best gloo beside it."""
+    """Share of the summed rate of the NICs, beside the best gloo."""
 
     def outcome(runs: Runs) -> Figures:
         reliable, gloo = results_of(runs, run, is_reliable(WIRES[0])), results_of(runs, run, is_gloo)
@@ -125,7 +125,7 @@ DEATH_WINDOW_S = 3.0
 
 
 def death(run: str, at_most_ms: float | None) -> Claim:
-    """The longest operation that a dying NIC met, over the median of those before it; no target for gloo."""
+    """Longest operation after a NIC has died, minus the median before. `at_most_ms` None: no target, for gloo."""
 
     def outcome(runs: Runs) -> Figures:
         if "failed" in runs[run]:

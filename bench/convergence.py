@@ -1,13 +1,13 @@
-"""What bounded loss does to training: bounds x treatments x seeds against exact training with the same seeds.
+"""The effect of bounded loss on training: loss bounds x treatments x seeds against exact training with the same seeds.
 
     python -m bench.convergence                everything (about 20 minutes; the links need root)
-    python -m bench.convergence --only 0.03    one loss bound, merged into the results that are there
+    python -m bench.convergence --only 0.03    one loss bound, merged into the kept results
     python -m bench.convergence --quick        one seed and few steps, to see that it works; keeps nothing
-    python -m bench.convergence --table        only the plot and the table, from the results that are there
+    python -m bench.convergence --table        only the plot and the table of the kept results
 
-Real transport over links that lose more packets than the bound allows, so that the bound is used. The same seed is the
-same initialisation and the same data in the same order; exact training is reliable mode on the same lossy links. It
-does not depend on speed. Writes bench/results/convergence.json, docs/convergence.svg and the table of
+The links lose more packets than the loss bound allows, so that training uses all of it. Runs with the same seed have
+the same initialisation and the same data in the same order. Exact training is reliable mode on the same lossy links.
+The results do not depend on speed. Writes bench/results/convergence.json, docs/convergence.svg and the table of
 docs/convergence.md.
 """
 
@@ -37,15 +37,15 @@ LOGS = ROOT / "out/convergence"
 EXACT, AGAIN = "exact", "exact again"
 TREATMENTS = ("feedback", "rescale", "zero")
 LOSS = {0.001: 0.003, 0.01: 0.02, 0.03: 0.05, 0.1: 0.13}
-"""What the links lose at each bound."""
+"""Loss of the links at each loss bound."""
 EXACT_AT = {EXACT: 0.001, AGAIN: 0.1}
-"""Exact training runs at the least and at the most loss: the second time shows what chance alone does, as sums are made
-in the order of arrival, and that reliable mode is."""
+"""Exact training runs at the least and at the most loss. The second run shows the effect of chance (sums are made in
+the order of arrival), and that reliable mode is exact."""
 TARGET = (0.03, "feedback")
-"""What is not to be distinguishable from exact."""
+"""The condition that should not be distinguishable from exact training."""
 SEEDS = (1, 2, 3)
 MODEL: dict[str, Any] = {
-    "width": 96,  # with the short packets just enough gradients for messages that 0.1 % can be lost of
+    "width": 96,  # with short packets: messages just long enough to lose 0.1 % of their packets
     "layers": 5,
     "steps": 120,
     "validate_every": 12,
@@ -60,7 +60,7 @@ T95 |= {12: 2.179, 15: 2.131, 20: 2.086, 24: 2.064, 26: 2.056, 30: 2.042, 40: 2.
 
 
 def t95(degrees: int) -> float:
-    """The quantile; between those of the table, that of fewer degrees of freedom, which is larger."""
+    """The quantile. Between two rows of the table: that of fewer degrees of freedom, which is larger."""
     return T95[max(known for known in T95 if known <= degrees)]
 
 
@@ -69,16 +69,16 @@ class Comparison:
     """One condition against exact training, paired by seed. Losses are nats per byte, on held-out text."""
 
     bound: float
-    """0 for exact training, again."""
+    """Loss bound; 0 for the second run of exact training."""
     treatment: str
     losses: tuple[float, ...]
-    """Final, by seed."""
+    """Final losses, by seed."""
     differences: tuple[float, ...]
-    """To exact training with the same seed."""
+    """Differences to exact training with the same seed."""
     uncounted_share: float
-    """Of the contributions that were sent, mean over the seeds."""
+    """Share of the sent contributions missing from the sums, mean over the seeds."""
     half_width: float
-    """Of the 95 % interval of the mean difference."""
+    """Half the width of the 95 % interval of the mean difference."""
 
     @property
     def mean(self) -> float:
@@ -103,8 +103,8 @@ def final_losses(logs: list[Log]) -> dict[tuple[float, str], dict[int, Log]]:
 def pooled_deviation(differences: list[list[float]]) -> tuple[float, int]:
     """Standard deviation of the differences about the mean of their condition, and its degrees of freedom.
 
-    Pooled over the treatments of one bound, as three seeds alone say little of it; not over the bounds, as runs that
-    lose more differ more. The interval is narrower than each condition's own would be, hence finds more.
+    It is pooled over the treatments of one loss bound, because three seeds are few, but not over the bounds, because
+    runs with more loss differ more. The interval is narrower than each condition's own, so it finds more differences.
     """
     degrees = sum(len(each) - 1 for each in differences)
     squares = sum(sum((value - statistics.fmean(each)) ** 2 for value in each) for each in differences)
@@ -112,7 +112,7 @@ def pooled_deviation(differences: list[list[float]]) -> tuple[float, int]:
 
 
 def compare(content: dict[str, Any]) -> list[Comparison]:
-    """Every condition that has all seeds of exact training, by bound."""
+    """Every condition that has all seeds of exact training, by loss bound."""
     by_condition = final_losses(content["logs"])
     exact = {seed: log["validations"][-1][2] for seed, log in by_condition.get((0.0, EXACT), {}).items()}
     losses = {
@@ -144,7 +144,7 @@ def compare(content: dict[str, Any]) -> list[Comparison]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """The page's table and its sentences, as Markdown: only from the results."""
+    """The page's table and sentences in Markdown, from the results alone."""
     comparisons = compare(content)
     exact = [log for log in content["logs"] if log["job"]["system"] == EXACT]
     if not comparisons:
@@ -209,7 +209,7 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
 
 
 def plot(content: dict[str, Any], path: Path) -> None:
-    """Differences to exact by bound and treatment, every seed a dot, and loss over steps."""
+    """Differences to exact training by loss bound and treatment, a dot per seed, and loss over steps."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -247,16 +247,18 @@ def plot(content: dict[str, Any], path: Path) -> None:
 
 
 def jobs(bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> list[Job]:
-    """All that runs on the links of one bound, seed by seed: an interruption leaves whole seeds."""
+    """The jobs on the links of one loss bound, seed by seed: an interrupted run has whole seeds."""
     policies: dict[str, dict[str, Any]] = {name: {} for name, at in EXACT_AT.items() if at == bound}
     policies |= {each: {"loss_bound": bound, "treatment": each} for each in TREATMENTS}
     return [Job(name, policy=policy, seed=seed, **model) for seed in seeds for name, policy in policies.items()]
 
 
 def main() -> int:
-    """0 when the target is reached, 1 when not, 2 when a run failed."""
+    """0 if the target is reached, 1 if not, 2 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", type=float, choices=list(LOSS), help="this bound (may be repeated)")
+    parser.add_argument(
+        "--only", action="append", type=float, choices=list(LOSS), help="measure this loss bound (may be repeated)"
+    )
     parser.add_argument("--quick", action="store_true", help="one seed, few steps; prints, and keeps nothing")
     parser.add_argument("--table", action="store_true", help="measure nothing, only write the plot and the table")
     arguments = parser.parse_args()

@@ -2,7 +2,7 @@
 
     make fabric                        everything: 144 hosts, several seeds
     python -m bench.fabric --quick     24 hosts, one seed, in seconds; nothing is written
-    python -m bench.fabric --table     only the tables, from what is there
+    python -m bench.fabric --table     only the tables of the kept results
 
 Each run is one process (native/fabric/main.c) in virtual time: the figures are the same on every machine. The
 transports get the same plans, messages and background; a seed changes the background and when the ranks call.
@@ -30,10 +30,10 @@ RESULTS = ROOT / "bench/results/fabric.json"
 PAGE = ROOT / "docs/fabric.md"
 
 LOAD = 0.4
-"""Background, as part of every link to a host of the job."""
+"""Background traffic, as a share of every link to a host of the job."""
 
 LIMIT_MS = 60
-"""Of virtual time: what takes longer is reported as not over. (The background goes on, and costs most of the work.)"""
+"""Limit of virtual time; longer runs count as unfinished. Background traffic takes most of the work."""
 
 TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dctcp": ("DCTCP", {"transport": "dctcp"}),
@@ -44,7 +44,7 @@ TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "flat": ("DLCP, loss bound 10 %, one class in switches", {"loss_bound": 0.1, "priorities": 0}),
     "linux": ("DCTCP, RTO of 200 ms", {"transport": "dctcp", "rto_us": 200_000}),
 }
-"""What is compared: its name in the tables, and its options."""
+"""The transports: name in the tables, and options."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ QUICK_SHAPES = {DIRECT: "8", RING: "11", STEP: "6,7,8"}
 QUICK = {"leaves": 3, "hosts_per_leaf": 8, "others_per_leaf": 8}
 
 Result = dict[str, Any]
-"""What the program prints; {"unfinished": reason} when it did not end within its limit of virtual time."""
+"""The program's output; {"unfinished": reason} if it did not end within its limit of virtual time."""
 
 Cases = dict[str, dict[str, list[Result]]]
 """Results by case and transport, one per seed."""
@@ -87,7 +87,7 @@ def command(case: Case, transport: str, seed: int, quick: bool) -> list[str]:
 
 
 def run(case: Case, transport: str, seed: int, quick: bool) -> Result:
-    """One run. Raises RuntimeError when the program fails."""
+    """One run. Raises RuntimeError if the program fails."""
     done = subprocess.run(command(case, transport, seed, quick), capture_output=True, text=True)
     if done.returncode == 1:
         return {"unfinished": done.stderr.strip()}
@@ -98,7 +98,7 @@ def run(case: Case, transport: str, seed: int, quick: bool) -> Result:
 
 
 def change(value: float, base: float) -> str:
-    """How much more than `base` it is."""
+    """The difference from `base` in percent."""
     return f"{100 * (value / base - 1):+.1f} %"
 
 
@@ -136,7 +136,7 @@ def table(cases: Cases) -> str:
 
 
 def urgent(cases: Cases) -> str:
-    """Of steps with several buckets: how long the one took that is needed first, and the whole step. Means."""
+    """For steps with several buckets: mean time of the bucket needed first, and of the whole step."""
     names = ("workload", "transport", "seeds", "first bucket, us", "vs DCTCP", "whole step, us")
     lines = [f"| {' | '.join(names)} | vs DCTCP |", "|---" * 7 + "|"]
     for name, case in CASES.items():
@@ -155,7 +155,7 @@ def urgent(cases: Cases) -> str:
 
 
 def counters(cases: Cases) -> str:
-    """What happened to the packets, warm-up included, summed over the seeds."""
+    """Packet counters, warm-up included, summed over the seeds."""
     names = ("workload", "transport", "packets", "marked", "dropped selectively", "dropped, no room", "sent again")
     lines = [f"| {' | '.join(names)} | timeouts | short background flows p99, us |", "|---" * 9 + "|"]
     for name, case in CASES.items():
@@ -178,12 +178,12 @@ def write_page(cases: Cases) -> None:
 
 
 def main() -> int:
-    """0, or 2 when the program has not been built."""
+    """0, or 2 if the program has not been built."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="24 hosts, one seed; writes nothing")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the tables")
-    parser.add_argument("--seeds", type=int, default=3, help="how many (default: 3)")
-    parser.add_argument("--only", action="append", choices=list(CASES), help="this workload (may be repeated)")
+    parser.add_argument("--table", action="store_true", help="run nothing, write the tables")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--only", action="append", choices=list(CASES), help="run this workload (may be repeated)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
     arguments = parser.parse_args()
     kept: Cases = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -191,7 +191,7 @@ def main() -> int:
         write_page(kept)
         return 0
     if not PROGRAM.exists() or not PLANS.exists():
-        print(f"{PROGRAM} or {PLANS} is not there: `make fabric` builds them", file=sys.stderr)
+        print(f"{PROGRAM} or {PLANS} is missing: build them with `make fabric`", file=sys.stderr)
         return 2
     seeds = range(1, 2 if arguments.quick else arguments.seeds + 1)
     work = [(name, t, seed) for name in arguments.only or CASES for t in CASES[name].transports for seed in seeds]

@@ -1,4 +1,4 @@
-"""What a process holds of the system: memory, descriptors, threads, mappings. For tests of leaks."""
+"""The system resources of a process (memory, descriptors, threads, mappings), to find leaks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class _Heap(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """A count of each."""
+    """Counts of resources."""
 
     heap_mib: float
-    """What malloc has given out and not got back."""
+    """Memory allocated by malloc and not freed."""
     resident_mib: float
-    """Memory in use as the kernel sees it, after what is free was given back: fragments, too."""
+    """Resident memory after malloc has returned free memory to the kernel; it includes fragments."""
     descriptors: int
     threads: int
     mappings: int
@@ -39,7 +39,7 @@ class Resources:
 
     @staticmethod
     def now() -> Resources:
-        """This process's."""
+        """The resources of this process."""
         gc.collect()
         libc = ctypes.CDLL(None)
         libc.malloc_trim(0)
@@ -58,10 +58,10 @@ class Resources:
         )
 
     def grown(self, now: Resources, heap_mib: float, mappings: int = 16) -> str:
-        """What of `now` is more than in `self`, in words; empty when there is nothing to complain of.
+        """The resources of which `now` has too many more than `self`, in words; empty if there are none.
 
-        The heap may hold `heap_mib` more, and its arenas some mappings. Resident memory is not judged: with random
-        sizes it grows by fragmentation until it levels off.
+        The heap may grow by `heap_mib`, its arenas by `mappings`. Resident memory may grow: with random sizes it does,
+        by fragmentation, until it levels off.
         """
         allowed = {"heap_mib": heap_mib, "resident_mib": float("inf"), "mappings": mappings}
         return ", ".join(

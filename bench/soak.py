@@ -1,11 +1,11 @@
-"""Soak: random collectives for as long as you like, every result verified, and nothing held that was not held before.
+"""Soak: random collectives for a given time, every result verified, and no leaks.
 
     python -m bench.soak --minutes 60 [--ranks 4] [--seed N]
 
-Rounds of some seconds: the ranks join a job, make subgroups, run random collectives of random sizes and types on them,
-synchronously and not, and leave it. Half of the ranks share memory, the others talk UDP. What each process holds of
-the system (memory, descriptors, threads, mappings) is compared after the first rounds and at the end. All choices
-follow from the seed, which is printed, and from how many operations the time allowed.
+In each round of some seconds the ranks join a job, make subgroups, run random collectives of random sizes and types on
+them, synchronously and asynchronously, and leave the job. Half of the ranks use shared memory, the others UDP. Each
+process compares its memory, descriptors, threads and mappings after the first rounds with those at the end. All choices
+follow from the seed, which is printed, and from the number of operations done in time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from commlayer.plans.select import plan_for
 
 ROUND_S = 8.0
 WARM_ROUNDS = 2
-"""Until then torch and the allocator take what they need."""
+"""Rounds in which torch and the allocator reach their usual memory."""
 HEAP_MIB = 16.0
-"""What malloc may have given out more at the end: torch remembers a little of each group it ever made."""
+"""Allowed growth of the heap: torch keeps a little memory of every group it has made."""
 MAPPINGS = 96
-"""What malloc's arenas may be cut into: it varied by 22 in a minute, and by 9 in five. The engine's own memory is
-counted exactly, as `shared_files`."""
+"""Allowed growth in mappings, by malloc's arenas: it varied by 22 in a minute, and by 9 in five. `shared_files` counts
+the engine's own memory exactly."""
 SIZES = 24
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bfloat16, torch.float16)
 OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
@@ -55,7 +55,7 @@ class Draw:
     seed: int
 
     def values(self, rank: int, numel: int) -> Tensor:
-        """What a rank contributes: numbers so small that no type rounds or overflows."""
+        """A rank's contribution: numbers so small that no type rounds or overflows."""
         generator = torch.Generator().manual_seed(self.seed * 1000 + rank)
         return torch.randint(0, 4, (numel,), generator=generator).to(self.dtype)
 
@@ -67,7 +67,7 @@ def _reduced(draw: Draw, size: int, numel: int) -> Tensor:
     return (everything.amin(0) if draw.op == dist.ReduceOp.MIN else everything.amax(0)).to(draw.dtype)
 
 
-# Each starts the collective and returns the work, the result and what it must be.
+# Each function starts its collective and returns the work, the result and a function for the expected result.
 Started = tuple[Any, Tensor, Callable[[], Tensor]]
 
 
@@ -108,7 +108,7 @@ COLLECTIVES = (_all_reduce, _all_reduce, _reduce_scatter, _all_gather, _broadcas
 
 
 def _round(rank: int, size: int, seed: int, until: float) -> int:
-    """One life of the job; returns how many operations it ran."""
+    """One life of the job; returns its number of operations."""
     common = random.Random(seed)
     members = [sorted(common.sample(range(size), common.randint(1, size))) for _ in range(2)]
     groups = [dist.group.WORLD, *(dist.new_group(each) for each in members)]
@@ -144,7 +144,7 @@ def _round(rank: int, size: int, seed: int, until: float) -> int:
 
 
 def _hold() -> Resources:
-    plan_for.cache_clear()  # bounded, but by a number of plans: random sizes would fill it all the time
+    plan_for.cache_clear()  # random sizes would fill this cache, whose bound is a number of plans
     return Resources.now()
 
 
@@ -174,7 +174,7 @@ def _soak(rank: int, size: int, seed: int, minutes: float, port: int, pipe: Any)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the soak; 0 when every result was right and nothing was left."""
+    """Runs the soak; 0 if every result was right and nothing leaked."""
     parser = argparse.ArgumentParser(description="Random collectives, verified; and no leaks.")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--ranks", type=int, default=4)

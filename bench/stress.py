@@ -1,12 +1,12 @@
-"""What bounded loss, priorities and several NICs do on stressed networks, beside gloo tuned for each of them.
+"""Bounded loss, priorities and several NICs on stressed networks, beside gloo tuned for each network.
 
     python -m bench.stress               everything (about 20 minutes, as root); writes docs/stress.md
-    python -m bench.stress --only loss1  one case, merged into the results that are there (may be repeated)
-    python -m bench.stress --table       only the tables, from the results that are there
-    python -m bench.stress --quick       few iterations and no result kept: does everything work?
+    python -m bench.stress --only loss1  one case, merged into the kept results (may be repeated)
+    python -m bench.stress --table       only the tables of the kept results
+    python -m bench.stress --quick       few iterations, to see that it works; keeps nothing
 
-Every run is one `commlayer bench` command, kept in bench/results/stress.json. Where gloo is tuned there is one more
-before it: every variant of gloo a few times, of which the fastest go on.
+Every run is one `commlayer bench` command, kept in bench/results/stress.json. To tune gloo, another run
+before it measures every variant of gloo a few times; the fastest ones take part.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def tuned(runs: Iterable[Result]) -> list[str]:
 
 
 def run(name: str, quick: bool) -> dict[str, Any]:
-    """Tunes gloo where that is wanted, and measures. Raises BenchError."""
+    """Tunes gloo if the case says so, and measures. Raises BenchError."""
     case, environ = CASES[name], dict(CASES[name].environ)
     rounds, iters = (1, 2) if quick else (case.rounds, case.iters)
     if quick and case.scenario == "nic_dies":
-        iters = case.iters  # before the event and after
+        iters = case.iters  # enough iterations before and after the event
     tuning: dict[str, Any] | None = None
     backends = list(case.backends)
     if case.tunes_gloo:
@@ -53,7 +53,7 @@ def run(name: str, quick: bool) -> dict[str, Any]:
 
 
 def claims_table(runs: Runs) -> str:
-    """What was to be reached, and what was."""
+    """The claims, with their figures."""
     lines = [
         "| 4 hosts, 200 Mbit/s in all | wire | figure | commlayer | compared with | ratio | target | reached |",
         "|---|---|---|---|---|---|---|---|",

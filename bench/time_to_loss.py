@@ -1,15 +1,15 @@
 """Time to a fixed validation loss on slow links that lose packets, against gloo at its best.
 
     python -m bench.time_to_loss                      everything (about 20 minutes; the links need root)
-    python -m bench.time_to_loss --only loss1_100     one scenario, merged into the results that are there
+    python -m bench.time_to_loss --only loss1_100     one scenario, merged into the kept results
     python -m bench.time_to_loss --quick              one seed, few steps and one bucket size; keeps nothing
-    python -m bench.time_to_loss --table              only the table, from the results that are there
+    python -m bench.time_to_loss --table              only the table of the kept results
 
-gloo is tuned first, in the same network: TCP cubic and bbr, no hook and the fp16 and bf16 hooks, several bucket sizes,
-by the median step time, and the better ones again with more steps. commlayer sends gradients in as many bits as that
-best gloo, and is tuned over the same bucket sizes. Then everybody trains with every seed, in turns: same
-initialisation, same data in the same order, same number of steps. Time is that of training alone; validation is not
-counted. Writes bench/results/time_to_loss.json and the table of docs/training.md.
+First gloo is tuned in the same network by the median step time: TCP cubic and bbr, no hook and the fp16 and bf16
+hooks, several bucket sizes; the better variants run again with more steps. commlayer sends gradients in as many bits as
+the best gloo, and is tuned over the same bucket sizes. Then all systems train with every seed, in turns: same
+initialisation, same data in the same order, same number of steps. Times are those of training, without validation.
+Writes bench/results/time_to_loss.json and the table of docs/training.md.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PAGE = ROOT / "docs/training.md"
 LOGS = ROOT / "out/time_to_loss"
 
 TARGETS = {"loss1_100": 1.5, "burst1_incast100": 1.84}
-"""How many times sooner than the best gloo the target loss is to be reached, by scenario."""
+"""Target of each scenario: gloo's time to the target loss over ours."""
 TARGET_LOSS = 2.65
-"""Reached after about two thirds of the steps, where the loss still falls faster than it differs from run to run."""
+"""Runs reach it after about two thirds of the steps, where the loss still falls by more than runs differ."""
 SEEDS = (1, 2, 3)
 MODEL: dict[str, Any] = {"width": 128, "layers": 5, "batch": 2}
 TRAINING: dict[str, Any] = {**MODEL, "steps": 80, "validate_every": 3, "validation_batch": 32}
@@ -55,25 +55,25 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def step_s(log: Log) -> float:
-    """Median over the steps after the first ones."""
+    """Median step, without the warm-up."""
     return float(statistics.median(log["step_s"][WARM_UP_STEPS:]))
 
 
 def best(logs: Sequence[Log]) -> Log:
-    """That of the shortest step."""
+    """The log with the shortest step."""
     return min(logs, key=step_s)
 
 
 def time_to_loss(log: Log, target: float) -> float | None:
-    """Seconds of training until the first validation at or under the target; None: it never was."""
+    """Seconds of training until the first validation at or under the target; None if there was none."""
     return next((seconds for _, seconds, loss in log["validations"] if loss <= target), None)
 
 
 def limit_step_s(log: Log, scenario: Scenario) -> float:
-    """A step on a transport that fills the busiest link exactly with the same bytes, and overlaps with all of backward.
+    """Step time of a transport that fills the busiest link with the same bytes and overlaps with all of backward.
 
-    The all-reduce sends and receives 2 (n-1)/n of the gradients; what others send to the busiest host is taken off its
-    link. Forward and update have nothing to overlap with.
+    The all-reduce sends and receives 2 (n-1)/n of the gradients; traffic from outside the job is subtracted from the
+    busiest host's link. Forward and update do not overlap with anything.
     """
     n, rate = log["ranks"], scenario.payload_gb_s
     assert rate is not None
@@ -84,7 +84,7 @@ def limit_step_s(log: Log, scenario: Scenario) -> float:
 
 
 def limit_of(content: dict[str, Any]) -> float:
-    """Of a scenario's results: median over all runs, as they all compute the same."""
+    """Limit of a scenario: median over all runs, which compute the same."""
     network = Scenario.from_table(content["network"])
     return statistics.median(limit_step_s(log, network) for log in content["runs"])
 
@@ -250,7 +250,7 @@ def _sentences(content: dict[str, Any], found: dict[str, System]) -> list[str]:
 
 
 def gloo_jobs(buckets_mb: Sequence[float] = BUCKETS_MB) -> list[Job]:
-    """Every form of the baseline, to sift."""
+    """Every variant of the baseline, for the first, short tuning."""
     return [
         Job(BEST_GLOO, "gloo", tcp_cc, bits, None, bucket_mb, steps=SIFTING_STEPS, **MODEL)
         for bits, tcp_cc, bucket_mb in itertools.product(("f32", "f16", "bf16"), ("cubic", "bbr"), buckets_mb)
@@ -267,16 +267,16 @@ def our_jobs(bits: str, buckets_mb: Sequence[float] = BUCKETS_MB) -> list[Job]:
 
 
 def finalists(logs: Sequence[Log]) -> list[Job]:
-    """The better ones, to look at again, with more steps."""
+    """The better variants, to run again with more steps."""
     return [dataclasses.replace(Job(**log["job"]), steps=TUNING_STEPS) for log in sorted(logs, key=step_s)[:FINALISTS]]
 
 
 def tune(
     run: Callable[[str, list[Job]], list[Log]], buckets_mb: Sequence[float] = BUCKETS_MB
 ) -> tuple[list[Job], list[Log]]:
-    """The best configuration of each system, gloo first, and the logs that say so.
+    """The best configuration of each system, gloo first, and the logs of the tuning.
 
-    `run(name, jobs)` returns the jobs' logs. Raises RuntimeError when nothing of a system ran.
+    `run(name, jobs)` returns the jobs' logs. Raises RuntimeError if no job of a system ran.
     """
     sifted = run("sift", gloo_jobs(buckets_mb))
     tuned = run("gloo", finalists(sifted))
@@ -293,13 +293,13 @@ def tune(
 
 
 def in_turns(chosen: Sequence[Job], seeds: Sequence[int], training: dict[str, Any]) -> list[Job]:
-    """Every system with every seed; each seed begins with another system, so that no place in it is anybody's."""
+    """Every system with every seed. Each seed begins with another system, so that the order favours none."""
     turns = [[dataclasses.replace(job, seed=seed, **training) for job in chosen] for seed in seeds]
     return [job for i, turn in enumerate(turns) for job in turn[i % len(turn) :] + turn[: i % len(turn)]]
 
 
 def measure_scenario(name: str, *, quick: bool) -> dict[str, Any]:
-    """Tunes and trains. Raises RuntimeError when something did not run."""
+    """Tunes and trains. Raises RuntimeError if a job did not run."""
     path = ROOT / f"bench/scenarios/{name}.toml"
     scenario, about = Scenario.read(path), machine.facts()
 
@@ -326,9 +326,11 @@ def measure_scenario(name: str, *, quick: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0 when every target measured so far is reached, 1 when one is not, 2 when a run failed."""
+    """0 if every target measured so far is reached, 1 if one is not, 2 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(TARGETS), help="this scenario (may be repeated)")
+    parser.add_argument(
+        "--only", action="append", choices=list(TARGETS), help="measure this scenario (may be repeated)"
+    )
     parser.add_argument("--quick", action="store_true", help="one seed, few steps, one bucket size; keeps nothing")
     parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Training jobs under measurement: one rank runs a list of jobs, one after another, and rank 0 writes their logs.
+"""Measured training jobs: each rank runs a list of jobs, one after another, and rank 0 writes their logs.
 
     commlayer emulate bench/scenarios/loss1_100.toml -- python -m bench.training jobs.json logs.jsonl
 
 The model and the text are those of examples/train_gpt.py. Every 16th stretch of the text is held out for validation.
-The ranks stay for all jobs, so that torch is loaded once; each job has its own process group, connections and seed.
+The ranks run all jobs, so that torch is loaded once; each job has its own process group, connections and seed.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 STRETCH_BYTES = 16 << 10
 HELD_OUT_EVERY = 16
 WARM_UP_STEPS = 3
-"""DDP rebuilds its buckets after the first; not counted in the medians."""
+"""Steps left out of the medians: DDP rebuilds its buckets after the first one."""
 CALIBRATE_EVERY = 10
 STORE_TIMEOUT = timedelta(seconds=120)
 JOB_LIMIT_S = 300.0
-"""A rank whose job takes longer says where it is and ends, and with it the others."""
+"""A rank whose job takes longer prints its stack and ends, which ends the other ranks."""
 
 Log = dict[str, Any]
-"""What a job left: `job`, `step_s`, `validations` (step, seconds of training until then, loss) and overall figures."""
+"""The log of a job: `job`, `step_s`, `validations` (step, seconds of training, loss) and overall figures."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One training run: who moves its gradients, and what is trained."""
+    """One training run: its backend and its model."""
 
     system: str
     """Its name in the tables."""
     backend: str = "commlayer"
     tcp_cc: str | None = None
-    """Of gloo's connections; None: as the machine is set."""
+    """TCP congestion control of gloo's connections; None: the machine's default."""
     bits: str = "f32"
-    """Gradients on the network: f32, f16 or bf16, by PyTorch's own hooks."""
+    """Type of gradients on the network: f32, f16 or bf16, by PyTorch's hooks."""
     policy: dict[str, Any] | None = None
-    """Of commlayer's hook."""
+    """Policy of commlayer's hook."""
     bucket_mb: float = 25.0
     """DDP's bucket_cap_mb, of 32-bit gradients."""
     seed: int = 1
     steps: int = 100
     validate_every: int = 0
-    """Steps between validations; 0: none but after the last step."""
+    """Steps between validations; 0: only after the last step."""
     width: int = 128
     layers: int = 4
     heads: int = 4
@@ -81,11 +81,11 @@ class Job:
     validation_batch: int = 64
     """Windows per rank and validation."""
     learning_rate: float = 3e-3
-    """The highest: it rises over the first 5 % of the steps, then falls to nothing as a cosine."""
+    """Highest learning rate: it rises over the first 5 % of the steps, then falls to 0 as a cosine."""
 
 
 def learning_rate_share(step: int, steps: int) -> float:
-    """Of the highest learning rate."""
+    """Share of the highest learning rate at a step."""
     rise = max(1, steps // 20)
     if step < rise:
         return (step + 1) / rise
@@ -93,7 +93,7 @@ def learning_rate_share(step: int, steps: int) -> float:
 
 
 def hold_out(text: Tensor) -> tuple[Tensor, Tensor]:
-    """A text in two: what to train on, and every HELD_OUT_EVERY-th stretch to validate on."""
+    """Splits a text: training text, and every HELD_OUT_EVERY-th stretch for validation."""
     stretches = text.split(STRETCH_BYTES)
     held = [each for i, each in enumerate(stretches) if i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
     kept = [each for i, each in enumerate(stretches) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
@@ -101,7 +101,7 @@ def hold_out(text: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hook_of(job: Job) -> tuple[commlayer.HookState | None, Callable[..., Any] | None]:
-    """The state, if it is ours, and the hook to register, if any. The 16-bit forms are PyTorch's."""
+    """The state of commlayer's hook, and the hook to register, if any. PyTorch's hooks make the 16-bit types."""
     if job.backend == "commlayer":
         state = commlayer.HookState(policy_of(job.policy or {}))
         wrappers = {"f16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
@@ -112,12 +112,12 @@ def hook_of(job: Job) -> tuple[commlayer.HookState | None, Callable[..., Any] | 
 
 
 def _renamed(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """DDP refuses PyTorch's bf16 hooks on the CPU, and knows them by their names; they work all the same."""
+    """DDP refuses PyTorch's bf16 hooks on the CPU by their names; without the names they work."""
     return lambda state, bucket: hook(state, bucket)
 
 
 def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
-    """Trains in the present process group. Times are seconds of training: validation and calibration do not count."""
+    """Trains in the present process group. Times are seconds of training, without validation and calibration."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job.seed)
     model = DistributedDataParallel(Gpt(job.context, job.width, job.layers, job.heads), bucket_cap_mb=job.bucket_mb)
@@ -160,7 +160,7 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
             validations.append((step + 1, sum(step_s), validate()))
             pause = True
         if step % CALIBRATE_EVERY == WARM_UP_STEPS:
-            # the same work without communication, its gradients dropped
+            # the same work without communication; drop its gradients
             dist.barrier()
             start = time.perf_counter()
             with model.no_sync():
@@ -171,7 +171,7 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
             optimizer.zero_grad()
             pause = True
         if pause:
-            dist.barrier()  # all ranks start into the next step together
+            dist.barrier()  # all ranks start the next step together
 
     digests: list[Any] = [None] * world
     dist.all_gather_object(digests, parameters_digest(model))
@@ -195,14 +195,14 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
 def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str) -> list[Log]:
     """Runs the jobs in the emulated network and returns their logs, fewer than jobs if one failed twice.
 
-    Jobs and logs stay in `folder`. Raises EmulationError when the network cannot be made (it takes root).
+    Jobs and logs stay in `folder`. Raises EmulationError if the network cannot be made (it needs root).
     """
     folder.mkdir(parents=True, exist_ok=True)
     request, written = folder / f"{name}.jobs.json", folder / f"{name}.logs.jsonl"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.chdir(ROOT)  # the ranks import what is here
+    os.chdir(ROOT)  # the ranks import from here
     logs: list[Log] = []
-    failures = 0  # of the next job
+    failures = 0  # failures of the next job
     while len(logs) < len(jobs) and failures < 2:
         request.write_text(json.dumps([dataclasses.asdict(job) for job in jobs[len(logs) :]]))
         written.unlink(missing_ok=True)
@@ -218,7 +218,7 @@ def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", type=Path, help="a JSON list of jobs, see Job")
-    parser.add_argument("logs", type=Path, help="where rank 0 adds a line of JSON for each job")
+    parser.add_argument("logs", type=Path, help="file to which rank 0 adds a line of JSON per job")
     parser.add_argument("--limit", type=float, default=JOB_LIMIT_S, help="seconds per job (default: %(default)s)")
     arguments = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -230,7 +230,7 @@ def main() -> None:
     for number, content in enumerate(json.loads(arguments.jobs.read_text())):
         job = Job(**content)
         faulthandler.dump_traceback_later(arguments.limit, exit=True)
-        # a socket takes its congestion control from its namespace when it is made, or from the listening one
+        # a new socket takes its congestion control from its namespace, or from the listening socket
         TCP_CC.write_text(job.tcp_cc or default_tcp_cc)
         prefixed = dist.PrefixStore(f"job {number}", store)
         dist.init_process_group(job.backend, store=prefixed, rank=rank, world_size=world)

@@ -30,11 +30,11 @@ PAGE = ROOT / "docs/trust.md"
 LOGS = ROOT / "out/trust"
 
 Figures = dict[str, str]
-"""What a proof has shown, by name; the values are text as the command printed it."""
+"""The figures of a proof, by name, as text that its command printed."""
 
 
 def found(*patterns: str) -> Callable[[str], Figures]:
-    """A reader of output: the named groups of the last match of each pattern. Raises ValueError where there is none."""
+    """A reader of output that returns the named groups of each pattern's last match, or raises ValueError."""
 
     def read(output: str) -> Figures:
         figures: Figures = {}
@@ -49,7 +49,7 @@ def found(*patterns: str) -> Callable[[str], Figures]:
 
 
 def sanitizers(output: str) -> Figures:
-    """How many of the native tests ran plain and under which sanitizer."""
+    """Numbers of native tests that ran plain and under each sanitizer."""
     runs = re.findall(r"^-- build/(test|asan|tsan)/", output, re.MULTILINE)
     counts = {f"{variant}_runs": str(runs.count(variant)) for variant in ("test", "asan", "tsan")}
     return counts | found(r"^native: (?P<passed>\d+) passed, (?P<failed>\d+) failed")(output)
@@ -63,7 +63,7 @@ def table(output: str) -> Figures:
 
 
 def torch_suite(output: str) -> Figures:
-    """The counts of tests.torch_suite as a table, and how many tests pass with gloo only."""
+    """The counts of tests.torch_suite as a table, and the number of tests that pass with gloo only."""
     names = ("gate", "world", "gloo passed", "failed", "skipped", "commlayer passed", "failed", "skipped")
     rows = re.findall(r"^(\w+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", output, re.MULTILINE)
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
@@ -78,15 +78,15 @@ PYTEST = r"(?P<tests>\d+) passed"
 
 @dataclass(frozen=True)
 class Proof:
-    """One command, and how to say in a line what it showed."""
+    """One command, and a line of text for its figures."""
 
     what: str
     command: str
     read: Callable[[str], Figures]
     text: str
-    """Of the figures, for `str.format`."""
+    """Template for the figures, for `str.format`."""
     allowed: tuple[int, ...] = (0,)
-    """Exit codes; anything else is no proof."""
+    """Exit codes of a proof; others mean failure."""
 
 
 PROOFS = {
@@ -120,7 +120,7 @@ PROOFS = {
         "make sim-mutants",
         found(r"^(?P<mutants>\d+) mutants, (?P<caught>\d+) found"),
         "{caught} of {mutants} found by the simulator",
-        allowed=(0, 1),  # 1: one survived; the figure says so
+        allowed=(0, 1),  # 1: a mutant survived; the figure shows it
     ),
     "fuzz": Proof(
         "Fuzzed packets (ASan and UBSan)",
@@ -165,7 +165,7 @@ PROOFS = {
         ".venv/bin/python -m bench.auth_cost",
         table,
         "see below",
-        allowed=(0, 1),  # 1: more than the limit; the table says so
+        allowed=(0, 1),  # 1: above the limit; the table shows it
     ),
 }
 TABLES = {"torch": "PyTorch's tests, beside gloo", "faults": "Faults", "auth": "Cost of authentication"}
@@ -174,7 +174,7 @@ Kept = dict[str, dict[str, Any]]
 
 
 def prove(name: str) -> dict[str, Any]:
-    """Runs one proof. Raises RuntimeError when its command failed or said something else."""
+    """Runs one proof. Raises RuntimeError if its command failed or printed no figures."""
     proof = PROOFS[name]
     print(f"## {name}: {proof.command}", flush=True)
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def prove(name: str) -> dict[str, Any]:
 
 
 def page(kept: Kept) -> str:
-    """The tables of docs/trust.md: nothing in them comes from anywhere but the proofs."""
+    """The tables of docs/trust.md, from the proofs alone."""
     lines = ["| proof | result | command | took | at commit |", "|---|---|---|---|---|"]
     for name, proof in PROOFS.items():
         if name not in kept:
@@ -217,7 +217,7 @@ def page(kept: Kept) -> str:
             continue
         one = kept[name]
         text = proof.text.format(**one["figures"])
-        took = "" if one["seconds"] is None else f"{one['seconds']} s"  # None: as a part of something longer
+        took = "" if one["seconds"] is None else f"{one['seconds']} s"  # None: it ran as a part of another proof
         lines.append(f"| {proof.what} | {text} | `{proof.command}` | {took} | {one['commit']} |")
     for name, title in TABLES.items():
         if name in kept:
@@ -226,7 +226,7 @@ def page(kept: Kept) -> str:
 
 
 def main() -> int:
-    """0 when every proof that was run holds, 1 when one does not."""
+    """0 if every proof that ran holds, 1 if one does not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(PROOFS), help="run this one (may be repeated)")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the tables")
@@ -237,7 +237,7 @@ def main() -> int:
         try:
             kept[name] = prove(name)
         except RuntimeError as error:
-            kept.pop(name, None)  # what does not hold any more must not be shown
+            kept.pop(name, None)  # the page must not show a proof that fails now
             failures.append(str(error))
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     write_between(PAGE, proofs=page(kept))

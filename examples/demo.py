@@ -1,7 +1,7 @@
-"""Runs train_gpt.py on gloo and on commlayer and compares them: what `make demo` does.
+"""Trains with train_gpt.py on gloo and on commlayer and compares them (`make demo`).
 
-Each backend runs twice, in the order gloo, commlayer, commlayer, gloo, so that a machine which gets slower or faster
-meanwhile favours neither. Writes out/demo.png (loss against wall time) and the metrics of every run beside it.
+Each backend runs twice, in the order gloo, commlayer, commlayer, gloo, so that a machine that becomes slower or faster
+favours neither. Writes out/demo.png (loss against wall time) and the metrics of every run beside it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(backend: str, turn: int, options: argparse.Namespace) -> list[dict[str, 
 
 
 def table(runs: dict[str, list[list[dict[str, Any]]]], ranks: int) -> Table:
-    """One line per backend; times are the mean of its runs' medians."""
+    """One row per backend; times are the mean of its runs' medians."""
     result = Table(title=f"byte-level GPT, {ranks} ranks, DDP")
     for heading in ("backend", "s/step", "tokens/s", "communication", "final loss", "replicas identical"):
         result.add_column(heading, justify="left" if heading == "backend" else "right")
@@ -61,7 +61,7 @@ def table(runs: dict[str, list[list[dict[str, Any]]]], ranks: int) -> Table:
 
 
 def plot(runs: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
-    """Loss against wall time, every run of every backend; a running mean, because single batches are noisy."""
+    """Loss against wall time of every run, as a running mean, because single batches are noisy."""
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     for (backend, logs), colour in zip(runs.items(), ("tab:orange", "tab:blue"), strict=True):
         for turn, log in enumerate(logs):
@@ -84,7 +84,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="processes on this machine (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="steps of each run (default: 800 / ranks, at most 400)")
     options = parser.parse_args()
-    options.steps = options.steps or min(400, 800 // options.ranks)  # ranks share the cores: the same time for each
+    options.steps = options.steps or min(
+        400, 800 // options.ranks
+    )  # ranks share the cores: about the same time for any number of them
 
     OUT.mkdir(exist_ok=True)
     runs: dict[str, list[list[dict[str, Any]]]] = {"gloo": [], "commlayer": []}

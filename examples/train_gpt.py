@@ -70,7 +70,7 @@ class Gpt(nn.Module):
 
 
 def standard_library_text(limit_bytes: int = 8 << 20) -> Tensor:
-    """The standard library's .py files one after another, as bytes: real text that every machine already has."""
+    """The bytes of the standard library's .py files: real text that every machine has."""
     root = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray()
     for path in sorted(root.rglob("*.py")):
@@ -82,7 +82,7 @@ def standard_library_text(limit_bytes: int = 8 << 20) -> Tensor:
 
 
 def draw_batch(text: Tensor, context: int, batch: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Random windows and the bytes that follow; the same `seed` always gives the same windows."""
+    """Random windows and their next bytes; the same `seed` gives the same windows."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - context - 1, (batch,), generator=generator)
     windows = torch.stack([text[start : start + context + 1] for start in starts.tolist()]).long()
@@ -90,7 +90,7 @@ def draw_batch(text: Tensor, context: int, batch: int, seed: int) -> tuple[Tenso
 
 
 def parameters_digest(model: nn.Module) -> str:
-    """Equal on two ranks exactly when every bit of every parameter is."""
+    """A digest that is equal on two ranks if every bit of every parameter is equal."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().data)
@@ -149,7 +149,7 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
         "ranks": world,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "step_s": median_s,
-        "communication_s": median_s - computing_s,  # what a step waits for others, network and stragglers alike
+        "communication_s": median_s - computing_s,  # waiting for other ranks: network and stragglers
         "tokens_per_s": world * options.batch * options.context / median_s,
         "final_loss": statistics.fmean(losses[-10:]),
         "replicas_identical": len(set(digests)) == 1,

@@ -26,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def main() -> None:
-    """The communication layer of distributed training, on any network."""
+    """commlayer: a communication layer for distributed training with PyTorch."""
 
 
 @app.command()
@@ -35,47 +35,50 @@ def bench(
         str,
         typer.Argument(
             help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv, "
-            "barrier or gradients (an all-reduce as a DDP hook does it)"
+            "barrier, or gradients (an all-reduce as a DDP communication hook calls it)"
         ),
     ] = "all_reduce",
     backends: Annotated[
         str,
         typer.Option(
-            help="Comma-separated; the first is the baseline. With settings: gloo/bbr:cast=float16:chunks=4, "
+            help="Comma-separated names; ratios are over the first. With settings: gloo/bbr:cast=float16:chunks=4, "
             "commlayer:loss_bound=0.01:treatment=rescale, commlayer:priority=0:beside=64M"
         ),
     ] = "gloo,commlayer",
     ranks: Annotated[int | None, typer.Option(help="Processes to start (default 2, or one per host)")] = None,
     min_size: Annotated[str, typer.Option("--min", "-b", help="Smallest size of the whole array")] = "4K",
     max_size: Annotated[str, typer.Option("--max", "-e", help="Largest size of the whole array")] = "64M",
-    factor: Annotated[float, typer.Option("--factor", "-f", help="Size growth")] = 2.0,
-    step: Annotated[str, typer.Option("--step", help="Size growth in bytes, instead of a factor")] = "0",
-    sizes: Annotated[str | None, typer.Option(help="Comma-separated sizes, instead of min, max and growth")] = None,
+    factor: Annotated[float, typer.Option("--factor", "-f", help="Ratio of two sizes that follow each other")] = 2.0,
+    step: Annotated[str, typer.Option("--step", help="Difference of two sizes in bytes, instead of a factor")] = "0",
+    sizes: Annotated[
+        str | None, typer.Option(help="Comma-separated sizes, instead of --min, --max and --factor")
+    ] = None,
     dtype: Annotated[str, typer.Option("--dtype", "-d", help="Element type, as torch names it")] = "float32",
     op: Annotated[str, typer.Option("--op", "-o", help="sum, product, min or max")] = "sum",
     iters: Annotated[int, typer.Option("--iters", "-n", help="Timed iterations per round")] = 20,
     warmup: Annotated[int, typer.Option("--warmup", "-w", help="Untimed iterations per round")] = 2,
     rounds: Annotated[int, typer.Option(help="How often the backends take turns")] = 5,
-    json_path: Annotated[str | None, typer.Option("--json", "-J", help="Write the results here")] = None,
+    json_path: Annotated[str | None, typer.Option("--json", "-J", help="File for the results")] = None,
     imports: Annotated[
         str | None, typer.Option("--import", help="Comma-separated modules that register further backends")
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds until a collective counts as failed")] = 300,
-    netns: Annotated[int | None, typer.Option(help="Emulate this many hosts as network namespaces (root)")] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds after which a collective has failed")] = 300,
+    netns: Annotated[int | None, typer.Option(help="Number of hosts to emulate as network namespaces (root)")] = None,
     rate: Annotated[str | None, typer.Option(help="Link rate of each host, such as 200M (bit/s)")] = None,
-    loss: Annotated[float | None, typer.Option(help="Probability of losing a packet: 0.01 is 1 %")] = None,
-    buffer_packets: Annotated[int | None, typer.Option(help="Switch buffer per port (default 256)")] = None,
-    nics: Annotated[int | None, typer.Option(help="NICs per host (default 1)")] = None,
-    offloads: Annotated[bool, typer.Option(help="Leave segmentation offloads on")] = False,
-    tcp_cc: Annotated[
-        str | None, typer.Option(help="Comma-separated: run gloo once with each TCP congestion control")
+    loss: Annotated[float | None, typer.Option(help="Share of packets that a link loses: 0.01 is 1 %")] = None,
+    buffer_packets: Annotated[
+        int | None, typer.Option(help="Packets that fit into the buffer of a switch port (default 256)")
     ] = None,
-    scenario: Annotated[Path | None, typer.Option(help="Emulate the network of this file instead of --netns")] = None,
+    nics: Annotated[int | None, typer.Option(help="NICs per host (default 1)")] = None,
+    offloads: Annotated[bool, typer.Option(help="Keep segmentation offloads on")] = False,
+    tcp_cc: Annotated[
+        str | None, typer.Option(help="Comma-separated TCP congestion controls; gloo runs once with each")
+    ] = None,
+    scenario: Annotated[Path | None, typer.Option(help="File of a network to emulate, instead of --netns")] = None,
 ) -> None:
-    """Measure collectives of several torch.distributed backends side by side, in the way of nccl-tests.
+    """Measure collectives of several torch.distributed backends side by side, as nccl-tests does.
 
-    Starts the ranks itself, or measures among those of torchrun. Exits with 1 when a result was wrong, with 2 when
-    the run could not be done.
+    The command starts the ranks, unless torchrun has. Exit status: 1 if a result was wrong, 2 if the run failed.
     """
     from .emulate.link import Link
     from .emulate.scenario import Scenario
@@ -87,9 +90,9 @@ def bench(
         given = [f"--{name}" for name, value in shaping.items() if value is not None] + ["--offloads"] * offloads
         if given and netns is None:
             instead = "add --netns HOSTS" if scenario is None else f"write them into {scenario}"
-            raise ValueError(f"{', '.join(given)}: for the network that --netns emulates: {instead}")
+            raise ValueError(f"{', '.join(given)}: these describe the network of --netns: {instead}")
         if tcp_cc is not None and netns is None and scenario is None:
-            raise ValueError("--tcp-cc: set per network namespace: add --netns HOSTS, or --scenario")
+            raise ValueError("--tcp-cc: it is set in network namespaces: add --netns HOSTS, or --scenario")
         if ranks is not None and ranks < 1:
             raise ValueError(f"--ranks {ranks}: use at least 1")
         network = None
@@ -128,7 +131,7 @@ def bench(
 
 
 def _complain(command: str, error: object) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)  # it may have brackets of its own
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)  # an error may contain brackets
     console.print(f"commlayer {command}: {error}", style="red")
 
 
@@ -143,7 +146,7 @@ def _start(spec: Spec, ranks: int | None) -> int:
         return launch(spec, ranks or hosts or 2)
     if ranks is not None or spec.scenario is not None:
         raise ValueError(
-            "--ranks, --netns and --scenario start processes: leave them out under torchrun, which has started them"
+            "--ranks, --netns and --scenario start processes: leave them out, torchrun has started the processes"
         )
     from .bench import worker
 
@@ -152,11 +155,11 @@ def _start(spec: Spec, ranks: int | None) -> int:
 
 @app.command()
 def dissect(
-    capture: Annotated[Path, typer.Argument(help="A file of tcpdump or Wireshark", exists=True, dir_okay=False)],
-    key: Annotated[str | None, typer.Option(help="The job's key, 32 hex digits: verifies the packets' tags")] = None,
-    limit: Annotated[int, typer.Option(help="Print at most so many packets; 0: all")] = 0,
+    capture: Annotated[Path, typer.Argument(help="Capture file of tcpdump or Wireshark", exists=True, dir_okay=False)],
+    key: Annotated[str | None, typer.Option(help="Key of the job, 32 hex digits, to verify the packets' tags")] = None,
+    limit: Annotated[int, typer.Option(help="Number of packets to print; 0: all")] = 0,
 ) -> None:
-    """Print the packets of a capture. Needs scapy."""
+    """Print the packets of a capture. It needs scapy."""
     console = Console(soft_wrap=True, highlight=False)
     try:
         from scapy.error import Scapy_Exception
@@ -173,12 +176,12 @@ def dissect(
         try:
             found = list(dissect.captured(rdpcap(str(capture))))
         except (OSError, Scapy_Exception) as error:
-            raise ValueError(f"{capture}: {error}; give a file of tcpdump or Wireshark") from error
+            raise ValueError(f"{capture}: {error}; name a capture file of tcpdump or Wireshark") from error
     except ValueError as error:
         _complain("dissect", error)
         raise typer.Exit(EXIT_FAILED) from error
     if not found:
-        console.print(f"{capture}: no packet of commlayer's in it", markup=False)
+        console.print(f"{capture}: it has no packet of commlayer", markup=False)
         return
     console.print(dissect.table(found, secret, limit))
     if limit and len(found) > limit:
@@ -187,17 +190,23 @@ def dissect(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def emulate(
-    scenario: Annotated[Path | None, typer.Argument(help="What to emulate: a TOML file, see bench/scenarios")] = None,
-    command: Annotated[list[str] | None, typer.Argument(help="-- and what to run as every rank")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Measure the emulated links and compare")] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove what crashed emulations left")] = False,
-    ranks_per_host: Annotated[int | None, typer.Option(help="Instead of the file's")] = None,
-    grace_s: Annotated[float, typer.Option("--grace", help="Seconds for the others after a rank has failed")] = 10.0,
+    scenario: Annotated[Path | None, typer.Argument(help="TOML file of the network, as in bench/scenarios")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="-- and the command of every rank")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Measure the emulated links and compare them with the file")
+    ] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove the namespaces of crashed emulations")] = False,
+    ranks_per_host: Annotated[
+        int | None, typer.Option(help="Ranks per host, instead of the number in the file")
+    ] = None,
+    grace_s: Annotated[
+        float, typer.Option("--grace", help="Seconds that the other ranks get after one has failed")
+    ] = 10.0,
 ) -> None:
-    """Run a command in an emulated network: hosts are network namespaces, links have what the scenario says (root).
+    """Run a command in an emulated network (root). Hosts are network namespaces; a TOML file describes the links.
 
-    Every rank gets the environment that torchrun sets. Exits with the status of the first rank that failed; with 2 when
-    the network could not be emulated; with 1 when --check found a link that is not as declared.
+    Every rank gets the environment that torchrun sets. Exit status: that of the first rank that failed; 2 if the
+    network could not be emulated; 1 if --check found a link unlike its description.
     """
     from .emulate import namespace, tcp
     from .emulate.scenario import Scenario
@@ -215,7 +224,7 @@ def emulate(
         if not 0 <= grace_s < math.inf:
             raise ValueError(f"--grace {grace_s:g}: use a number of seconds, 0 or more")
         if scenario is None or (not command and not check):
-            raise ValueError("expected a scenario and a command: commlayer emulate scenario.toml -- python train.py")
+            raise ValueError("name a scenario and a command: commlayer emulate scenario.toml -- python train.py")
         network = Scenario.read(scenario)
         if ranks_per_host is not None:
             network = dataclasses.replace(network, ranks_per_host=ranks_per_host)
@@ -248,9 +257,7 @@ def _emulate(scenario: Scenario, command: list[str], check: bool, grace_s: float
                 flush=True,
             )
         if command and not good:
-            note(
-                f"a link is not as declared: {' '.join(command)} was not run; run it without --check to have it anyway"
-            )
+            note("a link is unlike its description, so the command was not run; leave --check out to run it anyway")
         if not command or not good:
             return 0 if good else 1
         with Stress(network, note) as stress:

@@ -1,10 +1,10 @@
-"""The wire format as a scapy layer: to look at captures, and to build packets in tests. Needs scapy, so nothing that a
-training job runs imports this.
+"""The wire format as a scapy layer, for captures and for packets made by tests. Training jobs never import it: it needs
+scapy.
 
     packet = seal(DLCP(kind="DATA", source=1, group=7, last=True) / b"payload!", key, destination=0)
     for packet in split(udp_payload): ...
 
-The format is defined in native/protocol/packet.h; a test holds the two together.
+native/protocol/packet.h defines the format; a test compares the two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _U64 = (1 << 64) - 1
 
 
 class DLCP(Packet):
-    """One packet: the 40-byte header, then `length` bytes; both are filled in when the packet is built."""
+    """One packet: the 40-byte header and `length` bytes of payload."""
 
     name = "DLCP"
     fields_desc = [  # noqa: RUF012  # scapy wants a list
@@ -66,25 +66,24 @@ class DLCP(Packet):
     ]
 
     def post_build(self, head: bytes, payload: bytes) -> bytes:
-        """Fills in the length, unless it was given."""
+        """Fills in the length, unless it is set."""
         if self.length is None:
             head = head[:6] + struct.pack("<H", len(payload)) + head[8:]
         return head + payload
 
     def extract_padding(self, rest: bytes) -> tuple[bytes, bytes]:
-        """What belongs to this packet, and what follows it."""
+        """The payload of this packet, and the bytes that follow it."""
         return rest[: self.length], rest[self.length :]
 
 
 def seal(packet: Any, key: bytes, destination: int, *, auth: str = "header", number_high: int = 0) -> Any:
-    """Sets the packet's tag as `cl_packet_seal` does, and returns it. number_high: the upper half of its number."""
+    """Sets the packet's tag as `cl_packet_seal` does, and returns it. `number_high`: upper half of its number."""
     packet.tag = tag(bytes(packet), key, destination, auth=auth, number_high=number_high)
     return packet
 
 
 def split(payload: bytes) -> Iterator[DLCP]:
-    """The packets in a UDP payload as captured: several where the kernel had not segmented it yet, none if it is not
-    ours."""
+    """The DLCP packets in a captured UDP payload: several before segmentation, none if it is foreign."""
     while len(payload) >= HEAD_BYTES:
         magic, version_kind, length = struct.unpack_from("<HBxxxH", payload)
         if magic != MAGIC or version_kind >> 4 != VERSION or length > len(payload) - HEAD_BYTES:
@@ -134,7 +133,7 @@ Address = tuple[str, int]
 
 
 class Captured:
-    """A packet of a capture, and who sent it to whom."""
+    """A packet of a capture, with its sender and receiver."""
 
     def __init__(self, time_s: float, sender: Address, receiver: Address, packet: DLCP) -> None:
         self.time_s = time_s
@@ -144,7 +143,7 @@ class Captured:
 
 
 def captured(frames: Iterable[Any]) -> Iterator[Captured]:
-    """The DLCP packets among captured frames (what scapy's `rdpcap` and `sniff` give)."""
+    """The DLCP packets among captured frames, as scapy's `rdpcap` and `sniff` return them."""
     for frame in frames:
         if UDP not in frame:
             continue
@@ -155,9 +154,9 @@ def captured(frames: Iterable[Any]) -> Iterator[Captured]:
 
 
 class Verifier:
-    """Checks tags in a capture. A packet does not name its receiver: that is learnt from what the receiver sent.
+    """Checks tags in a capture. A packet does not name its receiver; the receiver's own packets do.
 
-    Packet numbers are taken to be below 2^32 when the capture starts.
+    Packet numbers must be below 2^32 at the start of the capture.
     """
 
     def __init__(self, key: bytes, packets: Iterable[Captured]) -> None:
@@ -168,7 +167,7 @@ class Verifier:
             self._peers.setdefault(each.sender, each.packet.source)
 
     def verify(self, each: Captured) -> bool | None:
-        """Whether the tag is right; None where the receiver is unknown. Packets must come in the capture's order."""
+        """Whether the tag is right; None if the receiver is unknown. Call it in the order of the capture."""
         if each.receiver not in self._peers:
             return None
         ack = KINDS.get(each.packet.kind) == "ACK"
@@ -187,7 +186,7 @@ class Verifier:
 
 
 def table(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Table:
-    """The packets as `commlayer dissect` prints them. limit 0: all."""
+    """The table that `commlayer dissect` prints, of the first `limit` packets; 0: of all."""
     names = ("source", "path", "number", "group", "sequence", "index", "offset", "length")
     rows = Table(
         "time_ms", "from", "to", "kind", *names, "flags", "tag", title=f"{len(found)} packets", box=SIMPLE_HEAD
@@ -198,7 +197,7 @@ def table(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Table
         good = verifier.verify(each) if verifier else None
         flags = [name for name in ("last", "ack_now", "droppable", "safe", "tail") if getattr(packet, name)]
         if KINDS.get(packet.kind) == "ACK" and packet.signature:
-            flags.append(f"marked={packet.signature}")  # packets that switches marked so far, modulo 4096
+            flags.append(f"marked={packet.signature}")  # packets marked by switches so far, modulo 4096
         rows.add_row(
             f"{(each.time_s - found[0].time_s) * 1e3:.3f}",
             "{}:{}".format(*each.sender),

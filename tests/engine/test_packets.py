@@ -184,11 +184,11 @@ def test_dissect_fails_on_a_file_without_a_capture(tmp_path: Path, content: byte
     result = CliRunner().invoke(app, ["dissect", str(path)])
     assert result.exit_code == 2
     assert result.output.startswith(f"commlayer dissect: {path}: ")
-    assert "give a file of tcpdump" in result.output
+    assert "name a capture file of tcpdump" in result.output
 
 
 def test_dissect_says_that_nothing_of_ours_is_in_a_capture(tmp_path: Path) -> None:
     path = tmp_path / "[other].pcap"
     wrpcap(str(path), conversation(KEY)[-1:])
     result = CliRunner().invoke(app, ["dissect", str(path)])
-    assert (result.exit_code, result.output) == (0, f"{path}: no packet of commlayer's in it\n")
+    assert (result.exit_code, result.output) == (0, f"{path}: it has no packet of commlayer\n")

@@ -62,13 +62,13 @@ def test_network_arguments_become_the_link(started: list[tuple[Spec, int]]) -> N
         ("--loss 0.1", "--netns"),
         ("--rate 1G", "--netns"),
         ("--loss 0", "--netns"),
-        ("--offloads", "--offloads: for the network that --netns emulates: add --netns"),
-        ("--nics 4 --buffer-packets 5", "--buffer-packets, --nics: for the network"),
+        ("--offloads", "--offloads: these describe the network of --netns: add --netns"),
+        ("--nics 4 --buffer-packets 5", "--buffer-packets, --nics: these describe the network"),
         (
             "--scenario some.toml --nics 4 --offloads",
-            "--nics, --offloads: for the network that --netns emulates: write",
+            "--nics, --offloads: these describe the network of --netns: write",
         ),
-        ("--tcp-cc bbr", "--tcp-cc: set per network namespace"),
+        ("--tcp-cc bbr", "--tcp-cc: it is set in network namespaces"),
         ("--ranks 0", "--ranks 0: use at least 1"),
         ("--netns 2 --ranks -1", "--ranks -1: use at least 1"),
         ("--netns 2 --nics 0", "nic = 0: describe 1 to"),
@@ -125,7 +125,7 @@ def test_a_scenario_file_is_the_network(started: list[tuple[Spec, int]], tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected a scenario"),
+        ([], "name a scenario"),
         (["s.toml"], "and a command"),
         (["nowhere.toml", "--", "true"], "nowhere.toml: No such file"),
         (["s.toml", "--", "true"], "s.toml: hosts = 0: use 1 to"),
@@ -175,7 +175,7 @@ def test_a_command_that_a_check_keeps_from_running_is_named(monkeypatch: pytest.
     result = RUNNER.invoke(cli.app, ["emulate", str(path), "--check", "--", "python", "train.py"])
     assert result.exit_code == 1
     assert "BAD  loss: declared 1%, measured 3%" in result.output
-    assert "python train.py was not run" in result.output
+    assert "so the command was not run" in result.output
 
 
 def test_failure_to_start_is_an_error_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ _TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 class BackendError(RuntimeError):
-    """A backend could not be created as asked; the text says which and why."""
+    """A backend could not be created; the text names it and the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Backend:
     spec: BackendSpec
     group: dist.ProcessGroup
     tcp_cc: tuple[str, ...]
-    """Congestion control of the TCP connections this rank opened for it, as the kernel reports it."""
+    """Congestion controls, as the kernel reports them, of the TCP connections that this rank opened for it."""
     beside: Beside | None = None
-    """What is in flight beside the operations that are measured."""
+    """Bulk traffic beside the measured operations."""
 
     def counters(self) -> dict[str, int]:
-        """Of this rank's engine: `COUNTERS`, where the backend is commlayer."""
+        """`COUNTERS` of this rank's engine; empty for other backends."""
         if not isinstance(self.group, CommProcessGroup):
             return {}
         stats = Engine.shared_stats()
@@ -71,7 +71,7 @@ def _tcp_sockets() -> dict[int, str]:
 
 @contextlib.contextmanager
 def _namespace_tcp_cc(algorithm: str | None) -> Iterator[None]:
-    """Makes `algorithm` the network namespace's default: a socket takes its own from there when it is created."""
+    """Makes `algorithm` the default of the network namespace, which new sockets take."""
     if algorithm is None:
         yield
         return
@@ -97,13 +97,13 @@ def _new_group(spec: BackendSpec, timeout_s: float) -> Any:
 
 
 def open_backend(spec: BackendSpec, control: dist.ProcessGroup, timeout_s: float) -> Backend:
-    """Creates the group of all ranks and runs one all-reduce, so that lazily made connections exist too.
+    """Creates the group of all ranks and runs one all-reduce, which opens connections that are made lazily.
 
-    Raises BackendError when the backend is unknown, cannot be created, or did not get its congestion control.
+    Raises BackendError if the backend is unknown, cannot be created, or did not get its congestion control.
     """
     before = _tcp_sockets()
     with _namespace_tcp_cc(spec.tcp_cc):
-        # every rank's namespace must be switched before the first rank connects
+        # the first rank connects only after all namespaces have the new default
         dist.barrier(control)
         try:
             group = _new_group(spec, timeout_s)
@@ -111,7 +111,7 @@ def open_backend(spec: BackendSpec, control: dist.ProcessGroup, timeout_s: float
             if spec.beside_bytes:
                 last = dataclasses.replace(spec, policy=Policy(priority=PRIORITIES - 1) if _is_ours(spec) else Policy())
                 beside = Beside(_new_group(last, timeout_s), control, spec.beside_bytes)
-        except Exception as error:  # an unknown name alone raises four different types, AssertionError among them
+        except Exception as error:  # an unknown name raises four types, AssertionError among them
             raise BackendError(f"cannot create backend {spec.name!r}: {error}") from error
         dist.barrier(control)
     used = tuple(sorted({cc for inode, cc in _tcp_sockets().items() if inode not in before}))
@@ -121,7 +121,8 @@ def open_backend(spec: BackendSpec, control: dist.ProcessGroup, timeout_s: float
 
 
 def open_backends(specs: Sequence[BackendSpec], control: dist.ProcessGroup, timeout_s: float) -> list[Backend]:
-    """One for each; those that differ in the call only, as by a cast, share their group. Raises BackendError."""
+    """Opens a backend for each spec. Specs that differ only in the call, as in a cast, share a group. Raises
+    BackendError."""
     opened: dict[BackendSpec, Backend] = {}
     backends = []
     for spec in specs:

@@ -1,4 +1,4 @@
-"""Bulk traffic of the job itself: what a small, urgent operation has to get past."""
+"""Bulk traffic of the job itself, which a small, urgent operation has to overtake."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 
 IN_FLIGHT = 2
-"""So that there is one while the next is being started."""
+"""Operations in flight: one runs while the next one starts."""
 
 
 class Beside:
-    """`with Beside(group, control, size_bytes):` all-reduces of this size follow one another in `group`.
+    """`with Beside(group, control, size_bytes):` runs all-reduces of this size in `group`, one after another.
 
-    `top_up` is to be called more often than they end. `control` is a group of the same ranks.
+    The caller calls `top_up` more often than they end. `control` is another group of the same ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, control: dist.ProcessGroup, size_bytes: int) -> None:
         self.wrong = 0
-        """Elements that were not exact on this rank in the end."""
+        """Wrong elements on this rank at the end."""
         self._group, self._control = group, control
         self._buffers = [torch.empty(max(1, size_bytes // 4)) for _ in range(IN_FLIGHT)]
         self._in_flight: deque[Any] = deque()
@@ -36,8 +36,8 @@ class Beside:
         return self
 
     def top_up(self) -> None:
-        """Starts the next where one has ended."""
-        for _ in self._buffers:  # not for ever, should they end at once
+        """Starts an all-reduce for each one that has ended."""
+        for _ in self._buffers:  # bounded: all-reduces may end at once
             if self._in_flight[0].is_completed():
                 self._in_flight.popleft().wait()
                 self._start()
@@ -48,7 +48,7 @@ class Beside:
         if error is not None:
             return
         most = torch.tensor([self._started])
-        dist.all_reduce(most, dist.ReduceOp.MAX, self._control)  # a rank may have seen one end that another has not
+        dist.all_reduce(most, dist.ReduceOp.MAX, self._control)  # ranks may have started different numbers
         while self._started < int(most):
             self._start()
         while self._in_flight:
@@ -57,7 +57,7 @@ class Beside:
 
     def _start(self) -> None:
         buffer = self._buffers[self._started % IN_FLIGHT]
-        # a maximum, as that stays exact however many follow one another
+        # a maximum stays exact over any number of all-reduces
         work = dist.all_reduce(buffer, dist.ReduceOp.MAX, self._group, async_op=True)
         self._in_flight.append(work)
         self._started += 1

@@ -18,26 +18,26 @@ ANY = BackendSpec("any")
 
 
 class Collective(ABC):
-    """One collective with its buffers on this rank."""
+    """One collective with this rank's buffers."""
 
     name: ClassVar[str]
     result: torch.Tensor
     expected: torch.Tensor
     reduces: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
-    """Whether the whole array is made of equal parts, one per rank."""
+    """Whether the array has equal parts, one per rank."""
     per_backend: ClassVar[bool] = False
-    """Whether the settings of the backend say how it is called, so that each has buffers of its own."""
+    """Whether the backend's settings change the call, so that each backend needs its own buffers."""
 
     def __init__(
         self, size_bytes: int, dtype: torch.dtype, op: str, rank: int, world: int, spec: BackendSpec | None = None
     ) -> None:
-        """`spec`: the backend, for a collective that is `per_backend`."""
+        """`spec`: the backend of a collective that is `per_backend`."""
         self.spec = spec or ANY
         self.rank = rank
         self.world = world
         self.op = op
-        # whole elements per rank, as in nccl-tests: a size that does not divide is rounded down
+        # whole elements per rank, rounded down as in nccl-tests
         self.shard = max(1, size_bytes // dtype.itemsize // world)
         self.count = self.shard * world if self.sharded else max(1, size_bytes // dtype.itemsize)
         self.dtype = dtype
@@ -45,7 +45,7 @@ class Collective(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole array: what algbw is computed from."""
+        """Size of the whole array, from which algbw is computed."""
         return self.count * self.dtype.itemsize
 
     @property
@@ -71,12 +71,12 @@ class Collective(ABC):
         return self._mismatches(self.result, self.expected)
 
     def chain(self) -> int:
-        """How many runs may follow one `restore`: until the result stops being exact, or the space for results ends."""
+        """Number of runs after one `restore` whose results are exact and have space."""
         return 1 << 30
 
     @property
     def not_counted(self) -> float | None:
-        """Share of the contributions that are not in the results on this rank, where some may be lost."""
+        """Share of the contributions missing from this rank's results; None if nothing may be lost."""
         return None
 
     def _new(self, count: int) -> torch.Tensor:

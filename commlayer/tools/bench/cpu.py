@@ -1,8 +1,8 @@
-"""CPU time, twice: what the rank processes were charged, and how busy the whole machine was.
+"""CPU time in two figures: the time charged to the rank processes, and the busy time of the whole machine.
 
-Packets on loopback and veth are partly handled in softirq context, which is charged to whoever happens to run: the
-processes' own figure alone would flatter a backend that makes the kernel do the work elsewhere. The machine's figure
-has the tick as its resolution (10 ms) and includes everything else that runs, so read it only for long blocks.
+The kernel handles some packets of loopback and veth in softirq context, and charges that time to the process that
+happens to run. The processes' figure alone would favour a backend that moves work into the kernel. The machine's figure
+has a resolution of one tick (10 ms) and includes all other processes, so it is good for long blocks only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CpuTime:
     process_s: float
     """User and system time of this process, all threads."""
     machine_s: float
-    """Time all cores were not idle."""
+    """Busy time, summed over all cores."""
     softirq_s: float
     """The part of `machine_s` spent on hardware and software interrupts."""
 
@@ -44,6 +44,6 @@ class CpuTime:
 def parse_proc_stat(text: str) -> tuple[float, float]:
     """(busy seconds, interrupt seconds) from the first line of /proc/stat; fields are described in proc(5)."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in text.split()[1:9])
-    # steal is time the hypervisor gave to others: not ours, not idle
+    # steal: the hypervisor gave this time to others; it is neither busy nor idle
     del steal
     return (user + nice + system + irq + softirq) / _TICKS_PER_S, (irq + softirq) / _TICKS_PER_S

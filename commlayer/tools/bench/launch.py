@@ -1,4 +1,4 @@
-"""Starts the ranks: as processes of this machine, one or more per namespace, or as the ones torchrun started."""
+"""Starts the ranks as processes of this machine, one or more per namespace."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CommandFor = Callable[[int, Sequence[str]], list[str]]
 
 
 def under_torchrun() -> bool:
-    """True when the environment already describes a group of ranks."""
+    """Whether torchrun, or another launcher, has started this process as a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def launch(spec: Spec, ranks: int) -> int:
-    """Runs `spec` with `ranks` processes and returns the exit status of the first one that did not end well, or 0.
+    """Runs `spec` with `ranks` processes. Returns the exit status of the first rank that failed, or 0.
 
-    Raises EmulationError when the emulated network cannot be built, ValueError when ranks and hosts do not match.
+    Raises EmulationError if the emulated network cannot be built, ValueError if ranks and hosts do not match.
     """
     if spec.scenario is None:
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        # gloo would look up the host name, which may lead to another interface or nowhere
+        # gloo would look up the host name, which may name another interface or none
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         return _run_ranks(spec, ranks, environment, lambda _rank, command: list(command))
     hosts = spec.scenario.hosts
@@ -54,7 +54,7 @@ def launch(spec: Spec, ranks: int) -> int:
         contextlib.ExitStack() as stack,
     ):
         tcp.allow(sorted({backend.tcp_cc for backend in spec.backends if backend.tcp_cc}))
-        # traffic and timetable begin with the measurement: how long ranks take to start is no part of a scenario
+        # traffic and timetable begin with the measurement, not with the start of the ranks
         ready = Path(folder, "ready")
         events: list[tuple[float, str]] = []
         stress = Stress(network, lambda line: events.append((time.monotonic(), line)))
@@ -93,7 +93,6 @@ def _run_ranks(
     command_for: CommandFor,
     poll: Callable[[], None] = lambda: None,
 ) -> int:
-    """`poll` is called all the time."""
     package_root = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH")
     environment = {
@@ -119,8 +118,7 @@ def _run_ranks(
         failed = wait(processes, _GRACE_S, poll)
         if failed is None:
             return 0
-        # one rank's failure makes the others fail too: only the first one's words tell why (rank 0's are shown as
-        # they come)
+        # One failed rank makes the others fail, so only its output explains the failure. Rank 0 writes to our stderr.
         logs[failed].seek(0)
         sys.stderr.write(logs[failed].read())
         status = processes[failed].returncode

@@ -1,4 +1,4 @@
-"""Facts about the machine and the software, without which a number means nothing."""
+"""Facts about the machine and the software that a reader needs to judge a number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _version() -> str:
 
 
 def _git_commit() -> str | None:
-    """The checkout's commit, with "-dirty" when files differ from it; None outside a checkout."""
+    """The checkout's commit, with "-dirty" if files differ from it; None outside a checkout."""
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"],
@@ -50,9 +50,9 @@ def _git_commit() -> str | None:
 
 
 def facts() -> dict[str, Any]:
-    """What a reader needs to judge a result; no host name, no address, no path.
+    """The facts, without host names, addresses and paths.
 
-    The load average (1 minute, at the start) tells whether the machine was busy with something else.
+    The load average (1 minute, at the start) shows whether the machine was busy with other work.
     """
     return {
         "cpu": _cpu_model(),

@@ -1,4 +1,4 @@
-"""One rank's part of a bench run: the backends take turns, every iteration is timed, every round is checked."""
+"""One rank's part of a bench run. The backends take turns; every iteration is timed and every round is checked."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .spec import Spec
 
 @dataclass
 class Measurement:
-    """What all ranks together found out about one backend at one size. The same on every rank."""
+    """The figures of one backend at one size, of all ranks together. The same on every rank."""
 
     backend: Backend
     collective: Collective
     rounds: list[list[float]] = field(default_factory=list)
     """Iteration times per round in microseconds, each the slowest rank's."""
     wrong: int = 0
-    """Elements that were not exact, over all ranks and checks."""
+    """Wrong elements, over all ranks and checks."""
     began_s: list[list[float]] = field(default_factory=list)
-    """When they began on this rank, by the machine's monotonic clock."""
+    """Start of each iteration on this rank, by the machine's monotonic clock."""
     not_counted: float | None = None
-    """Share of all contributions that were not in the results, where they need not be."""
+    """Share of all contributions missing from the results; None if nothing may be lost."""
     packets: dict[str, int] = field(default_factory=dict)
-    """What the ranks' engines counted, warm-up and check included; empty where the backend does not count."""
+    """Counters of the ranks' engines, warm-up and check included; empty if the backend has none."""
     process_cpu_s: float = 0.0
     machine_cpu_s: float = 0.0
     softirq_cpu_s: float = 0.0
@@ -51,14 +51,14 @@ class Measurement:
         return self.algbw_gb_s * self.collective.bus_factor
 
     def cpu_s_per_gb(self, cpu_s: float) -> float | None:
-        """CPU seconds per GB of array, over all timed iterations; None when no data is moved."""
+        """CPU seconds per GB of array, over all timed iterations; None if the collective moves no data."""
         moved_gb = self.collective.size_bytes * sum(map(len, self.rounds)) / 1e9
         return cpu_s / moved_gb if moved_gb else None
 
 
 @dataclass
 class _Stretch:
-    """Some iterations in a row on this rank."""
+    """Consecutive iterations on this rank."""
 
     times_us: list[float]
     began_s: list[float]
@@ -67,7 +67,7 @@ class _Stretch:
 
 
 class Bench:
-    """Runs the measurements on this rank. `local_leader`: the one rank per machine that samples its /proc/stat."""
+    """Runs the measurements on this rank. `local_leader`: one rank per machine, which samples /proc/stat."""
 
     def __init__(
         self, spec: Spec, backends: Sequence[Backend], control: dist.ProcessGroup, *, local_leader: bool
@@ -80,7 +80,7 @@ class Bench:
         self.world = dist.get_world_size(control)
 
     def run(self, on_size: Callable[[list[Measurement]], None]) -> list[Measurement]:
-        """Measures every size; calls `on_size` with one measurement per backend as soon as a size is complete."""
+        """Measures every size. Calls `on_size` with one measurement per backend when a size is complete."""
         results: list[Measurement] = []
         for size_bytes in self.spec.sizes if self.spec.collective != "barrier" else self.spec.sizes[:1]:
             measurements = self.measure_size(size_bytes)
@@ -89,7 +89,7 @@ class Bench:
         return results
 
     def measure_size(self, size_bytes: int) -> list[Measurement]:
-        """Interleaves the backends: A B, B A, A B, ... so that drift and neighbours hit all of them alike."""
+        """Interleaves the backends (A B, B A, A B, ...), so that drift and other processes affect all of them alike."""
         dtype = getattr(torch, self.spec.dtype)
         kind = COLLECTIVES[self.spec.collective]
         one = None if kind.per_backend else kind(size_bytes, dtype, self.spec.op, self.rank, self.world)
@@ -103,9 +103,9 @@ class Bench:
         return measurements
 
     def measure_round(self, measurement: Measurement) -> None:
-        """Warm-up, then the timed iterations, in stretches short enough for the result to stay exact."""
+        """Runs the warm-up, then the timed iterations, in stretches after which the result is still exact."""
         collective, backend = measurement.collective, measurement.backend
-        # the first run of the round is checked by itself, then the end of every stretch, so the last run too
+        # checks follow the first run of the round and every stretch, so also the last run
         warmups = [1, *self._stretches(self.spec.warmup - 1, collective.chain())]
         times_us: list[float] = []
         began_s: list[float] = []
@@ -146,11 +146,11 @@ class Bench:
         return [min(longest, iterations - start) for start in range(0, iterations, longest)]
 
     def _stretch(self, backend: Backend, collective: Collective, iterations: int) -> _Stretch:
-        """Only the runs are inside the clock."""
+        """Runs a stretch. The times include only the runs."""
         collective.restore()
         dist.barrier(self.control)
-        # ranks leave the control group's barrier one after the other; this brings them closer together, and any
-        # skew that is left is the measured backend's own
+        # Ranks leave the control group's barrier one after another. This all-reduce brings them closer together; the
+        # remaining skew is the measured backend's.
         dist.all_reduce(torch.zeros(1), group=backend.group)
         times_us, began_s = [0.0] * iterations, [0.0] * iterations
         before = CpuTime.now()

@@ -1,6 +1,6 @@
-"""Reproducible data whose reductions are exact, so that every wrong element is a bug and not rounding.
+"""Reproducible data with exact reductions: a wrong element is a bug and never rounding.
 
-Idea of nccl-tests' verifiable data: each rank can compute everybody's values, so no reference run is needed.
+Each rank can compute the values of all ranks, as in nccl-tests, so a check needs no reference run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 EXACT_INTEGER_LIMIT = {torch.float64: 1 << 53, torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8}
-"""Every integer up to this one is a value of the type."""
+"""The type has a value for every integer up to this one."""
 
 
 def _hash(start: int, stop: int, rank: int) -> torch.Tensor:
-    """Well mixed 16 bit integers: a shifted, swapped or repeated range does not look right by accident."""
+    """Well-mixed 16-bit integers, so that a shifted, swapped or repeated range is wrong in most elements."""
     mixed = torch.arange(start, stop, dtype=torch.int64).add_(rank * 0x9E3779B1 + 1)
     for shift, factor in ((16, 0x45D9F3B), (15, 0x2C1B3C6D)):
         mixed.bitwise_xor_(mixed >> shift).mul_(factor).bitwise_and_(0xFFFFFFFF)
@@ -33,7 +33,7 @@ def _hash(start: int, stop: int, rank: int) -> torch.Tensor:
 def _values(start: int, stop: int, rank: int, world: int, dtype: torch.dtype, op: str) -> torch.Tensor:
     mixed = _hash(start, stop, rank)
     if op == "product":
-        # +-1 keeps a float exact for ever; integers wrap, so any odd factor stays exact and informative
+        # +-1 keeps a float exact; integers wrap, so every odd factor is exact
         return (mixed & 1) * 2 - 1 if dtype.is_floating_point else (mixed & 1) * 2 + 1
     limit = EXACT_INTEGER_LIMIT.get(dtype, 127)
     largest = max(1, min(63, limit // world)) if op == "sum" else min(127, limit)
@@ -61,7 +61,7 @@ def fill_reduced(out: torch.Tensor, world: int, op: str, *, first: int = 0) -> N
 def fill_digits(out: torch.Tensor, total: torch.Tensor, rank: int, world: int, bits: int, largest: int) -> None:
     """Writes rank `rank`'s input, 1 to `largest` times 2^(bits x rank), and the sum of all ranks' inputs.
 
-    Whose contributions a sum has can be read from it.
+    A sum shows which ranks contributed to it.
     """
     for start in range(0, out.numel(), _BLOCK):
         stop = min(start + _BLOCK, out.numel())
@@ -71,10 +71,10 @@ def fill_digits(out: torch.Tensor, total: torch.Tensor, rank: int, world: int, b
 
 
 def exact_chain(world: int, dtype: torch.dtype, op: str) -> int:
-    """How many in-place all-reduces in a row stay exact, when each one starts from the last one's result.
+    """Number of consecutive in-place all-reduces with exact results, each of which starts from the last result.
 
-    A sum grows by the factor `world` each time. Doubling only moves a float's exponent, any other factor uses up
-    its significand; integers wrap, which is exact; the other reductions do not grow.
+    A sum grows by the factor `world` each time. A power of two only changes a float's exponent; other factors use up
+    its significand. Integers wrap, which is exact. The other reductions do not grow.
     """
     if op != "sum" or world == 1 or not dtype.is_floating_point:
         return 1 << 30

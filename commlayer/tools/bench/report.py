@@ -1,4 +1,4 @@
-"""A bench run as people read it (the table of nccl-tests) and as programs do (JSON)."""
+"""A bench run as a table for people (as in nccl-tests) and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _COLUMNS = (
     ("link", "(%)", 6),
     ("speedup", "(x)", 7),
 )
-_NOT_COUNTED = ("not-counted", "(%)", 11)  # of the contributions, where a backend may lose some
+_NOT_COUNTED = ("not-counted", "(%)", 11)  # share of the contributions, if a backend may lose some
 
 
 def check_writable(path: Path) -> None:
-    """Raises ValueError when the results could not be written there: to be asked before they are measured."""
+    """Raises ValueError if the results cannot be written there. Call it before measuring."""
     folder = path.parent
     if path.is_dir() or not folder.is_dir():
         problem = "that is a folder" if path.is_dir() else f"there is no folder {folder}"
@@ -51,13 +51,13 @@ def _columns(spec: Spec) -> tuple[tuple[str, str, int], ...]:
 
 
 def _line(spec: Spec, cells: Sequence[str], backend: str, lead: str = " ") -> str:
-    # the space keeps a number too long for its column readable
+    # the space separates a number that is longer than its column
     padded = (f" {cell:>{width}}" for cell, (_, _, width) in zip(cells, _columns(spec), strict=True))
     return f"{lead}{''.join(padded)}  {backend}"
 
 
 def _ideal_gb_s(spec: Spec, world: int) -> float | None:
-    # with several ranks on a host, busbw is no longer what one host's link carries
+    # with several ranks on a host, busbw is not the rate of the host's link
     return spec.scenario.payload_gb_s if spec.scenario is not None and spec.scenario.hosts == world else None
 
 
@@ -110,13 +110,13 @@ def row(spec: Spec, measurement: Measurement, baseline: Measurement) -> dict[str
         "cpu_softirq_s_per_gb": measurement.cpu_s_per_gb(measurement.softirq_cpu_s),
         "link_share": measurement.busbw_gb_s / ideal_gb_s if ideal_gb_s and measurement.busbw_gb_s else None,
         "speedup": baseline.summary.time_us / summary.time_us,
-        # each iteration, where it matters when it was
+        # each iteration, if events make their times matter
         **({"iterations_us": measurement.rounds, "began_s": measurement.began_s} if _has_events(spec) else {}),
     }
 
 
 def format_row(spec: Spec, result: dict[str, Any]) -> str:
-    """The table line of a `row`; "-" where a column does not apply."""
+    """The table line of a `row`; "-" in columns that do not apply."""
 
     def number(key: str, digits: int, scale: float = 1.0) -> str:
         value = result[key]
@@ -143,7 +143,7 @@ def format_row(spec: Spec, result: dict[str, Any]) -> str:
 
 
 def footer(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The verdict and the averages, as nccl-tests prints them."""
+    """The check and the averages, as nccl-tests prints them."""
     wrong = sum(result["wrong"] for result in results)
     lines = [f"# Wrong elements    : {wrong} {'OK' if wrong == 0 else 'FAILED'}"]
     for backend in dict.fromkeys(result["backend"] for result in results):
@@ -176,7 +176,7 @@ def document(spec: Spec, world: int, facts: dict[str, Any], results: Sequence[di
 
 
 def add_events(path: Path, events: Sequence[tuple[float, str]]) -> None:
-    """Writes what happened to the network into the JSON of a run: when, by the clock of `began_s`, and what."""
+    """Adds the events of the network to the JSON of a run, with their times by the clock of `began_s`."""
     content = json.loads(path.read_text())
     content["events"] = [{"at_s": at_s, "event": event} for at_s, event in events]
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Nearest-rank percentile: always a value that was measured. Below 100 samples p99 is the maximum.
+    """Nearest-rank percentile, which is always a measured value. With less than 100 samples p99 is the maximum.
 
     Raises ValueError without samples or when `percent` is not in (0, 100].
     """
@@ -35,7 +35,7 @@ class Summary:
     rounds_us: tuple[float, ...]
     """Each round's mean, in the order measured."""
     spread: float
-    """(slowest round - fastest round) / median round: how far to trust a ratio."""
+    """(slowest round - fastest round) / median round: the uncertainty of a ratio."""
 
 
 def summarise(rounds: Sequence[Sequence[float]]) -> Summary:

@@ -1,4 +1,4 @@
-"""Sizes and rates as people write them: 4K is 4096 bytes, 200M is 200 000 000 bit/s."""
+"""Sizes and rates in text: 4K is 4096 bytes, 200M is 200 000 000 bit/s."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parse_rate(text: str) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest text `parse_size` reads back: 4096 is "4K", 4097 is "4097"."""
+    """The shortest text that `parse_size` reads as this size: "4K" for 4096, "4097" for 4097."""
     for unit in ("G", "M", "K"):
         if size_bytes and size_bytes % _BINARY[unit] == 0:
             return f"{size_bytes // _BINARY[unit]}{unit}"
@@ -42,7 +42,7 @@ def format_size(size_bytes: int) -> str:
 def sweep(min_bytes: int, max_bytes: int, *, factor: float = 2.0, step_bytes: int = 0) -> list[int]:
     """Sizes from `min_bytes` up to and including `max_bytes`, growing by `factor`, or by `step_bytes` if not 0.
 
-    Raises ValueError when the sweep would be empty or would not grow.
+    Raises ValueError if the sweep would be empty or would not grow.
     """
     if not 0 < min_bytes <= max_bytes:
         raise ValueError(f"sizes {min_bytes} to {max_bytes}: expected 0 < min <= max")
@@ -50,7 +50,7 @@ def sweep(min_bytes: int, max_bytes: int, *, factor: float = 2.0, step_bytes: in
         raise ValueError(f"factor {factor} and step {step_bytes}: sizes would not grow; use factor > 1 or step > 0")
     sizes = [min_bytes]
     while True:
-        # max(): a factor close to 1 must still move on from a small size
+        # max(): a factor close to 1 must also enlarge a small size
         size = sizes[-1] + step_bytes if step_bytes else max(sizes[-1] + 1, int(sizes[-1] * factor))
         if size > max_bytes:
             return sizes

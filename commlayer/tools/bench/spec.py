@@ -1,4 +1,4 @@
-"""What to measure: everything a rank needs to know, as data that travels to the rank's process as JSON."""
+"""The description of a bench run, which each rank's process gets as JSON."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ OP_NAMES = ("sum", "product", "min", "max")
 
 @dataclass(frozen=True)
 class BackendSpec:
-    """A torch.distributed backend, and how it is used."""
+    """A torch.distributed backend and its settings."""
 
     name: str
     tcp_cc: str | None = None
-    """TCP congestion control its connections are opened with."""
+    """TCP congestion control of its connections."""
     cast: str | None = None
-    """Type that gradients have on the wire, as with DDP's compression hooks; None: their own."""
+    """Type of gradients on the wire, as with DDP's compression hooks; None: their own."""
     chunks: int = 1
-    """Operations in flight that gradients are cut into."""
+    """Number of concurrent operations that gradients are cut into."""
     beside_bytes: int = 0
-    """While it is measured, all-reduces of this size are in flight in another group of its kind, at lowest priority."""
+    """Size of the all-reduces that run beside it, in another group of the same backend, at lowest priority. 0: none."""
     policy: Policy = USUAL
-    """Of commlayer's group."""
+    """Policy of commlayer's group."""
 
     def __post_init__(self) -> None:
         if self.cast not in (None, *CAST_NAMES):
@@ -101,11 +101,11 @@ class BackendSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is used as any collective can be: only `gradients` are cast, cut or lost."""
+        """Whether every collective can use it: only `gradients` can be cast, cut or lost."""
         return self.cast is None and self.chunks == 1 and self.policy.loss_bound == 0
 
     def __str__(self) -> str:
-        """What `parse` reads."""
+        """The text that `parse` reads."""
         parts = [f"{self.name}/{self.tcp_cc}" if self.tcp_cc else self.name]
         parts += [f"cast={self.cast}"] * (self.cast is not None)
         parts += [f"chunks={self.chunks}"] * (self.chunks > 1)
@@ -152,7 +152,7 @@ class Spec:
     """One bench run."""
 
     backends: tuple[BackendSpec, ...]
-    """The first one is the baseline of the ratios."""
+    """Ratios are over the first one."""
     sizes: tuple[int, ...]
     """Bytes of the whole array."""
     collective: str = "all_reduce"
@@ -163,16 +163,16 @@ class Spec:
     warmup: int = 2
     """Untimed iterations at the start of each round; the first of them is checked."""
     rounds: int = 5
-    """How often the backends take turns."""
+    """Number of turns of each backend."""
     timeout_s: float = 300.0
     imports: tuple[str, ...] = ()
-    """Modules to import in every rank, for backends that register themselves when imported."""
+    """Modules that every rank imports; they may register backends."""
     json_path: str | None = None
     scenario: Scenario | None = None
-    """The emulated network, when ranks run in network namespaces."""
+    """The emulated network, if ranks run in network namespaces."""
     command: tuple[str, ...] = ()
     ready_path: str | None = None
-    """A file that rank 0 makes when all is set up, and that the launcher removes when the stress has begun."""
+    """A file: rank 0 creates it after the set-up, and the launcher removes it when the stress has begun."""
 
     def __post_init__(self) -> None:
         for what, value, known in (
@@ -206,7 +206,7 @@ class Spec:
 
     @property
     def may_lose(self) -> bool:
-        """Whether some backend's results may lack contributions."""
+        """Whether the results of a backend may lack contributions."""
         return any(backend.policy.loss_bound > 0 for backend in self.backends)
 
     def to_json(self) -> str:

@@ -29,7 +29,7 @@ EXIT_WRONG = 1
 EXIT_FAILED = 2
 
 MEET_S = 60.0
-"""The ranks get at least so long to meet, however short a collective's timeout is: they import torch first."""
+"""Least time for the ranks to meet, because they import torch first; a collective's timeout may be shorter."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -37,10 +37,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def run(spec: Spec) -> int:
     """Measures as one rank of the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
-    Rank 0 prints the table and writes the JSON. Returns the exit status: 0, 1 when an element was wrong, 2 when the
-    run could not be done.
+    Rank 0 prints the table and writes the JSON. Returns the exit status: 0, 1 if an element was wrong, 2 if the run
+    failed.
     """
-    # the ranks share the cores: torch's own threads would only fight with the backends'
+    # the ranks share the cores: torch's threads would compete with the backends'
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     try:
@@ -51,7 +51,7 @@ def run(spec: Spec) -> int:
         return EXIT_FAILED
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
-        # The group of the bench itself: of several interfaces gloo uses all in turn, and a scenario may break some.
+        # For the bench's own group: gloo would use all interfaces in turn, and a scenario may break some.
         os.environ["GLOO_SOCKET_IFNAME"] = interfaces.split(",")[0]
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=max(spec.timeout_s, MEET_S)))
@@ -59,8 +59,7 @@ def run(spec: Spec) -> int:
             os.environ["GLOO_SOCKET_IFNAME"] = interfaces
         return _run(spec)
     except Exception as error:
-        # Python would exit with 1, which here means that the run was fine and the data wrong
-        # gloo and the Store have no type for it
+        # Python would exit with 1, the status of a wrong result. gloo and the Store have no type for a timeout.
         late = isinstance(error, RuntimeError) and re.search("timed out|timeout", str(error), re.IGNORECASE)
         if late or isinstance(error, (BackendError, CommError, dist.DistError, OSError)):
             hint = f" (--timeout {spec.timeout_s:g}: give more seconds)" if late else ""
@@ -74,7 +73,7 @@ def run(spec: Spec) -> int:
 
 
 def _import(module: str) -> None:
-    """Raises ValueError when it cannot be imported, whatever it raises itself."""
+    """Raises ValueError if the module cannot be imported, whatever error it raises."""
     try:
         importlib.import_module(module)
     except Exception as error:
@@ -82,7 +81,7 @@ def _import(module: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """What torch says goes on with a stack of C++ functions."""
+    """The error without the stack of C++ functions that torch appends."""
     return (str(error).splitlines() or [repr(error)])[0]
 
 
@@ -118,7 +117,7 @@ def _run(spec: Spec) -> int:
 
 
 def _await_stress(spec: Spec, control: dist.ProcessGroup) -> None:
-    """Tells the launcher that everything is set up, and waits until it has started the scenario's stress."""
+    """Tells the launcher that the ranks are set up, and waits until it has started the scenario's stress."""
     if spec.ready_path is not None and dist.get_rank() == 0:
         ready = Path(spec.ready_path)
         ready.touch()
@@ -128,7 +127,7 @@ def _await_stress(spec: Spec, control: dist.ProcessGroup) -> None:
 
 
 def _die_with_parent() -> None:
-    """A killed launcher must not leave ranks behind that keep the cores busy. Best effort: Linux only."""
+    """Ends this rank when the launcher dies (Linux only): it must not keep a core busy."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,7 +1,7 @@
-"""Measures the emulated links themselves: an emulator must be verified before anything is measured in it.
+"""Measures the emulated links and compares them with the scenario, so that measurements in them can be trusted.
 
-Packets are UDP, numbered, and sent by this process from sockets inside the namespaces. What is declared is compared
-with what arrives; statistical figures may differ by four standard errors.
+This process sends numbered UDP packets from sockets inside the namespaces. Statistical figures may differ from the
+scenario by four standard errors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .network import Network
 _BLAST_S = 1.0
 _WINDOW_S = 0.1
 _LOSS_S = 2.0
-_LOSS_BPS = 60e6  # enough packets, and no more than a busy machine takes without loss of its own
-_SHARE = 0.7  # of the rate, where losses are counted: nothing must be lost in a queue
+_LOSS_BPS = 60e6  # enough packets for statistics; a busy machine itself loses none at this rate
+_SHARE = 0.7  # of the link's rate when losses are counted: queues must not overflow
 _ECHOES = 21
 _CS6, _ECT = 48 << 2, 2
 _NUMBER = struct.Struct("<I")
@@ -42,9 +42,9 @@ class Figure:
 
 
 def check(network: Network) -> Iterator[Figure]:
-    """Measures every link of every host, one after the other, and yields the figures as they come.
+    """Measures the links of all hosts, one after another, with packets from the next host, and yields the figures.
 
-    Nothing else may run in the network. A link is measured with packets from the next host.
+    Nothing else may run in the network.
     """
     if network.scenario.hosts < 2:
         return
@@ -95,7 +95,7 @@ class _Probe:
         out = self._socket(self.from_hosts[number])
         self.open.append(out)
         out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, tos)
-        # the kernel doubles it and charges a packet about 1.5 times: full enough, and the queue does not overflow
+        # the kernel doubles it and charges 1.5 times a packet's size: 0.6 fills the link, not the queue
         packets = self.link.buffer_packets if tos & _ECT else self.link.not_ect_buffer_packets
         room = round((packets or self.link.buffer_packets) * self.link.frame_bytes * 0.6)
         out.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, room)
@@ -120,7 +120,7 @@ class _Probe:
         yield Figure(f"{where}: loss", f"{self.link.loss:.2%}", f"{share:.2%} of {count}", good)
         if self.link.loss:
             mean = statistics.fmean(bursts) if bursts else 0.0
-            # independent losses meet by chance; lengths are geometric
+            # independent losses also follow one another by chance; lengths are geometric
             expected = max(self.link.loss_burst_packets, 1 / (1 - self.link.loss))
             allowed = 4 * math.sqrt(expected * max(expected - 1, self.link.loss) / max(1, len(bursts))) + 0.02
             yield Figure(
@@ -144,7 +144,7 @@ class _Probe:
                 continue
             times_ms.append((time.monotonic() - start_s) * 1e3)
         last = self._socket(self.host)
-        last.sendto(b"", self.sink.getsockname())  # from the host itself: neither lost nor late
+        last.sendto(b"", self.sink.getsockname())  # sent by the host itself: neither lost nor delayed
         last.close()
         echo.join()
         declared = self.link.delay_ms + sender.delay_ms
@@ -153,7 +153,7 @@ class _Probe:
             f"{where}: shortest round trip, from host {self.from_hosts[0]}",
             f"{declared:g} ms",
             f"{measured:.2f} ms",
-            # the paths' own time comes on top; a machine under load may add some
+            # the machine's own time comes on top, more under load
             declared <= measured + 0.05 and measured <= 1.1 * declared + 3,
         )
 
@@ -167,7 +167,7 @@ class _Probe:
                 self.sink.sendto(data, sender)
 
     def _contest(self, where: str, what: str, favoured_tos: int, other_tos: int) -> Figure:
-        """Two hosts send at full rate each: of the favoured flow nothing may be lost in the queue."""
+        """Two hosts send at full rate; the queue may not drop packets of the favoured flow."""
         sent = [0, 0]
 
         def send(number: int, tos: int) -> None:
@@ -191,7 +191,7 @@ class _Probe:
         )
 
     def _blast(self, out: socket.socket, seconds: float, flow: int) -> int:
-        """Sends as fast as the sender's own link lets it: the socket's buffer is shorter than the queue."""
+        """Sends at the rate of the sender's own link: the socket's buffer is shorter than the queue."""
         out.settimeout(0.2)
         end_s, number = time.monotonic() + seconds, 0
         while time.monotonic() < end_s:
@@ -214,7 +214,7 @@ class _Probe:
         return head + bytes(self.link.payload_bytes - len(head))
 
     def _receive(self, send: Callable[[], object]) -> list[tuple[float, int, int]]:
-        """(time, number, flow) of what arrives until `send` has returned and the link has been silent for a while."""
+        """(time, number, flow) of the packets that arrive, until `send` has returned and the link has been silent."""
         sent = threading.Event()
 
         def work() -> None:
@@ -226,7 +226,7 @@ class _Probe:
         sender = threading.Thread(target=work, daemon=True)
         sender.start()
         arrivals = []
-        # as long as the deepest queue and the delay may hold a packet
+        # the longest time that the deepest queue and the delay can hold a packet
         self.sink.settimeout(0.3 + self.link.delay_ms / 1e3)
         while True:
             try:
@@ -251,9 +251,9 @@ def losses(numbers: list[int], count: int) -> tuple[float, list[int]]:
 
 
 def _windows(arrivals: list[tuple[float, int, int]]) -> list[list[int]]:
-    """The flows of what arrived, by windows of time, without start and end.
+    """The flows of the packets that arrived, by windows of time, without the first and the last window.
 
-    The median of windows stands a busy machine's pauses, and the first burst of the shaper.
+    Pauses of a busy machine and the shaper's first burst do not change the median over windows.
     """
     if not arrivals:
         return []
@@ -265,6 +265,6 @@ def _windows(arrivals: list[tuple[float, int, int]]) -> list[list[int]]:
 
 
 def _spread(link: Link, count: int) -> float:
-    """Standard error of a measured loss share: bursts of B packets count as one, and vary themselves."""
+    """Standard error of a measured loss share. A burst of B packets counts as one sample of varying length."""
     burst = link.loss_burst_packets
     return math.sqrt(link.loss * (1 - link.loss) * (2 * burst - 1) / count)

@@ -1,7 +1,7 @@
-"""Propagation delay: netem where the kernel has it, else in user space by holding packets in netfilter queues.
+"""Propagation delay: by netem if the kernel has it, otherwise by netfilter queues that this process empties in time.
 
-A netfilter queue keeps the packets in the kernel; only their numbers come here, and one verdict lets go of all up to a
-number. That costs a core about 5 us per packet and is about 0.1 ms late; netem costs and does neither.
+A netfilter queue keeps the packets in the kernel; this process gets their numbers, and one verdict releases all packets
+up to a number. That takes a core about 5 us per packet and adds about 0.1 ms of delay. netem has neither cost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def has_netem(namespace: str) -> bool:
 
 
 def add_netem(namespace: str, nic: int, interface: str, link: Link) -> None:
-    """Delays what arrives at the interface, by way of an intermediate device, since netem delays what leaves one."""
+    """Delays packets that arrive at the interface. netem delays leaving ones, hence the device."""
     device = f"ifb{nic}"
     call(f"ip -n {namespace} link add {device} type ifb")
     call(f"ip -n {namespace} link set {device} up")
@@ -64,7 +64,7 @@ class Delay:
         self._stop, self._stopped = socket.socketpair()
 
     def add(self, namespace: str, links: Mapping[str, Link]) -> None:
-        """Delays what arrives at the interfaces `links` of a host. Raises EmulationError when the kernel cannot."""
+        """Delays packets that arrive at the interfaces in `links`. Raises EmulationError if the kernel cannot."""
         for number, (interface, link) in enumerate(links.items()):
             if link.delay_ms == 0:
                 continue
@@ -81,13 +81,13 @@ class Delay:
             self._queues[queue] = (number, link.delay_ms / 1e3, collections.deque())
 
     def start(self) -> None:
-        """Starts the thread, once all hosts are there."""
+        """Starts the thread, after all hosts have been added."""
         if self._queues:
             self._thread = threading.Thread(target=self._run, name="delay", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Stops; packets that arrive from now on are lost."""
+        """Stops the thread; later packets are lost."""
         self._stop.close()
         if self._thread is not None:
             self._thread.join()
@@ -123,7 +123,7 @@ class Delay:
                 at = 0
                 while at + 28 <= len(data):
                     length, kind = struct.unpack_from("=IH", data, at)
-                    # the kernel puts the packet's header, with its number, before every other attribute
+                    # the first attribute is the packet's header, which has its number
                     if kind == _PACKET:
                         held.append((due_s, struct.unpack_from(">I", data, at + 24)[0]))
                     at += (length + 3) & ~3

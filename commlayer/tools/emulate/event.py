@@ -1,4 +1,4 @@
-"""A fault with a time: what happens to a link while the command runs."""
+"""A change of a link at a given time, while the command runs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Event:
     at_s: float
     """Seconds after the start of the command, up to a week."""
     action: Action
-    """`link_down` is a pulled cable: the interface stays, without carrier. A switch that silently swallows packets is
-    `loss` with loss = 1."""
+    """`link_down` pulls the cable: the interface stays, without carrier. For a switch that drops all packets without a
+    sign, use `loss` with loss = 1."""
     host: int
     nic: int | None = None
     """None: all NICs of the host."""
     rate_bps: float | None = None
-    """With `rate`: the new one."""
+    """The new rate, with `rate`."""
     loss: float | None = None
-    """With `loss`: the new one."""
+    """The new loss, with `loss`."""
     loss_burst_packets: float = 1.0
-    """With `loss`: the mean length of bursts."""
+    """The new mean length of bursts, with `loss`."""
 
     def __post_init__(self) -> None:
         check(0 <= self.at_s <= _LATEST_S, "at_s", self.at_s, f"use 0 to {_LATEST_S:.0f} seconds after the start")

@@ -1,4 +1,4 @@
-"""One NIC's connection to the switch: what it does to packets, and the best any transport could get out of it."""
+"""The link between a NIC and the switch: its rate, queue, loss and delay, and the best goodput on it."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ BURST_LIMIT_PACKETS = 10_000
 ETHERNET_HEADER_BYTES = 14
 IP_UDP_HEADER_BYTES = 28
 
-_BURST = "64k"  # what HTB may send at once; less, and a coarse timer loses rate
-_GUARANTEED = "8kbit"  # of each class; the rest of the link is borrowed in strict order
+_BURST = "64k"  # HTB sends this much at once; with less, a coarse timer would lose rate
+_GUARANTEED = "8kbit"  # rate of each class; classes borrow the rest of the link in strict order
 _URGENCIES = 8
 
 
 @dataclass(frozen=True)
 class Link:
-    """Both directions are alike in rate and queue. Loss and delay are those of packets that arrive at the host."""
+    """Rate and queue hold for both directions. Loss and delay apply to packets that arrive at the host."""
 
     rate_bps: float | None = None
     """Bits per second, counted on Ethernet frames without FCS, as HTB counts; None: not shaped."""
     loss: float = 0.0
-    """Share of arriving IP packets that are lost, TCP and UDP alike. 1 is a link that swallows everything."""
+    """Share of arriving IP packets that are lost, TCP and UDP alike. 1: all packets."""
     loss_burst_packets: float = 1.0
     """Mean number of packets lost in a row (two-state model, Gilbert 1960); 1: each is lost independently."""
     delay_ms: float = 0.0
     """Propagation delay, one way."""
     buffer_packets: int = 256
-    """Queue in front of the link, at the host and at the switch port, in full-sized packets (it is kept in bytes, so
-    that a super-packet counts as what it is). A shallow commodity switch has about this per port."""
+    """Queue in front of the link, at the host and at the switch port, in full-sized packets. The limit is in bytes, so
+    a super-packet counts with its size. The default is about that of a shallow commodity switch."""
     not_ect_buffer_packets: int = 0
-    """Drop precedence: packets that are not marked as ECN-capable have this much queue of their own, and go after
-    those that are; so in overload they are dropped first. 0: no difference."""
+    """Drop precedence: packets that are not ECN-capable have a queue of this size, which is served after that of the
+    other packets. So an overloaded link drops them first. 0: one queue for all."""
     priorities: bool = False
-    """Strict priority by DSCP: the class selector (its upper three bits) 7 goes first, 0 last; a queue for each."""
+    """Strict priority by the DSCP's class selector (its upper three bits): 7 goes first, 0 last. A queue for each."""
     offloads: bool = False
-    """Segmentation offloads. Off: a lost or queued 64 KB super-packet would count as one packet."""
+    """Segmentation offloads. They are off by default: a 64 KB super-packet would be lost or queued as one packet."""
     mtu: int = 1500
     """Largest IP packet, in bytes."""
 
@@ -77,7 +77,7 @@ class Link:
 
     @property
     def frame_bytes(self) -> int:
-        """A full frame, as the rate counts it."""
+        """Size of a full frame, as the rate counts it."""
         return self.mtu + ETHERNET_HEADER_BYTES
 
     @property
@@ -87,7 +87,7 @@ class Link:
 
     @property
     def payload_gb_s(self) -> float | None:
-        """Best possible rate of UDP payload, in GB/s; None when the link is not shaped."""
+        """Best possible rate of UDP payload, in GB/s; None if the link is not shaped."""
         return None if self.rate_bps is None else self.rate_bps * self.payload_bytes / self.frame_bytes / 8e9
 
 
@@ -104,7 +104,12 @@ def check_loss(loss: float | None, burst_packets: float) -> None:
     check(1 <= burst_packets <= BURST_LIMIT_PACKETS, "loss_burst_packets", burst_packets, remedy)
     most = burst_packets / (burst_packets + 1)  # a packet arrives between two bursts
     good = loss in (None, 1) or burst_packets == 1 or loss <= most
-    check(good, "loss", loss, f"bursts of {burst_packets:g} packets lose {most:.3g} at most: use longer ones, or 1")
+    check(
+        good,
+        "loss",
+        loss,
+        f"bursts of {burst_packets:g} packets lose a share of {most:.3g} at most: use longer bursts, or loss = 1",
+    )
 
 
 def queues(link: Link, device: str) -> list[str]:
@@ -114,7 +119,7 @@ def queues(link: Link, device: str) -> list[str]:
     for minor, _urgency, limit, match in _leaves(link):
         commands.append(f"qdisc add dev {device} parent 1:{minor} bfifo limit {limit * link.frame_bytes}")
         if match:
-            # in order of preference: filters that look at the ECN bits too come before those that do not
+            # filters that match the ECN bits, too, come first
             preference = 1 if match.endswith(("e3", "03")) else 2
             commands.append(
                 f"filter add dev {device} parent 1: protocol ip pref {preference} u32 match ip dsfield {match} "
@@ -124,7 +129,7 @@ def queues(link: Link, device: str) -> list[str]:
 
 
 def new_rate(link: Link, device: str) -> list[str]:
-    """The `tc` commands that give a link with queues the rate it now has."""
+    """The `tc` commands that change the rate of a link with queues."""
     return [f"class change dev {device} {text}" for text in _classes(link)]
 
 
@@ -140,7 +145,7 @@ def _classes(link: Link) -> list[str]:
 
 
 def _leaves(link: Link) -> list[tuple[str, int, int, str]]:
-    """(class, HTB priority, packets of buffer, what to match in the TOS byte) of each queue, most urgent first.
+    """(class, HTB priority, packets of buffer, match on the TOS byte) of each queue, most urgent first.
 
     The first class is also the default: ARP has no TOS byte and must not starve.
     """
@@ -153,7 +158,7 @@ def _leaves(link: Link) -> list[tuple[str, int, int, str]]:
         if not link.not_ect_buffer_packets:
             leaves.append((f"{0x10 + urgency:x}", urgency, link.buffer_packets, f"{value:#04x} {mask:#04x}"))
             continue
-        # HTB knows eight priorities: with two queues for each class selector, pairs of these share one
+        # HTB has eight priorities: with two queues per class selector, two selectors share a pair of priorities
         pair = urgency // 2 * 2
         leaves.append((f"{0x10 + urgency:x}", pair, link.buffer_packets, f"{value:#04x} {mask:#04x}"))
         droppable = (f"{0x20 + urgency:x}", pair + 1, link.not_ect_buffer_packets, f"{value:#04x} {mask | 3:#04x}")

@@ -1,6 +1,6 @@
-"""Loss behind the link, as nft rules of the host: a lost packet has used its share of the rate.
+"""Loss behind the link, by nft rules of the host: a lost packet has already used the link.
 
-The rules see IP packets of every protocol alike: they must not know which transport is under test.
+The rules treat IP packets of every protocol alike, so that no transport is favoured.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from .link import Link
 
 BURST_MS = 20
-"""Bursts end by time, too. 8 full packets take 1 ms at 100 Mbit/s: what is sent steadily hardly notices."""
+"""Longest burst. Steady traffic ends bursts earlier: 8 full packets take 1 ms at 100 Mbit/s."""
 
 _UNIT = 1_000_000_000
 
 
 def ruleset(links: Mapping[str, Link]) -> str:
-    """The whole nft table of a host, replacing the one that is there; `links` by interface name.
+    """The nft table of a host, which replaces the present one; `links` by interface name.
 
     Bursts follow the two-state model of Gilbert (1960), moved on by packets, not by time. The state is in the kernel:
-    an interface is in the set `bad` while it is in the bad state, which loses everything and is left with probability
-    1/B per packet, so that B packets are lost in a row on average. The good state is left with probability g, where the
-    mean loss p = B / (B + 1/g). A burst also ends when it has lasted BURST_MS: a sender that sends little after a loss
-    would meet it for seconds otherwise, with packets that would have come long after it.
+    the set `bad` holds the interfaces in the bad state, which loses all packets. Each packet ends it with probability
+    1/B, so that B packets are lost in a row on average. In the good state each packet ends it with probability g, where
+    the mean loss p = B / (B + 1/g). A burst also ends after BURST_MS: otherwise it would last for seconds if the sender
+    sends little after a loss.
     """
     rules = []
     for interface, link in links.items():
@@ -38,12 +38,12 @@ def ruleset(links: Mapping[str, Link]) -> str:
         rules.append(f"{arriving} {_chance(min(enter, 1.0))} add @bad {{ iifname timeout {BURST_MS}ms }} drop")
     return "\n".join(
         [
-            "table inet emulate",  # so that there is one to delete
+            "table inet emulate",  # so that the next line finds a table
             "delete table inet emulate",
             "table inet emulate {",
             "set bad { type ifname; size 64; flags dynamic,timeout; }",
             "chain input {",
-            "type filter hook input priority -10; policy accept;",  # before the delay, so that the lost are not kept
+            "type filter hook input priority -10; policy accept;",  # before the delay, which need not hold lost packets
             *rules,
             "}",
             "}",

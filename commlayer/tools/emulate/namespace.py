@@ -1,4 +1,4 @@
-"""Network namespaces of this machine: their names, commands and sockets inside them, and what crashed runs left."""
+"""Network namespaces: their names, commands and sockets inside them, and the removal of those of crashed runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def missing() -> str | None:
     if lacking:
         names, options = (" and ".join(f"{what}{name}" for name in lacking) for what in ("CAP_", "--cap-add "))
         return (
-            f"network namespaces need {names}, which this root has not, as in most containers: start the container "
+            f"network namespaces need {names}, which root lacks in most containers: start the container "
             f"with {options} (or --privileged), or run this outside of it"
         )
     absent = {tool: package for tool, package in TOOLS.items() if shutil.which(tool) is None}
@@ -52,17 +52,19 @@ def missing() -> str | None:
 
 
 def _capabilities() -> int:
-    """The effective ones of this process, a bit for each."""
+    """The effective capabilities of this process, a bit for each."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
 
 
 def call(command: str, text: str | None = None) -> str:
-    """Runs a tool, with `text` as its input, and returns what it printed. Raises EmulationError when it fails."""
+    """Runs a tool with `text` as its input and returns its output. Raises EmulationError if it fails."""
     done = subprocess.run(command.split(), input=text, capture_output=True, text=True)
     if done.returncode:
         forbidden = "Operation not permitted" in done.stderr
-        remedy = "; a container's profile (AppArmor, seccomp) may forbid it: start that --privileged" * forbidden
+        remedy = (
+            "; a container's profile (AppArmor, seccomp) may forbid it: start the container --privileged" * forbidden
+        )
         raise EmulationError(f"{command}: {done.stderr.strip() or done.returncode}{remedy}")
     return done.stdout
 
@@ -73,7 +75,7 @@ def names() -> list[str]:
 
 
 def prefix(serial: int) -> str:
-    """What the names of this process's emulation `serial` begin with. The start time tells reused process ids apart."""
+    """Prefix of the names of this process's emulation `serial`. The start time tells reused process ids apart."""
     return f"{_MARK}{os.getpid()}-{_started(os.getpid())}-{serial}"
 
 
@@ -91,29 +93,29 @@ def remove(name: str) -> None:
 
 
 def remove_stale() -> list[str]:
-    """Removes what crashed runs left: namespaces of ours whose process is gone. Returns their names."""
+    """Removes the namespaces of emulations whose process is gone. Returns their names."""
     stale = []
     for name in owned():
         owner = _OWNED.match(name)
         if owner is not None and _started(int(owner[1])) != int(owner[2]):
-            with contextlib.suppress(EmulationError):  # another process may be at the same work
+            with contextlib.suppress(EmulationError):  # another process may remove it at the same time
                 remove(name)
                 stale.append(name)
     return stale
 
 
 def _started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is no such process."""
+    """Start time of a process, in clock ticks since boot; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])  # the name before the parenthesis may hold anything
+    return int(stat.rpartition(")")[2].split()[19])  # the name before the parenthesis may contain spaces
 
 
 @contextlib.contextmanager
 def inside(name: str) -> Iterator[None]:
-    """Puts the calling thread into a namespace: sockets made here belong to it for good. Only this thread moves."""
+    """Moves the calling thread into a namespace. Sockets made inside belong to the namespace for good."""
     with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{name}") as target:
         _setns(target.fileno())
         try:

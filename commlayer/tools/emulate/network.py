@@ -1,8 +1,8 @@
 """A small network on one Linux machine: hosts are network namespaces, joined by a switch in one of its own.
 
-Each host NIC is a veth pair; its two ends carry the same queues (`link.py`), as the queue of the NIC on the host's side
-and as the switch buffer on the port's side. Loss and delay are behind the link, where packets arrive. Needs root,
-iproute2, nftables and ethtool; nothing of the machine's own interfaces or addresses is touched.
+Each host NIC is a veth pair with the same queues (`link.py`) at both ends: one is the NIC's queue, the other the buffer
+of the switch port. Loss and delay are behind the link, where packets arrive. This needs root, iproute2, nftables and
+ethtool, and leaves the machine's own interfaces and addresses alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _serial = itertools.count()
 class Network:
     """`with Network(scenario) as network:` builds the hosts and removes them again.
 
-    Raises EmulationError when the machine or the user cannot do it. Traffic and the timetable are not part of it: see
-    `Stress`.
+    Raises EmulationError if the machine or the user cannot. `Stress` adds traffic and the timetable.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -64,12 +63,12 @@ class Network:
     # ---- names and addresses
 
     def name(self, host: int) -> str:
-        """The namespace's name, for `ip netns exec`."""
+        """Name of the host's namespace, for `ip netns exec`."""
         return f"{self._prefix}h{host}"
 
     @property
     def switch(self) -> str:
-        """The name of the namespace that holds the bridges."""
+        """Name of the namespace with the bridges."""
         return f"{self._prefix}sw"
 
     @property
@@ -83,14 +82,14 @@ class Network:
 
     @property
     def delayed_by(self) -> str | None:
-        """What makes the delay: "netem" or "netfilter queue"; None when there is none."""
+        """The source of the delay: "netem" or "netfilter queue"; None without delay."""
         return None if self._netem is None else "netem" if self._netem else "netfilter queue"
 
     # ---- processes
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` on `host`, in the current directory."""
-        # setns into the anchor, so that all processes of a host share its /dev/shm and host name
+        # the anchor's namespaces: all processes of a host share /dev/shm and host name
         anchor = str(self._anchors[host].pid)
         inside = ["env", "--chdir", str(Path.cwd()), *command]
         return ["nsenter", "--target", anchor, "--net", "--uts", "--ipc", "--mount", *inside]
@@ -100,7 +99,7 @@ class Network:
         return subprocess.Popen(self.command(host, command), **options)
 
     def run(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-        """Runs `command` on `host` and returns what it printed. Raises EmulationError when it fails."""
+        """Runs `command` on `host` and returns its output. Raises EmulationError if it fails."""
         environment = None if env is None else {**os.environ, **env}
         done = subprocess.run(self.command(host, command), capture_output=True, text=True, env=environment)
         if done.returncode:
@@ -108,10 +107,10 @@ class Network:
         return done.stdout
 
     def rendezvous(self) -> dict[str, str]:
-        """The environment in which ranks find each other: torch's store, gloo and commlayer on the right interfaces."""
+        """The variables by which ranks find each other: address of torch's store, interfaces of gloo and commlayer."""
         return {
             "MASTER_ADDR": self.address(0),
-            "MASTER_PORT": "29500",  # nobody else listens in a namespace of our own
+            "MASTER_PORT": "29500",  # free: the namespace is our own
             "GLOO_SOCKET_IFNAME": ",".join(self.interfaces),
             "COMMLAYER_IFNAME": ",".join(self.interfaces),
         }
@@ -119,11 +118,11 @@ class Network:
     # ---- changes while it runs
 
     def apply(self, event: Event) -> None:
-        """Makes the event happen now, whatever its time."""
+        """Applies the event now, whatever its time."""
         for nic in self.scenario.nics_of(event.nic):
             now, port = self._links[event.host][nic], f"h{event.host}n{nic}"
             if event.action in ("link_down", "link_up"):
-                # the switch's end: the host sees its carrier go, as with a cable, and keeps address and route
+                # at the switch's end: the host loses its carrier, as with a cable, and keeps address and route
                 call(f"ip -n {self.switch} link set {port} {event.action.removeprefix('link_')}")
             elif event.rate_bps is not None:
                 now = dataclasses.replace(now, rate_bps=event.rate_bps)
@@ -135,7 +134,7 @@ class Network:
             self._lose(event.host)
 
     def add_source(self, nic: int, of: Link) -> str:
-        """Adds a host that only sends traffic, connected by `of`. Returns its namespace's name."""
+        """Adds a host that only sends traffic, over the link `of`. Returns the name of its namespace."""
         number = len(self._sources)
         if HOSTS_MAX + number >= 254:
             raise EmulationError(f"too many senders of cross traffic and incast: use at most {254 - HOSTS_MAX}")
@@ -146,7 +145,7 @@ class Network:
         return name
 
     def close(self) -> None:
-        """Removes everything; idempotent, and safe after a failed build."""
+        """Removes the network; idempotent, and safe after a failed build."""
         for anchor in self._anchors:
             anchor.kill()
             anchor.communicate()
@@ -167,7 +166,7 @@ class Network:
         self._forward_unfiltered()
         tcp.allow(self.scenario.tcp_congestion_control)
         for nic in range(len(self.scenario.nics)):
-            # no spanning tree and no address: a plain learning switch
+            # a plain learning switch, without spanning tree and address
             call(f"ip -n {self.switch} link add br{nic} type bridge")
             call(f"ip -n {self.switch} link set br{nic} up")
         for host, links in enumerate(self._links):
@@ -184,14 +183,14 @@ class Network:
         self._delay.start()
 
     def _forward_unfiltered(self) -> None:
-        # a switch looks at no rules of the machine's packet filter: without them, a packet costs a tenth less CPU time
+        # a switch has no packet filter; without the machine's, a packet takes a tenth less CPU time
         with namespace.inside(self.switch):
-            for switch in Path("/proc/sys/net/bridge").glob("bridge-nf-call-*"):  # there with br_netfilter only
+            for switch in Path("/proc/sys/net/bridge").glob("bridge-nf-call-*"):  # exist only with br_netfilter
                 switch.write_text("0")
 
     def _connect(self, name: str, port: str, nic: int, address: str, of: Link) -> None:
         interface = f"eth{nic}"
-        # both ends are created where they belong: no interface of ours is ever in the machine's own namespace
+        # both ends are created in their namespaces, never in the machine's own
         peer = f"peer name {interface} mtu {of.mtu} netns {name}"
         call(f"ip -n {self.switch} link add {port} mtu {of.mtu} type veth {peer}")
         call(f"ip -n {self.switch} link set {port} master br{nic}")
@@ -226,8 +225,8 @@ class Network:
     def _anchor(self, host: int) -> subprocess.Popen[str]:
         """A process that holds the host's namespaces: its own host name, IPC and /dev/shm beside the network.
 
-        Without them, ranks on different "hosts" could share memory and the link would not be measured at all. It ends
-        when its standard input closes, so it cannot outlive this process.
+        Without them, ranks on different hosts could share memory and bypass the link. The process ends when its
+        standard input closes, so it cannot outlive this process.
         """
         script = f"mount -t tmpfs tmpfs /dev/shm && hostname {self.name(host)} && echo ready && exec cat"
         anchor = subprocess.Popen(

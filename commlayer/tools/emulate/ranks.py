@@ -20,7 +20,7 @@ _END_S = 5.0  # from SIGTERM to SIGKILL
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Lets SIGTERM, which `timeout` and batch systems send, end the process in the way that removes the namespaces."""
+    """SIGTERM, which `timeout` and batch systems send, raises SystemExit, so that namespaces are removed."""
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         yield
@@ -38,22 +38,22 @@ def run(
 ) -> int:
     """Runs `command` as every rank of the network and returns the exit status of the first that failed, or 0.
 
-    Lines go out as they come, with the rank before them. After a failure the others have `grace_s` to end by
-    themselves; `note` gets a line that says who failed and how. A rank that a signal ended has the status 128 + signal,
-    as in a shell. Raises RuntimeError as soon as `trouble` has something to say.
+    Each line of output is printed at once, after its rank. After a failure the other ranks have `grace_s` to end by
+    themselves, and `note` gets a line with the failed rank and its status. A rank ended by a signal has the status
+    128 + signal, as in a shell. Raises RuntimeError as soon as `trouble` returns a text.
     """
     per_host = network.scenario.ranks_per_host
     world = network.scenario.hosts * per_host
     environment = {
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns for each address without a name; a namespace has no names
-        "PYTHONUNBUFFERED": "1",  # lines as they come, as on a terminal
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # without it torch warns of each address that has no name
+        "PYTHONUNBUFFERED": "1",  # unbuffered, as on a terminal
         **os.environ,
         **network.rendezvous(),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(per_host),
         "GROUP_WORLD_SIZE": str(network.scenario.hosts),
     }
-    # should this process be killed, the ranks go with it
+    # the ranks die with this process
     tied = ["setpriv", "--pdeathsig", "KILL", *command]
 
     def poll() -> None:
@@ -72,7 +72,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # so that what a rank starts ends with it
+                start_new_session=True,  # so that the children of a rank end with it
             )
             processes.append(process)
             for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
@@ -129,7 +129,7 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], grace_s: float, poll: Cal
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
-            # the whole session, also when the rank itself has ended: it may have left children
+            # the whole session: a rank that has ended may have left children
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
         deadline_s = time.monotonic() + _END_S

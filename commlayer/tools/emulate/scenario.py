@@ -1,4 +1,4 @@
-"""A network and its stress, as data: what a scenario's TOML file says."""
+"""A network and its stress as data: the contents of a scenario's TOML file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NICS_MAX = 16
 
 @dataclass(frozen=True)
 class Unlike:
-    """How the links of one host differ from the description of its NICs; what is None does not."""
+    """Differences of one host's links from the description of the NICs; None: no difference."""
 
     host: int
     nic: int | None = None
@@ -52,14 +52,14 @@ class Scenario:
     nics: tuple[Link, ...] = (Link(),)
     """[[nic]]: the NICs every host has, `eth0` first."""
     links: tuple[Unlike, ...] = ()
-    """[[link]]: single hosts that are different."""
+    """[[link]]: the hosts with other links."""
     ranks_per_host: int = 1
     tcp_congestion_control: tuple[str, ...] = ()
-    """What processes inside may choose. The kernel keeps one list for the whole machine: see tcp.py."""
+    """Congestion controls that processes inside may choose. The kernel has one list per machine: see tcp.py."""
     cross: tuple[Cross, ...] = ()
-    """[[cross]]: steady flows of others."""
+    """[[cross]]: steady flows from hosts outside the job."""
     incast: tuple[Incast, ...] = ()
-    """[[incast]]: bursts of several senders at once."""
+    """[[incast]]: simultaneous bursts from hosts outside the job."""
     events: tuple[Event, ...] = ()
     """[[event]]: the timetable."""
 
@@ -87,14 +87,21 @@ class Scenario:
         for where, flow in self._named_flows:
             target = self.link(flow.to, flow.nic)
             shaped = target.rate_bps is not None
-            check(shaped, f"{where}.to", flow.to, "the link has no rate_bps, which the traffic is a share of")
+            check(
+                shaped, f"{where}.to", flow.to, "the link has no rate_bps, of which the traffic takes a share; set one"
+            )
             try:
                 flow.source_link(target)
             except ConfigError as error:
                 raise ConfigError(f"{where}: the links of its senders would have {error}") from None
         for number, event in enumerate(self.events):
             shaped = all(self.link(event.host, nic).rate_bps is not None for nic in self.nics_of(event.nic))
-            check(event.action != "rate" or shaped, f"event[{number}].action", event.action, "the link has no rate_bps")
+            check(
+                event.action != "rate" or shaped,
+                f"event[{number}].action",
+                event.action,
+                "the link has no rate_bps; set one",
+            )
 
     @classmethod
     def read(cls, path: Path) -> Scenario:
@@ -128,12 +135,12 @@ class Scenario:
 
     @property
     def table(self) -> dict[str, Any]:
-        """What the TOML file says, as plain values."""
+        """The contents of the TOML file, as plain values."""
         return table.table_of(self)
 
     @property
     def flows(self) -> list[Flow]:
-        """All traffic of others."""
+        """All traffic from hosts outside the job."""
         return [flow for _, flow in self._named_flows]
 
     @property
@@ -161,10 +168,10 @@ class Scenario:
 
     @property
     def payload_gb_s(self) -> float | None:
-        """Best possible rate of UDP payload of one host, in GB/s over all NICs; None when one is not shaped.
+        """Best possible rate of UDP payload of one host, in GB/s over all NICs; None if one is not shaped.
 
-        This is what busbw is compared to: an ideal all-reduce sends 2(n-1)/n of the data through each host's links,
-        and ends when the slowest host does.
+        busbw is compared with it: an ideal all-reduce sends 2(n-1)/n of the data through each host's links, and ends
+        with the slowest host.
         """
         rates = [[link.payload_gb_s for link in self.host_links(host)] for host in range(self.hosts)]
         sums = [sum(rate for rate in host if rate is not None) for host in rates if None not in host]

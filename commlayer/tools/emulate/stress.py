@@ -1,4 +1,4 @@
-"""What happens to a network while something runs in it: traffic of others, and faults by the timetable."""
+"""The stress on a network while a command runs: traffic from hosts outside the job, and faults by the timetable."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from .traffic import Traffic
 
 
 class Stress:
-    """`with Stress(network, note):` starts the scenario's traffic and its timetable, and stops them at the end.
-
-    `note` gets a line for each event.
-    """
+    """`with Stress(network, note):` runs the scenario's traffic and timetable. `note` gets a line for each event."""
 
     def __init__(self, network: Network, note: Callable[[str], None] = lambda _line: None) -> None:
         self._network, self._note = network, note
@@ -50,12 +47,12 @@ class Stress:
 
     @property
     def error(self) -> str | None:
-        """Why the stress is not what the scenario says, if it is not: the run is worthless then."""
+        """Why the stress differs from the scenario, so that the run is worthless; None if it does not."""
         flows = [str(traffic.error) for traffic in self._traffic if traffic.error is not None]
         return self._error or (f"traffic stopped: {flows[0]}" if flows else None)
 
     def close(self) -> None:
-        """Stops everything; idempotent."""
+        """Stops traffic and timetable; idempotent."""
         self._stop.set()
         if self._timetable.ident is not None:
             self._timetable.join()
@@ -74,7 +71,7 @@ class Stress:
             except EmulationError as error:
                 self._error = f"{event}: {error}"
                 return
-            except Exception as error:  # of a thread nobody would hear of it
+            except Exception as error:  # nobody would hear of an error on this thread
                 self._error = f"{event}: {error!r}"
                 return
 

@@ -1,4 +1,4 @@
-"""A TOML table as a frozen dataclass: the fields are the keys, their types are checked, and errors say where."""
+"""A TOML table as a frozen dataclass: the fields are the keys, their types are checked, errors name the key."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 
 def check(good: bool, key: str, value: object, remedy: str) -> None:
-    """Raises ConfigError naming the key, the value and the remedy unless `good`."""
+    """Raises ConfigError, which names the key, the value and the remedy, unless `good`."""
     if not good:
         raise ConfigError(f"{key} = {value!r}: {remedy}")
 
 
 def key_of(field: dataclasses.Field[Any]) -> str:
-    """The key of a field in a table: `nics` is written as several tables called [[nic]], as usual in TOML."""
+    """The key of a field in a table. As usual in TOML, `nics` is written as several tables [[nic]]."""
     several = str(field.type).startswith("tuple[") and not field.name.endswith("ss")
     return field.name.removesuffix("s") if several else field.name
 
 
 def read(kind: type[T], table: object, where: str = "") -> T:
-    """Builds `kind`, a dataclass, from a table. Raises ConfigError with the full name of the key that is wrong."""
+    """Builds `kind`, a dataclass, from a table. Raises ConfigError with the full name of the wrong key."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} = {table!r}: expected a table")
     fields = {key_of(field): field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
@@ -47,13 +47,13 @@ def read(kind: type[T], table: object, where: str = "") -> T:
 
 
 def table_of(value: Any) -> dict[str, Any]:
-    """Inverse of `read`: a table of plain values, which JSON and TOML can hold."""
+    """Inverse of `read`: a table of plain values for JSON and TOML."""
     table = {}
     for field in dataclasses.fields(value):
         content = getattr(value, field.name)
         if isinstance(content, tuple):
             content = [table_of(part) if dataclasses.is_dataclass(part) else part for part in content]
-        if content is not None:  # TOML has no null: what is not set is left out
+        if content is not None:  # TOML has no null
             table[key_of(field)] = content
     return table
 

@@ -1,7 +1,7 @@
-"""Which TCP congestion controls namespaces may choose: a list that the kernel keeps once for the whole machine.
+"""The TCP congestion controls that namespaces may choose: the kernel has one list for the whole machine.
 
-So it is the one setting outside the namespaces that is changed. What was added is noted in a file, for whoever ends
-last to take off again: an emulation that is killed cannot, and one that ends must not while another one relies on it.
+This list is the one setting outside the namespaces that an emulation changes. A file notes the added names, and the
+last emulation removes them from the list: a killed one cannot, and others may still need them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from . import namespace
 from .namespace import EmulationError
 
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-_ADDED = Path("/run/commlayer-tcp-congestion-control")  # lost with a reboot, as the kernel's list is
+_ADDED = Path("/run/commlayer-tcp-congestion-control")  # a reboot clears it, like the kernel's list
 _NAME = re.compile(r"[a-z0-9_-]{1,15}")
 
 
 def is_name(name: str) -> bool:
-    """Whether a congestion control may be called so."""
+    """Whether this may be the name of a congestion control."""
     return _NAME.fullmatch(name) is not None
 
 
 def allow(algorithms: Sequence[str]) -> None:
-    """Lets namespaces choose these, until `put_back`. To be called by whoever has a namespace already."""
+    """Lets namespaces choose these until `put_back`. The caller must have a namespace already."""
     if not algorithms:
         return
     with _noted() as file:
@@ -37,7 +37,7 @@ def allow(algorithms: Sequence[str]) -> None:
         if not extra:
             return
         file.write("".join(f"{algorithm}\n" for algorithm in extra))
-        file.flush()  # before the list is changed: this process may be killed at any time
+        file.flush()  # before the list changes: this process may be killed at any time
         try:
             _ALLOWED.write_text(" ".join([*allowed, *extra]))
         except OSError as error:
@@ -45,7 +45,7 @@ def allow(algorithms: Sequence[str]) -> None:
 
 
 def put_back() -> None:
-    """Takes off the list what emulations have added, if there is none any more that may rely on it."""
+    """Removes the names added by emulations from the list, if no emulation is left."""
     if not _ADDED.exists():
         return
     with _noted() as file:
@@ -53,17 +53,17 @@ def put_back() -> None:
             return
         if added := file.read().split():
             _ALLOWED.write_text(" ".join(name for name in _ALLOWED.read_text().split() if name not in added))
-        _ADDED.unlink()  # who waits for its lock finds that it is another file by then
+        _ADDED.unlink()  # a process that waits for its lock then finds another file
 
 
 @contextlib.contextmanager
 def _noted() -> Iterator[IO[str]]:
-    """The file of what was added, for one process at a time."""
+    """The file of added names, for one process at a time."""
     while True:
         with _ADDED.open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not _is_at(file, _ADDED):
-                continue  # removed by who had the lock
+                continue  # the former holder of the lock has removed it
             file.seek(0)
             yield file
             return

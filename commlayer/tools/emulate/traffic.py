@@ -1,7 +1,7 @@
-"""Traffic of others: steady flows and bursts that share a link with the job under test.
+"""Traffic from hosts outside the job: steady flows and bursts that share a link with the job under test.
 
-Senders are hosts of their own behind the same switch, with a link of their own that has exactly the rate they are to
-send at: the kernel paces them, and they load nothing but the switch port of the host they send to.
+Each sender is a host behind the same switch, whose link has exactly the rate of its flow. So the kernel paces the flow,
+which loads only the switch port of its receiver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .table import check
 
 Protocol = Literal["udp", "tcp"]
 
-_PATIENCE_S = 0.2  # how long a thread may be deaf to `stop`
+_PATIENCE_S = 0.2  # longest time until a thread sees `stop`
 _CONNECT_S = 10.0
 
 
@@ -31,11 +31,11 @@ class Cross:
     """The host it goes to."""
     nic: int = 0
     share: float = 0.5
-    """Of the rate of that link."""
+    """Share of the rate of that link."""
     protocol: Protocol = "udp"
     dscp: int = 0
     senders: int = 1
-    """Hosts that send the share together."""
+    """Number of hosts that send the share together."""
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 2, "share", self.share, "use a part of the link's rate, more than 0, at most 2")
@@ -49,14 +49,14 @@ class Cross:
 
 @dataclass(frozen=True)
 class Incast:
-    """Bursts of several senders at the same moment, again and again."""
+    """Simultaneous bursts of several senders, at regular times."""
 
     to: int
     """The host they go to."""
     nic: int = 0
     senders: int = 4
     burst_bytes: int = 65536
-    """Of each sender."""
+    """Size of each sender's burst."""
     period_ms: float = 20.0
     protocol: Protocol = "udp"
     dscp: int = 0
@@ -84,7 +84,7 @@ def _plain(target: Link) -> Link:
 
 
 class Traffic:
-    """One flow while it runs: a thread for each sender and each TCP receiver, with sockets inside the namespaces."""
+    """A running flow: a thread for each sender and each TCP receiver, with sockets inside the namespaces."""
 
     def __init__(self, flow: Flow, sources: list[str], target: str, address: str, payload_bytes: int) -> None:
         """`sources` and `target` are names of namespaces, `address` is the target's."""
@@ -93,13 +93,13 @@ class Traffic:
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self.error: OSError | None = None
-        """Why it stopped early, if it did."""
+        """The error that stopped it early, if any."""
         sink = self._socket(target, self._kind)
         sink.bind((address, 0))
         if self._kind == socket.SOCK_STREAM:
             sink.listen(len(sources))
             self._start(self._accept, sink)
-        # a UDP sink is never read: its buffer fills and the rest is dropped there, without a word to the sender
+        # nobody reads a UDP sink: when its buffer is full the kernel drops the rest, and does not tell the sender
         first_s = time.monotonic() + 0.1
         for source in sources:
             out = self._socket(source, self._kind)
@@ -151,7 +151,7 @@ class Traffic:
             for each in burst:
                 self._push(out, each)
             due_s += flow.period_ms / 1e3
-            if (late_s := time.monotonic() - due_s) > 0:  # the period is too short for the burst: skip, stay in step
+            if (late_s := time.monotonic() - due_s) > 0:  # the burst takes longer than the period: skip periods
                 due_s += (late_s * 1e3 // flow.period_ms + 1) * flow.period_ms / 1e3
 
     def _push(self, out: socket.socket, piece: bytes) -> None:
@@ -164,7 +164,7 @@ class Traffic:
             except ConnectionError:
                 raise
             except OSError:
-                # no carrier or no room just now: a link may be down by the timetable
+                # no carrier or no room at the moment: the timetable may have taken the link down
                 self._stop.wait(0.01)
 
     def _accept(self, sink: socket.socket) -> None:
