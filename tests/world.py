@@ -62,7 +62,7 @@ class World:
         self,
         hosts: Sequence[Sequence[int]],
         wire: str = "mem",
-        loss_ppm: int = 0,
+        loss: float = 0.0,
         mtus: Sequence[int] = (),
         **config: Any,
     ) -> None:
@@ -84,7 +84,7 @@ class World:
             port = {"ifname": wire, "address": f"127.0.0.{rank + 1}", "prefix": 8, "mtu": mtus[rank] if mtus else 1500}
             port |= {"loopback": False, "running": True, "version": 4}
             ports = [] if wire == "none" else [port]
-            self.engines.append(Engine(Config(**config), ports, wire, loss_ppm))
+            self.engines.append(Engine(Config(**config), ports, wire, loss))
             host = f"host {host_of[rank]}"
             self.descriptions.append({**self.engines[rank].describe(), "peer": rank, "host": host})
 

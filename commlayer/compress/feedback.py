@@ -127,7 +127,7 @@ class Feedback:
         return {"kept": self._restored | kept, "sizes": sizes, "rank": self._rank, "loss_scale": self._loss_scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned. Parameters keep their numbers until `renumber`."""
+        """Takes over the value of `state_dict`. Parameters keep their numbers until `renumber`."""
         self.clear()
         self._restored = {number: list(stretches) for number, stretches in state.get("kept", {}).items()}
         self._restored_sizes = list(state.get("sizes", ()))

@@ -39,7 +39,7 @@ def _options(interface: str, timeout: timedelta) -> Any:
     except (RuntimeError, ValueError) as error:
         given = f"GLOO_SOCKET_IFNAME={','.join(names)}" if names else f"the interface {name or '(none)'}"
         raise ConfigError(
-            f"{given}: gloo, which does what commlayer does not, cannot use {name or 'it'} "
+            f"{given}: gloo, which does the other operations, cannot use {name or 'it'} "
             f"({str(error).splitlines()[0]}); name an interface that is up and has an address with GLOO_SOCKET_IFNAME"
         ) from error
     return options
@@ -52,6 +52,6 @@ def _connect(store: dist.Store, rank: int, size: int, options: Any) -> Any:
         return dist.ProcessGroupGloo(store, rank, size, options)
     except RuntimeError as error:
         raise CommError(
-            f"gloo, which does what commlayer does not, cannot connect all ranks ({str(error).splitlines()[0]}); name "
+            f"gloo, which does the other operations, cannot connect all ranks ({str(error).splitlines()[0]}); name "
             f"an interface that reaches them all with GLOO_SOCKET_IFNAME"
         ) from error

@@ -37,7 +37,7 @@ Missing = list[tuple[int, int]]
 
 @dataclasses.dataclass
 class Reduction:
-    """What the gradient reductions of one model share from step to step."""
+    """State that the gradient reductions of one model share from step to step."""
 
     group: CommProcessGroup
     feedback: Feedback
@@ -77,14 +77,14 @@ def reduce_gradient(
     starts: Sequence[int] | None = None,
     place: Place | None = None,
 ) -> Future[Tensor]:
-    """Averages a flat buffer of gradients; every rank calls it with the same buffers in the same order.
+    """Averages a flat buffer of gradients. All ranks call it with the same buffers in the same order.
 
     `buffer` is contiguous, on the CPU or on a device. starts[i] is the element where the gradient of parameters[i]
     begins, ascending; None: the gradients lie one after the other. The future's value is the averaged gradient: on a
     device it is `buffer`, on the CPU it is `buffer` or, with error feedback, memory that is valid until the next step.
 
-    The future fails with what the operation failed of. Raises ConfigError for a buffer that cannot be averaged as the
-    policy says, and for a tolerance's bound that is out of range.
+    The future fails with the operation's error. Raises ConfigError for a buffer that cannot be reduced as the policy
+    demands, and for a loss bound of the tolerance out of range.
     """
     place = place or Place()
     starts = [0, *accumulate(each.numel() for each in parameters)][:-1] if starts is None else starts

@@ -117,7 +117,7 @@ class HookState:
         return place
 
     def reduction(self) -> Reduction:
-        """For the hook: what the reductions of this model share."""
+        """For the hook: the state that the reductions of this model share."""
         return Reduction(self.group(), self.feedback, self.tolerance, self._count, self._memory)
 
     def _count(self, averaged_bytes: int, missing: Missing) -> None:
@@ -169,7 +169,7 @@ class HookState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned, between steps, including the policy.
+        """Takes over the value of `state_dict`, including the policy; to be called between steps.
 
         Raises ConfigError unless `state` came from `state_dict` of this version, and if it holds a loss bound while
         this state has a tolerance.

@@ -31,7 +31,7 @@ SCALARS_KEPT = 256
 """The latest works of one element, which are kept in any case."""
 
 UNWAITED_MAX = 1 << 16
-"""Works of one element that are kept until somebody waits for them: a job that never waits must not grow."""
+"""Works of one element that are kept until a caller waits for them: a job that never waits must not grow."""
 
 
 class Operation(NamedTuple):
@@ -239,7 +239,7 @@ class Submitter:
             self._in_flight.append((handle, memory))
 
     def _keep_scalar(self, work: CommWork) -> None:
-        """Keeps the work of one element until somebody has waited for it.
+        """Keeps the work of one element until a caller has waited for it.
 
         DDP.join() gives such a work to C++ alone. C++ keeps only its own part of a work alive, and would wait for ever
         on that. It waits in the backward pass, however many other operations were started in between.

@@ -1,4 +1,4 @@
-"""Which packets of a gradient are never lost: the map that `Qos.protect` wants, one bit per block, in words of 64."""
+"""The map for `Qos.protect`: a bit per block of a gradient, set if packets with a part of the block are never lost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def largest_blocks(values: Tensor, share: float, block_bytes: int) -> Tensor:
-    """Marks the `share` of the blocks of `block_bytes` that have the largest elements; bool, one per block.
+    """Marks the `share` of blocks of `block_bytes` with the largest elements; bool, one per block.
 
-    `values` is flat; the last block may be shorter.
+    `values` is flat; its last block may be shorter.
     """
     each = block_bytes // values.itemsize
     whole = values.numel() // each
@@ -25,7 +25,7 @@ def largest_blocks(values: Tensor, share: float, block_bytes: int) -> Tensor:
 
 
 def blocks_of(ranges: Iterable[tuple[int, int]], values: Tensor, block_bytes: int) -> Tensor:
-    """Marks the blocks with any of these elements of `values`, (start, end); bool, one per block."""
+    """Marks the blocks with an element of these ranges, (start, end) in elements; bool, one per block of `values`."""
     each = block_bytes // values.itemsize
     marks = torch.zeros(-(-values.numel() // each), dtype=torch.bool)
     for start, end in ranges:
@@ -35,7 +35,7 @@ def blocks_of(ranges: Iterable[tuple[int, int]], values: Tensor, block_bytes: in
 
 
 def as_words(marks: Tensor) -> Tensor:
-    """The marks as bits, int64."""
+    """The marks as bits of int64 words, the first mark as the lowest bit."""
     bits = torch.zeros(-(-len(marks) // 64) * 64, dtype=torch.int64)
     bits[: len(marks)] = marks
     return (bits.view(-1, 64) << torch.arange(64)).sum(1)

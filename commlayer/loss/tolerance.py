@@ -61,7 +61,7 @@ class Tolerance(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # optional
-        """Takes over what `state_dict` of an equal tolerance returned."""
+        """Takes over the value of `state_dict` of an equal tolerance."""
 
 
 class BySteps(Tolerance):

@@ -295,6 +295,6 @@ def delegate(hosts: Hosts, host: tuple[int, ...], rank: int) -> int:
 
 
 def clients(hosts: Hosts, rank: int) -> list[int]:
-    """The ranks whose delegate `rank` is on its host: itself, and some of every other host."""
+    """The ranks for which `rank` is the delegate on its host: itself, and some of every other host."""
     host = home(hosts, rank)
     return [other for each in hosts for other in each if delegate(hosts, host, other) == rank]

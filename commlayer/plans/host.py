@@ -120,7 +120,7 @@ def staged_reduce(
     place, aside = OUTPUT, None
     if root not in (None, b.rank):
         place, aside = SCRATCH, Window(b, max(own.length for own in owned), lag + 1)
-    results: list[tuple[int, list[int]]] = []  # where in `place` this rank's shard of each segment is, and after what
+    results: list[tuple[int, list[int]]] = []  # offset of each segment's shard in `place`, and the steps before it
     chain = b.chain()
 
     def slot(area: int, segment: int) -> int:

@@ -50,7 +50,7 @@ class Op(enum.IntEnum):
 
 
 class Treatment(enum.IntEnum):
-    """What the result does about contributions that were not counted; values equal `enum cl_treatment`."""
+    """Treatments of contributions that were not counted; values equal `enum cl_treatment`."""
 
     FEEDBACK = 0
     RESCALE = 1
@@ -62,7 +62,7 @@ ADAPTIVE_DEADLINE_US = (1 << 64) - 1
 
 @dataclasses.dataclass(frozen=True)
 class Qos:
-    """What the partial steps of a plan may lose. All ranks must pass equal values, except for the map at `protect`."""
+    """Quality of service of partial steps. All ranks must pass equal values, except for the map at `protect`."""
 
     loss_bound: float
     """Share of each message's packets that may be missing at its end, 0 to LOSS_BOUND_MAX; the number of packets is

@@ -134,9 +134,9 @@ def connect(
 
     `policy` has the fields of the group's policy. `peer` is the number of this process in the job: its rank in WORLD.
 
-    Raises ConfigError if this host lacks what the settings name, or another rank has other settings; MismatchError if
-    another rank has another policy; OperationTimeoutError if a rank did not come; another CommError if one could not
-    start.
+    Raises ConfigError if this host lacks an interface or device in the settings, or another rank has other settings;
+    MismatchError if another rank has another policy; OperationTimeoutError if a rank did not come; another CommError if
+    one could not start.
     """
     from . import joining, native  # imported late, so that modules and tests that need no engine load none
 

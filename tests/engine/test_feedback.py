@@ -160,7 +160,7 @@ def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_updates_and_residuals_add_up_to_all_gradients(size: int) -> None:
-    with World([(rank,) for rank in range(size)], loss_ppm=50_000) as world, world.open_group() as team:
+    with World([(rank,) for rank in range(size)], loss=0.05) as world, world.open_group() as team:
         results = world.on_each(lambda rank: train(team, rank))
     applied = results[0][0]
     for replica, _, _ in results[1:]:

@@ -22,7 +22,7 @@ from commlayer.transport.group import NativeGroup, NativeHandle
 from tests.engine.cases import LARGE, SMALL, Array, Case, Ended, address, cases, check, make_plan, run
 from tests.world import PATIENCE_S, Team, World, flat
 
-LOSS_PPM = 50_000
+LOSS = 0.05
 
 
 def table() -> Iterator[Case]:
@@ -61,7 +61,7 @@ def test_memory_wire(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_memory_wire_with_loss(size: int) -> None:
-    world = World(flat(size), loss_ppm=LOSS_PPM)
+    world = World(flat(size), loss=LOSS)
     conform(world)
 
 
@@ -77,11 +77,11 @@ def test_libfabric(libfabric: None, size: int) -> None:
 
 @pytest.mark.parametrize("hosts", [[(0, 1), (2,)], [(0, 2), (1, 3)], [(0,), (1, 2, 3, 4)]])
 def test_several_hosts(hosts: list[tuple[int, ...]]) -> None:
-    conform(World(hosts, loss_ppm=LOSS_PPM))
+    conform(World(hosts, loss=LOSS))
 
 
 def test_loss_is_repaired() -> None:
-    with World(flat(2), loss_ppm=LOSS_PPM) as world, world.open_group() as team:
+    with World(flat(2), loss=LOSS) as world, world.open_group() as team:
         world.on_each(lambda rank: check(team[rank], Case("all_reduce", DType.F32, LARGE), 0))
         stats = [engine.stats() for engine in world.engines]
         assert all(each["packets_retransmitted"] > 0 for each in stats)
@@ -90,7 +90,7 @@ def test_loss_is_repaired() -> None:
 
 def test_many_in_flight_in_several_groups() -> None:
     case = Case("all_reduce", DType.I32, 1000)
-    with World([(0, 1), (2,)], loss_ppm=LOSS_PPM) as world, world.open_group() as one, world.open_group() as two:
+    with World([(0, 1), (2,)], loss=LOSS) as world, world.open_group() as one, world.open_group() as two:
 
         def body(rank: int) -> None:
             arrays = [np.full(case.numel, number + rank, "i4") for number in range(20)]

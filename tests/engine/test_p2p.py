@@ -29,7 +29,7 @@ from tests.world import PATIENCE_S, Team, World
 
 Bytes = npt.NDArray[np.uint8]
 
-LOSS_PPM = 50_000
+LOSS = 0.05
 
 _in_flight: list[Bytes] = []
 """The engine uses memory until its handle is done; here simply until the test is over."""
@@ -65,7 +65,7 @@ def spoiled(length: int) -> Bytes:
 def team(request: pytest.FixtureRequest) -> Iterator[Team]:
     hosts = ((0, 1, 2),) if request.param.startswith("shared") else ((0,), (1,), (2,))
     lossy = request.param.startswith("memory")
-    with World(hosts, "mem" if lossy else "udp", LOSS_PPM if lossy else 0) as world, world.open_group() as team:
+    with World(hosts, "mem" if lossy else "udp", LOSS if lossy else 0) as world, world.open_group() as team:
         yield team
 
 

@@ -68,7 +68,7 @@ def check(results: list[Result], treatment: Treatment, divisor: int) -> float:
 def test_the_result_is_the_sum_of_the_counted_contributions(size: int, treatment: Treatment, divisor: int) -> None:
     qos = Qos(0.03, treatment)
     divisor = 1 if divisor == 1 else size
-    with World([(rank,) for rank in range(size)], loss_ppm=20_000) as world, world.open_group() as team:
+    with World([(rank,) for rank in range(size)], loss=0.02) as world, world.open_group() as team:
         missing = 0.0
         for step in range(3):
             how = {"step": step, "qos": qos, "divisor": divisor, "in_place": step == 2}
@@ -82,7 +82,7 @@ def test_the_result_is_the_sum_of_the_counted_contributions(size: int, treatment
 
 def test_ends_with_packets_of_different_sizes_agree_on_the_losses() -> None:
     qos = Qos(0.03)
-    with World([(0,), (1,), (2,)], loss_ppm=20_000, mtus=[1500, 1000, 1200]) as world, world.open_group() as team:
+    with World([(0,), (1,), (2,)], loss=0.02, mtus=[1500, 1000, 1200]) as world, world.open_group() as team:
         results = world.on_each(partial(step_of, team, {"step": 0, "qos": qos}))
         assert 0 < check(results, Treatment.FEEDBACK, 1) <= 0.03
 
@@ -104,7 +104,7 @@ def of_hosts(group: NativeGroup, step: int, qos: Qos) -> tuple[Array, Array, Arr
 
 @pytest.mark.parametrize("hosts", [((0, 1), (2, 3)), ((0, 2), (1,), (3, 4))])
 def test_sums_of_hosts_and_their_residuals_add_up_to_all_inputs(hosts: tuple[tuple[int, ...], ...]) -> None:
-    with World(hosts, loss_ppm=20_000) as world, world.open_group() as team:
+    with World(hosts, loss=0.02) as world, world.open_group() as team:
         size = sum(map(len, hosts))
         for step in range(3):
             results = world.on_each(lambda rank, step=step: of_hosts(team[rank], step, Qos(0.05)))  # type: ignore[misc]
@@ -118,7 +118,7 @@ def test_sums_of_hosts_and_their_residuals_add_up_to_all_inputs(hosts: tuple[tup
 
 @pytest.mark.parametrize("treatment", [Treatment.RESCALE, Treatment.ZERO])
 def test_rescaling_makes_up_for_a_whole_missing_host(treatment: Treatment) -> None:
-    with World([(0, 1), (2, 3)], loss_ppm=20_000) as world, world.open_group() as team:
+    with World([(0, 1), (2, 3)], loss=0.02) as world, world.open_group() as team:
 
         def body(rank: int) -> Array:
             group = team[rank]
@@ -147,13 +147,13 @@ def test_nothing_is_missing_where_nothing_is_lost(wire: str) -> None:
 
 
 def test_many_losses_within_a_wide_bound() -> None:
-    with World([(0,), (1,)], loss_ppm=200_000) as world, world.open_group() as team:
+    with World([(0,), (1,)], loss=0.2) as world, world.open_group() as team:
         share = check(world.on_each(lambda rank: all_reduce(team[rank], 0, Qos(0.5))), Treatment.FEEDBACK, 1)
         assert 0.05 < share < 0.5
 
 
 def test_protected_blocks_arrive() -> None:
-    with World([(0,), (1,)], loss_ppm=100_000) as world, world.open_group() as team:
+    with World([(0,), (1,)], loss=0.1) as world, world.open_group() as team:
         bits = np.random.default_rng(1).random(-(-NUMEL * 4 // 1024 // 64) * 64) < 0.1
         words = np.packbits(bits, bitorder="little").view(np.uint64)
         qos = Qos(0.3, protect=words.ctypes.data, protect_bytes=1024)
@@ -165,7 +165,7 @@ def test_protected_blocks_arrive() -> None:
 
 
 def test_a_lost_result_leaves_the_former_value() -> None:
-    with World([(0,), (1,)], loss_ppm=50_000) as world, world.open_group() as team:
+    with World([(0,), (1,)], loss=0.05) as world, world.open_group() as team:
 
         def body(rank: int) -> Array:
             source = np.ones(NUMEL, "f4")
@@ -206,5 +206,5 @@ def test_invalid_operations_are_refused(qos: Qos, dtype: DType, op: Op, says: st
 
 
 def test_a_bound_of_nothing_is_reliable() -> None:
-    with World([(0,), (1,)], loss_ppm=50_000) as world, world.open_group() as team:
+    with World([(0,), (1,)], loss=0.05) as world, world.open_group() as team:
         assert check(world.on_each(lambda rank: all_reduce(team[rank], 0, Qos(0.0))), Treatment.FEEDBACK, 1) == 0

@@ -48,7 +48,7 @@ def start(*environs: Mapping[str, str]) -> list[Refusal]:
         ({"COMMLAYER_PORTS": "77"}, "COMMLAYER_PORTS=77: use a whole number, 1 to 8 (sockets)"),
         (
             {"GLOO_SOCKET_IFNAME": "nosuch0"},
-            "GLOO_SOCKET_IFNAME=nosuch0: gloo, which does what commlayer does not, cannot use nosuch0 (",
+            "GLOO_SOCKET_IFNAME=nosuch0: gloo, which does the other operations, cannot use nosuch0 (",
         ),
         ({"COMMLAYER_PROTS": "7"}, "COMMLAYER_PROTS=7: there is no such setting; known: "),
     ],

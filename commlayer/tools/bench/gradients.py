@@ -1,12 +1,12 @@
-"""All-reduce of a bucket of gradients, as a communication hook of DDP does it: cast, in chunks, lossy, or plainly.
+"""All-reduce of a bucket of gradients, like that of DDP's communication hook: plain, cast, in chunks, or lossy.
 
-Every run starts from the same gradients, and its result is checked by itself: where contributions may be lost there is
-no single right result, and a chain of runs would hide which one was wrong. The runs of a stretch have a bucket each,
-and all are checked at its end: a rank that is still checking would keep the others waiting inside their clocks.
+Every run starts from the same gradients, and its result is checked by itself. With losses there is no single right
+result, and a chain of runs would hide the wrong one. The runs of a stretch have a bucket each, and all are checked at
+its end: a rank that checks would otherwise keep the others waiting inside their clocks.
 
-Each rank has bits of its own in a value: contribution r is v << (bits x r), so that a sum tells whose are in it. What
-is no sum of contributions, each whole or absent, is wrong; so is a rank's own part of it where that rank was not told,
-and what was lost twice in a row.
+Each rank has bits of its own in a value: contribution r is v << (bits x r), so that a sum shows the ranks in it. A
+result is wrong if it is no sum of contributions, each whole or absent; if this rank's own part is absent but not among
+the missing contributions that the rank was told; or if a contribution was lost twice in a row.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ from . import pattern
 from .collective import Collective
 
 _BITS_MAX = 5
-"""Per rank: with four ranks, means of float32 are still told apart."""
+"""Bits per rank: with four ranks, means of float32 can still be told apart."""
 
 _RUNS = 4
-"""In a stretch."""
+"""Runs in a stretch."""
 
 
 class _NotedFeedback(Feedback):
-    """Notes what the last run added and lost."""
+    """Notes the contributions that the last run added and lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added: list[tuple[int, int]] = []
+        self.missing: Missing = []
 
     def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> list[tuple[int, int]]:
         self.added = super().add_to(buffer, parameters, starts)
@@ -53,9 +58,9 @@ class _Part:
 
     bucket: Tensor
     source: Tensor
-    """What goes over the wire: the bucket itself, or a copy of the wire's type."""
+    """The contribution on the wire: the bucket itself, or a copy in the wire's dtype."""
     target: Tensor
-    """Where the result comes."""
+    """Memory for the result."""
     feedback: _NotedFeedback
     """The same for all runs."""
     owner: Tensor
@@ -68,20 +73,20 @@ class _Part:
 
 @functools.lru_cache
 def _digits(count: int, dtype: torch.dtype, rank: int, world: int, bits: int, largest: int) -> tuple[Tensor, Tensor]:
-    """This rank's gradients and the sum of all: many backends have the same."""
+    """This rank's gradients and the sum of all ranks'; many backends share them."""
     source, expected = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
     pattern.fill_digits(source, expected, rank, world, bits, largest)
     return source, expected
 
 
 @functools.lru_cache
-def _memory(count: int, dtype: torch.dtype, use: str) -> Tensor:  # noqa: ARG001  # what it is kept by
-    """The same for all backends, as they take turns: each stretch fills it anew."""
+def _memory(count: int, dtype: torch.dtype, use: str) -> Tensor:  # noqa: ARG001  # part of the key
+    """Memory that all backends share, because they take turns: each stretch fills it anew."""
     return torch.zeros(count, dtype=dtype)
 
 
 class Gradients(Collective):
-    """With one backend, whose settings say what the wire carries and what may be lost of it."""
+    """The measurement for one backend, whose settings give the dtype on the wire, the chunks and the policy."""
 
     name = "gradients"
     reduces = True
@@ -93,15 +98,17 @@ class Gradients(Collective):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether what was lost goes into the next run."""
+        """Whether lost contributions are added to the next run."""
         return self.spec.policy.loss_bound > 0 and self.spec.policy.treatment == "feedback"
 
     def prepare(self) -> None:
         wire = self.dtype if self.spec.cast is None else getattr(torch, self.spec.cast)
         self.bits = min(_BITS_MAX, (pattern.EXACT_INTEGER_LIMIT[wire].bit_length() - 1) // self.world)
         if self.bits == 0:
-            raise ValueError(f"{self.world} ranks: {wire} has not a bit for each, so that sums cannot be verified")
-        # what was lost comes again, once, added to the next: a digit must hold twice its value
+            raise ValueError(
+                f"{self.world} ranks: {wire} has no bit for each, so sums cannot be verified; use fewer ranks"
+            )
+        # a lost contribution is added to the next one, once: a digit must hold twice its value
         largest = max(1, ((1 << self.bits) - 1) // (2 if self.feeds_back else 1))
         self.source, self.expected = _digits(self.count, self.dtype, self.rank, self.world, self.bits, largest)
         self.runs = 0
@@ -149,7 +156,10 @@ class Gradients(Collective):
             part.source.copy_(part.bucket)
         if not self.feeds_back:
             return dist.all_reduce(part.source, group=group, async_op=True)
-        assert isinstance(group, CommProcessGroup)  # noqa: S101  # only its policy has a bound
+        assert isinstance(group, CommProcessGroup)  # noqa: S101  # only its policy has a loss bound
+        if not group.can_lose:
+            part.target.copy_(part.source)
+            return dist.all_reduce(part.target, group=group, async_op=True)
         memory = {(0, "target"): part.target}
         reduction = Reduction(group, part.feedback, memory=memory, op=dist.ReduceOp.SUM)
         return reduce_gradient(part.source, [part.owner], self.spec.policy, reduction)
@@ -161,7 +171,7 @@ class Gradients(Collective):
             part.bucket.copy_(part.target)
 
     def wrong(self) -> int:
-        """Of the runs since `restore`; also counts, in `lost`, the contributions that their results lack."""
+        """Wrong elements of the runs since `restore`; also adds the contributions that their results lack to `lost`."""
         return sum(self._wrong(run) for run in range(self.used))
 
     def _wrong(self, run: int) -> int:
@@ -179,16 +189,16 @@ class Gradients(Collective):
         return max(wrong, sum(map(self._unaccounted, self.parts[run]))) if self.feeds_back else wrong
 
     def _summed(self, result: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-        """Which elements are sums of contributions, and how many of these are absent from each."""
+        """Whether each element is a sum of contributions, and the number of contributions absent from it."""
         value, absent = result.round().long(), torch.zeros_like(whole)
         good = (value == result) & (value >= 0) & (value >> self.bits * self.world == 0)
         for digit, one in zip(self._digits(value), self._digits(whole), strict=True):
             good &= (digit % one == 0) if self.feeds_back else (digit == 0) | (digit == one)
             absent += digit == 0
-        return good & (absent < self.world), absent  # an owner's own is always there
+        return good & (absent < self.world), absent  # the owner's own is always there
 
     def _rescaled(self, result: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-        """Likewise, of the mean of what arrived x the number of ranks."""
+        """The same for the mean of the counted contributions x the number of ranks."""
         digits = [digit << self.bits * rank for rank, digit in enumerate(self._digits(whole))]
         good, absent = torch.zeros_like(whole, dtype=torch.bool), torch.zeros_like(whole)
         tolerance = 4 * torch.finfo(getattr(torch, self.spec.cast or "float32")).eps
@@ -206,7 +216,7 @@ class Gradients(Collective):
         return (value >> self.bits * rank & mask for rank in range(self.world))
 
     def _unaccounted(self, part: _Part) -> int:
-        """Elements in which this rank's own contribution is not what it has been told, or which were lost again."""
+        """Elements in which this rank's own contribution differs from what it was told, or was lost again."""
         told = torch.ones(len(part.source), dtype=torch.bool)
         for offset, length in part.missing:
             told[offset // part.source.itemsize : (offset + length) // part.source.itemsize] = False

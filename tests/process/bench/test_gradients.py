@@ -124,8 +124,9 @@ def measure_variants(rank: int, size: int) -> list[tuple[str, int, Any, bool]]:
     ]
 
 
-def test_every_variant_is_right_where_nothing_is_lost() -> None:
-    for found in ranks.run(measure_variants, 3, environ={"COMMLAYER_SHM": "0"}):
+@pytest.mark.parametrize("shm", ["0", "1"])
+def test_every_variant_is_right_where_nothing_is_lost(shm: str) -> None:
+    for found in ranks.run(measure_variants, 3, environ={"COMMLAYER_SHM": shm}):
         assert found == [(name, 0, 0.0, name.startswith("commlayer")) for name in map(canonical, VARIANTS)]
 
 
