@@ -4,7 +4,7 @@
 
 enum { SEGMENT_BYTES = 1460 };
 
-/* So many of all flows have at most so many segments; in between it is a straight line. */
+/* The share `part` of all flows has at most so many segments; straight lines in between. */
 static const struct {
     double segments, part;
 } SIZES[] = {{1, 0},     {6, 0.15},  {13, 0.2},   {19, 0.3},   {33, 0.4},    {53, 0.53},

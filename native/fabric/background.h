@@ -1,7 +1,7 @@
 /*
- * Background: traffic that is not the job's: flows from the fabric's other hosts (storage, say) to those of the job, at
- * random times, of random sizes like those of web search (the distribution of Alizadeh et al., "Data Center TCP", as
- * later simulations round it), each a connection of its own.
+ * Background: traffic beside the job's: flows from the fabric's other hosts (storage, say) to the job's hosts, at
+ * random times and of random sizes. Sizes follow web search (Alizadeh et al., "Data Center TCP", as later simulations
+ * round the distribution). Each flow has a connection of its own.
  */
 #ifndef CL_FABRIC_BACKGROUND_H
 #define CL_FABRIC_BACKGROUND_H
@@ -24,12 +24,12 @@ struct sim_background {
     struct sim_background_flow *last;
 };
 
-/* load: the part of every link to a host of the job that it takes on average, 0: none. */
+/* load: average share of every link to a host of the job; 0: no background. */
 void sim_background_init(struct sim_background *background, struct sim_dctcp *dctcp, double load, uint64_t seed,
                          uint64_t start_ns);
 void sim_background_free(struct sim_background *background);
 
-/* One size, bytes; and their mean. */
+/* A random size, and the mean of all sizes. */
 uint64_t sim_background_draw(struct sim_random *random);
 double sim_background_mean_bytes(void);
 

@@ -6,7 +6,7 @@
 
 enum {
     HEAD_BYTES = 40 + 12, /* IP and TCP headers, time stamps */
-    UDP_BYTES = 28,       /* of the links' overhead: IP and UDP, which are not there */
+    UDP_BYTES = 28,       /* counted by the links as overhead, but TCP has no UDP header */
     WINDOW_START = 10,
     REORDER = 3,
     BACKOFFS_MAX = 6,
@@ -16,13 +16,13 @@ static const double G = 1.0 / 16;
 static const double WINDOW_MIN = 1;
 static const double WINDOW_MAX = 1 << 14;
 
-/* What the head of a datagram says, in both directions. */
+/* The head of a datagram, in both directions. */
 struct segment_head {
     struct sim_dctcp_connection *connection;
-    bool acknowledges, echo; /* echo: the segment that came was marked */
-    uint64_t number;         /* of the segment; or of the one that came */
+    bool acknowledges, echo; /* echo: the acknowledged segment was marked */
+    uint64_t number;         /* of the segment; in an acknowledgement: of the segment that came */
     uint64_t expected;       /* everything before it has come */
-    uint64_t block_end;      /* so have those from `number` to here */
+    uint64_t block_end;      /* so have the segments from `number` to here */
     uint64_t sent_ns;        /* time stamp */
 };
 
@@ -43,7 +43,7 @@ static void emit(struct sim_dctcp_connection *connection, const struct segment_h
     datagram->from = head->acknowledges ? connection->to : connection->from;
     datagram->to = head->acknowledges ? connection->from : connection->to;
     datagram->protocol = connection->dctcp->protocol;
-    datagram->priority = connection->flow ? SIM_LANE_OTHERS : 0;
+    datagram->priority = connection->flow ? SIM_CLASS_OTHERS : 0;
     datagram->ecn = SIM_ECT;
     datagram->length = HEAD_BYTES - UDP_BYTES + payload;
     memcpy(datagram->bytes, head, sizeof *head);
@@ -54,7 +54,7 @@ static void emit(struct sim_dctcp_connection *connection, const struct segment_h
 
 static uint64_t rto_ns(const struct sim_dctcp_connection *connection)
 {
-    /* Without a sample it is the minimum: the handshake, which is not simulated, has measured the round trip. */
+    /* Without a sample the minimum applies: a handshake, not simulated, would have measured the round trip. */
     uint64_t rto_ns = connection->srtt_ns + 4 * connection->variation_ns, least_ns = connection->dctcp->rto_min_ns;
     return (rto_ns < least_ns ? least_ns : rto_ns) << connection->timeouts;
 }
@@ -62,7 +62,7 @@ static uint64_t rto_ns(const struct sim_dctcp_connection *connection)
 static void arm(struct sim_dctcp_connection *connection)
 {
     connection->rto_at_ns = now_ns(connection) + rto_ns(connection);
-    if (connection->rto.slot == 0) /* else it finds out when it fires */
+    if (connection->rto.slot == 0) /* else the event reschedules itself when it fires */
         sim_clock_schedule(connection->dctcp->fabric->network.clock, &connection->rto, connection->rto_at_ns);
 }
 
@@ -146,7 +146,7 @@ static void time_round_trip(struct sim_dctcp_connection *connection, uint64_t sa
     connection->srtt_ns = (7 * srtt_ns + sample_ns) / 8;
 }
 
-/* Counts the segments from `start` to `end` as delivered; returns how many of them were not before. */
+/* Counts the segments from `start` to `end` as delivered; returns how many are new. */
 static uint32_t deliver_range(struct sim_dctcp_connection *connection, uint64_t start, uint64_t end)
 {
     uint32_t fresh = 0;
@@ -163,12 +163,12 @@ static uint32_t deliver_range(struct sim_dctcp_connection *connection, uint64_t 
     return fresh;
 }
 
-/* What was sent before something that has arrived since is lost. */
+/* A segment is lost when later transmissions have arrived. */
 static void detect_losses(struct sim_dctcp_connection *connection)
 {
     bool any = false;
     if (connection->next - connection->una == (uint64_t)connection->flying + connection->lost)
-        return; /* everything came in order so far */
+        return; /* all segments came in order so far */
     for (uint64_t number = connection->una; number < connection->next; number++) {
         struct sim_dctcp_segment *segment = at(connection, number);
         if (segment->state != SIM_SEGMENT_FLYING || segment->order + REORDER > connection->newest_order)
@@ -183,7 +183,7 @@ static void detect_losses(struct sim_dctcp_connection *connection)
 static void grow(struct sim_dctcp_connection *connection, uint32_t acked, bool limited)
 {
     if (!limited || connection->una < connection->hold_until)
-        return; /* the window is not what limits it; or it has just shrunk */
+        return; /* the window is not the limit, or has just shrunk */
     if (connection->window < connection->threshold)
         connection->window += acked;
     else
@@ -208,7 +208,7 @@ static void observe_marks(struct sim_dctcp_connection *connection, uint32_t acke
 
 /* ---- messages ---- */
 
-/* Calls back for sends that are acknowledged now, in order. A callback may send and receive more. */
+/* Reports sends acknowledged by now, in order. A callback may send and receive more. */
 static void finish_sends(struct sim_dctcp_connection *connection)
 {
     struct sim_transport *transport = &connection->dctcp->transport;
@@ -241,7 +241,7 @@ static void finish_receives(struct sim_dctcp_connection *connection)
     }
 }
 
-/* Frees those that are over at both ends; never from within a callback. */
+/* Frees messages completed at both ends; never from within a callback. */
 static void purge(struct sim_dctcp_connection *connection)
 {
     for (struct sim_dctcp_message **link = &connection->messages; *link != NULL;) {
@@ -267,7 +267,7 @@ static struct sim_dctcp_message *find(struct sim_dctcp_connection *connection, c
     return *link;
 }
 
-/* ---- what arrives ---- */
+/* ---- arrivals ---- */
 
 static void on_segment(struct sim_dctcp_connection *connection, const struct segment_head *head, bool marked)
 {

@@ -80,12 +80,12 @@ static void check(int status, const struct sim_message *message)
     exit(2);
 }
 
-/* Peers are added when they are first needed: most are never. */
+/* Peers are added when first needed: most never are. */
 static struct sim_dlcp_host *host_of(struct sim_dlcp *dlcp, uint16_t id, uint16_t peer)
 {
     static const uint32_t same_interface[8] = {0};
     struct sim_dlcp_host *host = &dlcp->hosts[id];
-    /* CL_EINVAL: it is there already */
+    /* CL_EINVAL: added before */
     if (cl_endpoint_add_peer_through(host->driver.endpoint, peer, (uint16_t)dlcp->config.paths, same_interface) ==
         CL_ENOMEM)
         sim_memory(NULL);
@@ -97,7 +97,7 @@ static struct cl_qos qos_of(const struct sim_message *message)
     return (struct cl_qos){.priority = message->priority, .loss_bound = message->loss_bound};
 }
 
-/* What was posted may leave now; from within a turn it does anyway. */
+/* A posted message may leave now; a turn under way sends it anyway. */
 static void wake(struct sim_dlcp_host *host)
 {
     if (!host->running)

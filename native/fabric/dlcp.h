@@ -1,10 +1,10 @@
 /*
- * DLCP: the production core (protocol/endpoint.h) on every host of a fabric. A host is infinitely fast: its engine has
- * a turn at once whenever a packet comes, a message is posted or a timer is due.
+ * DLCP: the production core (protocol/endpoint.h) on every host of a fabric. A host is infinitely fast: its endpoint
+ * takes a turn at once whenever a packet comes, a message is posted or a timer is due.
  *
- * Payload is not carried, only its length. Packets that a switch may drop first leave as not ECN-capable, the others as
- * ECN-capable, which is what the wire does. The n-th path of a peer differs from the others by its entropy, as with
- * source ports: ECMP may or may not give it another spine.
+ * Datagrams carry the length of their payload, not the payload. Packets that a switch may drop first leave as not
+ * ECN-capable, the others as ECN-capable, as on a real wire. Paths of a peer differ by their entropy, as by source
+ * ports: ECMP may or may not give them different spines.
  */
 #ifndef CL_FABRIC_DLCP_H
 #define CL_FABRIC_DLCP_H
@@ -15,11 +15,11 @@
 struct sim_dlcp_config {
     uint32_t mtu;    /* of the IP packet */
     uint32_t paths;  /* per peer */
-    bool sprays;     /* every packet has entropy of its own; else every path has */
+    bool sprays;     /* every packet has entropy of its own; else every path */
     bool priorities; /* else all packets are of one class */
     bool selective;  /* else no packet is to be dropped before others */
-    /* What the core takes for a microsecond. Its constants are made for hosts that share their cores and take about a
-     * millisecond to answer; hosts that take no time may have them in proportion. 1000: as they are. */
+    /* Length of the core's microsecond. The core's constants suit hosts that share their cores and answer after about
+     * a millisecond; hosts that answer at once may have them in proportion. 1000: the constants as they are. */
     uint32_t tick_ns;
 };
 
@@ -37,7 +37,7 @@ struct sim_dlcp {
     uint8_t protocol;
     struct sim_dlcp_host *hosts;
     uint64_t sent;   /* packets */
-    uint8_t *packet; /* what a host is given of a datagram: its head, and as many bytes after it as it says */
+    uint8_t *packet; /* handed to a host: the head of a datagram, and as many bytes after it as the head says */
 };
 
 void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, struct sim_fabric *fabric,

@@ -58,8 +58,8 @@ void sim_fabric_init(struct sim_fabric *fabric, const struct sim_fabric_config *
     for (uint32_t i = 0; i < config->leaves + config->spines; i++)
         fabric->buffers[i].limit_bytes = config->switch_bytes;
     for (uint32_t i = 0; i < hosts; i++) {
-        /* A host's queue has the host's memory, and drops nothing of its own. */
-        fabric->nic[i].queue.limit_bytes = UINT64_MAX / (2 * SIM_LANE_FACTOR); /* none */
+        /* A host queues in its own memory and drops nothing. */
+        fabric->nic[i].queue.limit_bytes = UINT64_MAX / (2 * SIM_CLASS_FACTOR); /* none */
         fabric->nic[i].queue.drops = false;
         fabric->port[i].queue.buffer = &fabric->buffers[leaf_of(fabric, i)];
     }

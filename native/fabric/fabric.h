@@ -1,7 +1,7 @@
 /*
  * Fabric: a leaf-spine network of hosts with one NIC each: every leaf has a link to each of its hosts and to each
- * spine. All queues are at outputs. A packet between leaves takes the spine that its entropy selects: ECMP where that
- * is the same for all packets of a connection, spraying where it is not.
+ * spine. All queues are at outputs. The entropy of a packet selects its spine: ECMP where all packets of a connection
+ * have the same entropy, spraying where each has its own.
  */
 #ifndef CL_FABRIC_FABRIC_H
 #define CL_FABRIC_FABRIC_H
@@ -13,11 +13,11 @@ enum { SIM_PROTOCOLS = 2 };
 
 struct sim_fabric_config {
     uint32_t leaves, hosts_per_leaf, spines;
-    uint32_t others_per_leaf;   /* hosts that are not of the job; their numbers come after all of its hosts */
+    uint32_t others_per_leaf;   /* hosts of the background; their numbers follow those of the job's hosts */
     double host_bps, spine_bps; /* of a link between host and leaf, and between leaf and spine */
     uint64_t delay_ns;          /* of every link */
-    uint64_t port_bytes;        /* most that one port of a switch may queue */
-    uint64_t switch_bytes;      /* memory that the ports of one switch share; 0: each has its own */
+    uint64_t port_bytes;        /* limit of one port of a switch */
+    uint64_t switch_bytes;      /* shared by the ports of one switch; 0: not shared */
     uint64_t mark_us; /* ECN: queue of a class, as time on its link, above which packets are marked; 0: never */
 };
 
@@ -36,10 +36,10 @@ void sim_fabric_init(struct sim_fabric *fabric, const struct sim_fabric_config *
                      struct sim_trace *trace, uint64_t seed);
 void sim_fabric_free(struct sim_fabric *fabric);
 
-/* An empty datagram; room for SIM_FABRIC_HEAD_BYTES. `length` may be more: payload is not carried. */
+/* An empty datagram with room for SIM_FABRIC_HEAD_BYTES. `length` may be more: payload is not carried. */
 enum { SIM_FABRIC_HEAD_BYTES = 640 };
 struct sim_datagram *sim_fabric_take(struct sim_fabric *fabric);
-/* Sends it (from, to, protocol, priority, ecn and length are set). */
+/* Sends a datagram; from, to, protocol, priority, ecn and length are set. */
 void sim_fabric_send(struct sim_fabric *fabric, struct sim_datagram *datagram, uint64_t entropy);
 
 struct sim_fabric_counts {

@@ -1,8 +1,8 @@
 /*
- * Job: one collective on all hosts of a fabric: the production plan of every rank, run over a transport. Only its
- * messages are real: what a plan does within a host takes no time.
+ * Job: one collective on all hosts of a fabric: the production plan of every rank, run over a transport. Only messages
+ * take time; steps within a host take none.
  *
- * A message's time is from its send's being posted until its receive has ended.
+ * The time of a message runs from the posting of its send to the completion of its receive.
  */
 #ifndef CL_FABRIC_JOB_H
 #define CL_FABRIC_JOB_H
@@ -32,22 +32,22 @@ struct sim_job {
     struct sim_transport *transport;
     uint32_t number, world;
     uint8_t priority;
-    double loss_bound; /* of the messages that the plan says may lose packets */
+    double loss_bound; /* of partial messages */
     struct sim_job_rank *ranks;
     uint32_t unfinished; /* ranks */
-    uint64_t *posted_ns; /* of every message, when its send was posted */
-    uint64_t *times_ns;  /* and how long it took */
+    uint64_t *posted_ns; /* by message: when its send was posted */
+    uint64_t *times_ns;  /* by message: its time */
     uint32_t *first;     /* by from * world + to: its first message in these arrays */
     uint64_t message_count, bytes, missing;
 };
 
-/* number: different for every job on a transport, and never UINT32_MAX. */
+/* number: unique on the transport, never UINT32_MAX. */
 void sim_job_init(struct sim_job *job, struct sim_clock *clock, struct sim_transport *transport, uint32_t number,
                   struct sim_plans *plans, uint32_t shape, uint8_t priority, double loss_bound);
 void sim_job_free(struct sim_job *job);
-/* The rank calls it at that time. */
+/* The rank calls the collective at that time. */
 void sim_job_call(struct sim_job *job, uint32_t rank, uint64_t at_ns);
-/* For sim_transport.done; the context is the step's. */
+/* For sim_transport.done; the context is a struct sim_job_step. */
 void sim_job_done(void *context, uint64_t missing);
 
 #endif

@@ -1,12 +1,12 @@
 /*
  * One run on a leaf-spine fabric: collectives by DLCP (the production core) or by DCTCP, with background traffic by
- * DCTCP; one line of JSON says how long messages and collectives took. bench/fabric.py runs it; docs/fabric.md says
- * what comes of it.
+ * DCTCP. Prints one line of JSON: the times of messages and collectives. bench/fabric.py runs it; docs/fabric.md has
+ * the results.
  *
  *     fabric --plans FILE --shapes N,N,... [--transport dlcp|dctcp] [--seed N] ... (see `options`)
  *
- * A round is what one training step sends: the shapes, from the last layers to the first, `gap` apart; the later ones
- * are more urgent. Rounds follow one another; the first is not measured: it is there for congestion control to settle.
+ * A round is the traffic of one training step: the shapes, from the last layers to the first, `gap` apart; later shapes
+ * are more urgent. Rounds follow one another. The first lets congestion control settle and is not measured.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -42,27 +42,27 @@ static const struct option {
     TEXT(plans, "file written by native/sim/plans.py"),
     TEXT(shapes, "indices of the shapes of a round"),
     TEXT(transport, "dlcp or dctcp"),
-    NUMBER(seed, "of everything random"),
-    NUMBER(rounds, "to measure, after one that is not"),
+    NUMBER(seed, "of all random choices"),
+    NUMBER(rounds, "measured, after one that is not"),
     NUMBER(mtu, "bytes of an IP packet"),
     NUMBER(paths, "dlcp: per peer"),
-    NUMBER(tick_ns, "dlcp: what the core takes for a microsecond"),
+    NUMBER(tick_ns, "dlcp: length of the core's microsecond"),
     NUMBER(sprays, "dlcp: 1: the switches choose a spine for each packet, 0: for each path"),
     NUMBER(priorities, "dlcp: 0: one class for all"),
-    NUMBER(selective, "dlcp: 0: switches do not know which packets may be dropped"),
+    NUMBER(selective, "dlcp: 0: switches do not drop droppable packets first"),
     NUMBER(loss_bound, "dlcp: share of the packets that a partial message may lose"),
-    NUMBER(load, "of the background, as part of the hosts' links"),
+    NUMBER(load, "of the background, as share of the hosts' links"),
     NUMBER(leaves, ""),
     NUMBER(hosts_per_leaf, ""),
-    NUMBER(others_per_leaf, "hosts from which the background comes"),
+    NUMBER(others_per_leaf, "hosts that send the background"),
     NUMBER(spines, ""),
     NUMBER(host_gbps, ""),
     NUMBER(spine_gbps, "of one link between leaf and spine"),
     NUMBER(delay_us, "of one link"),
-    NUMBER(port_kib, "most that a port queues"),
+    NUMBER(port_kib, "limit of a port's queue"),
     NUMBER(switch_kib, "shared by the ports of a switch; 0: not shared"),
     NUMBER(mark_us, "queue of a class above which ECN marks"),
-    NUMBER(rto_us, "dctcp: least"),
+    NUMBER(rto_us, "dctcp: minimum"),
     NUMBER(gap_us, "between the calls of a round"),
     NUMBER(skew_us, "between the ranks' calls, at most"),
     NUMBER(limit_ms, "of virtual time"),
@@ -161,8 +161,8 @@ static bool run_round(struct run *run, uint32_t round)
     struct sim_transport *transport = strcmp(o->transport, "dctcp") == 0 ? &run->dctcp.transport : &run->dlcp.transport;
     struct sim_job *jobs = &run->jobs[round * run->shape_count];
     for (uint32_t i = 0; i < run->shape_count; i++) {
-        /* The last that is called is needed first. */
-        uint32_t priority = (run->shape_count - 1 - i) * SIM_LANE_OTHERS / run->shape_count;
+        /* The shape called last is needed first. */
+        uint32_t priority = (run->shape_count - 1 - i) * SIM_CLASS_OTHERS / run->shape_count;
         sim_job_init(&jobs[i], &run->clock, transport, round * run->shape_count + i, &run->plans, run->shapes[i],
                      (uint8_t)priority, o->loss_bound);
     }
@@ -179,7 +179,7 @@ static bool run_round(struct run *run, uint32_t round)
     return true;
 }
 
-/* ---- what came of it ---- */
+/* ---- results ---- */
 
 static int compare(const void *a, const void *b)
 {
@@ -231,7 +231,7 @@ static void print_jobs(const struct run *run)
         }
         rounds_ns += ended_ns - called_ns;
     }
-    /* what is called last is needed first: see run_round */
+    /* the shape called last is needed first: see run_round */
     uint64_t *urgent_ns = sim_new(ranks / run->shape_count, sizeof *urgent_ns);
     for (uint32_t round = 0; round + 1 < run->round_count; round++)
         memcpy(&urgent_ns[round * run->fabric.hosts],

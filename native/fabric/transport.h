@@ -1,6 +1,6 @@
 /*
- * Transport: what carries messages from host to host over a fabric: an interface, so that the same work can be given to
- * several. What implements it has it as its first member.
+ * Transport: an interface that carries messages from host to host over a fabric, so that different protocols can do the
+ * same work. Implementations have it as their first member.
  */
 #ifndef CL_FABRIC_TRANSPORT_H
 #define CL_FABRIC_TRANSPORT_H
@@ -9,21 +9,21 @@
 
 struct sim_datagram;
 
-/* One message: both ends name the same one. */
+/* Names a message, the same at both ends. */
 struct sim_message {
     uint16_t from, to;
     uint8_t priority;
     uint32_t job, index; /* index: the n-th from this sender to this receiver in this job */
     uint32_t length;
-    double loss_bound; /* of its packets that may be missing */
+    double loss_bound; /* share of its packets that may be missing */
 };
 
 struct sim_transport {
     void (*send)(struct sim_transport *transport, const struct sim_message *message, void *context);
     void (*receive)(struct sim_transport *transport, const struct sim_message *message, void *context);
-    /* A datagram of this transport has come to its host, and is to be given back to the pool. */
+    /* A datagram of this transport has reached its host; the transport gives it back to the pool. */
     void (*deliver)(struct sim_transport *transport, struct sim_datagram *datagram);
-    /* Set by the user: a send has been acknowledged, or a receive has ended, without `missing` of its bytes. */
+    /* Set by the user: a send has been acknowledged, or a receive has completed, without `missing` of its bytes. */
     void (*done)(void *context, uint64_t missing);
 };
 

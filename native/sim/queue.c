@@ -2,85 +2,87 @@
 
 #include <stddef.h>
 
-static void enter(struct sim_queue *queue, struct sim_lane *lane, struct sim_datagram *datagram, uint32_t bytes)
+static void enter(struct sim_queue *queue, struct sim_class *class, struct sim_datagram *datagram, uint32_t bytes)
 {
     queue->bytes += bytes;
-    lane->bytes += bytes;
+    class->bytes += bytes;
     if (queue->bytes > queue->most_bytes)
         queue->most_bytes = queue->bytes;
     datagram->next = NULL;
-    *(lane->first != NULL ? &lane->last->next : &lane->first) = datagram;
-    lane->last = datagram;
+    *(class->first != NULL ? &class->last->next : &class->first) = datagram;
+    class->last = datagram;
 }
 
-static bool enter_limited(struct sim_queue *queue, struct sim_lane *lane, struct sim_datagram *datagram, uint32_t bytes)
+static bool enter_limited(struct sim_queue *queue, struct sim_class *class, struct sim_datagram *datagram,
+                          uint32_t bytes)
 {
     /* One packet always fits: a buffer smaller than a packet would be a dead link. */
     if (queue->bytes > 0 && queue->bytes + bytes > queue->limit_bytes)
         return false;
-    enter(queue, lane, datagram, bytes);
+    enter(queue, class, datagram, bytes);
     return true;
 }
 
-static struct sim_datagram *leave(struct sim_queue *queue, struct sim_lane *lane)
+static struct sim_datagram *leave(struct sim_queue *queue, struct sim_class *class)
 {
-    struct sim_datagram *datagram = lane->first;
+    struct sim_datagram *datagram = class->first;
     if (datagram != NULL) {
         uint32_t bytes = datagram->length + queue->overhead_bytes;
-        lane->first = datagram->next;
+        class->first = datagram->next;
         queue->bytes -= bytes;
-        lane->bytes -= bytes;
+        class->bytes -= bytes;
     }
     return datagram;
 }
 
 static bool droptail_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
 {
-    return enter_limited(queue, &queue->lanes[0], datagram, bytes);
+    return enter_limited(queue, &queue->classes[0], datagram, bytes);
 }
 
 static struct sim_datagram *droptail_pop(struct sim_queue *queue)
 {
-    return leave(queue, &queue->lanes[0]);
+    return leave(queue, &queue->classes[0]);
 }
 
 static bool priority_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
 {
-    return enter_limited(queue, &queue->lanes[datagram->priority], datagram, bytes);
+    return enter_limited(queue, &queue->classes[datagram->priority], datagram, bytes);
 }
 
 static struct sim_datagram *priority_pop(struct sim_queue *queue)
 {
-    for (int lane = 0; lane < SIM_QUEUE_LANES; lane++)
-        if (queue->lanes[lane].first != NULL)
-            return leave(queue, &queue->lanes[lane]);
+    for (int class = 0; class < SIM_CLASSES; class ++)
+        if (queue->classes[class].first != NULL)
+            return leave(queue, &queue->classes[class]);
     return NULL;
 }
 
-static bool lane_has_room(const struct sim_queue *queue, const struct sim_lane *lane, uint64_t waiting_bytes,
-                          uint32_t bytes)
+static bool has_room(const struct sim_queue *queue, const struct sim_class *class, uint64_t waiting_bytes,
+                     uint32_t bytes)
 {
-    uint64_t room_bytes = queue->limit_bytes + queue->limit_bytes / SIM_LANE_FACTOR, used_bytes = waiting_bytes + bytes;
-    return used_bytes <= room_bytes && lane->bytes + bytes <= SIM_LANE_FACTOR * (room_bytes - used_bytes);
+    uint64_t room_bytes = queue->limit_bytes + queue->limit_bytes / SIM_CLASS_FACTOR,
+             used_bytes = waiting_bytes + bytes;
+    return used_bytes <= room_bytes && class->bytes + bytes <= SIM_CLASS_FACTOR * (room_bytes - used_bytes);
 }
 
 static bool switch_push(struct sim_queue *queue, struct sim_datagram *datagram, uint32_t bytes)
 {
-    struct sim_lane *lane = &queue->lanes[datagram->priority];
+    struct sim_class *class = &queue->classes[datagram->priority];
     struct sim_buffer *buffer = queue->buffer;
-    bool above = queue->mark_bytes > 0 && lane->bytes + bytes > queue->mark_bytes;
+    bool above = queue->mark_bytes > 0 && class->bytes + bytes > queue->mark_bytes;
     if (above && queue->drops && datagram->ecn == SIM_NOT_ECT) {
         queue->selected++;
         return false;
     }
-    uint64_t others_bytes = queue->lanes[SIM_LANE_OTHERS].bytes;
-    uint64_t waiting_bytes = datagram->priority == SIM_LANE_OTHERS ? others_bytes : queue->bytes - others_bytes;
-    if (!lane_has_room(queue, lane, waiting_bytes, bytes) ||
+    uint64_t others_bytes = queue->classes[SIM_CLASS_OTHERS].bytes;
+    uint64_t waiting_bytes = datagram->priority == SIM_CLASS_OTHERS ? others_bytes : queue->bytes - others_bytes;
+    if (!has_room(queue, class, waiting_bytes, bytes) ||
         (buffer != NULL && queue->bytes + bytes > buffer->limit_bytes - buffer->bytes)) {
         queue->overflowed++;
         return false;
     }
-    enter(queue, lane, datagram, bytes);
+    enter(queue, class, datagram, bytes);
     if (buffer != NULL)
         buffer->bytes += bytes;
     if (above && datagram->ecn == SIM_ECT) {
@@ -92,13 +94,13 @@ static bool switch_push(struct sim_queue *queue, struct sim_datagram *datagram, 
 
 static struct sim_datagram *switch_pop(struct sim_queue *queue)
 {
-    struct sim_lane *others = &queue->lanes[SIM_LANE_OTHERS];
+    struct sim_class *others = &queue->classes[SIM_CLASS_OTHERS];
     bool both = others->first != NULL && others->bytes < queue->bytes;
     struct sim_datagram *datagram = both && queue->ahead_bytes > 0 ? leave(queue, others) : priority_pop(queue);
     if (datagram == NULL)
         return NULL;
     int64_t bytes = datagram->length + queue->overhead_bytes;
-    queue->ahead_bytes += datagram->priority == SIM_LANE_OTHERS ? -bytes : bytes;
+    queue->ahead_bytes += datagram->priority == SIM_CLASS_OTHERS ? -bytes : bytes;
     if (!both)
         queue->ahead_bytes = 0;
     if (queue->buffer != NULL)

@@ -65,26 +65,26 @@ static void test_job_and_others_have_half_each(void)
         CHECK(offer(&queue, &pool, 5, SIM_ECT));
         CHECK(offer(&queue, &pool, 1, SIM_ECT));
     }
-    CHECK(!offer(&queue, &pool, 1, SIM_ECT)); /* the job's room is used up, that of the others is not */
+    CHECK(!offer(&queue, &pool, 1, SIM_ECT)); /* the job's room is used up, the others' is not */
     CHECK_EQ(queue.overflowed, 1);
     for (int i = 0; i < 3; i++)
-        CHECK(offer(&queue, &pool, SIM_LANE_OTHERS, SIM_ECT));
-    static const uint32_t ORDER[] = {1, SIM_LANE_OTHERS, 1, SIM_LANE_OTHERS, 5, SIM_LANE_OTHERS, 5, 99};
+        CHECK(offer(&queue, &pool, SIM_CLASS_OTHERS, SIM_ECT));
+    static const uint32_t ORDER[] = {1, SIM_CLASS_OTHERS, 1, SIM_CLASS_OTHERS, 5, SIM_CLASS_OTHERS, 5, 99};
     for (size_t i = 0; i < sizeof ORDER / sizeof *ORDER; i++)
         CHECK_EQ(next_of(&queue, &pool), ORDER[i]);
     CHECK_EQ(queue.bytes, 0);
     sim_pool_free(&pool);
 }
 
-/* Who waits cannot shut out who goes first, and who is alone has all. */
-static void test_lanes_leave_room_for_each_other(void)
+/* A class that waits cannot shut out a class that goes first; a class alone has all room. */
+static void test_classes_leave_room_for_each_other(void)
 {
     struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_queue queue = port_of(72 * TAKEN, 0);
     uint32_t taken[2] = {0};
-    for (uint8_t lane = 2; lane-- > 0;)
-        while (offer(&queue, &pool, lane, SIM_ECT))
-            taken[lane]++;
+    for (uint8_t class = 2; class -- > 0;)
+        while (offer(&queue, &pool, class, SIM_ECT))
+            taken[class]++;
     CHECK_EQ(taken[1], 72);
     CHECK_EQ(taken[0], 8);
     while (next_of(&queue, &pool) != 99) {
@@ -92,7 +92,7 @@ static void test_lanes_leave_room_for_each_other(void)
     sim_pool_free(&pool);
 }
 
-/* A queue may take half of a buffer that is empty, and a second one half of what is left. */
+/* One queue may take half of an empty buffer, and a second queue half of the rest. */
 static void test_shared_buffer(void)
 {
     struct sim_pool pool = {.datagram_bytes = BYTES};
@@ -205,7 +205,7 @@ static void test_one_spine_by_flow_all_by_packet(void)
         CHECK_EQ(fixture.arrived, 100);
         CHECK_EQ(spines, spray ? 4 : 1);
         CHECK(spray || fixture.in_order);
-        CHECK(fixture.last_ns < 100 * 1000 + 5000); /* the hosts' links are what limits it */
+        CHECK(fixture.last_ns < 100 * 1000 + 5000); /* the hosts' links are the limit */
     }
 }
 
@@ -213,7 +213,7 @@ int main(void)
 {
     RUN(test_above_the_threshold_it_marks_or_drops);
     RUN(test_job_and_others_have_half_each);
-    RUN(test_lanes_leave_room_for_each_other);
+    RUN(test_classes_leave_room_for_each_other);
     RUN(test_shared_buffer);
     RUN(test_times_of_routes);
     RUN(test_one_spine_by_flow_all_by_packet);
