@@ -197,9 +197,9 @@ void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t cla
     uint8_t waiting = classes & rank->endpoint->queue.classes; /* these had something to send all the time */
     uint32_t last = waiting != 0 ? 31 - (uint32_t)__builtin_clz(waiting) : 0;
     /* Acknowledgements and probes go first and take nobody's turn: one timeout can ask for a probe to every peer. */
-    for (uint32_t i = rank->batch_count - (taken < rank->batch_count ? taken : rank->batch_count);
-         i < rank->batch_count; i++)
-        rank->starved = waiting == 0 || rank->batch[i].priority >= last ? 0 : rank->starved + 1;
+    for (uint32_t i = rank->driver.batch_count - (taken < rank->driver.batch_count ? taken : rank->driver.batch_count);
+         i < rank->driver.batch_count; i++)
+        rank->starved = waiting == 0 || rank->driver.batch[i].priority >= last ? 0 : rank->starved + 1;
     if (rank->starved > TURNS * CL_QUEUE_GUARD)
         sim_world_fail(world, "rank %u has sent %u packets while its messages of class %u starve", rank->id,
                        rank->starved, last);
@@ -275,7 +275,7 @@ void sim_check_stranger(struct sim_world *world, struct sim_rank *rank)
     struct cl_endpoint_stats before = endpoint->stats;
     const struct cl_peer *urgent = endpoint->urgent_last;
     uint32_t messages = endpoint->table.count;
-    uint64_t timer_us = cl_endpoint_next_timeout(endpoint), now_us = sim_rank_now_us(rank);
+    uint64_t timer_us = cl_endpoint_next_timeout(endpoint), now_us = sim_driver_now_us(&rank->driver);
     uint8_t *bytes = sim_new(world->scenario->datagram_bytes, 1);
     uint32_t length = make_stranger(world, rank, bytes);
     cl_endpoint_receive(endpoint, bytes, length, false, now_us, now_us);
@@ -302,7 +302,7 @@ static uint64_t clock_starts_ns(const struct sim_world *world, uint32_t call)
     uint64_t from_ns = 0;
     for (uint32_t i = 0; i < scenario->world; i++) {
         const struct sim_operation *operation = &world->ranks[i].operations[call];
-        if (operation->member != NULL && !world->ranks[i].dead && operation->called_ns > from_ns)
+        if (operation->member != NULL && !world->ranks[i].driver.dead && operation->called_ns > from_ns)
             from_ns = operation->called_ns;
     }
     for (uint32_t i = 0; i < scenario->fault_count; i++) {
@@ -386,7 +386,7 @@ static void check_rank(struct sim_world *world, const struct sim_rank *rank)
 void sim_check_end(struct sim_world *world)
 {
     for (uint32_t i = 0; i < world->scenario->world && world->failure[0] == 0; i++)
-        if (!world->ranks[i].dead)
+        if (!world->ranks[i].driver.dead)
             check_rank(world, &world->ranks[i]);
     for (uint32_t call = 0; call < world->scenario->call_count && world->failure[0] == 0; call++)
         if (world->scenario->calls[call].qos.loss_bound > 0)

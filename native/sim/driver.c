@@ -108,7 +108,7 @@ bool sim_driver_complete(struct sim_driver *driver)
 bool sim_driver_send(struct sim_driver *driver)
 {
     for (;;) {
-        for (; driver->batch_first < driver->batch_count; driver->batch_first++)
+        for (; driver->batch_first < driver->batch_count; driver->batch_first++, driver->emitted++)
             if (!driver->type->emit(driver, &driver->batch[driver->batch_first]))
                 return false;
         driver->batch_first = 0;

@@ -44,6 +44,7 @@ struct sim_driver {
     uint64_t inbox_bytes;
     struct cl_datagram *batch; /* filled by the endpoint and not yet sent: [batch_first, batch_count) */
     uint32_t batch_first, batch_count;
+    uint64_t emitted; /* datagrams, so far */
 };
 
 /* Creates the endpoint; returns its status. */

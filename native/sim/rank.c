@@ -15,87 +15,58 @@ enum {
 
 /* ---- clocks: every rank has its own, with another start and another speed ---- */
 
-static uint64_t local_us(const struct sim_rank *rank, uint64_t passed_ns)
+static struct sim_rank *rank_of(const struct sim_driver *driver)
 {
+    return (struct sim_rank *)(uintptr_t)driver; /* the driver is its first member */
+}
+
+static uint64_t clock_us(const struct sim_driver *driver, uint64_t at_ns)
+{
+    const struct sim_rank *rank = rank_of(driver);
     const struct sim_speed *speed = &rank->world->scenario->speeds[rank->id];
+    uint64_t passed_ns = at_ns - rank->world->start_ns;
     int64_t drift_ns = (int64_t)(passed_ns / 1000000) * speed->drift_ppm;
     return speed->clock_us + (passed_ns + (uint64_t)drift_ns) / 1000;
 }
 
-uint64_t sim_rank_now_us(const struct sim_rank *rank)
-{
-    return local_us(rank, sim_world_now_ns(rank->world));
-}
-
-/* When its clock shows `us`, or a little earlier: turns that come too early do no harm. */
-static uint64_t ns_at(const struct sim_rank *rank, uint64_t us)
-{
-    uint64_t now_us = sim_rank_now_us(rank), now_ns = rank->world->clock.now_ns;
-    return us <= now_us ? now_ns : now_ns + (us - now_us) * 1000;
-}
-
 /* ---- turns ---- */
-
-static void schedule_turn(struct sim_rank *rank, uint64_t at_ns)
-{
-    at_ns = at_ns < rank->busy_until_ns ? rank->busy_until_ns : at_ns;
-    at_ns = at_ns < rank->paused_until_ns ? rank->paused_until_ns : at_ns;
-    if (!rank->dead && (rank->turn.slot == 0 || at_ns < rank->turn.at_ns))
-        sim_clock_schedule(&rank->world->clock, &rank->turn, at_ns);
-}
 
 void sim_rank_wake(struct sim_rank *rank)
 {
     struct sim_world *world = rank->world;
-    if (rank->dead || (rank->turn.slot != 0 && rank->turn.at_ns <= world->clock.now_ns))
+    const struct sim_event *turn = &rank->driver.event;
+    if (rank->driver.dead || (turn->slot != 0 && turn->at_ns <= world->clock.now_ns))
         return;
     uint64_t wake_ns = world->scenario->speeds[rank->id].wake_ns;
-    schedule_turn(rank, world->clock.now_ns + sim_random_below(&world->random, wake_ns + 1));
+    sim_driver_wake(&rank->driver, world->clock.now_ns + sim_random_below(&world->random, wake_ns + 1));
 }
 
 void sim_rank_receive(struct sim_rank *rank, struct sim_datagram *datagram)
 {
     struct sim_world *world = rank->world;
-    uint64_t bytes = datagram->length + DATAGRAM_OVERHEAD_BYTES;
-    if (rank->dead) {
+    const struct sim_driver *driver = &rank->driver;
+    uint64_t bytes = driver->inbox_bytes + datagram->length + (driver->inbox_count + 1) * DATAGRAM_OVERHEAD_BYTES;
+    if (driver->dead) {
         sim_network_lose(&world->network, datagram, SIM_LOST_DEAD, "rank");
-        return;
-    }
-    if (rank->inbox_bytes + bytes > world->scenario->socket_bytes) {
+    } else if (bytes > world->scenario->socket_bytes) {
         sim_network_lose(&world->network, datagram, SIM_LOST_SOCKET, "rank");
-        return;
+    } else {
+        sim_driver_deliver(&rank->driver, datagram);
+        sim_rank_wake(rank);
     }
-    datagram->arrived_ns = sim_world_now_ns(world);
-    datagram->next = NULL;
-    *rank->inbox_last = datagram;
-    rank->inbox_last = &datagram->next;
-    rank->inbox_bytes += bytes;
-    sim_rank_wake(rank);
 }
 
-static uint32_t take_packets(struct sim_rank *rank, uint64_t now_us)
+static void note_received(struct sim_driver *driver, const struct sim_datagram *datagram)
 {
+    struct sim_rank *rank = rank_of(driver);
     struct sim_world *world = rank->world;
-    uint32_t count = 0;
-    for (; rank->inbox != NULL && count < RECEIVE_PACKETS; count++) {
-        struct sim_datagram *datagram = rank->inbox;
-        rank->inbox = datagram->next;
-        if (rank->inbox == NULL)
-            rank->inbox_last = &rank->inbox;
-        rank->inbox_bytes -= datagram->length + DATAGRAM_OVERHEAD_BYTES;
-        world->network.counts.delivered++;
-        sim_trace_mark(&world->trace, (uint64_t)rank->id << 32 | datagram->length);
-        sim_trace_datagram(&world->trace, "received", "", datagram->from, datagram->to, datagram->bytes,
-                           datagram->length);
-        cl_endpoint_receive(rank->endpoint, datagram->bytes, datagram->length, false,
-                            local_us(rank, datagram->arrived_ns), now_us);
-        if (rank->specimen != NULL) {
-            rank->specimen_length = datagram->length;
-            memcpy(rank->specimen, datagram->bytes, datagram->length);
-        }
-        sim_pool_give(&world->network.pool, datagram);
+    world->network.counts.delivered++;
+    sim_trace_mark(&world->trace, (uint64_t)rank->id << 32 | datagram->length);
+    sim_trace_datagram(&world->trace, "received", "", datagram->from, datagram->to, datagram->bytes, datagram->length);
+    if (rank->specimen != NULL) {
+        rank->specimen_length = datagram->length;
+        memcpy(rank->specimen, datagram->bytes, datagram->length);
     }
-    return count;
 }
 
 /* What it sees of dead ranks of its host: their processes are gone. */
@@ -112,85 +83,59 @@ static void see_deaths(struct sim_rank *rank)
     }
 }
 
-static bool take_completions(struct sim_rank *rank)
+static void complete(struct sim_driver *driver, const struct cl_completion *completion)
 {
-    bool any = false;
-    struct cl_completion completion;
-    while (cl_endpoint_next_completion(rank->endpoint, &completion)) {
-        any = true;
-        sim_trace_say(&rank->world->trace, "rank %u: a message with %u: %s", rank->id, completion.peer,
-                      cl_error_text(completion.status));
-        if (completion.status == CL_EPEERLOST)
-            sim_check_lost(rank->world, rank, completion.peer);
-        cl_group_complete(&completion);
-    }
-    uint32_t id;
-    uint16_t culprit;
-    int reason;
-    while (cl_endpoint_next_abort(rank->endpoint, &id, &culprit, &reason)) {
-        sim_trace_say(&rank->world->trace, "rank %u: hears that group %u failed by %d: %s", rank->id, id,
-                      culprit == UINT16_MAX ? -1 : culprit, cl_error_text(reason));
-        cl_group_hear_of(rank->groups, id, reason, culprit);
-    }
-    return any;
+    struct sim_rank *rank = rank_of(driver);
+    sim_trace_say(&rank->world->trace, "rank %u: a message with %u: %s", rank->id, completion->peer,
+                  cl_error_text(completion->status));
+    if (completion->status == CL_EPEERLOST)
+        sim_check_lost(rank->world, rank, completion->peer);
+    cl_group_complete(completion);
 }
 
-static void emit(struct sim_rank *rank, const struct cl_datagram *from)
+static void hear_of_abort(struct sim_driver *driver, uint32_t id, uint16_t culprit, int reason)
 {
+    struct sim_rank *rank = rank_of(driver);
+    sim_trace_say(&rank->world->trace, "rank %u: hears that group %u failed by %d: %s", rank->id, id,
+                  culprit == UINT16_MAX ? -1 : culprit, cl_error_text(reason));
+    cl_group_hear_of(rank->groups, id, reason, culprit);
+}
+
+static bool emit(struct sim_driver *driver, const struct cl_datagram *from)
+{
+    struct sim_rank *rank = rank_of(driver);
     struct sim_world *world = rank->world;
+    uint32_t length = from->head_length + from->payload_length;
+    if (sim_random_chance(&world->random, world->scenario->full_chance))
+        return false;
     if (from->peer >= world->scenario->world || from->peer == rank->id || from->path >= world->scenario->paths) {
-        sim_world_fail(world, "rank %u sends something to peer %u on path %u, which there is not", rank->id, from->peer,
-                       from->path);
-        return;
+        sim_world_fail(world, "rank %u sends a datagram to peer %u on path %u, which does not exist", rank->id,
+                       from->peer, from->path);
+        return true;
+    }
+    if (length > world->scenario->datagram_bytes) {
+        sim_world_fail(world, "rank %u sends a datagram of %u bytes; %u are allowed", rank->id, length,
+                       world->scenario->datagram_bytes);
+        return true;
     }
     struct sim_datagram *datagram = sim_pool_take(&world->network.pool);
     datagram->from = rank->id;
     datagram->to = from->peer;
     datagram->path = from->path;
     datagram->priority = from->priority;
-    datagram->length = from->head_length + from->payload_length;
-    if (datagram->length > world->scenario->datagram_bytes) {
-        sim_world_fail(world, "rank %u sends a datagram of %u bytes; %u are allowed", rank->id, datagram->length,
-                       world->scenario->datagram_bytes);
-        return;
-    }
-    memcpy(datagram->bytes, from->head, from->head_length);
-    if (from->payload_length > 0)
-        memcpy(datagram->bytes + from->head_length, from->payload, from->payload_length);
+    datagram->length = sim_driver_flatten(datagram->bytes, from);
     sim_trace_datagram(&world->trace, "sent", "", datagram->from, datagram->to, datagram->bytes, datagram->length);
     sim_network_send(&world->network, datagram, rank->host, world->ranks[from->peer].host);
+    return true;
 }
 
-/* Returns false when the wire is full. */
-static bool send_packets(struct sim_rank *rank, uint64_t now_us, uint32_t *count)
+static void check_batch(struct sim_driver *driver)
 {
-    struct sim_world *world = rank->world;
-    for (;;) {
-        while (rank->batch_first < rank->batch_count) {
-            if (sim_random_chance(&world->random, world->scenario->full_chance))
-                return false;
-            emit(rank, &rank->batch[rank->batch_first++]);
-            ++*count;
-        }
-        rank->batch_first = 0;
-        const struct cl_queue *queue = &rank->endpoint->queue;
-        uint8_t classes = queue->classes;
-        uint32_t taken = queue->packets;
-        rank->batch_count = (uint32_t)cl_endpoint_send(rank->endpoint, now_us, rank->batch, rank->batch_capacity);
-        sim_check_batch(world, rank, classes, queue->packets - taken);
-        if (rank->batch_count == 0)
-            return true;
-    }
-}
-
-void sim_rank_drop_payloads(struct sim_rank *rank)
-{
-    uint32_t kept = 0;
-    for (uint32_t i = rank->batch_first; i < rank->batch_count; i++)
-        if (rank->batch[i].payload_length == 0)
-            rank->batch[kept++] = rank->batch[i];
-    rank->batch_first = 0;
-    rank->batch_count = kept;
+    struct sim_rank *rank = rank_of(driver);
+    const struct cl_queue *queue = &rank->endpoint->queue;
+    sim_check_batch(rank->world, rank, rank->queue_classes, queue->packets - rank->queue_packets);
+    rank->queue_classes = queue->classes;
+    rank->queue_packets = queue->packets;
 }
 
 static bool progress(struct sim_rank *rank, uint64_t now_us, uint64_t *deadline_us)
@@ -209,38 +154,47 @@ static bool arm_bells(struct sim_rank *rank, uint64_t now_us, uint64_t *deadline
     return armed;
 }
 
-static void run_turn(struct sim_event *event)
+static void turn(struct sim_driver *driver)
 {
-    struct sim_rank *rank = (struct sim_rank *)(void *)event; /* the turn is its first member */
+    struct sim_rank *rank = rank_of(driver);
     struct sim_world *world = rank->world;
     const struct sim_speed *speed = &world->scenario->speeds[rank->id];
-    uint64_t now_us = sim_rank_now_us(rank), deadline_us = UINT64_MAX;
+    uint64_t now_us = sim_driver_now_us(driver), deadline_us = UINT64_MAX, emitted = driver->emitted;
     world->counts.turns++;
-    uint32_t packets = take_packets(rank, now_us);
+    uint32_t packets = sim_driver_receive(driver, RECEIVE_PACKETS);
     see_deaths(rank); /* after what they said last */
-    if (cl_endpoint_next_timeout(rank->endpoint) <= now_us) {
+    if (sim_driver_expire(driver))
         sim_trace_say(&world->trace, "rank %u: timer", rank->id);
-        cl_endpoint_timeout(rank->endpoint, now_us);
-    }
-    take_completions(rank);
+    sim_driver_complete(driver);
     bool more = progress(rank, now_us, &deadline_us);
-    bool room = send_packets(rank, now_us, &packets);
-    more |= take_completions(rank);
+    rank->queue_classes = rank->endpoint->queue.classes;
+    rank->queue_packets = rank->endpoint->queue.packets;
+    bool room = sim_driver_send(driver);
+    packets += (uint32_t)(driver->emitted - emitted);
+    more |= sim_driver_complete(driver);
     more |= !arm_bells(rank, now_us, &deadline_us);
     sim_rank_call(rank);
     uint64_t now_ns = world->clock.now_ns;
-    rank->busy_until_ns = now_ns + speed->turn_ns + packets * speed->packet_ns;
+    sim_driver_sleep(driver, now_ns + speed->turn_ns + packets * speed->packet_ns);
     if (!room)
-        schedule_turn(rank, now_ns + FULL_US * 1000);
+        sim_driver_wake(driver, now_ns + FULL_US * 1000);
     else if (cl_endpoint_next_timeout(rank->endpoint) < deadline_us)
         deadline_us = cl_endpoint_next_timeout(rank->endpoint);
     rank->spins = packets == 0 && deadline_us <= now_us ? rank->spins + 1 : 0;
-    if (more || rank->inbox != NULL)
-        schedule_turn(rank, now_ns);
+    if (more || driver->inbox != NULL)
+        sim_driver_wake(driver, now_ns);
     if (deadline_us != UINT64_MAX)
-        schedule_turn(rank, ns_at(rank, deadline_us > now_us ? deadline_us : now_us + 1));
+        sim_driver_wake(driver, sim_driver_ns_at(driver, deadline_us > now_us ? deadline_us : now_us + 1));
     sim_check_turn(world, rank);
 }
+
+static const struct sim_driver_type DRIVER = {.turn = turn,
+                                              .emit = emit,
+                                              .complete = complete,
+                                              .abort = hear_of_abort,
+                                              .received = note_received,
+                                              .filled = check_batch,
+                                              .clock_us = clock_us};
 
 /* ---- calls ---- */
 
@@ -288,7 +242,7 @@ static void submit(struct sim_rank *rank, struct sim_operation *operation)
         .qos = call->qos,
         .timeout_us = scenario->timeout_us,
     };
-    if (cl_group_request(group, &operation->operation, &request, sim_rank_now_us(rank)) != CL_OK) {
+    if (cl_group_request(group, &operation->operation, &request, sim_driver_now_us(&rank->driver)) != CL_OK) {
         sim_world_fail(world, "call %u of rank %u is refused", operation->call, rank->id);
         return;
     }
@@ -306,7 +260,7 @@ void sim_rank_call(struct sim_rank *rank)
         struct sim_operation *operation = &rank->operations[rank->next_call];
         if (operation->member == NULL)
             continue;
-        if (rank->dead || rank->in_flight >= scenario->depth || world->clock.now_ns < rank->paused_until_ns)
+        if (rank->driver.dead || rank->in_flight >= scenario->depth || world->clock.now_ns < rank->paused_until_ns)
             return;
         if (fault_of_call(rank, SIM_FAULT_ABSENT, rank->next_call) != NULL && operation->member->group.status == CL_OK)
             return; /* it is stuck elsewhere, until it hears that the group has failed */
@@ -327,22 +281,19 @@ static void call_due(struct sim_event *event)
 
 void sim_rank_pause(struct sim_rank *rank, uint64_t until_ns)
 {
-    struct sim_clock *clock = &rank->world->clock;
-    if (rank->dead || until_ns <= rank->paused_until_ns)
+    if (rank->driver.dead || until_ns <= rank->paused_until_ns)
         return;
     rank->paused_until_ns = until_ns;
-    if (rank->turn.slot != 0 && rank->turn.at_ns < until_ns)
-        sim_clock_schedule(clock, &rank->turn, until_ns);
-    sim_clock_schedule(clock, &rank->due, until_ns);
+    sim_driver_sleep(&rank->driver, until_ns);
+    sim_clock_schedule(&rank->world->clock, &rank->due, until_ns);
 }
 
 void sim_rank_kill(struct sim_rank *rank)
 {
     struct sim_world *world = rank->world;
-    if (rank->dead)
+    if (rank->driver.dead)
         return;
-    rank->dead = true;
-    sim_clock_cancel(&world->clock, &rank->turn);
+    sim_driver_kill(&rank->driver);
     sim_clock_cancel(&world->clock, &rank->due);
     for (uint32_t call = 0; call < world->scenario->call_count; call++)
         world->unfinished -= rank->operations[call].awaited && rank->operations[call].state != SIM_ENDED;
@@ -368,7 +319,7 @@ static void wake_for_group(void *context)
 static void drop_payloads(void *context)
 {
     const struct sim_member *member = context;
-    sim_rank_drop_payloads(member->rank);
+    sim_driver_drop_payloads(&member->rank->driver);
 }
 
 static void ended(void *context, struct cl_operation *of_group, int status)
@@ -431,11 +382,12 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
 {
     const struct sim_scenario *scenario = world->scenario;
     *rank = (struct sim_rank){.world = world, .id = id, .host = scenario->host_of[id]};
-    rank->turn.fire = run_turn;
     rank->due.fire = call_due;
-    rank->inbox_last = &rank->inbox;
-    rank->batch_capacity = scenario->world > SIM_BATCH ? SIM_BATCH / 8 : SIM_BATCH;
-    rank->batch = sim_new(rank->batch_capacity, sizeof *rank->batch);
+    rank->driver = (struct sim_driver){.type = &DRIVER,
+                                       .clock = &world->clock,
+                                       .pool = &world->network.pool,
+                                       .tick_ns = 1000,
+                                       .batch_capacity = scenario->world > SIM_BATCH ? SIM_BATCH / 8 : SIM_BATCH};
     rank->members = sim_new(scenario->group_count, sizeof *rank->members);
     rank->operations = sim_new(scenario->call_count, sizeof *rank->operations);
     struct cl_endpoint_config config = {.auth = scenario->auth,
@@ -449,10 +401,11 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
                                         .fixed_rate_bps = scenario->fixed_rate_bps,
                                         .seed = (uint32_t)scenario->seed};
     memcpy(config.key, &config.job, sizeof config.job);
-    if (cl_endpoint_create(&config, &rank->endpoint) != CL_OK) {
+    if (sim_driver_open(&rank->driver, &config) != CL_OK) {
         sim_world_fail(world, "rank %u cannot create its endpoint", id);
         return;
     }
+    rank->endpoint = rank->driver.endpoint;
     add_peers(rank);
     for (uint32_t group = scenario->group_count; group-- > 0;)
         for (uint32_t i = 0; i < scenario->groups[group].size; i++)
@@ -469,7 +422,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
     for (uint32_t i = 0; i < scenario->fault_count && rank->specimen == NULL; i++)
         if (scenario->faults[i].kind == SIM_FAULT_STRANGER && scenario->faults[i].a == id)
             rank->specimen = sim_new(scenario->datagram_bytes, 1);
-    schedule_turn(rank, world->clock.now_ns);
+    sim_driver_wake(&rank->driver, world->clock.now_ns);
     sim_clock_schedule(&world->clock, &rank->due, world->clock.now_ns);
 }
 
@@ -488,8 +441,7 @@ void sim_rank_free(struct sim_rank *rank)
     }
     for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
         cl_group_free(group);
-    cl_endpoint_destroy(rank->endpoint);
-    free(rank->batch);
+    sim_driver_close(&rank->driver);
     free(rank->specimen);
     free(rank->members);
     free(rank->operations);

@@ -5,8 +5,7 @@
 #ifndef CL_SIM_RANK_H
 #define CL_SIM_RANK_H
 
-#include "protocol/endpoint.h"
-#include "sim/datagram.h"
+#include "sim/driver.h"
 #include "sim/host.h"
 
 enum { SIM_BATCH = 64 };
@@ -31,23 +30,18 @@ struct sim_operation {
 };
 
 struct sim_rank {
-    struct sim_event turn; /* the first member: events are cast to ranks */
-    struct sim_event due;  /* the time of its next call has come */
+    struct sim_driver driver; /* the first member: drivers are cast to ranks */
+    struct sim_event due;     /* the time of the next call */
     struct sim_world *world;
     uint16_t id;
     uint32_t host;
-    bool dead;
-    uint64_t paused_until_ns; /* from the start of virtual time, as all *_ns here */
-    uint64_t busy_until_ns;
+    uint64_t paused_until_ns; /* no call before */
     struct cl_endpoint *endpoint;
 
-    struct sim_datagram *inbox, **inbox_last; /* the socket's buffer */
-    uint64_t inbox_bytes;
-    struct cl_datagram *batch; /* what the wire had no room for: from batch_first on */
-    uint32_t batch_capacity, batch_first, batch_count;
-
-    uint32_t spins;   /* turns in a row with nothing to do that want the next one at once */
-    uint32_t starved; /* the queue's packets since the last class with anything to send had a turn */
+    uint32_t spins;         /* turns in a row with nothing to do that want the next one at once */
+    uint8_t queue_classes;  /* of the endpoint's queue before it filled the batch: classes with something to send */
+    uint32_t queue_packets; /* ... and packets taken from the queue so far */
+    uint32_t starved;       /* the queue's packets since the last class with anything to send had a turn */
 
     struct sim_member *members;       /* by group */
     struct cl_group *groups;          /* those of which it is a member */
@@ -61,9 +55,6 @@ struct sim_rank {
 
 void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id);
 void sim_rank_free(struct sim_rank *rank);
-/* Its clock. */
-uint64_t sim_rank_now_us(const struct sim_rank *rank);
-
 /* A datagram has come to its socket. */
 void sim_rank_receive(struct sim_rank *rank, struct sim_datagram *datagram);
 /* Something happened that its engine is woken for: the turn comes as soon as it gets the CPU. */
@@ -73,7 +64,4 @@ void sim_rank_call(struct sim_rank *rank);
 /* Nothing of it runs until then. */
 void sim_rank_pause(struct sim_rank *rank, uint64_t until_ns);
 void sim_rank_kill(struct sim_rank *rank);
-/* A datagram handed out by the endpoint may point into buffers that are about to go: those are dropped. */
-void sim_rank_drop_payloads(struct sim_rank *rank);
-
 #endif

@@ -54,12 +54,12 @@ static void apply(struct sim_world *world, const struct sim_fault *fault, bool b
         network->egress[at].slowdown = begin ? fault->amount : 1;
         break;
     case SIM_FAULT_STRANGER:
-        if (begin && !world->ranks[fault->a].dead)
+        if (begin && !world->ranks[fault->a].driver.dead)
             for (double i = 0; i < fault->amount; i++)
                 sim_check_stranger(world, &world->ranks[fault->a]);
         break;
     case SIM_FAULT_ABORT:
-        if (!world->ranks[fault->a].dead) {
+        if (!world->ranks[fault->a].driver.dead) {
             struct cl_group *group = &world->ranks[fault->a].members[fault->b].group;
             cl_group_fail(group, CL_EABORTED, group->rank);
         }
@@ -153,7 +153,7 @@ static void fail_unfinished(struct sim_world *world)
     const struct sim_scenario *scenario = world->scenario;
     for (uint32_t i = 0; i < scenario->world; i++) {
         const struct sim_rank *rank = &world->ranks[i];
-        for (uint32_t call = 0; call < scenario->call_count && !rank->dead; call++) {
+        for (uint32_t call = 0; call < scenario->call_count && !rank->driver.dead; call++) {
             const struct sim_operation *operation = &rank->operations[call];
             if (operation->member == NULL || operation->state == SIM_ENDED)
                 continue;
@@ -179,7 +179,7 @@ void sim_world_run(struct sim_world *world, const struct sim_scenario *scenario,
             fail_unfinished(world);
     }
     uint64_t quiet_ns = world->clock.now_ns + QUIET_NS;
-    while (world->failure[0] == 0 && world->clock.count > 0 && world->clock.heap[1].at_ns < quiet_ns)
+    while (world->failure[0] == 0 && sim_clock_next_ns(&world->clock) < quiet_ns)
         sim_clock_step(&world->clock);
     if (world->failure[0] == 0)
         sim_check_end(world);

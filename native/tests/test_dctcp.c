@@ -40,7 +40,7 @@ static void set_up(struct fixture *fixture, uint64_t port_bytes, uint64_t mark_u
 
 static void run_until(struct fixture *fixture, uint64_t ns)
 {
-    while (fixture->clock.count > 0 && fixture->clock.heap[1].at_ns <= ns)
+    while (sim_clock_next_ns(&fixture->clock) <= ns && fixture->clock.count > 0)
         sim_clock_step(&fixture->clock);
 }
 
