@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
 #include "protocol/partial.h"
@@ -28,7 +29,7 @@ static void give_stranger(struct conversation *c, uint32_t to, const uint8_t *by
     }
     struct cl_endpoint_stats before = endpoint->stats, *after = &endpoint->stats;
     uint64_t timeout_us = cl_endpoint_next_timeout(endpoint);
-    const struct cl_peer *urgent = endpoint->urgent_last;
+    const struct cl_peer *urgent = endpoint->peers.urgent_last;
     conversation_counters.rejected++;
     conversation_give(c, to, bytes, length);
     HOLDS(after->packets_foreign + after->packets_forged + after->packets_replayed ==
@@ -37,7 +38,7 @@ static void give_stranger(struct conversation *c, uint32_t to, const uint8_t *by
     before.packets_forged = after->packets_forged;
     before.packets_replayed = after->packets_replayed;
     HOLDS(memcmp(&before, after, sizeof(before)) == 0);
-    HOLDS(cl_endpoint_next_timeout(endpoint) == timeout_us && endpoint->urgent_last == urgent);
+    HOLDS(cl_endpoint_next_timeout(endpoint) == timeout_us && endpoint->peers.urgent_last == urgent);
 }
 
 /* Seals the packet as a rank would that means it for `to`. */
@@ -50,7 +51,7 @@ static void seal(struct conversation *c, uint32_t to, uint8_t *bytes, uint32_t l
     struct cl_packet packet;
     const struct cl_peer *peer = NULL;
     if (cl_packet_decode(&packet, bytes, length))
-        peer = cl_endpoint_peer(endpoint, packet.source);
+        peer = cl_peer_list_find(&endpoint->peers, packet.source);
     if (!peer || packet.path >= peer->path_count)
         return;
     const struct cl_path *path = &peer->paths[packet.path];
@@ -164,7 +165,8 @@ void attack_make_up(struct conversation *c, bool sealed)
                                .sequence = conversation_take(c) % (c->sequence + 3),
                                .index = conversation_take(c) % 3,
                                .offset = conversation_take_u16(c) * 8};
-    const struct cl_path *path = &cl_endpoint_peer(conversation_endpoint(c, to), packet.source)->paths[packet.path];
+    const struct cl_path *path =
+        &cl_peer_list_find(&conversation_endpoint(c, to)->peers, packet.source)->paths[packet.path];
     packet.number = (uint32_t)(path->packets.next + conversation_take(c) % 8);
     if (packet.kind == CL_PACKET_ACK) { /* of something that was sent, more or less */
         packet.group = (uint32_t)(path->acks.next + conversation_take(c) % 4);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 
 enum { UNEXPECTED_LIMIT_BYTES = 4000, BATCH = 16 };
@@ -58,8 +59,8 @@ static void check_memory(const struct conversation *c, const struct cl_endpoint 
     HOLDS(endpoint->unexpected.used_bytes <= UNEXPECTED_LIMIT_BYTES);
     HOLDS(endpoint->closed.count <= CL_CLOSED_GROUPS_MAX);
     HOLDS(endpoint->table.count <= c->half_count + UNEXPECTED_LIMIT_BYTES);
-    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
-        const struct cl_peer *peer = endpoint->peers[i];
+    for (uint32_t i = 0; i < endpoint->peers.length; i++) {
+        const struct cl_peer *peer = endpoint->peers.list[i];
         for (uint16_t p = 0; peer && p < peer->path_count; p++) {
             HOLDS(peer->paths[p].ack.came.count <= CL_ACK_RANGES + 1);
             HOLDS(peer->paths[p].ack.refused.count <= CL_ACK_RANGES + 1);
@@ -144,7 +145,7 @@ void conversation_begin(struct conversation *c)
                 continue;
             HOLDS(cl_endpoint_add_peer(conversation_endpoint(c, i), j, PATHS) == CL_OK);
             for (int p = 0; p < PATHS; p++) {
-                struct cl_path *path = &cl_endpoint_peer(conversation_endpoint(c, i), j)->paths[p];
+                struct cl_path *path = &cl_peer_list_find(&conversation_endpoint(c, i)->peers, j)->paths[p];
                 path->sent.low = path->sent.next = path->packets.next = number;
                 path->ack.written = path->acks.next = number;
             }

@@ -1,5 +1,6 @@
 #include "group/operation.h"
 
+#include "kernels/copy.h"
 #include "kernels/reduce.h"
 
 uint64_t cl_deadline_after(uint64_t now_us, uint64_t timeout_us)

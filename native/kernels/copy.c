@@ -1,6 +1,6 @@
-/* cl_copy_stream. */
-#include "kernels/reduce.h"
+#include "kernels/copy.h"
 
+#include <stdint.h>
 #include <string.h>
 
 #if defined(__x86_64__)

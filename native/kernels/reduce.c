@@ -1,8 +1,10 @@
 /* Which kernels this machine runs: the best level it has, or the one a test asked for. */
-#include "kernels/reduce_level.h"
+#include "kernels/reduce.h"
 
 #include <stdatomic.h>
 #include <string.h>
+
+#include "kernels/reduce_level.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

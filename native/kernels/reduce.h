@@ -10,12 +10,7 @@
 #define CL_KERNELS_REDUCE_H
 
 #include "commlayer.h"
-
-/* target[i] = target[i] (op) source[i]. */
-typedef void (*cl_reduce_fn)(void *target, const void *source, size_t count);
-
-/* target[i] = target[i] / divisor; integers truncate toward zero. The divisor is at least 1. */
-typedef void (*cl_scale_fn)(void *target, size_t count, uint32_t divisor);
+#include "kernels/kernel.h"
 
 /* NULL when dtype or op is out of range, and for bitwise operators on floats. */
 cl_reduce_fn cl_reduce_kernel(enum cl_dtype dtype, enum cl_op op);
@@ -23,10 +18,6 @@ cl_scale_fn cl_scale_kernel(enum cl_dtype dtype);
 
 /* Bytes per element; 0 when out of range. */
 size_t cl_dtype_size(enum cl_dtype dtype);
-
-/* memcpy, except that it leaves the cache alone when `length` is large (non-temporal stores to the target). For a
- * target that is neither in the cache nor read soon: else memcpy is faster. Source and target may also be the same. */
-void cl_copy_stream(void *target, const void *source, size_t length);
 
 /* cl_kernels_level and cl_kernels_select, declared in commlayer.h, say and override which variants are used. */
 

@@ -2,7 +2,8 @@
 #ifndef CL_KERNELS_REDUCE_LEVEL_H
 #define CL_KERNELS_REDUCE_LEVEL_H
 
-#include "kernels/reduce.h"
+#include "commlayer.h"
+#include "kernels/kernel.h"
 
 #define CL_DTYPES 12
 #define CL_OPS 7

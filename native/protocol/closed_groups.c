@@ -1,6 +1,7 @@
 #include "protocol/closed_groups.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 bool cl_closed_groups_add(struct cl_closed_groups *closed, uint32_t group, int32_t reason, uint16_t culprit)
 {
@@ -30,8 +31,31 @@ const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_group
     return NULL;
 }
 
+void cl_closed_groups_report(struct cl_closed_groups *closed, const struct cl_closed_group *group)
+{
+    if (closed->report_count == closed->report_capacity) {
+        uint32_t capacity = closed->report_capacity ? 2 * closed->report_capacity : 8;
+        struct cl_closed_group *reports = realloc(closed->reports, capacity * sizeof(*reports));
+        if (!reports)
+            return;
+        closed->reports = reports;
+        closed->report_capacity = capacity;
+    }
+    closed->reports[closed->report_count++] = *group;
+}
+
+bool cl_closed_groups_next_report(struct cl_closed_groups *closed, struct cl_closed_group *group)
+{
+    if (!closed->report_count)
+        return false;
+    *group = closed->reports[0];
+    memmove(closed->reports, closed->reports + 1, --closed->report_count * sizeof(*closed->reports));
+    return true;
+}
+
 void cl_closed_groups_free(struct cl_closed_groups *closed)
 {
     free(closed->list);
+    free(closed->reports);
     *closed = (struct cl_closed_groups){0};
 }

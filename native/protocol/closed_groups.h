@@ -19,11 +19,16 @@ struct cl_closed_group {
 struct cl_closed_groups {
     struct cl_closed_group *list; /* a ring once it is full */
     uint32_t count, capacity, oldest;
+    struct cl_closed_group *reports; /* groups that failed because of a peer, first in, first out */
+    uint32_t report_count, report_capacity;
 };
 
 /* Adds a group, or gives its first reason again: true if it was new. Without memory nothing is remembered. */
 bool cl_closed_groups_add(struct cl_closed_groups *closed, uint32_t group, int32_t reason, uint16_t culprit);
 const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_groups *closed, uint32_t group);
+/* A peer ended the group: for cl_closed_groups_next_report. Without memory nothing is reported. */
+void cl_closed_groups_report(struct cl_closed_groups *closed, const struct cl_closed_group *group);
+bool cl_closed_groups_next_report(struct cl_closed_groups *closed, struct cl_closed_group *group);
 void cl_closed_groups_free(struct cl_closed_groups *closed);
 
 #endif

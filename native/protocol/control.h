@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "protocol/message_id.h"
+
 /* Fields a kind does not use are zero. */
 struct cl_control {
     uint32_t group, sequence, index;
@@ -23,6 +25,12 @@ struct cl_controls {
     struct cl_control_entry *list; /* first in, first out */
     uint32_t count, capacity;
 };
+
+/* What a packet about one message says. */
+static inline struct cl_control cl_control_message(const struct cl_message_id *id)
+{
+    return (struct cl_control){.group = id->group, .sequence = id->sequence, .index = id->index};
+}
 
 /* What an ABORT says. culprit: the peer that is the cause, UINT16_MAX: not known. */
 static inline struct cl_control cl_control_abort(uint32_t group, int32_t reason, uint16_t culprit)

@@ -1,7 +1,7 @@
-/* The part of the endpoint that ends what is under way: operations, groups that fail, and lost peers. */
-#include "protocol/endpoint_state.h"
+#include "protocol/ending.h"
 
-#include <string.h>
+#include "protocol/messages.h"
+#include "protocol/packet.h"
 
 struct selection {
     struct cl_endpoint *endpoint;
@@ -21,37 +21,32 @@ static void discard_selected(struct cl_message *message, void *argument)
 {
     const struct selection *selection = argument;
     if (selected(message, selection))
-        cl_endpoint_discard(selection->endpoint, message);
+        cl_messages_discard(selection->endpoint, message);
 }
 
 static void complete_selected(struct cl_message *message, void *argument)
 {
     const struct selection *selection = argument;
     if (selected(message, selection))
-        cl_endpoint_complete(selection->endpoint, message, selection->status);
+        cl_messages_complete(selection->endpoint, message, selection->status);
 }
 
 static void complete_peer(struct cl_message *message, void *argument)
 {
     const struct selection *selection = argument;
     if (message->peer == selection->peer && message->posted)
-        cl_endpoint_complete(selection->endpoint, message, selection->status);
+        cl_messages_complete(selection->endpoint, message, selection->status);
 }
 
 static void drop_completions(struct cl_endpoint *endpoint, const struct selection *selection)
 {
-    struct cl_message *kept_last = NULL, **link = &endpoint->completed_first;
-    while (*link) {
-        struct cl_message *message = *link;
-        if (selected(message, selection)) {
-            *link = message->next;
-            cl_table_recycle(&endpoint->table, message);
-        } else {
-            kept_last = message;
-            link = &message->next;
-        }
+    for (struct cl_message *message = endpoint->completed.first, *next; message; message = next) {
+        next = message->next;
+        if (!selected(message, selection))
+            continue;
+        cl_message_list_remove(&endpoint->completed, message);
+        cl_table_recycle(&endpoint->table, message);
     }
-    endpoint->completed_last = kept_last;
 }
 
 void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
@@ -61,8 +56,8 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
     drop_completions(endpoint, &selection);
     if (sequence == UINT32_MAX)
         cl_closed_groups_add(&endpoint->closed, group, 0, UINT16_MAX);
-    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
-        struct cl_peer *peer = endpoint->peers[i];
+    for (uint32_t i = 0; i < endpoint->peers.length; i++) {
+        struct cl_peer *peer = endpoint->peers.list[i];
         if (!peer)
             continue;
         if (sequence != UINT32_MAX) {
@@ -74,41 +69,48 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
     }
 }
 
-bool cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit)
+/* Remembers that the group failed, and completes its messages. False when it had ended before. */
+static bool close_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit)
 {
-    if (!cl_closed_groups_add(&endpoint->closed, group, reason, culprit))
+    if (!cl_closed_groups_add(&endpoint->closed, group, reason < 0 ? reason : CL_EABORTED, culprit))
         return false;
     struct selection selection = {.endpoint = endpoint, .group = group, .sequence = UINT32_MAX, .status = CL_EABORTED};
     cl_table_each(&endpoint->table, complete_selected, &selection);
     return true;
 }
 
+void cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit)
+{
+    if (close_group(endpoint, group, reason, culprit))
+        cl_closed_groups_report(&endpoint->closed, &(struct cl_closed_group){group, reason, culprit});
+}
+
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
                        uint16_t culprit, uint64_t now_us)
 {
     (void)now_us;
-    cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, culprit);
+    close_group(endpoint, group, reason, culprit);
     for (size_t i = 0; i < count; i++) {
-        struct cl_peer *peer = cl_endpoint_peer(endpoint, peers[i]);
+        struct cl_peer *peer = cl_peer_list_find(&endpoint->peers, peers[i]);
         if (peer) /* a lost one, too: it may still hear us, and then it need not wait for a timeout of its own */
-            cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, culprit));
+            cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, culprit));
     }
 }
 
 bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *culprit, int *reason)
 {
-    if (!endpoint->abort_count)
+    struct cl_closed_group report;
+    if (!cl_closed_groups_next_report(&endpoint->closed, &report))
         return false;
-    *group = endpoint->aborts[0].group;
-    *culprit = endpoint->aborts[0].culprit;
-    *reason = endpoint->aborts[0].reason;
-    memmove(endpoint->aborts, endpoint->aborts + 1, --endpoint->abort_count * sizeof(*endpoint->aborts));
+    *group = report.group;
+    *culprit = report.culprit;
+    *reason = report.reason;
     return true;
 }
 
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
 {
-    struct cl_peer *lost = cl_endpoint_peer(endpoint, peer);
+    struct cl_peer *lost = cl_peer_list_find(&endpoint->peers, peer);
     if (!lost || !lost->alive)
         return;
     struct selection selection = {.endpoint = endpoint, .peer = peer, .status = CL_EPEERLOST};

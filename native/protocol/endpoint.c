@@ -1,8 +1,11 @@
-#include "protocol/endpoint_state.h"
-#include "protocol/partial.h"
+#include "protocol/endpoint.h"
 
 #include <stdlib.h>
-#include <string.h>
+
+#include "protocol/messages.h"
+#include "protocol/packet.h"
+#include "protocol/partial.h"
+#include "protocol/placement.h"
 
 enum {
     DATAGRAM_BYTES_MIN = 128,
@@ -24,7 +27,7 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     made->congestion = congestion;
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
-        cl_egress_init(&made->egresses[i], congestion->shares_egress, config->datagram_bytes);
+        cl_egress_init(&made->nics.egresses[i], congestion->shares_egress, config->datagram_bytes);
     cl_unexpected_init(&made->unexpected, config->unexpected_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;
@@ -46,13 +49,9 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
     cl_timers_free(&endpoint->timers);
     cl_closed_groups_free(&endpoint->closed);
     cl_signatures_free(&endpoint->signatures);
-    for (uint32_t i = 0; i < endpoint->peers_length; i++)
-        if (endpoint->peers[i])
-            cl_peer_destroy(endpoint->peers[i]);
-    free(endpoint->peers);
+    cl_peer_list_free(&endpoint->peers);
+    cl_announcements_free(&endpoint->announcements);
     cl_ranges_free(&endpoint->missing);
-    free(endpoint->aborts);
-    free(endpoint->wanted);
     free(endpoint);
 }
 
@@ -65,27 +64,19 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
 int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
                                  const uint32_t *interfaces)
 {
-    if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_endpoint_peer(endpoint, peer))
+    if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_peer_list_find(&endpoint->peers, peer))
         return CL_EINVAL;
     struct cl_egress *egresses[CL_PEER_PATHS_MAX];
-    uint16_t egress_count = endpoint->egress_count;
+    uint16_t egress_count = endpoint->nics.count;
     for (uint16_t i = 0; i < path_count; i++) {
         if (interfaces[i] >= CL_PEER_PATHS_MAX)
             return CL_EINVAL;
-        egresses[i] = &endpoint->egresses[interfaces[i]];
+        egresses[i] = &endpoint->nics.egresses[interfaces[i]];
         if (interfaces[i] >= egress_count)
             egress_count = (uint16_t)(interfaces[i] + 1);
     }
-    if (peer >= endpoint->peers_length) {
-        uint32_t length = (uint32_t)peer + 1;
-        struct cl_peer **peers = realloc(endpoint->peers, length * sizeof(struct cl_peer *));
-        if (!peers)
-            return CL_ENOMEM;
-        memset(peers + endpoint->peers_length, 0, (length - endpoint->peers_length) * sizeof(struct cl_peer *));
-        endpoint->peers = peers;
-        endpoint->peers_length = length;
-    }
-    if (!cl_timers_reserve(&endpoint->timers, endpoint->peer_count + 2))
+    if (!cl_peer_list_reserve(&endpoint->peers, peer) ||
+        !cl_timers_reserve(&endpoint->timers, endpoint->peers.count + 2))
         return CL_ENOMEM;
     struct cl_peer *made = cl_peer_create(peer, path_count, egresses, endpoint->congestion,
                                           endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
@@ -94,19 +85,18 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
     if (endpoint->config.peer_timeout_us)
         made->timeout_us = endpoint->config.peer_timeout_us;
     for (uint16_t i = 0; i < path_count; i++)
-        made->paths[i].ingress = &endpoint->ingresses[interfaces[i]];
+        made->paths[i].ingress = &endpoint->nics.ingresses[interfaces[i]];
     made->payload_bytes = endpoint->payload_bytes;
-    endpoint->peers[peer] = made;
-    endpoint->peer_count++;
-    endpoint->egress_count = egress_count;
-    cl_endpoint_urge(endpoint, made); /* the first pings measure the empty network */
+    cl_peer_list_add(&endpoint->peers, made);
+    endpoint->nics.count = egress_count;
+    cl_peer_list_urge(&endpoint->peers, made); /* the first pings measure the empty network */
     cl_endpoint_arm(endpoint, made, 0);
     return CL_OK;
 }
 
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16])
 {
-    struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
     if (!known)
         return CL_EINVAL;
     known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key)};
@@ -116,106 +106,24 @@ int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint
 
 int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t payload_bytes)
 {
-    struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
     if (!known || !payload_bytes || payload_bytes % 8 || payload_bytes > endpoint->payload_bytes)
         return CL_EINVAL;
     known->payload_bytes = payload_bytes;
     return CL_OK;
 }
 
-void cl_endpoint_urge(struct cl_endpoint *endpoint, struct cl_peer *peer)
-{
-    if (peer->urgent)
-        return;
-    peer->urgent = true;
-    peer->urgent_next = NULL;
-    *(endpoint->urgent_last ? &endpoint->urgent_last->urgent_next : &endpoint->urgent_first) = peer;
-    endpoint->urgent_last = peer;
-}
-
-void cl_endpoint_tell(struct cl_endpoint *endpoint, struct cl_peer *peer, uint8_t kind, struct cl_control control)
-{
-    if (cl_controls_push(&peer->controls, kind, &control))
-        cl_endpoint_urge(endpoint, peer);
-}
-
-/* ---- messages ---- */
-
-void cl_endpoint_announce(struct cl_endpoint *endpoint, struct cl_message *message)
-{
-    message->announced = true;
-    message->next = NULL;
-    message->previous = endpoint->announced_last;
-    *(endpoint->announced_last ? &endpoint->announced_last->next : &endpoint->announced_first) = message;
-    endpoint->announced_last = message;
-}
-
-static void unannounce(struct cl_endpoint *endpoint, struct cl_message *message)
-{
-    message->announced = false;
-    *(message->previous ? &message->previous->next : &endpoint->announced_first) = message->next;
-    *(message->next ? &message->next->previous : &endpoint->announced_last) = message->previous;
-    message->previous = message->next = NULL;
-}
-
-static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *message)
-{
-    struct cl_peer *peer = endpoint->peers[message->peer];
-    if (message->queued)
-        cl_queue_remove(&endpoint->queue, &peer->node, message);
-    if (message->held)
-        cl_peer_unhold(peer, message);
-    if (message->announced)
-        unannounce(endpoint, message);
-    if (message->partial.ending)
-        cl_partial_forget(peer, message);
-    if (message->posted) {
-        peer->outstanding--;
-        peer->expected -= message->side == CL_MESSAGE_RECEIVE;
-    }
-    cl_unexpected_drop(&endpoint->unexpected, &message->unexpected);
-    cl_table_remove(&endpoint->table, message);
-}
-
-void cl_endpoint_complete(struct cl_endpoint *endpoint, struct cl_message *message, int status)
-{
-    if (!message->posted) {
-        cl_endpoint_discard(endpoint, message);
-        return;
-    }
-    unlink_message(endpoint, message);
-    message->status = status;
-    message->next = NULL;
-    *(endpoint->completed_last ? &endpoint->completed_last->next : &endpoint->completed_first) = message;
-    endpoint->completed_last = message;
-}
-
-void cl_endpoint_discard(struct cl_endpoint *endpoint, struct cl_message *message)
-{
-    unlink_message(endpoint, message);
-    cl_table_recycle(&endpoint->table, message);
-}
-
-void cl_endpoint_requeue(struct cl_endpoint *endpoint, struct cl_message *message, bool first)
-{
-    if (message->queued || message->held || !cl_message_sendable(message))
-        return;
-    cl_queue_push(&endpoint->queue, &endpoint->peers[message->peer]->node, message, first);
-}
-
 bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_completion *completion)
 {
-    struct cl_message *message = endpoint->completed_first;
+    struct cl_message *message = endpoint->completed.first;
     if (!message)
         return false;
-    endpoint->completed_first = message->next;
-    if (!endpoint->completed_first)
-        endpoint->completed_last = NULL;
+    cl_message_list_remove(&endpoint->completed, message);
     *completion = (struct cl_completion){.context = message->context, .status = message->status, .peer = message->peer};
     if (message->partial.loss_budget && message->status == CL_OK &&
         (message->partial.stopped || !cl_message_complete(message))) {
         cl_ranges_clear(&endpoint->missing);
-        if (!cl_message_missing(message, endpoint->peers[message->peer]->payload_bytes, &endpoint->missing))
+        if (!cl_message_missing(message, endpoint->peers.list[message->peer]->payload_bytes, &endpoint->missing))
             completion->status = CL_ENOMEM;
         completion->missing = endpoint->missing.list;
         completion->missing_count = endpoint->missing.count;
@@ -229,7 +137,7 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
                  uint64_t now_us, void *context)
 {
     if (!cl_message_begin(message, length, peer->payload_bytes)) {
-        cl_endpoint_discard(endpoint, message);
+        cl_messages_discard(endpoint, message);
         return CL_ENOMEM;
     }
     message->posted = true;
@@ -269,7 +177,7 @@ int cl_endpoint_post_partial_send(struct cl_endpoint *endpoint, uint16_t peer, s
                                   const void *data, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
                                   void *context)
 {
-    struct cl_peer *to = cl_endpoint_peer(endpoint, peer);
+    struct cl_peer *to = cl_peer_list_find(&endpoint->peers, peer);
     int status = check_post(endpoint, to, &id, qos);
     if (status != CL_OK)
         return status;
@@ -284,55 +192,8 @@ int cl_endpoint_post_partial_send(struct cl_endpoint *endpoint, uint16_t peer, s
     message->priority = qos->priority;
     if (qos->loss_bound > 0)
         cl_partial_begin_send(endpoint, message, qos);
-    cl_endpoint_requeue(endpoint, message, false);
+    cl_messages_requeue(endpoint, message, false);
     return CL_OK;
-}
-
-enum cl_placed cl_endpoint_place(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t offset, bool last,
-                                 const uint8_t *payload, uint16_t length)
-{
-    struct cl_peer *peer = endpoint->peers[message->peer];
-    uint64_t end = (uint64_t)offset + length;
-    if (last ? end != message->length : end >= message->length) {
-        cl_history_add(&peer->history, &message->id);
-        cl_endpoint_tell(endpoint, peer, CL_PACKET_MISMATCH,
-                         (struct cl_control){
-                             .group = message->id.group, .sequence = message->id.sequence, .index = message->id.index});
-        cl_endpoint_complete(endpoint, message, CL_EMISMATCH);
-        return CL_PLACED_NOWHERE;
-    }
-    if (!cl_message_arrive(message, offset / peer->payload_bytes))
-        return CL_PLACED_BEFORE;
-    endpoint->stats.payload_bytes_received += length;
-    const struct cl_sink *sink = &message->sink;
-    if (length && sink->deliver)
-        sink->deliver(sink->target + offset, payload, length, sink->argument);
-    else if (length)
-        memcpy(sink->target + offset, payload, length);
-    if (cl_message_complete(message)) {
-        cl_history_add(&peer->history, &message->id);
-        cl_partial_complete(endpoint, message);
-        cl_endpoint_complete(endpoint, message, CL_OK);
-    }
-    return CL_PLACED;
-}
-
-/* Delivers the unexpected packets of a message. False when that ended the message. */
-static bool replay(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us)
-{
-    struct cl_unexpected_chain chain = message->unexpected;
-    message->unexpected = (struct cl_unexpected_chain){0};
-    uint32_t generation = message->generation;
-    struct cl_unexpected_packet *packet;
-    while (message->generation == generation && (packet = cl_unexpected_take(&chain))) {
-        enum cl_placed placed = cl_endpoint_place(endpoint, message, packet->offset, packet->flags & CL_PACKET_LAST,
-                                                  packet->payload, packet->length);
-        if (message->generation == generation)
-            cl_partial_on_packet(endpoint, message, packet->flags, placed == CL_PLACED, now_us);
-        cl_unexpected_release(&endpoint->unexpected, packet);
-    }
-    cl_unexpected_drop(&endpoint->unexpected, &chain);
-    return message->generation == generation;
 }
 
 static bool recently_refused(const struct cl_peer *peer, uint64_t now_us)
@@ -351,7 +212,7 @@ int cl_endpoint_post_partial_receive(struct cl_endpoint *endpoint, uint16_t peer
                                      struct cl_sink sink, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
                                      void *context)
 {
-    struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
+    struct cl_peer *from = cl_peer_list_find(&endpoint->peers, peer);
     int status = check_post(endpoint, from, &id, qos);
     if (status != CL_OK && status != CL_EPEERLOST)
         return status;
@@ -370,18 +231,18 @@ int cl_endpoint_post_partial_receive(struct cl_endpoint *endpoint, uint16_t peer
         return status;
     message->sink = sink;
     if (message->announced)
-        unannounce(endpoint, message);
+        cl_announcements_remove(&endpoint->announcements, message);
     bool refused = recently_refused(from, now_us);
     uint32_t generation = message->generation;
     if (qos->loss_bound > 0 || message->partial.told_budget)
         cl_partial_begin_receive(endpoint, message, qos, refused, now_us);
-    if (message->generation != generation || !replay(endpoint, message, now_us))
+    if (message->generation != generation || !cl_placement_replay(endpoint, message, now_us))
         return CL_OK;
     if (!from->alive)
-        cl_endpoint_complete(endpoint, message, CL_EPEERLOST); /* not all of it had come */
+        cl_messages_complete(endpoint, message, CL_EPEERLOST); /* not all of it had come */
     else if (refused)
-        cl_endpoint_tell(endpoint, from, CL_PACKET_READY,
-                         (struct cl_control){.group = id.group, .sequence = id.sequence});
+        cl_peer_list_tell(&endpoint->peers, from, CL_PACKET_READY,
+                          (struct cl_control){.group = id.group, .sequence = id.sequence});
     return CL_OK;
 }
 
@@ -389,13 +250,13 @@ int cl_endpoint_post_partial_receive(struct cl_endpoint *endpoint, uint16_t peer
 
 uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag)
 {
-    const struct cl_peer *from = cl_endpoint_peer(endpoint, peer);
+    const struct cl_peer *from = cl_peer_list_find(&endpoint->peers, peer);
     return from ? cl_history_next_index(&from->history, group, tag) : 0;
 }
 
 bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint16_t *peer)
 {
-    for (const struct cl_message *message = endpoint->announced_first; message; message = message->next)
+    for (const struct cl_message *message = endpoint->announcements.messages.first; message; message = message->next)
         if (message->id.group == group && message->id.sequence == tag &&
             message->id.index == cl_endpoint_next_index(endpoint, message->peer, group, tag)) {
             *peer = message->peer;
@@ -404,50 +265,29 @@ bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t gro
     return false;
 }
 
-static struct cl_endpoint_wanted *find_wanted(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag)
-{
-    for (uint32_t i = 0; i < endpoint->wanted_count; i++)
-        if (endpoint->wanted[i].group == group && endpoint->wanted[i].tag == tag)
-            return &endpoint->wanted[i];
-    return NULL;
-}
-
-bool cl_endpoint_wants(const struct cl_endpoint *endpoint, const struct cl_message_id *id)
-{
-    return find_wanted(endpoint, id->group, id->sequence);
-}
-
 bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint64_t now_us)
 {
-    if (find_wanted(endpoint, group, tag))
+    if (cl_announcements_wants(&endpoint->announcements, group, tag))
         return true;
-    if (endpoint->wanted_count == endpoint->wanted_capacity) {
-        uint32_t capacity = endpoint->wanted_capacity ? 2 * endpoint->wanted_capacity : 4;
-        struct cl_endpoint_wanted *wanted = realloc(endpoint->wanted, capacity * sizeof(*wanted));
-        if (!wanted)
-            return false;
-        endpoint->wanted = wanted;
-        endpoint->wanted_capacity = capacity;
-    }
-    endpoint->wanted[endpoint->wanted_count++] = (struct cl_endpoint_wanted){group, tag};
-    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
-        struct cl_peer *peer = endpoint->peers[i];
+    if (!cl_announcements_want(&endpoint->announcements, group, tag))
+        return false;
+    for (uint32_t i = 0; i < endpoint->peers.length; i++) {
+        struct cl_peer *peer = endpoint->peers.list[i];
         if (peer && recently_refused(peer, now_us))
-            cl_endpoint_tell(endpoint, peer, CL_PACKET_READY, (struct cl_control){.group = group, .sequence = tag});
+            cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_READY,
+                              (struct cl_control){.group = group, .sequence = tag});
     }
     return true;
 }
 
 void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag)
 {
-    struct cl_endpoint_wanted *found = find_wanted(endpoint, group, tag);
-    if (!found)
+    if (!cl_announcements_unwant(&endpoint->announcements, group, tag))
         return;
-    *found = endpoint->wanted[--endpoint->wanted_count];
-    for (struct cl_message *message = endpoint->announced_first, *next; message; message = next) {
+    for (struct cl_message *message = endpoint->announcements.messages.first, *next; message; message = next) {
         next = message->next;
         if (message->id.group == group && message->id.sequence == tag && !message->unexpected.first)
-            cl_endpoint_discard(endpoint, message);
+            cl_messages_discard(endpoint, message);
     }
 }
 
@@ -465,7 +305,7 @@ static void compare_unexpected(struct cl_message *message, void *argument)
     struct comparison *comparison = argument;
     if (message->side == CL_MESSAGE_RECEIVE && !message->posted && message->id.group == comparison->group &&
         message->id.sequence == comparison->sequence && cl_signatures_differ(message->signature, comparison->signature))
-        comparison->differs = comparison->endpoint->peers[message->peer];
+        comparison->differs = comparison->endpoint->peers.list[message->peer];
 }
 
 int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature)
@@ -476,7 +316,7 @@ int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t seq
     if (endpoint->unexpected.used_bytes > 0)
         cl_table_each(&endpoint->table, compare_unexpected, &comparison);
     if (comparison.differs)
-        cl_endpoint_disagree(endpoint, comparison.differs, group);
+        cl_endpoint_fail_group(endpoint, group, CL_EMISMATCH, comparison.differs->id);
     return CL_OK;
 }
 
@@ -508,8 +348,8 @@ uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uin
 uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
 {
     uint32_t slowest_us = 0;
-    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
-        const struct cl_peer *peer = endpoint->peers[i];
+    for (uint32_t i = 0; i < endpoint->peers.length; i++) {
+        const struct cl_peer *peer = endpoint->peers.list[i];
         for (uint16_t j = 0; peer && peer->alive && j < peer->path_count; j++) {
             const struct cl_rtt *rtt = &peer->paths[j].rtt;
             uint32_t probe_us = rtt->smoothed_us + 4 * rtt->variation_us;
@@ -522,13 +362,13 @@ uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
 
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer)
 {
-    const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
+    const struct cl_peer *found = cl_peer_list_find(&endpoint->peers, peer);
     return found && found->alive;
 }
 
 bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us)
 {
-    const struct cl_peer *found = cl_endpoint_peer(endpoint, peer);
+    const struct cl_peer *found = cl_peer_list_find(&endpoint->peers, peer);
     return !found || !found->alive || (found->heard_us && now_us >= found->heard_us + found->timeout_us);
 }
 
@@ -540,7 +380,7 @@ const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endp
 int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_path_stats *paths,
                            uint32_t capacity)
 {
-    const struct cl_peer *known = cl_endpoint_peer(endpoint, peer);
+    const struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
     if (!known)
         return CL_EINVAL;
     for (uint16_t i = 0; i < known->path_count && i < capacity; i++)

@@ -27,54 +27,16 @@
 #include <stdbool.h>
 
 #include "commlayer.h"
+#include "protocol/ending.h"
+#include "protocol/endpoint_config.h"
+#include "protocol/endpoint_stats.h"
+#include "protocol/inbound.h"
+#include "protocol/message_id.h"
+#include "protocol/outbound.h"
+#include "protocol/sink.h"
+#include "protocol/upkeep.h"
 
 struct cl_endpoint;
-
-struct cl_endpoint_config {
-    enum cl_auth auth;        /* the same in the whole job */
-    uint64_t job;             /* with CL_AUTH_OFF every packet carries it */
-    uint8_t key[16];          /* otherwise this secret of the job makes the packets' tags */
-    uint16_t self;            /* this process's peer id, unique within the job */
-    uint16_t epoch;           /* every packet carries it: those of the job's former lives are known by it */
-    uint32_t datagram_bytes;  /* largest UDP payload, header included (1472 for MTU 1500) */
-    uint64_t peer_timeout_us; /* without an answer from a peer that is waited for, after which it is lost; 0: 3 s */
-    size_t unexpected_limit_bytes; /* bound on memory for packets that came before their receive was posted */
-    const char *congestion;        /* "delay" or "fixed" */
-    uint64_t fixed_rate_bps;       /* for "fixed": bits per second per path */
-    uint32_t seed;                 /* for jitter; not used so far: nothing here is random */
-};
-
-#define CL_GROUP_P2P 0x80000000u /* the bit of a group's id that names its point-to-point messages */
-
-struct cl_message_id {
-    uint32_t group;
-    uint32_t sequence; /* the operation within the group; point-to-point: the tag */
-    uint32_t index;    /* the message within the operation or tag, per (sender, receiver) pair */
-};
-
-/* Where received bytes go: deliver(target + offset, payload, length, argument). Offsets and lengths are multiples of
- * 8 bytes except at the end of the message, so elements are never split. */
-typedef void (*cl_deliver_fn)(void *target, const void *payload, size_t length, void *argument);
-struct cl_sink {
-    uint8_t *target;
-    cl_deliver_fn deliver; /* NULL: memcpy */
-    void *argument;
-};
-
-enum { CL_HEAD_BYTES_MAX = 512 };
-
-/* A datagram to be sent: head (always there, may be the whole of it), then payload, which points into the memory of a
- * posted message and stays valid until that message completes. */
-struct cl_datagram {
-    uint16_t peer;
-    uint16_t path;
-    uint8_t priority;
-    bool droppable; /* a switch that has to drop something may take this one first */
-    uint16_t head_length;
-    uint32_t payload_length;
-    const uint8_t *payload;
-    uint8_t head[CL_HEAD_BYTES_MAX];
-};
 
 struct cl_completion {
     void *context; /* as given to cl_endpoint_post_* */
@@ -84,19 +46,6 @@ struct cl_completion {
      * next call of cl_endpoint_next_completion. */
     uint32_t missing_count;
     const struct cl_range *missing;
-};
-
-/* Counters since init; all monotonic. */
-struct cl_endpoint_stats {
-    uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
-    uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
-    /* dropped before they touch anything: not of our making (magic, version, job, epoch, source, path, place), with a
-     * wrong tag, or seen before */
-    uint64_t packets_foreign, packets_forged, packets_replayed;
-    uint64_t packets_unexpected, packets_unexpected_dropped, acks_sent, acks_received, probes_sent;
-    uint64_t packets_given_up; /* lost, within a bound, and not sent again */
-    uint64_t packets_late;     /* came after their message was ended without them */
-    uint64_t messages_stopped; /* receives ended without some of their packets */
 };
 
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint);
@@ -151,40 +100,16 @@ bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t gro
 bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint64_t now_us);
 void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag);
 
-/* Forgets every message of (group, sequence) without completions, and drops what comes for it later. The sequence
- * UINT32_MAX means the whole group: used when the group closes; its id cannot be used again. */
-void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
-
-/* Tells every peer in `peers` that the group failed; CL_EABORTED then completes their posted messages of that group,
- * and ours, and cl_endpoint_next_abort reports it there, with `culprit`: the peer that is the cause (UINT16_MAX: not
- * known). */
-void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint16_t culprit, uint64_t now_us);
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *culprit, int *reason);
 /* Of an operation in flight, the peer whose message is missing first; UINT16_MAX: none. Walks through all messages. */
 uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
-/* What comes from outside the job changes nothing but a counter: no reply, no memory, no sign of life.
- * marked: a switch on its way says that its queue is long (ECN's CE).
- * received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
- * in the acknowledgement so that the sender's congestion control sees the network and not a busy receiver. */
-void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, bool marked,
-                         uint64_t received_us, uint64_t now_us);
-size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity);
-uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint); /* UINT64_MAX: none */
-void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us);
 bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_completion *completion);
 
-/* Marks a peer dead: its messages complete with CL_EPEERLOST. Also called by the endpoint itself when a peer with
- * outstanding messages has not answered for peer_timeout_us, at most a tenth more after it was last heard. */
-void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
 /* Lost, or so silent that it would be if anything were expected from it; also true for an unknown peer. */
 bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us);
 /* The longest time after which a live peer that misses an acknowledgement asks again, as far as known. */
 uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint);
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
-/* Whether urgent packets go beside others, or went a moment ago: then nothing should keep them waiting. */
-bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us);
 const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 /* Fills in all but the port of each path to a peer; returns how many there are, or CL_EINVAL for an unknown one. */
 int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_path_stats *paths,

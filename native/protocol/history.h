@@ -12,7 +12,7 @@
 #ifndef CL_PROTOCOL_HISTORY_H
 #define CL_PROTOCOL_HISTORY_H
 
-#include "protocol/endpoint.h"
+#include "protocol/message_id.h"
 #include "protocol/ranges.h"
 #include "protocol/tags.h"
 

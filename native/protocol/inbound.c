@@ -1,125 +1,13 @@
-/* The part of the endpoint that takes datagrams in, and what acknowledgements do to messages. */
-#include <stdlib.h>
+#include "protocol/inbound.h"
 
-#include "protocol/endpoint_state.h"
+#include "protocol/ending.h"
+#include "protocol/messages.h"
+#include "protocol/outcome.h"
 #include "protocol/packet.h"
 #include "protocol/partial.h"
+#include "protocol/placement.h"
 
 enum { NUMBERS_AHEAD_MAX = 1 << 20 /* more than any window: one such packet would make all others look old */ };
-
-/* ---- outcomes of packets of ours ---- */
-
-/* The message of a DATA packet, if it is still the same one, and not about to end by a STOP. */
-static struct cl_message *message_of(const struct cl_sent_packet *packet)
-{
-    struct cl_message *message = packet->data.message;
-    return packet->kind == CL_PACKET_DATA && message->generation == packet->data.generation && !message->partial.stopped
-               ? message
-               : NULL;
-}
-
-static void on_control_acked(struct cl_peer *peer, const struct cl_sent_packet *packet)
-{
-    const struct cl_control *control = &packet->control;
-    struct cl_message_id id = {control->group, control->sequence, control->index};
-    if (packet->kind == CL_PACKET_STOP)
-        cl_stops_acked(&peer->stops, &id, (uint32_t)control->reason);
-}
-
-static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
-{
-    message->accepted = true;
-    message->probing = false;
-    bool first = cl_message_arrive(message, packet);
-    if (first)
-        cl_partial_done(endpoint, message, packet);
-    if (first && cl_message_complete(message))
-        cl_endpoint_complete(endpoint, message, CL_OK);
-    else {
-        cl_endpoint_requeue(endpoint, message, false); /* it may have waited for this: see cl_peer_wary */
-        cl_partial_run_out(endpoint, message);         /* its PROBE may have been refused */
-    }
-}
-
-static void on_acked(void *argument, const struct cl_sent_packet *packet)
-{
-    struct cl_outcome *outcome = argument;
-    struct cl_peer *peer = outcome->peer;
-    on_control_acked(peer, packet);
-    struct cl_message *message = message_of(packet);
-    if (!message)
-        return;
-    message->packets_in_flight--;
-    if (message->probing && peer->held_first) {
-        /* there is room again: try the next one at once */
-        peer->held_us = outcome->now_us;
-        peer->held_wait_us = CL_PEER_HELD_MIN_US;
-        cl_endpoint_arm(outcome->endpoint, peer, peer->held_us);
-    }
-    on_done(outcome->endpoint, message, packet->data.packet);
-}
-
-static void on_late(void *argument, const struct cl_sent_packet *packet)
-{
-    struct cl_outcome *outcome = argument;
-    outcome->endpoint->stats.packets_spurious++;
-    on_control_acked(outcome->peer, packet);
-    struct cl_message *message = message_of(packet);
-    if (message)
-        on_done(outcome->endpoint, message, packet->data.packet);
-}
-
-static void on_refused(void *argument, const struct cl_sent_packet *packet)
-{
-    struct cl_outcome *outcome = argument;
-    struct cl_endpoint *endpoint = outcome->endpoint;
-    if (packet->kind == CL_PACKET_PROBE)
-        cl_partial_on_probe_refused(endpoint, outcome->peer, &packet->control);
-    struct cl_message *message = message_of(packet);
-    if (!message)
-        return;
-    message->packets_in_flight--;
-    message->probing = false;
-    message->partial.has_run_out = false; /* not everything has been sent to good purpose */
-    cl_message_give_back(message, packet->data.packet);
-    if (message->held || cl_peer_ready_since(outcome->peer, &message->id, packet->sent_us)) {
-        cl_endpoint_requeue(endpoint, message, true);
-        return;
-    }
-    if (message->queued)
-        cl_queue_remove(&endpoint->queue, &outcome->peer->node, message);
-    cl_peer_hold(outcome->peer, message, outcome->now_us);
-    cl_endpoint_arm(endpoint, outcome->peer, outcome->peer->held_us);
-}
-
-static void on_lost(void *argument, const struct cl_sent_packet *packet)
-{
-    struct cl_outcome *outcome = argument;
-    outcome->endpoint->stats.packets_lost++;
-    struct cl_message *message = message_of(packet);
-    if (message) {
-        message->packets_in_flight--;
-        if (cl_partial_give_up(outcome->endpoint, message, packet->data.packet)) {
-            cl_endpoint_requeue(outcome->endpoint, message, false); /* as in on_done */
-            cl_partial_run_out(outcome->endpoint, message);
-            return;
-        }
-        cl_message_give_back(message, packet->data.packet);
-        if (message->queued) /* lost packets put their message first */
-            cl_queue_remove(&outcome->endpoint->queue, &outcome->peer->node, message);
-        cl_endpoint_requeue(outcome->endpoint, message, true);
-    } else if (packet->kind != CL_PACKET_DATA && packet->kind != CL_PACKET_PING) {
-        cl_endpoint_tell(outcome->endpoint, outcome->peer, packet->kind, packet->control);
-    }
-}
-
-struct cl_path_callbacks cl_outcome_callbacks(struct cl_outcome *outcome)
-{
-    return (struct cl_path_callbacks){
-        .acked = on_acked, .refused = on_refused, .lost = on_lost, .late = on_late, .argument = outcome};
-}
-
-/* ---- packets of theirs ---- */
 
 enum answer { ACCEPT, ACCEPT_AT_ONCE, REFUSE, FOREIGN };
 
@@ -127,7 +15,7 @@ enum answer { ACCEPT, ACCEPT_AT_ONCE, REFUSE, FOREIGN };
 static bool is_next_wanted(const struct cl_endpoint *endpoint, const struct cl_peer *peer,
                            const struct cl_message_id *id)
 {
-    return cl_endpoint_wants(endpoint, id) &&
+    return cl_announcements_wants(&endpoint->announcements, id->group, id->sequence) &&
            id->index == cl_history_next_index(&peer->history, id->group, id->sequence);
 }
 
@@ -138,7 +26,7 @@ static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
     if (!message) {
         message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, id);
         if (message && id->group & CL_GROUP_P2P)
-            cl_endpoint_announce(endpoint, message);
+            cl_announcements_add(&endpoint->announcements, message);
     }
     if (message && cl_unexpected_put(&endpoint->unexpected, &message->unexpected, packet->offset, packet->flags,
                                      payload, packet->length)) {
@@ -147,7 +35,7 @@ static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
         return ACCEPT;
     }
     if (message && !message->unexpected.first && !is_next_wanted(endpoint, peer, id))
-        cl_endpoint_discard(endpoint, message);
+        cl_messages_discard(endpoint, message);
     endpoint->stats.packets_unexpected_dropped++;
     peer->refused_us = now_us ? now_us : 1;
     return REFUSE;
@@ -164,14 +52,11 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
     if (message && message->posted) {
         if (cl_signatures_differ(message->signature, packet->signature)) {
-            cl_endpoint_disagree(endpoint, peer, packet->group);
+            cl_endpoint_fail_group(endpoint, packet->group, CL_EMISMATCH, peer->id);
             return REFUSE;
         }
         uint32_t generation = message->generation;
-        enum cl_placed placed = cl_endpoint_place(endpoint, message, packet->offset, last, payload, packet->length);
-        if (message->generation == generation)
-            cl_partial_on_packet(endpoint, message, packet->flags, placed == CL_PLACED, now_us);
-        switch (placed) {
+        switch (cl_placement_put(endpoint, message, packet->flags, packet->offset, payload, packet->length, now_us)) {
         case CL_PLACED:
             /* complete: the sender waits, unless it has more to send anyway */
             return message->generation != generation && !peer->expected ? ACCEPT_AT_ONCE : ACCEPT;
@@ -184,8 +69,8 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
     }
     const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, packet->group & ~CL_GROUP_P2P);
     if (closed && closed->reason) {
-        cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
-                         cl_control_abort(closed->group, closed->reason, closed->culprit));
+        cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT,
+                          cl_control_abort(closed->group, closed->reason, closed->culprit));
         return REFUSE;
     }
     if (!closed && cl_partial_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
@@ -195,7 +80,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         return ACCEPT_AT_ONCE;
     }
     if (cl_signatures_differ(cl_signatures_find(&endpoint->signatures, id.group, id.sequence), packet->signature)) {
-        cl_endpoint_disagree(endpoint, peer, packet->group);
+        cl_endpoint_fail_group(endpoint, packet->group, CL_EMISMATCH, peer->id);
         return REFUSE;
     }
     return keep(endpoint, peer, message, &id, packet, payload, now_us);
@@ -205,34 +90,14 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
                      uint64_t now_us)
 {
     cl_peer_note_ready(peer, packet->group, packet->sequence, now_us);
-    for (struct cl_message *message = peer->held_first, *next; message; message = next) {
+    for (struct cl_message *message = peer->held.first, *next; message; message = next) {
         next = message->next;
         if (message->id.group != packet->group || message->id.sequence != packet->sequence)
             continue;
         cl_peer_unhold(peer, message);
         message->accepted = true; /* no need to be wary */
-        cl_endpoint_requeue(endpoint, message, false);
+        cl_messages_requeue(endpoint, message, false);
     }
-}
-
-static void fail_group(struct cl_endpoint *endpoint, uint32_t group, uint16_t culprit, int reason)
-{
-    if (!cl_endpoint_fail_group(endpoint, group, reason < 0 ? reason : CL_EABORTED, culprit))
-        return;
-    if (endpoint->abort_count == endpoint->abort_capacity) {
-        uint32_t capacity = endpoint->abort_capacity ? 2 * endpoint->abort_capacity : 8;
-        struct cl_endpoint_abort *aborts = realloc(endpoint->aborts, capacity * sizeof(*aborts));
-        if (!aborts)
-            return;
-        endpoint->aborts = aborts;
-        endpoint->abort_capacity = capacity;
-    }
-    endpoint->aborts[endpoint->abort_count++] = (struct cl_endpoint_abort){group, culprit, reason};
-}
-
-void cl_endpoint_disagree(struct cl_endpoint *endpoint, struct cl_peer *peer, uint32_t group)
-{
-    fail_group(endpoint, group, peer->id, CL_EMISMATCH);
 }
 
 static void on_mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
@@ -240,7 +105,7 @@ static void on_mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
     if (message)
-        cl_endpoint_complete(endpoint, message, CL_EMISMATCH);
+        cl_messages_complete(endpoint, message, CL_EMISMATCH);
 }
 
 static bool on_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
@@ -273,13 +138,13 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     case CL_PACKET_PING:
         if (cl_signatures_differ(cl_signatures_find(&endpoint->signatures, packet->group, packet->sequence),
                                  packet->signature))
-            cl_endpoint_disagree(endpoint, peer, packet->group);
+            cl_endpoint_fail_group(endpoint, packet->group, CL_EMISMATCH, peer->id);
         break;
     case CL_PACKET_READY:
         on_ready(endpoint, peer, packet, now_us);
         break;
     case CL_PACKET_ABORT:
-        fail_group(endpoint, packet->group, (uint16_t)(packet->index - 1), (int32_t)packet->offset);
+        cl_endpoint_fail_group(endpoint, packet->group, (int32_t)packet->offset, (uint16_t)(packet->index - 1));
         break;
     case CL_PACKET_MISMATCH:
         on_mismatch(endpoint, peer, packet);
@@ -321,7 +186,7 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     struct cl_packet packet;
     struct cl_peer *peer = NULL;
     if (cl_packet_decode(&packet, bytes, length) && packet.epoch == endpoint->config.epoch)
-        peer = cl_endpoint_peer(endpoint, packet.source);
+        peer = cl_peer_list_find(&endpoint->peers, packet.source);
     if (!peer || packet.path >= peer->path_count) {
         endpoint->stats.packets_foreign++;
         return;
@@ -358,7 +223,7 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     bool at_once = answer == ACCEPT_AT_ONCE || packet.flags & CL_PACKET_ACK_NOW;
     cl_ack_on_packet(&path->ack, number, answer == REFUSE, at_once, received_us, now_us);
     if (path->ack.deadline_us <= now_us)
-        cl_endpoint_urge(endpoint, peer);
+        cl_peer_list_urge(&endpoint->peers, peer);
     else
         cl_endpoint_arm(endpoint, peer, path->ack.deadline_us);
 }

@@ -8,8 +8,9 @@
 #ifndef CL_PROTOCOL_MESSAGE_H
 #define CL_PROTOCOL_MESSAGE_H
 
-#include "protocol/endpoint.h"
+#include "protocol/message_id.h"
 #include "protocol/ranges.h"
+#include "protocol/sink.h"
 #include "protocol/unexpected.h"
 
 enum cl_message_side { CL_MESSAGE_SEND, CL_MESSAGE_RECEIVE };
@@ -94,6 +95,26 @@ bool cl_message_give_back(struct cl_message *message, uint32_t packet);
 bool cl_message_stop(struct cl_message *message);
 /* The bytes of the packets that have not arrived, or after a STOP, do not count. False when there is no memory. */
 bool cl_message_missing(const struct cl_message *message, uint32_t payload_bytes, struct cl_ranges *missing);
+
+/* Messages in one of an endpoint's lists; a message is in one at most. */
+struct cl_message_list {
+    struct cl_message *first, *last;
+};
+
+static inline void cl_message_list_append(struct cl_message_list *list, struct cl_message *message)
+{
+    message->next = NULL;
+    message->previous = list->last;
+    *(list->last ? &list->last->next : &list->first) = message;
+    list->last = message;
+}
+
+static inline void cl_message_list_remove(struct cl_message_list *list, struct cl_message *message)
+{
+    *(message->previous ? &message->previous->next : &list->first) = message->next;
+    *(message->next ? &message->next->previous : &list->last) = message->previous;
+    message->previous = message->next = NULL;
+}
 
 static inline bool cl_message_has_arrived(const struct cl_message *message, uint32_t packet)
 {

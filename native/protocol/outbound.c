@@ -1,4 +1,5 @@
-/* The part of the endpoint that fills datagrams. */
+#include "protocol/outbound.h"
+
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
 #include "protocol/partial.h"
@@ -155,7 +156,7 @@ static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, 
         return false;
     path->egress->waited_for = true;
     path->probe_waits = true;
-    cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, ready_us);
+    cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, ready_us);
     return true;
 }
 
@@ -194,15 +195,12 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
 static size_t send_all_urgent(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
 {
     size_t count = 0;
-    while (endpoint->urgent_first && count < capacity) {
-        struct cl_peer *peer = endpoint->urgent_first;
+    while (endpoint->peers.urgent_first && count < capacity) {
+        struct cl_peer *peer = endpoint->peers.urgent_first;
         count += send_urgent(endpoint, peer, now_us, out + count, capacity - count);
         if (count == capacity)
             break; /* perhaps there is more: the peer stays first */
-        endpoint->urgent_first = peer->urgent_next;
-        if (!endpoint->urgent_first)
-            endpoint->urgent_last = NULL;
-        peer->urgent = false;
+        cl_peer_list_calm(&endpoint->peers);
     }
     return count;
 }
@@ -216,7 +214,7 @@ static bool must_wait(const struct cl_peer *peer, const struct cl_message *messa
 /* What the peer got through an interface; who did not want any for a while has no claim to what others got. */
 static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_egress *egress)
 {
-    uint64_t turn = peer->turns[egress - endpoint->egresses];
+    uint64_t turn = peer->turns[egress - endpoint->nics.egresses];
     return turn > egress->turn ? turn : egress->turn;
 }
 
@@ -228,14 +226,14 @@ static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_messa
                                    const struct cl_spray_packet *wanted, struct cl_path **path, uint64_t now_us)
 {
     struct cl_egress *egress = (*path)->egress;
-    struct cl_peer *first = endpoint->peers[message->peer];
+    struct cl_peer *first = endpoint->peers.list[message->peer];
     struct cl_message *lagging = message;
     struct cl_path *lagging_path = *path;
     uint64_t own = turn_of(endpoint, first, egress), least = own;
-    struct cl_queue_node *node = first->node.lanes[message->priority].next;
-    for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->lanes[message->priority].next) {
-        struct cl_message *other = node->lanes[message->priority].first;
-        struct cl_peer *peer = endpoint->peers[other->peer];
+    struct cl_queue_node *node = first->node.classes[message->priority].next;
+    for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->classes[message->priority].next) {
+        struct cl_message *other = node->classes[message->priority].first;
+        struct cl_peer *peer = endpoint->peers.list[other->peer];
         if (turn_of(endpoint, peer, egress) >= least || must_wait(peer, other))
             continue;
         struct cl_path *open = cl_spray_through(peer->paths, peer->path_count, egress, wanted, now_us);
@@ -257,7 +255,7 @@ static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_messa
 static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
                       struct cl_datagram *out)
 {
-    struct cl_peer *peer = endpoint->peers[message->peer];
+    struct cl_peer *peer = endpoint->peers.list[message->peer];
     if (must_wait(peer, message)) {
         cl_queue_remove(&endpoint->queue, &peer->node, message);
         return false;
@@ -276,14 +274,14 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         cl_queue_block(&endpoint->queue, &peer->node, message->priority);
         peer->pacer_us = ready_us;
         cl_endpoint_arm(endpoint, peer, ready_us);
-        cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, egress_ready_us);
+        cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, egress_ready_us);
         return false;
     }
-    if (!same && endpoint->egress_count > 1) {
+    if (!same && endpoint->nics.count > 1) {
         struct cl_message *lagging = who_lags(endpoint, message, &wanted, &path, now_us);
         if (lagging != message) {
             message = lagging;
-            peer = endpoint->peers[message->peer];
+            peer = endpoint->peers.list[message->peer];
             cl_queue_give_turn(&endpoint->queue, &peer->node, message->priority);
         }
     }
@@ -297,7 +295,8 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     bool sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
     if (sent) {
         endpoint->stats.packets_retransmitted += packet < fresh;
-        peer->turns[path->egress - endpoint->egresses] = turn_of(endpoint, peer, path->egress) + out->payload_length;
+        peer->turns[path->egress - endpoint->nics.egresses] =
+            turn_of(endpoint, peer, path->egress) + out->payload_length;
     } else
         cl_message_give_back(message, packet);
     out->droppable = out->droppable && packet >= fresh; /* what is sent again exceeds the bound */
@@ -311,26 +310,9 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     return sent;
 }
 
-/* When the first interface may take a packet of this class. */
-static uint64_t egresses_ready_us(struct cl_endpoint *endpoint, uint8_t class, uint64_t now_us)
-{
-    uint64_t first_us = UINT64_MAX;
-    for (uint16_t i = 0; i < endpoint->egress_count; i++) {
-        uint64_t ready_us = cl_egress_ready_us(&endpoint->egresses[i], class, now_us);
-        if (ready_us <= now_us)
-            return now_us;
-        if (ready_us < first_us)
-            first_us = ready_us;
-    }
-    return first_us;
-}
-
 bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us)
 {
-    for (uint16_t i = 0; i < endpoint->egress_count; i++)
-        if (now_us < endpoint->egresses[i].urgent_until_us)
-            return true;
-    return false;
+    return cl_nics_have_urgent(&endpoint->nics, now_us);
 }
 
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
@@ -342,9 +324,9 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
         if (!message)
             break;
         /* mostly it is the interface that is busy: then there is no need to ask every peer in turn */
-        uint64_t ready_us = egresses_ready_us(endpoint, cl_queue_first_class(&endpoint->queue), now_us);
+        uint64_t ready_us = cl_nics_ready_us(&endpoint->nics, cl_queue_first_class(&endpoint->queue), now_us);
         if (ready_us > now_us) {
-            cl_timers_arm(&endpoint->timers, &endpoint->egress_timer, ready_us);
+            cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, ready_us);
             break;
         }
         count += send_next(endpoint, message, now_us, &out[count]);

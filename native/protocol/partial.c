@@ -1,5 +1,6 @@
 #include "protocol/partial.h"
 
+#include "protocol/messages.h"
 #include "protocol/stop.h"
 
 enum {
@@ -19,7 +20,7 @@ static bool is_protected(const struct cl_endpoint *endpoint, const struct cl_mes
         return true;
     if (!partial->protect)
         return false;
-    uint32_t payload_bytes = endpoint->peers[message->peer]->payload_bytes;
+    uint32_t payload_bytes = endpoint->peers.list[message->peer]->payload_bytes;
     uint64_t start = (uint64_t)packet * payload_bytes, end = start + payload_bytes;
     end = end < message->length ? end : message->length;
     uint64_t bit = (partial->protect_offset + start) / partial->protect_bytes;
@@ -93,9 +94,8 @@ void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_message *message
         (!partial->given_up && partial->protected_arrived == partial->protected_count))
         return;
     partial->has_run_out = true;
-    cl_endpoint_tell(
-        endpoint, endpoint->peers[message->peer], CL_PACKET_PROBE,
-        (struct cl_control){.group = message->id.group, .sequence = message->id.sequence, .index = message->id.index});
+    cl_peer_list_tell(&endpoint->peers, endpoint->peers.list[message->peer], CL_PACKET_PROBE,
+                      cl_control_message(&message->id));
 }
 
 void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_control *probe)
@@ -133,7 +133,7 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     if (!packet->length) { /* everything was counted */
         message->packets_arrived = message->packet_count;
         message->partial.stopped = false;
-        cl_endpoint_complete(endpoint, message, CL_OK);
+        cl_messages_complete(endpoint, message, CL_OK);
         return true;
     }
     if (!message->partial.stopped) {
@@ -142,7 +142,7 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
         if (message->held)
             cl_peer_unhold(peer, message);
         if (!cl_message_stop(message)) {
-            cl_endpoint_complete(endpoint, message, CL_ENOMEM);
+            cl_messages_complete(endpoint, message, CL_ENOMEM);
             return true;
         }
     }
@@ -155,7 +155,7 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     const struct cl_range *told = message->stop_told.list;
     if (told->start == 0 && told->end == message->packet_count) {
         bool agreed = message->packet_count - message->packets_counted <= message->partial.loss_budget;
-        cl_endpoint_complete(endpoint, message, agreed ? CL_OK : CL_EMISMATCH);
+        cl_messages_complete(endpoint, message, agreed ? CL_OK : CL_EMISMATCH);
     }
     return true;
 }
@@ -165,9 +165,9 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
 static void tell_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_message_id *id,
                       uint32_t first)
 {
-    cl_endpoint_tell(endpoint, peer, CL_PACKET_STOP,
-                     (struct cl_control){
-                         .group = id->group, .sequence = id->sequence, .index = id->index, .reason = (int32_t)first});
+    cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_STOP,
+                      (struct cl_control){
+                          .group = id->group, .sequence = id->sequence, .index = id->index, .reason = (int32_t)first});
 }
 
 /* How long after the latest packet others that were sent before it may come. */
@@ -220,34 +220,12 @@ static void schedule(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
         return;
     if (!message->partial.ending) {
         message->partial.ending = true;
-        message->previous = NULL;
-        message->next = peer->ending_first;
-        if (message->next)
-            message->next->previous = message;
-        peer->ending_first = message;
+        cl_message_list_append(&peer->ending, message);
     }
     if (when_us < peer->ending_us) {
         peer->ending_us = when_us;
         cl_endpoint_arm(endpoint, peer, when_us);
     }
-}
-
-void cl_partial_forget(struct cl_peer *peer, struct cl_message *message)
-{
-    message->partial.ending = false;
-    *(message->previous ? &message->previous->next : &peer->ending_first) = message->next;
-    if (message->next)
-        message->next->previous = message->previous;
-    message->previous = message->next = NULL;
-}
-
-static void mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message)
-{
-    cl_history_add(&peer->history, &message->id);
-    cl_endpoint_tell(
-        endpoint, peer, CL_PACKET_MISMATCH,
-        (struct cl_control){.group = message->id.group, .sequence = message->id.sequence, .index = message->id.index});
-    cl_endpoint_complete(endpoint, message, CL_EMISMATCH);
 }
 
 void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos,
@@ -256,7 +234,7 @@ void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *m
     struct cl_message_partial *partial = &message->partial; /* a PROBE may have come before */
     partial->loss_budget = cl_partial_loss_budget(message->packet_count, qos->loss_bound);
     if (partial->told_budget && partial->told_budget != partial->loss_budget) {
-        mismatch(endpoint, endpoint->peers[message->peer], message);
+        cl_messages_mismatch(endpoint, message);
         return;
     }
     if (!partial->loss_budget)
@@ -265,7 +243,7 @@ void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *m
     partial->wary = wary;
     partial->arrived_us = now_us;
     partial->deadline_us = qos->deadline_us ? now_us + qos->deadline_us : UINT64_MAX;
-    schedule(endpoint, endpoint->peers[message->peer], message, partial->deadline_us);
+    schedule(endpoint, endpoint->peers.list[message->peer], message, partial->deadline_us);
 }
 
 void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags, bool placed,
@@ -274,7 +252,7 @@ void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_message *messa
     struct cl_message_partial *partial = &message->partial;
     if (!partial->loss_budget)
         return;
-    struct cl_peer *peer = endpoint->peers[message->peer];
+    struct cl_peer *peer = endpoint->peers.list[message->peer];
     partial->protected_arrived += placed && !(flags & CL_PACKET_DROPPABLE);
     partial->safe |= (flags & CL_PACKET_SAFE) != 0;
     partial->exhausted |= (flags & CL_PACKET_TAIL) != 0;
@@ -304,8 +282,8 @@ static enum cl_probed on_probe_of_none(struct cl_endpoint *endpoint, struct cl_p
 {
     const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, id->group);
     if (closed && closed->reason)
-        cl_endpoint_tell(endpoint, peer, CL_PACKET_ABORT,
-                         cl_control_abort(closed->group, closed->reason, closed->culprit));
+        cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT,
+                          cl_control_abort(closed->group, closed->reason, closed->culprit));
     else if (!closed && !cl_history_contains(&peer->history, id))
         return CL_PROBED_NOTHING;
     else if (!cl_stops_find(&peer->stops, id))
@@ -326,7 +304,7 @@ enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer 
     partial->protected_count = cl_load_u32(payload);
     partial->told_budget = cl_load_u32(payload + 4);
     if (message->posted && partial->told_budget != partial->loss_budget) {
-        mismatch(endpoint, peer, message);
+        cl_messages_mismatch(endpoint, message);
     } else if (message->posted) {
         partial->arrived_us = now_us;
         schedule(endpoint, peer, message, ends_us(peer, message));
@@ -337,7 +315,7 @@ enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer 
 void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_message *message)
 {
     if (message->partial.told_budget)
-        tell_stop(endpoint, endpoint->peers[message->peer], &message->id, 0);
+        tell_stop(endpoint, endpoint->peers.list[message->peer], &message->id, 0);
 }
 
 static bool stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message)
@@ -350,14 +328,14 @@ static bool stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     endpoint->stats.messages_stopped++;
     peer->reordering_us -= peer->reordering_us / 64;
     cl_history_add(&peer->history, &message->id);
-    cl_endpoint_complete(endpoint, message, CL_OK);
+    cl_messages_complete(endpoint, message, CL_OK);
     return true;
 }
 
 void cl_partial_service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
 {
     uint64_t next_us = UINT64_MAX;
-    for (struct cl_message *message = peer->ending_first, *next; message; message = next) {
+    for (struct cl_message *message = peer->ending.first, *next; message; message = next) {
         next = message->next;
         uint64_t when_us = ends_us(peer, message);
         if (when_us <= now_us) {

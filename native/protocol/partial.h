@@ -73,8 +73,6 @@ enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer 
 void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_message *message);
 /* Ends what may end. */
 void cl_partial_service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us);
-/* Takes a message out of the list of those with a time to end. */
-void cl_partial_forget(struct cl_peer *peer, struct cl_message *message);
 
 /* ---- both ---- */
 

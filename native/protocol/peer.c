@@ -32,23 +32,18 @@ void cl_peer_destroy(struct cl_peer *peer)
 
 void cl_peer_hold(struct cl_peer *peer, struct cl_message *message, uint64_t now_us)
 {
-    if (!peer->held_first) {
+    if (!peer->held.first) {
         peer->held_wait_us = CL_PEER_HELD_MIN_US;
         peer->held_us = now_us + peer->held_wait_us;
     }
     message->held = true;
-    message->next = NULL;
-    message->previous = peer->held_last;
-    *(peer->held_last ? &peer->held_last->next : &peer->held_first) = message;
-    peer->held_last = message;
+    cl_message_list_append(&peer->held, message);
 }
 
 void cl_peer_unhold(struct cl_peer *peer, struct cl_message *message)
 {
     message->held = false;
-    *(message->previous ? &message->previous->next : &peer->held_first) = message->next;
-    *(message->next ? &message->next->previous : &peer->held_last) = message->previous;
-    message->previous = message->next = NULL;
+    cl_message_list_remove(&peer->held, message);
 }
 
 bool cl_peer_ready_since(const struct cl_peer *peer, const struct cl_message_id *id, uint64_t sent_us)
@@ -68,7 +63,7 @@ void cl_peer_note_ready(struct cl_peer *peer, uint32_t group, uint32_t sequence,
 
 bool cl_peer_wary(const struct cl_peer *peer, const struct cl_message *message)
 {
-    return !message->accepted && (message->probing || peer->held_first);
+    return !message->accepted && (message->probing || peer->held.first);
 }
 
 bool cl_peer_delivers_elsewhere(const struct cl_peer *peer, const struct cl_path *path)
@@ -103,7 +98,7 @@ uint64_t cl_peer_deadline_us(const struct cl_peer *peer)
     if (!peer->alive)
         return UINT64_MAX;
     uint64_t deadline_us = earlier(earlier(peer->next_ping_us, peer->pacer_us), peer->ending_us);
-    if (peer->held_first)
+    if (peer->held.first)
         deadline_us = earlier(deadline_us, peer->held_us);
     if (peer->outstanding)
         deadline_us = earlier(deadline_us, cl_peer_lost_us(peer));

@@ -50,17 +50,17 @@ struct cl_peer {
     uint64_t pacer_us; /* when a pacer that blocks the peer lets go; UINT64_MAX: none does */
 
     /* as a receiver of ours: messages it refused, first in, first out */
-    struct cl_message *held_first, *held_last;
+    struct cl_message_list held;
     uint64_t held_us; /* when to try the first */
     uint32_t held_wait_us;
     struct cl_peer_ready readies[CL_PEER_READIES];
     uint32_t ready_count;
 
     /* as a sender to us */
-    uint64_t refused_us;             /* when we last refused a packet of it; 0: never */
-    struct cl_message *ending_first; /* bounded receives with a time to end, in no order */
-    uint64_t ending_us;              /* the first of those times, or earlier; UINT64_MAX: none */
-    uint64_t reordering_us;          /* how late packets have come for messages ended without them */
+    uint64_t refused_us;           /* when we last refused a packet of it; 0: never */
+    struct cl_message_list ending; /* partial receives with a time to end, in no order */
+    uint64_t ending_us;            /* the first of those times, or earlier; UINT64_MAX: none */
+    uint64_t reordering_us;        /* how late packets have come for messages ended without them */
     struct cl_stops stops;
     struct cl_history history;
 

@@ -20,14 +20,14 @@ enum {
 struct cl_queue_node;
 
 /* One peer's messages of one class. */
-struct cl_queue_lane {
+struct cl_queue_class {
     struct cl_message *first, *last;
     struct cl_queue_node *previous, *next; /* the ring of peers that have a turn in this class */
 };
 
 /* One peer's place in the queue. */
 struct cl_queue_node {
-    struct cl_queue_lane lanes[CL_CLASSES];
+    struct cl_queue_class classes[CL_CLASSES];
     uint8_t blocked; /* bit c: class c */
 };
 

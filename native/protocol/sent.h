@@ -7,9 +7,9 @@
 #ifndef CL_PROTOCOL_SENT_H
 #define CL_PROTOCOL_SENT_H
 
+#include "congestion/class.h"
 #include "congestion/egress.h"
 #include "protocol/control.h"
-#include "protocol/queue.h"
 
 struct cl_message;
 

@@ -1,6 +1,6 @@
 #include "protocol/siphash.h"
 
-#include "protocol/packet.h"
+#include "protocol/bytes.h"
 
 struct cl_siphash_key cl_siphash_key(const uint8_t bytes[CL_SIPHASH_KEY_BYTES])
 {

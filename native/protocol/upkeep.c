@@ -1,7 +1,8 @@
-/*
- * Upkeep: what an endpoint does because time has passed: paths and peers that are silent, messages that are held.
- */
-#include "protocol/endpoint_state.h"
+#include "protocol/upkeep.h"
+
+#include "protocol/ending.h"
+#include "protocol/messages.h"
+#include "protocol/outcome.h"
 #include "protocol/partial.h"
 
 enum {
@@ -29,7 +30,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     struct cl_outcome outcome = {endpoint, peer, now_us};
     struct cl_path_callbacks callbacks = cl_outcome_callbacks(&outcome);
     if (path->ack.deadline_us <= now_us)
-        cl_endpoint_urge(endpoint, peer);
+        cl_peer_list_urge(&endpoint->peers, peer);
     if (path->loss.deadline_us <= now_us) {
         cl_path_on_loss_timer(path, now_us, &callbacks);
         cl_queue_unblock(&endpoint->queue, &peer->node); /* what was lost has left the window, too */
@@ -38,7 +39,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         if (path->next_probe_us <= now_us) {
             path->next_probe_us = now_us + CL_PATH_PROBE_US;
             path->ping = true;
-            cl_endpoint_urge(endpoint, peer);
+            cl_peer_list_urge(&endpoint->peers, peer);
         }
     } else if (!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us) {
         cl_path_on_pto(path);
@@ -52,18 +53,18 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         } else {
             ask_elsewhere(peer, path);
         }
-        cl_endpoint_urge(endpoint, peer);
+        cl_peer_list_urge(&endpoint->peers, peer);
     }
 }
 
 /* The first held message may try one packet; the others wait for how it fares. */
 static void try_held(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
 {
-    struct cl_message *message = peer->held_first;
+    struct cl_message *message = peer->held.first;
     cl_peer_unhold(peer, message);
     message->probing = true;
     message->accepted = false;
-    cl_endpoint_requeue(endpoint, message, true);
+    cl_messages_requeue(endpoint, message, true);
     peer->held_wait_us = 2 * peer->held_wait_us < CL_PEER_HELD_MAX_US ? 2 * peer->held_wait_us : CL_PEER_HELD_MAX_US;
     peer->held_us = now_us + peer->held_wait_us;
 }
@@ -86,7 +87,7 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         peer->pacer_us = UINT64_MAX;
         cl_queue_unblock(&endpoint->queue, &peer->node);
     }
-    if (peer->held_first && peer->held_us <= now_us)
+    if (peer->held.first && peer->held_us <= now_us)
         try_held(endpoint, peer, now_us);
     if (peer->ending_us <= now_us)
         cl_partial_service(endpoint, peer, now_us);
@@ -95,7 +96,7 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         if (now_us >= peer->answered_us + quiet_us) {
             for (uint16_t i = 0; i < peer->path_count; i++)
                 peer->paths[i].ping = true;
-            cl_endpoint_urge(endpoint, peer);
+            cl_peer_list_urge(&endpoint->peers, peer);
             peer->next_ping_us = now_us + quiet_us;
         } else {
             peer->next_ping_us = peer->answered_us + quiet_us;
@@ -109,7 +110,7 @@ static void resume_probes(struct cl_endpoint *endpoint, struct cl_peer *peer)
 {
     for (uint16_t i = 0; i < peer->path_count; i++) {
         if (peer->paths[i].probe_waits)
-            cl_endpoint_urge(endpoint, peer);
+            cl_peer_list_urge(&endpoint->peers, peer);
         peer->paths[i].probe_waits = false;
     }
 }
@@ -117,15 +118,11 @@ static void resume_probes(struct cl_endpoint *endpoint, struct cl_peer *peer)
 /* A pacer lets go: whoever waited for it may try again. */
 static void release_egresses(struct cl_endpoint *endpoint)
 {
-    bool waited_for = false;
-    for (int i = 0; i < CL_PEER_PATHS_MAX; i++) {
-        waited_for = waited_for || endpoint->egresses[i].waited_for;
-        endpoint->egresses[i].waited_for = false;
-    }
-    for (uint32_t i = 0; waited_for && i < endpoint->peers_length; i++)
-        if (endpoint->peers[i]) {
-            cl_queue_unblock(&endpoint->queue, &endpoint->peers[i]->node);
-            resume_probes(endpoint, endpoint->peers[i]);
+    bool waited_for = cl_nics_release(&endpoint->nics);
+    for (uint32_t i = 0; waited_for && i < endpoint->peers.length; i++)
+        if (endpoint->peers.list[i]) {
+            cl_queue_unblock(&endpoint->queue, &endpoint->peers.list[i]->node);
+            resume_probes(endpoint, endpoint->peers.list[i]);
         }
 }
 
@@ -137,12 +134,12 @@ void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
         expected_us = endpoint->awake_us;
     endpoint->awake_us = now_us;
     if (expected_us > 0 && expected_us < now_us && now_us - expected_us > STALL_US)
-        for (uint32_t i = 0; i < endpoint->peers_length; i++)
-            if (endpoint->peers[i] && endpoint->peers[i]->heard_us)
-                endpoint->peers[i]->heard_us = endpoint->peers[i]->answered_us = now_us;
+        for (uint32_t i = 0; i < endpoint->peers.length; i++)
+            if (endpoint->peers.list[i] && endpoint->peers.list[i]->heard_us)
+                endpoint->peers.list[i]->heard_us = endpoint->peers.list[i]->answered_us = now_us;
     struct cl_timer *timer;
     while ((timer = cl_timers_pop(&endpoint->timers, now_us))) {
-        if (timer == &endpoint->egress_timer)
+        if (timer == &endpoint->nics.timer)
             release_egresses(endpoint);
         else
             service(endpoint, timer->owner, now_us);

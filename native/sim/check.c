@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/reduce.h"
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
 #include "sim/account.h"
@@ -219,8 +220,8 @@ void sim_check_turn(struct sim_world *world, struct sim_rank *rank)
                        rank->id);
     if (world->counts.turns % LOOK_EVERY != 0)
         return;
-    for (uint32_t i = 0; i < endpoint->peers_length; i++) {
-        const struct cl_peer *peer = endpoint->peers[i];
+    for (uint32_t i = 0; i < endpoint->peers.length; i++) {
+        const struct cl_peer *peer = endpoint->peers.list[i];
         if (peer == NULL || !peer->alive)
             continue;
         if (peer->controls.count > CONTROLS_MOST)
@@ -273,7 +274,7 @@ void sim_check_stranger(struct sim_world *world, struct sim_rank *rank)
 {
     struct cl_endpoint *endpoint = rank->endpoint;
     struct cl_endpoint_stats before = endpoint->stats;
-    const struct cl_peer *urgent = endpoint->urgent_last;
+    const struct cl_peer *urgent = endpoint->peers.urgent_last;
     uint32_t messages = endpoint->table.count;
     uint64_t timer_us = cl_endpoint_next_timeout(endpoint), now_us = sim_driver_now_us(&rank->driver);
     uint8_t *bytes = sim_new(world->scenario->datagram_bytes, 1);
@@ -287,7 +288,7 @@ void sim_check_stranger(struct sim_world *world, struct sim_rank *rank)
         endpoint->stats.packets_duplicate != before.packets_duplicate ||
         endpoint->stats.payload_bytes_received != before.payload_bytes_received)
         sim_world_fail(world, "rank %u takes a stranger's packet for one of its job", rank->id);
-    if (endpoint->urgent_last != urgent || endpoint->table.count != messages ||
+    if (endpoint->peers.urgent_last != urgent || endpoint->table.count != messages ||
         cl_endpoint_next_timeout(endpoint) != timer_us)
         sim_world_fail(world, "rank %u is about to answer a stranger, or remembers it", rank->id);
 }
@@ -378,8 +379,8 @@ static void check_rank(struct sim_world *world, const struct sim_rank *rank)
     if (clean && rank->endpoint->unexpected.used_bytes > 0)
         sim_world_fail(world, "rank %u keeps %zu bytes of unexpected packets, for nothing", rank->id,
                        rank->endpoint->unexpected.used_bytes);
-    for (uint32_t i = 0; clean && i < rank->endpoint->peers_length; i++)
-        if (rank->endpoint->peers[i] != NULL && rank->endpoint->peers[i]->outstanding > 0)
+    for (uint32_t i = 0; clean && i < rank->endpoint->peers.length; i++)
+        if (rank->endpoint->peers.list[i] != NULL && rank->endpoint->peers.list[i]->outstanding > 0)
             sim_world_fail(world, "rank %u has messages with rank %u left over", rank->id, i);
 }
 

@@ -98,13 +98,13 @@ MUTANTS = (
     Mutant("keep an abort to oneself", "protocol/ending.c", "if (peer) /* a lost one", "if (!peer) /* a lost one"),
     Mutant(
         "take refused packets for delivered",
-        "protocol/inbound.c",
+        "protocol/outcome.c",
         "to good purpose */\n    cl_message_give_back(message, packet->data.packet);",
         "to good purpose */\n    on_done(endpoint, message, packet->data.packet);\n    return;",
     ),
     Mutant(
         "mix up messages that share their memory",
-        "protocol/inbound.c",
+        "protocol/outcome.c",
         "message->generation == packet->data.generation &&",
         "message->posted &&",
     ),
@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         "let the last class starve",
-        "sim/queue.c",
+        "protocol/queue.c",
         "queue->packets % CL_QUEUE_GUARD == CL_QUEUE_GUARD - 1",
         "queue->packets % CL_QUEUE_GUARD == CL_QUEUE_GUARD",
     ),

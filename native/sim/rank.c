@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 #include "sim/check.h"
 #include "sim/element.h"

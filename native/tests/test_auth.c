@@ -2,6 +2,7 @@
  */
 #include <malloc.h>
 
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
 #include "tests/check.h"
@@ -124,10 +125,10 @@ static void take_image(struct image *image, const struct cl_endpoint *endpoint)
     image->heap_bytes = heap_bytes();
     memcpy(&image->endpoint, endpoint, sizeof(*endpoint));
     memset(&image->endpoint.stats, 0, sizeof(image->endpoint.stats));
-    for (uint32_t i = 0; i < endpoint->peers_length; i++)
-        if (endpoint->peers[i])
-            memcpy(image->peers[i], endpoint->peers[i],
-                   sizeof(struct cl_peer) + endpoint->peers[i]->path_count * sizeof(struct cl_path));
+    for (uint32_t i = 0; i < endpoint->peers.length; i++)
+        if (endpoint->peers.list[i])
+            memcpy(image->peers[i], endpoint->peers.list[i],
+                   sizeof(struct cl_peer) + endpoint->peers.list[i]->path_count * sizeof(struct cl_path));
 }
 
 /* Host 0 is given the packet: it must answer nothing, allocate nothing and change nothing but `counter`. */
@@ -324,7 +325,7 @@ static void age(struct network *network, uint64_t number)
     for (uint16_t i = 0; i < 3; i++)
         for (uint16_t j = 0; j < 3; j++)
             for (uint16_t k = 0; i != j && k < 2; k++) {
-                struct cl_path *path = &cl_endpoint_peer(network->hosts[i].endpoint, j)->paths[k];
+                struct cl_path *path = &cl_peer_list_find(&network->hosts[i].endpoint->peers, j)->paths[k];
                 path->sent.low = path->sent.next = path->packets.next = number;
                 path->ack.written = path->acks.next = number;
             }
@@ -337,7 +338,7 @@ static void test_numbers_wrap(void)
     post_exchange(network, 1);
     run(network, 1, record);
     check_exchanged(network, 1);
-    const struct cl_path *path = &cl_endpoint_peer(network->hosts[0].endpoint, 1)->paths[0];
+    const struct cl_path *path = &cl_peer_list_find(&network->hosts[0].endpoint->peers, 1)->paths[0];
     CHECK(path->packets.next > 0x100000000);
     /* a whole round later the same numbers are on the wire again, but not the same tags */
     struct cl_endpoint_stats before = *stats_of(network, 0);

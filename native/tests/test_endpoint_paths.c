@@ -1,4 +1,5 @@
 /* Paths of an endpoint that die, come back, and leave through their interface, over the network of network.h. */
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 #include "tests/transfer.h"
 
@@ -116,11 +117,11 @@ static void test_paths_leave_through_their_interface(void)
     static const uint32_t local[] = {2}, outside[] = {1, 0};
     CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, local), CL_OK);
     CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 6, 2, outside), CL_OK);
-    CHECK(endpoint->peers[1]->paths[0].egress == &endpoint->egresses[0]);
-    CHECK(endpoint->peers[5]->paths[0].egress == &endpoint->egresses[2]);
-    CHECK(endpoint->peers[6]->paths[0].egress == &endpoint->egresses[1]);
-    CHECK(endpoint->peers[6]->paths[1].egress == &endpoint->egresses[0]);
-    CHECK_EQ(endpoint->egress_count, 3);
+    CHECK(endpoint->peers.list[1]->paths[0].egress == &endpoint->nics.egresses[0]);
+    CHECK(endpoint->peers.list[5]->paths[0].egress == &endpoint->nics.egresses[2]);
+    CHECK(endpoint->peers.list[6]->paths[0].egress == &endpoint->nics.egresses[1]);
+    CHECK(endpoint->peers.list[6]->paths[1].egress == &endpoint->nics.egresses[0]);
+    CHECK_EQ(endpoint->nics.count, 3);
     network_free(network);
 }
 

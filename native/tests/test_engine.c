@@ -2,6 +2,7 @@
  * tests too: half of them are about who frees what, and when. */
 #include "tests/world.h"
 
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 
 #include <dirent.h>
@@ -71,7 +72,7 @@ static void test_ports_of_one_interface(void)
     CHECK_EQ(paths[1].port, 9);
     CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 2), 2);
     CHECK_EQ(paths[1].port, 0);
-    const struct cl_path *of = engine->endpoint->peers[1]->paths;
+    const struct cl_path *of = engine->endpoint->peers.list[1]->paths;
     CHECK(of[0].egress == of[1].egress);
     cl_engine_close(engine);
 }

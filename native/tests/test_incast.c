@@ -1,5 +1,6 @@
 /* Several hosts into one port, in virtual time: what the receiver's word about its port is for (congestion/ingress.h).
  */
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 
 #include "tests/check.h"
@@ -106,7 +107,7 @@ static void test_senders_come_and_go(void)
     for (uint32_t i = 1; i <= 4; i++)
         post(network, i, 2);
     network_run_until(network, start_us + 20000);
-    CHECK_EQ(cl_active_set_count(&network->hosts[0].endpoint->ingresses[0].senders, CL_INGRESS_IDLE_US,
+    CHECK_EQ(cl_active_set_count(&network->hosts[0].endpoint->nics.ingresses[0].senders, CL_INGRESS_IDLE_US,
                                  network_now_us(network)),
              2);
     struct cl_message_id id = {1, 9, 0};
@@ -115,12 +116,12 @@ static void test_senders_come_and_go(void)
     cl_endpoint_post_receive(network->hosts[0].endpoint, 3, id, sink, BYTES, network_now_us(network), NULL);
     network_wake(network, 3);
     network_run_until(network, network_now_us(network) + 20000);
-    CHECK_EQ(network->hosts[0].endpoint->ingresses[0].senders.count, 3);
-    CHECK(network->hosts[3].endpoint->peers[0]->paths[0].cc.delay.sharing);
+    CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 3);
+    CHECK(network->hosts[3].endpoint->peers.list[0]->paths[0].cc.delay.sharing);
     while (network->hosts[0].completed < 9 && network_step(network, start_us + 10000000))
         ;
     CHECK((double)(network_now_us(network) - start_us) < 1.05 * 9 * ideal_us(BYTES));
-    CHECK_EQ(network->hosts[0].endpoint->ingresses[0].senders.count, 0); /* nothing is awaited of anybody */
+    CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 0); /* nothing is awaited of anybody */
     network_free(network);
 }
 

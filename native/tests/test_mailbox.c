@@ -1,6 +1,7 @@
 /* Point-to-point messages by name, between endpoints in virtual time: order, any source, room, loss. */
 #include "group/mailbox.h"
 
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 #include "tests/check.h"
 #include "tests/network.h"
@@ -228,9 +229,9 @@ static void test_many_tags(void)
             check_bytes(&to->receives[i], content(0, round + TAGS - 1 - i));
     }
     pass(town, 1000000);
-    CHECK(to->host->endpoint->announced_first == NULL);
+    CHECK(to->host->endpoint->announcements.messages.first == NULL);
     CHECK_EQ(town->ranks[0].mailbox.sent[1].count, 1);
-    CHECK_EQ(to->host->endpoint->peers[0]->history.groups[0].posted.count, 1);
+    CHECK_EQ(to->host->endpoint->peers.list[0]->history.groups[0].posted.count, 1);
     abandon(town);
 }
 
@@ -240,8 +241,8 @@ static void test_index_wraps(void)
     struct cl_message_id first = {GROUP | CL_GROUP_P2P, 9, 0};
     uint32_t index;
     CHECK(cl_mailbox_send(&town->ranks[0].mailbox, 1, 9, UINT32_MAX - 1, &index));
-    CHECK(cl_history_add_posted(&town->network->hosts[1].endpoint->peers[0]->history, &first));
-    town->network->hosts[1].endpoint->peers[0]->history.groups[0].posted.runs[0].messages = UINT32_MAX - 1;
+    CHECK(cl_history_add_posted(&town->network->hosts[1].endpoint->peers.list[0]->history, &first));
+    town->network->hosts[1].endpoint->peers.list[0]->history.groups[0].posted.runs[0].messages = UINT32_MAX - 1;
     for (uint32_t i = 0; i < 5; i++) {
         send(town, 0, 1, 9, 50, content(0, i));
         receive(town, 1, 0, 9, 50);
@@ -275,7 +276,7 @@ static void test_any_source(void)
             CHECK_EQ(to->bound_order[i], i);
             check_bytes(&to->receives[i], content(source, numbers[source]++));
         }
-        CHECK(to->mailbox.queues == NULL && to->host->endpoint->wanted_count == 0);
+        CHECK(to->mailbox.queues == NULL && to->host->endpoint->announcements.wanted_count == 0);
         abandon(town);
     }
 }
@@ -371,8 +372,9 @@ static void test_no_room_and_nobody_waits(void)
     CHECK_EQ(endpoint->table.count, 3);
     cl_mailbox_free(&town->ranks[2].mailbox);
     CHECK_EQ(endpoint->table.count, 1);
-    CHECK(endpoint->announced_first == endpoint->announced_last && endpoint->announced_first != NULL);
-    CHECK_EQ(endpoint->wanted_count, 0);
+    CHECK(endpoint->announcements.messages.first == endpoint->announcements.messages.last &&
+          endpoint->announcements.messages.first != NULL);
+    CHECK_EQ(endpoint->announcements.wanted_count, 0);
     abandon(town);
 }
 
@@ -448,14 +450,14 @@ static void test_end_of_the_group(void)
     network_wake(town->network, 0);
     pass(town, 100000);
     CHECK_EQ(town->network->hosts[1].last_status, CL_EABORTED);
-    CHECK(town->network->hosts[0].endpoint->announced_first == NULL);
+    CHECK(town->network->hosts[0].endpoint->announcements.messages.first == NULL);
     struct cl_message_id id = {GROUP | CL_GROUP_P2P, 1, 1};
     struct cl_sink nowhere = {0};
     CHECK_EQ(cl_endpoint_post_receive(town->network->hosts[1].endpoint, 0, id, nowhere, 0,
                                       network_now_us(town->network), NULL),
              CL_EABORTED);
     cl_endpoint_cancel(town->network->hosts[1].endpoint, GROUP, UINT32_MAX);
-    CHECK_EQ(town->network->hosts[1].endpoint->peers[0]->history.count, 0);
+    CHECK_EQ(town->network->hosts[1].endpoint->peers.list[0]->history.count, 0);
     abandon(town);
 }
 

@@ -25,10 +25,10 @@ static void test_held_messages(void)
     CHECK(cl_peer_wary(peer, &messages[0]));
     cl_peer_unhold(peer, &messages[1]);
     CHECK(!messages[1].held);
-    CHECK(peer->held_first == &messages[0] && peer->held_last == &messages[2]);
+    CHECK(peer->held.first == &messages[0] && peer->held.last == &messages[2]);
     cl_peer_unhold(peer, &messages[0]);
     cl_peer_unhold(peer, &messages[2]);
-    CHECK(!peer->held_first && !peer->held_last);
+    CHECK(!peer->held.first && !peer->held.last);
     CHECK(!cl_peer_wary(peer, &messages[0]));
     messages[0].probing = true;
     CHECK(cl_peer_wary(peer, &messages[0]));

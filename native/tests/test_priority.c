@@ -1,5 +1,6 @@
 /* A small urgent all-reduce beside bulk traffic of the same hosts, in virtual time: how long it takes over how long it
  * takes alone. */
+#include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
 
 #include "tests/check.h"

@@ -1,4 +1,5 @@
 /* The kernels of every level this machine has, bit for bit, against arithmetic written another way. */
+#include "kernels/copy.h"
 #include "kernels/reduce.h"
 #include "tests/check.h"
 

@@ -1,0 +1,30 @@
+/*
+ * Announcements: point-to-point messages whose receives are not posted yet, for receives from any source; and the tags
+ * that such receives wait for.
+ */
+#ifndef CL_PROTOCOL_ANNOUNCEMENTS_H
+#define CL_PROTOCOL_ANNOUNCEMENTS_H
+
+#include "protocol/message.h"
+
+struct cl_wanted_tag {
+    uint32_t group, tag;
+};
+
+struct cl_announcements {
+    struct cl_message_list messages; /* in order of arrival */
+    struct cl_wanted_tag *wanted;
+    uint32_t wanted_count, wanted_capacity;
+};
+
+void cl_announcements_add(struct cl_announcements *announcements, struct cl_message *message);
+void cl_announcements_remove(struct cl_announcements *announcements, struct cl_message *message);
+
+/* False when there is no memory. */
+bool cl_announcements_want(struct cl_announcements *announcements, uint32_t group, uint32_t tag);
+/* False when the tag was not wanted. */
+bool cl_announcements_unwant(struct cl_announcements *announcements, uint32_t group, uint32_t tag);
+bool cl_announcements_wants(const struct cl_announcements *announcements, uint32_t group, uint32_t tag);
+void cl_announcements_free(struct cl_announcements *announcements);
+
+#endif

@@ -1,0 +1,15 @@
+/* Message id: the name of a message between two peers. */
+#ifndef CL_PROTOCOL_MESSAGE_ID_H
+#define CL_PROTOCOL_MESSAGE_ID_H
+
+#include <stdint.h>
+
+#define CL_GROUP_P2P 0x80000000u /* the bit of a group's id that names its point-to-point messages */
+
+struct cl_message_id {
+    uint32_t group;
+    uint32_t sequence; /* the operation within the group; point-to-point: the tag */
+    uint32_t index;    /* the message within the operation or tag, per (sender, receiver) pair */
+};
+
+#endif

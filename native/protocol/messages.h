@@ -1,0 +1,16 @@
+/* Messages: those of an endpoint, as far as all its parts change them: into the queue, into the completions, away. */
+#ifndef CL_PROTOCOL_MESSAGES_H
+#define CL_PROTOCOL_MESSAGES_H
+
+#include "protocol/endpoint_state.h"
+
+/* Moves a message from all lists to the completions; one that is not posted is discarded. */
+void cl_messages_complete(struct cl_endpoint *endpoint, struct cl_message *message, int status);
+/* Forgets a message without completion. */
+void cl_messages_discard(struct cl_endpoint *endpoint, struct cl_message *message);
+/* Puts a message with something to send into the queue, unless it waits for room at the receiver. */
+void cl_messages_requeue(struct cl_endpoint *endpoint, struct cl_message *message, bool first);
+/* A receive and its sender's message differ: tells the sender, and completes the receive with CL_EMISMATCH. */
+void cl_messages_mismatch(struct cl_endpoint *endpoint, struct cl_message *message);
+
+#endif

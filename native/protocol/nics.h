@@ -1,0 +1,27 @@
+/* NICs: the network interfaces of this process, in both directions, with the timer of the pacers in their way. */
+#ifndef CL_PROTOCOL_NICS_H
+#define CL_PROTOCOL_NICS_H
+
+#include <stdbool.h>
+
+#include "congestion/egress.h"
+#include "congestion/ingress.h"
+#include "protocol/timers.h"
+
+enum { CL_NICS_MAX = 8 };
+
+struct cl_nics {
+    struct cl_egress egresses[CL_NICS_MAX];
+    struct cl_ingress ingresses[CL_NICS_MAX];
+    uint16_t count;        /* interfaces through which paths leave */
+    struct cl_timer timer; /* when the first pacer that is in the way lets go */
+};
+
+/* When the first interface may take a packet of this class. */
+uint64_t cl_nics_ready_us(struct cl_nics *nics, uint8_t class, uint64_t now_us);
+/* Whether urgent packets left through an interface a moment ago. */
+bool cl_nics_have_urgent(const struct cl_nics *nics, uint64_t now_us);
+/* A pacer lets go: forgets which interfaces were waited for. False: none was. */
+bool cl_nics_release(struct cl_nics *nics);
+
+#endif

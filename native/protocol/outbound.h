@@ -1,0 +1,31 @@
+/* Outbound: datagrams that go. Part of the endpoint. */
+#ifndef CL_PROTOCOL_OUTBOUND_H
+#define CL_PROTOCOL_OUTBOUND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cl_endpoint;
+
+enum { CL_HEAD_BYTES_MAX = 512 };
+
+/* A datagram to be sent: head (always there, may be the whole of it), then payload, which points into the memory of a
+ * posted message and stays valid until that message completes. */
+struct cl_datagram {
+    uint16_t peer;
+    uint16_t path;
+    uint8_t priority;
+    bool droppable; /* a switch that has to drop something may take this one first */
+    uint16_t head_length;
+    uint32_t payload_length;
+    const uint8_t *payload;
+    uint8_t head[CL_HEAD_BYTES_MAX];
+};
+
+/* Fills up to `capacity` datagrams that may leave now; returns how many. */
+size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity);
+/* Whether urgent packets go beside others, or went a moment ago: then nothing should keep them waiting. */
+bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us);
+
+#endif

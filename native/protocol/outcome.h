@@ -1,0 +1,18 @@
+/*
+ * Outcome: what the fate of packets of ours (acknowledged, late, refused, lost) does to messages and control packets.
+ */
+#ifndef CL_PROTOCOL_OUTCOME_H
+#define CL_PROTOCOL_OUTCOME_H
+
+#include "protocol/endpoint_state.h"
+
+struct cl_outcome {
+    struct cl_endpoint *endpoint;
+    struct cl_peer *peer;
+    uint64_t now_us;
+};
+
+/* The callbacks for a path of the peer; valid as long as `outcome`. */
+struct cl_path_callbacks cl_outcome_callbacks(struct cl_outcome *outcome);
+
+#endif

@@ -1,0 +1,35 @@
+/*
+ * Peer list: all peers of an endpoint, by id, and those of them that have something to send before any data: an
+ * acknowledgement, a control packet, a probe or a ping.
+ */
+#ifndef CL_PROTOCOL_PEER_LIST_H
+#define CL_PROTOCOL_PEER_LIST_H
+
+#include "protocol/peer.h"
+
+struct cl_peer_list {
+    struct cl_peer **list; /* by id; NULL where there is none */
+    uint32_t length;
+    uint32_t count;
+    struct cl_peer *urgent_first, *urgent_last;
+};
+
+/* NULL when there is no such peer. */
+static inline struct cl_peer *cl_peer_list_find(const struct cl_peer_list *peers, uint16_t id)
+{
+    return id < peers->length ? peers->list[id] : NULL;
+}
+/* Makes room for a peer of this id. False when there is no memory. */
+bool cl_peer_list_reserve(struct cl_peer_list *peers, uint16_t id);
+/* Takes ownership of a peer for which there is room. */
+void cl_peer_list_add(struct cl_peer_list *peers, struct cl_peer *peer);
+void cl_peer_list_free(struct cl_peer_list *peers);
+
+/* The peer has something to send before any data. */
+void cl_peer_list_urge(struct cl_peer_list *peers, struct cl_peer *peer);
+/* The first urgent peer has nothing more to send. */
+void cl_peer_list_calm(struct cl_peer_list *peers);
+/* Queues a control packet to the peer. */
+void cl_peer_list_tell(struct cl_peer_list *peers, struct cl_peer *peer, uint8_t kind, struct cl_control control);
+
+#endif

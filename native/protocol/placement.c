@@ -1,0 +1,55 @@
+#include "protocol/placement.h"
+
+#include <string.h>
+
+#include "protocol/messages.h"
+#include "protocol/partial.h"
+
+static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_message *message, bool last, uint32_t offset,
+                            const uint8_t *payload, uint16_t length)
+{
+    struct cl_peer *peer = endpoint->peers.list[message->peer];
+    uint64_t end = (uint64_t)offset + length;
+    if (last ? end != message->length : end >= message->length) {
+        cl_messages_mismatch(endpoint, message);
+        return CL_PLACED_NOWHERE;
+    }
+    if (!cl_message_arrive(message, offset / peer->payload_bytes))
+        return CL_PLACED_BEFORE;
+    endpoint->stats.payload_bytes_received += length;
+    const struct cl_sink *sink = &message->sink;
+    if (length && sink->deliver)
+        sink->deliver(sink->target + offset, payload, length, sink->argument);
+    else if (length)
+        memcpy(sink->target + offset, payload, length);
+    if (cl_message_complete(message)) {
+        cl_history_add(&peer->history, &message->id);
+        cl_partial_complete(endpoint, message);
+        cl_messages_complete(endpoint, message, CL_OK);
+    }
+    return CL_PLACED;
+}
+
+enum cl_placed cl_placement_put(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags,
+                                uint32_t offset, const uint8_t *payload, uint16_t length, uint64_t now_us)
+{
+    uint32_t generation = message->generation;
+    enum cl_placed placed = place(endpoint, message, flags & CL_PACKET_LAST, offset, payload, length);
+    if (message->generation == generation)
+        cl_partial_on_packet(endpoint, message, flags, placed == CL_PLACED, now_us);
+    return placed;
+}
+
+bool cl_placement_replay(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us)
+{
+    struct cl_unexpected_chain chain = message->unexpected;
+    message->unexpected = (struct cl_unexpected_chain){0};
+    uint32_t generation = message->generation;
+    struct cl_unexpected_packet *packet;
+    while (message->generation == generation && (packet = cl_unexpected_take(&chain))) {
+        cl_placement_put(endpoint, message, packet->flags, packet->offset, packet->payload, packet->length, now_us);
+        cl_unexpected_release(&endpoint->unexpected, packet);
+    }
+    cl_unexpected_drop(&endpoint->unexpected, &chain);
+    return message->generation == generation;
+}

@@ -1,0 +1,16 @@
+/* Placement: payload of posted receives goes to their sinks, once per byte. */
+#ifndef CL_PROTOCOL_PLACEMENT_H
+#define CL_PROTOCOL_PLACEMENT_H
+
+#include "protocol/endpoint_state.h"
+#include "protocol/packet.h"
+
+enum cl_placed { CL_PLACED, CL_PLACED_BEFORE, CL_PLACED_NOWHERE /* other length than posted */ };
+
+/* Places a DATA packet. Completes the message when the packet is the last one that was missing, or does not fit. */
+enum cl_placed cl_placement_put(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags,
+                                uint32_t offset, const uint8_t *payload, uint16_t length, uint64_t now_us);
+/* Places the unexpected packets of a message that was just posted. False when that ended the message. */
+bool cl_placement_replay(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us);
+
+#endif

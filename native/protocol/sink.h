@@ -1,0 +1,17 @@
+/* Sink: the place where a received message goes. */
+#ifndef CL_PROTOCOL_SINK_H
+#define CL_PROTOCOL_SINK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Called as deliver(target + offset, payload, length, argument). Offsets and lengths are multiples of 8 bytes except at
+ * the end of the message, so elements are never split. */
+typedef void (*cl_deliver_fn)(void *target, const void *payload, size_t length, void *argument);
+struct cl_sink {
+    uint8_t *target;
+    cl_deliver_fn deliver; /* NULL: memcpy */
+    void *argument;
+};
+
+#endif

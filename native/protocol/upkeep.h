@@ -1,0 +1,12 @@
+/* Upkeep: what an endpoint does because time has passed: paths and peers that are silent, messages that are held. */
+#ifndef CL_PROTOCOL_UPKEEP_H
+#define CL_PROTOCOL_UPKEEP_H
+
+#include <stdint.h>
+
+struct cl_endpoint;
+
+uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint); /* UINT64_MAX: none */
+void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us);
+
+#endif
