@@ -15,30 +15,11 @@ JOBS := $(shell nproc)
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo         train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4 for more ranks)'
-	@echo 'make test         every test this machine can run; the others say why they are skipped'
-	@echo 'make test-torch   PyTorch'\''s own tests of a backend, gloo and commlayer side by side (minutes; test-torch-short: one)'
-	@echo 'make bench        docs/results.md, measured again (minutes; the emulated links need root)'
-	@echo 'make bench-training, bench-convergence   docs/training.md and docs/convergence.md, measured again (20 minutes each, root)'
-	@echo 'make stress       docs/stress.md measured again: losses, bursts, incast, priorities, dying NICs (20 minutes, root)'
-	@echo 'make faults       faults on real processes, with a table of what was noticed when (emulated hosts need root)'
-	@echo 'make soak         random collectives, verified, and no leaks (MINUTES=60 for an hour)'
-	@echo 'make lint         ruff, mypy --strict, and the C files with all warnings as errors (gcc, clang)'
-	@echo 'make coverage     line coverage of C and Python (half an hour)'
-	@echo 'make native-test  the C tests: plain, with ASan and UBSan, and with TSan for what has threads'
-	@echo 'make fuzz         hostile packets at the protocol core under ASan and UBSan (PACKETS=10000000 SEED=1)'
-	@echo 'make sim          10,000 seeds of the deterministic simulation (SEEDS=, FIRST=); SEED=n replays one, with a trace'
-	@echo 'make sim-short    1,000 seeds that nobody has seen before; make sim-asan: with ASan and UBSan'
-	@echo 'make sim-mutants  breaks the core in many ways and shows that the simulator finds each'
-	@echo 'make fabric       DLCP beside DCTCP on a simulated leaf-spine of 144 hosts: docs/fabric.md, measured again (minutes)'
-	@echo 'make settings     write the tables of docs/settings.md from commlayer/config.py'
-	@echo 'make native       build the native engine in place'
-	@echo 'make venv         the virtual environment alone, with the development tools'
-	@echo 'make clean        remove everything built, except $(VENV)'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
 
 # ---- environment: stamp files make the second call quick -----------------------------------------------------------
-# Without CUDA a CPU build of torch is looked for first: the default one brings gigabytes of CUDA libraries with it.
-# TORCH_INDEX names a package index that holds CPU builds (see README) for machines where pip knows of none.
+# Without CUDA, pip first looks for a CPU build of torch: the default build comes with gigabytes of CUDA libraries.
+# TORCH_INDEX names a package index with CPU builds (see README), for machines where pip has none.
 $(VENV)/.stamp-torch: requirements/demo.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	if $(BIN)/python -c 'import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(TORCH)"' 2>/dev/null; \
@@ -68,41 +49,41 @@ $(VENV)/.stamp-package: setup.py pyproject.toml native/build.py native/build.mk 
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-venv: $(VENV)/.stamp-dev
-native: $(VENV)/.stamp-package
+venv: $(VENV)/.stamp-dev ## the virtual environment .venv, with the development tools
+native: $(VENV)/.stamp-package ## build the native engine in place
 
 # ---- what a newcomer runs ------------------------------------------------------------------------------------------
-demo: native
+demo: native ## train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4: more ranks)
 	$(BIN)/python examples/demo.py --ranks $(RANKS)
 
-bench: native
+bench: native ## measure docs/results.md again (minutes; emulated links need root)
 	$(BIN)/python -m bench.first_light
 
-bench-training: native
+bench-training: native ## measure docs/training.md again (20 minutes, root)
 	$(BIN)/python -m bench.time_to_loss
 
-bench-convergence: native
+bench-convergence: native ## measure docs/convergence.md again (20 minutes, root)
 	$(BIN)/python -m bench.convergence
 
-stress: native
+stress: native ## measure docs/stress.md again: losses, bursts, incast, priorities, dying NICs (20 minutes, root)
 	$(BIN)/python -m bench.stress
 
-faults: venv native
+faults: venv native ## faults in real processes, and a table of the errors (emulated hosts need root)
 	rm -f out/faults.json
 	$(BIN)/python -m pytest -q -rs tests/process/faults
 	$(BIN)/python -m tests.process.faults
 
-coverage: $(VENV)/.stamp-coverage native
+coverage: $(VENV)/.stamp-coverage native ## line coverage of C and Python (half an hour)
 	$(BIN)/python -m bench.coverage
 
-settings: native
+settings: native ## write the tables of docs/settings.md from commlayer/config.py
 	$(BIN)/python -m docs.settings
 
-soak: native
+soak: native ## random collectives, every result verified, and no leaks (MINUTES=60: an hour)
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
-# Two at a time, because most of the first ones wait more than they compute.
-test: venv native native-test
+# Two jobs at a time, because the tests of the first job wait more than they compute.
+test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-jobs test-rest
 
 JOB_TESTS := tests/emulated tests/process/compat tests/process/faults
@@ -112,15 +93,15 @@ test-jobs:
 test-rest:
 	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS)) tests
 
-# Whatever of PyTorch's own DistributedTest passes with gloo must pass with commlayer; tables and logs in out/torch_suite.
-test-torch: venv native
+# A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
+test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)
 	$(BIN)/python -m tests.torch_suite
 
-test-torch-short: venv native
+test-torch-short: venv native ## one minute of PyTorch's tests
 	$(BIN)/python -m tests.torch_suite --worlds 2 --gates gloo nccl --tests tests/torch_suite/short.txt
 
 # ---- lint ----------------------------------------------------------------------------------------------------------
-lint: lint-python lint-c
+lint: lint-python lint-c ## ruff, mypy --strict, clang-format, and gcc and clang with warnings as errors
 
 lint-python: venv native
 	$(BIN)/ruff check .
@@ -135,7 +116,7 @@ lint-c-no-clang:
 
 # ---- native builds: one folder of objects per variant --------------------------------------------------------------
 C_TESTS := $(patsubst native/tests/%.c,%,$(wildcard native/tests/test_*.c))
-# Everything but the tests' own main files; an archive, so that each test takes only what it names.
+# All files without a main function. An archive: each test links only the objects it needs.
 C_ARCHIVED := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/fabric/*.c) $(filter-out native/tests/test_%.c,$(wildcard native/tests/*.c))
 C_MAINS := native/sim/main.c native/fabric/main.c
 
@@ -168,7 +149,7 @@ $(eval $(call variant,lint-gcc,gcc,-O2 -Werror))
 $(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
 
 # ---- fuzzing -------------------------------------------------------------------------------------------------------
-# The same harness twice: random conversations with gcc's sanitizers, and libFuzzer (clang), which follows coverage.
+# One harness, built twice: with gcc's sanitizers for random conversations, and with clang's libFuzzer.
 PACKETS ?= 10000000
 SECONDS ?= 60
 $(eval $(call variant,fuzz,$(CLANG),-O1 -fsanitize=fuzzer-no-link$(comma)address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
@@ -179,11 +160,11 @@ build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o $(C_FUZZ:%=build/fuzz/fuzz/%) bu
 	@$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(C_LIBS)
 
 .PHONY: fuzz fuzz-short fuzz-coverage
-fuzz: build/asan/receive
+fuzz: build/asan/receive ## send hostile packets to the protocol core under ASan and UBSan (PACKETS=10000000 SEED=1)
 	$(CALM) $< $(PACKETS) $(or $(SEED),1) $(JOBS)
-fuzz-short: build/asan/receive
+fuzz-short: build/asan/receive ## 5 million hostile packets, new ones in each run
 	$(CALM) $< 5000000 $$(date +%s) $(JOBS)
-fuzz-coverage: build/fuzz/receive
+fuzz-coverage: build/fuzz/receive ## the same with libFuzzer, which follows coverage (clang; SECONDS=60)
 	@mkdir -p out/corpus
 	$(CALM) $< -max_total_time=$(SECONDS) -max_len=6000 -print_final_stats=1 out/corpus
 
@@ -195,7 +176,7 @@ NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_
                 $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_operation% test_p2p%,$(C_TESTS)))
 .PHONY: native-test-build
 native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
-native-test: $(NATIVE_TESTS)
+native-test: $(NATIVE_TESTS) ## the C tests: plain, under ASan and UBSan, and those with threads under TSan
 	@passed=0; failed=0; for test in $^; do \
 	    echo "-- $$test"; \
 	    if $(CALM) timeout 120 $$test; then passed=$$((passed + 1)); else failed=$$((failed + 1)); echo "FAILED: $$test"; fi; \
@@ -208,7 +189,7 @@ SEEDS ?= 10000
 SEED ?=
 SIM_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-# The production plans, as one file. Only numpy is needed.
+# The plans of the package in one file. Only numpy is needed.
 build/plans.bin: native/sim/plans.py native/include/commlayer.h commlayer/config.py commlayer/errors.py $(wildcard commlayer/plans/*.py)
 	@mkdir -p build
 	@$(SIM_PYTHON) -c 'import numpy' 2>/dev/null || { echo 'the simulator needs Python with numpy to make its plans: \
@@ -218,24 +199,24 @@ build/plans.bin: native/sim/plans.py native/include/commlayer.h commlayer/config
 build/fabric.bin: build/plans.bin
 	@$(SIM_PYTHON) native/sim/plans.py $@ fabric
 
-sim: build/test/simulate build/plans.bin
+sim: build/test/simulate build/plans.bin ## 10,000 seeds of the deterministic simulation (FIRST=, SEEDS=); SEED=n replays one with a trace
 	@build/test/simulate --plans build/plans.bin $(if $(SEED),--seed $(SEED),--first $(FIRST) --seeds $(SEEDS) --jobs $(SIM_JOBS))
 
-# The base is the time, so each run is a new one; it is printed, and a failure names its seed anyway.
-sim-short: build/test/simulate build/plans.bin
+# The first seed is the time, so that each run has new seeds. A failure names its seed.
+sim-short: build/test/simulate build/plans.bin ## 1,000 seeds of the simulation, new ones in each run
 	@first=$$(($$(date +%s) * 1000)); echo "seeds from $$first on"; \
 	build/test/simulate --plans build/plans.bin --first $$first --seeds 1000 --jobs $(SIM_JOBS)
 
-sim-asan: build/asan/simulate build/plans.bin
+sim-asan: build/asan/simulate build/plans.bin ## the simulation under ASan and UBSan
 	@$(CALM) build/asan/simulate --plans build/plans.bin --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),500,$(SEEDS)) \
 	    --jobs $(SIM_JOBS)
 
-fabric: build/test/fabric/simulate build/fabric.bin
+fabric: build/test/fabric/simulate build/fabric.bin ## measure docs/fabric.md again: DLCP and DCTCP on a simulated leaf-spine of 144 hosts (minutes)
 	@$(SIM_PYTHON) -m bench.fabric
 
-sim-mutants: build/plans.bin
+sim-mutants: build/plans.bin ## put bugs into the engine, and show that the simulator finds each
 	@$(SIM_PYTHON) native/sim/mutants.py
 
-clean:
+clean: ## remove all built files, except .venv
 	rm -rf build dist out *.egg-info commlayer/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f $(VENV)/.stamp-package
