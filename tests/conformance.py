@@ -242,15 +242,9 @@ def _all_to_all(run: Run) -> Result:
 
 
 def _all_to_all_single(run: Run) -> Result:
-    tensor, exact = run.oracle("all_to_all")
-    output = torch.empty_like(exact)
-    _end(dist.all_to_all_single(output, tensor, group=run.group, async_op=run.async_op))
-    return [output], exact
-
-
-def _all_to_all_single_uneven(run: Run) -> Result:
-    tensor, exact = run.oracle("all_to_all_uneven")
-    sent, received = run.lengths("all_to_all_uneven")
+    collective = run.case.collective.replace("_single", "")
+    tensor, exact = run.oracle(collective)
+    sent, received = run.lengths(collective) if collective.endswith("uneven") else (None, None)
     output = torch.empty_like(exact)
     _end(dist.all_to_all_single(output, tensor, received, sent, run.group, run.async_op))
     return [output], exact
@@ -333,17 +327,9 @@ _COLLECTIVES: dict[str, Callable[[Run], Result]] = {
     "all_to_all": _all_to_all,
     "all_to_all_uneven": _all_to_all,
     "all_to_all_single": _all_to_all_single,
-    "all_to_all_single_uneven": _all_to_all_single_uneven,
+    "all_to_all_single_uneven": _all_to_all_single,
     "send_receive": _send_receive,
     "batch": _batch,
 }
 COLLECTIVES = tuple(_COLLECTIVES)
-REDUCING = (
-    "all_reduce",
-    "all_reduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_uneven",
-    "reduce_scatter_single",
-    "coalesced",
-)
+REDUCING = tuple(name for name in COLLECTIVES if "reduce" in name or name == "coalesced")

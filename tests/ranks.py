@@ -53,19 +53,9 @@ class RanksError(AssertionError):
     """At least one rank raised, died or did not end."""
 
 
-def run(
-    function: Callable[..., Any],
-    size: int,
-    *args: Any,
-    timeout_s: float = TIMEOUT_S,
-    environ: Mapping[str, str] | None = None,
-    places: Sequence[str] | None = None,
-) -> list[Any]:
-    """Calls `function(rank, size, *args)` on every rank; returns the results in rank order.
-
-    `places` names a network namespace for each rank: ranks in different ones are on different hosts.
-    """
-    ended = outcomes(function, size, *args, timeout_s=timeout_s, environ=environ, places=places)
+def run(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
+    """Calls `function(rank, size, *args)` on every rank; returns the results in rank order. Options: of `outcomes`."""
+    ended = outcomes(function, size, *args, **options)
     errors = [f"rank {rank}: {outcome.error}" for rank, outcome in enumerate(ended) if outcome.error]
     if errors:
         raise RanksError("\n".join(errors))
@@ -80,7 +70,10 @@ def outcomes(
     environ: Mapping[str, str] | None = None,
     places: Sequence[str] | None = None,
 ) -> list[Outcome]:
-    """As `run`, but a failure is a result: for tests of failures."""
+    """As `run`, but a failure is a result: for tests of failures.
+
+    `places` names a network namespace for each rank: ranks in different ones are on different hosts.
+    """
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     environment = {**(environ or {}), _PORT: str(store.port)}
     ended = [Outcome() for _ in range(size)]

@@ -46,11 +46,16 @@ class Drift(nn.Module):
         return torch.stack([(w * d).sum() for w, d in zip(self.weights, directions, strict=True)]).sum()
 
 
-def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None) -> dict[str, object]:
-    """Some steps with the losses of a policy, and a restart in the middle."""
+def train(
+    policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None, wrap: Callable[..., Any] | None = None
+) -> dict[str, object]:
+    """Some steps with the losses of a policy, and a restart in the middle.
+
+    With one of torch's wrappers there is no restart, and gradients are small whole numbers: 16 bits hold them exactly.
+    """
     rank = dist.get_rank()
     drift = Drift()
-    model, state = wrapped(drift, commlayer.HookState(policy, tolerance=tolerance))
+    model, state = wrapped(drift, commlayer.HookState(policy, tolerance=tolerance), wrap)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     weights = list(drift.weights)
     exact = [torch.zeros_like(weight) for weight in weights]
@@ -58,13 +63,15 @@ def train(policy: commlayer.Policy, tolerance: commlayer.Tolerance | None = None
     late = [torch.zeros_like(weight) for weight in weights]
     twice = 0
     for step in range(STEPS):
-        if step == STEPS // 2:
+        if step == STEPS // 2 and not wrap:
             file = io.BytesIO()
             torch.save(state.state_dict(), file)
             state = commlayer.HookState(tolerance=tolerance)
             state.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
             model, state = wrapped(drift, state)
         directions = [torch.randn(weight.shape, generator=generator) for weight in weights]
+        if wrap:
+            directions = [(2 * direction).round() for direction in directions]
         optimizer.zero_grad()
         model(directions).backward()
         optimizer.step()
@@ -90,9 +97,13 @@ def account(weights: list[nn.Parameter], exact: list[torch.Tensor], state: comml
     return {"digest": digest.hexdigest(), "error": error, "left": left}
 
 
-def wrapped(drift: Drift, state: commlayer.HookState) -> tuple[DistributedDataParallel, commlayer.HookState]:
+def wrapped(
+    drift: Drift, state: commlayer.HookState, wrap: Callable[..., Any] | None = None
+) -> tuple[DistributedDataParallel, commlayer.HookState]:
     model = DistributedDataParallel(drift, bucket_cap_mb=1)
-    model.register_comm_hook(state, commlayer.allreduce_hook)
+    hook = wrap(commlayer.allreduce_hook) if wrap else commlayer.allreduce_hook
+    # DDP refuses a bf16 hook of torch's on the CPU, by its name
+    model.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
     return model, state
 
 
@@ -174,34 +185,12 @@ def test_rescaling_makes_up_at_once(found: list[Any]) -> None:
     assert all(each["integers"]["exact"] for each in found)
 
 
-def train_in_16_bits(policy: commlayer.Policy, wrap: Callable[..., Any]) -> dict[str, object]:
-    """Gradients are small whole numbers, which 16 bits hold exactly."""
-    rank = dist.get_rank()
-    drift = Drift()
-    model = DistributedDataParallel(drift, bucket_cap_mb=1)
-    state, hook = commlayer.HookState(policy), wrap(commlayer.allreduce_hook)
-    # DDP refuses a bf16 hook of torch's on the CPU, by its name
-    model.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    weights = list(drift.weights)
-    exact = [torch.zeros_like(weight) for weight in weights]
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(STEPS):
-        directions = [(2 * torch.randn(weight.shape, generator=generator)).round() for weight in weights]
-        optimizer.zero_grad()
-        model(directions).backward()
-        optimizer.step()
-        for each, direction in zip(exact, directions, strict=True):
-            each += direction
-    return account(weights, exact, state)
-
-
 def _wrappers(rank: int, size: int) -> dict[str, Any]:
     with ranks.job(rank, size, "gloo"):
         found = {
-            "fp16": train_in_16_bits(commlayer.Policy(loss_bound=0.1), fp16_compress_wrapper),
-            "bf16": train_in_16_bits(commlayer.Policy(loss_bound=0.1), bf16_compress_wrapper),
-            "papers": train_in_16_bits(PapersPolicy(loss_bound=0.1), fp16_compress_wrapper),
+            "fp16": train(commlayer.Policy(loss_bound=0.1), wrap=fp16_compress_wrapper),
+            "bf16": train(commlayer.Policy(loss_bound=0.1), wrap=bf16_compress_wrapper),
+            "papers": train(PapersPolicy(loss_bound=0.1), wrap=fp16_compress_wrapper),
         }
         dist.barrier()
         return found

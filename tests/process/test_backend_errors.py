@@ -5,6 +5,9 @@ Each case is a process of its own, because what is guarded against ends the proc
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -44,12 +47,12 @@ def then() -> None:
 
 
 def functional() -> None:
-    funcol.wait_tensor(funcol.all_reduce(torch.ones(3), "sum", [0]))
+    funcol.wait_tensor(funcol.all_reduce(torch.ones(3), "sum", list(range(dist.get_world_size()))))
 
 
 def coalesced() -> None:
     tensors = [torch.ones(3), torch.ones(4)]
-    for tensor in funcol.all_gather_into_tensor_coalesced(tensors, [0]):
+    for tensor in funcol.all_gather_into_tensor_coalesced(tensors, list(range(dist.get_world_size()))):
         funcol.wait_tensor(tensor)
 
 
@@ -67,28 +70,61 @@ def ddp_hook_of_torch(model: DistributedDataParallel) -> None:
     model(torch.ones(2, 4)).sum().backward()
 
 
-def _fail(rank: int, size: int, fails: Callable[..., None], delay_s: float) -> str:
-    fake_transport.install()
-    ranks.init(rank, size)
-    arguments = []
-    if fails.__name__.startswith("ddp"):
-        arguments = [DistributedDataParallel(torch.nn.Linear(4, 4))]
-    group: Any = dist.group.WORLD
-    group._native.failure = commlayer.PeerLostError(TEXT)
-    group._native.delay_s = delay_s
-    with pytest.raises(RuntimeError) as caught:
-        fails(*arguments)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("delay_s", [0.0, 0.3], ids=["at once", "later"])
-@pytest.mark.parametrize(
-    "fails",
+OPERATIONS = pytest.mark.parametrize(
+    "operation",
     [wait, wait_later, future, then, functional, coalesced, ddp, ddp_hook, ddp_hook_of_torch],
     ids=lambda function: function.__name__,
 )
-def test_a_failure_is_an_error_with_its_text(fails: Callable[..., None], delay_s: float) -> None:
-    (outcome,) = ranks.outcomes(_fail, 1, fails, delay_s)
+
+
+def models(operation: Callable[..., None]) -> list[DistributedDataParallel]:
+    """The argument of an operation of DDP."""
+    return [DistributedDataParallel(torch.nn.Linear(4, 4))] if operation.__name__.startswith("ddp") else []
+
+
+def error_of(operation: Callable[..., None], arguments: list[DistributedDataParallel]) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        operation(*arguments)
+    return str(caught.value)
+
+
+def _fail(rank: int, size: int, operation: Callable[..., None], delay_s: float) -> str:
+    fake_transport.install()
+    ranks.init(rank, size)
+    arguments = models(operation)
+    group: Any = dist.group.WORLD
+    group._native.failure = commlayer.PeerLostError(TEXT)
+    group._native.delay_s = delay_s
+    return error_of(operation, arguments)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3], ids=["at once", "later"])
+@OPERATIONS
+def test_a_failure_is_an_error_with_its_text(operation: Callable[..., None], delay_s: float) -> None:
+    (outcome,) = ranks.outcomes(_fail, 1, operation, delay_s)
     assert outcome.error is None
     assert outcome.exit_code == 0
     assert TEXT in outcome.result
+
+
+def _killed(rank: int, size: int, operation: Callable[..., None]) -> str:
+    ranks.init(rank, size)
+    arguments = models(operation)
+    for model in arguments:
+        ddp(model)
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return error_of(operation, arguments)
+
+
+@pytest.mark.parametrize("shm", ["1", "0"], ids=["shm", "udp"])
+@OPERATIONS
+def test_a_killed_peer_is_an_error_with_its_rank(shm: str, operation: Callable[..., None]) -> None:
+    environ = {"COMMLAYER_SHM": shm, "COMMLAYER_IFNAME": "lo", "COMMLAYER_PEER_TIMEOUT_S": "1"}
+    survivor, killed = ranks.outcomes(_killed, 2, operation, environ=environ)
+    assert killed.exit_code == -signal.SIGKILL
+    assert survivor.error is None
+    assert survivor.exit_code == 0
+    assert "peer died or stopped answering (rank 1)" in survivor.result

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
-from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.frontend.backend import CommProcessGroup
@@ -143,68 +140,6 @@ def _waits_briefly(rank: int, size: int) -> None:
 @WIRES
 def test_a_wait_that_ends_early_leaves_the_operation_alone(wire: dict[str, str]) -> None:
     ranks.run(_waits_briefly, 2, environ=wire)
-
-
-def reduce_now() -> None:
-    dist.all_reduce(torch.ones(3))
-
-
-def reduce_later() -> None:
-    work = dist.all_reduce(torch.ones(100_000), async_op=True)
-    assert work is not None
-    work.wait()
-
-
-def reduce_future() -> None:
-    work = dist.all_reduce(torch.ones(100_000), async_op=True)
-    assert work is not None
-    work.get_future().wait()
-
-
-def reduce_functional() -> None:
-    funcol.wait_tensor(funcol.all_reduce(torch.ones(3), "sum", [0, 1]))
-
-
-def train(model: DistributedDataParallel | None = None) -> None:
-    assert model is not None
-    for _ in range(3):
-        model(torch.ones(2, 64)).sum().backward()
-
-
-def train_with_hook(model: DistributedDataParallel | None = None) -> None:
-    assert model is not None
-    model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
-    train(model)
-
-
-def _killed(rank: int, size: int, operation: Callable[..., None]) -> str:
-    ranks.init(rank, size)
-    models = []
-    if operation.__name__.startswith("train"):
-        models.append(DistributedDataParallel(torch.nn.Linear(64, 64)))
-        models[0](torch.ones(2, 64)).sum().backward()
-    dist.barrier()
-    if rank == 1:
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(RuntimeError) as caught:
-        operation(*models)
-    return str(caught.value)
-
-
-@WIRES
-@pytest.mark.parametrize(
-    "operation",
-    [reduce_now, reduce_later, reduce_future, reduce_functional, train, train_with_hook],
-    ids=lambda function: function.__name__,
-)
-def test_a_killed_peer_is_an_error_with_its_rank(wire: dict[str, str], operation: Callable[..., None]) -> None:
-    environ = {**wire, "COMMLAYER_PEER_TIMEOUT_S": "1"}
-    survivor, killed = ranks.outcomes(_killed, 2, operation, environ=environ)
-    assert killed.exit_code == -signal.SIGKILL
-    assert survivor.error is None
-    assert survivor.exit_code == 0
-    assert "peer died or stopped answering (rank 1)" in survivor.result
 
 
 def _aborted(rank: int, size: int) -> str:

@@ -100,18 +100,21 @@ loss = 0.02
 """
 
 
+def emulated(tmp_path: Path, scenario: str, *arguments: str) -> Any:
+    """The results of `bench gradients` on an emulated network."""
+    (tmp_path / "scenario.toml").write_text(scenario)
+    out = tmp_path / "out.json"
+    done = bench("gradients", "--scenario", str(tmp_path / "scenario.toml"), "--json", str(out), *arguments)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return json.loads(out.read_text())
+
+
 @needs_root
 def test_the_losses_of_the_network_are_found_in_the_results(tmp_path: Path) -> None:
-    scenario, out = tmp_path / "lossy.toml", tmp_path / "out.json"
-    scenario.write_text(LOSSY)
     bound = "commlayer:loss_bound=0.05"
     variants = ["commlayer", bound, *(f"{bound}:treatment={how}" for how in ("rescale", "zero:partial_results=True"))]
-    done = bench(
-        *("gradients", "--scenario", str(scenario), "--backends", ",".join(variants)),
-        *("--sizes", "4M", "--json", str(out), *SHORT),
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    for result in json.loads(out.read_text())["results"]:
+    content = emulated(tmp_path, LOSSY, "--backends", ",".join(variants), "--sizes", "4M", *SHORT)
+    for result in content["results"]:
         assert result["wrong"] == 0
         assert result["packets"]["packets_lost"] > 0
         lossy = result["backend"] != "commlayer"
@@ -136,14 +139,8 @@ nic = 1
 
 @needs_root
 def test_the_timetable_begins_with_the_measurement(tmp_path: Path) -> None:
-    scenario, out = tmp_path / "dying.toml", tmp_path / "out.json"
-    scenario.write_text(DYING)
-    done = bench(
-        *("gradients", "--scenario", str(scenario), "--backends", "commlayer", "--sizes", "1M"),
-        *("--rounds", "1", "--iters", "60", "--json", str(out)),
-    )
-    assert done.returncode == 0, done.stderr
-    content = json.loads(out.read_text())
+    arguments = "--backends commlayer --sizes 1M --rounds 1 --iters 60"
+    content = emulated(tmp_path, DYING, *arguments.split())
     [event], [result] = content["events"], content["results"]
     assert "link_down at host 1, NIC 1" in event["event"]
     [began_s] = result["began_s"]
