@@ -89,17 +89,11 @@ def reduce_gradient(
     place = place or Place()
     starts = [0, *accumulate(each.numel() for each in parameters)][:-1] if starts is None else starts
     group, feedback, tolerance = reduction.group, reduction.feedback, reduction.tolerance
-    loss_bound: float = policy.loss_bound
-    certain: list[int] = []
-    if tolerance is not None:
-        loss_bound, certain = bucket_loss_bound(tolerance, place.step, parameters, f"rank {group.rank()}: ")
-    policy = dataclasses.replace(
-        policy, priority=bucket_class(policy.priority, place.index, place.count), loss_bound=loss_bound
-    )
+    policy, reliable = _policy_at(place, policy, parameters, reduction)
     source = buffer if buffer.is_cpu else reduction.host(place.index, "source", buffer).copy_(buffer)
-    protected = [(starts[i], starts[i] + parameters[i].numel()) for i in certain]
+    protected = [(starts[i], starts[i] + parameters[i].numel()) for i in reliable]
     protected += feedback.add_to(source, parameters, starts)  # protected, so that no gradient is more than a step late
-    may_lose = group.can_lose and loss_bound > 0
+    may_lose = group.can_lose and policy.loss_bound > 0
     feeds_back = may_lose and policy.treatment == "feedback"
     target = source
     if feeds_back:  # `source` must still be there when the missing contributions are known
@@ -126,6 +120,18 @@ def reduce_gradient(
 
     future = work.get_future()
     return future.then(settle) if buffer.is_cpu else _on_device(buffer.device, future, settle)
+
+
+def _policy_at(
+    place: Place, policy: Policy, parameters: Sequence[Tensor], reduction: Reduction
+) -> tuple[Policy, list[int]]:
+    """The policy of one buffer, with its class and loss bound, and the indices of parameters that may lose nothing."""
+    policy = dataclasses.replace(policy, priority=bucket_class(policy.priority, place.index, place.count))
+    if reduction.tolerance is None:
+        return policy, []
+    who = f"rank {reduction.group.rank()}: "
+    loss_bound, reliable = bucket_loss_bound(reduction.tolerance, place.step, parameters, who)
+    return dataclasses.replace(policy, loss_bound=loss_bound), reliable
 
 
 def _protect_map(values: Tensor, protected: list[tuple[int, int]], share: float, packet_bytes: int) -> Tensor:

@@ -69,6 +69,7 @@ class Submitter:
         source: Tensor,
         target: Tensor,
         root: int = 0,
+        *,
         partial: PartialPolicy | None = None,
         signed: tuple[object, ...] = (),
     ) -> list[Operation]:

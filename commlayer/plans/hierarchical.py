@@ -54,7 +54,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
         return direct.all_reduce_segment(b, members, shards, divisor=divisor, window=window, after=after)
 
     lag = min(NETWORK_LAG, len(pieces) - 1)
-    staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag)
+    staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag=lag)
     return b.build()
 
 
@@ -165,7 +165,7 @@ def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, roo
         return [b.scale(buffer, *own, divisor, done)] if divisor > 1 else done
 
     lag = min(NETWORK_LAG, len(pieces) - 1)
-    staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag, root=root)
+    staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag=lag, root=root)
     return b.build()
 
 

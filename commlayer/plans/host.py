@@ -93,6 +93,7 @@ def staged_reduce(
     itemsize: int,
     slot_bytes: int,
     finish: Finish,
+    *,
     lag: int = 0,
     root: int | None = None,
 ) -> None:

@@ -50,9 +50,10 @@ def join(
     life of one.
     """
     what = f"rank {rank} of group {name!r}"
-    size, peers = len(descriptions), [each["peer"] for each in descriptions]
     epoch = job & 0xFFFF  # tells packets of the job's other lives from forged ones
-    check(lib.cl_engine_identify(engine.raw, job, key, peers[rank], epoch), f"{what}: joining job {job:x}")
+    check(
+        lib.cl_engine_identify(engine.raw, job, key, descriptions[rank]["peer"], epoch), f"{what}: joining job {job:x}"
+    )
     hosts = group_hosts(descriptions)
     local = next(ranks for ranks in hosts if rank in ranks)
     fd, problem = _share_memory(local, rank, descriptions, exchange)
@@ -62,42 +63,15 @@ def join(
             # All ranks see the same answers, so all of them fall back.
             log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
             lib.cl_host_close_fd(fd)
-            hosts, local, fd = tuple((each,) for each in range(size)), (rank,), -1
-        unreachable = set()
-        for other in range(size):
-            if other == rank:
-                continue
-            if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
-                _add_peer(engine, what, other, descriptions[rank], descriptions[other], key if paired else None)
-            else:
-                unreachable.add(other)  # no network at all: plans within the host still work
-            if other in local:
-                _watch(engine, what, other, descriptions[other])
-        bells = b"".join(descriptions[each]["bell"].encode().ljust(32, b"\0") for each in local)
-        keep = (ffi.new("uint16_t[]", peers), ffi.new("uint32_t[]", local), ffi.from_buffer(bells))
-        options = ffi.new(
-            "struct cl_group_options *",
-            {
-                "id": group,
-                "rank": rank,
-                "size": size,
-                "peers": keep[0],
-                "local": keep[1],
-                "local_count": len(local),
-                "host_fd": fd,
-                "staging_bytes": STAGING_BYTES,
-                "spin_us": SPIN_US if len(local) <= len(os.sched_getaffinity(0)) else 0,
-                "bells": ffi.cast("const char *", keep[2]),
-            },
-        )
-        out = ffi.new("cl_group **")
-        check(lib.cl_group_open(engine.raw, options, out), f"{what}: opening the group")
+            hosts, local, fd = tuple((each,) for each in range(len(descriptions))), (rank,), -1
+        unreachable = _add_peers(engine, what, rank, local, descriptions, key if paired else None)
+        opened = _open(engine, what, group, rank, local, descriptions, fd)
     finally:
         lib.cl_host_close_fd(fd)
     try:
         exchange("open", b"")  # no rank sends or posts before all ranks are there
     except BaseException:
-        lib.cl_group_close(out[0])
+        lib.cl_group_close(opened)
         raise
     packets = [each["packet_bytes"] for each in descriptions]  # all ranks make the same plans from them
     return NativeGroup(
@@ -105,7 +79,7 @@ def join(
         name,
         rank,
         hosts,
-        out[0],
+        opened,
         common_interface(descriptions, rank),
         frozenset(unreachable),
         packet_bytes=min(packets),
@@ -135,6 +109,60 @@ def _share_memory(
         status = -1 if offers[owner] < 0 else lib.cl_host_open(descriptions[owner]["pid"], offers[owner], fd)
         problem = "" if status == 0 else f"rank {rank} cannot open the shared memory of rank {owner}"
     return fd[0], problem
+
+
+def _add_peers(
+    engine: Engine,
+    what: str,
+    rank: int,
+    local: Sequence[int],
+    descriptions: Sequence[dict[str, Any]],
+    key: bytes | None,
+) -> set[int]:
+    """Adds the other ranks as peers; returns the ranks of this host that no network path leads to."""
+    unreachable = set()
+    for other in range(len(descriptions)):
+        if other == rank:
+            continue
+        if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
+            _add_peer(engine, what, other, descriptions[rank], descriptions[other], key)
+        else:
+            unreachable.add(other)  # no network at all: plans within the host still work
+        if other in local:
+            _watch(engine, what, other, descriptions[other])
+    return unreachable
+
+
+def _open(
+    engine: Engine,
+    what: str,
+    group: int,
+    rank: int,
+    local: Sequence[int],
+    descriptions: Sequence[dict[str, Any]],
+    fd: int,
+) -> Any:
+    """Opens the native group."""
+    bells = b"".join(descriptions[each]["bell"].encode().ljust(32, b"\0") for each in local)
+    peers = [each["peer"] for each in descriptions]
+    keep = (ffi.new("uint16_t[]", peers), ffi.new("uint32_t[]", local), ffi.from_buffer(bells))
+    options = {
+        "id": group,
+        "rank": rank,
+        "size": len(descriptions),
+        "peers": keep[0],
+        "local": keep[1],
+        "local_count": len(local),
+        "host_fd": fd,
+        "staging_bytes": STAGING_BYTES,
+        "spin_us": SPIN_US if len(local) <= len(os.sched_getaffinity(0)) else 0,
+        "bells": ffi.cast("const char *", keep[2]),
+    }
+    out = ffi.new("cl_group **")
+    check(
+        lib.cl_group_open(engine.raw, ffi.new("struct cl_group_options *", options), out), f"{what}: opening the group"
+    )
+    return out[0]
 
 
 def _watch(engine: Engine, what: str, other: int, peer: dict[str, Any]) -> None:
