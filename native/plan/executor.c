@@ -242,8 +242,11 @@ static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t no
         return false;
     default: {
         int status = start_message(executor, index, step, now_us);
-        if (status != CL_OK && executor->status == CL_OK)
+        if (status != CL_OK && executor->status == CL_OK) {
             executor->status = status;
+            if (status == CL_EPEERLOST)
+                executor->culprit = step->peer;
+        }
         return false;
     }
     }

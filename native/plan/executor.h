@@ -68,7 +68,8 @@ void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t c
 /* What the operation did not count so far. */
 struct cl_missing *cl_executor_missing(struct cl_executor *executor);
 int cl_executor_status(const struct cl_executor *executor);
-/* Of a CL_EMISMATCH in shared memory, the rank that runs another operation; else UINT32_MAX. */
+/* The rank that runs another operation in shared memory (CL_EMISMATCH), or that was lost before its message could be
+ * posted (CL_EPEERLOST); else UINT32_MAX. */
 uint32_t cl_executor_culprit(const struct cl_executor *executor);
 /* The n-th unmet AWAIT: its rank and the counter value it needs; false when there are no more. */
 bool cl_executor_awaits(const struct cl_executor *executor, uint32_t n, uint32_t *rank, uint32_t *value);

@@ -110,6 +110,73 @@ static void check_result(struct sim_world *world, const struct sim_operation *op
     }
 }
 
+/* ---- messages ---- */
+
+/* Byte `at` of the n-th message of this tag from one rank to another. */
+static uint8_t byte_of(const struct sim_world *world, const struct sim_call *call, uint32_t from, uint32_t number,
+                       uint32_t at)
+{
+    uint64_t message = (uint64_t)call->group << 56 | (uint64_t)from << 40 | (uint64_t)call->to << 24 | call->tag;
+    return (uint8_t)sim_mix(sim_mix(message + world->scenario->seed) + ((uint64_t)number << 32 | at));
+}
+
+/* How many messages of this tag went from the same sender to the same receiver before this call. */
+static uint32_t number_of_send(const struct sim_world *world, uint32_t number)
+{
+    const struct sim_call *calls = world->scenario->calls, *call = &calls[number];
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < number; i++)
+        before += calls[i].kind == SIM_CALL_MESSAGE && calls[i].group == call->group && calls[i].from == call->from &&
+                  calls[i].to == call->to && calls[i].tag == call->tag;
+    return before;
+}
+
+/* How many messages of this tag the receives before this one took from the same rank. */
+static uint32_t number_of_receive(const struct sim_world *world, const struct sim_operation *operation)
+{
+    const struct sim_call *calls = world->scenario->calls, *call = &calls[operation->call];
+    const struct sim_operation *operations = operation->member->rank->operations;
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < operation->call; i++)
+        before += calls[i].kind == SIM_CALL_MESSAGE && calls[i].group == call->group && calls[i].to == call->to &&
+                  calls[i].tag == call->tag && operations[i].state != SIM_UNCALLED &&
+                  operations[i].operation.ticket.source == operation->operation.ticket.source;
+    return before;
+}
+
+void sim_check_prepare_message(struct sim_world *world, struct sim_operation *operation, uint32_t length)
+{
+    const struct sim_call *call = &world->scenario->calls[operation->call];
+    bool sends = operation->member->group.rank == call->from;
+    operation->input_bytes = sends ? length : 0;
+    operation->output_bytes = sends ? 0 : length;
+    operation->input = sim_new(operation->input_bytes, 1);
+    operation->output = sim_new(operation->output_bytes, 1);
+    uint32_t number = number_of_send(world, operation->call);
+    for (uint32_t i = 0; i < operation->input_bytes; i++)
+        operation->input[i] = byte_of(world, call, call->from, number, i);
+    memset(operation->output, 0x5A, operation->output_bytes);
+}
+
+/* A receive has the bytes of the message that is next from its source. */
+static void check_message(struct sim_world *world, const struct sim_operation *operation)
+{
+    const struct sim_call *call = &world->scenario->calls[operation->call];
+    uint32_t source = operation->operation.ticket.source, number = number_of_receive(world, operation);
+    uint32_t rank = operation->member->rank->id;
+    if (source >= operation->member->group.size || (!call->any_source && source != call->from)) {
+        sim_world_fail(world, "rank %u received call %u from rank %u of the group", rank, operation->call, source);
+        return;
+    }
+    for (uint32_t i = 0; i < operation->output_bytes; i++) {
+        if (operation->output[i] == byte_of(world, call, source, number, i))
+            continue;
+        sim_world_fail(world, "rank %u has a wrong message of call %u: byte %u is not that of message %u from %u", rank,
+                       operation->call, i, number, source);
+        return;
+    }
+}
+
 /* ---- operations ---- */
 
 static bool is_mismatched(const struct sim_world *world, uint32_t call)
@@ -140,6 +207,8 @@ static bool may_fail_with(enum sim_story story, int status)
 
 static uint64_t receives(const struct sim_world *world, const struct sim_operation *operation)
 {
+    if (world->scenario->calls[operation->call].kind == SIM_CALL_MESSAGE)
+        return operation->output_bytes;
     const struct sim_part *part =
         sim_plans_part(world->plans, &world->plans->shapes[operation->shape], operation->member->group.rank);
     const struct cl_step *steps = sim_plans_steps(world->plans, part);
@@ -157,8 +226,11 @@ void sim_check_ended(struct sim_world *world, struct sim_operation *operation)
     world->ended_ns = sim_world_now_ns(world);
     if (operation->status == CL_OK) {
         world->counts.operations_ok++;
-        if (is_mismatched(world, operation->call))
-            ; /* it means nothing */
+        world->counts.messages_ok += operation->operation.kind == CL_OPERATION_RECEIVE;
+        if (operation->operation.kind == CL_OPERATION_RECEIVE)
+            check_message(world, operation);
+        else if (operation->operation.kind == CL_OPERATION_SEND || is_mismatched(world, operation->call))
+            ; /* there is no result, or it means nothing */
         else if (world->scenario->calls[operation->call].qos.loss_bound > 0)
             sim_account_keep(world, operation);
         else
@@ -357,9 +429,22 @@ static void check_absent(struct sim_world *world)
     }
 }
 
+/* A group that lost a rank names it. */
+static void check_culprit(struct sim_world *world, const struct sim_rank *rank)
+{
+    if (world->scenario->story != SIM_STORY_DEATH)
+        return;
+    for (const struct cl_group *group = rank->groups; group != NULL; group = group->next)
+        if (group->status == CL_EPEERLOST &&
+            (group->culprit >= group->size || !world->ranks[group->peers[group->culprit]].dead))
+            sim_world_fail(world, "rank %u takes rank %d of group %u for the lost one", rank->id, (int)group->culprit,
+                           group->id);
+}
+
 static void check_rank(struct sim_world *world, const struct sim_rank *rank)
 {
     bool clean = true;
+    check_culprit(world, rank);
     for (uint32_t call = 0; call < world->scenario->call_count; call++) {
         const struct sim_operation *operation = &rank->operations[call];
         if (operation->member == NULL)

@@ -10,6 +10,8 @@
 int64_t sim_check_value(const struct sim_world *world, uint32_t call, uint32_t rank, uint64_t index);
 /* Fills a rank's buffers for a call. */
 void sim_check_prepare(struct sim_world *world, struct sim_operation *operation);
+/* The same for a message: a rank's part of it has `length` bytes. */
+void sim_check_prepare_message(struct sim_world *world, struct sim_operation *operation, uint32_t length);
 /* An operation ended: its result is right, or its error is one that this story allows. Its buffers are the caller's
  * again, who writes over them: what is read or written later shows. */
 void sim_check_ended(struct sim_world *world, struct sim_operation *operation);

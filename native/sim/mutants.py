@@ -2,6 +2,7 @@
 
 Each mutant is a replacement in one file of a copy of native/. It must apply, build, and fail within SEEDS seeds; the
 table says with which seed and which invariant. A mutant whose text is no longer there counts as a failure: mend it.
+Words after the command choose the mutants of files whose path has one of them.
 """
 
 from __future__ import annotations
@@ -168,6 +169,96 @@ MUTANTS = (
         "cl_store_u16(out + 4 * written + 2, count > UINT16_MAX ? UINT16_MAX : (uint32_t)count);",
         "cl_store_u16(out + 4 * written + 2, count > UINT16_MAX ? UINT16_MAX : (uint32_t)count + (i > 0));",
     ),
+    Mutant(
+        "do not wait until the others have left the staging",
+        "group/host_queue.c",
+        "turn->gate = queue->previous_base;",
+        "turn->gate = queue->previous_base - posts;",
+    ),
+    Mutant(
+        "use one half of the staging only",
+        "group/host_queue.c",
+        "turn->parity = queue->sequence++ & 1;",
+        "turn->parity = queue->sequence++ & 0;",
+    ),
+    Mutant(
+        "give two operations the same counter values",
+        "group/host_queue.c",
+        "queue->base += posts + 1;",
+        "queue->base += posts;",
+    ),
+    Mutant(
+        "run two operations in shared memory at once",
+        "group/group.c",
+        "return first && !atomic_load",
+        "return !atomic_load",
+    ),
+    Mutant(
+        "forget to tell the peers that a group failed",
+        "group/group.c",
+        "if (count > 0)",
+        "if (count > group->size)",
+    ),
+    Mutant(
+        "do not mix operations into the signature",
+        "group/group.c",
+        "(group->signature ^ operation->signature) *",
+        "(group->signature ^ 1) *",
+    ),
+    Mutant(
+        "forget the death of a rank of one's host",
+        "group/group.c",
+        "atomic_store(&queue->lost[i], true);",
+        "atomic_store(&queue->lost[i], false);",
+    ),
+    Mutant(
+        "blame nobody for a lost message",
+        "group/group.c",
+        "cl_group_fail(group, completion->status, rank_of(group, completion->peer));",
+        "cl_group_fail(group, completion->status, UINT32_MAX);",
+    ),
+    Mutant(
+        "never let an operation time out",
+        "group/group.c",
+        "if (status == CL_EAGAIN && now_us >= operation->deadline_us)",
+        "if (status == CL_EAGAIN && !now_us)",
+    ),
+    Mutant(
+        "take the wrong rank for any source",
+        "group/mailbox.c",
+        "ticket->source = rank;",
+        "ticket->source = (rank + 1) % mailbox->size;",
+    ),
+    Mutant(
+        "let a receive overtake one from any source",
+        "group/mailbox.c",
+        "while (queue && queue->tag != ticket->tag)",
+        "while (queue)",
+    ),
+    Mutant(
+        "number the messages of all tags together",
+        "group/mailbox.c",
+        "*index = cl_tags_messages(&mailbox->sent[rank], tag);",
+        "*index = cl_tags_messages(&mailbox->sent[rank], 0);",
+    ),
+    Mutant(
+        "receive from any source only what finds room",
+        "group/mailbox.c",
+        "!queue || !cl_endpoint_want(mailbox->endpoint, mailbox->group, ticket->tag, now_us)",
+        "!queue || !(now_us + 1)",
+    ),
+    Mutant(
+        "exchange messages with the wrong rank",
+        "group/p2p.c",
+        "operation->pair[1] = mailbox->peers[operation->ticket.source];",
+        "operation->pair[1] = mailbox->peers[(operation->ticket.source + 1) % mailbox->size];",
+    ),
+    Mutant(
+        "start a receive before it has a message",
+        "group/p2p.c",
+        "operation->name = CL_WAITING;",
+        "operation->name = CL_NAMED;",
+    ),
 )
 
 
@@ -191,6 +282,7 @@ def simulate(seeds: int) -> str:
 
 
 def main() -> int:
+    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(word in mutant.file for word in sys.argv[1:])]
     shutil.copytree(ROOT / "native", TREE / "native", dirs_exist_ok=True)
     shutil.copy(ROOT / "Makefile", TREE)
     survivors = 0
@@ -198,7 +290,7 @@ def main() -> int:
     if problem:
         print(f"before any mutation: {problem}")
         return 1
-    for mutant in MUTANTS:
+    for mutant in chosen:
         path = TREE / "native" / mutant.file
         text = path.read_text(encoding="utf-8")
         if text.count(mutant.old) != 1:
@@ -210,7 +302,7 @@ def main() -> int:
             path.write_text(text, encoding="utf-8")
         survivors += not verdict.startswith("FAILED")
         print(f"{mutant.name:44} {verdict.removeprefix('FAILED: ')}", flush=True)
-    print(f"{len(MUTANTS)} mutants, {len(MUTANTS) - survivors} found")
+    print(f"{len(chosen)} mutants, {len(chosen) - survivors} found")
     return 1 if survivors else 0
 
 

@@ -218,20 +218,15 @@ static uint64_t due_ns(const struct sim_rank *rank, uint32_t call)
     return scenario->calls[call].at_ns + skew_ns + (late != NULL ? late->for_ns : 0);
 }
 
-static void submit(struct sim_rank *rank, struct sim_operation *operation)
+static int request_collective(struct sim_rank *rank, struct sim_operation *operation, const struct sim_fault *mismatch)
 {
     struct sim_world *world = rank->world;
-    const struct sim_scenario *scenario = world->scenario;
-    const struct sim_call *call = &scenario->calls[operation->call];
-    const struct sim_fault *mismatch = fault_of_call(rank, SIM_FAULT_MISMATCH, operation->call);
+    const struct sim_call *call = &world->scenario->calls[operation->call];
     struct cl_group *group = &operation->member->group;
     operation->shape = mismatch != NULL ? (uint32_t)mismatch->amount : call->shape;
-    operation->called_ns = sim_world_now_ns(world);
-    operation->state = SIM_IN_FLIGHT;
-    rank->in_flight++;
+    const struct sim_shape *shape = &world->plans->shapes[operation->shape];
     sim_trace_say(&world->trace, "rank %u: calls %u: %s of %llu x %s, group %u, operation %u, priority %u%s", rank->id,
-                  operation->call, world->plans->shapes[operation->shape].collective,
-                  (unsigned long long)world->plans->shapes[operation->shape].numel, sim_element_name(call->dtype),
+                  operation->call, shape->collective, (unsigned long long)shape->numel, sim_element_name(call->dtype),
                   call->group + 1, group->sequence, call->qos.priority, mismatch != NULL ? ", unlike the others" : "");
     sim_check_prepare(world, operation);
     struct cl_operation_request request = {
@@ -241,9 +236,45 @@ static void submit(struct sim_rank *rank, struct sim_operation *operation)
         .dtype = (int32_t)call->dtype,
         .op = (int32_t)call->op,
         .qos = call->qos,
-        .timeout_us = scenario->timeout_us,
+        .timeout_us = world->scenario->timeout_us,
     };
-    if (cl_group_request(group, &operation->operation, &request, sim_driver_now_us(&rank->driver)) != CL_OK) {
+    return cl_group_request(group, &operation->operation, &request, sim_driver_now_us(&rank->driver));
+}
+
+static int request_message(struct sim_rank *rank, struct sim_operation *operation, const struct sim_fault *mismatch)
+{
+    struct sim_world *world = rank->world;
+    const struct sim_call *call = &world->scenario->calls[operation->call];
+    struct cl_group *group = &operation->member->group;
+    bool sends = call->from == group->rank;
+    uint32_t length = mismatch != NULL ? (uint32_t)mismatch->amount : call->length;
+    sim_trace_say(&world->trace, "rank %u: calls %u: %s %u bytes, group %u, from %u to %u, tag %u%s", rank->id,
+                  operation->call, sends ? "sends" : "receives", length, call->group + 1, call->from, call->to,
+                  call->tag, mismatch != NULL ? ", unlike the other" : "");
+    sim_check_prepare_message(world, operation, length);
+    struct cl_message_request request = {.rank = sends              ? call->to
+                                                 : call->any_source ? CL_ANY_SOURCE
+                                                                    : call->from,
+                                         .tag = call->tag,
+                                         .memory = sends ? operation->input : operation->output,
+                                         .length = length,
+                                         .priority = call->qos.priority,
+                                         .timeout_us = world->scenario->timeout_us};
+    return cl_group_request_message(group, &operation->operation, sends ? CL_OPERATION_SEND : CL_OPERATION_RECEIVE,
+                                    &request, sim_driver_now_us(&rank->driver));
+}
+
+static void submit(struct sim_rank *rank, struct sim_operation *operation)
+{
+    struct sim_world *world = rank->world;
+    const struct sim_fault *mismatch = fault_of_call(rank, SIM_FAULT_MISMATCH, operation->call);
+    struct cl_group *group = &operation->member->group;
+    operation->called_ns = sim_world_now_ns(world);
+    operation->state = SIM_IN_FLIGHT;
+    rank->in_flight++;
+    bool message = world->scenario->calls[operation->call].kind == SIM_CALL_MESSAGE;
+    int status = message ? request_message(rank, operation, mismatch) : request_collective(rank, operation, mismatch);
+    if (status != CL_OK) {
         sim_world_fail(world, "call %u of rank %u is refused", operation->call, rank->id);
         return;
     }
@@ -251,6 +282,14 @@ static void submit(struct sim_rank *rank, struct sim_operation *operation)
     cl_group_queue(group, &operation->operation);
     cl_group_take(group, &operation->operation);
     sim_rank_wake(rank);
+}
+
+/* Whether a sender still waits for what it passes on. */
+static bool must_wait(const struct sim_rank *rank, const struct sim_operation *operation)
+{
+    const struct sim_call *call = &rank->world->scenario->calls[operation->call];
+    return call->kind == SIM_CALL_MESSAGE && call->from == operation->member->group.rank && call->after != UINT32_MAX &&
+           rank->operations[call->after].state != SIM_ENDED;
 }
 
 void sim_rank_call(struct sim_rank *rank)
@@ -265,6 +304,8 @@ void sim_rank_call(struct sim_rank *rank)
             return;
         if (fault_of_call(rank, SIM_FAULT_ABSENT, rank->next_call) != NULL && operation->member->group.status == CL_OK)
             return; /* it is stuck elsewhere, until it hears that the group has failed */
+        if (must_wait(rank, operation))
+            return;
         uint64_t at_ns = world->start_ns + due_ns(rank, rank->next_call);
         if (world->clock.now_ns < at_ns) {
             sim_clock_schedule(&world->clock, &rank->due, at_ns);
@@ -415,9 +456,10 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
     bool stuck = false; /* in the call it never makes: it may never hear that the others waited in vain */
     for (uint32_t call = 0; call < scenario->call_count; call++) {
         struct sim_member *member = &rank->members[scenario->calls[call].group];
+        bool involved = member->rank != NULL && sim_call_involves(&scenario->calls[call], member->group.rank);
         stuck = stuck || fault_of_call(rank, SIM_FAULT_ABSENT, call) != NULL;
-        rank->operations[call] = (struct sim_operation){
-            .member = member->rank != NULL ? member : NULL, .call = call, .awaited = member->rank != NULL && !stuck};
+        rank->operations[call] =
+            (struct sim_operation){.member = involved ? member : NULL, .call = call, .awaited = involved && !stuck};
         world->unfinished += rank->operations[call].awaited;
     }
     for (uint32_t i = 0; i < scenario->fault_count && rank->specimen == NULL; i++)

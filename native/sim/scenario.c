@@ -4,6 +4,7 @@
 
 #include "sim/element.h"
 #include "sim/memory.h"
+#include "sim/messages.h"
 
 enum { MS = 1000000, SMALL_WORLD = 8, LARGE_WORLD = 64 };
 
@@ -255,11 +256,37 @@ static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
     }
     call->dtype = sim_element_dtype(shape->itemsize, below(draw, 60));
     call->op = shape->average || chance(draw, 0.5) ? CL_SUM : (enum cl_op)below(draw, 4);
-    call->priority = (uint8_t)(chance(draw, 0.5) ? 4 : below(draw, 8));
+    uint8_t priority = (uint8_t)(chance(draw, 0.5) ? 4 : below(draw, 8));
     if (shape->loss_bound > 0)
         draw_qos(draw, call, shape);
+    call->qos.priority = priority;
     call->at_ns = at_ns;
     scenario->call_count++;
+}
+
+/* Puts point-to-point patterns between the collectives. They have a stream of chance of their own. */
+static void draw_messages(struct draw *draw)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    struct sim_random random = sim_random_seeded(scenario->seed, 3);
+    struct sim_call calls[SIM_MESSAGES_MAX];
+    /* A receive from any source notices the death of one of many only when others do, which takes longer. */
+    bool any_source = sim_story_must_succeed(scenario->story) || scenario->story == SIM_STORY_ABSENT ||
+                      scenario->story == SIM_STORY_MISMATCH;
+    struct sim_messages messages = {.calls = calls,
+                                    .capacity = SIM_MESSAGES_MAX,
+                                    .bytes_most =
+                                        scenario->datagram_bytes * (uint32_t)sim_random_scale(&random, 1, 100),
+                                    .any_source = any_source};
+    if (scenario->world > LARGE_WORLD || sim_story_is_compared(scenario->story) || !sim_random_chance(&random, 0.4))
+        return;
+    for (uint64_t patterns = sim_random_between(&random, 1, 4); patterns > 0; patterns--) {
+        messages.group = (uint32_t)sim_random_below(&random, scenario->group_count);
+        messages.size = scenario->groups[messages.group].size;
+        if (messages.size > 1)
+            sim_messages_draw(&messages, &random);
+    }
+    scenario->payload_bytes += sim_messages_insert(&messages, &random, scenario->calls, &scenario->call_count);
 }
 
 static void draw_work(struct draw *draw)
@@ -270,17 +297,18 @@ static void draw_work(struct draw *draw)
     for (int i = 1; i < SIM_GROUPS_MAX && !large; i++)
         if (chance(draw, 0.2))
             add_group(draw, chance(draw, 0.7));
-    uint32_t wanted = large ? 1 + (uint32_t)below(draw, 2) : (uint32_t)scale(draw, 1, SIM_CALLS_MAX);
+    uint32_t wanted = large ? 1 + (uint32_t)below(draw, 2) : (uint32_t)scale(draw, 1, SIM_COLLECTIVES_MAX);
     uint64_t budget = large ? 1 << 20 : (uint64_t)scale(draw, 300, chance(draw, 0.05) ? 30000 : 6000);
     uint64_t at_ns = below(draw, 5 * MS);
     double gap_ns = chance(draw, 0.3) ? 0 : scale(draw, 1e4, 5e7);
-    for (uint32_t tries = 0; scenario->call_count < wanted && tries < 2 * SIM_CALLS_MAX; tries++) {
+    for (uint32_t tries = 0; scenario->call_count < wanted && tries < 2 * SIM_COLLECTIVES_MAX; tries++) {
         draw_call(draw, at_ns, &budget);
         at_ns += (uint64_t)(2 * gap_ns * sim_random_real(&draw->random));
     }
     scenario->depth = chance(draw, 0.3) ? 1 : 1 + (uint32_t)below(draw, 16);
     scenario->skew_ns = (uint64_t)scale(draw, 1e3, 2e7);
     scenario->timeout_us = 1800000000;
+    draw_messages(draw);
 }
 
 /* ---- faults ---- */
@@ -349,13 +377,15 @@ static bool is_member(const struct sim_group *group, uint32_t rank)
     return false;
 }
 
-/* A rank of the group of a call, as `a`, and the call, as `b`. */
+/* A rank that takes part in a call, as `a`, and the call, as `b`. */
 static void aim_at_call(struct draw *draw, struct sim_fault *fault)
 {
     const struct sim_scenario *scenario = draw->scenario;
     fault->b = (uint32_t)below(draw, scenario->call_count);
-    const struct sim_group *group = &scenario->groups[scenario->calls[fault->b].group];
-    fault->a = group->members[below(draw, group->size)];
+    const struct sim_call *call = &scenario->calls[fault->b];
+    const struct sim_group *group = &scenario->groups[call->group];
+    bool message = call->kind == SIM_CALL_MESSAGE;
+    fault->a = group->members[message ? below(draw, 2) ? call->from : call->to : below(draw, group->size)];
 }
 
 static void draw_mismatch(struct draw *draw, struct sim_fault *fault)
@@ -363,6 +393,10 @@ static void draw_mismatch(struct draw *draw, struct sim_fault *fault)
     aim_at_call(draw, fault);
     const struct sim_scenario *scenario = draw->scenario;
     const struct sim_call *call = &scenario->calls[fault->b];
+    if (call->kind == SIM_CALL_MESSAGE) {
+        fault->amount = call->length + 1 + (double)below(draw, 5000);
+        return;
+    }
     struct sim_group *group = &draw->scenario->groups[call->group];
     const struct sim_layout *layout = &draw->plans->layouts[group->layout];
     uint32_t shape = call->shape;
@@ -516,6 +550,23 @@ void sim_scenario_furnish(const struct sim_scenario *scenario, struct sim_networ
             furnish_link(scenario, &network->trunk[way][path], path, scenario->hosts / 4 + 1, false);
 }
 
+static void print_call(const struct sim_scenario *scenario, const struct sim_plans *plans, uint32_t number, FILE *file)
+{
+    const struct sim_call *call = &scenario->calls[number];
+    fprintf(file, "  call %u at %.6f: group %u, priority %u, ", number, (double)call->at_ns / 1e9, call->group + 1,
+            call->qos.priority);
+    if (call->kind == SIM_CALL_MESSAGE) {
+        fprintf(file, "%u bytes from %u to %u%s, tag %u, after call %d\n", call->length, call->from, call->to,
+                call->any_source ? " (any source)" : "", call->tag, (int)call->after);
+        return;
+    }
+    const struct sim_shape *shape = &plans->shapes[call->shape];
+    fprintf(file, "%s of %llu x %s, op %d%s, %s%s, loss bound %g\n", shape->collective,
+            (unsigned long long)shape->numel, sim_element_name(call->dtype), (int)call->op,
+            shape->average ? " averaged" : "", shape->algorithm, shape->deterministic ? ", deterministic" : "",
+            call->qos.loss_bound);
+}
+
 void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file)
 {
     fprintf(file, "seed %llu: a story of %s: %u ranks on %u hosts, %u paths%s\n", (unsigned long long)scenario->seed,
@@ -549,14 +600,8 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
                     scenario->host_of[scenario->groups[i].members[rank]]);
         fprintf(file, "%s\n", scenario->groups[i].size > 16 ? " ..." : "");
     }
-    for (uint32_t i = 0; i < scenario->call_count; i++) {
-        const struct sim_call *call = &scenario->calls[i];
-        const struct sim_shape *shape = &plans->shapes[call->shape];
-        fprintf(file, "  call %u at %.6f: group %u, %s of %llu x %s, op %d%s, %s%s, priority %u, loss bound %g\n", i,
-                (double)call->at_ns / 1e9, call->group + 1, shape->collective, (unsigned long long)shape->numel,
-                sim_element_name(call->dtype), (int)call->op, shape->average ? " averaged" : "", shape->algorithm,
-                shape->deterministic ? ", deterministic" : "", call->priority, call->qos.loss_bound);
-    }
+    for (uint32_t i = 0; i < scenario->call_count; i++)
+        print_call(scenario, plans, i, file);
     for (uint32_t i = 0; i < scenario->fault_count; i++) {
         const struct sim_fault *fault = &scenario->faults[i];
         fprintf(file, "  fault at %.6f for %.6f: %s, a %u, b %u, path %u, amount %g\n", (double)fault->at_ns / 1e9,

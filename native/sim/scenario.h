@@ -8,6 +8,7 @@
 #ifndef CL_SIM_SCENARIO_H
 #define CL_SIM_SCENARIO_H
 
+#include "sim/call.h"
 #include "sim/network.h"
 #include "sim/plans.h"
 
@@ -45,7 +46,7 @@ enum sim_fault_kind {
     SIM_FAULT_STRANGER, /* rank `a` gets `amount` packets that are not from its job */
     SIM_FAULT_LATE,     /* rank `a` makes call `b` that much later */
     SIM_FAULT_ABSENT,   /* rank `a` never makes call `b` or any later one */
-    SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape */
+    SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape, or length: `amount` */
     SIM_FAULT_ABORT,    /* rank `a` aborts group `b` */
     SIM_FAULTS,
 };
@@ -58,21 +59,14 @@ struct sim_fault {
     double amount;
 };
 
-enum { SIM_GROUPS_MAX = 3, SIM_FAULTS_MAX = 48, SIM_CALLS_MAX = 64 };
+enum { SIM_GROUPS_MAX = 3, SIM_FAULTS_MAX = 48, SIM_COLLECTIVES_MAX = 64, SIM_MESSAGES_MAX = 96 };
+
+enum { SIM_CALLS_MAX = SIM_COLLECTIVES_MAX + SIM_MESSAGES_MAX };
 
 struct sim_group {
     uint32_t layout, size;
     uint16_t *members;      /* group rank -> rank */
     uint64_t staging_bytes; /* enough for every call */
-};
-
-struct sim_call {
-    uint32_t group, shape;
-    enum cl_dtype dtype;
-    enum cl_op op;
-    uint8_t priority;
-    struct cl_qos qos; /* of what may be lost; all zero: nothing */
-    uint64_t at_ns;    /* from the start; ranks differ by up to skew_ns, and are later still when they are not done */
 };
 
 /* How fast a rank is. */

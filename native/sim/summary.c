@@ -18,6 +18,7 @@ static void add_counts(struct sim_summary *summary, const struct sim_world_count
 {
     struct sim_world_counts *all = &summary->counts;
     all->operations_ok += counts->operations_ok;
+    all->messages_ok += counts->messages_ok;
     all->operations_failed += counts->operations_failed;
     all->strangers += counts->strangers;
     all->turns += counts->turns;
@@ -70,8 +71,9 @@ void sim_summary_print(const struct sim_summary *summary, FILE *file)
     fprintf(file, "stories:   ");
     for (int i = 0; i < SIM_STORIES; i++)
         fprintf(file, " %s %" PRIu64, sim_story_name((enum sim_story)i), summary->stories[i]);
-    fprintf(file, "\noperations: %" PRIu64 " right, %" PRIu64 " with a typed error\n", counts->operations_ok,
-            counts->operations_failed);
+    fprintf(file,
+            "\noperations: %" PRIu64 " right, %" PRIu64 " of them messages received; %" PRIu64 " with a typed error\n",
+            counts->operations_ok, counts->messages_ok, counts->operations_failed);
     fprintf(file,
             "packets:    %" PRIu64 " sent, %" PRIu64 " received, %" PRIu64 " duplicated, %" PRIu64
             " reordered, %" PRIu64 " with flipped bits\n",

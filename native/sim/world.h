@@ -29,7 +29,7 @@ struct sim_world_fault {
 };
 
 struct sim_world_counts {
-    uint64_t operations_ok, operations_failed, faults[SIM_FAULTS], strangers, turns;
+    uint64_t operations_ok, messages_ok, operations_failed, faults[SIM_FAULTS], strangers, turns;
     uint64_t most_unexpected_bytes, most_flight_bytes;
     uint64_t lost_bytes; /* contributions not counted, within their bounds */
 };
