@@ -429,6 +429,24 @@ static void check_absent(struct sim_world *world)
     }
 }
 
+/* Ranks that called different collectives hear of it, at the latest with the next one of the group. */
+static void check_mismatch(struct sim_world *world)
+{
+    const struct sim_scenario *scenario = world->scenario;
+    if (scenario->story != SIM_STORY_MISMATCH || world->calm)
+        return;
+    const struct sim_fault *fault = &scenario->faults[0];
+    const struct sim_call *call = &scenario->calls[fault->b];
+    bool differs = call->kind == SIM_CALL_COLLECTIVE && (uint32_t)fault->amount != call->shape, again = false;
+    for (uint32_t i = fault->b + 1; i < scenario->call_count; i++)
+        again = again || (scenario->calls[i].kind == SIM_CALL_COLLECTIVE && scenario->calls[i].group == call->group);
+    for (uint32_t rank = 0; differs && again && rank < scenario->world; rank++) {
+        const struct sim_member *member = &world->ranks[rank].members[call->group];
+        if (member->rank != NULL && member->group.status == CL_OK)
+            sim_world_fail(world, "rank %u has not heard that rank %u made another call %u", rank, fault->a, fault->b);
+    }
+}
+
 /* A group that lost a rank names it. */
 static void check_culprit(struct sim_world *world, const struct sim_rank *rank)
 {
@@ -479,4 +497,6 @@ void sim_check_end(struct sim_world *world)
             sim_account_check(world, call);
     if (world->failure[0] == 0)
         check_absent(world);
+    if (world->failure[0] == 0)
+        check_mismatch(world);
 }
