@@ -75,8 +75,8 @@ class Feedback:
             if number < len(self._restored_sizes) and self._restored_sizes[number] != parameter.numel():
                 raise ConfigError(
                     f"a restored residual has {self._restored_sizes[number]} elements for parameter {number} from the "
-                    f"end, which has {parameter.numel()}: it is of another model; restore that of this model, or a new "
-                    f"HookState"
+                    f"end, but the parameter has {parameter.numel()}: it belongs to another model; restore the state "
+                    f"of this model, or use a new HookState"
                 )
             if number in self._restored:
                 self._kept[parameter] = self._restored.pop(number)
@@ -142,6 +142,7 @@ class Feedback:
         """For the end of a step. Raises ConfigError if a restored residual is of a parameter that the model lacks."""
         if self._restored:
             raise ConfigError(
-                f"a restored residual has something for parameter {max(self._restored)} from the end, and the model "
-                f"has {len(self._numbers)}: it is of another model; restore that of this model, or a new HookState"
+                f"a restored residual has values for parameter {max(self._restored)} from the end, but the model has "
+                f"{len(self._numbers)} parameters: it belongs to another model; restore the state of this model, or "
+                f"use a new HookState"
             )

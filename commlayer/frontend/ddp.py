@@ -29,8 +29,8 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     buffer, parameters = bucket.buffer(), bucket.parameters()
     if buffer.layout != torch.strided:
         raise ConfigError(
-            f"bucket {bucket.index()} has {buffer.layout} gradients of parameters of the shapes "
-            f"{[tuple(each.shape) for each in parameters]}: this hook averages dense ones; use sparse=False"
+            f"rank {dist.get_rank()}: bucket {bucket.index()} has {buffer.layout} gradients of parameters with the "
+            f"shapes {[tuple(each.shape) for each in parameters]}: this hook averages dense gradients; use sparse=False"
         )
     place = state.enter(parameters, bucket.index(), is_last=bucket.is_last())
     first = buffer.storage_offset()

@@ -63,7 +63,7 @@ class HookState:
         if tolerance is not None:
             if self.policy.loss_bound:
                 raise ConfigError(
-                    f"HookState(Policy(loss_bound={self.policy.loss_bound}), tolerance=...): use one of the two"
+                    f"HookState(Policy(loss_bound={self.policy.loss_bound}), tolerance=...): use one of both"
                 )
             dataclasses.replace(self.policy, loss_bound=LOSS_BOUND_MAX)  # raises if the rest of it forbids loss
 
@@ -103,8 +103,8 @@ class HookState:
         if not self.feedback.has_met(parameters):
             if self._buckets or (self._begun and index == 0):
                 raise ConfigError(
-                    f"rank {self.group().rank()}: bucket {index} has parameters of another model than this HookState's "
-                    f"first steps: make a HookState for each model"
+                    f"rank {self.group().rank()}: bucket {index} has parameters of another model than the first "
+                    f"steps of this HookState; make a HookState for each model"
                 )
             if index == 0:
                 self.feedback.renumber()
@@ -131,7 +131,7 @@ class HookState:
             self.feedback.check_met()
         if self._tolerance_state is not None:
             if self.tolerance is None:
-                raise ConfigError("this HookState was saved with a tolerance: set HookState.tolerance to an equal one")
+                raise ConfigError("this HookState was saved with a tolerance: set its `tolerance` to an equal one")
             self.tolerance.load_state_dict(self._tolerance_state)
             self._tolerance_state = None
         if self.tolerance is not None:
@@ -177,10 +177,13 @@ class HookState:
         try:
             policy = Policy(**state["policy"])
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"not the state of a HookState of this version: {error!r}") from error
+            raise ConfigError(
+                f"not the state of a HookState of this version ({error!r}): train on with a new HookState"
+            ) from error
         if self.tolerance is not None and policy.loss_bound:
             raise ConfigError(
-                f"a state saved with Policy(loss_bound={policy.loss_bound}) for one with a tolerance: use one of both"
+                f"the saved state has Policy(loss_bound={policy.loss_bound}), and this HookState has a tolerance: "
+                f"use one of both"
             )
         self._reset()
         self.policy = policy

@@ -114,12 +114,12 @@ def test_the_residual_takes_another_scale() -> None:
 def test_the_residual_of_another_model_is_refused() -> None:
     restored = Feedback()
     restored.load_state_dict({"kept": {0: [(3, torch.ones(2))]}, "sizes": [5]})
-    with pytest.raises(ConfigError, match="has 5 elements for parameter 0 from the end, which has 4"):
+    with pytest.raises(ConfigError, match="has 5 elements for parameter 0 from the end, but the parameter has 4"):
         restored.meet([torch.zeros(4)])
     restored = Feedback()
     restored.load_state_dict({"kept": {7: [(0, torch.ones(1))]}, "sizes": [4] * 8})
     restored.meet([torch.zeros(4)])
-    with pytest.raises(ConfigError, match="has something for parameter 7 from the end, and the model has 1"):
+    with pytest.raises(ConfigError, match="has values for parameter 7 from the end, but the model has 1"):
         restored.check_met()
 
 

@@ -155,7 +155,7 @@ def test_rules_are_saved() -> None:
         (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold=0), "threshold=0"),
         (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold="x"), "threshold='x'"),  # type: ignore[arg-type]
         (lambda: GradientNorm(0.1, 0.2, every_steps=1, threshold=math.inf), "threshold=inf"),
-        (lambda: state(BySteps({0: 0.1}), loss_bound=0.1), "use one of the two"),
+        (lambda: state(BySteps({0: 0.1}), loss_bound=0.1), "use one of both"),
         (lambda: state(BySteps({0: 0.1}), deterministic=True), "losses are random"),
         (lambda: state(BySteps({0: 0.1}), algorithm="ring"), "a ring adds up losses"),
     ],
