@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -27,6 +28,20 @@ def test_declared_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         figures = list(itertools.islice(check(network), 6))
     assert [figure.what.split()[1] for figure in figures] == ["0"] * 6
     assert not [figure for figure in figures if not figure.good]
+
+
+@pytest.mark.needs_root
+def test_switches_that_ignore_the_priority_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "_BLAST_S", 0.5)
+    monkeypatch.setattr(checking, "_LOSS_S", 1.0)
+    with Network(Scenario(hosts=3, nics=(Link(rate_bps=20e6),))) as network:
+        declared = Link(rate_bps=20e6, priorities=True, not_ect_buffer_packets=32)
+        network.scenario = dataclasses.replace(network.scenario, nics=(declared,))
+        bad = [figure.what for figure in itertools.islice(check(network), 5) if not figure.good]
+    assert bad == [
+        "host 0 NIC 0: priority: CS6 against CS0",
+        "host 0 NIC 0: drop precedence: ECT against Not-ECT",
+    ]
 
 
 @pytest.mark.needs_root
