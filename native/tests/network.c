@@ -113,6 +113,29 @@ void network_wake(struct network *network, uint32_t host)
     sim_driver_wake(&network->hosts[host].driver, network->clock.now_ns);
 }
 
+void network_post(struct network *network, struct network_message message)
+{
+    struct cl_sink sink = {.target = message.target};
+    uint64_t now_us = network_now_us(network);
+    CHECK_EQ(cl_endpoint_post_partial_send(network->hosts[message.from].endpoint, message.to, message.id,
+                                           message.source, message.length, &message.qos, now_us, NULL),
+             CL_OK);
+    CHECK_EQ(cl_endpoint_post_partial_receive(network->hosts[message.to].endpoint, message.from, message.id, sink,
+                                              message.length, &message.qos, now_us, NULL),
+             CL_OK);
+    network_wake(network, message.from);
+    network_wake(network, message.to);
+}
+
+void network_add(void *target, const void *payload, size_t length, void *argument)
+{
+    uint8_t *to = target;
+    const uint8_t *from = payload;
+    (void)argument;
+    for (size_t i = 0; i < length; i++)
+        to[i] = (uint8_t)(to[i] + from[i]);
+}
+
 void network_sleep(struct network *network, uint32_t host, uint64_t us)
 {
     sim_driver_sleep(&network->hosts[host].driver, network->clock.now_ns + us * 1000);

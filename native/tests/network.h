@@ -72,6 +72,19 @@ void network_run_until(struct network *network, uint64_t until_us);
 /* Runs until every live host has `completions` (true), or until_us (false). */
 bool network_run_completions(struct network *network, uint32_t completions, uint64_t until_us);
 
+struct network_message {
+    uint16_t from, to;
+    struct cl_message_id id;
+    const void *source;
+    uint8_t *target;
+    uint32_t length;
+    struct cl_qos qos;
+};
+/* Posts both ends of a message without a context, and wakes both hosts. */
+void network_post(struct network *network, struct network_message message);
+/* For cl_sink.deliver: adds, so that a second delivery shows. */
+void network_add(void *target, const void *payload, size_t length, void *argument);
+
 /* A datagram as it leaves a host: to be sent by the test. */
 struct sim_datagram *network_datagram(struct network *network, uint32_t from, const struct cl_datagram *datagram);
 /* Packets lost for want of room in a buffer. */

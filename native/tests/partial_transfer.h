@@ -48,16 +48,6 @@ static inline void drop(struct transfer *t)
     free(t);
 }
 
-/* adding shows a second delivery */
-static inline void deliver_add(void *target, const void *payload, size_t length, void *argument)
-{
-    uint8_t *to = target;
-    const uint8_t *from = payload;
-    (void)argument;
-    for (size_t i = 0; i < length; i++)
-        to[i] = (uint8_t)(to[i] + from[i]);
-}
-
 static inline void on_completion(struct network_host *host, const struct cl_completion *completion)
 {
     struct end *end = completion->context;
@@ -78,7 +68,7 @@ static inline void post_send(struct transfer *t)
 
 static inline void post_receive(struct transfer *t)
 {
-    struct cl_sink sink = {.target = t->received, .deliver = deliver_add};
+    struct cl_sink sink = {.target = t->received, .deliver = network_add};
     CHECK_EQ(cl_endpoint_post_partial_receive(t->network->hosts[t->to].endpoint, (uint16_t)t->from, t->id, sink,
                                               t->length, &t->qos, network_now_us(t->network), &t->receiver),
              CL_OK);

@@ -21,14 +21,6 @@ static size_t heap_bytes(void)
 
 static uint8_t sent[2][LENGTH], received[2][LENGTH];
 
-/* Adding, so that a byte delivered twice shows. */
-static void deliver_add(void *target, const void *payload, size_t length, void *argument)
-{
-    (void)argument;
-    for (size_t i = 0; i < length; i++)
-        ((uint8_t *)target)[i] = (uint8_t)(((uint8_t *)target)[i] + ((const uint8_t *)payload)[i]);
-}
-
 static void post_exchange(struct network *network, uint32_t sequence)
 {
     memset(received, 0, sizeof(received));
@@ -36,7 +28,7 @@ static void post_exchange(struct network *network, uint32_t sequence)
     for (uint16_t from = 0; from < 2; from++) {
         uint16_t to = 1 - from;
         struct cl_message_id id = {GROUP, sequence, 0};
-        struct cl_sink sink = {.target = received[to], .deliver = deliver_add};
+        struct cl_sink sink = {.target = received[to], .deliver = network_add};
         for (size_t i = 0; i < LENGTH; i++)
             sent[from][i] = (uint8_t)(i * 31 + (i >> 8) * 7 + from * 101);
         CHECK_EQ(cl_endpoint_post_send(network->hosts[from].endpoint, to, id, sent[from], LENGTH, 0, now_us, NULL),

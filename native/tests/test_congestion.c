@@ -28,18 +28,12 @@ static double exchange(struct network *network, double loss_bound)
     for (uint32_t i = 0; i < OPERATIONS; i++) {
         uint64_t start_us = network_now_us(network);
         struct cl_message_id id = {1, i + 1, 0};
-        struct cl_sink sink = {.target = target};
+        for (uint32_t host = 0; host < hosts; host++)
+            network->hosts[host].completed = 0;
         for (uint16_t a = 0; a < hosts; a++)
             for (uint16_t b = 0; b < hosts; b++)
-                if (a != b) {
-                    cl_endpoint_post_partial_send(network->hosts[a].endpoint, b, id, data, MIB, &qos, start_us, NULL);
-                    cl_endpoint_post_partial_receive(network->hosts[b].endpoint, a, id, sink, MIB, &qos, start_us,
-                                                     NULL);
-                }
-        for (uint32_t host = 0; host < hosts; host++) {
-            network->hosts[host].completed = 0;
-            network_wake(network, host);
-        }
+                if (a != b)
+                    network_post(network, (struct network_message){a, b, id, data, target, MIB, qos});
         CHECK(network_run_completions(network, 2 * (hosts - 1), start_us + 60000000));
         times[i] = (double)(network_now_us(network) - start_us);
     }
@@ -98,9 +92,7 @@ static uint64_t stream_us(struct network *network)
     uint64_t start_us = network_now_us(network);
     for (uint32_t sequence = 1; sequence <= 8; sequence++) {
         struct cl_message_id id = {1, sequence, 0};
-        struct cl_sink sink = {.target = target};
-        cl_endpoint_post_send(network->hosts[0].endpoint, 1, id, data, MIB, 0, start_us, NULL);
-        cl_endpoint_post_receive(network->hosts[1].endpoint, 0, id, sink, MIB, start_us, NULL);
+        network_post(network, (struct network_message){0, 1, id, data, target, MIB, {0}});
     }
     CHECK(network_run_completions(network, 8, start_us + 60000000));
     return network_now_us(network) - start_us;

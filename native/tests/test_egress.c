@@ -315,11 +315,8 @@ static double goodput(struct network *network, uint32_t bytes, double mbit_per_s
     struct cl_message_id id = {1, 1, 0};
     for (uint16_t from = 0; from < hosts; from++)
         for (uint16_t to = 0; to < hosts; to++)
-            if (from != to) {
-                struct cl_sink sink = {.target = target};
-                cl_endpoint_post_send(network->hosts[from].endpoint, to, id, source, bytes, 0, start_us, NULL);
-                cl_endpoint_post_receive(network->hosts[to].endpoint, from, id, sink, bytes, start_us, NULL);
-            }
+            if (from != to)
+                network_post(network, (struct network_message){from, to, id, source, target, bytes, {0}});
     CHECK(network_run_completions(network, 2 * (hosts - 1), start_us + 60000000));
     for (uint32_t i = 0; i < hosts; i++)
         if (network->hosts[i].last_completed_us > end_us)
@@ -389,11 +386,8 @@ static void test_goodput_incast(void)
     uint8_t *source = calloc(1, 4 * MIB), *target = malloc(4 * MIB);
     uint64_t start_us = network_now_us(network);
     struct cl_message_id id = {1, 1, 0};
-    for (uint16_t from = 1; from < 4; from++) {
-        struct cl_sink sink = {.target = target};
-        cl_endpoint_post_send(network->hosts[from].endpoint, 0, id, source, 4 * MIB, 0, start_us, NULL);
-        cl_endpoint_post_receive(network->hosts[0].endpoint, from, id, sink, 4 * MIB, start_us, NULL);
-    }
+    for (uint16_t from = 1; from < 4; from++)
+        network_post(network, (struct network_message){from, 0, id, source, target, 4 * MIB, {0}});
     while (network->hosts[0].completed < 3 && network_step(network, start_us + 10000000))
         ;
     double seconds = (double)(network->hosts[0].last_completed_us - start_us) / 1e6;

@@ -1,12 +1,10 @@
-/* Executors: what they do in which order, what they wait for, and how they fail. Two endpoints joined by hand are the
- * network, arrays are the shared memory. */
+/* Executors: the order of their steps, what they wait for, and how they fail. Messages go over network.h; arrays are the
+ * shared memory. */
 #include "plan/executor.h"
 #include "protocol/packet.h"
 #include "tests/check.h"
 #include "tests/draft.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "tests/network.h"
 
 static void add(void *target, const void *source, size_t count)
 {
@@ -233,75 +231,38 @@ static void test_several_awaits(void)
 
 /* ---- messages ---- */
 
-struct network {
-    struct cl_endpoint *endpoints[2];
-    uint64_t now_us;
-    uint32_t deaf_from; /* not 0: of what endpoint 0 sends only data before this offset arrives, and only
-                         * acknowledgements the other way */
-};
-
-static bool arrives(const struct network *network, size_t from, const struct cl_datagram *datagram)
+/* What arrives once only a part of host 0's message may: its data before an offset, and acknowledgements to it. */
+static bool drops_rest(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
-    if (!network->deaf_from)
-        return true;
+    const uint32_t *deaf_from = network->argument;
     if (from == 1)
-        return (datagram->head[2] & 0x0F) == CL_PACKET_ACK;
-    return datagram->payload_length > 0 && cl_load_u32(datagram->head + 20) < network->deaf_from;
+        return (datagram->head[2] & 0x0F) != CL_PACKET_ACK;
+    return datagram->payload_length == 0 || cl_load_u32(datagram->head + 20) >= *deaf_from;
 }
 
-static void open_network(struct network *network)
+static void on_completion(struct network_host *host, const struct cl_completion *completion)
 {
-    network->now_us = 1;
-    network->deaf_from = 0;
-    for (uint16_t i = 0; i < 2; i++) {
-        struct cl_endpoint_config config = {.job = 7,
-                                            .self = i,
-                                            .datagram_bytes = 1472,
-                                            .unexpected_limit_bytes = 1 << 20,
-                                            .congestion = "delay",
-                                            .seed = i};
-        CHECK_EQ(cl_endpoint_create(&config, &network->endpoints[i]), CL_OK);
-        CHECK_EQ(cl_endpoint_add_peer(network->endpoints[i], (uint16_t)(1 - i), 1), CL_OK);
-    }
+    (void)host;
+    if (completion->missing_count > 0)
+        cl_executor_missed(completion->context, completion->missing, completion->missing_count);
+    cl_executor_complete(completion->context, completion->status);
 }
 
-/* One round: everything that may leave arrives, and completions reach their executors. */
+static struct network *open_network(void)
+{
+    struct network *network = network_new(2, 1, 0, 150, 1 << 20, 7);
+    network->hosts[0].on_completion = network->hosts[1].on_completion = on_completion;
+    return network;
+}
+
 static void pump(struct network *network)
 {
-    network->now_us += 100;
-    for (size_t i = 0; i < 2; i++) {
-        struct cl_datagram datagrams[8];
-        size_t count;
-        if (cl_endpoint_next_timeout(network->endpoints[i]) <= network->now_us)
-            cl_endpoint_timeout(network->endpoints[i], network->now_us);
-        while ((count = cl_endpoint_send(network->endpoints[i], network->now_us, datagrams, 8)) > 0) {
-            for (size_t j = 0; j < count; j++) {
-                uint8_t bytes[2048];
-                if (!arrives(network, i, &datagrams[j]))
-                    continue;
-                memcpy(bytes, datagrams[j].head, datagrams[j].head_length);
-                if (datagrams[j].payload_length > 0)
-                    memcpy(bytes + datagrams[j].head_length, datagrams[j].payload, datagrams[j].payload_length);
-                cl_endpoint_receive(network->endpoints[1 - i], bytes,
-                                    datagrams[j].head_length + datagrams[j].payload_length, false, network->now_us,
-                                    network->now_us);
-            }
-        }
-    }
-    for (size_t i = 0; i < 2; i++) {
-        struct cl_completion completion;
-        while (cl_endpoint_next_completion(network->endpoints[i], &completion)) {
-            if (completion.missing_count > 0)
-                cl_executor_missed(completion.context, completion.missing, completion.missing_count);
-            cl_executor_complete(completion.context, completion.status);
-        }
-    }
+    network_run_until(network, network_now_us(network) + 100);
 }
 
-static void close_network(struct network *network)
+static enum cl_progress poll(const struct network *network, struct cl_executor *executor)
 {
-    for (size_t i = 0; i < 2; i++)
-        cl_endpoint_destroy(network->endpoints[i]);
+    return cl_executor_poll(executor, SIZE_MAX, network_now_us(network));
 }
 
 static struct cl_executor *start(struct network *network, uint32_t rank, cl_plan *plan, uint32_t *input,
@@ -311,7 +272,7 @@ static struct cl_executor *start(struct network *network, uint32_t rank, cl_plan
                                         .input = (uint8_t *)input,
                                         .output = (uint8_t *)output,
                                         .arithmetic = ARITHMETIC,
-                                        .endpoint = network->endpoints[rank],
+                                        .endpoint = network->hosts[rank].endpoint,
                                         .peers = PEERS,
                                         .group = 3};
     struct cl_executor *executor = NULL;
@@ -323,21 +284,20 @@ static void test_messages(void)
 {
     enum { MANY = 5000 };
     static uint32_t input[2][MANY], output[2][MANY];
-    struct network network;
     struct cl_executor *executors[2];
     cl_plan *plans[2];
-    open_network(&network);
+    struct network *network = open_network();
     for (uint32_t rank = 0; rank < 2; rank++) {
         for (uint32_t i = 0; i < MANY; i++)
             input[rank][i] = (rank + 1) * i;
         plans[rank] = draft_exchange(rank, 2, sizeof input[rank]);
-        executors[rank] = start(&network, rank, plans[rank], input[rank], output[rank]);
+        executors[rank] = start(network, rank, plans[rank], input[rank], output[rank]);
     }
     enum cl_progress progress[2] = {CL_PROGRESS_MORE, CL_PROGRESS_MORE};
     for (int round = 0; round < 1000 && (progress[0] != CL_PROGRESS_DONE || progress[1] != CL_PROGRESS_DONE); round++) {
         for (size_t rank = 0; rank < 2; rank++)
-            progress[rank] = cl_executor_poll(executors[rank], SIZE_MAX, network.now_us);
-        pump(&network);
+            progress[rank] = poll(network, executors[rank]);
+        pump(network);
     }
     for (size_t rank = 0; rank < 2; rank++) {
         CHECK_EQ(progress[rank], CL_PROGRESS_DONE);
@@ -346,14 +306,13 @@ static void test_messages(void)
         cl_executor_destroy(executors[rank]);
         cl_plan_release(plans[rank]);
     }
-    close_network(&network);
+    network_free(network);
 }
 
 /* The received replaces what was there, and the steps behind it wait until all of it is. */
 static void test_receive_copy(void)
 {
-    struct network network;
-    open_network(&network);
+    struct network *network = open_network();
     uint32_t input[WORDS] = {6, 7, 8, 9}, output[WORDS] = {1, 1, 1, 1};
     struct draft sender = {.world_size = 2, .input_bytes = BYTES};
     draft_add(&sender, (struct cl_step){.kind = CL_SEND, .peer = 1, .length = BYTES}, DRAFT_NONE);
@@ -362,22 +321,22 @@ static void test_receive_copy(void)
         draft_add(&receiver, (struct cl_step){.kind = CL_RECV_COPY, .target = CL_OUTPUT, .length = BYTES}, DRAFT_NONE);
     draft_add(&receiver, (struct cl_step){.kind = CL_SCALE, .peer = 2, .target = CL_OUTPUT, .length = BYTES}, all);
     cl_plan *plans[2] = {draft_finish(&sender), draft_finish(&receiver)};
-    struct cl_executor *to = start(&network, 1, plans[1], NULL, output);
-    CHECK_EQ(cl_executor_poll(to, SIZE_MAX, network.now_us), CL_PROGRESS_BLOCKED);
+    struct cl_executor *to = start(network, 1, plans[1], NULL, output);
+    CHECK_EQ(poll(network, to), CL_PROGRESS_BLOCKED);
     CHECK_EQ(output[0], 1);
-    struct cl_executor *from = start(&network, 0, plans[0], input, NULL);
-    CHECK_EQ(cl_executor_poll(from, SIZE_MAX, network.now_us), CL_PROGRESS_BLOCKED); /* sent is not acknowledged */
-    for (int round = 0; round < 100 && cl_executor_poll(from, SIZE_MAX, network.now_us) != CL_PROGRESS_DONE; round++)
-        pump(&network);
-    CHECK_EQ(cl_executor_poll(from, SIZE_MAX, network.now_us), CL_PROGRESS_DONE);
-    CHECK_EQ(cl_executor_poll(to, SIZE_MAX, network.now_us), CL_PROGRESS_DONE);
+    struct cl_executor *from = start(network, 0, plans[0], input, NULL);
+    CHECK_EQ(poll(network, from), CL_PROGRESS_BLOCKED); /* sent is not acknowledged */
+    for (int round = 0; round < 100 && poll(network, from) != CL_PROGRESS_DONE; round++)
+        pump(network);
+    CHECK_EQ(poll(network, from), CL_PROGRESS_DONE);
+    CHECK_EQ(poll(network, to), CL_PROGRESS_DONE);
     CHECK_EQ(output[0], 3);
     CHECK_EQ(output[3], 4);
     cl_executor_destroy(from);
     cl_executor_destroy(to);
     cl_plan_release(plans[0]);
     cl_plan_release(plans[1]);
-    close_network(&network);
+    network_free(network);
 }
 
 /* The owner gets 60 of 100 packets before its deadline, and never hears from the sender again. */
@@ -387,8 +346,7 @@ static void test_a_deadline_and_what_is_absent(void)
     static uint32_t input[2][COUNT], output[COUNT];
     static const uint32_t TREATMENTS[] = {CL_RESCALE, CL_ZERO};
     for (size_t t = 0; t < 2; t++) {
-        struct network network;
-        open_network(&network);
+        struct network *network = open_network();
         for (uint32_t i = 0; i < COUNT; i++) {
             input[0][i] = 2 * i;
             input[1][i] = 4 * i;
@@ -415,29 +373,31 @@ static void test_a_deadline_and_what_is_absent(void)
                 .input = (uint8_t *)input[rank],
                 .output = (uint8_t *)output,
                 .arithmetic = ARITHMETIC,
-                .endpoint = network.endpoints[rank],
+                .endpoint = network->hosts[rank].endpoint,
                 .peers = PEERS,
                 .group = 3,
                 .qos = {.loss_bound = 0.5, .treatment = (uint8_t)TREATMENTS[t], .deadline_us = 10000}};
             CHECK_EQ(cl_executor_create(&config, &executors[rank]), CL_OK);
         }
-        network.deaf_from = ARRIVE * PAYLOAD;
+        uint32_t deaf_from = ARRIVE * PAYLOAD;
+        network->argument = &deaf_from;
+        network->drops = drops_rest;
         enum cl_progress progress = CL_PROGRESS_MORE;
-        uint64_t start_us = network.now_us;
-        while (progress != CL_PROGRESS_DONE && network.now_us < start_us + 100000) {
-            cl_executor_poll(executors[0], SIZE_MAX, network.now_us);
-            progress = cl_executor_poll(executors[1], SIZE_MAX, network.now_us);
-            pump(&network);
+        uint64_t start_us = network_now_us(network);
+        while (progress != CL_PROGRESS_DONE && network_now_us(network) < start_us + 100000) {
+            poll(network, executors[0]);
+            progress = poll(network, executors[1]);
+            pump(network);
         }
         CHECK_EQ(progress, CL_PROGRESS_DONE);
-        CHECK(network.now_us >= start_us + 10000 && network.now_us < start_us + 20000);
+        CHECK(network_now_us(network) >= start_us + 10000 && network_now_us(network) < start_us + 20000);
         CHECK_EQ(cl_executor_missing(executors[1])->absent_count, 1);
         CHECK_EQ(cl_executor_missing(executors[1])->absent[0].start, ARRIVE * PAYLOAD);
         for (uint32_t i = 0; i < COUNT; i++)
             CHECK_EQ(output[i], i < HERE ? 3 * i : TREATMENTS[t] == CL_RESCALE ? 4 * i : 2 * i);
-        network.deaf_from = 0; /* now the sender hears of it */
-        while (cl_executor_poll(executors[0], SIZE_MAX, network.now_us) != CL_PROGRESS_DONE && network.now_us < 5000000)
-            pump(&network);
+        network->drops = NULL; /* now the sender hears of it */
+        while (poll(network, executors[0]) != CL_PROGRESS_DONE && network_now_us(network) < start_us + 5000000)
+            pump(network);
         const struct cl_missing *missing = cl_executor_missing(executors[0]);
         CHECK_EQ(missing->uncounted.count, 1);
         CHECK_EQ(missing->uncounted.list[0].start, ARRIVE * PAYLOAD);
@@ -446,30 +406,29 @@ static void test_a_deadline_and_what_is_absent(void)
             cl_executor_destroy(executors[rank]);
             cl_plan_release(plans[rank]);
         }
-        close_network(&network);
+        network_free(network);
     }
 }
 
 static void test_failure(void)
 {
-    struct network network;
-    open_network(&network);
+    struct network *network = open_network();
     uint32_t input[WORDS] = {0}, output[WORDS] = {0};
     cl_plan *plan = draft_exchange(0, 2, BYTES);
-    struct cl_executor *executor = start(&network, 0, plan, input, output);
-    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, network.now_us), CL_PROGRESS_BLOCKED);
+    struct cl_executor *executor = start(network, 0, plan, input, output);
+    CHECK_EQ(poll(network, executor), CL_PROGRESS_BLOCKED);
     CHECK_EQ(cl_executor_status(executor), CL_OK);
-    cl_endpoint_peer_lost(network.endpoints[0], 1);
-    pump(&network);
-    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, network.now_us), CL_PROGRESS_FAILED);
+    cl_endpoint_peer_lost(network->hosts[0].endpoint, 1);
+    pump(network);
+    CHECK_EQ(poll(network, executor), CL_PROGRESS_FAILED);
     CHECK_EQ(cl_executor_status(executor), CL_EPEERLOST);
     cl_executor_destroy(executor);
-    executor = start(&network, 0, plan, input, output); /* the post itself is refused now */
-    CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, network.now_us), CL_PROGRESS_FAILED);
+    executor = start(network, 0, plan, input, output); /* the post itself is refused now */
+    CHECK_EQ(poll(network, executor), CL_PROGRESS_FAILED);
     CHECK_EQ(cl_executor_status(executor), CL_EPEERLOST);
     cl_executor_destroy(executor);
     cl_plan_release(plan);
-    close_network(&network);
+    network_free(network);
 }
 
 static void test_what_is_missing(void)

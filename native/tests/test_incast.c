@@ -26,14 +26,8 @@ static struct network *start(uint32_t buffer_packets, uint64_t seed)
 static void post(struct network *network, uint32_t sequence, uint32_t senders)
 {
     struct cl_message_id id = {1, sequence, 0};
-    for (uint16_t from = 1; from <= senders; from++) {
-        uint64_t now_us = network_now_us(network);
-        struct cl_sink sink = {.target = target};
-        CHECK_EQ(cl_endpoint_post_send(network->hosts[from].endpoint, 0, id, data, BYTES, 4, now_us, NULL), CL_OK);
-        CHECK_EQ(cl_endpoint_post_receive(network->hosts[0].endpoint, from, id, sink, BYTES, now_us, NULL), CL_OK);
-        network_wake(network, from);
-    }
-    network_wake(network, 0);
+    for (uint16_t from = 1; from <= senders; from++)
+        network_post(network, (struct network_message){from, 0, id, data, target, BYTES, {.priority = 4}});
 }
 
 /* The longest of some gathers, one after the other, over what the port needs. */
@@ -111,10 +105,7 @@ static void test_senders_come_and_go(void)
                                  network_now_us(network)),
              2);
     struct cl_message_id id = {1, 9, 0};
-    struct cl_sink sink = {.target = target};
-    cl_endpoint_post_send(network->hosts[3].endpoint, 0, id, data, BYTES, 4, network_now_us(network), NULL);
-    cl_endpoint_post_receive(network->hosts[0].endpoint, 3, id, sink, BYTES, network_now_us(network), NULL);
-    network_wake(network, 3);
+    network_post(network, (struct network_message){3, 0, id, data, target, BYTES, {.priority = 4}});
     network_run_until(network, network_now_us(network) + 20000);
     CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 3);
     CHECK(network->hosts[3].endpoint->peers.list[0]->paths[0].cc.delay.sharing);

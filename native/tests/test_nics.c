@@ -75,12 +75,8 @@ static void test_interfaces_divide_equally(void)
     uint64_t start_us = network_now_us(network);
     struct cl_message_id id = {1, 1, 0};
     network->drops = count_data;
-    for (uint16_t to = 1; to < HOSTS; to++) {
-        struct cl_sink sink = {.target = target};
-        cl_endpoint_post_send(network->hosts[0].endpoint, to, id, data, BYTES, 0, start_us, NULL);
-        cl_endpoint_post_receive(network->hosts[to].endpoint, 0, id, sink, BYTES, start_us, NULL);
-    }
-    network_wake(network, 0);
+    for (uint16_t to = 1; to < HOSTS; to++)
+        network_post(network, (struct network_message){0, to, id, data, target, BYTES, {0}});
     network_run_until(network, start_us + 50000); /* first, the windows decide */
     memset(sent, 0, sizeof sent);
     most_ahead = packets = runs = 0;

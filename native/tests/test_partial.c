@@ -227,11 +227,8 @@ static void test_no_datagram_is_too_long(void)
             size_t count = cl_endpoint_send(endpoints[self], now_us, batch, 32);
             for (size_t i = 0; i < count; i++) {
                 struct cl_packet packet;
-                size_t length = batch[i].head_length + batch[i].payload_length;
+                size_t length = sim_driver_flatten(bytes, &batch[i]);
                 CHECK(length <= BYTES);
-                memcpy(bytes, batch[i].head, batch[i].head_length);
-                if (batch[i].payload_length > 0)
-                    memcpy(bytes + batch[i].head_length, batch[i].payload, batch[i].payload_length);
                 CHECK(cl_packet_decode(&packet, bytes, length));
                 stops += packet.kind == CL_PACKET_STOP;
                 if (packet.kind != CL_PACKET_DATA || ++sent % 20)

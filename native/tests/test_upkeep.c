@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "protocol/endpoint.h"
+#include "sim/driver.h"
 #include "tests/check.h"
 
 enum { BATCH = 4096, BYTES = 1472 };
@@ -31,11 +31,9 @@ static size_t hand_over(struct cl_endpoint *endpoint, struct cl_endpoint *other,
     size_t count = cl_endpoint_send(endpoint, now_us, batch, BATCH);
     for (size_t i = 0; i < count; i++) {
         uint8_t bytes[BYTES];
-        memcpy(bytes, batch[i].head, batch[i].head_length);
-        if (batch[i].payload_length > 0)
-            memcpy(bytes + batch[i].head_length, batch[i].payload, batch[i].payload_length);
+        uint32_t length = sim_driver_flatten(bytes, &batch[i]);
         if (lose == NOTHING || (lose == TWO_BEFORE_THE_LAST && (i + 3 < count || i + 1 == count)))
-            cl_endpoint_receive(other, bytes, batch[i].head_length + batch[i].payload_length, false, now_us, now_us);
+            cl_endpoint_receive(other, bytes, length, false, now_us, now_us);
     }
     return count;
 }

@@ -45,20 +45,10 @@ static inline void post_send(struct network *network, struct transfer *t, uint32
     network_wake(network, t->from);
 }
 
-/* deliver functions must be called once per byte: adding shows a second call */
-static inline void deliver_add(void *target, const void *payload, size_t length, void *argument)
-{
-    uint8_t *to = target;
-    const uint8_t *from = payload;
-    (void)argument;
-    for (size_t i = 0; i < length; i++)
-        to[i] = (uint8_t)(to[i] + from[i]);
-}
-
 static inline void post_receive(struct network *network, struct transfer *t, uint32_t sequence)
 {
     struct cl_message_id id = {9, sequence, t->index};
-    struct cl_sink sink = {.target = t->received, .deliver = deliver_add};
+    struct cl_sink sink = {.target = t->received, .deliver = network_add};
     CHECK_EQ(cl_endpoint_post_receive(network->hosts[t->to].endpoint, (uint16_t)t->from, id, sink, t->length,
                                       network_now_us(network), t),
              CL_OK);
