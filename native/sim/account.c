@@ -8,7 +8,7 @@
 #include "sim/element.h"
 #include "sim/memory.h"
 
-/* One bounded send: it lost whole packets, none of them protected, and no more than its bound. */
+/* A partial send loses whole packets, none of them protected, and no more than its loss budget. */
 static void check_message(struct sim_world *world, const struct sim_operation *operation, const struct cl_step *step)
 {
     const struct cl_qos *qos = &world->scenario->calls[operation->call].qos;
@@ -65,7 +65,7 @@ static void count(uint32_t *numbers, const struct cl_range *range, uint64_t offs
         numbers[at / element]++;
 }
 
-/* A rank's part of a call. */
+/* One rank's operation of a call. */
 static const struct sim_operation *part_of(const struct sim_world *world, uint32_t call, uint32_t self)
 {
     const struct sim_group *group = &world->scenario->groups[world->scenario->calls[call].group];
@@ -79,8 +79,8 @@ void sim_account_check(struct sim_world *world, uint32_t call)
     size_t element = cl_dtype_size(what->dtype), elements = shape->input_bytes / element;
     for (uint32_t rank = 0; rank < shape->world; rank++)
         if (part_of(world, call, rank)->result == NULL)
-            return; /* it failed somewhere, and may have succeeded elsewhere */
-    /* by element of INPUT: how many contributions their senders, and their owners, take for lost */
+            return; /* failed on this rank; other ranks may have succeeded */
+    /* by element of INPUT: contributions counted as lost by their senders, and by their owners */
     uint32_t *lost = sim_new(elements, sizeof *lost), *absent = sim_new(elements, sizeof *absent);
     int64_t *sums = sim_new(elements, sizeof *sums);
     for (uint32_t rank = 0; rank < shape->world; rank++) {

@@ -1,6 +1,6 @@
 /*
- * Clock: virtual time, and what is to happen when. Events are part of the thing they happen to; of two at the same time
- * the one scheduled first happens first, so a run never depends on addresses.
+ * Clock: virtual time and the events to come. An event is part of the thing it happens to. Of two events at the same
+ * time the one scheduled first happens first, so a run never depends on addresses.
  */
 #ifndef CL_SIM_CLOCK_H
 #define CL_SIM_CLOCK_H

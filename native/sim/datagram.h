@@ -1,5 +1,5 @@
 /*
- * Datagram: one packet on its way, and the pool it comes from.
+ * Datagram: one packet on its way, and the pool of all packets.
  */
 #ifndef CL_SIM_DATAGRAM_H
 #define CL_SIM_DATAGRAM_H
@@ -10,7 +10,7 @@
 
 enum { SIM_HOPS_MAX = 4 };
 
-/* What the ECN bits of its IP header say. Queues that know nothing of them treat all alike. */
+/* The ECN bits of the IP header. Only queues of switches read them. */
 enum sim_ecn { SIM_NOT_ECT, SIM_ECT, SIM_CE };
 
 struct sim_link;
@@ -20,10 +20,10 @@ struct sim_datagram {
     struct sim_datagram *next; /* in a queue, an inbox or the pool */
     struct sim_datagram *made; /* the one allocated before it */
     struct sim_link *route[SIM_HOPS_MAX];
-    uint8_t hops, hop; /* links of the route; the one it is on */
+    uint8_t hops, hop; /* links of the route; the current one */
     uint8_t priority;
-    uint8_t ecn;      /* enum sim_ecn */
-    uint8_t protocol; /* on a fabric, whose transports are more than one: the index of that to which it belongs */
+    uint8_t ecn;             /* enum sim_ecn */
+    uint8_t protocol;        /* where several share the links: the index of the protocol that sent it */
     uint16_t from, to, path; /* `to` is a rank */
     uint32_t length;
     uint64_t arrived_ns;
@@ -31,14 +31,14 @@ struct sim_datagram {
 };
 
 struct sim_pool {
-    uint32_t datagram_bytes; /* of the largest one */
+    uint32_t datagram_bytes; /* size of the largest datagram */
     struct sim_datagram *spare, *made;
     uint64_t used;
 };
 
-/* Zeroed but for its bytes. */
+/* All but the bytes is zero. */
 struct sim_datagram *sim_pool_take(struct sim_pool *pool);
-/* A second one like it. */
+/* A copy. */
 struct sim_datagram *sim_pool_copy(struct sim_pool *pool, const struct sim_datagram *datagram);
 void sim_pool_give(struct sim_pool *pool, struct sim_datagram *datagram);
 /* Frees all datagrams, wherever they are. */

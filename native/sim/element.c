@@ -50,7 +50,7 @@ int64_t sim_element_value(enum cl_dtype dtype, enum cl_op op, uint32_t ranks, ui
     int64_t most = SMALL;
     if (KINDS[dtype].is_float && op == CL_SUM && KINDS[dtype].exact / ranks < most) {
         most = KINDS[dtype].exact / ranks;
-        if (most == 0) /* too many ranks for all of them to count */
+        if (most == 0) /* too many ranks: not all of them can contribute */
             most = rank < KINDS[dtype].exact;
     }
     uint64_t hash = sim_mix(seed + sim_mix(index * 0x9E3779B97F4A7C15u + rank));
@@ -58,11 +58,11 @@ int64_t sim_element_value(enum cl_dtype dtype, enum cl_op op, uint32_t ranks, ui
         return hash & 1 ? 1 : -1; /* one factor of any size is enough */
     int64_t value = (int64_t)(hash % (2 * (uint64_t)most + 1)) - most;
     if (value == 0 && most > 0)
-        value = most; /* what is not there, or there twice, must show */
+        value = most; /* so that a missing or repeated contribution shows */
     return KINDS[dtype].is_signed ? value : value < 0 ? -value : value;
 }
 
-/* What is left of a whole number in an element of this size. */
+/* A whole number wrapped to an element of this size. */
 static int64_t wrap(enum cl_dtype dtype, int64_t value)
 {
     uint32_t bits = 8 * KINDS[dtype].bytes;
@@ -93,8 +93,7 @@ int64_t sim_element_reduce(enum cl_dtype dtype, enum cl_op op, int64_t left, int
     }
 }
 
-/* The 16 bits of a float with `fraction` bits of fraction and the given least exponent; nothing here is as large as to
- * overflow. */
+/* The 16 bits of a float with `fraction` bits of fraction and the given least exponent. No value here overflows. */
 static uint16_t round_to(float value, int fraction, int bias)
 {
     uint16_t sign = signbit(value) ? 0x8000 : 0;

@@ -1,6 +1,6 @@
 /*
  * Element: small whole numbers as elements of every dtype, written and reduced without the kernels. Their sums and
- * products are exact in any order, so a result is right or it is not.
+ * products are exact in any order, so every result is either right or wrong.
  */
 #ifndef CL_SIM_ELEMENT_H
 #define CL_SIM_ELEMENT_H
@@ -12,13 +12,13 @@
 /* The contribution of one of `ranks` ranks at `index`, from a hash of the three numbers. */
 int64_t sim_element_value(enum cl_dtype dtype, enum cl_op op, uint32_t ranks, uint32_t rank, uint64_t seed,
                           uint64_t index);
-/* left (op) right, as wide as the dtype is. */
+/* left (op) right, in the width of the dtype. */
 int64_t sim_element_reduce(enum cl_dtype dtype, enum cl_op op, int64_t left, int64_t right);
 /* Writes value / divisor: rounded to nearest even for floats, towards zero for integers. */
 void sim_element_write(enum cl_dtype dtype, void *to, int64_t value, uint32_t divisor);
-/* A dtype of this size, the n-th of them. */
+/* The n-th dtype of this size. */
 enum cl_dtype sim_element_dtype(uint32_t itemsize, uint64_t n);
-/* The same, of floats only, of which there are some with 2, 4 and 8 bytes. */
+/* The n-th floating-point dtype of this size: 2, 4 or 8 bytes. */
 enum cl_dtype sim_element_float(uint32_t itemsize, uint64_t n);
 const char *sim_element_name(enum cl_dtype dtype);
 

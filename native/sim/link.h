@@ -1,5 +1,5 @@
 /*
- * Link: one direction of one cable: a queue, a rate, a delay, and noise. A route is a row of links.
+ * Link: one direction of one cable: a queue, a rate, a delay, and noise. A route is a sequence of links.
  */
 #ifndef CL_SIM_LINK_H
 #define CL_SIM_LINK_H
@@ -14,16 +14,16 @@ struct sim_link {
     struct sim_network *network;
     char name[32];
     double ns_per_byte; /* 0: infinitely fast */
-    double slowdown;    /* of the rate, for a while: 1 is none */
+    double slowdown;    /* factor on ns_per_byte, for a while; 1: none */
     uint64_t delay_ns, jitter_ns;
     struct sim_queue queue;
     struct sim_noise noise;
     struct sim_datagram *sending;
-    uint64_t last_arrival_ns; /* only reordered packets come earlier */
-    uint32_t down;            /* how many faults keep it from working */
+    uint64_t last_arrival_ns; /* only reordered packets arrive earlier */
+    uint32_t down;            /* faults that keep the link from working, counted */
 };
 
-/* Takes the datagram, which is at route[hop], and passes it on in time, or loses it. */
+/* Takes a datagram whose route[hop] is this link, and passes it on in time, or loses it. */
 void sim_link_send(struct sim_link *link, struct sim_datagram *datagram);
 
 #endif

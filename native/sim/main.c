@@ -1,7 +1,7 @@
 /*
- * Runs seeds: `simulate --plans FILE [--first N] [--seeds N] [--jobs N] [--failures N]`, or one of them with its trace:
- * `simulate --plans FILE --seed N`. A job ends after so many failures (10). Exits with 1 when an invariant broke; each
- * such seed is printed with the first one.
+ * Runs seeds: `simulate --plans FILE [--first N] [--seeds N] [--jobs N] [--failures N]`, or one seed with its trace:
+ * `simulate --plans FILE --seed N`. A job ends after --failures failures (10). Exits with 1 when an invariant broke,
+ * and prints each such seed with its first broken invariant.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -16,8 +16,8 @@
 
 enum {
     JOBS_MAX = 64,
-    CPU_SECONDS = 60 /* of one seed: far more than any takes */,
-    AGAIN_EVERY = 64 /* seeds run twice, to see that they do the same */
+    CPU_SECONDS = 60 /* for one seed: far more than any seed needs */,
+    AGAIN_EVERY = 64 /* each such seed runs twice and must do the same */
 };
 
 struct arguments {
@@ -27,15 +27,16 @@ struct arguments {
     bool trace;
 };
 
-/* What one fault on a clean network may cost. */
+/* Limits of the cost of one fault on a clean network. */
 static void check_cost(struct sim_world *world, const struct sim_world *calm)
 {
     const struct sim_scenario *scenario = world->scenario;
     bool path = scenario->story == SIM_STORY_PATH;
-    double left = path ? 1.0 - 1.0 / scenario->paths : 1; /* of the rate, without one path */
+    double left = path ? 1.0 - 1.0 / scenario->paths : 1; /* share of the rate left without one path */
     double work_ns = (double)calm->ended_ns * 1.3 / left;
     double late_ns = path ? 0 : (double)scenario->faults[0].for_ns;
-    /* The former is documented, for one pair of ranks; of a chain of operations several pairs may have to notice. */
+    /* The first limit is documented, for one pair of ranks; in a chain of operations several pairs may have to notice.
+     */
     double cost_ns = path ? 2.5e8 : 1e8;
     if ((double)world->ended_ns > work_ns + late_ns + cost_ns)
         sim_world_fail(world, "one %s costs too much: all takes %.3f s, without it %.3f s",
@@ -43,7 +44,7 @@ static void check_cost(struct sim_world *world, const struct sim_world *calm)
                        (double)calm->ended_ns / 1e9);
 }
 
-/* Nothing in virtual time notices a loop inside the core. What there is to say then is written beforehand. */
+/* Virtual time does not notice an endless loop inside the core. The message for that case is written beforehand. */
 static char stuck[80];
 
 static void end_stuck(int number)
@@ -97,7 +98,7 @@ static void run_share(struct sim_plans *plans, const struct arguments *arguments
         run_seed(plans, arguments->first + i, summary, NULL);
 }
 
-/* Each job is a process of its own; what it counted comes through a pipe. */
+/* Each job is a process of its own and sends its counts through a pipe. */
 static void run_jobs(struct sim_plans *plans, const struct arguments *arguments, struct sim_summary *summary)
 {
     int pipes[JOBS_MAX][2];

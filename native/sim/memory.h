@@ -1,5 +1,5 @@
 /*
- * Memory of the simulator: it has no way to go on without, so these end the process.
+ * Memory of the simulator. Without memory the process ends.
  */
 #ifndef CL_SIM_MEMORY_H
 #define CL_SIM_MEMORY_H

@@ -73,7 +73,7 @@ void sim_network_send(struct sim_network *network, struct sim_datagram *datagram
     }
     datagram->hops = 0;
     datagram->hop = 0;
-    if (from_host != to_host) { /* else it never leaves the host: ranks of one host that do not share memory */
+    if (from_host != to_host) { /* else both ranks are on this host and do not share memory */
         datagram->route[datagram->hops++] = &network->egress[from_host * network->paths + path];
         if (network->trunks && (from_host ^ to_host) & 1)
             datagram->route[datagram->hops++] = &network->trunk[from_host & 1][path];

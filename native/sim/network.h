@@ -1,7 +1,7 @@
 /*
  * Network: the links, and the routes over them. Every host has one interface per path, with an egress and an ingress
- * link; with `trunks` the hosts are on two switches, and packets between those cross a third link. Another topology is
- * another way to fill sim_datagram.route: nothing else knows about it.
+ * link; with `trunks` the hosts are on two switches, and packets between the switches cross a third link. Another
+ * topology is another way to fill sim_datagram.route: nothing else knows the topology.
  */
 #ifndef CL_SIM_NETWORK_H
 #define CL_SIM_NETWORK_H
@@ -15,9 +15,9 @@ enum { SIM_PATHS_MAX = 4 };
 enum sim_loss {
     SIM_LOST_NOISE,    /* random loss, bursts, storms */
     SIM_LOST_QUEUE,    /* a queue in the network was full */
-    SIM_LOST_CHECKSUM, /* corrupted, and thrown away by the receiver's kernel */
+    SIM_LOST_CHECKSUM, /* corrupted, and dropped by the receiver's kernel */
     SIM_LOST_DOWN,     /* an interface was down */
-    SIM_LOST_CUT,      /* nothing gets through between two hosts on this path */
+    SIM_LOST_CUT,      /* this path between two hosts is cut */
     SIM_LOST_SOCKET,   /* the receiver's socket buffer was full */
     SIM_LOST_DEAD,     /* the receiver is dead */
     SIM_LOSSES,
@@ -39,19 +39,19 @@ struct sim_network {
     struct sim_link *trunk[2];         /* by direction, then by path */
     uint8_t *cut;                      /* from host * hosts + to host: a bit per path; NULL: nothing is cut */
     struct sim_network_counts counts;
-    /* A datagram comes out at its rank. The receiver owns it. */
+    /* A datagram has reached its rank, which owns it now. */
     void (*deliver)(void *context, struct sim_datagram *datagram);
     void *context;
 };
 
-/* Makes the links; what they can do is filled in by the caller (see scenario.h). */
+/* Makes the links; the caller sets their rates, buffers and noise (see scenario.h). */
 void sim_network_init(struct sim_network *network, struct sim_clock *clock, struct sim_trace *trace, uint64_t seed,
                       uint32_t hosts, uint32_t paths, bool trunks, uint32_t datagram_bytes);
 void sim_network_free(struct sim_network *network);
 
-/* Sends a datagram (from, to, path, priority, length and bytes are set) from host to host. */
+/* Sends a datagram from host to host; from, to, path, priority, length and bytes are set. */
 void sim_network_send(struct sim_network *network, struct sim_datagram *datagram, uint32_t from_host, uint32_t to_host);
-/* The datagram has come through the link it is on. */
+/* The datagram has passed its current link. */
 void sim_network_forward(struct sim_datagram *datagram);
 void sim_network_lose(struct sim_network *network, struct sim_datagram *datagram, enum sim_loss why, const char *where);
 

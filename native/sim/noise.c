@@ -12,8 +12,8 @@ bool sim_noise_loses(struct sim_noise *noise, struct sim_random *random, uint64_
     return sim_random_chance(random, noise->storm_loss > loss ? noise->storm_loss : loss);
 }
 
-/* Nearly all flipped bits are caught by the checksum of UDP, in the kernel: for the endpoint such a packet is lost. Of
- * the others, those in the header must be caught by its tag, and those in the payload where that is authenticated. */
+/* UDP's checksum catches nearly all flipped bits in the kernel: for the endpoint such a packet is lost. The tag must
+ * catch the other ones in the header, and those in the payload where it covers the payload. */
 void sim_noise_flip(const struct sim_noise *noise, struct sim_random *random, uint8_t *bytes, uint32_t length)
 {
     if (length < CL_PACKET_HEAD_BYTES)

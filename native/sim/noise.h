@@ -1,7 +1,7 @@
 /*
- * Noise: what a link does to single packets besides carrying them: loss (independent, or in bursts after Gilbert, 1960,
- * and Elliott, 1963), reordering, duplication and flipped bits. Bursts last for a time and not for a number of packets:
- * the few probes of an idle path would stay in one for minutes.
+ * Noise: faults of a link that hit single packets: loss (independent, or in bursts after Gilbert, 1960, and Elliott,
+ * 1963), reordering, duplication and flipped bits. The length of a burst is a time, not a number of packets: the few
+ * probes of an idle path would stay in a burst for minutes.
  */
 #ifndef CL_SIM_NOISE_H
 #define CL_SIM_NOISE_H
@@ -12,15 +12,15 @@
 #include "sim/random.h"
 
 struct sim_noise {
-    double loss;        /* share of packets lost, one by one */
+    double loss;        /* share of packets, lost independently */
     double burst_begin; /* per packet: chance that a burst of losses begins */
     uint64_t burst_ns;  /* longest burst */
     double burst_loss;  /* share lost in a burst */
-    double reorder;     /* share that is late by up to reorder_ns */
+    double reorder;     /* share of packets, late by up to reorder_ns */
     uint64_t reorder_ns;
     double duplicate, corrupt;
     bool corrupt_payload; /* flipped bits may be in the payload, too */
-    double storm_loss;    /* for the time of a storm: see fault.h */
+    double storm_loss;    /* during a storm: see scenario.h */
     uint64_t burst_until_ns;
 };
 

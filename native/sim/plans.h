@@ -34,7 +34,7 @@ struct sim_shape {
     uint64_t numel;
     uint64_t input_bytes, output_bytes; /* per rank, the largest of all ranks */
     uint32_t in_place, unused;          /* INPUT and OUTPUT are the same memory */
-    double loss_bound;                  /* share of the contributions that may be lost; 0: none */
+    double loss_bound;                  /* share of the contributions that may be lost */
     uint64_t parts_at;                  /* a struct sim_part per rank */
 };
 
@@ -56,10 +56,10 @@ struct sim_plans {
     const struct sim_plans_head *head;
     const struct sim_layout *layouts;
     const struct sim_shape *shapes;
-    cl_plan ***loaded; /* by shape, then by rank: made when first used */
+    cl_plan ***loaded; /* by shape, then by rank; made when first used */
 };
 
-/* NULL, or what is wrong with the file. */
+/* Returns NULL, or the problem with the file. */
 const char *sim_plans_open(struct sim_plans *plans, const char *path);
 void sim_plans_close(struct sim_plans *plans);
 
@@ -81,10 +81,10 @@ static inline const struct cl_step *sim_plans_steps(const struct sim_plans *plan
     return (const struct cl_step *)(const void *)(plans->bytes + part->steps_at);
 }
 
-/* What the plans of all ranks send: bytes, and how many messages. */
+/* Bytes and messages sent by the plans of all ranks. */
 uint64_t sim_plans_payload(const struct sim_plans *plans, const struct sim_shape *shape, uint64_t *messages);
 
-/* The plan of a rank, checked by the production code; NULL when that refuses it. */
+/* The plan of a rank; NULL when cl_plan_create refuses it. */
 cl_plan *sim_plans_load(struct sim_plans *plans, uint32_t shape, uint32_t rank);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * Random: the only source of chance in the simulator (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom
- * number generators", 2014). One seed has several streams, so that what one part of a world draws does not change what
- * the others get.
+ * number generators", 2014). One seed has several streams, so that the draws of one part of a world do not change those
+ * of the others.
  */
 #ifndef CL_SIM_RANDOM_H
 #define CL_SIM_RANDOM_H
@@ -55,7 +55,7 @@ static inline bool sim_random_chance(struct sim_random *random, double probabili
     return probability > 0 && (probability >= 1 || sim_random_real(random) < probability);
 }
 
-/* Each order of magnitude between the two is as likely as the next. */
+/* All orders of magnitude between the two are equally likely. */
 static inline double sim_random_scale(struct sim_random *random, double least, double most)
 {
     return least * pow(most / least, sim_random_real(random));

@@ -9,12 +9,12 @@
 #include "sim/memory.h"
 
 enum {
-    RECEIVE_PACKETS = 512,         /* between two looks at what may be sent */
-    FULL_US = 200,                 /* after which a wire that was full has room again */
-    DATAGRAM_OVERHEAD_BYTES = 512, /* what the kernel charges a socket's buffer for one, besides its bytes */
+    RECEIVE_PACKETS = 512,         /* most received in one turn */
+    FULL_US = 200,                 /* a full wire has room again after this time */
+    DATAGRAM_OVERHEAD_BYTES = 512, /* charged to the socket's buffer per datagram, beside its bytes */
 };
 
-/* ---- clocks: every rank has its own, with another start and another speed ---- */
+/* ---- the clock: every rank has its own, with another start and another speed ---- */
 
 static struct sim_rank *rank_of(const struct sim_driver *driver)
 {
@@ -70,7 +70,7 @@ static void note_received(struct sim_driver *driver, const struct sim_datagram *
     }
 }
 
-/* What it sees of dead ranks of its host: their processes are gone. */
+/* The rank sees that processes of its host are gone. */
 static void see_deaths(struct sim_rank *rank)
 {
     struct sim_world *world = rank->world;
@@ -163,7 +163,7 @@ static void turn(struct sim_driver *driver)
     uint64_t now_us = sim_driver_now_us(driver), deadline_us = UINT64_MAX, emitted = driver->emitted;
     world->counts.turns++;
     uint32_t packets = sim_driver_receive(driver, RECEIVE_PACKETS);
-    see_deaths(rank); /* after what they said last */
+    see_deaths(rank); /* after their last packets */
     if (sim_driver_expire(driver))
         sim_trace_say(&world->trace, "rank %u: timer", rank->id);
     sim_driver_complete(driver);
@@ -303,7 +303,7 @@ void sim_rank_call(struct sim_rank *rank)
         if (rank->driver.dead || rank->in_flight >= scenario->depth || world->clock.now_ns < rank->paused_until_ns)
             return;
         if (fault_of_call(rank, SIM_FAULT_ABSENT, rank->next_call) != NULL && operation->member->group.status == CL_OK)
-            return; /* it is stuck elsewhere, until it hears that the group has failed */
+            return; /* the rank is stuck elsewhere until it hears that the group has failed */
         if (must_wait(rank, operation))
             return;
         uint64_t at_ns = world->start_ns + due_ns(rank, rank->next_call);
@@ -340,7 +340,7 @@ void sim_rank_kill(struct sim_rank *rank)
     for (uint32_t call = 0; call < world->scenario->call_count; call++)
         world->unfinished -= rank->operations[call].awaited && rank->operations[call].state != SIM_ENDED;
     world->deaths[world->death_count++] = rank->id;
-    for (uint32_t i = 0; i < world->scenario->world; i++) /* the others of its host see it at once */
+    for (uint32_t i = 0; i < world->scenario->world; i++) /* the other ranks of the host see it at once */
         if (i != rank->id && world->ranks[i].host == rank->host)
             sim_rank_wake(&world->ranks[i]);
 }
@@ -397,7 +397,7 @@ static void join_group(struct sim_rank *rank, uint32_t index, uint32_t self)
 
 /* ---- beginning and end ---- */
 
-/* Peers in the groups: all others, but in large worlds only those that some plan talks to. */
+/* Peers: all other ranks; in large worlds only those that some plan sends to or receives from. */
 static void add_peers(struct sim_rank *rank)
 {
     enum { LARGE = 64 };
@@ -453,7 +453,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
         for (uint32_t i = 0; i < scenario->groups[group].size; i++)
             if (scenario->groups[group].members[i] == id)
                 join_group(rank, group, i);
-    bool stuck = false; /* in the call it never makes: it may never hear that the others waited in vain */
+    bool stuck = false; /* in the call it never makes: the rank may never hear that the others waited in vain */
     for (uint32_t call = 0; call < scenario->call_count; call++) {
         struct sim_member *member = &rank->members[scenario->calls[call].group];
         bool involved = member->rank != NULL && sim_call_involves(&scenario->calls[call], member->group.rank);
@@ -474,7 +474,7 @@ void sim_rank_free(struct sim_rank *rank)
     const struct sim_scenario *scenario = rank->world->scenario;
     for (uint32_t call = 0; call < scenario->call_count; call++) {
         struct sim_operation *operation = &rank->operations[call];
-        cl_executor_destroy(operation->operation.executor); /* of those still in flight */
+        cl_executor_destroy(operation->operation.executor); /* of operations still in flight */
         if (operation->operation.plan != NULL)
             cl_operation_free(&operation->operation);
         if (operation->output != operation->input)

@@ -21,12 +21,12 @@ struct sim_operation {
     uint32_t call;
     uint32_t shape;
     enum sim_state state;
-    bool awaited; /* the world does not end before it */
-    int status;   /* once it ended */
+    bool awaited; /* the world waits for its end */
+    int status;   /* after the end */
     uint64_t called_ns, ended_ns;
     uint8_t *input, *output; /* the same for collectives in place */
     uint64_t input_bytes, output_bytes;
-    uint8_t *result; /* with a bound on loss, once it ended well: its output; see account.h */
+    uint8_t *result; /* the output of a partial operation that succeeded; see account.h */
 };
 
 struct sim_rank {
@@ -44,24 +44,24 @@ struct sim_rank {
     uint32_t starved;       /* the queue's packets since the last class with anything to send had a turn */
 
     struct sim_member *members;       /* by group */
-    struct cl_group *groups;          /* those of which it is a member */
-    uint32_t deaths;                  /* in the world's list: the first ones that it has seen */
+    struct cl_group *groups;          /* the groups it is a member of */
+    uint32_t deaths;                  /* entries of world.deaths it has seen */
     struct sim_operation *operations; /* by call */
     uint32_t next_call, in_flight;
-    uint64_t expected_bytes; /* to be received by the operations that succeeded */
-    uint8_t *specimen;       /* a packet that came, for forgers */
+    uint64_t expected_bytes; /* payload that the successful operations had to receive */
+    uint8_t *specimen;       /* the last received packet: material for forgers */
     uint32_t specimen_length;
 };
 
 void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id);
 void sim_rank_free(struct sim_rank *rank);
-/* A datagram has come to its socket. */
+/* A datagram has reached the socket. */
 void sim_rank_receive(struct sim_rank *rank, struct sim_datagram *datagram);
-/* Something happened that its engine is woken for: the turn comes as soon as it gets the CPU. */
+/* Wakes the engine: the turn comes as soon as the engine gets the CPU. */
 void sim_rank_wake(struct sim_rank *rank);
-/* Makes the calls whose time has come. */
+/* Makes the calls that are due. */
 void sim_rank_call(struct sim_rank *rank);
-/* Nothing of it runs until then. */
+/* No part of the rank runs before. */
 void sim_rank_pause(struct sim_rank *rank, uint64_t until_ns);
 void sim_rank_kill(struct sim_rank *rank);
 #endif

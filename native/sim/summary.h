@@ -1,5 +1,5 @@
 /*
- * Summary: what many runs did together, in numbers.
+ * Summary: counts over many runs.
  */
 #ifndef CL_SIM_SUMMARY_H
 #define CL_SIM_SUMMARY_H

@@ -1,6 +1,6 @@
 /*
- * Trace: what happens, in words, with the virtual time in front; and a fingerprint of it, which costs little and tells
- * two runs apart. Without a file nothing is written.
+ * Trace: the events of a run in words, with the virtual time in front, and their fingerprint, which costs little and
+ * tells two runs apart. Without a file nothing is written.
  */
 #ifndef CL_SIM_TRACE_H
 #define CL_SIM_TRACE_H
@@ -14,7 +14,7 @@
 struct sim_trace {
     FILE *file;
     const struct sim_clock *clock;
-    uint64_t origin_ns; /* the time that is printed as 0 */
+    uint64_t origin_ns; /* printed as 0 */
     uint64_t fingerprint;
 };
 
@@ -25,7 +25,7 @@ static inline bool sim_trace_on(const struct sim_trace *trace)
 
 /* One line. */
 __attribute__((format(printf, 2, 3))) void sim_trace_say(struct sim_trace *trace, const char *format, ...);
-/* One line about a datagram: `what` happened to it. */
+/* One line about a datagram; `what`: its fate. */
 void sim_trace_datagram(struct sim_trace *trace, const char *what, const char *where, uint32_t from, uint32_t to,
                         const uint8_t *bytes, uint32_t length);
 /* Adds to the fingerprint. */

@@ -21,7 +21,8 @@ static inline void add(void *target, const void *source, size_t count)
 
 static const struct cl_arithmetic ADDITION = {.element_bytes = 4, .reduce = add};
 
-/* As direct.all_reduce: per segment everybody sends the owners their shards, adds up its own, and sends that back. */
+/* As direct.all_reduce: per segment each rank sends the owners their shards, reduces its own shard, and sends it back.
+ */
 static inline cl_plan *all_reduce_plan(uint32_t rank, uint32_t segments)
 {
     uint32_t count = segments * STEPS_PER_SEGMENT, edges = 0, shard = SEGMENT_BYTES / HOSTS, next = 0;
@@ -87,7 +88,8 @@ static inline void completed(struct network_host *host, const struct cl_completi
     go_on(host->argument);
 }
 
-/* What several all-reduces in a row take, over what the links need for their payload: in percent. Frees the network. */
+/* Time the links need for the payload of several all-reduces over the time these take, in percent. Frees the network.
+ */
 static inline double efficiency(struct network *network, uint32_t bytes, double mbit_per_s)
 {
     static const uint16_t PEERS[HOSTS] = {0, 1, 2, 3};

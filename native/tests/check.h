@@ -1,5 +1,5 @@
 /*
- * The whole C test framework: a failed check prints where and lets the test go on; main ends with
+ * Check: the C test framework. A failed check prints its place and lets the test go on; main ends with
  * `return CHECK_REPORT();`. The counter is atomic, so checks may run on any thread.
  */
 #ifndef CL_TESTS_CHECK_H

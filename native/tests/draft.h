@@ -51,7 +51,7 @@ static inline void draft_lay_out(struct draft *draft)
     }
 }
 
-/* The plan as it was laid out, and perhaps spoilt since. */
+/* Creates the plan as laid out, with later changes by the test. */
 static inline int draft_create(const struct draft *draft, cl_plan **plan)
 {
     return cl_plan_create(draft->steps, draft->step_count, draft->successors, draft->edge_count, draft->rank,
@@ -66,7 +66,7 @@ static inline cl_plan *draft_finish(struct draft *draft)
     return draft_create(draft, &plan) == CL_OK ? plan : NULL;
 }
 
-/* Everybody sends all of its input to everybody, and adds up what comes: output = the sum of the inputs. */
+/* Each rank sends all of its input to each other rank, and sums: output = the sum of the inputs. */
 static inline cl_plan *draft_exchange(uint32_t rank, uint32_t world_size, uint64_t bytes)
 {
     struct draft draft = {.rank = rank, .world_size = world_size, .input_bytes = bytes, .output_bytes = bytes};
@@ -82,7 +82,7 @@ static inline cl_plan *draft_exchange(uint32_t rank, uint32_t world_size, uint64
     return draft_finish(&draft);
 }
 
-/* The same within a host: everybody stages its input, and adds up what the others staged. */
+/* The same within a host: each rank stages its input, and adds the inputs staged by the others. */
 static inline cl_plan *draft_host_exchange(uint32_t rank, uint32_t world_size, uint64_t bytes, uint64_t staging_bytes)
 {
     struct draft draft = {.rank = rank,

@@ -1,6 +1,6 @@
 /*
- * Transfers that may lose packets, over the virtual network of network.h: both ends must report the same missing
- * ranges, within the bound, and what is not missing must be there exactly once.
+ * Partial transfer: a message that may lose packets, over network.h. Both ends must report the same missing ranges,
+ * within the loss bound, and all other bytes must arrive exactly once.
  */
 #ifndef CL_TESTS_PARTIAL_TRANSFER_H
 #define CL_TESTS_PARTIAL_TRANSFER_H
@@ -99,7 +99,7 @@ static inline bool run_until_done(struct transfer *const *transfers, uint32_t co
     }
 }
 
-/* Returns how many packets are missing, after checking everything that must hold of a message that ended well. */
+/* Checks a message that succeeded; returns the number of its missing packets. */
 static inline uint32_t check_ended(const struct transfer *t)
 {
     const struct end *a = &t->sender, *b = &t->receiver;
@@ -131,7 +131,7 @@ static inline struct cl_qos may_lose(double loss_bound)
     return (struct cl_qos){.loss_bound = loss_bound};
 }
 
-/* `count` messages from each host to each other; returns how many packets are missing in all. */
+/* Sends `count` messages from each host to each other; returns the number of missing packets. */
 static inline uint32_t exchange(struct network *network, uint32_t count, uint32_t length, struct cl_qos qos)
 {
     enum { TRANSFERS_MAX = 512 };

@@ -1,5 +1,5 @@
-/* Executors: the order of their steps, what they wait for, and how they fail. Messages go over network.h; arrays are the
- * shared memory. */
+/* Executors: the order of their steps, what they wait for, and how they fail. Messages go over network.h; arrays are
+ * the shared memory. */
 #include "plan/executor.h"
 #include "protocol/packet.h"
 #include "tests/check.h"

@@ -1,6 +1,5 @@
 /*
- * A transfer: one message over the virtual network of network.h, as both sides see it; its bytes tell whether it came
- * whole, in order and once.
+ * Transfer: one message over network.h with a pattern of bytes that shows a missing, misplaced or repeated byte.
  */
 #ifndef CL_TESTS_TRANSFER_H
 #define CL_TESTS_TRANSFER_H
