@@ -128,7 +128,7 @@ PROOFS = {
         found(r"^(?P<packets>\d+) packets in", r"^(?P<findings>\d+) findings"),
         "{packets} packets, {findings} findings",
     ),
-    "strangers": Proof(
+    "attack": Proof(
         "Live all-reduce under attack: malformed, truncated, oversized, replayed, foreign and forged packets",
         ".venv/bin/python -m pytest -q tests/process/attack",
         found(PYTEST),
