@@ -16,19 +16,20 @@
 #include "group/group.h"
 
 enum {
-    LINGER_QUIET_US =
-        20000, /* at close: until no peer has needed an answer for so long, beyond the time it asks again */
-    LINGER_QUIETS_MAX = 15, /* but no longer than so many times that */
-    RECEIVE_BATCHES = 8,    /* between two looks at what may be sent */
-    SEND_BATCHES = 8,       /* between two looks at what has come */
+    /* The engine lingers at close until no peer has asked for an answer for this time, plus the time after which a peer
+     * asks again; */
+    LINGER_QUIET_US = 20000,
+    LINGER_QUIETS_MAX = 15, /* but for at most so many such times */
+    RECEIVE_BATCHES = 8,    /* received before the next send */
+    SEND_BATCHES = 8,       /* sent before the next receive */
     NAP_WINDOW_US = 2000,   /* over which the rate of arrivals is measured */
-    NAP_PACKETS_LEAST = 16, /* in such a window: a bulk transfer */
-    NAP_BATCH = 16,         /* packets to wait for */
-    NAP_LEAST_US = 60,      /* less is not worth a system call */
+    NAP_PACKETS_LEAST = 16, /* per window: fewer are no bulk transfer */
+    NAP_BATCH = 16,         /* packets that a nap waits for */
+    NAP_LEAST_US = 60,      /* a shorter nap is not worth a system call */
     NAP_MOST_US = 1000,
-    NAP_MOST_URGENT_US = 200, /* while urgent packets go, too, or may come */
+    NAP_MOST_URGENT_US = 200, /* while urgent packets are sent or expected */
     FOREVER_US = 1 << 30,
-    SLICE_NS = 100000, /* the least that Linux gives */
+    SLICE_NS = 100000, /* the shortest slice that Linux gives */
 };
 
 const char *cl_error_text(int code)
@@ -91,9 +92,9 @@ static void receive_datagram(void *context, const uint8_t *bytes, size_t length,
                         received_us == 0 || received_us > now ? now : received_us, now);
 }
 
-/* DSCP by priority, for switches with queues for it, from expedited forwarding over the assured classes down to the
- * scavengers' class; 4, the default, is best effort. A packet that may be lost is not ECN-capable, so that a switch
- * that would mark the others (RED with ECN) drops it first. */
+/* DSCP by priority, for switches with several queues: from expedited forwarding over the assured classes down to the
+ * scavengers' class; 4, the default, is best effort. A packet that may be lost is not ECN-capable: where a switch (RED
+ * with ECN) marks the others, it drops this one. */
 static uint8_t traffic_class_of(const struct cl_datagram *datagram)
 {
     static const uint8_t DSCP[] = {46, 34, 26, 18, 0, 0, 8, 8};
@@ -124,8 +125,9 @@ static bool flush_batch(struct cl_engine *engine)
     return true;
 }
 
-/* Returns false when the wire is full: poll for room. For the pacers all of it happens at one moment: where a system
- * call takes as long as a packet on the link, they would else always have one more to send, and nothing be received. */
+/* Returns false when the wire is full: poll for room. The pacers see one time for all of it. Where a system call takes
+ * as long as a packet on the link, a running clock would always allow one more packet, and the thread would never
+ * receive. */
 static bool send_packets(struct cl_engine *engine, bool *more)
 {
     uint64_t now = cl_now_us();
@@ -154,9 +156,9 @@ static void receive_packets(struct cl_engine *engine)
     engine->readable = 0;
 }
 
-/* In a bulk transfer every packet would wake the thread. When they come steadily it naps first, for as long as a batch
- * takes to come in; on fast networks that is no time at all, and with few packets it does not nap. Acknowledgements and
- * pacing are made for batches of this size. */
+/* How long the thread naps before it polls. In a bulk transfer every packet would wake it; so while packets come
+ * steadily it sleeps for as long as a batch takes to arrive. On fast networks that is no time at all. With few packets
+ * it does not nap. Acknowledgements and pacing are made for batches of this size. */
 static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
 {
     uint64_t passed = now_us - engine->arrivals_since_us;
@@ -172,7 +174,7 @@ static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
     return nap < NAP_LEAST_US ? 0 : (uint64_t)(nap > most ? most : nap);
 }
 
-/* Returns whether there were any: their operations can go on then. */
+/* Returns whether there was a completion: its operation can go on. */
 static bool take_completions(struct cl_engine *engine)
 {
     bool any = false;
@@ -246,7 +248,7 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     take_inbox(engine);
     if (engine->ports.wire != NULL)
         receive_packets(engine);
-    report_deaths(engine); /* after what they said last */
+    report_deaths(engine); /* after the last packets of the dead */
     if (engine->endpoint != NULL) {
         uint64_t now = cl_now_us();
         if (cl_endpoint_next_timeout(engine->endpoint) <= now)
@@ -291,7 +293,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->timer_fd, .events = POLLIN};
     nfds_t first_port = count;
-    uint32_t full_port = UINT32_MAX; /* room at another one would not help the first packet that waits */
+    uint32_t full_port = UINT32_MAX; /* the port of the first packet that waits: only room there helps */
     if (wire_full)
         full_port =
             engine->peers.links[engine->batch[engine->batch_first].peer][engine->batch[engine->batch_first].path].port;
@@ -339,8 +341,8 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     }
 }
 
-/* How long the slowest peer that misses an acknowledgement may be silent: it asks again after a probe timeout, and the
- * question needs its time, too. */
+/* The longest silence of a live peer that misses an acknowledgement: it asks again after a probe timeout, and its
+ * question takes time to arrive. */
 static uint64_t quiet_us(const struct cl_engine *engine)
 {
     return LINGER_QUIET_US + 2 * (uint64_t)cl_endpoint_slowest_us(engine->endpoint);
@@ -360,8 +362,8 @@ static void linger(struct cl_engine *engine)
     }
 }
 
-/* Asks for short time slices: the thread needs little at a time, but soon, on cores that it shares with training. Linux
- * 6.12 and later give a thread that asks for shorter ones its turn sooner, not more of the core; older ones ignore it.
+/* Asks for short time slices: on cores that it shares with training the thread needs little time, but soon. Linux 6.12
+ * and later give a thread with shorter slices its turn sooner, not more of the core; older kernels ignore the request.
  */
 static void ask_for_short_slices(void)
 {
@@ -374,7 +376,7 @@ static void ask_for_short_slices(void)
     } attributes = {.size = sizeof attributes};
     if (syscall(SYS_sched_getattr, 0, &attributes, (unsigned)sizeof attributes, 0u) != 0 ||
         attributes.policy != SCHED_OTHER)
-        return; /* somebody has chosen for us */
+        return; /* the user has chosen a policy */
     attributes.runtime_ns = SLICE_NS;
     (void)syscall(SYS_sched_setattr, 0, &attributes, 0u);
 }

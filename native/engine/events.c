@@ -39,7 +39,8 @@ void cl_events_push(struct cl_events *events, uint64_t token, int status)
             events->head = 0;
         }
     }
-    if (events->count < events->capacity) /* else no memory for 24 bytes: the waiter's timeout reports it */
+    if (events->count <
+        events->capacity) /* else there was no memory for 24 bytes: the waiter's timeout reports the loss */
         events->ring[(events->head + events->count++) % events->capacity] = (struct cl_event){token, status};
     pthread_cond_signal(&events->ready);
     pthread_mutex_unlock(&events->guard);

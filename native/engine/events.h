@@ -1,5 +1,5 @@
 /*
- * Events: the ends of operations whose caller asked to be told, in order, until Python's completion thread takes them.
+ * Events: a queue of ended operations, for callers that asked to be told. Python's completion thread takes them.
  */
 #ifndef CL_ENGINE_EVENTS_H
 #define CL_ENGINE_EVENTS_H
@@ -21,10 +21,10 @@ struct cl_events {
 void cl_events_init(struct cl_events *events);
 void cl_events_free(struct cl_events *events);
 void cl_events_push(struct cl_events *events, uint64_t token, int status);
-/* Waits for events and takes up to `capacity` of them; returns how many (0: the time is over), or CL_ECLOSED when they
- * were stopped and none is left. */
+/* Waits for events and takes up to `capacity` of them. Returns their number (0: the time is over), or CL_ECLOSED once
+ * the queue is stopped and empty. */
 int cl_events_take(struct cl_events *events, struct cl_event *out, uint32_t capacity, uint64_t timeout_us);
-/* From now on nobody waits. */
+/* Ends all waits, now and later. */
 void cl_events_stop(struct cl_events *events);
 
 #endif

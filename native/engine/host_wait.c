@@ -35,7 +35,7 @@ static int wait_for(struct cl_member *member, uint32_t index, uint32_t value, ui
     }
 reached:
     now = cl_now_us();
-    /* Capped, so that one late rank does not turn spinning off for long. */
+    /* Capped: one late rank must not turn spinning off for long. */
     uint64_t took = now - start > 4 * limit ? 4 * limit : now - start;
     member->spin_ewma_us = (7 * member->spin_ewma_us + took) / 8;
     return CL_OK;
@@ -55,7 +55,7 @@ static int run_plan(struct cl_member *member, struct cl_operation *operation)
             return status;
         }
         if (!cl_executor_awaits(operation->executor, 0, &rank, &value))
-            return CL_EINVAL; /* a plan that waits for nothing: cannot be, cl_plan_create saw to it */
+            return CL_EINVAL; /* a plan that waits for nothing; cl_plan_create refuses those */
         int status =
             wait_for(member, cl_host_queue_index(&member->group.host_queue, rank), value, operation->deadline_us);
         if (status != CL_OK)
@@ -75,10 +75,10 @@ int cl_host_wait_run(struct cl_member *member, struct cl_operation *operation)
         status = cl_group_start(group, operation, operation->submitted_us);
     if (status == CL_OK)
         status = run_plan(member, operation);
-    if (host && status == CL_OK) /* after a failure it would tell the others that all of the data is there */
+    if (host && status == CL_OK) /* only then: the post says that all data is there */
         cl_host_queue_end(&group->host_queue, &operation->turn);
     else if (host && status == CL_ECLOSED)
-        cl_host_abort(member->host, CL_EABORTED, group->rank); /* they wait for this rank, which is about to go */
+        cl_host_abort(member->host, CL_EABORTED, group->rank); /* this rank leaves, and the others wait for it */
     else if (status != CL_OK)
         cl_group_fail(group, status, UINT32_MAX);
     return status;

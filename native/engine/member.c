@@ -9,7 +9,7 @@
 
 _Static_assert(offsetof(struct cl_member, group) == 0, "cl_group is the member's address");
 
-/* ---- what the group asks for ---- */
+/* ---- the group's io: see group/io.h ---- */
 
 static void wake(void *context)
 {
@@ -35,8 +35,8 @@ static void request_bell(void *context, uint32_t index)
     cl_host_request_bell(member->host, index);
 }
 
-/* Whether the process of a neighbour has been stopped for as long as a rank of another host may be silent. The ranks
- * that wait look at it now and then; a stop whose end nobody saw does not count. */
+/* Whether the process of a neighbour has been stopped for the peer timeout, after which a silent rank of another host
+ * is lost, too. Waiting threads look at it now and then. After a long time without a look, the stop counts from now. */
 static bool is_frozen(struct cl_neighbour *neighbour, uint64_t timeout_us, uint64_t now_us)
 {
     uint64_t unseen_us = now_us - atomic_load(&neighbour->looked_us);
@@ -213,7 +213,7 @@ void cl_group_close(cl_group *group)
     struct cl_engine *engine = member->engine;
     int32_t open = CL_OK;
     atomic_compare_exchange_strong(&group->status, &open, CL_ECLOSED);
-    cl_host_wake_all(member->host); /* a calling thread that runs an operation must end it first */
+    cl_host_wake_all(member->host); /* ends the wait of a calling thread, which must leave first */
     while (atomic_load(&group->host_queue.taken))
         sched_yield();
     pthread_mutex_lock(&engine->core);
@@ -226,10 +226,10 @@ void cl_group_close(cl_group *group)
             break;
         }
     }
-    pthread_mutex_lock(&member->submitting); /* a thread that has just submitted is about to unlock it */
+    pthread_mutex_lock(&member->submitting); /* waits for a thread that has just submitted and still holds it */
     pthread_mutex_unlock(&member->submitting);
     pthread_mutex_unlock(&engine->core);
-    cl_engine_wake(engine); /* there may be something to tell the peers */
+    cl_engine_wake(engine); /* it may have an abort to send to the peers */
     free_member(member);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Member: this process in one group. It holds what the group itself has not: locks, the mapped memory of the host, and
- * the processes of the other ranks there.
+ * Member: this process in one group. A group (group/group.h) has no lock, thread or memory mapping; its member has
+ * them: the lock of submission, the mapped memory of the host, and the processes of the other ranks there.
  */
 #ifndef CL_ENGINE_MEMBER_H
 #define CL_ENGINE_MEMBER_H
@@ -12,11 +12,11 @@
 #include "group/group.h"
 #include "os/host.h"
 
-/* Another rank of this host, as seen by those that wait for it. */
+/* The process of another rank of this host. */
 struct cl_neighbour {
     int32_t pid;                 /* 0: not watched */
-    _Atomic uint64_t looked_us;  /* when somebody looked at its process last */
-    _Atomic uint64_t stopped_us; /* since when it is known to be stopped (SIGSTOP); 0: it runs */
+    _Atomic uint64_t looked_us;  /* the latest look at its state */
+    _Atomic uint64_t stopped_us; /* the first look that found it stopped (SIGSTOP); 0: it runs */
 };
 
 struct cl_member {
@@ -24,7 +24,7 @@ struct cl_member {
     struct cl_engine *engine;
     struct cl_host *host;
     struct cl_neighbour *neighbours; /* by local index */
-    pthread_mutex_t submitting;      /* the order of submission, and who may run operations in the host's memory */
+    pthread_mutex_t submitting;      /* makes the order of submission; guards entry to the host queue */
     uint64_t spin_us;
     uint64_t spin_ewma_us; /* how long recent waits of calling threads took */
 };

@@ -1,5 +1,5 @@
 /*
- * Opening and closing of an engine, and what it and its peers tell each other about themselves.
+ * Opening and closing of an engine; its addresses, its name in the job, and its peers.
  */
 #include "engine/engine.h"
 
@@ -32,7 +32,7 @@ static void free_engine(struct cl_engine *engine)
     free(engine);
 }
 
-/* Numbers the addresses; false when there are more of them than a peer can have paths. */
+/* Numbers the interfaces by address; false when there are more of them than a peer can have paths. */
 static bool number_interfaces(struct cl_engine *engine, const struct cl_engine_options *options)
 {
     uint32_t count = 0;

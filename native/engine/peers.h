@@ -1,5 +1,5 @@
 /*
- * Peers: the other processes of the job: how this one reaches them, and the ones of this host whose death it watches.
+ * Peers: the other processes of the job: the links to them, and a watch on those of this host.
  */
 #ifndef CL_ENGINE_PEERS_H
 #define CL_ENGINE_PEERS_H
@@ -19,7 +19,7 @@ struct cl_link {
 struct cl_watched {
     uint16_t peer;
     int32_t pid;
-    bool died; /* and its groups do not know yet */
+    bool died; /* its groups have not been told yet */
     int pidfd; /* -1: it is dead */
 };
 
@@ -30,7 +30,7 @@ struct cl_peers {
     uint32_t watched_count;
 };
 
-/* False: no memory. cl_peers_free also then. */
+/* False: no memory; cl_peers_free is needed all the same. */
 bool cl_peers_init(struct cl_peers *peers);
 void cl_peers_free(struct cl_peers *peers);
 
@@ -44,17 +44,17 @@ struct cl_new_peer {
     uint32_t packet_bytes;
     const uint8_t *key;
 };
-/* The ports of this process: which wire they belong to, and the number of each one's interface. */
+/* The ports of this process on its wire. */
 struct cl_ports {
     const struct cl_wire_type *wire_type;
     struct cl_wire *wire;
     uint32_t count;
-    uint32_t interfaces[CL_PORTS_MAX]; /* ports of one address share an interface */
+    uint32_t interfaces[CL_PORTS_MAX]; /* by port: the number of its interface; ports of one address share one */
 };
-/* Links the ports with those of the peer, and tells the endpoint. A known peer is accepted and stays as it is. */
+/* Links this process's ports with those of a peer, and adds the peer to the endpoint. A known peer stays as it is. */
 int cl_peers_add(struct cl_peers *peers, const struct cl_new_peer *new_peer, const struct cl_ports *ports,
                  struct cl_endpoint *endpoint);
-/* Watches a process, once. */
+/* Watches the process of a peer for its death. Watching it again changes nothing. */
 int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid);
 
 #endif

@@ -17,7 +17,8 @@ struct cl_submission {
     uint64_t token;
 };
 
-/* Zeroed but for its own fields; NULL: no memory. Freed by cl_operation_release, by both who refer to it. */
+/* The operation in it is yet to be made. NULL: no memory. The second cl_operation_release frees it: one is the
+ * caller's, the other that of cl_submission_end. */
 struct cl_submission *cl_submission_create(void);
 /* Frees a submission whose operation was never made. */
 void cl_submission_discard(struct cl_submission *submission);

@@ -1,12 +1,12 @@
 /*
- * Submission of operations, by any thread: to the engine, or run in the calling thread.
+ * Submit: how any thread starts an operation. The engine thread runs it, or the calling thread does.
  */
 #include "engine/clock.h"
 #include "engine/host_wait.h"
 
-enum { NOW_BYTES_MAX = 65536 /* a calling thread puts no more than this on the wire itself */ };
+enum { NOW_BYTES_MAX = 65536 /* the calling thread sends no more than this itself */ };
 
-/* Hands the operation over to the engine. `now`: the calling thread may do at once what there is to do. */
+/* Hands the operation over to the engine. `now`: the calling thread may take the engine's next turn itself. */
 static void submit(struct cl_member *member, struct cl_operation *operation, bool now)
 {
     struct cl_engine *engine = member->engine;
@@ -14,7 +14,7 @@ static void submit(struct cl_member *member, struct cl_operation *operation, boo
     bool news = cl_member_hand_over(member, operation);
     if (news && !now)
         cl_engine_wake(engine);
-    pthread_mutex_unlock(&member->submitting); /* and not a look at the group more: it may be closed now */
+    pthread_mutex_unlock(&member->submitting); /* the group may be closed and freed from here on */
     if (news && now)
         cl_engine_attend(engine);
 }
@@ -68,7 +68,7 @@ int cl_run(cl_group *group, const struct cl_operation_request *request)
         pthread_mutex_lock(&member->submitting);
         if (cl_host_queue_leave(&group->host_queue))
             cl_engine_wake(member->engine);
-        pthread_mutex_unlock(&member->submitting); /* and not a look at the group more: it may be closed now */
+        pthread_mutex_unlock(&member->submitting); /* the group may be closed and freed from here on */
     } else {
         status = cl_operation_wait(operation, 0);
     }

@@ -116,7 +116,7 @@ void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
 {
     int32_t open = CL_OK;
     uint32_t nobody = UINT32_MAX;
-    if (atomic_load(&group->status) == CL_OK) /* before the status: who sees that looks for the culprit */
+    if (atomic_load(&group->status) == CL_OK) /* before the status: readers that see the status read the culprit */
         atomic_compare_exchange_strong(&group->culprit, &nobody, culprit);
     if (!atomic_compare_exchange_strong(&group->status, &open, reason))
         return;
@@ -126,7 +126,7 @@ void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
 
 void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit)
 {
-    /* A lost peer or a mismatch is everybody's news; a timeout there is only an abort here. */
+    /* A lost peer or a mismatch is the reason on all ranks; a timeout elsewhere is an abort here. */
     bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH;
     cl_group_fail(group, shared ? reason : CL_EABORTED, culprit);
 }
@@ -193,7 +193,7 @@ static void tell_peers(struct cl_group *group, int reason, uint64_t now_us)
     uint16_t *peers = calloc(group->size, sizeof *peers);
     size_t count = 0;
     for (uint32_t rank = 0; peers != NULL && rank < group->size; rank++)
-        if (rank != group->rank) /* ranks of this host, too: their engines may be waiting for packets only */
+        if (rank != group->rank) /* of this host, too: their engines may wait for packets only */
             peers[count++] = group->peers[rank];
     if (count > 0)
         cl_endpoint_abort(group->endpoint, group->id, peers, count, reason,
@@ -201,7 +201,7 @@ static void tell_peers(struct cl_group *group, int reason, uint64_t now_us)
     free(peers);
 }
 
-/* An operation that is in no list any more has ended. */
+/* Ends an operation that has left the list. */
 static void end(struct cl_group *group, struct cl_operation *operation, int status, uint64_t now_us)
 {
     if (operation->plan->uses_host)
@@ -210,8 +210,8 @@ static void end(struct cl_group *group, struct cl_operation *operation, int stat
     group->io.ended(group->io.context, operation, status);
 }
 
-/* Ends every operation of the group, and tells the peers: of a failure always, of the group's closing only if they may
- * still wait for it. */
+/* Ends every operation of the group and tells the peers: always of a failure, of the group's closing only if operations
+ * are in flight, which the peers may wait for. */
 static void end_all(struct cl_group *group, int status, uint64_t now_us)
 {
     if (!group->announced && (status != CL_ECLOSED || group->first != NULL))

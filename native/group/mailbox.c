@@ -34,7 +34,7 @@ bool cl_mailbox_send(struct cl_mailbox *mailbox, uint32_t rank, uint32_t tag, ui
     return cl_tags_add(&mailbox->sent[rank], tag, messages);
 }
 
-/* False when it is to be from any source and there is no message yet. */
+/* False: the ticket is for any source, and no message is announced. */
 static bool bind(struct cl_mailbox *mailbox, struct cl_ticket *ticket)
 {
     if (ticket->source == CL_ANY_SOURCE) {
@@ -45,7 +45,7 @@ static bool bind(struct cl_mailbox *mailbox, struct cl_ticket *ticket)
         while (rank < mailbox->size && mailbox->peers[rank] != peer)
             rank++;
         if (rank == mailbox->size)
-            return false; /* of a stranger, who has no business in this group */
+            return false; /* the sender is no member of this group */
         ticket->source = rank;
     }
     ticket->index =
@@ -86,7 +86,7 @@ struct cl_ticket *cl_mailbox_next(struct cl_mailbox *mailbox)
             queue->first = ticket->next;
             if (!queue->first)
                 queue->last = &queue->first;
-            return ticket; /* an emptied queue goes when the ticket's receives have been posted */
+            return ticket; /* the next call removes an empty queue: the receives must be posted first */
         } else {
             at = &queue->next;
         }

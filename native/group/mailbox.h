@@ -1,13 +1,14 @@
 /*
- * Mailbox: one rank's point-to-point messages in one group: which name (see endpoint.h) each send and receive gets.
+ * Mailbox: names the point-to-point messages of one rank in one group (names: see endpoint.h).
  *
  * Messages of one sender, receiver and tag are received in the order in which they were sent. A receive from a given
- * rank knows its message's name at once, so what comes goes straight to its place. One from any source must wait until
- * a message has announced itself, and receives of the same tag that come after it wait behind it, for they must not
- * take what is its. Both get the next message of the rank they are bound to.
+ * rank knows the name of its message at once, so arriving bytes go straight to its memory. A receive from any source
+ * waits until a message has announced itself. Later receives of the same tag wait behind it, so that they do not take
+ * its message. A receive that is bound to a rank gets the next message of that rank.
  *
- * A transfer may be longer than a message can be: it takes several, one after the other, all of `limit` bytes but the
- * last, which is shorter, if need be empty. So the two ends never agree on a message while they disagree on the whole.
+ * A transfer longer than a message takes several messages, one after the other: each of `limit` bytes, and a last one
+ * that is shorter, perhaps empty. Two ends that disagree on the length of the transfer therefore disagree on the length
+ * of a message.
  */
 #ifndef CL_GROUP_MAILBOX_H
 #define CL_GROUP_MAILBOX_H
@@ -25,7 +26,7 @@ struct cl_ticket {
     struct cl_ticket *next;
 };
 
-/* The receives of one tag that wait: the first is from any source. */
+/* The waiting receives of one tag; the first is from any source. */
 struct cl_mailbox_queue {
     uint32_t tag;
     struct cl_ticket *first, **last;
@@ -38,7 +39,7 @@ struct cl_mailbox {
     uint32_t size;
     const uint16_t *peers;           /* rank -> peer id */
     struct cl_tags *sent;            /* by rank, once anything was sent */
-    struct cl_mailbox_queue *queues; /* NULL: nobody waits */
+    struct cl_mailbox_queue *queues; /* NULL: no receive waits */
 };
 
 /* `peers` must outlive the mailbox. */
@@ -55,13 +56,13 @@ static inline uint64_t cl_mailbox_messages(uint64_t length, uint32_t limit)
 
 /* Names the `messages` messages of a send: *index and those after it. False when there is no memory. */
 bool cl_mailbox_send(struct cl_mailbox *mailbox, uint32_t rank, uint32_t tag, uint32_t messages, uint32_t *index);
-/* CL_OK: the ticket is bound, and its receives must be posted before the mailbox is asked for anything else. CL_EAGAIN:
- * it waits, and cl_mailbox_next will return it. Else CL_ENOMEM. */
+/* CL_OK: the ticket is bound, and its receives must be posted before the next call to the mailbox. CL_EAGAIN: it waits,
+ * and cl_mailbox_next will return it. Else CL_ENOMEM. */
 int cl_mailbox_receive(struct cl_mailbox *mailbox, struct cl_ticket *ticket, uint64_t now_us);
-/* A ticket that waited and is bound now, to be posted likewise; NULL: there is none. Ask until then when packets have
- * come. */
+/* A ticket that waited and is bound now, to be posted before the next call; NULL: there is none. After packets have
+ * arrived, call it until it returns NULL. */
 struct cl_ticket *cl_mailbox_next(struct cl_mailbox *mailbox);
-/* Somebody waits for a message from any source, and nobody is left who could send it. */
+/* Whether a receive from any source waits while all other ranks are lost or silent. */
 bool cl_mailbox_deserted(const struct cl_mailbox *mailbox, uint64_t now_us);
 
 #endif

@@ -8,7 +8,7 @@ enum {
     MESSAGES_INLINE = 16,
 };
 
-/* A plan between ranks 0, this one, and 1, the other: so it does not depend on who that is. */
+/* A plan between rank 0, which is this one, and rank 1, the other. The plan does not depend on the other's rank. */
 static int make_plan(enum cl_step_kind kind, uint64_t length, cl_plan **plan)
 {
     uint64_t messages = cl_mailbox_messages(length, MESSAGE_LIMIT_BYTES);

@@ -1,8 +1,8 @@
 /*
- * Point-to-point operations: a plan of one send or receive between two, named by the group's mailbox.
+ * P2p: point-to-point operations: a plan of one send or receive between two ranks, named by the group's mailbox.
  *
- * They share nothing with the group's collectives but its fate: they have their own names (mailbox.h), are no part of
- * the order of submission, and any number of them is in flight at a time.
+ * They have their own names (mailbox.h) and no place in the group's order of submission. Any number of them is in
+ * flight at a time. They share only the group's failure with its collectives.
  */
 #ifndef CL_GROUP_P2P_H
 #define CL_GROUP_P2P_H

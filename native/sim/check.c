@@ -11,7 +11,7 @@
 #include "sim/memory.h"
 
 enum {
-    SCRIBBLE = 0xDB,       /* what callers write into their buffers once they have them back */
+    SCRIBBLE = 0xDB,       /* callers write it into their buffers after the end */
     LOOK_EVERY = 64,       /* turns between two looks at all peers of a rank */
     CONTROLS_MOST = 256,   /* control packets that wait for one peer */
     SENT_MOST = 1 << 16,   /* packets of a path that are remembered */
@@ -311,9 +311,9 @@ void sim_check_turn(struct sim_world *world, struct sim_rank *rank)
     }
 }
 
-/* ---- strangers ---- */
+/* ---- attackers ---- */
 
-static uint32_t make_stranger(struct sim_world *world, const struct sim_rank *rank, uint8_t *bytes)
+static uint32_t make_attack(struct sim_world *world, const struct sim_rank *rank, uint8_t *bytes)
 {
     struct sim_random *random = &world->random;
     uint32_t length = (uint32_t)sim_random_below(random, world->scenario->datagram_bytes + 1);
@@ -322,7 +322,7 @@ static uint32_t make_stranger(struct sim_world *world, const struct sim_rank *ra
             bytes[i] = (uint8_t)sim_random_next(random);
         return length;
     }
-    /* a packet of this job, but for one of the things that make it one */
+    /* a packet of this job with one field changed */
     memcpy(bytes, rank->specimen, rank->specimen_length);
     switch (sim_random_below(random, 5)) {
     case 0: /* tag */
@@ -331,18 +331,18 @@ static uint32_t make_stranger(struct sim_world *world, const struct sim_rank *ra
     case 1: /* another life of the job */
         bytes[30] ^= (uint8_t)sim_random_between(random, 1, 255);
         return rank->specimen_length;
-    case 2: /* a source that there is not */
+    case 2: /* an unknown source */
         cl_store_u16(bytes + 4, (uint16_t)sim_random_between(random, world->scenario->world, UINT16_MAX));
         return rank->specimen_length;
     case 3: /* cut off */
         return (uint32_t)sim_random_below(random, rank->specimen_length);
-    default: /* a path that there is not */
+    default: /* an unknown path */
         cl_store_u16(bytes + 28, (uint16_t)sim_random_between(random, world->scenario->paths, UINT16_MAX));
         return rank->specimen_length;
     }
 }
 
-void sim_check_stranger(struct sim_world *world, struct sim_rank *rank)
+void sim_check_attack(struct sim_world *world, struct sim_rank *rank)
 {
     struct cl_endpoint *endpoint = rank->endpoint;
     struct cl_endpoint_stats before = endpoint->stats;
@@ -350,25 +350,25 @@ void sim_check_stranger(struct sim_world *world, struct sim_rank *rank)
     uint32_t messages = endpoint->table.count;
     uint64_t timer_us = cl_endpoint_next_timeout(endpoint), now_us = sim_driver_now_us(&rank->driver);
     uint8_t *bytes = sim_new(world->scenario->datagram_bytes, 1);
-    uint32_t length = make_stranger(world, rank, bytes);
+    uint32_t length = make_attack(world, rank, bytes);
     cl_endpoint_receive(endpoint, bytes, length, false, now_us, now_us);
     free(bytes);
-    world->counts.strangers++;
+    world->counts.attacks++;
     if (endpoint->stats.packets_received != before.packets_received ||
         endpoint->stats.packets_unexpected != before.packets_unexpected ||
         endpoint->stats.packets_unexpected_dropped != before.packets_unexpected_dropped ||
         endpoint->stats.packets_duplicate != before.packets_duplicate ||
         endpoint->stats.payload_bytes_received != before.payload_bytes_received)
-        sim_world_fail(world, "rank %u takes a stranger's packet for one of its job", rank->id);
+        sim_world_fail(world, "rank %u takes an attacker's packet for one of its job", rank->id);
     if (endpoint->peers.urgent_last != urgent || endpoint->table.count != messages ||
         cl_endpoint_next_timeout(endpoint) != timer_us)
-        sim_world_fail(world, "rank %u is about to answer a stranger, or remembers it", rank->id);
+        sim_world_fail(world, "rank %u is about to answer an attacker, or remembers it", rank->id);
 }
 
 /* ---- the end ---- */
 
-/* When the last live member had made the call, or the fault was there, whichever is later: from then on the clock of
- * the peer timeout runs on every rank. */
+/* The later of the last call by a live member and the fault: from then on the clock of the peer timeout runs on every
+ * rank. */
 static uint64_t clock_starts_ns(const struct sim_world *world, uint32_t call)
 {
     const struct sim_scenario *scenario = world->scenario;
@@ -397,7 +397,8 @@ static void check_delay(struct sim_world *world, const struct sim_operation *ope
         from_ns = operation->called_ns;
         allowed_us = scenario->timeout_us;
     }
-    if (scenario->story == SIM_STORY_PARTITION) /* who still hears the others may have to wait for their silence */
+    if (scenario->story ==
+        SIM_STORY_PARTITION) /* a rank that still hears the others may have to wait until they fall silent */
         allowed_us *= 2;
     uint64_t until_ns = from_ns + allowed_us * 1000 + SLACK_NS;
     if (operation->status != CL_OK && operation->ended_ns > until_ns)
@@ -411,7 +412,7 @@ static bool is_scribbled(const uint8_t *buffer, uint64_t bytes)
     return bytes == 0 || (buffer[0] == SCRIBBLE && memcmp(buffer, buffer + 1, bytes - 1) == 0);
 }
 
-/* Who never made a call hears that it failed for the others. */
+/* A rank that never made a call hears that it failed for the others. */
 static void check_absent(struct sim_world *world)
 {
     for (uint32_t i = 0; i < world->scenario->fault_count; i++) {

@@ -212,7 +212,7 @@ MUTANTS = (
         "atomic_store(&queue->lost[i], false);",
     ),
     Mutant(
-        "blame nobody for a lost message",
+        "name no culprit for a lost message",
         "group/group.c",
         "cl_group_fail(group, completion->status, rank_of(group, completion->peer));",
         "cl_group_fail(group, completion->status, UINT32_MAX);",

@@ -463,7 +463,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
         world->unfinished += rank->operations[call].awaited;
     }
     for (uint32_t i = 0; i < scenario->fault_count && rank->specimen == NULL; i++)
-        if (scenario->faults[i].kind == SIM_FAULT_STRANGER && scenario->faults[i].a == id)
+        if (scenario->faults[i].kind == SIM_FAULT_ATTACK && scenario->faults[i].a == id)
             rank->specimen = sim_new(scenario->datagram_bytes, 1);
     sim_driver_wake(&rank->driver, world->clock.now_ns);
     sim_clock_schedule(&world->clock, &rank->due, world->clock.now_ns);

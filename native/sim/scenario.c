@@ -19,12 +19,12 @@ const char *sim_story_name(enum sim_story story)
 
 const char *sim_fault_name(enum sim_fault_kind kind)
 {
-    static const char *const NAMES[SIM_FAULTS] = {"pause",    "death", "down",   "cut",      "storm", "clog",
-                                                  "stranger", "late",  "absent", "mismatch", "abort"};
+    static const char *const NAMES[SIM_FAULTS] = {"pause",  "death", "down",   "cut",      "storm", "clog",
+                                                  "attack", "late",  "absent", "mismatch", "abort"};
     return NAMES[kind];
 }
 
-/* What is drawn from while drawing. */
+/* The state of drawing. */
 struct draw {
     struct sim_scenario *scenario;
     const struct sim_plans *plans;
@@ -133,9 +133,9 @@ static void draw_network(struct draw *draw)
     scenario->trunks = scenario->hosts > 2 && chance(draw, 0.15) && !clean;
     scenario->queue = chance(draw, 0.3) ? &sim_queue_type_priority : &sim_queue_type_droptail;
     scenario->queue_packets = (uint32_t)scale(draw, clean ? 100 : 4, 1000);
-    if (scenario->world > LARGE_WORLD) /* each rank may have a packet or two for every other one */
+    if (scenario->world > LARGE_WORLD) /* every rank may send a packet or two to every other one */
         scenario->queue_packets += 4 * scenario->world;
-    /* the questions and answers of a thousand peers alone are 5 Mbit/s; a host may have a fifth of the rate */
+    /* the probes and acknowledgements of a thousand peers take 5 Mbit/s; a host may have a fifth of the rate */
     double least_bps = scenario->world > LARGE_WORLD ? 1e8 : clean ? 1e8 : 2e7;
     double rate_bps = scale(draw, least_bps, 4e10), delay_ns = scale(draw, 2e3, clean ? 1e6 : 2e7);
     for (uint32_t i = 0; i < scenario->paths; i++) {
@@ -180,7 +180,7 @@ static void draw_endpoints(struct draw *draw)
         speed->wake_ns = (uint64_t)(scale(draw, 1e3, 1e6) * factor);
         speed->drift_ppm = (int64_t)below(draw, 201) - 100;
         speed->clock_us = sim_random_next(&draw->random) >> (18 + below(draw, 30));
-        if (chance(draw, 0.1)) /* the 32 bits that packets have of it wrap soon */
+        if (chance(draw, 0.1)) /* packets carry 32 bits of the clock, which wrap soon */
             speed->clock_us = (speed->clock_us | UINT32_MAX) - below(draw, 2000000);
     }
 }
@@ -227,7 +227,7 @@ static void draw_qos(struct draw *draw, struct sim_call *call, const struct sim_
     static const uint64_t DEADLINES_US[] = {0, 0, 1, 1000, 20000};
     call->dtype = sim_element_float(shape->itemsize, below(draw, 2));
     call->op = CL_SUM;
-    /* Sums that are scaled up to the number of ranks are rounded on the way: not those. */
+    /* No rescaled sums without average: they are rounded on the way. */
     call->qos = (struct cl_qos){.treatment = shape->average ? CL_RESCALE : (uint8_t)(chance(draw, 0.5) * CL_ZERO),
                                 .loss_bound = shape->loss_bound,
                                 .deadline_us = DEADLINES_US[below(draw, sizeof DEADLINES_US / sizeof *DEADLINES_US)],
@@ -270,7 +270,7 @@ static void draw_messages(struct draw *draw)
     struct sim_scenario *scenario = draw->scenario;
     struct sim_random random = sim_random_seeded(scenario->seed, 3);
     struct sim_call calls[SIM_MESSAGES_MAX];
-    /* A receive from any source notices the death of one of many only when others do, which takes longer. */
+    /* A receive from any source does not notice the death of one of several senders. */
     bool any_source = sim_story_must_succeed(scenario->story) || scenario->story == SIM_STORY_ABSENT ||
                       scenario->story == SIM_STORY_MISMATCH;
     struct sim_messages messages = {.calls = calls,
@@ -328,7 +328,7 @@ static struct sim_fault *add_fault(struct draw *draw, enum sim_fault_kind kind, 
     return fault;
 }
 
-/* Faults that must cost nothing but time, in any story. No silence of theirs comes near the peer timeout. */
+/* Faults that cost only time, in any story. Their silences stay well below the peer timeout. */
 static void draw_harmless(struct draw *draw, uint64_t span_ns)
 {
     struct sim_scenario *scenario = draw->scenario;
@@ -336,7 +336,7 @@ static void draw_harmless(struct draw *draw, uint64_t span_ns)
     if (sim_story_is_compared(scenario->story))
         return;
     bool fatal = !sim_story_must_succeed(scenario->story);
-    /* alone, a pause may be nearly as long as the timeout; on a bad network questions get lost, too */
+    /* a pause alone may nearly reach the timeout; on a bad network probes get lost as well */
     bool bad = scenario->noise.loss > 0.02 || scenario->noise.burst_begin > 0 || scenario->queue_packets < 50;
     bool storms = chance(draw, 0.25);
     double longest_ns = (storms || bad ? 0.6 : 0.95) * timeout_ns;
@@ -358,7 +358,7 @@ static void draw_harmless(struct draw *draw, uint64_t span_ns)
         clog->for_ns = (uint64_t)scale(draw, 1e6, 1e9);
     }
     for (uint64_t i = chance(draw, 0.3) ? 1 + below(draw, 4) : 0; i > 0; i--)
-        add_fault(draw, SIM_FAULT_STRANGER, span_ns)->amount = (double)(1 + below(draw, 8));
+        add_fault(draw, SIM_FAULT_ATTACK, span_ns)->amount = (double)(1 + below(draw, 8));
     /* path 0 always lives */
     for (uint64_t i = scenario->paths > 1 && chance(draw, 0.4) ? 1 + below(draw, 3) : 0; i > 0; i--) {
         struct sim_fault *fault = add_fault(draw, chance(draw, 0.5) ? SIM_FAULT_DOWN : SIM_FAULT_CUT, span_ns);
@@ -414,7 +414,7 @@ static void draw_mismatch(struct draw *draw, struct sim_fault *fault)
     fault->amount = shape;
 }
 
-/* What the story is about. */
+/* The fault of the story. */
 static void draw_plot(struct draw *draw, uint64_t span_ns)
 {
     struct sim_scenario *scenario = draw->scenario;
@@ -453,7 +453,7 @@ static void draw_plot(struct draw *draw, uint64_t span_ns)
         break;
     case SIM_STORY_ABSENT:
         aim_at_call(draw, add_fault(draw, SIM_FAULT_ABSENT, 0));
-        scenario->timeout_us = (uint64_t)scale(draw, 1e6, 2e7) + 11000000; /* longer than anybody else is late */
+        scenario->timeout_us = (uint64_t)scale(draw, 1e6, 2e7) + 11000000; /* longer than any late call */
         break;
     case SIM_STORY_MISMATCH:
         draw_mismatch(draw, add_fault(draw, SIM_FAULT_MISMATCH, 0));

@@ -1,8 +1,8 @@
 /*
- * Scenario: what a seed means: the ranks and their network, what they call and when, and what goes wrong. All of it is
- * drawn here, before anything runs, except which single packets suffer.
+ * Scenario: all that a seed decides before the run: ranks, network, calls with their times, faults. Only the noise of
+ * single packets is drawn later.
  *
- * A story says what may come of it. In the first ones every operation must succeed; in the others the ranks that live
+ * The story decides the allowed outcomes. In the first stories every operation must succeed. In the others live ranks
  * must get the right result or a typed error, in time.
  */
 #ifndef CL_SIM_SCENARIO_H
@@ -14,8 +14,8 @@
 
 enum sim_story {
     SIM_STORY_NOISE,     /* any mix of faults that must cost nothing but time */
-    SIM_STORY_PATH,      /* a path dies while another one lives, on a clean network: compared with a run without that */
-    SIM_STORY_LATE,      /* a rank calls late, and what comes for it meanwhile has no room: compared in the same way */
+    SIM_STORY_PATH,      /* one of several paths dies, on a clean network: compared with a run without the fault */
+    SIM_STORY_LATE,      /* a rank calls late, and early packets for it find no room: compared in the same way */
     SIM_STORY_LARGE,     /* many ranks, little noise */
     SIM_STORY_DEATH,     /* a rank dies */
     SIM_STORY_FROZEN,    /* a rank stops for longer than the peer timeout, and goes on */
@@ -43,7 +43,7 @@ enum sim_fault_kind {
     SIM_FAULT_CUT,      /* nothing gets from host `a` to host `b` on `path` */
     SIM_FAULT_STORM,    /* `amount` of all packets to host `a` get lost on `path` */
     SIM_FAULT_CLOG,     /* interface `path` of host `a` is `amount` times slower */
-    SIM_FAULT_STRANGER, /* rank `a` gets `amount` packets that are not from its job */
+    SIM_FAULT_ATTACK,   /* rank `a` gets `amount` packets from outside its job */
     SIM_FAULT_LATE,     /* rank `a` makes call `b` that much later */
     SIM_FAULT_ABSENT,   /* rank `a` never makes call `b` or any later one */
     SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape, or length: `amount` */

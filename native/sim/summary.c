@@ -20,7 +20,7 @@ static void add_counts(struct sim_summary *summary, const struct sim_world_count
     all->operations_ok += counts->operations_ok;
     all->messages_ok += counts->messages_ok;
     all->operations_failed += counts->operations_failed;
-    all->strangers += counts->strangers;
+    all->attacks += counts->attacks;
     all->turns += counts->turns;
     all->lost_bytes += counts->lost_bytes;
     for (int i = 0; i < SIM_FAULTS; i++)
@@ -85,9 +85,9 @@ void sim_summary_print(const struct sim_summary *summary, FILE *file)
     for (int i = 0; i < SIM_FAULTS; i++)
         fprintf(file, " %s %" PRIu64, sim_fault_name((enum sim_fault_kind)i), counts->faults[i]);
     fprintf(file,
-            "; %" PRIu64 " packets of strangers\nmost memory: %" PRIu64 " bytes of unexpected packets, %" PRIu64
+            "; %" PRIu64 " attack packets\nmost memory: %" PRIu64 " bytes of unexpected packets, %" PRIu64
             " in flight on a path\nlost within loss bounds: %" PRIu64 " bytes\nslowest seeds (events):",
-            counts->strangers, counts->most_unexpected_bytes, counts->most_flight_bytes, counts->lost_bytes);
+            counts->attacks, counts->most_unexpected_bytes, counts->most_flight_bytes, counts->lost_bytes);
     for (int i = 0; i < SIM_SLOWEST && summary->slowest[i].events > 0; i++)
         fprintf(file, " %" PRIu64 " (%" PRIu64 ")", summary->slowest[i].seed, summary->slowest[i].events);
     fputc('\n', file);

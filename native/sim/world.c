@@ -53,10 +53,10 @@ static void apply(struct sim_world *world, const struct sim_fault *fault, bool b
     case SIM_FAULT_CLOG:
         network->egress[at].slowdown = begin ? fault->amount : 1;
         break;
-    case SIM_FAULT_STRANGER:
+    case SIM_FAULT_ATTACK:
         if (begin && !world->ranks[fault->a].driver.dead)
             for (double i = 0; i < fault->amount; i++)
-                sim_check_stranger(world, &world->ranks[fault->a]);
+                sim_check_attack(world, &world->ranks[fault->a]);
         break;
     case SIM_FAULT_ABORT:
         if (!world->ranks[fault->a].driver.dead) {

@@ -1,6 +1,5 @@
 /*
- * World: one run of a scenario: the ranks, the network between them, the faults when their time comes, and the first
- * invariant that broke.
+ * World: one run of a scenario: ranks, the network between them, faults at their times, and the first broken invariant.
  */
 #ifndef CL_SIM_WORLD_H
 #define CL_SIM_WORLD_H
@@ -15,9 +14,9 @@ struct sim_world_group {
     uint32_t *place_of; /* by group rank: its host's place */
 };
 
-/* What one call is about, for all ranks. */
+/* The data of one call, for all ranks. */
 struct sim_work {
-    uint8_t **inputs; /* by group rank: as they were when it was called */
+    uint8_t **inputs; /* by group rank: at the time of the call */
     uint8_t *reduced; /* over all ranks; made when first asked for */
 };
 
@@ -29,7 +28,7 @@ struct sim_world_fault {
 };
 
 struct sim_world_counts {
-    uint64_t operations_ok, messages_ok, operations_failed, faults[SIM_FAULTS], strangers, turns;
+    uint64_t operations_ok, messages_ok, operations_failed, faults[SIM_FAULTS], attacks, turns;
     uint64_t most_unexpected_bytes, most_flight_bytes;
     uint64_t lost_bytes; /* contributions not counted, within their bounds */
 };
@@ -54,8 +53,8 @@ struct sim_world {
     char failure[512]; /* the first broken invariant; empty: none */
 };
 
-/* Runs the scenario to its end or to the first broken invariant. `calm`: but without its faults. With a file, what
- * happens is written there. */
+/* Runs the scenario to its end or to the first broken invariant. `calm`: without its faults. `trace`: a file for every
+ * event, or NULL. */
 void sim_world_run(struct sim_world *world, const struct sim_scenario *scenario, struct sim_plans *plans, bool calm,
                    FILE *trace);
 void sim_world_free(struct sim_world *world);

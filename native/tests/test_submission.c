@@ -1,4 +1,4 @@
-/* Operations: how a caller learns that one has ended. */
+/* Submission: how a caller learns that an operation has ended. */
 #include "tests/world.h"
 
 static void test_events(void)
@@ -31,7 +31,7 @@ static void test_events(void)
     close_world(&world);
 }
 
-/* Who has waited for an operation need not wait for an event, however close on its end it asks. */
+/* A caller that has waited for an operation gets no event for it, however close to its end it asks. */
 static void test_no_event_after_the_wait(void)
 {
     struct world world = open_world(1, "none", 0);
@@ -52,7 +52,7 @@ static void test_no_event_after_the_wait(void)
     close_world(&world);
 }
 
-/* More events than the ring begins with, and events that nobody takes before the engine closes. */
+/* The ring of events grows, and the engine closes while events are left in it. */
 static void test_many_events(void)
 {
     enum { CALLS = 700 };
