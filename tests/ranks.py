@@ -18,13 +18,18 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
+from tests import ROOT
 
 TIMEOUT_S = 60.0
 _PORT = "RANKS_STORE_PORT"
@@ -129,6 +134,22 @@ def store() -> dist.Store:
     if _kept is not None:
         return _kept
     return dist.TCPStore("127.0.0.1", int(os.environ[_PORT]), None, False, timedelta(seconds=30))
+
+
+def script_environ(**more: str) -> dict[str, str]:
+    """The environment of a script that imports this checkout, wherever it is."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def torchrun(script: Path, *arguments: str, restarts: int = 0, **environ: str) -> str:
+    """Runs a script as two ranks of torchrun; returns their output."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [f"--max-restarts={restarts}", str(script), *arguments]
+    environment = script_environ(**environ)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 @contextlib.contextmanager

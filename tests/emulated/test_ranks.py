@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.ranks import script_environ
 
 pytestmark = pytest.mark.needs_root
 
@@ -21,7 +21,7 @@ def emulate(tmp_path: Path, scenario: str, *command: str, options: tuple[str, ..
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = script_environ()
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
 
 
@@ -93,7 +93,7 @@ def test_events_are_told(tmp_path: Path) -> None:
 
 def test_a_killed_emulation_takes_its_ranks_along_and_clean_removes_the_rest(tmp_path: Path) -> None:
     command = emulate(tmp_path, "hosts = 2", "sh", "-c", "echo $$; exec sleep 1000")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = script_environ()
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as emulation:
         assert emulation.stdout is not None
         ranks = [int(emulation.stdout.readline().split()[1]) for _ in range(2)]
@@ -110,7 +110,7 @@ def test_a_killed_emulation_takes_its_ranks_along_and_clean_removes_the_rest(tmp
 
 def test_a_terminated_emulation_leaves_nothing(tmp_path: Path) -> None:
     command = emulate(tmp_path, "hosts = 1", "sh", "-c", "echo ready; sleep 1000 & wait")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = script_environ()
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as emulation:
         assert emulation.stdout is not None
         assert emulation.stdout.readline() == "[0] ready\n"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,7 +14,7 @@ import torch.distributed as dist
 
 import commlayer
 from commlayer.frontend.backend import CommProcessGroup
-from tests import ROOT, conformance, ranks
+from tests import conformance, ranks
 
 SHM = {"COMMLAYER_SHM": "1"}
 UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
@@ -189,11 +186,6 @@ def test_torchrun(tmp_path: Path) -> None:
     """Its Store outlives the process groups of the job, keys and all."""
     job = tmp_path / "job.py"
     job.write_text(TORCHRUN_JOB)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(job)]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    output = ranks.torchrun(job)
     # Counted, not compared: the lines of the two processes may run into each other.
-    assert [ended.stdout.count(line) for line in ("life 0: 2.0", "life 1: 4.0")] == [2, 2], ended.stdout
+    assert [output.count(line) for line in ("life 0: 2.0", "life 1: 4.0")] == [2, 2], output

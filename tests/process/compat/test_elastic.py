@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests import ROOT
+from tests import ranks
 
 JOB = """
 import os, signal, sys
@@ -36,13 +33,7 @@ print(f"rank {rank} attempt {attempt} from {start}", flush=True)
 def test_a_killed_worker_is_restarted(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(JOB, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environ = {**os.environ, "PYTHONPATH": path, "COMMLAYER_PEER_TIMEOUT_S": "2"}
-    ended = subprocess.run(
-        [*command, str(job), str(tmp_path / "checkpoint")],
-        env=environ, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    checkpoint = str(tmp_path / "checkpoint")
+    output = ranks.torchrun(job, checkpoint, restarts=2, COMMLAYER_PEER_TIMEOUT_S="2")
     lines = [f"rank {rank} attempt 1 from 3" for rank in range(2)]
-    assert [ended.stdout.count(line) for line in lines] == [1, 1], ended.stdout + ended.stderr
+    assert [output.count(line) for line in lines] == [1, 1], output

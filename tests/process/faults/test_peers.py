@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests import ROOT, ranks
+from tests import ranks
 
 from .scene import (
     PEER_TIMEOUT_S,
@@ -224,10 +223,9 @@ def test_an_uncaught_error_ends_a_training_script_with_1(tmp_path: Path, shm: st
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     processes = []
     for rank in range(2):
-        environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        environ |= {"COMMLAYER_SHM": shm, "COMMLAYER_IFNAME": "lo"}
-        environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
+        environ = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "COMMLAYER_SHM": shm, "COMMLAYER_IFNAME": "lo"}
+        environ = ranks.script_environ(**environ)
         processes.append(
             subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE, text=True)
         )
