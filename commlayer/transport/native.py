@@ -162,7 +162,7 @@ class Engine:
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
-        names = [ffi.new("char[]", each.encode()) for each in (wire or config.wire, "delay", config.ofi_provider)]
+        names = [ffi.new("char[]", each.encode()) for each in (wire or config.wire, config.ofi_provider)]
         options = ffi.new(
             "struct cl_engine_options *",
             {
@@ -170,13 +170,12 @@ class Engine:
                 "addresses": ffi.cast("const char *const *", array),
                 "address_count": len(ports),
                 "datagram_bytes": self._datagram_bytes(),
-                "congestion": names[1],
                 "unexpected_limit_bytes": UNEXPECTED_LIMIT_BYTES,
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
                 "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
                 "mem_loss_ppm": round(loss * 1e6),
                 "dscp": config.dscp,
-                "ofi_provider": names[2],
+                "ofi_provider": names[1],
             },
         )
         out = ffi.new("cl_engine **")

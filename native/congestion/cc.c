@@ -1,20 +1,204 @@
+/*
+ * delay: keeps the queues on the way short. After Swift (Kumar et al., SIGCOMM 2020): additive increase while packets
+ * spend less than a target in them, multiplicative decrease in proportion to the excess at most once per round trip,
+ * slow start by doubling until a queue appears.
+ *
+ * What differs, and why:
+ *  - The target is milliseconds, not tens of microseconds: engine threads share their cores with training and sleep for
+ *    milliseconds, so packets come in bursts and a queue of that length is nothing to worry about.
+ *  - Loss is taken for what it is on a lossy link, and does not slow us, unless loss_trial.h says that a buffer is
+ * full: then it is shallower than the target. The window shrinks, and so does the target.
+ *  - Where several hosts send to one, the receiver tells what is everyone's share (ingress.h). Whoever has to slow down
+ *    goes there at once, and whoever finds no queue comes up to it at once.
+ */
 #include "congestion/cc.h"
+#include "congestion/pacer.h"
 
-#include <stddef.h>
-#include <string.h>
+enum {
+    WINDOW_PACKETS_START = 32,
+    WINDOW_PACKETS_MIN = 2,
+    WINDOW_PACKETS_MAX = 1 << 16,
+    WINDOW_PACKETS_SILENT = 8, /* in flight at least towards a peer that does not answer */
+    TARGET_US = 4000,
+    TARGET_PACKETS = 8, /* on slow links a packet alone takes long */
+    TARGET_MIN_US = 500,
+    SILENT_PTOS = 3,
+    SHARE_CALM_ROUNDS = 16,
+    PACED_US = 4000,    /* round trips, and */
+    PACED_PACKETS = 64, /* longer than these take: slow links always show some queue of their own */
+    PACED_BURST_US = 1000,
+    SHARE_HOSTS_US = 1000, /* what hosts take to answer */
+};
 
-static const struct cl_cc_type *const TYPES[] = {&cl_cc_type_delay, &cl_cc_type_fixed};
+static const double INCREASE_PACKETS = 1; /* per round near the target, up to */
+static const double INCREASE_FAR = 8;     /* times that far below it */
+static const double DECREASE = 0.8;
+static const double DECREASE_MAX = 0.5;
+static const double SHARE_GAIN = 0.25;
+static const double SHARE_GAIN_MIN = 0.75;
+static const double SHARE_SURE = 0.8;
+static const double PACE_GAIN = 1.25;
+static const double PACE_SLOW_START = 2;
+static const double MARKED_GAIN = 1.0 / 16;
+static const double SHARE_CALM = 0.125; /* of the target: no queue to speak of */
 
-const struct cl_cc_type *cl_cc_find(const char *name)
+static void set_window(struct cl_cc *cc, double window)
 {
-    for (size_t i = 0; name && i < sizeof(TYPES) / sizeof(TYPES[0]); i++)
-        if (strcmp(TYPES[i]->name, name) == 0)
-            return TYPES[i];
-    return NULL;
+    double least = (double)WINDOW_PACKETS_MIN * cc->packet_bytes;
+    double most = (double)WINDOW_PACKETS_MAX * cc->packet_bytes;
+    cc->window = (uint64_t)(window < least ? least : window > most ? most : window);
 }
 
-void cl_cc_init(struct cl_cc *cc, const struct cl_cc_type *type, uint32_t packet_bytes, uint64_t fixed_rate)
+void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes)
 {
-    *cc = (struct cl_cc){.type = type, .packet_bytes = packet_bytes, .rate = fixed_rate};
-    type->init(cc);
+    *cc = (struct cl_cc){.packet_bytes = packet_bytes, .slow_start = true, .target_us = TARGET_US};
+    set_window(cc, (double)WINDOW_PACKETS_START * cc->packet_bytes);
+}
+
+static double target_of(const struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    double target_us = cc->target_us, least_us = (double)TARGET_PACKETS * sample->packet_us;
+    return target_us < least_us ? least_us : target_us;
+}
+
+static double lesser(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static void overflowed(struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    uint32_t target_us = cc->queue_us * 3 / 4;
+    cc->target_us = target_us < TARGET_MIN_US ? TARGET_MIN_US : target_us < TARGET_US ? target_us : TARGET_US;
+    cc->slow_start = false;
+    cc->decrease_after = sample->next;
+    cc->window_before = (double)cc->window;
+    cc->sharing = sample->crowded;
+    set_window(cc, (1 - CL_LOSS_TRIAL_CUT) * (double)cc->window);
+}
+
+static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    bool cut = cc->round_end < cc->decrease_after; /* this round, or most of it, was sent before the cut */
+    double target_us = target_of(cc, sample);
+    cc->round_end = sample->next;
+    double part = cc->marked < cc->acked ? (double)cc->marked / cc->acked : 1;
+    if (cc->marked || cc->marked_part > 0)
+        cc->marked_part += MARKED_GAIN * (part - cc->marked_part);
+    cc->acked = cc->marked = 0;
+    cc->calm_rounds = cc->queue_us < target_us * SHARE_CALM ? cc->calm_rounds + 1 : 0;
+    if (cc->calm_rounds > SHARE_CALM_ROUNDS || !sample->crowded)
+        cc->sharing = false;
+    if (cut) {
+        cl_loss_trial_skip(&cc->loss_trial);
+        return;
+    }
+    bool queued = cc->queue_us > target_us / 2 || sample->crowded;
+    enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(&cc->loss_trial, queued);
+    if (verdict == CL_LOSS_TRIAL_FULL) {
+        overflowed(cc, sample);
+    } else if (verdict == CL_LOSS_TRIAL_LOSSY) {
+        cc->target_us = TARGET_US;
+        if (cc->window_before > (double)cc->window)
+            set_window(cc, cc->window_before);
+    } else if (cc->target_us < TARGET_US) {
+        uint32_t grown_us = cc->target_us + cc->target_us / 64 + 1;
+        cc->target_us = grown_us < TARGET_US ? grown_us : TARGET_US;
+    }
+}
+
+/* One of several senders to a port. All of them see the same queue, and differ from equal shares by the same factor. */
+static void keep_share(struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    double target_us = target_of(cc, sample);
+    double gain = 1 + SHARE_GAIN * (target_us - cc->queue_us) / target_us;
+    gain = gain < SHARE_GAIN_MIN ? SHARE_GAIN_MIN : gain;
+    double burst_us = target_us / 2 < SHARE_HOSTS_US ? SHARE_HOSTS_US : target_us / 2;
+    double rate = gain * (double)sample->share, burst = rate * burst_us / 1e6, least = 2.0 * cc->packet_bytes;
+    cc->rate = (uint64_t)rate + 1;
+    cc->burst = (uint64_t)(burst < least ? least : burst);
+    set_window(cc, rate * (sample->base_us + SHARE_HOSTS_US + 2 * target_us) / 1e6);
+}
+
+/* What the port has for us for sure: a window as large never fills its queue. */
+static double share_of(const struct cl_cc_sample *sample)
+{
+    return SHARE_SURE * (double)sample->share * sample->base_us / 1e6;
+}
+
+/* Over long ways a window sent at once is more than the queues on the way hold. Over short ones hosts that sleep and
+ * acknowledgements for batches matter more, and the window is small. */
+static void pace(struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    cc->rate = 0;
+    if (sample->base_us < PACED_US + PACED_PACKETS * sample->packet_us)
+        return;
+    double gain = cc->slow_start ? PACE_SLOW_START : PACE_GAIN;
+    double rate = gain * (double)cc->window * 1e6 / (sample->base_us + cc->queue_us);
+    double burst = rate * PACED_BURST_US / 1e6, least = (double)CL_PACER_BURST_PACKETS * cc->packet_bytes;
+    cc->rate = (uint64_t)rate + 1;
+    cc->burst = (uint64_t)(burst < least ? least : burst);
+}
+
+void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
+{
+    cl_loss_trial_count(&cc->loss_trial, sample->packets, 0);
+    if (sample->timed)
+        cc->queue_us = (3 * cc->queue_us + sample->queue_us) / 4;
+    cc->acked += sample->packets;
+    cc->marked += sample->marked;
+    if (sample->marked && cc->marked_part == 0)
+        cc->marked_part = 1; /* carefully, until it is known how many */
+    if (sample->largest >= cc->round_end)
+        end_round(cc, sample);
+
+    double window = (double)cc->window, queue_us = cc->queue_us, target_us = target_of(cc, sample);
+    if (queue_us > target_us / 2)
+        cc->slow_start = false;
+    if (sample->crowded && queue_us > target_us / 2)
+        cc->sharing = true;
+    if (cc->sharing) {
+        if (sample->crowded && sample->timed)
+            keep_share(cc, sample);
+        return;
+    }
+    if (sample->marked) {
+        cc->slow_start = false;
+        if (sample->largest < cc->decrease_after)
+            return;
+        window *= 1 - cc->marked_part / 2;
+        cc->decrease_after = sample->next;
+    } else if (queue_us > target_us) {
+        if (sample->largest < cc->decrease_after)
+            return;
+        double part = DECREASE * (queue_us - target_us) / queue_us;
+        window *= 1 - lesser(part, DECREASE_MAX);
+        cc->decrease_after = sample->next;
+    } else if (!sample->limited || cc->loss_trial.trial) {
+        /* not because of the window, or to see what its cut has done */
+    } else if (cc->slow_start || (queue_us < target_us / 2 && window < share_of(sample))) {
+        window += (double)sample->bytes;
+    } else {
+        /* carefully while a buffer is known to be shallow */
+        double far = (INCREASE_FAR - 1) * (1 - queue_us / target_us) * cc->target_us / TARGET_US;
+        window += INCREASE_PACKETS * (1 + far) * cc->packet_bytes * (double)sample->bytes / window;
+    }
+    set_window(cc, window);
+    pace(cc, sample);
+}
+
+void cl_cc_on_lost(struct cl_cc *cc, uint32_t packets)
+{
+    cl_loss_trial_count(&cc->loss_trial, 0, packets);
+}
+
+void cl_cc_on_pto(struct cl_cc *cc, uint32_t count)
+{
+    /* One or two may be a peer that sleeps. From then on assume the worst, slowly: the window also bounds what is sent
+     * into the void. */
+    double halved = (double)cc->window / 2;
+    if (count >= SILENT_PTOS && halved >= (double)WINDOW_PACKETS_SILENT * cc->packet_bytes) {
+        cc->slow_start = true; /* and back up quickly, should the peer wake up */
+        set_window(cc, halved);
+    }
 }

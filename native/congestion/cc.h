@@ -1,8 +1,6 @@
 /*
- * Congestion control of one path: how much of it may be in flight, and how fast it leaves. The kinds are const vtables
- * with a name; their state is a union in struct cl_cc. Bytes are those of datagrams, header included.
- *
- * What all paths of an interface share, its own queue, is not their business: see egress.h.
+ * Congestion control of one path: how much of it may be in flight, and how fast it leaves. Bytes are those of
+ * datagrams, header included. The queue of the interface, which all its paths share, is the business of egress.h.
  */
 #ifndef CL_CONGESTION_CC_H
 #define CL_CONGESTION_CC_H
@@ -11,8 +9,6 @@
 #include <stdint.h>
 
 #include "congestion/loss_trial.h"
-
-struct cl_cc;
 
 /* What one acknowledgement says. */
 struct cl_cc_sample {
@@ -30,16 +26,13 @@ struct cl_cc_sample {
     bool crowded;       /* more hosts send to that port than we have receivers: it is the narrow place, not ours */
 };
 
-struct cl_cc_type {
-    const char *name;
-    bool shares_egress; /* wants the common pacer of egress.h */
-    void (*init)(struct cl_cc *cc);
-    void (*on_acked)(struct cl_cc *cc, const struct cl_cc_sample *sample);
-    void (*on_lost)(struct cl_cc *cc, uint32_t packets);
-    void (*on_pto)(struct cl_cc *cc, uint32_t count); /* timeouts in a row */
-};
+struct cl_cc {
+    uint32_t packet_bytes; /* of a full packet */
+    uint64_t window;       /* bytes that may be in flight */
+    uint64_t rate;         /* bytes per second for the path's pacer; 0: not paced */
+    uint64_t burst;        /* of that pacer */
+    uint32_t queue_us;     /* sample.queue_us, smoothed */
 
-struct cl_cc_delay {
     bool slow_start;
     uint32_t target_us;
     uint64_t round_end;      /* the round ends when this number is acknowledged */
@@ -52,22 +45,9 @@ struct cl_cc_delay {
     struct cl_loss_trial loss_trial;
 };
 
-struct cl_cc {
-    const struct cl_cc_type *type;
-    uint32_t packet_bytes; /* of a full packet */
-    uint64_t window;       /* bytes that may be in flight */
-    uint64_t rate;         /* bytes per second for the path's pacer; 0: not paced */
-    uint64_t burst;        /* of that pacer */
-    uint32_t queue_us;     /* sample.queue_us, smoothed */
-    struct cl_cc_delay delay;
-};
-
-extern const struct cl_cc_type cl_cc_type_delay;
-extern const struct cl_cc_type cl_cc_type_fixed;
-
-/* NULL when there is no such type. */
-const struct cl_cc_type *cl_cc_find(const char *name);
-/* fixed_rate: bytes per second, for cl_cc_type_fixed. */
-void cl_cc_init(struct cl_cc *cc, const struct cl_cc_type *type, uint32_t packet_bytes, uint64_t fixed_rate);
+void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes);
+void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample);
+void cl_cc_on_lost(struct cl_cc *cc, uint32_t packets);
+void cl_cc_on_pto(struct cl_cc *cc, uint32_t count); /* timeouts in a row */
 
 #endif

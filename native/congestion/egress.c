@@ -58,10 +58,9 @@ static void set_rate(struct cl_egress *egress, uint64_t now_us)
                  now_us);
 }
 
-void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes)
+void cl_egress_init(struct cl_egress *egress, uint32_t datagram_bytes)
 {
-    *egress = (struct cl_egress){.controlled = controlled,
-                                 .startup = true,
+    *egress = (struct cl_egress){.startup = true,
                                  .datagram_bytes = datagram_bytes + CL_EGRESS_OVERHEAD_BYTES,
                                  .depth_us = DEPTH_MAX_US,
                                  .epoch_queue_us = UINT32_MAX};
@@ -88,7 +87,7 @@ void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class,
 uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {
     bool borrows = cl_egress_urgent(egress, class, now_us) && egress->borrowed < egress->pacer.burst;
-    return egress->controlled ? cl_pacer_ready_us(&egress->pacer, borrows, now_us) : now_us;
+    return cl_pacer_ready_us(&egress->pacer, borrows, now_us);
 }
 
 struct cl_egress_snapshot cl_egress_snapshot(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
@@ -196,8 +195,6 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
                              const struct cl_egress_sample *sample, uint64_t now_us)
 {
     uint32_t queue_us = sample->crowded ? 0 : sample->queue_us;
-    if (!egress->controlled)
-        return sample->queue_us;
     bool overtakes = cl_egress_urgent(egress, sample->class, now_us);
     /* The link is busy as long as each packet leaves before the one before it is through. */
     if (!sample->overtaken && !overtakes) {

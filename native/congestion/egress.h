@@ -43,7 +43,6 @@ enum {
 };
 
 struct cl_egress {
-    bool controlled; /* false: no limit */
     bool startup;    /* doubling until a queue appears */
     bool waited_for; /* peers are blocked until the pacer lets go */
     bool marked;     /* switches beyond it mark packets (ECN) */
@@ -98,7 +97,7 @@ struct cl_egress_view {
     uint8_t started;                           /* bit c: start[c] is one */
 };
 
-void cl_egress_init(struct cl_egress *egress, bool controlled, uint32_t datagram_bytes);
+void cl_egress_init(struct cl_egress *egress, uint32_t datagram_bytes);
 
 /* Data of this class goes, while first_class is the most urgent one that has any. */
 void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us);

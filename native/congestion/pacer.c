@@ -52,10 +52,3 @@ void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes)
     if (pacer->rate)
         pacer->tokens -= (int64_t)bytes * MILLION;
 }
-
-uint64_t cl_pacer_burst(uint64_t rate, uint32_t packet_bytes)
-{
-    uint64_t timed = rate * CL_PACER_BURST_US / (uint64_t)MILLION;
-    uint64_t least = (uint64_t)CL_PACER_BURST_PACKETS * packet_bytes;
-    return timed > least ? timed : least;
-}

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { CL_PACER_BURST_US = 4000, CL_PACER_BURST_PACKETS = 10 };
+enum { CL_PACER_BURST_PACKETS = 10 /* the least burst that is in use */ };
 
 struct cl_pacer {
     uint64_t rate;  /* bytes per second; 0: no limit */
@@ -30,8 +30,5 @@ uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us)
 /* Nothing was held back for as long as a burst takes, when cl_pacer_ready_us was last asked. */
 bool cl_pacer_is_full(const struct cl_pacer *pacer);
 void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
-
-/* The usual burst for a rate: CL_PACER_BURST_US of it, but at least CL_PACER_BURST_PACKETS. */
-uint64_t cl_pacer_burst(uint64_t rate, uint32_t packet_bytes);
 
 #endif

@@ -29,7 +29,6 @@ struct cl_engine {
     uint64_t sleeps_until_us; /* (core) */
     char bell[CL_BELL_BYTES];
     struct cl_engine_options options;
-    char congestion[16];
     /* network (core) */
     struct cl_ports ports; /* without a wire: shared memory only */
     struct cl_endpoint *endpoint;

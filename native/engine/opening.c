@@ -74,8 +74,7 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
 {
-    if (options == NULL || out == NULL || options->wire == NULL || options->congestion == NULL ||
-        options->auth > CL_AUTH_OFF || strlen(options->congestion) >= sizeof((struct cl_engine *)0)->congestion)
+    if (options == NULL || out == NULL || options->wire == NULL || options->auth > CL_AUTH_OFF)
         return CL_EINVAL;
     struct cl_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
@@ -85,7 +84,6 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     cl_events_init(&engine->events);
     engine->inbox_last = &engine->inbox_first;
     engine->options = *options;
-    strcpy(engine->congestion, options->congestion);
     engine->bell_fd = -1;
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
@@ -171,10 +169,7 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint
                                             .epoch = epoch,
                                             .datagram_bytes = engine->options.datagram_bytes,
                                             .unexpected_limit_bytes = engine->options.unexpected_limit_bytes,
-                                            .peer_timeout_us = engine->options.peer_timeout_us,
-                                            .congestion = engine->congestion,
-                                            .fixed_rate_bps = engine->options.fixed_rate_bps,
-                                            .seed = (uint32_t)job ^ self};
+                                            .peer_timeout_us = engine->options.peer_timeout_us};
         memcpy(config.key, key, sizeof config.key);
         memcpy(engine->key, key, sizeof engine->key);
         status = cl_endpoint_create(&config, &engine->endpoint);

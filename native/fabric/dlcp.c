@@ -153,13 +153,14 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
                                                   .batch_capacity = BATCH},
                                        .dlcp = dlcp,
                                        .id = (uint16_t)i};
-        struct cl_endpoint_config endpoint = {.auth = CL_AUTH_OFF,
-                                              .job = 1,
-                                              .self = (uint16_t)i,
-                                              .datagram_bytes = config->mtu - UDP_BYTES,
-                                              .peer_timeout_us = PEER_TIMEOUT_NS / config->tick_ns,
-                                              .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
-                                              .congestion = "delay"};
+        struct cl_endpoint_config endpoint = {
+            .auth = CL_AUTH_OFF,
+            .job = 1,
+            .self = (uint16_t)i,
+            .datagram_bytes = config->mtu - UDP_BYTES,
+            .peer_timeout_us = PEER_TIMEOUT_NS / config->tick_ns,
+            .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
+        };
         if (sim_driver_open(&host->driver, &endpoint) != CL_OK)
             sim_memory(NULL);
     }

@@ -124,14 +124,15 @@ void conversation_begin(struct conversation *c)
     enum cl_auth auth = mode % 8 == 0 ? CL_AUTH_OFF : mode % 2 ? CL_AUTH_HEADER : CL_AUTH_FULL;
     c->clock.now_ns = 5000000000;
     for (uint16_t i = 0; i < ENDPOINTS; i++) {
-        struct cl_endpoint_config config = {.auth = auth,
-                                            .job = 77,
-                                            .key = "fuzzers have it",
-                                            .self = i,
-                                            .epoch = 1,
-                                            .datagram_bytes = DATAGRAM_BYTES,
-                                            .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
-                                            .congestion = "delay"};
+        struct cl_endpoint_config config = {
+            .auth = auth,
+            .job = 77,
+            .key = "fuzzers have it",
+            .self = i,
+            .epoch = 1,
+            .datagram_bytes = DATAGRAM_BYTES,
+            .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
+        };
         c->parties[i] =
             (struct party){.driver = {.type = &DRIVER, .clock = &c->clock, .tick_ns = 1000, .batch_capacity = BATCH},
                            .conversation = c};

@@ -183,8 +183,6 @@ struct cl_engine_options {
                                      sockets of one address share its interface, and are paths of their own */
     uint32_t address_count;       /* at most 64 */
     uint32_t datagram_bytes;      /* largest UDP payload, header included */
-    const char *congestion;       /* "delay" or "fixed" */
-    uint64_t fixed_rate_bps;      /* for "fixed" */
     uint64_t unexpected_limit_bytes; /* limit of the memory for packets that come before their operation */
     uint64_t peer_timeout_us;        /* silence after which a peer is lost */
     uint32_t auth;                   /* enum cl_auth */

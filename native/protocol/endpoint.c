@@ -14,20 +14,17 @@ enum {
 
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint)
 {
-    const struct cl_cc_type *congestion = cl_cc_find(config->congestion);
-    if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX || !congestion ||
-        (congestion == &cl_cc_type_fixed && config->fixed_rate_bps < 8000) || config->auth > CL_AUTH_OFF)
+    if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX ||
+        config->auth > CL_AUTH_OFF)
         return CL_EINVAL;
     struct cl_endpoint *made = calloc(1, sizeof(*made));
     if (!made)
         return CL_ENOMEM;
     made->config = *config;
-    made->config.congestion = congestion->name; /* the caller's string need not live on */
     made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key)};
-    made->congestion = congestion;
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
-        cl_egress_init(&made->nics.egresses[i], congestion->shares_egress, config->datagram_bytes);
+        cl_egress_init(&made->nics.egresses[i], config->datagram_bytes);
     cl_unexpected_init(&made->unexpected, config->unexpected_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;
@@ -78,8 +75,7 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
     if (!cl_peer_list_reserve(&endpoint->peers, peer) ||
         !cl_timers_reserve(&endpoint->timers, endpoint->peers.count + 2))
         return CL_ENOMEM;
-    struct cl_peer *made = cl_peer_create(peer, path_count, egresses, endpoint->congestion,
-                                          endpoint->config.datagram_bytes, endpoint->config.fixed_rate_bps / 8);
+    struct cl_peer *made = cl_peer_create(peer, path_count, egresses, endpoint->config.datagram_bytes);
     if (!made)
         return CL_ENOMEM;
     if (endpoint->config.peer_timeout_us)

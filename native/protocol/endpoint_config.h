@@ -13,9 +13,6 @@ struct cl_endpoint_config {
     uint32_t datagram_bytes;  /* largest UDP payload, header included (1472 for MTU 1500) */
     uint64_t peer_timeout_us; /* without an answer from a peer that is waited for, after which it is lost; 0: 3 s */
     size_t unexpected_limit_bytes; /* bound on memory for packets that came before their receive was posted */
-    const char *congestion;        /* "delay" or "fixed" */
-    uint64_t fixed_rate_bps;       /* for "fixed": bits per second per path */
-    uint32_t seed;                 /* for jitter; not used so far: nothing here is random */
 };
 
 #endif

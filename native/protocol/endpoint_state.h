@@ -18,7 +18,6 @@ struct cl_endpoint {
     struct cl_endpoint_config config;
     struct cl_seal seal;
     struct cl_endpoint_stats stats;
-    const struct cl_cc_type *congestion;
     uint32_t payload_bytes; /* of the largest DATA packet; peers may take less */
     struct cl_peer_list peers;
     struct cl_nics nics;

@@ -1,14 +1,13 @@
 #include "protocol/path.h"
 
-void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const struct cl_cc_type *congestion,
-                  uint32_t datagram_bytes, uint64_t fixed_rate)
+void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, uint32_t datagram_bytes)
 {
     *path = (struct cl_path){.index = index, .ping = true, .egress = egress};
     cl_rtt_init(&path->rtt);
     cl_loss_init(&path->loss);
     cl_ack_init(&path->ack);
-    cl_cc_init(&path->cc, congestion, datagram_bytes, fixed_rate);
-    cl_pacer_init(&path->pacer, path->cc.rate, cl_pacer_burst(path->cc.rate, datagram_bytes), 0);
+    cl_cc_init(&path->cc, datagram_bytes);
+    cl_pacer_init(&path->pacer, 0, (uint64_t)CL_PACER_BURST_PACKETS * datagram_bytes, 0);
 }
 
 void cl_path_free(struct cl_path *path)
@@ -79,7 +78,7 @@ static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_c
         return;
     path->packets_lost += losses.packets;
     cl_egress_on_settled(path->egress, 0, losses.packets);
-    path->cc.type->on_lost(&path->cc, losses.packets);
+    cl_cc_on_lost(&path->cc, losses.packets);
 }
 
 /* Where switches let urgent packets overtake, the largest number is mostly one of theirs, and says nothing of the queue
@@ -147,7 +146,7 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     path->dead = false;
     path->delivered_us = now_us;
     cl_egress_on_settled(path->egress, sample.packets, 0);
-    path->cc.type->on_acked(&path->cc, &sample);
+    cl_cc_on_acked(&path->cc, &sample);
     if (path->cc.rate != path->pacer.rate)
         cl_pacer_set(&path->pacer, path->cc.rate, path->cc.burst, now_us);
     detect(path, now_us, callbacks);
@@ -163,7 +162,7 @@ void cl_path_on_pto(struct cl_path *path)
 {
     path->loss.pto_count++;
     path->probe = true;
-    path->cc.type->on_pto(&path->cc, path->loss.pto_count);
+    cl_cc_on_pto(&path->cc, path->loss.pto_count);
 }
 
 void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)

@@ -49,8 +49,7 @@ struct cl_path {
     struct cl_replay packets, acks; /* whose numbers came */
 };
 
-void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, const struct cl_cc_type *congestion,
-                  uint32_t datagram_bytes, uint64_t fixed_rate);
+void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, uint32_t datagram_bytes);
 void cl_path_free(struct cl_path *path);
 
 /* Room in the window for one more packet. What is less urgent takes none away, and waits until both fit again: so a

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *const *egresses,
-                               const struct cl_cc_type *congestion, uint32_t datagram_bytes, uint64_t fixed_rate)
+                               uint32_t datagram_bytes)
 {
     struct cl_peer *peer = calloc(1, sizeof(*peer) + path_count * sizeof(struct cl_path));
     if (!peer)
@@ -16,7 +16,7 @@ struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egres
     peer->ending_us = UINT64_MAX;
     peer->timer.owner = peer;
     for (uint16_t i = 0; i < path_count; i++)
-        cl_path_init(&peer->paths[i], i, egresses[i], congestion, datagram_bytes, fixed_rate);
+        cl_path_init(&peer->paths[i], i, egresses[i], datagram_bytes);
     return peer;
 }
 

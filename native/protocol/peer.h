@@ -73,7 +73,7 @@ struct cl_peer {
 
 /* `egresses`: of each path. NULL when there is no memory. */
 struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *const *egresses,
-                               const struct cl_cc_type *congestion, uint32_t datagram_bytes, uint64_t fixed_rate);
+                               uint32_t datagram_bytes);
 void cl_peer_destroy(struct cl_peer *peer);
 
 void cl_peer_hold(struct cl_peer *peer, struct cl_message *message, uint64_t now_us);

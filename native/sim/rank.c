@@ -438,10 +438,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
                                         .epoch = (uint16_t)(scenario->seed % 7),
                                         .datagram_bytes = scenario->datagram_bytes,
                                         .peer_timeout_us = scenario->peer_timeout_us,
-                                        .unexpected_limit_bytes = scenario->unexpected_limit_bytes,
-                                        .congestion = scenario->congestion,
-                                        .fixed_rate_bps = scenario->fixed_rate_bps,
-                                        .seed = (uint32_t)scenario->seed};
+                                        .unexpected_limit_bytes = scenario->unexpected_limit_bytes};
     memcpy(config.key, &config.job, sizeof config.job);
     if (sim_driver_open(&rank->driver, &config) != CL_OK) {
         sim_world_fail(world, "rank %u cannot create its endpoint", id);

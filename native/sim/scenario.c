@@ -165,11 +165,6 @@ static void draw_endpoints(struct draw *draw)
         scenario->unexpected_limit_bytes = (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e5);
     scenario->auth = sim_mix(scenario->seed) % 4 == 0 ? CL_AUTH_FULL : CL_AUTH_HEADER;
     scenario->noise.corrupt_payload = scenario->auth == CL_AUTH_FULL;
-    scenario->congestion = "delay";
-    if (chance(draw, 0.1) && !sim_story_is_compared(scenario->story)) {
-        scenario->congestion = "fixed";
-        scenario->fixed_rate_bps = (uint64_t)(scenario->rates_bps[0] / scenario->world);
-    }
     bool slow = chance(draw, 0.2) && !sim_story_is_compared(scenario->story);
     scenario->speeds = sim_new(scenario->world, sizeof *scenario->speeds);
     for (uint32_t i = 0; i < scenario->world; i++) {
@@ -479,8 +474,6 @@ static void draw_limits(struct draw *draw)
         slowest_bps = scenario->rates_bps[i] < slowest_bps ? scenario->rates_bps[i] : slowest_bps;
         longest_ns = one_way_ns > longest_ns ? one_way_ns : longest_ns;
     }
-    if (scenario->fixed_rate_bps > 0 && (double)scenario->fixed_rate_bps < slowest_bps)
-        slowest_bps = (double)scenario->fixed_rate_bps;
     for (uint32_t i = 0; i < scenario->fault_count; i++) {
         const struct sim_fault *fault = &scenario->faults[i];
         uint64_t over_ns = fault->at_ns + (fault->kind == SIM_FAULT_LATE ? 0 : fault->for_ns);
@@ -587,12 +580,12 @@ void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_pl
     if (scenario->noisy_host != UINT32_MAX)
         fprintf(file, ", at host %u only", scenario->noisy_host);
     fprintf(file,
-            "\n  %s authenticated, datagrams of %u bytes, congestion %s, %llu bytes for unexpected packets, peer "
+            "\n  %s authenticated, datagrams of %u bytes, %llu bytes for unexpected packets, peer "
             "timeout %.3g s, "
             "operations %.4g s\n",
             scenario->auth == CL_AUTH_FULL ? "all of a packet" : "headers", scenario->datagram_bytes,
-            scenario->congestion, (unsigned long long)scenario->unexpected_limit_bytes,
-            (double)scenario->peer_timeout_us / 1e6, (double)scenario->timeout_us / 1e6);
+            (unsigned long long)scenario->unexpected_limit_bytes, (double)scenario->peer_timeout_us / 1e6,
+            (double)scenario->timeout_us / 1e6);
     for (uint32_t i = 0; i < scenario->group_count; i++) {
         fprintf(file, "  group %u:", i + 1);
         for (uint32_t rank = 0; rank < scenario->groups[i].size && rank < 16; rank++)

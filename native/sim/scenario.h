@@ -99,8 +99,7 @@ struct sim_scenario {
     /* endpoints */
     enum cl_auth auth;
     uint32_t datagram_bytes;
-    uint64_t peer_timeout_us, unexpected_limit_bytes, fixed_rate_bps;
-    const char *congestion;
+    uint64_t peer_timeout_us, unexpected_limit_bytes;
     struct sim_speed *speeds; /* by rank */
 
     /* work */

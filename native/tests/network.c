@@ -212,9 +212,7 @@ struct network *network_new(uint32_t hosts, uint16_t paths, double mbit_per_s, u
                                             .self = (uint16_t)i,
                                             .epoch = 1,
                                             .datagram_bytes = NETWORK_DATAGRAM_BYTES,
-                                            .unexpected_limit_bytes = unexpected_limit_bytes,
-                                            .congestion = "delay",
-                                            .seed = (uint32_t)seed + i};
+                                            .unexpected_limit_bytes = unexpected_limit_bytes};
         open_host(network, (uint16_t)i, &config);
     }
     return network;

@@ -1,36 +1,161 @@
 #include "congestion/cc.h"
 
-#include <stddef.h>
-
 #include "tests/check.h"
 
 enum { BYTES = 1472 };
 
-static void test_names(void)
+static struct cl_cc cc;
+static uint64_t number;
+
+static void start(void)
 {
-    CHECK(cl_cc_find("delay") == &cl_cc_type_delay);
-    CHECK(cl_cc_find("fixed") == &cl_cc_type_fixed);
-    CHECK(!cl_cc_find("cubic"));
-    CHECK(!cl_cc_find(NULL));
+    cl_cc_init(&cc, BYTES);
+    number = 0;
 }
 
-static void test_fixed(void)
+/* One round trip: everything in the window is acknowledged, after queue_us in queues; `lost` of the packets are lost,
+ * and `marked` of the others are marked. */
+static void marked_round_trip(uint32_t queue_us, uint32_t lost, uint64_t marked, bool limited)
 {
-    struct cl_cc cc;
-    cl_cc_init(&cc, &cl_cc_type_fixed, BYTES, 25000000);
-    CHECK_EQ(cc.rate, 25000000);
-    CHECK_EQ(cc.window, 5000000); /* 200 ms of it */
-    cc.type->on_lost(&cc, 1000);
-    cc.type->on_pto(&cc, 10);
-    CHECK_EQ(cc.rate, 25000000);
-    CHECK_EQ(cc.window, 5000000);
-    cl_cc_init(&cc, &cl_cc_type_fixed, BYTES, 1000);
-    CHECK_EQ(cc.window, 32 * BYTES);
+    uint64_t packets = cc.window / BYTES, next = number + 2 * packets;
+    for (uint64_t i = 0; i < packets; i++) {
+        number++;
+        if (i < lost) {
+            cl_cc_on_lost(&cc, 1);
+            continue;
+        }
+        struct cl_cc_sample sample = {.bytes = BYTES,
+                                      .packets = 1,
+                                      .marked = i < lost + marked,
+                                      .largest = number,
+                                      .next = next,
+                                      .limited = limited,
+                                      .timed = true,
+                                      .queue_us = queue_us,
+                                      .packet_us = 60};
+        cl_cc_on_acked(&cc, &sample);
+    }
+}
+
+static void round_trip(uint32_t queue_us, uint32_t lost, bool limited)
+{
+    marked_round_trip(queue_us, lost, 0, limited);
+}
+
+static uint64_t window(void)
+{
+    return cc.window / BYTES;
+}
+
+static void test_slow_start_doubles_until_a_queue_appears(void)
+{
+    start();
+    CHECK_EQ(window(), 32);
+    round_trip(0, 0, true);
+    CHECK_EQ(window(), 64);
+    round_trip(100, 0, true);
+    CHECK_EQ(window(), 128);
+    round_trip(3500, 0, true);
+    uint64_t before = window();
+    round_trip(3500, 0, true);
+    CHECK(window() > before && window() <= before + 3);
+}
+
+static void test_converges_to_the_target(void)
+{
+    start();
+    /* a link with room for 40 packets in flight; what exceeds them waits 100 us each */
+    for (int i = 0; i < 300; i++)
+        round_trip(window() > 40 ? (uint32_t)(window() - 40) * 100 : 0, 0, true);
+    for (int i = 0; i < 50; i++) {
+        round_trip(window() > 40 ? (uint32_t)(window() - 40) * 100 : 0, 0, true);
+        CHECK(window() > 60 && window() < 90); /* 80 is where the target is */
+    }
+}
+
+static void test_decreases_once_per_round(void)
+{
+    start();
+    round_trip(10000, 0, true);
+    CHECK(window() >= 16);
+}
+
+static void test_random_loss_does_not_matter(void)
+{
+    start();
+    round_trip(0, 0, true);
+    round_trip(0, 0, true);
+    uint64_t before = window();
+    for (int i = 0; i < 20; i++)
+        round_trip(3900, 4, true); /* 3 % */
+    CHECK(window() >= before);
+}
+
+static void test_overflow_shrinks_window_and_target(void)
+{
+    start();
+    round_trip(0, 0, true);
+    uint64_t before = window();
+    for (int i = 0; i < 3; i++)
+        round_trip(1500, (uint32_t)(window() / 4), true);
+    CHECK(window() < before);
+    CHECK(cc.target_us < 1500);
+    for (int i = 0; i < 500; i++)
+        round_trip(0, 0, false);
+    CHECK_EQ(cc.target_us, 4000); /* forgiven after a while */
+}
+
+static void test_idle_sender_does_not_grow(void)
+{
+    start();
+    for (int i = 0; i < 10; i++)
+        round_trip(0, 0, false);
+    CHECK_EQ(window(), 32);
+}
+
+static void test_timeouts(void)
+{
+    start();
+    cl_cc_on_pto(&cc, 1);
+    cl_cc_on_pto(&cc, 2);
+    CHECK_EQ(window(), 32);
+    for (uint32_t i = 3; i < 20; i++)
+        cl_cc_on_pto(&cc, i);
+    CHECK_EQ(window(), 8);
+}
+
+/* Far below the target delay: marks alone show that a switch's queue is long. Few marks cost little, and the window
+ * comes to rest soon after they begin; all marked, it halves. */
+static void test_marks(void)
+{
+    start();
+    round_trip(0, 0, true);
+    round_trip(0, 0, true);
+    CHECK_EQ(window(), 128);
+    marked_round_trip(10, 0, 1000, true);
+    CHECK(window() >= 64 && window() <= 65); /* slow start is over, too */
+    for (int i = 0; i < 300; i++)
+        marked_round_trip(10, 0, window() > 40 ? window() - 40 : 0, true); /* what exceeds 40 packets */
+    for (int i = 0; i < 50; i++) {
+        uint64_t before = window();
+        marked_round_trip(10, 0, window() > 40 ? window() - 40 : 0, true);
+        CHECK(window() > 40 && window() < 80);
+        CHECK(4 * window() > 3 * before);
+    }
+    for (int i = 0; i < 100; i++)
+        marked_round_trip(10, 0, 1000, true);
+    CHECK_EQ(window(), 2);
 }
 
 int main(void)
 {
-    RUN(test_names);
-    RUN(test_fixed);
+    RUN(test_slow_start_doubles_until_a_queue_appears);
+    RUN(test_converges_to_the_target);
+    RUN(test_decreases_once_per_round);
+    RUN(test_random_loss_does_not_matter);
+    RUN(test_overflow_shrinks_window_and_target);
+    RUN(test_idle_sender_does_not_grow);
+    RUN(test_timeouts);
+    RUN(test_marks);
     return CHECK_REPORT();
 }

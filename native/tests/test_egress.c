@@ -44,7 +44,7 @@ static void test_finds_capacity_and_keeps_a_queue(void)
     static const double US_PER_PACKET[] = {12, 60, 1000}; /* 1 Gbit/s, 200 Mbit/s, 12 Mbit/s */
     for (int i = 0; i < 3; i++) {
         struct cl_egress egress;
-        cl_egress_init(&egress, true, DATAGRAM);
+        cl_egress_init(&egress, DATAGRAM);
         run_link(&egress, US_PER_PACKET[i], 1000000, 2000000);
         double queue_us = run_link(&egress, US_PER_PACKET[i], 2000000, 3000000);
         double capacity = ON_WIRE * 1e6 / US_PER_PACKET[i];
@@ -56,7 +56,7 @@ static void test_finds_capacity_and_keeps_a_queue(void)
 static void test_follows_a_change(void)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, true, DATAGRAM);
+    cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 60, 1000000, 2000000);
     run_link(&egress, 120, 2000000, 3000000);
     CHECK(egress.capacity < 1.05 * ON_WIRE * 1e6 / 120);
@@ -67,7 +67,7 @@ static void test_follows_a_change(void)
 static void test_idle_time_does_not_lower_capacity(void)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, true, DATAGRAM);
+    cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 60, 1000000, 2000000);
     for (uint64_t start_us = 2000000; start_us < 4000000; start_us += 20000)
         run_link(&egress, 60, start_us, start_us + 1500); /* a burst now and then */
@@ -78,7 +78,7 @@ static void test_idle_time_does_not_lower_capacity(void)
 static void test_shorter_queue_beside_urgent(void)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, true, DATAGRAM);
+    cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 60, 1000000, 2000000);
     double alone_us = run_link(&egress, 60, 2000000, 2500000);
     cl_egress_see(&egress, 4, 4, DATAGRAM, 2500000);
@@ -101,7 +101,7 @@ static void test_search_goes_on_beside_urgent(void)
     for (uint8_t first_class = 0; first_class <= 4; first_class += 4) {
         struct cl_egress egress;
         struct cl_egress_view view = {0};
-        cl_egress_init(&egress, true, DATAGRAM);
+        cl_egress_init(&egress, DATAGRAM);
         run_link(&egress, 60, 1000000, 2000000);
         double capacity = egress.capacity;
         for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
@@ -120,7 +120,7 @@ static void test_late_word_of_overtaken_packets(void)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
-    cl_egress_init(&egress, true, DATAGRAM);
+    cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 60, 1000000, 2000000);
     double capacity = egress.capacity;
     for (uint64_t now_us = 2000000; now_us < 4000000; now_us += 20000) {
@@ -184,7 +184,7 @@ static void run_mixed_link(struct cl_egress *egress, double us_per_packet, uint3
 static void test_search_by_urgent_packets(void)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, true, DATAGRAM);
+    cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 120, 1000000, 2000000);
     run_mixed_link(&egress, 60, 1, 0, 2000000, 2080000);
     double capacity = ON_WIRE * 1e6 / 60;
@@ -197,7 +197,7 @@ static void test_overtaking_is_no_capacity(void)
 {
     for (uint32_t bulk = 1; bulk <= 32; bulk *= 2) {
         struct cl_egress egress;
-        cl_egress_init(&egress, true, DATAGRAM);
+        cl_egress_init(&egress, DATAGRAM);
         run_link(&egress, 60, 1000000, 2000000);
         run_mixed_link(&egress, 60, bulk, 4000, 2000000, 4000000);
         double capacity = ON_WIRE * 1e6 / 60;
@@ -220,7 +220,7 @@ static uint32_t burst_of(struct cl_egress *egress, uint8_t class, uint64_t now_u
 static void test_urgent_borrows_one_burst(void)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, true, DATAGRAM);
+    cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 60, 1000000, 2000000);
     uint32_t bucket = burst_of(&egress, 4, 3000000);
     CHECK(bucket > 20);
@@ -243,7 +243,7 @@ static void test_marked_queues_are_not_ours(void)
     for (int marked = 0; marked < 2; marked++) {
         struct cl_egress egress;
         struct cl_egress_view view = {0};
-        cl_egress_init(&egress, true, DATAGRAM);
+        cl_egress_init(&egress, DATAGRAM);
         run_link(&egress, 60, 1000000, 2000000);
         egress.marked = marked;
         for (uint64_t now_us = 2000000; now_us < 3000000; now_us += 600) {
@@ -259,7 +259,7 @@ static void test_overflow_makes_it_shallower(void)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
-    cl_egress_init(&egress, true, DATAGRAM);
+    cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 60, 1000000, 2000000);
     uint32_t depth_us = egress.depth_us;
     for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
@@ -276,7 +276,7 @@ static void test_a_crowded_port_is_not_ours(void)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
-    cl_egress_init(&egress, true, DATAGRAM);
+    cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 60, 1000000, 2000000);
     double capacity = egress.capacity;
     uint64_t clock_us = 2000000;
@@ -293,17 +293,6 @@ static void test_a_crowded_port_is_not_ours(void)
     }
     CHECK(egress.capacity >= capacity);
     CHECK(egress.queue_us < 1000);
-}
-
-static void test_uncontrolled_lets_all_pass(void)
-{
-    struct cl_egress egress;
-    struct cl_egress_view view = {0};
-    cl_egress_init(&egress, false, DATAGRAM);
-    for (int i = 0; i < 10000; i++)
-        cl_egress_sent(&egress, 4, DATAGRAM);
-    CHECK_EQ(cl_egress_ready_us(&egress, 4, 5), 5);
-    CHECK_EQ(pass(&egress, &view, 4, 0, 0, 123, 0), 123);
 }
 
 /* All hosts send each other `bytes` at once; returns their share of what Ethernet leaves of the link, in percent. */
@@ -412,7 +401,6 @@ int main(void)
     RUN(test_marked_queues_are_not_ours);
     RUN(test_overflow_makes_it_shallower);
     RUN(test_a_crowded_port_is_not_ours);
-    RUN(test_uncontrolled_lets_all_pass);
     RUN(test_goodput_all_to_all);
     RUN(test_goodput_with_sleeping_hosts);
     RUN(test_no_overflow);

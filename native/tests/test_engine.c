@@ -24,9 +24,6 @@ static void test_open_errors(void)
     CHECK_EQ(cl_engine_open(&options, &engine), CL_EINVAL);
     options.address_count = CL_PORTS_MAX + 1;
     CHECK_EQ(cl_engine_open(&options, &engine), CL_EINVAL);
-    options = options_of("mem", 0);
-    options.congestion = NULL;
-    CHECK_EQ(cl_engine_open(&options, &engine), CL_EINVAL);
     static const char *const nowhere[] = {"192.0.2.1"};
     options = options_of("udp", 0);
     options.addresses = nowhere;

@@ -108,7 +108,7 @@ static void test_senders_come_and_go(void)
     network_post(network, (struct network_message){3, 0, id, data, target, BYTES, {.priority = 4}});
     network_run_until(network, network_now_us(network) + 20000);
     CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 3);
-    CHECK(network->hosts[3].endpoint->peers.list[0]->paths[0].cc.delay.sharing);
+    CHECK(network->hosts[3].endpoint->peers.list[0]->paths[0].cc.sharing);
     while (network->hosts[0].completed < 9 && network_step(network, start_us + 10000000))
         ;
     CHECK((double)(network_now_us(network) - start_us) < 1.05 * 9 * ideal_us(BYTES));

@@ -20,11 +20,15 @@ static uint64_t drain(struct cl_pacer *pacer, uint64_t from_us, uint64_t until_u
 static void test_invariant(void)
 {
     static const struct {
-        uint64_t rate, step_us;
-    } CASES[] = {{125000, 10}, {125000, 5000}, {25000000, 1}, {25000000, 3000}, {12500000000u, 100}};
+        uint64_t rate, step_us, burst;
+    } CASES[] = {{125000, 10, 15000},
+                 {125000, 5000, 15000},
+                 {25000000, 1, 100000},
+                 {25000000, 3000, 100000},
+                 {12500000000u, 100, 50000000}};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         struct cl_pacer pacer;
-        uint64_t burst = cl_pacer_burst(CASES[i].rate, PACKET), duration_us = 1000000;
+        uint64_t burst = CASES[i].burst, duration_us = 1000000;
         cl_pacer_init(&pacer, CASES[i].rate, burst, 500);
         uint64_t sent = drain(&pacer, 500, 500 + duration_us, CASES[i].step_us);
         CHECK(sent <= CASES[i].rate + burst + PACKET);

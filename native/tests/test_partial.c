@@ -212,7 +212,7 @@ static void test_no_datagram_is_too_long(void)
     uint32_t sent = 0, stops = 0;
     for (uint16_t self = 0; self < 2; self++) {
         struct cl_endpoint_config config = {
-            .self = self, .epoch = 1, .datagram_bytes = BYTES, .unexpected_limit_bytes = ROOM, .congestion = "delay"};
+            .self = self, .epoch = 1, .datagram_bytes = BYTES, .unexpected_limit_bytes = ROOM};
         CHECK_EQ(cl_endpoint_create(&config, &endpoints[self]), CL_OK);
         CHECK_EQ(cl_endpoint_add_peer(endpoints[self], !self, 1), CL_OK);
     }

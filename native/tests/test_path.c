@@ -39,8 +39,8 @@ static const struct cl_path_callbacks CALLBACKS = {on_acked, on_refused, on_lost
 
 static void start(uint32_t packets)
 {
-    cl_egress_init(&egress, true, BYTES);
-    cl_path_init(&path, 0, &egress, &cl_cc_type_delay, BYTES, 0);
+    cl_egress_init(&egress, BYTES);
+    cl_path_init(&path, 0, &egress, BYTES);
     acked = refused = lost = late = 0;
     for (uint32_t i = 0; i < packets; i++) {
         struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = BYTES, .sent_us = 1000 + i};
@@ -89,13 +89,13 @@ static void test_marks(void)
     path.marked = CL_ACK_MARKS - 1;
     cl_ack_on_packet(&ack, 0, false, false, 1500, 1500);
     CHECK(deliver(&ack, 1600));
-    CHECK_EQ(path.cc.delay.marked_part, 0);
+    CHECK_EQ(path.cc.marked_part, 0);
     CHECK(!egress.marked);
     ack.marked += 3; /* and it wraps */
     cl_ack_on_packet(&ack, 1, false, false, 1500, 1500);
     CHECK(deliver(&ack, 1700));
     CHECK_EQ(path.marked, 2);
-    CHECK(path.cc.delay.marked_part > 0);
+    CHECK(path.cc.marked_part > 0);
     CHECK(egress.marked);
     uint64_t window = path.cc.window;
     ack.marked -= 1;

@@ -10,8 +10,8 @@ static struct cl_peer *start(void)
 {
     static struct cl_egress *const each[] = {&egresses[0], &egresses[1]};
     for (int i = 0; i < 2; i++)
-        cl_egress_init(&egresses[i], true, 1472);
-    return cl_peer_create(3, 2, each, &cl_cc_type_delay, 1472, 0);
+        cl_egress_init(&egresses[i], 1472);
+    return cl_peer_create(3, 2, each, 1472);
 }
 
 static void test_held_messages(void)

@@ -9,13 +9,14 @@ static uint64_t now_us = 1000;
 
 static struct cl_endpoint *make(uint16_t self, uint16_t other)
 {
-    struct cl_endpoint_config config = {.auth = CL_AUTH_OFF,
-                                        .job = 5,
-                                        .self = self,
-                                        .datagram_bytes = BYTES,
-                                        .peer_timeout_us = 10000000,
-                                        .unexpected_limit_bytes = 1 << 20,
-                                        .congestion = "delay"};
+    struct cl_endpoint_config config = {
+        .auth = CL_AUTH_OFF,
+        .job = 5,
+        .self = self,
+        .datagram_bytes = BYTES,
+        .peer_timeout_us = 10000000,
+        .unexpected_limit_bytes = 1 << 20,
+    };
     struct cl_endpoint *endpoint = NULL;
     CHECK_EQ(cl_endpoint_create(&config, &endpoint), CL_OK);
     CHECK_EQ(cl_endpoint_add_peer(endpoint, other, 1), CL_OK);

@@ -40,7 +40,6 @@ static inline struct cl_engine_options options_of(const char *wire, uint32_t los
                                       .addresses = addresses,
                                       .address_count = strcmp(wire, "none") == 0 ? 0 : 1,
                                       .datagram_bytes = 1472,
-                                      .congestion = "delay",
                                       .unexpected_limit_bytes = 1 << 20,
                                       .peer_timeout_us = 3000000,
                                       .mem_loss_ppm = loss_ppm,
