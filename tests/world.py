@@ -5,8 +5,12 @@ All engines of one process have the same process id, so shared memory works here
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import os
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from commlayer._native import ffi
 from commlayer.config import Config
 from commlayer.transport.group import NativeGroup
 from commlayer.transport.joining import join
@@ -21,10 +26,29 @@ from commlayer.transport.native import Engine
 
 T = TypeVar("T")
 
+NATIVE = Path(__file__).parents[1] / "native"
+
 PATIENCE_S = 30.0
 """The longest wait for an expected event: a test that hangs ends."""
 
 _jobs = itertools.count(1)
+
+
+@functools.cache
+def _mem_wire_library() -> ctypes.CDLL:
+    """native/tests/mem_wire.c, compiled by itself: the engine's module has no wires for tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mem_wire.so"
+        flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
+        subprocess.run(["cc", *flags, "-o", path, NATIVE / "tests" / "mem_wire.c"], check=True)
+        return ctypes.CDLL(str(path))
+
+
+def mem_wire(loss: float) -> Any:
+    """The `struct cl_wire_type *` of a wire within this process that loses this share of the datagrams."""
+    library = _mem_wire_library()
+    library.mem_wire_lose(ctypes.c_double(loss))
+    return ffi.cast("struct cl_wire_type *", ctypes.addressof(ctypes.c_char.in_dll(library, "mem_wire")))
 
 
 class Exchange:
@@ -78,13 +102,14 @@ class World:
         self.threads = ThreadPoolExecutor(2 * self.size)
         host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
         self.engines = []
+        wire_type = mem_wire(loss) if wire == "mem" else ffi.NULL
         self.descriptions: list[dict[str, Any]] = []
         for rank in range(self.size):
             # UDP: all of 127.0.0.0/8 is ours, and taken for a network here. mem: addresses mean nothing to it.
             port = {"ifname": wire, "address": f"127.0.0.{rank + 1}", "prefix": 8, "mtu": mtus[rank] if mtus else 1500}
             port |= {"loopback": False, "running": True, "version": 4}
             ports = [] if wire == "none" else [port]
-            self.engines.append(Engine(Config(**config), ports, wire, loss))
+            self.engines.append(Engine(Config(**config), ports, wire, wire_type))
             host = f"host {host_of[rank]}"
             self.descriptions.append({**self.engines[rank].describe(), "peer": rank, "host": host})
 

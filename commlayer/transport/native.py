@@ -152,8 +152,8 @@ class Engine:
             cls._users += 1
             return cls._shared
 
-    def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "", loss: float = 0.0) -> None:
-        """`wire` and `loss` (share of datagrams dropped) are for tests: `wire` replaces that of `config`."""
+    def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "", wire_type: Any = ffi.NULL) -> None:
+        """`wire` replaces the wire of `config`, and `wire_type`, a `struct cl_wire_type *`, both."""
         self.config = config
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
@@ -167,13 +167,13 @@ class Engine:
             "struct cl_engine_options *",
             {
                 "wire": names[0],
+                "wire_type": wire_type,
                 "addresses": ffi.cast("const char *const *", array),
                 "address_count": len(ports),
                 "datagram_bytes": self._datagram_bytes(),
                 "unexpected_limit_bytes": UNEXPECTED_LIMIT_BYTES,
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
                 "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
-                "mem_loss_ppm": round(loss * 1e6),
                 "dscp": config.dscp,
                 "ofi_provider": names[1],
             },

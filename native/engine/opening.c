@@ -49,15 +49,13 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
 {
     if (strcmp(options->wire, "none") == 0)
         return CL_OK;
-    engine->ports.wire_type = cl_wire_find(options->wire);
+    engine->ports.wire_type = options->wire_type != NULL ? options->wire_type : cl_wire_find(options->wire);
     if (engine->ports.wire_type == NULL || options->address_count == 0 || options->address_count > CL_PORTS_MAX ||
         !number_interfaces(engine, options))
         return CL_EINVAL;
     struct cl_wire_config config = {.addresses = options->addresses,
                                     .address_count = options->address_count,
                                     .datagram_bytes = options->datagram_bytes,
-                                    .loss_ppm = options->mem_loss_ppm,
-                                    .seed = options->mem_seed,
                                     .dscp = options->dscp != 0,
                                     .provider = options->ofi_provider};
     int status = engine->ports.wire_type->open(&config, &engine->ports.wire);

@@ -177,17 +177,17 @@ int cl_interfaces(struct cl_interface *out, uint32_t capacity);
 
 /* ---- engine ---- */
 
+struct cl_wire_type;
 struct cl_engine_options {
-    const char *wire;             /* "udp", "ofi", "mem" (ranks of one process, tests), "none" (shared memory only) */
-    const char *const *addresses; /* numeric local addresses, one socket each (mem: any text), at most 8 different ones:
-                                     sockets of one address share its interface, and are paths of their own */
-    uint32_t address_count;       /* at most 64 */
-    uint32_t datagram_bytes;      /* largest UDP payload, header included */
-    uint64_t unexpected_limit_bytes; /* limit of the memory for packets that come before their operation */
-    uint64_t peer_timeout_us;        /* silence after which a peer is lost */
-    uint32_t auth;                   /* enum cl_auth */
-    uint32_t mem_loss_ppm;           /* mem: share of datagrams dropped, parts per million */
-    uint32_t mem_seed;
+    const char *wire;                     /* "udp", "ofi" or "none" (shared memory only) */
+    const struct cl_wire_type *wire_type; /* instead of one by name: see wire/wire.h; NULL: none */
+    const char *const *addresses;         /* numeric local addresses, one socket each, at most 8 different ones:
+                                             sockets of one address share its interface, and are paths of their own */
+    uint32_t address_count;               /* at most 64 */
+    uint32_t datagram_bytes;              /* largest UDP payload, header included */
+    uint64_t unexpected_limit_bytes;      /* limit of the memory for packets that come before their operation */
+    uint64_t peer_timeout_us;             /* silence after which a peer is lost */
+    uint32_t auth;                        /* enum cl_auth */
     uint32_t dscp;            /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
     const char *ofi_provider; /* ofi: libfabric's name of it; NULL or empty: its first */
 };
@@ -197,7 +197,7 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
 void cl_engine_close(cl_engine *engine);
 /* Waits, briefly, until no peer needs an acknowledgement any more: for a process that ends without closing. */
 void cl_engine_linger(cl_engine *engine);
-/* UDP port of the n-th address (mem: mailbox number). */
+/* UDP port of the n-th address. */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
 /* What peers give cl_engine_add_peer as the address of this process's n-th port: libfabric's (ofi), as text of at most
  * CL_ADDRESS_BYTES; empty where it is the numeric address itself. */

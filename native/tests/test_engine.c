@@ -13,8 +13,7 @@ static void test_open_errors(void)
 {
     cl_engine *engine;
     static const uint8_t other_key[16] = "of nobody here";
-    struct cl_engine_options options = options_of("mem", 0);
-    options.wire = "pigeon";
+    struct cl_engine_options options = options_of("pigeon", 0);
     CHECK_EQ(cl_engine_open(&options, &engine), CL_EINVAL);
     options = options_of("mem", 0);
     options.auth = 3;
@@ -95,7 +94,7 @@ static size_t send_or_not(size_t engine, struct cl_wire *wire, const struct cl_w
     }
     if (atomic_load(&jam.full[engine]))
         return 0;
-    size_t sent = cl_wire_mem.send(wire, datagrams, count);
+    size_t sent = mem_wire.send(wire, datagrams, count);
     if (engine == 0 && datagrams[0].payload_length > 0)
         atomic_store(&jam.full[0], true); /* the message is out; what comes next is a repetition */
     return sent;
@@ -116,7 +115,7 @@ static size_t send_1(struct cl_wire *wire, const struct cl_wire_datagram *datagr
 static void test_repetition_stuck_in_a_full_wire(void)
 {
     struct world world = open_world(2, "mem", 0);
-    jammed[0] = jammed[1] = cl_wire_mem;
+    jammed[0] = jammed[1] = mem_wire;
     jammed[0].send = send_0;
     jammed[1].send = send_1;
     for (size_t i = 0; i < 2; i++) {
@@ -358,7 +357,7 @@ static uint32_t check_lossy(const struct lossy_call *of, const struct lossy_call
 
 static void test_bounded_loss(void)
 {
-    struct world world = open_world(2, "mem", 100000);
+    struct world world = open_world(2, "mem", 0.1);
     struct team team = open_team(&world, 1, false);
     uint32_t missing = 0;
     for (uint32_t rank = 0; rank < 2; rank++)

@@ -17,9 +17,9 @@ const char *__tsan_default_options(void)
 }
 
 /* Every rank runs `rounds` calls, each with the right sum. */
-static void exercise(uint32_t size, const char *wire, uint32_t loss_ppm, bool shared, uint32_t rounds)
+static void exercise(uint32_t size, const char *wire, double loss, bool shared, uint32_t rounds)
 {
-    struct world world = open_world(size, wire, loss_ppm);
+    struct world world = open_world(size, wire, loss);
     struct team team = open_team(&world, 1, shared);
     struct job jobs[RANKS_MAX];
     for (uint32_t rank = 0; rank < size; rank++)
@@ -31,7 +31,7 @@ static void exercise(uint32_t size, const char *wire, uint32_t loss_ppm, bool sh
     CHECK_EQ(stats.operations_done, rounds);
     CHECK_EQ(stats.operations_failed, 0);
     CHECK((stats.packets_sent > 0) == (strcmp(wire, "none") != 0));
-    CHECK(loss_ppm == 0 || stats.packets_retransmitted > 0);
+    CHECK(loss == 0 || stats.packets_retransmitted > 0);
     close_team(&team);
     close_world(&world);
 }
@@ -43,7 +43,7 @@ static void test_mem(void)
 
 static void test_mem_with_loss(void)
 {
-    exercise(3, "mem", LOSS_PPM, false, 60);
+    exercise(3, "mem", LOSS, false, 60);
 }
 
 static void test_udp(void)
@@ -112,7 +112,7 @@ static void test_alone(void)
 static void test_many_threads(void)
 {
     enum { TEAMS = 3, THREADS = 3, RANKS = 2 };
-    struct world world = open_world(RANKS, "mem", LOSS_PPM);
+    struct world world = open_world(RANKS, "mem", LOSS);
     struct team teams[TEAMS];
     struct job jobs[TEAMS * THREADS * RANKS];
     size_t count = 0;
@@ -373,7 +373,7 @@ static void test_close_while_in_flight(void)
 static void test_close_after_the_last_operation(void)
 {
     for (uint32_t round = 0; round < 10; round++) {
-        struct world world = open_world(2, "mem", LOSS_PPM);
+        struct world world = open_world(2, "mem", LOSS);
         struct team team = open_team(&world, 1, round % 4 == 3);
         struct job peer = {.team = &team, .rank = 1, .rounds = 1, .timeout_us = PATIENCE_US};
         pthread_create(&peer.thread, NULL, work, &peer);

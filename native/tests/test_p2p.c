@@ -95,9 +95,9 @@ static void *converse(void *argument)
 }
 
 /* ... while collectives run on the same group. */
-static void converse_on(uint32_t size, const char *wire, uint32_t loss_ppm, bool shared)
+static void converse_on(uint32_t size, const char *wire, double loss, bool shared)
 {
-    struct world world = open_world(size, wire, loss_ppm);
+    struct world world = open_world(size, wire, loss);
     struct team team = open_team(&world, 1, shared);
     struct talk talks[RANKS_MAX];
     struct job jobs[RANKS_MAX];
@@ -118,14 +118,14 @@ static void converse_on(uint32_t size, const char *wire, uint32_t loss_ppm, bool
 
 static void test_order_and_directions(void)
 {
-    converse_on(2, "mem", LOSS_PPM, false);
-    converse_on(3, "mem", LOSS_PPM, true);
+    converse_on(2, "mem", LOSS, false);
+    converse_on(3, "mem", LOSS, true);
     converse_on(3, "udp", 0, true);
 }
 
 static void test_empty_messages(void)
 {
-    struct world world = open_world(2, "mem", LOSS_PPM);
+    struct world world = open_world(2, "mem", LOSS);
     struct team team = open_team(&world, 1, false);
     for (int i = 0; i < 10; i++) {
         cl_operation *receive = start_receive(&team, 1, i % 2 == 0 ? 0 : UINT32_MAX, 1, NULL, 0, PATIENCE_US);
@@ -151,7 +151,7 @@ static void *send_all(void *argument)
 
 static void test_any_source(void)
 {
-    struct world world = open_world(4, "mem", LOSS_PPM);
+    struct world world = open_world(4, "mem", LOSS);
     struct team team = open_team(&world, 1, true);
     struct talk talks[4];
     cl_operation *operations[3 * MESSAGES];
@@ -349,7 +349,7 @@ static void test_abort(void)
 static void test_close_with_messages_in_flight(void)
 {
     for (uint32_t round = 0; round < 6; round++) {
-        struct world world = open_world(3, "mem", LOSS_PPM);
+        struct world world = open_world(3, "mem", LOSS);
         struct team team = open_team(&world, 1, round % 2 == 0);
         uint8_t *data = calloc(1, LARGE), *targets[2] = {calloc(1, LARGE), calloc(1, LARGE)};
         cl_operation *out = start_send(&team, 0, 1, 1, data, LARGE, PATIENCE_US);

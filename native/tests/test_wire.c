@@ -1,5 +1,6 @@
 /* The wires: what is sent arrives, whole and at its port, however the kernel batches it. */
 #include "tests/check.h"
+#include "tests/mem_wire.h"
 #include "wire/wire.h"
 
 #include <netinet/in.h>
@@ -41,13 +42,10 @@ static void keep(void *context, const uint8_t *bytes, size_t length, bool conges
     inbox->last[inbox->count++] = length > 0 ? bytes[length - 1] : 0;
 }
 
-static struct cl_wire *open_wire(const struct cl_wire_type *type, uint32_t ports, uint32_t loss_ppm)
+static struct cl_wire *open_wire(const struct cl_wire_type *type, uint32_t ports, double loss)
 {
-    struct cl_wire_config config = {.addresses = LOCALHOST,
-                                    .address_count = ports,
-                                    .datagram_bytes = DATAGRAM_BYTES,
-                                    .loss_ppm = loss_ppm,
-                                    .seed = 1};
+    mem_wire_lose(loss);
+    struct cl_wire_config config = {.addresses = LOCALHOST, .address_count = ports, .datagram_bytes = DATAGRAM_BYTES};
     struct cl_wire *wire = NULL;
     CHECK_EQ(type->open(&config, &wire), CL_OK);
     return wire;
@@ -274,32 +272,32 @@ static void test_udp_errors(void)
 
 static void test_mem(void)
 {
-    struct cl_wire *from = open_wire(&cl_wire_mem, 1, 0), *to = open_wire(&cl_wire_mem, 1, 0);
+    struct cl_wire *from = open_wire(&mem_wire, 1, 0), *to = open_wire(&mem_wire, 1, 0);
     struct inbox inbox = {0};
-    send_and_check(&cl_wire_mem, from, to, &inbox);
-    struct pollfd fd = {.fd = cl_wire_mem.descriptor(to, 0), .events = POLLIN};
+    send_and_check(&mem_wire, from, to, &inbox);
+    struct pollfd fd = {.fd = mem_wire.descriptor(to, 0), .events = POLLIN};
     CHECK_EQ(poll(&fd, 1, 0), 0); /* nothing is left that would keep a thread awake */
-    CHECK_EQ(cl_wire_mem.link(from, 0, "", 100000), CL_EINVAL);
-    cl_wire_mem.close(to);
+    CHECK_EQ(mem_wire.link(from, 0, "", 100000), CL_EINVAL);
+    mem_wire.close(to);
     struct cl_wire_datagram late = make(0, 0, 10);
-    CHECK_EQ(cl_wire_mem.send(from, &late, 1), 1); /* nobody there any more */
-    cl_wire_mem.close(from);
+    CHECK_EQ(mem_wire.send(from, &late, 1), 1); /* nobody there any more */
+    mem_wire.close(from);
 }
 
 static void test_mem_loss(void)
 {
-    struct cl_wire *from = open_wire(&cl_wire_mem, 1, 250000), *to = open_wire(&cl_wire_mem, 1, 0);
-    int link = cl_wire_mem.link(from, 0, "", number_of(&cl_wire_mem, to, 0));
+    struct cl_wire *from = open_wire(&mem_wire, 1, 0.25), *to = open_wire(&mem_wire, 1, 0);
+    int link = mem_wire.link(from, 0, "", number_of(&mem_wire, to, 0));
     struct cl_wire_datagram datagrams[MANY];
     for (size_t i = 0; i < MANY; i++)
         datagrams[i] = make(i, (uint32_t)link, 10);
-    CHECK_EQ(cl_wire_mem.send(from, datagrams, MANY), MANY);
+    CHECK_EQ(mem_wire.send(from, datagrams, MANY), MANY);
     struct inbox inbox = {0};
-    while (cl_wire_mem.receive(to, 0, keep, &inbox)) {
+    while (mem_wire.receive(to, 0, keep, &inbox)) {
     }
     CHECK(inbox.count > MANY / 2 && inbox.count < MANY); /* the seed decides which: the same ones in every run */
-    cl_wire_mem.close(from);
-    cl_wire_mem.close(to); /* letters still inside are freed: the sanitizer sees to it */
+    mem_wire.close(from);
+    mem_wire.close(to); /* letters still inside are freed: the sanitizer sees to it */
 }
 
 /* A plain socket that sees the marks. Each datagram's head says which one it was sent with. */
@@ -388,7 +386,6 @@ static void test_udp_congestion(void)
 static void test_find(void)
 {
     CHECK(cl_wire_find("udp") == &cl_wire_udp);
-    CHECK(cl_wire_find("mem") == &cl_wire_mem);
     CHECK(cl_wire_find("ofi") == &cl_wire_ofi);
     CHECK(cl_wire_find("pigeon") == NULL);
 }

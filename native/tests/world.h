@@ -14,14 +14,16 @@
 #include "group/group.h"
 #include "tests/check.h"
 #include "tests/draft.h"
+#include "tests/mem_wire.h"
 
 enum {
     RANKS_MAX = 4,
     WORDS = 3001, /* several packets, the last one odd */
     STAGING = 16384,
     PATIENCE_US = 20000000, /* "for ever", but a hanging test ends */
-    LOSS_PPM = 50000,
 };
+
+#define LOSS 0.05
 
 static const uint8_t KEY[16] = "of these tests";
 
@@ -33,17 +35,18 @@ struct world {
     char bells[RANKS_MAX][CL_BELL_BYTES];
 };
 
-static inline struct cl_engine_options options_of(const char *wire, uint32_t loss_ppm)
+static inline struct cl_engine_options options_of(const char *wire, double loss)
 {
+    bool mem = strcmp(wire, "mem") == 0;
+    mem_wire_lose(loss);
     static const char *const addresses[] = {"127.0.0.1"};
     return (struct cl_engine_options){.wire = wire,
+                                      .wire_type = mem ? &mem_wire : NULL,
                                       .addresses = addresses,
                                       .address_count = strcmp(wire, "none") == 0 ? 0 : 1,
                                       .datagram_bytes = 1472,
                                       .unexpected_limit_bytes = 1 << 20,
-                                      .peer_timeout_us = 3000000,
-                                      .mem_loss_ppm = loss_ppm,
-                                      .mem_seed = 1};
+                                      .peer_timeout_us = 3000000};
 }
 
 static inline struct world open_world_of(uint32_t size, struct cl_engine_options options)
@@ -54,7 +57,6 @@ static inline struct world open_world_of(uint32_t size, struct cl_engine_options
     struct world world = {.size = size};
     uint32_t ports[RANKS_MAX] = {0};
     for (uint32_t rank = 0; rank < size; rank++) {
-        options.mem_seed = rank;
         CHECK_EQ(cl_engine_open(&options, &world.engines[rank]), CL_OK);
         CHECK_EQ(cl_engine_bell(world.engines[rank], world.bells[rank]), CL_OK);
         CHECK_EQ(cl_engine_identify(world.engines[rank], job, KEY, (uint16_t)rank, 0), CL_OK);
@@ -70,9 +72,9 @@ static inline struct world open_world_of(uint32_t size, struct cl_engine_options
     return world;
 }
 
-static inline struct world open_world(uint32_t size, const char *wire, uint32_t loss_ppm)
+static inline struct world open_world(uint32_t size, const char *wire, double loss)
 {
-    return open_world_of(size, options_of(wire, loss_ppm));
+    return open_world_of(size, options_of(wire, loss));
 }
 
 /* One in which silence means nothing for that long. */

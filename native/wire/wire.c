@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-static const struct cl_wire_type *const types[] = {&cl_wire_udp, &cl_wire_mem, &cl_wire_ofi};
+static const struct cl_wire_type *const types[] = {&cl_wire_udp, &cl_wire_ofi};
 
 const struct cl_wire_type *cl_wire_find(const char *name)
 {

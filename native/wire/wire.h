@@ -20,8 +20,6 @@ struct cl_wire_config {
     const char *const *addresses;
     uint32_t address_count;
     uint32_t datagram_bytes;
-    uint32_t loss_ppm; /* mem only */
-    uint32_t seed;     /* mem only */
     bool dscp; /* udp only: write each datagram's traffic class into its IP header, and read those of switches */
     const char *provider; /* ofi only: libfabric's name of it; NULL or empty: its first */
 };
@@ -59,7 +57,6 @@ struct cl_wire_type {
 };
 
 extern const struct cl_wire_type cl_wire_udp;
-extern const struct cl_wire_type cl_wire_mem;
 extern const struct cl_wire_type cl_wire_ofi;
 
 /* The type of that name, or NULL. */

@@ -1,9 +1,4 @@
-/*
- * mem: datagrams between engines of one process, for tests. A port is a mailbox in a process-wide table, guarded by
- * one lock: simplicity counts here, speed does not. Loss is drawn from a seeded generator so that tests can lose
- * packets without root.
- */
-#include "wire/wire.h"
+#include "tests/mem_wire.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -29,19 +24,21 @@ struct cl_wire {
     uint32_t port_count;
     uint32_t links[LINKS];
     uint32_t link_count;
-    uint32_t loss_ppm;
+    double loss;
     uint64_t random;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct mailbox *mailboxes[MAILBOXES];
+static double loss;
 
-static uint32_t draw(uint64_t *state) /* splitmix64 */
+/* 0 to 1, by splitmix64. */
+static double draw(uint64_t *state)
 {
     uint64_t z = (*state += 0x9E3779B97F4A7C15u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return (uint32_t)((z ^ (z >> 31)) % 1000000u);
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
 static void mem_close(struct cl_wire *wire)
@@ -86,12 +83,12 @@ static int mem_open(const struct cl_wire_config *config, struct cl_wire **out)
     struct cl_wire *wire = calloc(1, sizeof *wire);
     if (wire == NULL)
         return CL_ENOMEM;
-    wire->loss_ppm = config->loss_ppm;
-    wire->random = config->seed;
     int status = CL_OK;
     pthread_mutex_lock(&lock);
+    wire->loss = loss;
     for (uint32_t i = 0; i < config->address_count && status == CL_OK; i++)
         status = open_port(wire);
+    wire->random = wire->port_count > 0 ? wire->ports[0] : 0;
     pthread_mutex_unlock(&lock);
     if (status != CL_OK) {
         mem_close(wire);
@@ -142,7 +139,7 @@ static size_t mem_send(struct cl_wire *wire, const struct cl_wire_datagram *data
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < count; i++) {
         struct mailbox *box = mailboxes[wire->links[datagrams[i].link]];
-        if (box != NULL && (wire->loss_ppm == 0 || draw(&wire->random) >= wire->loss_ppm))
+        if (box != NULL && draw(&wire->random) >= wire->loss)
             put(box, &datagrams[i]);
     }
     pthread_mutex_unlock(&lock);
@@ -172,7 +169,14 @@ static bool mem_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn 
     return count == BATCH;
 }
 
-const struct cl_wire_type cl_wire_mem = {
+void mem_wire_lose(double share)
+{
+    pthread_mutex_lock(&lock);
+    loss = share;
+    pthread_mutex_unlock(&lock);
+}
+
+const struct cl_wire_type mem_wire = {
     .name = "mem",
     .open = mem_open,
     .close = mem_close,
