@@ -334,21 +334,21 @@ class NativeGroup:
         successors = ffi.from_buffer("uint32_t[]", plan.successors) if len(plan.successors) else ffi.NULL
         # Plans know no tensors: the frontend vouches for the sizes of INPUT and OUTPUT, the engine checks the others.
         unbounded = 1 << 62
-        status = lib.cl_plan_create(
-            steps,
-            len(plan.steps),
-            successors,
-            len(plan.successors),
-            plan.rank,
-            plan.world_size,
-            unbounded,
-            unbounded,
-            plan.scratch_bytes,
-            self.staging_bytes,
-            out,
-        )
+        options = {
+            "steps": steps,
+            "step_count": len(plan.steps),
+            "successors": successors,
+            "successor_count": len(plan.successors),
+            "rank": plan.rank,
+            "world_size": plan.world_size,
+            "input_bytes": unbounded,
+            "output_bytes": unbounded,
+            "scratch_bytes": plan.scratch_bytes,
+            "staging_bytes": self.staging_bytes,
+            "signature": plan.signature,
+        }
+        status = lib.cl_plan_create(ffi.new("struct cl_plan_options *", options), out)
         check(status, f"rank {self.rank} of group {self.name!r}: loading a plan of {len(plan.steps)} steps")
-        lib.cl_plan_sign(out[0], plan.signature)
         native = ffi.gc(out[0], lib.cl_plan_release)  # freed after its last use, here or in the engine
         self._plans[id(plan)] = native
         weakref.finalize(plan, self._plans.pop, id(plan), None).atexit = False

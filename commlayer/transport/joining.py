@@ -193,16 +193,18 @@ def _add_peer(
         )
     texts = [ffi.new("char[]", path.address.encode()) for path in paths]
     addresses = ffi.new("char *[]", texts)
-    status = lib.cl_engine_add_peer(
-        engine.raw,
-        peer["peer"],
-        len(paths),
-        ffi.new("uint32_t[]", [path.local for path in paths]),
-        ffi.cast("const char *const *", addresses),
-        ffi.new("uint32_t[]", [path.port for path in paths]),
-        min(own["packet_bytes"], peer["packet_bytes"]),
-        ffi.NULL if key is None else pair_key(key, own, peer),
-    )
+    local = ffi.new("uint32_t[]", [path.local for path in paths])
+    ports = ffi.new("uint32_t[]", [path.port for path in paths])
+    options = {
+        "peer": peer["peer"],
+        "path_count": len(paths),
+        "local": local,
+        "remote_addresses": ffi.cast("const char *const *", addresses),
+        "remote_ports": ports,
+        "packet_bytes": min(own["packet_bytes"], peer["packet_bytes"]),
+        "key": ffi.NULL if key is None else ffi.from_buffer("uint8_t[]", pair_key(key, own, peer)),
+    }
+    status = lib.cl_engine_add_peer(engine.raw, ffi.new("struct cl_peer_options *", options))
     check(status, f"{what}: adding rank {other} at {_addresses(peer)}")
 
 

@@ -179,14 +179,11 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint
     return status;
 }
 
-int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
-                       const char *const *remote_addresses, const uint32_t *remote_ports, uint32_t packet_bytes,
-                       const uint8_t *key)
+int cl_engine_add_peer(cl_engine *engine, const struct cl_peer_options *options)
 {
-    struct cl_new_peer new_peer = {peer, path_count, local, remote_addresses, remote_ports, packet_bytes, key};
     pthread_mutex_lock(&engine->core);
-    int status = engine->endpoint == NULL ? CL_EINVAL
-                                          : cl_peers_add(&engine->peers, &new_peer, &engine->ports, engine->endpoint);
+    int status =
+        engine->endpoint == NULL ? CL_EINVAL : cl_peers_add(&engine->peers, options, &engine->ports, engine->endpoint);
     pthread_mutex_unlock(&engine->core);
     return status;
 }

@@ -24,14 +24,14 @@ void cl_peers_free(struct cl_peers *peers)
 }
 
 /* Fills in a link per path, and the interfaces they leave through. */
-static int make_links(struct cl_link *links, uint32_t *interfaces, const struct cl_new_peer *new_peer,
+static int make_links(struct cl_link *links, uint32_t *interfaces, const struct cl_peer_options *options,
                       const struct cl_ports *ports)
 {
-    for (uint32_t i = 0; i < new_peer->path_count; i++) {
-        uint32_t port = new_peer->local[i];
+    for (uint32_t i = 0; i < options->path_count; i++) {
+        uint32_t port = options->local[i];
         if (port >= ports->count)
             return CL_EINVAL;
-        int link = ports->wire_type->link(ports->wire, port, new_peer->remote_addresses[i], new_peer->remote_ports[i]);
+        int link = ports->wire_type->link(ports->wire, port, options->remote_addresses[i], options->remote_ports[i]);
         if (link < 0)
             return link;
         links[i] = (struct cl_link){(uint32_t)link, port};
@@ -40,23 +40,23 @@ static int make_links(struct cl_link *links, uint32_t *interfaces, const struct 
     return CL_OK;
 }
 
-int cl_peers_add(struct cl_peers *peers, const struct cl_new_peer *new_peer, const struct cl_ports *ports,
+int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, const struct cl_ports *ports,
                  struct cl_endpoint *endpoint)
 {
-    uint16_t peer = new_peer->peer;
-    if (peer >= CL_PEERS_MAX || new_peer->path_count == 0 || new_peer->path_count > CL_PEER_PATHS_MAX)
+    uint16_t peer = options->peer;
+    if (peer >= CL_PEERS_MAX || options->path_count == 0 || options->path_count > CL_PEER_PATHS_MAX)
         return CL_EINVAL;
     if (peers->links[peer] != NULL)
         return CL_OK;
     uint32_t interfaces[CL_PEER_PATHS_MAX];
-    struct cl_link *links = calloc(new_peer->path_count, sizeof *links);
-    int status = links == NULL ? CL_ENOMEM : make_links(links, interfaces, new_peer, ports);
+    struct cl_link *links = calloc(options->path_count, sizeof *links);
+    int status = links == NULL ? CL_ENOMEM : make_links(links, interfaces, options, ports);
     if (status == CL_OK)
-        status = cl_endpoint_add_peer_through(endpoint, peer, (uint16_t)new_peer->path_count, interfaces);
-    if (status == CL_OK && new_peer->packet_bytes != 0)
-        status = cl_endpoint_cut_peer(endpoint, peer, new_peer->packet_bytes);
-    if (status == CL_OK && new_peer->key != NULL)
-        status = cl_endpoint_key_peer(endpoint, peer, new_peer->key);
+        status = cl_endpoint_add_peer_through(endpoint, peer, (uint16_t)options->path_count, interfaces);
+    if (status == CL_OK && options->packet_bytes != 0)
+        status = cl_endpoint_cut_peer(endpoint, peer, options->packet_bytes);
+    if (status == CL_OK && options->key != NULL)
+        status = cl_endpoint_key_peer(endpoint, peer, options->key);
     if (status != CL_OK) {
         free(links);
         return status;

@@ -34,16 +34,6 @@ struct cl_peers {
 bool cl_peers_init(struct cl_peers *peers);
 void cl_peers_free(struct cl_peers *peers);
 
-/* A new peer: see cl_engine_add_peer. */
-struct cl_new_peer {
-    uint16_t peer;
-    uint32_t path_count;
-    const uint32_t *local;
-    const char *const *remote_addresses;
-    const uint32_t *remote_ports;
-    uint32_t packet_bytes;
-    const uint8_t *key;
-};
 /* The ports of this process on its wire. */
 struct cl_ports {
     const struct cl_wire_type *wire_type;
@@ -52,7 +42,7 @@ struct cl_ports {
     uint32_t interfaces[CL_PORTS_MAX]; /* by port: the number of its interface; ports of one address share one */
 };
 /* Links this process's ports with those of a peer, and adds the peer to the endpoint. A known peer stays as it is. */
-int cl_peers_add(struct cl_peers *peers, const struct cl_new_peer *new_peer, const struct cl_ports *ports,
+int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, const struct cl_ports *ports,
                  struct cl_endpoint *endpoint);
 /* Watches the process of a peer for its death. Watching it again changes nothing. */
 int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid);

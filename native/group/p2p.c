@@ -28,7 +28,12 @@ static int make_plan(enum cl_step_kind kind, uint64_t length, cl_plan **plan)
                                     .length = i + 1 < messages ? MESSAGE_LIMIT_BYTES : length - offset,
                                     .message = i};
     }
-    int status = cl_plan_create(steps, (uint32_t)messages, NULL, 0, 0, 2, length, length, 0, 0, plan);
+    struct cl_plan_options options = {.steps = steps,
+                                      .step_count = (uint32_t)messages,
+                                      .world_size = 2,
+                                      .input_bytes = length,
+                                      .output_bytes = length};
+    int status = cl_plan_create(&options, plan);
     if (steps != few)
         free(steps);
     return status;

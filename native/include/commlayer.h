@@ -143,21 +143,23 @@ typedef struct cl_operation cl_operation;
 
 /* One short sentence for a code; never NULL. */
 const char *cl_error_text(int code);
-/* "avx512", "avx2" or "scalar": the kernels this process uses. */
-const char *cl_kernels_level(void);
-/* CL_EINVAL when this CPU lacks the level. For tests and comparisons. */
-int cl_kernels_select(const char *level);
 
 /* ---- plans ---- */
 
+struct cl_plan_options {
+    const struct cl_step *steps;
+    uint32_t step_count;
+    const uint32_t *successors; /* of all steps, each a slice: see struct cl_step */
+    uint32_t successor_count;
+    uint32_t rank, world_size;
+    uint64_t input_bytes, output_bytes, scratch_bytes, staging_bytes;
+    /* Names the collective of which the plan is one rank's part: the same number on all ranks that call the same one,
+     * and only on them; 0: unknown. Ranks whose operations differ in it, in dtype or in op get CL_EMISMATCH, here or
+     * with the next operation. */
+    uint32_t signature;
+};
 /* Copies and checks a plan: kinds, buffers, peers < world_size, successors in range, no cycle, posts. */
-int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,
-                   uint32_t successor_count, uint32_t rank, uint32_t world_size, uint64_t input_bytes,
-                   uint64_t output_bytes, uint64_t scratch_bytes, uint64_t staging_bytes, cl_plan **plan);
-/* Says of which collective the plan is one rank's part: the same number on all ranks that call the same one, and only
- * on them; 0, as it is at first: unknown. Ranks whose operations differ in it, in dtype or in op get CL_EMISMATCH, here
- * or with the next operation. Before the plan is first submitted. */
-void cl_plan_sign(cl_plan *plan, uint32_t signature);
+int cl_plan_create(const struct cl_plan_options *options, cl_plan **plan);
 /* Operations in flight keep their plan alive. */
 void cl_plan_release(cl_plan *plan);
 
@@ -208,13 +210,20 @@ uint32_t cl_engine_packet_bytes(cl_engine *engine);
 /* Names this process within its job, whose key of 16 bytes its ranks share as a secret; once, before the first group.
  * The same values again are accepted. */
 int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch);
-/* Makes a peer reachable: path i goes from local address local[i] to the remote address and port. `packet_bytes` is
- * what a full packet between the two carries, the same at both: no more than cl_engine_packet_bytes of either; 0: as
- * much as that. `key`, 16 bytes, is that of the two alone; NULL: they use the job's. Adding a known peer again is
- * accepted and changes nothing. */
-int cl_engine_add_peer(cl_engine *engine, uint16_t peer, uint32_t path_count, const uint32_t *local,
-                       const char *const *remote_addresses, const uint32_t *remote_ports, uint32_t packet_bytes,
-                       const uint8_t *key);
+/* A peer and the paths to it: path i goes from local address local[i] to the remote address and port. */
+struct cl_peer_options {
+    uint16_t peer;
+    uint32_t path_count;
+    const uint32_t *local;
+    const char *const *remote_addresses;
+    const uint32_t *remote_ports;
+    /* What a full packet between the two carries, the same at both: no more than cl_engine_packet_bytes of either; 0:
+     * as much as that. */
+    uint32_t packet_bytes;
+    const uint8_t *key; /* 16 bytes, of the two alone; NULL: they use the job's */
+};
+/* Makes a peer reachable. Adding a known peer again is accepted and changes nothing. */
+int cl_engine_add_peer(cl_engine *engine, const struct cl_peer_options *options);
 /* Watches a process of this host: its death is reported as the loss of the peer. */
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 

@@ -119,28 +119,23 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
     return true;
 }
 
-void cl_plan_sign(cl_plan *plan, uint32_t signature)
+int cl_plan_create(const struct cl_plan_options *options, cl_plan **out)
 {
-    plan->signature = signature;
-}
-
-int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint32_t *successors,
-                   uint32_t successor_count, uint32_t rank, uint32_t world_size, uint64_t input_bytes,
-                   uint64_t output_bytes, uint64_t scratch_bytes, uint64_t staging_bytes, cl_plan **out)
-{
-    if (out == NULL || rank >= world_size || (step_count > 0 && steps == NULL) ||
-        (successor_count > 0 && successors == NULL))
+    uint32_t step_count = options->step_count, successor_count = options->successor_count;
+    if (out == NULL || options->rank >= options->world_size || (step_count > 0 && options->steps == NULL) ||
+        (successor_count > 0 && options->successors == NULL))
         return CL_EINVAL;
     *out = NULL;
     struct cl_plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL)
         return CL_ENOMEM;
     atomic_init(&plan->references, 1);
-    plan->rank = rank;
-    plan->world_size = world_size;
+    plan->rank = options->rank;
+    plan->world_size = options->world_size;
+    plan->signature = options->signature;
     plan->step_count = step_count;
-    plan->scratch_bytes = scratch_bytes;
-    plan->staging_bytes = staging_bytes;
+    plan->scratch_bytes = options->scratch_bytes;
+    plan->staging_bytes = options->staging_bytes;
     plan->steps = calloc((size_t)step_count + 1, sizeof *plan->steps);
     plan->successors = calloc((size_t)successor_count + 1, sizeof *plan->successors);
     plan->roots = calloc((size_t)step_count + 1, sizeof *plan->roots);
@@ -149,10 +144,11 @@ int cl_plan_create(const struct cl_step *steps, uint32_t step_count, const uint3
         return CL_ENOMEM;
     }
     if (step_count > 0)
-        memcpy(plan->steps, steps, step_count * sizeof *steps);
+        memcpy(plan->steps, options->steps, step_count * sizeof *plan->steps);
     if (successor_count > 0)
-        memcpy(plan->successors, successors, successor_count * sizeof *successors);
-    const uint64_t sizes[4] = {input_bytes, output_bytes, scratch_bytes, staging_bytes};
+        memcpy(plan->successors, options->successors, successor_count * sizeof *plan->successors);
+    const uint64_t sizes[4] = {options->input_bytes, options->output_bytes, options->scratch_bytes,
+                               options->staging_bytes};
     if (!inspect(plan, sizes) || !order_is_valid(plan, successor_count)) {
         cl_plan_release(plan);
         return CL_EINVAL;

@@ -86,12 +86,17 @@ cl_plan *sim_plans_load(struct sim_plans *plans, uint32_t shape_index, uint32_t 
     if (*loaded != NULL)
         return *loaded;
     const struct sim_part *part = sim_plans_part(plans, shape, rank);
-    int status = cl_plan_create(sim_plans_steps(plans, part), part->step_count,
-                                (const uint32_t *)(const void *)(plans->bytes + part->successors_at),
-                                part->successor_count, rank, shape->world, shape->input_bytes, shape->output_bytes,
-                                part->scratch_bytes, part->staging_bytes, loaded);
-    if (status != CL_OK)
-        return NULL;
-    cl_plan_sign(*loaded, shape_index + 1);
-    return *loaded;
+    const void *successors = plans->bytes + part->successors_at;
+    struct cl_plan_options options = {.steps = sim_plans_steps(plans, part),
+                                      .step_count = part->step_count,
+                                      .successors = successors,
+                                      .successor_count = part->successor_count,
+                                      .rank = rank,
+                                      .world_size = shape->world,
+                                      .input_bytes = shape->input_bytes,
+                                      .output_bytes = shape->output_bytes,
+                                      .scratch_bytes = part->scratch_bytes,
+                                      .staging_bytes = part->staging_bytes,
+                                      .signature = shape_index + 1};
+    return cl_plan_create(&options, loaded) == CL_OK ? *loaded : NULL;
 }

@@ -53,9 +53,14 @@ static inline cl_plan *all_reduce_plan(uint32_t rank, uint32_t segments)
             }
     }
     cl_plan *plan = NULL;
-    CHECK_EQ(cl_plan_create(steps, count, successors, edges, rank, HOSTS, 0, (uint64_t)segments * SEGMENT_BYTES, 0, 0,
-                            &plan),
-             CL_OK);
+    struct cl_plan_options options = {.steps = steps,
+                                      .step_count = count,
+                                      .successors = successors,
+                                      .successor_count = edges,
+                                      .rank = rank,
+                                      .world_size = HOSTS,
+                                      .output_bytes = (uint64_t)segments * SEGMENT_BYTES};
+    CHECK_EQ(cl_plan_create(&options, &plan), CL_OK);
     free(steps);
     free(successors);
     return plan;

@@ -54,9 +54,17 @@ static inline void draft_lay_out(struct draft *draft)
 /* Creates the plan as laid out, with later changes by the test. */
 static inline int draft_create(const struct draft *draft, cl_plan **plan)
 {
-    return cl_plan_create(draft->steps, draft->step_count, draft->successors, draft->edge_count, draft->rank,
-                          draft->world_size, draft->input_bytes, draft->output_bytes, draft->scratch_bytes,
-                          draft->staging_bytes, plan);
+    struct cl_plan_options options = {.steps = draft->steps,
+                                      .step_count = draft->step_count,
+                                      .successors = draft->successors,
+                                      .successor_count = draft->edge_count,
+                                      .rank = draft->rank,
+                                      .world_size = draft->world_size,
+                                      .input_bytes = draft->input_bytes,
+                                      .output_bytes = draft->output_bytes,
+                                      .scratch_bytes = draft->scratch_bytes,
+                                      .staging_bytes = draft->staging_bytes};
+    return cl_plan_create(&options, plan);
 }
 
 static inline cl_plan *draft_finish(struct draft *draft)

@@ -31,15 +31,17 @@ static void test_open_errors(void)
     CHECK_EQ(cl_engine_open(&options, &engine), CL_OK);
     uint32_t port, local = 7, remote = 3;
     const char *address = "127.0.0.1";
+    struct cl_peer_options peer = {
+        .peer = 1, .path_count = 1, .local = &local, .remote_addresses = &address, .remote_ports = &remote};
     CHECK_EQ(cl_engine_port(engine, 1, &port), CL_EINVAL);
-    CHECK_EQ(cl_engine_add_peer(engine, 1, 1, &local, &address, &remote, 0, NULL), CL_EINVAL); /* who are we? */
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL); /* who are we? */
     CHECK_EQ(cl_engine_identify(engine, 5, KEY, 0, 0), CL_OK);
     CHECK_EQ(cl_engine_identify(engine, 5, KEY, 0, 0), CL_OK);
     CHECK_EQ(cl_engine_identify(engine, 6, KEY, 0, 0), CL_EINVAL);
     CHECK_EQ(cl_engine_identify(engine, 5, other_key, 0, 0), CL_EINVAL);
-    CHECK_EQ(cl_engine_add_peer(engine, 1, 1, &local, &address, &remote, 0, NULL),
-             CL_EINVAL); /* no such port of ours */
-    CHECK_EQ(cl_engine_add_peer(engine, CL_PEERS_MAX, 1, &local, &address, &remote, 0, NULL), CL_EINVAL);
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL); /* no such port of ours */
+    peer.peer = CL_PEERS_MAX;
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL);
     cl_engine_close(engine);
     cl_engine_close(NULL);
 }
@@ -62,7 +64,9 @@ static void test_ports_of_one_interface(void)
     CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 2), CL_EINVAL);
     CHECK_EQ(cl_engine_identify(engine, 5, KEY, 0, 0), CL_OK);
     CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 2), CL_EINVAL);
-    CHECK_EQ(cl_engine_add_peer(engine, 1, 2, local, remote, ports, 0, NULL), CL_OK);
+    struct cl_peer_options peer = {
+        .peer = 1, .path_count = 2, .local = local, .remote_addresses = remote, .remote_ports = ports};
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_OK);
     CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 1), 2);
     CHECK_EQ(paths[0].port, 2);
     CHECK_EQ(paths[1].port, 9);

@@ -443,12 +443,12 @@ static void check_signatures(bool shared)
     struct team team = open_team(&world, 1, shared);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++) {
-        cl_plan_sign(team.plans[rank], 77);
+        team.plans[rank]->signature = 77;
         jobs[rank] =
             (struct job){.team = &team, .rank = rank, .rounds = 5, .submit_every = 2, .timeout_us = PATIENCE_US};
     }
     run_jobs(jobs, 3);
-    cl_plan_sign(team.plans[1], 78);
+    team.plans[1]->signature = 78;
     for (uint32_t rank = 0; rank < 3; rank++)
         jobs[rank].expected = CL_EMISMATCH;
     run_jobs(jobs, 3);

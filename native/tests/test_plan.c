@@ -71,7 +71,7 @@ static void test_a_sound_plan(void)
 static void test_an_empty_plan(void)
 {
     cl_plan *plan;
-    CHECK_EQ(cl_plan_create(NULL, 0, NULL, 0, 0, 1, 0, 0, 0, 0, &plan), CL_OK);
+    CHECK_EQ(cl_plan_create(&(struct cl_plan_options){.world_size = 1}, &plan), CL_OK);
     CHECK(!plan->uses_host);
     CHECK_EQ(plan->root_count, 0);
     cl_plan_release(plan);
@@ -81,9 +81,12 @@ static void test_arguments(void)
 {
     struct draft draft = sound();
     cl_plan *plan;
-    CHECK_EQ(cl_plan_create(draft.steps, 1, NULL, 0, 0, 1, 0, 0, 0, 0, NULL), CL_EINVAL);
-    CHECK_EQ(cl_plan_create(NULL, 1, NULL, 0, 0, 1, 0, 0, 0, 0, &plan), CL_EINVAL);
-    CHECK_EQ(cl_plan_create(NULL, 0, NULL, 1, 0, 1, 0, 0, 0, 0, &plan), CL_EINVAL);
+    struct cl_plan_options options = {.steps = draft.steps, .step_count = 1, .world_size = 1};
+    CHECK_EQ(cl_plan_create(&options, NULL), CL_EINVAL);
+    options.steps = NULL;
+    CHECK_EQ(cl_plan_create(&options, &plan), CL_EINVAL);
+    options = (struct cl_plan_options){.successor_count = 1, .world_size = 1};
+    CHECK_EQ(cl_plan_create(&options, &plan), CL_EINVAL);
     draft.rank = draft.world_size;
     CHECK_EQ(create(&draft), CL_EINVAL);
 }

@@ -65,9 +65,14 @@ static inline struct world open_world_of(uint32_t size, struct cl_engine_options
     }
     for (uint32_t rank = 0; rank < size && options.address_count > 0; rank++)
         for (uint16_t peer = 0; peer < size; peer++)
-            if (peer != rank)
-                CHECK_EQ(cl_engine_add_peer(world.engines[rank], peer, 1, &first, &address, &ports[peer], 0, NULL),
-                         CL_OK);
+            if (peer != rank) {
+                struct cl_peer_options options_of_peer = {.peer = peer,
+                                                          .path_count = 1,
+                                                          .local = &first,
+                                                          .remote_addresses = &address,
+                                                          .remote_ports = &ports[peer]};
+                CHECK_EQ(cl_engine_add_peer(world.engines[rank], &options_of_peer), CL_OK);
+            }
     job++;
     return world;
 }

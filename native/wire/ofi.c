@@ -1,6 +1,6 @@
 /*
- * ofi: datagrams over libfabric's FI_EP_DGRAM endpoints, for networks whose fast way is not a socket: verbs (UD), efa.
- * The provider `udp` runs on any host and is what the tests use.
+ * ofi, experimental until it has met real hardware: datagrams over libfabric's FI_EP_DGRAM endpoints, for networks
+ * whose fast way is not a socket: verbs (UD), efa. The provider `udp` runs on any host and is what the tests use.
  *
  * libfabric is loaded when the first wire opens, so that nobody needs it to install or run commlayer; its headers are
  * needed to compile this file's inside. Each port has a domain of its own. Head and payload are copied into slots that
