@@ -1,0 +1,133 @@
+"""The pages of the documentation name files, headings and targets that exist, and figures that their pages have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
+FOLDERS = "commlayer|native|bench|tests|docs|examples|requirements"
+SOURCES = ("commlayer", "native")
+SUFFIXES = (".py", ".c", ".h")
+STORE_ENTRY = "commlayer/job"  # looks like a path
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and images that are no addresses."""
+    return [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def paths(text: str) -> list[str]:
+    """Everything in the text that looks like a path of the repository."""
+    found = [path.rstrip(".") for path in re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w.*/-]*", text)]
+    return [path for path in found if path != STORE_ENTRY]
+
+
+def names_of_tree(text: str) -> set[str]:
+    """The paths that a tree names: one indented line per folder ("name/") or row of names, then its meaning."""
+    found: set[str] = set()
+    folders: list[str] = []
+    for line in text.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        names, _, meaning = line.strip().partition("  ")
+        for name in names.split(", "):
+            found.add("/".join([*folders[:depth], name.rstrip("/")]))
+        if names.endswith("/") and meaning:
+            folders = [*folders[:depth], names.rstrip("/")]
+    return found
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file or folder; a path without suffix may be a module or a noun in C."""
+    return any((ROOT / f"{path}{suffix}").exists() for suffix in ("", *SUFFIXES))
+
+
+def tree() -> set[str]:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    return names_of_tree(page.partition("```\n")[2].partition("```")[0])
+
+
+def sources() -> set[str]:
+    """Every module of the package and every noun of the engine, without suffix; tests and simulators: folders."""
+    found = set()
+    for folder in SOURCES:
+        for path in (ROOT / folder).rglob("*"):
+            whole = relative(path).startswith(("commlayer/tools/", "native/sim/", "native/fabric/"))
+            whole |= relative(path).startswith(("native/tests/", "native/fuzz/", "native/kernels/", "native/include/"))
+            if path.suffix in SUFFIXES and path.name[0] != "_":
+                found.add(relative(path.parent if whole else path.with_suffix("")))
+    return {re.sub(r"^(commlayer/tools|native/kernels)/.*", r"\1", name) for name in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = page if not name else page.parent / name
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_paths_exist(page: Path) -> None:
+    missing = [path for path in paths(page.read_text(encoding="utf-8")) if not list(ROOT.glob(path))]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = re.findall(r"(?:^ *|`)make (?!build/)([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= targets
+
+
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs/README.md"
+    listed = {(index.parent / link).resolve() for link in links(index.read_text(encoding="utf-8"))}
+    assert listed == {page for page in PAGES if page.parent == index.parent} - {index}
+
+
+def test_the_tree_names_what_is_there() -> None:
+    assert {name for name in tree() if not exists(name)} == set()
+
+
+def test_the_tree_names_every_source() -> None:
+    assert sources() - tree() == set()
+
+
+def test_figures_of_the_readme_are_those_of_the_page_that_has_them() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    pages = {"bench.first_light": "results", "bench.stress": "stress", "bench.time_to_loss": "training"}
+    for line in rows[1:]:
+        _, _, ours, gloo, ratio, command = (cell.strip() for cell in line.strip("|").split("|"))
+        name = next(page for script, page in pages.items() if f"{script} --only" in command)
+        measured = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8").splitlines()
+        figures = [each.removesuffix(" s") for each in (ours, gloo, ratio.removesuffix("x")) if each]
+        assert len(figures) >= 2, line
+        assert all(any(re.search(rf"(?<![\d.]){figure}(?!\d)", row) for row in measured) for figure in figures), line
+
+
+def test_names_of_a_tree() -> None:
+    text = "one/     the first\n  a, b   files\n  two/   a folder\n    c    another\nbench/   last"
+    assert names_of_tree(text) == {"one", "one/a", "one/b", "one/two", "one/two/c", "bench"}
+
+
+def test_paths_in_a_text() -> None:
+    assert paths("see `native/plan/plan.h`, docs/a.md. Not https://x.org/docs/b.md, nor out/docs/c.md") == [
+        "native/plan/plan.h",
+        "docs/a.md",
+    ]
