@@ -58,7 +58,7 @@ void sim_background_init(struct sim_background *background, struct sim_dctcp *dc
 {
     const struct sim_fabric *fabric = dctcp->fabric;
     *background = (struct sim_background){.event = {.fire = begin_flow},
-                                          .clock = fabric->network.clock,
+                                          .clock = fabric->medium.clock,
                                           .dctcp = dctcp,
                                           .random = sim_random_seeded(seed, 9)};
     dctcp->flow_done = end_flow;

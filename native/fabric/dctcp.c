@@ -33,7 +33,7 @@ static struct sim_dctcp_segment *at(const struct sim_dctcp_connection *connectio
 
 static uint64_t now_ns(const struct sim_dctcp_connection *connection)
 {
-    return connection->dctcp->fabric->network.clock->now_ns;
+    return connection->dctcp->fabric->medium.clock->now_ns;
 }
 
 static void emit(struct sim_dctcp_connection *connection, const struct segment_head *head, uint32_t payload)
@@ -63,7 +63,7 @@ static void arm(struct sim_dctcp_connection *connection)
 {
     connection->rto_at_ns = now_ns(connection) + rto_ns(connection);
     if (connection->rto.slot == 0) /* else the event reschedules itself when it fires */
-        sim_clock_schedule(connection->dctcp->fabric->network.clock, &connection->rto, connection->rto_at_ns);
+        sim_clock_schedule(connection->dctcp->fabric->medium.clock, &connection->rto, connection->rto_at_ns);
 }
 
 static void transmit(struct sim_dctcp_connection *connection, uint64_t number)
@@ -118,7 +118,7 @@ static void on_rto(struct sim_event *event)
     if (connection->una == connection->next)
         return;
     if (now_ns(connection) < connection->rto_at_ns) {
-        sim_clock_schedule(connection->dctcp->fabric->network.clock, &connection->rto, connection->rto_at_ns);
+        sim_clock_schedule(connection->dctcp->fabric->medium.clock, &connection->rto, connection->rto_at_ns);
         return;
     }
     connection->dctcp->counts.timeouts++;
@@ -311,7 +311,7 @@ static void on_acknowledgement(struct sim_dctcp_connection *connection, const st
     push(connection);
     finish_sends(connection);
     if (connection->flow && connection->una == connection->end && connection->segments != NULL) {
-        sim_clock_cancel(connection->dctcp->fabric->network.clock, &connection->rto);
+        sim_clock_cancel(connection->dctcp->fabric->medium.clock, &connection->rto);
         free(connection->segments);
         connection->segments = NULL;
         if (connection->dctcp->flow_done != NULL)
@@ -325,7 +325,7 @@ static void deliver(struct sim_transport *transport, struct sim_datagram *datagr
     struct segment_head head;
     memcpy(&head, datagram->bytes, sizeof head);
     bool marked = datagram->ecn == SIM_CE;
-    sim_pool_give(&dctcp->fabric->network.pool, datagram);
+    sim_pool_give(&dctcp->fabric->medium.pool, datagram);
     if (head.acknowledges)
         on_acknowledgement(head.connection, &head);
     else
@@ -423,7 +423,7 @@ void sim_dctcp_free(struct sim_dctcp *dctcp)
     while (dctcp->made != NULL) {
         struct sim_dctcp_connection *connection = dctcp->made;
         dctcp->made = connection->made;
-        sim_clock_cancel(dctcp->fabric->network.clock, &connection->rto);
+        sim_clock_cancel(dctcp->fabric->medium.clock, &connection->rto);
         for (struct sim_dctcp_message *message = connection->messages, *next; message != NULL; message = next) {
             next = message->next;
             free(message);

@@ -65,7 +65,7 @@ static void deliver(struct sim_transport *transport, struct sim_datagram *datagr
     uint32_t length = datagram->length;
     memcpy(dlcp->packet, datagram->bytes, length < SIM_FABRIC_HEAD_BYTES ? length : SIM_FABRIC_HEAD_BYTES);
     bool marked = datagram->ecn == SIM_CE;
-    sim_pool_give(&dlcp->fabric->network.pool, datagram);
+    sim_pool_give(&dlcp->fabric->medium.pool, datagram);
     uint64_t now_us = sim_driver_now_us(&host->driver);
     cl_endpoint_receive(host->driver.endpoint, dlcp->packet, length, marked, now_us, now_us);
     settle(host);
@@ -148,7 +148,7 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
     for (uint32_t i = 0; i < fabric->hosts; i++) {
         struct sim_dlcp_host *host = &dlcp->hosts[i];
         *host = (struct sim_dlcp_host){.driver = {.type = &DRIVER,
-                                                  .clock = fabric->network.clock,
+                                                  .clock = fabric->medium.clock,
                                                   .tick_ns = config->tick_ns,
                                                   .batch_capacity = BATCH},
                                        .dlcp = dlcp,

@@ -26,7 +26,7 @@ static struct sim_link *furnish(struct sim_fabric *fabric, uint32_t count, const
     fabric->link_count += count;
     for (uint32_t i = 0; i < count; i++) {
         struct sim_link *link = &links[i];
-        link->network = &fabric->network;
+        link->medium = &fabric->medium;
         link->ns_per_byte = 8e9 / bps;
         link->slowdown = 1;
         link->delay_ns = fabric->config.delay_ns;
@@ -46,9 +46,12 @@ void sim_fabric_init(struct sim_fabric *fabric, const struct sim_fabric_config *
     uint32_t own = config->leaves * config->hosts_per_leaf, others = config->leaves * config->others_per_leaf;
     uint32_t hosts = own + others, middle = config->leaves * config->spines;
     *fabric = (struct sim_fabric){.config = *config, .hosts = own, .others = others};
-    sim_network_init(&fabric->network, clock, trace, seed, 0, 1, false, SIM_FABRIC_HEAD_BYTES);
-    fabric->network.deliver = deliver;
-    fabric->network.context = fabric;
+    fabric->medium = (struct sim_medium){.clock = clock,
+                                         .trace = trace,
+                                         .random = sim_random_seeded(seed, 1),
+                                         .pool = {.datagram_bytes = SIM_FABRIC_HEAD_BYTES},
+                                         .deliver = deliver,
+                                         .context = fabric};
     fabric->links = sim_new(2 * ((size_t)hosts + middle), sizeof *fabric->links);
     fabric->nic = furnish(fabric, hosts, "nic", config->host_bps);
     fabric->port = furnish(fabric, hosts, "port", config->host_bps);
@@ -75,19 +78,19 @@ void sim_fabric_free(struct sim_fabric *fabric)
 {
     free(fabric->links);
     free(fabric->buffers);
-    sim_network_free(&fabric->network);
+    sim_pool_free(&fabric->medium.pool);
 }
 
 struct sim_datagram *sim_fabric_take(struct sim_fabric *fabric)
 {
-    return sim_pool_take(&fabric->network.pool);
+    return sim_pool_take(&fabric->medium.pool);
 }
 
 void sim_fabric_send(struct sim_fabric *fabric, struct sim_datagram *datagram, uint64_t entropy)
 {
     const struct sim_fabric_config *config = &fabric->config;
     uint32_t from_leaf = leaf_of(fabric, datagram->from), to_leaf = leaf_of(fabric, datagram->to);
-    fabric->network.counts.sent++;
+    fabric->medium.counts.sent++;
     datagram->hops = 0;
     datagram->route[datagram->hops++] = &fabric->nic[datagram->from];
     if (from_leaf != to_leaf) {
@@ -101,7 +104,7 @@ void sim_fabric_send(struct sim_fabric *fabric, struct sim_datagram *datagram, u
 
 struct sim_fabric_counts sim_fabric_count(const struct sim_fabric *fabric)
 {
-    struct sim_fabric_counts counts = {.sent = fabric->network.counts.sent};
+    struct sim_fabric_counts counts = {.sent = fabric->medium.counts.sent};
     for (uint32_t i = 0; i < fabric->link_count; i++) {
         const struct sim_queue *queue = &fabric->links[i].queue;
         counts.marked += queue->marked;

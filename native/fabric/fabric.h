@@ -7,7 +7,7 @@
 #define CL_FABRIC_FABRIC_H
 
 #include "fabric/transport.h"
-#include "sim/network.h"
+#include "sim/link.h"
 
 enum { SIM_PROTOCOLS = 2 };
 
@@ -23,7 +23,7 @@ struct sim_fabric_config {
 
 struct sim_fabric {
     struct sim_fabric_config config;
-    struct sim_network network; /* the clock, the pool and the counts; its own links are not used */
+    struct sim_medium medium;
     uint32_t hosts, others, link_count;
     struct sim_link *links;
     struct sim_link *nic, *port; /* by host, others included: into its leaf, and from there */

@@ -4,14 +4,13 @@
 #ifndef CL_SIM_LINK_H
 #define CL_SIM_LINK_H
 
+#include "sim/medium.h"
 #include "sim/noise.h"
 #include "sim/queue.h"
 
-struct sim_network;
-
 struct sim_link {
     struct sim_event event; /* the end of the transmission under way */
-    struct sim_network *network;
+    struct sim_medium *medium;
     char name[32];
     double ns_per_byte; /* 0: infinitely fast */
     double slowdown;    /* factor on ns_per_byte, for a while; 1: none */

@@ -6,19 +6,13 @@
 
 enum { OVERHEAD_BYTES = 42 /* Ethernet, IP and UDP headers */ };
 
-const char *sim_loss_name(enum sim_loss loss)
-{
-    static const char *const NAMES[SIM_LOSSES] = {"noise", "queue", "checksum", "down", "cut", "socket", "dead"};
-    return NAMES[loss];
-}
-
 static struct sim_link *make_links(struct sim_network *network, uint32_t hosts, const char *what)
 {
     struct sim_link *links = sim_new((size_t)hosts * network->paths, sizeof *links);
     for (uint32_t host = 0; host < hosts; host++) {
         for (uint32_t path = 0; path < network->paths; path++) {
             struct sim_link *link = &links[host * network->paths + path];
-            link->network = network;
+            link->medium = &network->medium;
             link->slowdown = 1;
             link->queue.type = &sim_queue_type_droptail;
             link->queue.overhead_bytes = OVERHEAD_BYTES;
@@ -31,9 +25,10 @@ static struct sim_link *make_links(struct sim_network *network, uint32_t hosts, 
 void sim_network_init(struct sim_network *network, struct sim_clock *clock, struct sim_trace *trace, uint64_t seed,
                       uint32_t hosts, uint32_t paths, bool trunks, uint32_t datagram_bytes)
 {
-    *network = (struct sim_network){.clock = clock, .trace = trace, .hosts = hosts, .paths = paths, .trunks = trunks};
-    network->random = sim_random_seeded(seed, 1);
-    network->pool.datagram_bytes = datagram_bytes;
+    *network = (struct sim_network){
+        .medium = {.clock = clock, .trace = trace}, .hosts = hosts, .paths = paths, .trunks = trunks};
+    network->medium.random = sim_random_seeded(seed, 1);
+    network->medium.pool.datagram_bytes = datagram_bytes;
     network->egress = make_links(network, hosts, "egress");
     network->ingress = make_links(network, hosts, "ingress");
     for (int way = 0; way < 2; way++)
@@ -47,28 +42,15 @@ void sim_network_free(struct sim_network *network)
     free(network->trunk[0]);
     free(network->trunk[1]);
     free(network->cut);
-    sim_pool_free(&network->pool);
-}
-
-void sim_network_lose(struct sim_network *network, struct sim_datagram *datagram, enum sim_loss why, const char *where)
-{
-    network->counts.lost[why]++;
-    sim_trace_mark(network->trace, why);
-    if (sim_trace_on(network->trace)) {
-        char text[64];
-        snprintf(text, sizeof text, "lost: %s, %s", sim_loss_name(why), where);
-        sim_trace_datagram(network->trace, "lost", text, datagram->from, datagram->to, datagram->bytes,
-                           datagram->length);
-    }
-    sim_pool_give(&network->pool, datagram);
+    sim_pool_free(&network->medium.pool);
 }
 
 void sim_network_send(struct sim_network *network, struct sim_datagram *datagram, uint32_t from_host, uint32_t to_host)
 {
     uint32_t path = datagram->path;
-    network->counts.sent++;
+    network->medium.counts.sent++;
     if (network->cut != NULL && network->cut[from_host * network->hosts + to_host] >> path & 1) {
-        sim_network_lose(network, datagram, SIM_LOST_CUT, "between hosts");
+        sim_medium_lose(&network->medium, datagram, SIM_LOST_CUT, "between hosts");
         return;
     }
     datagram->hops = 0;
@@ -82,16 +64,7 @@ void sim_network_send(struct sim_network *network, struct sim_datagram *datagram
     if (datagram->hops > 0)
         sim_link_send(datagram->route[0], datagram);
     else
-        network->deliver(network->context, datagram);
-}
-
-void sim_network_forward(struct sim_datagram *datagram)
-{
-    struct sim_network *network = datagram->route[datagram->hop]->network;
-    if (++datagram->hop < datagram->hops)
-        sim_link_send(datagram->route[datagram->hop], datagram);
-    else
-        network->deliver(network->context, datagram);
+        network->medium.deliver(network->medium.context, datagram);
 }
 
 void sim_network_cut(struct sim_network *network, uint32_t from_host, uint32_t to_host, uint32_t path, bool cut)

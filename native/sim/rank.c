@@ -48,9 +48,9 @@ void sim_rank_receive(struct sim_rank *rank, struct sim_datagram *datagram)
     const struct sim_driver *driver = &rank->driver;
     uint64_t bytes = driver->inbox_bytes + datagram->length + (driver->inbox_count + 1) * DATAGRAM_OVERHEAD_BYTES;
     if (driver->dead) {
-        sim_network_lose(&world->network, datagram, SIM_LOST_DEAD, "rank");
+        sim_medium_lose(&world->network.medium, datagram, SIM_LOST_DEAD, "rank");
     } else if (bytes > world->scenario->socket_bytes) {
-        sim_network_lose(&world->network, datagram, SIM_LOST_SOCKET, "rank");
+        sim_medium_lose(&world->network.medium, datagram, SIM_LOST_SOCKET, "rank");
     } else {
         sim_driver_deliver(&rank->driver, datagram);
         sim_rank_wake(rank);
@@ -61,7 +61,7 @@ static void note_received(struct sim_driver *driver, const struct sim_datagram *
 {
     struct sim_rank *rank = rank_of(driver);
     struct sim_world *world = rank->world;
-    world->network.counts.delivered++;
+    world->network.medium.counts.delivered++;
     sim_trace_mark(&world->trace, (uint64_t)rank->id << 32 | datagram->length);
     sim_trace_datagram(&world->trace, "received", "", datagram->from, datagram->to, datagram->bytes, datagram->length);
     if (rank->specimen != NULL) {
@@ -119,7 +119,7 @@ static bool emit(struct sim_driver *driver, const struct cl_datagram *from)
                        world->scenario->datagram_bytes);
         return true;
     }
-    struct sim_datagram *datagram = sim_pool_take(&world->network.pool);
+    struct sim_datagram *datagram = sim_pool_take(&world->network.medium.pool);
     datagram->from = rank->id;
     datagram->to = from->peer;
     datagram->path = from->path;
@@ -427,7 +427,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
     rank->due.fire = call_due;
     rank->driver = (struct sim_driver){.type = &DRIVER,
                                        .clock = &world->clock,
-                                       .pool = &world->network.pool,
+                                       .pool = &world->network.medium.pool,
                                        .tick_ns = 1000,
                                        .batch_capacity = scenario->world > SIM_BATCH ? SIM_BATCH / 8 : SIM_BATCH};
     rank->members = sim_new(scenario->group_count, sizeof *rank->members);

@@ -14,7 +14,7 @@ static void note_cost(struct sim_summary *summary, struct sim_cost cost)
 }
 
 static void add_counts(struct sim_summary *summary, const struct sim_world_counts *counts,
-                       const struct sim_network_counts *network)
+                       const struct sim_medium_counts *network)
 {
     struct sim_world_counts *all = &summary->counts;
     all->operations_ok += counts->operations_ok;
@@ -45,7 +45,7 @@ void sim_summary_add(struct sim_summary *summary, const struct sim_world *world)
     summary->events += world->clock.events;
     summary->stories[world->scenario->story]++;
     summary->virtual_us += sim_world_now_ns(world) / 1000;
-    add_counts(summary, &world->counts, &world->network.counts);
+    add_counts(summary, &world->counts, &world->network.medium.counts);
     note_cost(summary, (struct sim_cost){world->scenario->seed, world->clock.events});
 }
 
@@ -65,7 +65,7 @@ void sim_summary_merge(struct sim_summary *summary, const struct sim_summary *ot
 void sim_summary_print(const struct sim_summary *summary, FILE *file)
 {
     const struct sim_world_counts *counts = &summary->counts;
-    const struct sim_network_counts *network = &summary->network;
+    const struct sim_medium_counts *network = &summary->network;
     fprintf(file, "%" PRIu64 " seeds, %" PRIu64 " failed; %.1f virtual hours, %" PRIu64 " events\n", summary->seeds,
             summary->failures, (double)summary->virtual_us / 3.6e9, summary->events);
     fprintf(file, "stories:   ");

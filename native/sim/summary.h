@@ -17,7 +17,7 @@ struct sim_summary {
     uint64_t stories[SIM_STORIES];
     uint64_t virtual_us;
     struct sim_world_counts counts;
-    struct sim_network_counts network;
+    struct sim_medium_counts network;
     struct sim_cost slowest[SIM_SLOWEST]; /* the most expensive first */
 };
 

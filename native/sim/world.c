@@ -128,8 +128,8 @@ static void begin(struct sim_world *world)
     const struct sim_scenario *scenario = world->scenario;
     sim_network_init(&world->network, &world->clock, &world->trace, scenario->seed, scenario->hosts, scenario->paths,
                      scenario->trunks, scenario->datagram_bytes);
-    world->network.deliver = deliver;
-    world->network.context = world;
+    world->network.medium.deliver = deliver;
+    world->network.medium.context = world;
     sim_scenario_furnish(scenario, &world->network);
     for (uint32_t group = 0; group < scenario->group_count; group++)
         make_group(world, group);

@@ -44,7 +44,7 @@ double network_random(struct network *network)
 
 uint64_t network_overflows(const struct network *network)
 {
-    return network->links.counts.lost[SIM_LOST_QUEUE];
+    return network->links.medium.counts.lost[SIM_LOST_QUEUE];
 }
 
 /* ---- hosts ---- */
@@ -70,7 +70,7 @@ static void complete(struct sim_driver *driver, const struct cl_completion *comp
 
 struct sim_datagram *network_datagram(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
-    struct sim_datagram *made = sim_pool_take(&network->links.pool);
+    struct sim_datagram *made = sim_pool_take(&network->links.medium.pool);
     made->from = (uint16_t)from;
     made->to = datagram->peer;
     made->path = datagram->path;
@@ -95,11 +95,11 @@ static void deliver(void *context, struct sim_datagram *datagram)
     struct network *network = context;
     struct sim_driver *driver = &network->hosts[datagram->to].driver;
     if (datagram->protocol == NETWORK_OTHERS) {
-        sim_pool_give(&network->links.pool, datagram);
+        sim_pool_give(&network->links.medium.pool, datagram);
         return;
     }
     if (driver->dead) {
-        sim_network_lose(&network->links, datagram, SIM_LOST_DEAD, "host");
+        sim_medium_lose(&network->links.medium, datagram, SIM_LOST_DEAD, "host");
         return;
     }
     if (network->meddle != NULL)
@@ -179,7 +179,7 @@ static void open_host(struct network *network, uint16_t self, const struct cl_en
     host->network = network;
     host->driver = (struct sim_driver){.type = &DRIVER,
                                        .clock = &network->clock,
-                                       .pool = &network->links.pool,
+                                       .pool = &network->links.medium.pool,
                                        .tick_ns = 1000,
                                        .batch_capacity = BATCH};
     CHECK_EQ(sim_driver_open(&host->driver, config), CL_OK);
@@ -200,8 +200,8 @@ struct network *network_new(uint32_t hosts, uint16_t paths, double mbit_per_s, u
     network->random = sim_random_seeded(seed, 0);
     sim_network_init(&network->links, &network->clock, &network->trace, seed, hosts, paths, false,
                      NETWORK_DATAGRAM_BYTES);
-    network->links.deliver = deliver;
-    network->links.context = network;
+    network->links.medium.deliver = deliver;
+    network->links.medium.context = network;
     for (uint32_t i = 0; i < hosts * paths; i++) {
         network_set_link(&network->links.egress[i], mbit_per_s, buffer_packets);
         network_set_link(&network->links.ingress[i], mbit_per_s, buffer_packets);

@@ -106,7 +106,7 @@ static void test_full_buffers_are_respected(void)
         struct network *network = hosts_apart(2, 100, 150, 0.1 * i, 1);
         network_set_link(network_ingress(network, 1, 0), LINK_MBIT / 4.0, 16);
         uint64_t us = stream_us(network);
-        CHECK(network_overflows(network) < network->links.counts.sent / 12);
+        CHECK(network_overflows(network) < network->links.medium.counts.sent / 12);
         CHECK((double)us < 1.5 * 4 * link_us(8));
         network_free(network);
     }

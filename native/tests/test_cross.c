@@ -22,7 +22,7 @@ static void send_others(struct sim_event *event)
     struct stream *stream = (struct stream *)(void *)event;
     struct network *network = stream->network;
     for (uint32_t i = 0; i < stream->at_once; i++) {
-        struct sim_datagram *datagram = sim_pool_take(&network->links.pool);
+        struct sim_datagram *datagram = sim_pool_take(&network->links.medium.pool);
         datagram->protocol = NETWORK_OTHERS;
         datagram->length = NETWORK_DATAGRAM_BYTES;
         datagram->route[datagram->hops++] = network_ingress(network, stream->to, 0);

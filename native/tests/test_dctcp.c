@@ -47,7 +47,7 @@ static void run_until(struct fixture *fixture, uint64_t ns)
 static void tear_down(struct fixture *fixture)
 {
     run_until(fixture, UINT64_MAX);
-    CHECK_EQ(fixture->fabric.network.pool.used, 0);
+    CHECK_EQ(fixture->fabric.medium.pool.used, 0);
     sim_dctcp_free(&fixture->dctcp);
     sim_fabric_free(&fixture->fabric);
     sim_clock_free(&fixture->clock);
@@ -123,7 +123,7 @@ static void test_fast_retransmission(void)
     tear_down(&fixture);
     CHECK_EQ(fixture.done, 2);
     CHECK(fixture.dctcp.counts.again > 0);
-    CHECK(fixture.dctcp.counts.again <= fixture.fabric.network.counts.lost[SIM_LOST_QUEUE] * 11 / 10);
+    CHECK(fixture.dctcp.counts.again <= fixture.fabric.medium.counts.lost[SIM_LOST_QUEUE] * 11 / 10);
     CHECK(fixture.dctcp.counts.timeouts <= 2); /* of the very last segments */
     uint64_t last_ns = fixture.done_ns[fixture.done_ns[0] < fixture.done_ns[1]];
     CHECK((double)last_ns < 1.1 * 2 * LENGTH * 8 / 10 / PAYLOAD);

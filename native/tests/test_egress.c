@@ -381,7 +381,7 @@ static void test_goodput_incast(void)
         ;
     double seconds = (double)(network->hosts[0].last_completed_us - start_us) / 1e6;
     CHECK(12.0 * MIB / seconds >= 0.95 * 25e6 * 1432 / 1514);
-    CHECK(network_overflows(network) < network->links.counts.sent / 50);
+    CHECK(network_overflows(network) < network->links.medium.counts.sent / 50);
     network_free(network);
     free(source);
     free(target);

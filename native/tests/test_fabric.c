@@ -131,7 +131,7 @@ static void arrive(struct sim_transport *transport, struct sim_datagram *datagra
     memcpy(&number, datagram->bytes, sizeof number);
     fixture->in_order &= number == fixture->arrived++;
     fixture->last_ns = fixture->clock.now_ns;
-    sim_pool_give(&fixture->fabric.network.pool, datagram);
+    sim_pool_give(&fixture->fabric.medium.pool, datagram);
 }
 
 /* Two leaves of two hosts; 1000 bytes take 1000 ns to a host and 500 ns to a spine. */
@@ -167,7 +167,7 @@ static uint32_t finish(struct fixture *fixture)
 {
     while (sim_clock_step(&fixture->clock)) {
     }
-    CHECK_EQ(fixture->fabric.network.pool.used, 0);
+    CHECK_EQ(fixture->fabric.medium.pool.used, 0);
     uint32_t spines = 0; /* that were used */
     for (uint32_t i = 0; i < 2 * fixture->fabric.config.spines; i++)
         spines += fixture->fabric.up[i].queue.most_bytes > 0;

@@ -10,7 +10,7 @@ static void test_clean_network_is_exact(void)
         struct network *reliable = open_network(3, 1, 1000, ROOM, 1), *network = open_network(3, 1, 1000, ROOM, 1);
         CHECK_EQ(exchange(reliable, 5, 300000, may_lose(0)), 0);
         CHECK_EQ(exchange(network, 5, 300000, may_lose(BOUNDS[i])), 0);
-        CHECK_EQ(network->links.counts.sent, reliable->links.counts.sent); /* no PROBE, no STOP */
+        CHECK_EQ(network->links.medium.counts.sent, reliable->links.medium.counts.sent); /* no PROBE, no STOP */
         CHECK_EQ(stats(network, 0)->packets_retransmitted, 0);
         CHECK_EQ(stats(network, 0)->messages_stopped, 0);
         network_free(network);

@@ -16,8 +16,8 @@ static void arrive(void *context, struct sim_datagram *datagram)
 {
     struct arrivals *arrivals = context;
     memcpy(&arrivals->order[arrivals->count++], datagram->bytes, sizeof(uint32_t));
-    arrivals->last_ns = arrivals->network->clock->now_ns;
-    sim_pool_give(&arrivals->network->pool, datagram);
+    arrivals->last_ns = arrivals->network->medium.clock->now_ns;
+    sim_pool_give(&arrivals->network->medium.pool, datagram);
 }
 
 struct fixture {
@@ -33,8 +33,8 @@ static void set_up(struct fixture *fixture, bool trunks)
     memset(fixture, 0, sizeof *fixture);
     fixture->trace.clock = &fixture->clock;
     sim_network_init(&fixture->network, &fixture->clock, &fixture->trace, 5, 2, 1, trunks, 1472);
-    fixture->network.deliver = arrive;
-    fixture->network.context = &fixture->arrivals;
+    fixture->network.medium.deliver = arrive;
+    fixture->network.medium.context = &fixture->arrivals;
     fixture->arrivals.network = &fixture->network;
     struct sim_link *links[] = {fixture->network.egress,      fixture->network.egress + 1, fixture->network.ingress,
                                 fixture->network.ingress + 1, fixture->network.trunk[0],   fixture->network.trunk[1]};
@@ -47,7 +47,7 @@ static void set_up(struct fixture *fixture, bool trunks)
 static void send_packets(struct fixture *fixture, uint32_t count, uint8_t priority)
 {
     for (uint32_t i = 0; i < count; i++) {
-        struct sim_datagram *datagram = sim_pool_take(&fixture->network.pool);
+        struct sim_datagram *datagram = sim_pool_take(&fixture->network.medium.pool);
         datagram->length = BYTES;
         datagram->priority = priority;
         datagram->to = 1;
@@ -60,7 +60,7 @@ static void tear_down(struct fixture *fixture)
 {
     while (sim_clock_step(&fixture->clock)) {
     }
-    CHECK_EQ(fixture->network.pool.used, 0);
+    CHECK_EQ(fixture->network.medium.pool.used, 0);
     sim_network_free(&fixture->network);
     sim_clock_free(&fixture->clock);
 }
@@ -86,7 +86,7 @@ static void test_full_queue(void)
     send_packets(&fixture, 10, 0); /* one leaves at once, three wait */
     tear_down(&fixture);
     CHECK_EQ(fixture.arrivals.count, 4);
-    CHECK_EQ(fixture.network.counts.lost[SIM_LOST_QUEUE], 6);
+    CHECK_EQ(fixture.network.medium.counts.lost[SIM_LOST_QUEUE], 6);
 }
 
 static void test_priorities(void)
@@ -96,7 +96,7 @@ static void test_priorities(void)
     fixture.network.egress->queue.type = &sim_queue_type_priority;
     send_packets(&fixture, 5, 4);
     for (uint32_t i = 0; i < 5; i++) {
-        struct sim_datagram *urgent = sim_pool_take(&fixture.network.pool);
+        struct sim_datagram *urgent = sim_pool_take(&fixture.network.medium.pool);
         uint32_t number = 100 + i;
         urgent->length = BYTES;
         urgent->to = 1;
@@ -115,7 +115,8 @@ static void test_noise(void)
     fixture.network.ingress[1].noise = (struct sim_noise){.loss = 0.1, .duplicate = 0.1};
     send_packets(&fixture, PACKETS, 0);
     tear_down(&fixture);
-    uint64_t lost = fixture.network.counts.lost[SIM_LOST_NOISE], twice = fixture.network.counts.duplicated;
+    uint64_t lost = fixture.network.medium.counts.lost[SIM_LOST_NOISE],
+             twice = fixture.network.medium.counts.duplicated;
     CHECK(lost > 60 && lost < 140);
     CHECK(twice > 50 && twice < 130);
     CHECK_EQ(fixture.arrivals.count, PACKETS - lost + twice);
@@ -140,7 +141,7 @@ static void test_down_and_cut(void)
     fixture.network.ingress[1].down = 1;
     send_packets(&fixture, 3, 0);
     tear_down(&fixture);
-    CHECK_EQ(fixture.network.counts.lost[SIM_LOST_DOWN], 3);
+    CHECK_EQ(fixture.network.medium.counts.lost[SIM_LOST_DOWN], 3);
 
     set_up(&fixture, false);
     sim_network_cut(&fixture.network, 1, 0, 0, true); /* the other direction */
@@ -151,7 +152,7 @@ static void test_down_and_cut(void)
     send_packets(&fixture, 1, 0);
     tear_down(&fixture);
     CHECK_EQ(fixture.arrivals.count, 4);
-    CHECK_EQ(fixture.network.counts.lost[SIM_LOST_CUT], 2);
+    CHECK_EQ(fixture.network.medium.counts.lost[SIM_LOST_CUT], 2);
 }
 
 int main(void)
