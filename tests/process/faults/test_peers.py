@@ -190,7 +190,7 @@ def test_a_rank_that_never_calls_is_named_at_the_timeout(site: Site) -> None:
             else [r for r in range(1, site.size) if site.shares_memory(r, late)]
         )
         assert any(f"the operation timed out (rank {each_named}); " in each.text for each_named in named), (rank, each)
-        assert "never called this operation; compare the ranks' logs, or raise the timeout" in each.text
+        assert "did not call this operation; compare the ranks' logs, or raise the timeout" in each.text
     for each in seen.values():
         assert each.error in ("OperationTimeoutError", "AbortedError"), each
         assert each.seconds < 1.0 + SLACK_S
