@@ -4,9 +4,10 @@
 
 #include "kernels/reduce.h"
 #include "protocol/partial.h"
-#include "sim/check.h"
+#include "sim/data.h"
 #include "sim/element.h"
 #include "sim/memory.h"
+#include "sim/rank.h"
 
 /* A partial send loses whole packets, none of them protected, and no more than its loss budget. */
 static void check_message(struct sim_world *world, const struct sim_operation *operation, const struct cl_step *step)
@@ -95,7 +96,7 @@ void sim_account_check(struct sim_world *world, uint32_t call)
         for (size_t i = 0; i < elements; i++) {
             lost[i] += own[i];
             if (own[i] == 0)
-                sums[i] = sim_element_reduce(what->dtype, CL_SUM, sums[i], sim_check_value(world, call, rank, i));
+                sums[i] = sim_element_reduce(what->dtype, CL_SUM, sums[i], sim_data_value(world, call, rank, i));
         }
         free(own);
     }

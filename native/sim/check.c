@@ -7,6 +7,7 @@
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
 #include "sim/account.h"
+#include "sim/data.h"
 #include "sim/element.h"
 #include "sim/memory.h"
 
@@ -19,56 +20,7 @@ enum {
     SLACK_NS = 1000000000, /* from the peer timeout to the typed error on every rank, over a lossy network */
 };
 
-/* ---- data ---- */
-
-static const struct sim_shape *shape_of(const struct sim_world *world, uint32_t call)
-{
-    return &world->plans->shapes[world->scenario->calls[call].shape];
-}
-
-int64_t sim_check_value(const struct sim_world *world, uint32_t call, uint32_t rank, uint64_t index)
-{
-    const struct sim_call *what = &world->scenario->calls[call];
-    return sim_element_value(what->dtype, what->op, shape_of(world, call)->world, rank, world->scenario->seed + call,
-                             index);
-}
-
-static void fill(const struct sim_world *world, uint32_t call, uint32_t rank, uint8_t *input, uint64_t bytes)
-{
-    enum cl_dtype dtype = world->scenario->calls[call].dtype;
-    size_t size = cl_dtype_size(dtype);
-    for (uint64_t i = 0; i < bytes / size; i++)
-        sim_element_write(dtype, input + i * size, sim_check_value(world, call, rank, i), 1);
-}
-
-/* The reduction over all ranks, element by element. */
-static uint8_t *reduce_all(const struct sim_world *world, uint32_t call)
-{
-    const struct sim_shape *shape = shape_of(world, call);
-    const struct sim_call *what = &world->scenario->calls[call];
-    size_t size = cl_dtype_size(what->dtype);
-    uint8_t *reduced = sim_new(shape->input_bytes, 1);
-    for (uint64_t i = 0; i < shape->input_bytes / size; i++) {
-        int64_t value = sim_check_value(world, call, 0, i);
-        for (uint32_t rank = 1; rank < shape->world; rank++)
-            value = sim_element_reduce(what->dtype, what->op, value, sim_check_value(world, call, rank, i));
-        sim_element_write(what->dtype, reduced + i * size, value, shape->average ? shape->world : 1);
-    }
-    return reduced;
-}
-
-void sim_check_prepare(struct sim_world *world, struct sim_operation *operation)
-{
-    const struct sim_shape *shape = &world->plans->shapes[operation->shape];
-    uint32_t self = operation->member->group.rank;
-    operation->input_bytes = shape->input_bytes;
-    operation->output_bytes = shape->output_bytes;
-    operation->input = sim_new(shape->input_bytes, 1);
-    operation->output = shape->in_place ? operation->input : sim_new(shape->output_bytes, 1);
-    if (!shape->in_place)
-        memset(operation->output, 0x5A, shape->output_bytes);
-    fill(world, operation->call, self, operation->input, shape->input_bytes);
-}
+/* ---- collectives ---- */
 
 static bool compare(struct sim_world *world, const struct sim_operation *operation, const uint8_t *expected,
                     const struct sim_clause *clause)
@@ -96,7 +48,7 @@ static void check_result(struct sim_world *world, const struct sim_operation *op
         const struct sim_clause *clause = &clauses[i];
         if (clause->rank == SIM_ALL_RANKS) {
             if (work->reduced == NULL)
-                work->reduced = reduce_all(world, operation->call);
+                work->reduced = sim_data_reduce(world, operation->call);
             right = compare(world, operation, work->reduced + clause->source, clause);
             continue;
         }
@@ -104,32 +56,13 @@ static void check_result(struct sim_world *world, const struct sim_operation *op
             work->inputs = sim_new(shape->world, sizeof *work->inputs);
         if (work->inputs[clause->rank] == NULL) {
             work->inputs[clause->rank] = sim_new(shape->input_bytes, 1);
-            fill(world, operation->call, clause->rank, work->inputs[clause->rank], shape->input_bytes);
+            sim_data_fill(world, operation->call, clause->rank, work->inputs[clause->rank], shape->input_bytes);
         }
         right = compare(world, operation, work->inputs[clause->rank] + clause->source, clause);
     }
 }
 
 /* ---- messages ---- */
-
-/* Byte `at` of the n-th message of this tag from one rank to another. */
-static uint8_t byte_of(const struct sim_world *world, const struct sim_call *call, uint32_t from, uint32_t number,
-                       uint32_t at)
-{
-    uint64_t message = (uint64_t)call->group << 56 | (uint64_t)from << 40 | (uint64_t)call->to << 24 | call->tag;
-    return (uint8_t)sim_mix(sim_mix(message + world->scenario->seed) + ((uint64_t)number << 32 | at));
-}
-
-/* How many messages of this tag went from the same sender to the same receiver before this call. */
-static uint32_t number_of_send(const struct sim_world *world, uint32_t number)
-{
-    const struct sim_call *calls = world->scenario->calls, *call = &calls[number];
-    uint32_t before = 0;
-    for (uint32_t i = 0; i < number; i++)
-        before += calls[i].kind == SIM_CALL_MESSAGE && calls[i].group == call->group && calls[i].from == call->from &&
-                  calls[i].to == call->to && calls[i].tag == call->tag;
-    return before;
-}
 
 /* How many messages of this tag the receives before this one took from the same rank. */
 static uint32_t number_of_receive(const struct sim_world *world, const struct sim_operation *operation)
@@ -144,20 +77,6 @@ static uint32_t number_of_receive(const struct sim_world *world, const struct si
     return before;
 }
 
-void sim_check_prepare_message(struct sim_world *world, struct sim_operation *operation, uint32_t length)
-{
-    const struct sim_call *call = &world->scenario->calls[operation->call];
-    bool sends = operation->member->group.rank == call->from;
-    operation->input_bytes = sends ? length : 0;
-    operation->output_bytes = sends ? 0 : length;
-    operation->input = sim_new(operation->input_bytes, 1);
-    operation->output = sim_new(operation->output_bytes, 1);
-    uint32_t number = number_of_send(world, operation->call);
-    for (uint32_t i = 0; i < operation->input_bytes; i++)
-        operation->input[i] = byte_of(world, call, call->from, number, i);
-    memset(operation->output, 0x5A, operation->output_bytes);
-}
-
 /* A receive has the bytes of the message that is next from its source. */
 static void check_message(struct sim_world *world, const struct sim_operation *operation)
 {
@@ -169,7 +88,7 @@ static void check_message(struct sim_world *world, const struct sim_operation *o
         return;
     }
     for (uint32_t i = 0; i < operation->output_bytes; i++) {
-        if (operation->output[i] == byte_of(world, call, source, number, i))
+        if (operation->output[i] == sim_data_byte(world, call, source, number, i))
             continue;
         sim_world_fail(world, "rank %u has a wrong message of call %u: byte %u is not that of message %u from %u", rank,
                        operation->call, i, number, source);
@@ -219,7 +138,7 @@ static uint64_t receives(const struct sim_world *world, const struct sim_operati
     return bytes;
 }
 
-void sim_check_ended(struct sim_world *world, struct sim_operation *operation)
+static void check_ended(struct sim_world *world, struct sim_operation *operation)
 {
     struct sim_rank *rank = operation->member->rank;
     world->unfinished -= operation->awaited;
@@ -246,7 +165,7 @@ void sim_check_ended(struct sim_world *world, struct sim_operation *operation)
     memset(operation->output, SCRIBBLE, operation->output_bytes);
 }
 
-void sim_check_lost(struct sim_world *world, const struct sim_rank *rank, uint16_t peer)
+static void check_lost(struct sim_world *world, const struct sim_rank *rank, uint16_t peer)
 {
     const struct sim_scenario *scenario = world->scenario;
     for (uint32_t i = 0; i < scenario->fault_count; i++) {
@@ -264,7 +183,7 @@ void sim_check_lost(struct sim_world *world, const struct sim_rank *rank, uint16
 
 /* ---- memory, data in flight, turns ---- */
 
-void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t classes, uint32_t taken)
+static void check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t classes, uint32_t taken)
 {
     enum { TURNS = 4 /* of the guard: refused turns lie between */ };
     uint8_t waiting = classes & rank->endpoint->queue.classes; /* these had something to send all the time */
@@ -278,7 +197,7 @@ void sim_check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t cla
                        rank->starved, last);
 }
 
-void sim_check_turn(struct sim_world *world, struct sim_rank *rank)
+static void check_turn(struct sim_world *world, struct sim_rank *rank)
 {
     const struct cl_endpoint *endpoint = rank->endpoint;
     if (endpoint->unexpected.used_bytes > world->counts.most_unexpected_bytes)
@@ -501,3 +420,5 @@ void sim_check_end(struct sim_world *world)
     if (world->failure[0] == 0)
         check_mismatch(world);
 }
+
+const struct sim_checks sim_checks = {check_ended, check_lost, check_batch, check_turn};

@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "sim/run.h"
 #include "sim/summary.h"
-#include "sim/world.h"
 
 enum {
     JOBS_MAX = 64,
@@ -70,16 +70,16 @@ static void run_seed(struct sim_plans *plans, uint64_t seed, struct sim_summary 
     sim_scenario_draw(&scenario, plans, seed);
     if (trace != NULL)
         sim_scenario_print(&scenario, plans, trace);
-    sim_world_run(&world, &scenario, plans, false, trace);
+    sim_run(&world, &scenario, plans, false, trace);
     bool compared = sim_story_is_compared(scenario.story);
     if (world.failure[0] == 0 && (seed % AGAIN_EVERY == 0 || compared)) {
         struct sim_world other;
-        sim_world_run(&other, &scenario, plans, compared, NULL);
+        sim_run(&other, &scenario, plans, compared, NULL);
         if (compared)
             check_cost(&world, &other);
         else if (other.trace.fingerprint != world.trace.fingerprint)
             sim_world_fail(&world, "the same seed did something else the second time");
-        sim_world_free(&other);
+        sim_run_free(&other);
     }
     if (world.failure[0] != 0) {
         printf("FAILED: seed %" PRIu64 " (%s, %u ranks): %s\n", seed, sim_story_name(scenario.story), scenario.world,
@@ -87,7 +87,7 @@ static void run_seed(struct sim_plans *plans, uint64_t seed, struct sim_summary 
         fflush(stdout);
     }
     sim_summary_add(summary, &world);
-    sim_world_free(&world);
+    sim_run_free(&world);
     sim_scenario_free(&scenario);
 }
 

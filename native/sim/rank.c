@@ -4,7 +4,7 @@
 
 #include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
-#include "sim/check.h"
+#include "sim/data.h"
 #include "sim/element.h"
 #include "sim/memory.h"
 
@@ -90,7 +90,7 @@ static void complete(struct sim_driver *driver, const struct cl_completion *comp
     sim_trace_say(&rank->world->trace, "rank %u: a message with %u: %s", rank->id, completion->peer,
                   cl_error_text(completion->status));
     if (completion->status == CL_EPEERLOST)
-        sim_check_lost(rank->world, rank, completion->peer);
+        rank->world->checks->lost(rank->world, rank, completion->peer);
     cl_group_complete(completion);
 }
 
@@ -134,7 +134,7 @@ static void check_batch(struct sim_driver *driver)
 {
     struct sim_rank *rank = rank_of(driver);
     const struct cl_queue *queue = &rank->endpoint->queue;
-    sim_check_batch(rank->world, rank, rank->queue_classes, queue->packets - rank->queue_packets);
+    rank->world->checks->batch(rank->world, rank, rank->queue_classes, queue->packets - rank->queue_packets);
     rank->queue_classes = queue->classes;
     rank->queue_packets = queue->packets;
 }
@@ -186,7 +186,7 @@ static void turn(struct sim_driver *driver)
         sim_driver_wake(driver, now_ns);
     if (deadline_us != UINT64_MAX)
         sim_driver_wake(driver, sim_driver_ns_at(driver, deadline_us > now_us ? deadline_us : now_us + 1));
-    sim_check_turn(world, rank);
+    world->checks->turn(world, rank);
 }
 
 static const struct sim_driver_type DRIVER = {.turn = turn,
@@ -218,6 +218,45 @@ static uint64_t due_ns(const struct sim_rank *rank, uint32_t call)
     return scenario->calls[call].at_ns + skew_ns + (late != NULL ? late->for_ns : 0);
 }
 
+/* Makes and fills the buffers of its part. */
+static void prepare_collective(struct sim_world *world, struct sim_operation *operation)
+{
+    const struct sim_shape *shape = &world->plans->shapes[operation->shape];
+    uint32_t self = operation->member->group.rank;
+    operation->input_bytes = shape->input_bytes;
+    operation->output_bytes = shape->output_bytes;
+    operation->input = sim_new(shape->input_bytes, 1);
+    operation->output = shape->in_place ? operation->input : sim_new(shape->output_bytes, 1);
+    if (!shape->in_place)
+        memset(operation->output, 0x5A, shape->output_bytes);
+    sim_data_fill(world, operation->call, self, operation->input, shape->input_bytes);
+}
+
+/* How many messages of this tag went from the same sender to the same receiver before this call. */
+static uint32_t number_of_send(const struct sim_world *world, uint32_t number)
+{
+    const struct sim_call *calls = world->scenario->calls, *call = &calls[number];
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < number; i++)
+        before += calls[i].kind == SIM_CALL_MESSAGE && calls[i].group == call->group && calls[i].from == call->from &&
+                  calls[i].to == call->to && calls[i].tag == call->tag;
+    return before;
+}
+
+static void prepare_message(struct sim_world *world, struct sim_operation *operation, uint32_t length)
+{
+    const struct sim_call *call = &world->scenario->calls[operation->call];
+    bool sends = operation->member->group.rank == call->from;
+    operation->input_bytes = sends ? length : 0;
+    operation->output_bytes = sends ? 0 : length;
+    operation->input = sim_new(operation->input_bytes, 1);
+    operation->output = sim_new(operation->output_bytes, 1);
+    uint32_t number = number_of_send(world, operation->call);
+    for (uint32_t i = 0; i < operation->input_bytes; i++)
+        operation->input[i] = sim_data_byte(world, call, call->from, number, i);
+    memset(operation->output, 0x5A, operation->output_bytes);
+}
+
 static int request_collective(struct sim_rank *rank, struct sim_operation *operation, const struct sim_fault *mismatch)
 {
     struct sim_world *world = rank->world;
@@ -228,7 +267,7 @@ static int request_collective(struct sim_rank *rank, struct sim_operation *opera
     sim_trace_say(&world->trace, "rank %u: calls %u: %s of %llu x %s, group %u, operation %u, priority %u%s", rank->id,
                   operation->call, shape->collective, (unsigned long long)shape->numel, sim_element_name(call->dtype),
                   call->group + 1, group->sequence, call->qos.priority, mismatch != NULL ? ", unlike the others" : "");
-    sim_check_prepare(world, operation);
+    prepare_collective(world, operation);
     struct cl_operation_request request = {
         .plan = sim_plans_load(world->plans, operation->shape, group->rank),
         .input = operation->input,
@@ -251,7 +290,7 @@ static int request_message(struct sim_rank *rank, struct sim_operation *operatio
     sim_trace_say(&world->trace, "rank %u: calls %u: %s %u bytes, group %u, from %u to %u, tag %u%s", rank->id,
                   operation->call, sends ? "sends" : "receives", length, call->group + 1, call->from, call->to,
                   call->tag, mismatch != NULL ? ", unlike the other" : "");
-    sim_check_prepare_message(world, operation, length);
+    prepare_message(world, operation, length);
     struct cl_message_request request = {.rank = sends              ? call->to
                                                  : call->any_source ? CL_ANY_SOURCE
                                                                     : call->from,
@@ -375,7 +414,7 @@ static void ended(void *context, struct cl_operation *of_group, int status)
     member->rank->in_flight--;
     sim_trace_say(&world->trace, "rank %u: call %u ended: %s", member->rank->id, operation->call,
                   cl_error_text(status));
-    sim_check_ended(world, operation);
+    world->checks->ended(world, operation);
 }
 
 static void join_group(struct sim_rank *rank, uint32_t index, uint32_t self)

@@ -5,6 +5,7 @@
 #include "sim/element.h"
 #include "sim/memory.h"
 #include "sim/messages.h"
+#include "sim/queue.h"
 
 enum { MS = 1000000, SMALL_WORLD = 8, LARGE_WORLD = 64 };
 
@@ -512,35 +513,6 @@ void sim_scenario_free(struct sim_scenario *scenario)
     free(scenario->speeds);
     for (uint32_t i = 0; i < scenario->group_count; i++)
         free(scenario->groups[i].members);
-}
-
-static void furnish_link(const struct sim_scenario *scenario, struct sim_link *link, uint32_t path, double rate,
-                         bool noisy)
-{
-    double bits_per_ns = scenario->rates_bps[path] * rate / 1e9;
-    link->ns_per_byte = 8 / bits_per_ns;
-    link->queue.type = scenario->queue;
-    link->queue.limit_bytes = (uint64_t)scenario->queue_packets * (scenario->datagram_bytes + 42);
-    if (noisy)
-        link->noise = scenario->noise;
-}
-
-void sim_scenario_furnish(const struct sim_scenario *scenario, struct sim_network *network)
-{
-    for (uint32_t host = 0; host < scenario->hosts; host++) {
-        for (uint32_t path = 0; path < scenario->paths; path++) {
-            uint32_t at = host * scenario->paths + path;
-            double rate = scenario->host_rate[host];
-            bool noisy = scenario->noisy_host == UINT32_MAX || scenario->noisy_host == host;
-            furnish_link(scenario, &network->egress[at], path, rate, false);
-            furnish_link(scenario, &network->ingress[at], path, rate, noisy);
-            network->egress[at].delay_ns = scenario->delays_ns[path];
-            network->egress[at].jitter_ns = scenario->jitter_ns;
-        }
-    }
-    for (uint32_t path = 0; scenario->trunks && path < scenario->paths; path++)
-        for (int way = 0; way < 2; way++)
-            furnish_link(scenario, &network->trunk[way][path], path, scenario->hosts / 4 + 1, false);
 }
 
 static void print_call(const struct sim_scenario *scenario, const struct sim_plans *plans, uint32_t number, FILE *file)

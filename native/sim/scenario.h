@@ -120,7 +120,4 @@ void sim_scenario_draw(struct sim_scenario *scenario, const struct sim_plans *pl
 void sim_scenario_free(struct sim_scenario *scenario);
 void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file);
 
-/* Gives the links of a network what the scenario says. */
-void sim_scenario_furnish(const struct sim_scenario *scenario, struct sim_network *network);
-
 #endif

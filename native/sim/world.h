@@ -1,12 +1,30 @@
 /*
- * World: one run of a scenario: ranks, the network between them, faults at their times, and the first broken invariant.
+ * World: the state of one run of a scenario: ranks, the network between them, faults, counts, and the first broken
+ * invariant.
  */
 #ifndef CL_SIM_WORLD_H
 #define CL_SIM_WORLD_H
 
 #include "sim/host.h"
-#include "sim/rank.h"
 #include "sim/scenario.h"
+
+struct sim_operation;
+struct sim_rank;
+struct sim_world;
+
+/* The invariants that ranks have looked at while they run: see check.h. */
+struct sim_checks {
+    /* An operation ended: its result is right, or the story allows its error. The caller overwrites its buffers at
+     * once, so that a later read or write by the engine shows. */
+    void (*ended)(struct sim_world *world, struct sim_operation *operation);
+    /* The endpoint took a peer for lost: the peer is dead or unreachable. */
+    void (*lost)(struct sim_world *world, const struct sim_rank *rank, uint16_t peer);
+    /* The endpoint filled the rank's batch; `classes` of its queue had something to send before, and the last `taken`
+     * packets are the queue's. No class starves. */
+    void (*batch)(struct sim_world *world, struct sim_rank *rank, uint8_t classes, uint32_t taken);
+    /* A turn ended: memory and data in flight are bounded. */
+    void (*turn)(struct sim_world *world, struct sim_rank *rank);
+};
 
 struct sim_world_group {
     struct sim_host *hosts; /* by place: the hosts that have members */
@@ -36,6 +54,7 @@ struct sim_world_counts {
 struct sim_world {
     const struct sim_scenario *scenario;
     struct sim_plans *plans;
+    const struct sim_checks *checks;
     struct sim_clock clock;
     struct sim_trace trace;
     struct sim_network network;
@@ -52,12 +71,6 @@ struct sim_world {
     struct sim_world_counts counts;
     char failure[512]; /* the first broken invariant; empty: none */
 };
-
-/* Runs the scenario to its end or to the first broken invariant. `calm`: without its faults. `trace`: a file for every
- * event, or NULL. */
-void sim_world_run(struct sim_world *world, const struct sim_scenario *scenario, struct sim_plans *plans, bool calm,
-                   FILE *trace);
-void sim_world_free(struct sim_world *world);
 
 /* An invariant broke; only the first one counts. */
 __attribute__((format(printf, 2, 3))) void sim_world_fail(struct sim_world *world, const char *format, ...);
