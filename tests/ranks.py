@@ -3,6 +3,9 @@
     def body(rank: int, size: int) -> float: ...         # at module level: it is sent by name
     results = ranks.run(body, 4)                         # raises RanksError, with every rank's traceback
 
+    @ranks.on(4)                                         # a test that is the body, with its other parameters
+    def test_body(rank: int, size: int, name: str) -> None: ...
+
 The processes are forked from a server that has imported torch, so that a test does not pay for N imports. A Store for
 the job lives in the parent; `init(rank, size, backend)` joins it.
 """
@@ -13,6 +16,8 @@ import contextlib
 import ctypes
 import dataclasses
 import faulthandler
+import importlib
+import inspect
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -65,6 +70,49 @@ def run(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> 
     if errors:
         raise RanksError("\n".join(errors))
     return [outcome.result for outcome in ended]
+
+
+def run_job(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
+    """As `run`, within a `job`."""
+    return run(_in_job, size, function, *args, **options)
+
+
+def _in_job(rank: int, size: int, function: Callable[..., Any], *args: Any) -> Any:
+    with job(rank, size):
+        return function(rank, size, *args)
+
+
+@dataclasses.dataclass
+class _Body:
+    """The function that `on` made a test of: sent by the test's name."""
+
+    module: str
+    test: str
+
+    def __call__(self, rank: int, size: int, *args: Any) -> Any:
+        return getattr(importlib.import_module(self.module), self.test).body(rank, size, *args)
+
+
+def on(
+    size: int, runner: Callable[..., Any] = run, *, environ: Mapping[str, str] | str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a test of a body: `runner` calls it on every rank. `environ` may name the parameter that holds it."""
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., None]:
+        parameters = list(inspect.signature(body).parameters.values())[2:]
+        names = [each.name for each in parameters]
+        if isinstance(environ, str):
+            parameters.append(inspect.Parameter(environ, inspect.Parameter.KEYWORD_ONLY))
+
+        def test(**given: Any) -> None:
+            environment = given[environ] if isinstance(environ, str) else environ
+            runner(_Body(body.__module__, body.__name__), size, *(given[name] for name in names), environ=environment)
+
+        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
+        vars(test).update(body=body, __signature__=inspect.Signature(parameters))
+        return test
+
+    return decorate
 
 
 def outcomes(

@@ -65,7 +65,8 @@ def test_every_case_of_the_table_is_ours_and_right(size: int) -> None:
     on_fake(_conformance, size)
 
 
-def _overloads(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_all_overloads_of_torch_are_accepted(rank: int, size: int) -> None:
     group = world()
     tensor = torch.ones(4)
     group.allreduce(tensor).wait()
@@ -106,11 +107,8 @@ def _overloads(rank: int, size: int) -> None:
     assert sorted(timeouts) == [9.0] * 3 + [30.0] * 8
 
 
-def test_all_overloads_of_torch_are_accepted() -> None:
-    on_fake(_overloads, 2)
-
-
-def _formers(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_the_names_of_earlier_torch_reach_us(rank: int, size: int) -> None:
     group = world()
     shard, whole = torch.full((2,), float(rank)), torch.empty(4)
     group._allgather_base(whole, shard).wait()
@@ -126,11 +124,8 @@ def _formers(rank: int, size: int) -> None:
     assert called() == ["reduce_scatter"] * 3
 
 
-def test_the_names_of_earlier_torch_reach_us() -> None:
-    on_fake(_formers, 2)
-
-
-def _functional(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_functional_collectives_reach_us(rank: int, size: int) -> None:
     group = world()
     tensor = torch.full((4,), rank + 1.0)
     assert funcol.all_reduce(tensor, "avg", group).tolist() == [1.5] * 4
@@ -148,11 +143,8 @@ def _functional(rank: int, size: int) -> None:
     assert called() == ["delivery"]
 
 
-def test_functional_collectives_reach_us() -> None:
-    on_fake(_functional, 2)
-
-
-def _falls_through(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_other_operations_fall_through_to_gloo(rank: int, size: int) -> None:
     sparse = torch.eye(3).to_sparse()
     dist.all_reduce(sparse)
     assert torch.equal(sparse.to_dense(), torch.eye(3) * size)
@@ -179,11 +171,8 @@ def test_a_monitored_barrier_names_the_absent_rank() -> None:
     assert on_fake(_does_not_come, 2)[0] < 10
 
 
-def test_other_operations_fall_through_to_gloo() -> None:
-    on_fake(_falls_through, 2)
-
-
-def _objects(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_collectives_of_objects_reach_us(rank: int, size: int) -> None:
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": 0}, {"rank": 1}]
@@ -204,11 +193,8 @@ def _objects(rank: int, size: int) -> None:
     assert set(called()) == {"receive" if rank else "send"}
 
 
-def test_collectives_of_objects_reach_us() -> None:
-    on_fake(_objects, 2)
-
-
-def _strange_memory(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_tensors_of_any_layout(rank: int, size: int) -> None:
     whole = torch.zeros(6, 4)
     column = whole[:, 1]
     column += rank + 1
@@ -237,11 +223,8 @@ def _strange_memory(rank: int, size: int) -> None:
     assert scattered.tolist() == [[2.0 * (rank + 1)] * 2] * 3
 
 
-def test_tensors_of_any_layout() -> None:
-    on_fake(_strange_memory, 2)
-
-
-def _future_values(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_futures_hold_the_callers_tensors(rank: int, size: int) -> None:
     tensor = torch.ones(3)
     columns = torch.zeros(3, 2)
     for work, expected in (
@@ -257,11 +240,8 @@ def _future_values(rank: int, size: int) -> None:
     assert columns.tolist() == [[2.0, 2.0]] * 3
 
 
-def test_futures_hold_the_callers_tensors() -> None:
-    on_fake(_future_values, 2)
-
-
-def _without_a_work(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_memory_outlives_a_dropped_work(rank: int, size: int) -> None:
     engine().delay_s = 0.2
     tensor = torch.ones(1000)
     seen = weakref.ref(tensor)
@@ -273,10 +253,6 @@ def _without_a_work(rank: int, size: int) -> None:
     dist.barrier()
     gc.collect()
     assert seen() is None
-
-
-def test_memory_outlives_a_dropped_work() -> None:
-    on_fake(_without_a_work, 2)
 
 
 def _timeouts(rank: int, size: int) -> list[float]:
@@ -296,7 +272,8 @@ def test_timeouts_are_those_of_the_operation_or_the_group() -> None:
     assert on_fake(_timeouts, 2) == [[30.0, 3.0, 5.0, 7.0]] * 2
 
 
-def _policies(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_a_group_has_the_policy_of_its_options(rank: int, size: int) -> None:
     options = commlayer.Options(commlayer.Policy(priority=1))
     urgent = dist.new_group([0, 1], pg_options=options)
     assert isinstance(urgent, CommProcessGroup)
@@ -312,11 +289,8 @@ def _policies(rank: int, size: int) -> None:
         dist.new_group([0, 1], pg_options={"priority": 1})
 
 
-def test_a_group_has_the_policy_of_its_options() -> None:
-    on_fake(_policies, 2)
-
-
-def _subgroups(rank: int, size: int) -> None:
+@ranks.on(3, on_fake)
+def test_several_groups_in_flight(rank: int, size: int) -> None:
     even, odd, pair = dist.new_group([0, 2]), dist.new_group([1]), dist.new_group([2, 1])
     mine = even if rank % 2 == 0 else odd
     works = []
@@ -337,11 +311,8 @@ def _subgroups(rank: int, size: int) -> None:
     dist.barrier()
 
 
-def test_several_groups_in_flight() -> None:
-    on_fake(_subgroups, 3)
-
-
-def _threads(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_groups_are_used_from_several_threads(rank: int, size: int) -> None:
     groups = [dist.new_group() for _ in range(3)]
     results: list[float] = []
 
@@ -359,11 +330,8 @@ def _threads(rank: int, size: int) -> None:
     assert results == [100.0] * 3
 
 
-def test_groups_are_used_from_several_threads() -> None:
-    on_fake(_threads, 2)
-
-
-def _lives(rank: int, size: int) -> None:
+@ranks.on(2)
+def test_init_and_destroy_again_in_one_process(rank: int, size: int) -> None:
     fake_transport.install()
     for life in range(3):  # in one Store, whose keys outlive each
         ranks.init(rank, size, store=ranks.store())
@@ -376,18 +344,11 @@ def _lives(rank: int, size: int) -> None:
         group.shutdown()
 
 
-def test_init_and_destroy_again_in_one_process() -> None:
-    ranks.run(_lives, 2)
-
-
-def _abort(rank: int, size: int) -> None:
+@ranks.on(1, on_fake)
+def test_abort_fails_later_operations(rank: int, size: int) -> None:
     world().abort()
     with pytest.raises(commlayer.CommError, match=f"rank {rank} aborted"):
         dist.all_reduce(torch.ones(1))
-
-
-def test_abort_fails_later_operations() -> None:
-    on_fake(_abort, 1)
 
 
 def _absent(rank: int, size: int) -> str:

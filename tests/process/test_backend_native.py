@@ -41,30 +41,28 @@ def test_each_algorithm_is_right_over_udp(algorithm: str) -> None:
     ranks.run(_conformance, 3, (torch.int16, torch.bool), algorithm, environ=UDP)
 
 
-def _in_flight(rank: int, size: int) -> None:
-    with ranks.job(rank, size):
-        groups = [None, dist.new_group(), dist.new_group([0, 1])]
-        tensors = [torch.full((1 + 997 * i,), float(rank + i)) for i in range(60)]
-        works = []
-        for i, tensor in enumerate(tensors):
-            if not (i % 3 == 2 and rank == 2):
-                works.append(dist.all_reduce(tensor, group=groups[i % 3], async_op=True))
-        for work in reversed(works):
-            assert work is not None
-            work.wait()
-        for i, tensor in enumerate(tensors):
-            members = [0, 1] if i % 3 == 2 else [0, 1, 2]
-            expected = sum(member + i for member in members) if rank in members else rank + i
-            assert torch.equal(tensor, torch.full_like(tensor, float(expected))), i
-        dist.barrier()
+@WIRES
+@ranks.on(3, ranks.run_job, environ="wire")
+def test_many_operations_of_several_groups_in_flight(rank: int, size: int) -> None:
+    groups = [None, dist.new_group(), dist.new_group([0, 1])]
+    tensors = [torch.full((1 + 997 * i,), float(rank + i)) for i in range(60)]
+    works = []
+    for i, tensor in enumerate(tensors):
+        if not (i % 3 == 2 and rank == 2):
+            works.append(dist.all_reduce(tensor, group=groups[i % 3], async_op=True))
+    for work in reversed(works):
+        assert work is not None
+        work.wait()
+    for i, tensor in enumerate(tensors):
+        members = [0, 1] if i % 3 == 2 else [0, 1, 2]
+        expected = sum(member + i for member in members) if rank in members else rank + i
+        assert torch.equal(tensor, torch.full_like(tensor, float(expected))), i
+    dist.barrier()
 
 
 @WIRES
-def test_many_operations_of_several_groups_in_flight(wire: dict[str, str]) -> None:
-    ranks.run(_in_flight, 3, environ=wire)
-
-
-def _lives(rank: int, size: int) -> None:
+@ranks.on(2, environ="wire")
+def test_init_and_destroy_again_in_one_process(rank: int, size: int) -> None:
     store = ranks.store()
     for life in range(4):
         ranks.init(rank, size, store=store)
@@ -79,11 +77,8 @@ def _lives(rank: int, size: int) -> None:
 
 
 @WIRES
-def test_init_and_destroy_again_in_one_process(wire: dict[str, str]) -> None:
-    ranks.run(_lives, 2, environ=wire)
-
-
-def _leaves_first(rank: int, size: int) -> None:
+@ranks.on(3, environ="wire")
+def test_a_rank_that_has_done_its_part_may_leave(rank: int, size: int) -> None:
     ranks.init(rank, size)
     tensor = torch.full((3000,), float(rank))
     if rank != 0:
@@ -92,11 +87,6 @@ def _leaves_first(rank: int, size: int) -> None:
         dist.broadcast(tensor, 0)
     assert tensor.sum().item() == 0.0
     dist.destroy_process_group()
-
-
-@WIRES
-def test_a_rank_that_has_done_its_part_may_leave(wire: dict[str, str]) -> None:
-    ranks.run(_leaves_first, 3, environ=wire)
 
 
 def _late(rank: int, size: int) -> str:
@@ -117,7 +107,9 @@ def test_an_operation_ends_at_its_timeout(wire: dict[str, str]) -> None:
     assert "raise the timeout" in text
 
 
-def _waits_briefly(rank: int, size: int) -> None:
+@WIRES
+@ranks.on(2, environ="wire")
+def test_a_wait_that_ends_early_leaves_the_operation_alone(rank: int, size: int) -> None:
     ranks.init(rank, size)
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
@@ -132,11 +124,6 @@ def _waits_briefly(rank: int, size: int) -> None:
     work.wait()  # the operation went on
     assert tensor.tolist() == [2.0] * 3
     dist.barrier()
-
-
-@WIRES
-def test_a_wait_that_ends_early_leaves_the_operation_alone(wire: dict[str, str]) -> None:
-    ranks.run(_waits_briefly, 2, environ=wire)
 
 
 def _aborted(rank: int, size: int) -> str:

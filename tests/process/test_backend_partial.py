@@ -34,46 +34,35 @@ def options(op: Any = dist.ReduceOp.SUM) -> Any:
     return made
 
 
-def _groups(rank: int, size: int) -> None:
-    with ranks.job(rank, size):
-        for treatment in ("feedback", "rescale", "zero"):
-            group = make(loss_bound=0.1 if treatment == "zero" else 1e-6, treatment=treatment)
-            assert group.can_lose
-            source = torch.arange(NUMEL, dtype=torch.float64) + rank
-            target = torch.empty_like(source)
-            work = group.allreduce_from(source, target, options())
-            assert work.missing() == []
-            exact = size * torch.arange(NUMEL) + sum(range(size))
-            assert torch.equal(target, exact.double())
-            assert torch.equal(source, torch.arange(NUMEL) + float(rank))
-            small = torch.ones(3)
-            assert (
-                group.allreduce_from(small, torch.empty(3), options(dist.ReduceOp.AVG)).result()[0].tolist()
-                == [1.0] * 3
-            )
-            for tensor in (source.clone(), torch.arange(NUMEL) + rank, (source + 1j).to(torch.complex64)):
-                dist.all_reduce(tensor, group=group)  # in place, for any type
-                assert torch.equal(tensor.real.to(torch.float32), exact.float())
-            shard = torch.empty(NUMEL // size)
-            dist.reduce_scatter_tensor(shard, torch.full((NUMEL // size * size,), 2.0), dist.ReduceOp.AVG, group=group)
-            assert torch.equal(shard, torch.full_like(shard, 2.0))
+@ranks.on(3, ranks.run_job, environ=NETWORK)
+def test_results_without_losses_are_exact(rank: int, size: int) -> None:
+    for treatment in ("feedback", "rescale", "zero"):
+        group = make(loss_bound=0.1 if treatment == "zero" else 1e-6, treatment=treatment)
+        assert group.can_lose
+        source = torch.arange(NUMEL, dtype=torch.float64) + rank
+        target = torch.empty_like(source)
+        work = group.allreduce_from(source, target, options())
+        assert work.missing() == []
+        exact = size * torch.arange(NUMEL) + sum(range(size))
+        assert torch.equal(target, exact.double())
+        assert torch.equal(source, torch.arange(NUMEL) + float(rank))
+        small = torch.ones(3)
+        assert group.allreduce_from(small, torch.empty(3), options(dist.ReduceOp.AVG)).result()[0].tolist() == [1.0] * 3
+        for tensor in (source.clone(), torch.arange(NUMEL) + rank, (source + 1j).to(torch.complex64)):
+            dist.all_reduce(tensor, group=group)  # in place, for any type
+            assert torch.equal(tensor.real.to(torch.float32), exact.float())
+        shard = torch.empty(NUMEL // size)
+        dist.reduce_scatter_tensor(shard, torch.full((NUMEL // size * size,), 2.0), dist.ReduceOp.AVG, group=group)
+        assert torch.equal(shard, torch.full_like(shard, 2.0))
 
 
-def test_results_without_losses_are_exact() -> None:
-    ranks.run(_groups, 3, environ=NETWORK)
-
-
-def _shared(rank: int, size: int) -> None:
-    with ranks.job(rank, size):
-        group = make(loss_bound=0.1)
-        assert not group.can_lose
-        target = torch.empty(NUMEL)
-        assert group.allreduce_from(torch.ones(NUMEL), target, options()).missing() == []
-        assert (target == size).all()
-
-
-def test_shared_memory_loses_nothing() -> None:
-    ranks.run(_shared, 2)
+@ranks.on(2, ranks.run_job)
+def test_shared_memory_loses_nothing(rank: int, size: int) -> None:
+    group = make(loss_bound=0.1)
+    assert not group.can_lose
+    target = torch.empty(NUMEL)
+    assert group.allreduce_from(torch.ones(NUMEL), target, options()).missing() == []
+    assert (target == size).all()
 
 
 def test_options_want_a_policy() -> None:
@@ -83,34 +72,31 @@ def test_options_want_a_policy() -> None:
     assert commlayer.Options().policy == commlayer.Policy()
 
 
-def _refusals(rank: int, size: int) -> None:
-    with ranks.job(rank, size):
-        group = make(loss_bound=0.1)
-        integers = torch.zeros(8, dtype=torch.int32)
-        strided = torch.zeros(8, 2)[:, 0]
-        for source, target, op in (
-            (integers, integers, dist.ReduceOp.SUM),
-            (torch.zeros(8), torch.zeros(8), dist.ReduceOp.MAX),
-            (strided, strided, dist.ReduceOp.SUM),
-            (torch.zeros(8), torch.zeros(9), dist.ReduceOp.SUM),
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_operations_that_need_all_their_parts_are_refused(rank: int, size: int) -> None:
+    group = make(loss_bound=0.1)
+    integers = torch.zeros(8, dtype=torch.int32)
+    strided = torch.zeros(8, 2)[:, 0]
+    for source, target, op in (
+        (integers, integers, dist.ReduceOp.SUM),
+        (torch.zeros(8), torch.zeros(8), dist.ReduceOp.MAX),
+        (strided, strided, dist.ReduceOp.SUM),
+        (torch.zeros(8), torch.zeros(9), dist.ReduceOp.SUM),
+    ):
+        with pytest.raises(
+            commlayer.ConfigError,
+            match=rf"rank {rank}: {op.name} of .*needs sums or averages of dense floating.*use allreduce",
         ):
-            with pytest.raises(
-                commlayer.ConfigError,
-                match=rf"rank {rank}: {op.name} of .*needs sums or averages of dense floating.*use allreduce",
-            ):
-                group.allreduce_from(source, target, options(op))
-        policy = commlayer.Policy(loss_bound=0.1, treatment="rescale")
-        with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: SUM of torch.int32: bounded .*loss_bound=0"):
-            group.allreduce([integers], options(), policy=policy)
-        with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: MAX of torch.float32: bounded loss"):
-            group.allreduce([torch.zeros(8)], options(dist.ReduceOp.MAX), policy=policy)
+            group.allreduce_from(source, target, options(op))
+    policy = commlayer.Policy(loss_bound=0.1, treatment="rescale")
+    with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: SUM of torch.int32: bounded .*loss_bound=0"):
+        group.allreduce([integers], options(), policy=policy)
+    with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: MAX of torch.float32: bounded loss"):
+        group.allreduce([torch.zeros(8)], options(dist.ReduceOp.MAX), policy=policy)
 
 
-def test_operations_that_need_all_their_parts_are_refused() -> None:
-    ranks.run(_refusals, 2, environ=NETWORK)
-
-
-def _train(rank: int, size: int) -> None:
+@ranks.on(2, environ=NETWORK)
+def test_training_with_feedback_is_that_without_where_nothing_is_lost(rank: int, size: int) -> None:
     vars(operation_policy)["Qos"] = functools.partial(Qos, deadline_us=0)  # a busy machine must not look like a loss
     results = []
     for policy in (commlayer.Policy(), commlayer.Policy(loss_bound=0.1)):
@@ -130,29 +116,21 @@ def _train(rank: int, size: int) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
-def test_training_with_feedback_is_that_without_where_nothing_is_lost() -> None:
-    ranks.run(_train, 2, environ=NETWORK)
-
-
-def _disagree(rank: int, size: int) -> None:
-    with ranks.job(rank, size):
-        for wanted in (
-            ({"loss_bound": 0.1}, {"loss_bound": 0.05}),
-            ({"loss_bound": 0.1}, {"loss_bound": 0.10001}),  # the plans are the same
-            ({"loss_bound": 0.1}, {"loss_bound": 0.1, "treatment": "rescale"}),
-            ({"loss_bound": 0.1, "treatment": "zero"}, {"loss_bound": 0.1, "partial_results": True}),
-            ({"loss_bound": 0.1}, {}),
-        ):
-            policy = policy_of(wanted[rank])  # of the operation: those of a group are compared when it is made
-            group = make()
-            with pytest.raises(commlayer.MismatchError, match=f"rank {rank} "):
-                group.allreduce_from(torch.ones(NUMEL), torch.empty(NUMEL), options(), policy=policy).wait()
-            group = make()
-            with pytest.raises(commlayer.MismatchError, match=f"rank {rank} "):
-                group.allreduce([torch.ones(NUMEL)], options(), policy=policy).wait()
-            dist.barrier()
-
-
 @pytest.mark.parametrize("environ", [{}, NETWORK], ids=["one host", "network"])
-def test_ranks_with_different_loss_bounds_get_an_error(environ: dict[str, str]) -> None:
-    ranks.run(_disagree, 2, environ=environ)
+@ranks.on(2, ranks.run_job, environ="environ")
+def test_ranks_with_different_loss_bounds_get_an_error(rank: int, size: int) -> None:
+    for wanted in (
+        ({"loss_bound": 0.1}, {"loss_bound": 0.05}),
+        ({"loss_bound": 0.1}, {"loss_bound": 0.10001}),  # the plans are the same
+        ({"loss_bound": 0.1}, {"loss_bound": 0.1, "treatment": "rescale"}),
+        ({"loss_bound": 0.1, "treatment": "zero"}, {"loss_bound": 0.1, "partial_results": True}),
+        ({"loss_bound": 0.1}, {}),
+    ):
+        policy = policy_of(wanted[rank])  # of the operation: those of a group are compared when it is made
+        group = make()
+        with pytest.raises(commlayer.MismatchError, match=f"rank {rank} "):
+            group.allreduce_from(torch.ones(NUMEL), torch.empty(NUMEL), options(), policy=policy).wait()
+        group = make()
+        with pytest.raises(commlayer.MismatchError, match=f"rank {rank} "):
+            group.allreduce([torch.ones(NUMEL)], options(), policy=policy).wait()
+        dist.barrier()

@@ -14,7 +14,8 @@ from tests import conformance, ranks
 from tests.process.test_backend import called, on_fake, world
 
 
-def _layouts(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_tensors_of_any_layout(rank: int, size: int) -> None:
     columns = torch.zeros(3, 4)
     dist.all_to_all([columns[:, 1], columns[:, 3]], [torch.full((3,), rank + 1.0), torch.full((3,), rank + 5.0)])
     assert columns.tolist() == [[0.0, 1.0 + 4 * rank, 0.0, 2.0 + 4 * rank]] * 3
@@ -48,11 +49,8 @@ def _layouts(rank: int, size: int) -> None:
     assert received[0].tolist() == [0, 1] if rank == 0 else received[:2].tolist() == [[2, 3], [4, 5]]
 
 
-def test_tensors_of_any_layout() -> None:
-    on_fake(_layouts, 2)
-
-
-def _point_to_point(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_point_to_point(rank: int, size: int) -> None:
     columns = torch.zeros(3, 2)
     if rank == 0:
         dist.send(torch.arange(6.0).reshape(3, 2)[:, 1], 1)
@@ -78,11 +76,8 @@ def _point_to_point(rank: int, size: int) -> None:
     assert output.tolist() == [1.0 - rank] * 3
 
 
-def test_point_to_point() -> None:
-    on_fake(_point_to_point, 2)
-
-
-def _any_source(rank: int, size: int) -> None:
+@ranks.on(3, on_fake)
+def test_receives_from_any_source_name_the_source(rank: int, size: int) -> None:
     if rank > 0:
         dist.send(torch.full((2,), rank), 0, tag=3)
         return
@@ -91,10 +86,6 @@ def _any_source(rank: int, size: int) -> None:
         sources.append(dist.recv(output, tag=3))
         assert output.tolist() == [sources[-1]] * 2
     assert sorted(sources) == [1, 2]
-
-
-def test_receives_from_any_source_name_the_source() -> None:
-    on_fake(_any_source, 3)
 
 
 def bad_splits() -> None:
@@ -222,7 +213,8 @@ def test_gloo_agrees_with_the_table() -> None:
     assert min(ranks.run(_on_gloo, 2)) > 500
 
 
-def _premultiplied(rank: int, size: int) -> None:
+@ranks.on(2, on_fake)
+def test_contributions_can_be_multiplied_first(rank: int, size: int) -> None:
     for factor in (0.5, torch.tensor([0.5])):
         tensor = torch.full((3,), 2.0 * (rank + 1), dtype=torch.float16)
         op: Any = dist._make_nccl_premul_sum(factor)
@@ -233,18 +225,11 @@ def _premultiplied(rank: int, size: int) -> None:
         assert tensor.tolist() == [3.0] * 3
 
 
-def test_contributions_can_be_multiplied_first() -> None:
-    on_fake(_premultiplied, 2)
-
-
-def _narrow(rank: int, size: int) -> None:
+@ranks.on(3, on_fake)
+def test_floats_of_8_bits_are_summed_in_32(rank: int, size: int) -> None:
     tensor = torch.full((100,), 0.25).to(torch.float8_e5m2)
     dist.all_reduce(tensor)
     assert tensor.float().tolist() == [0.75] * 100
     total = torch.tensor([1.0 if rank == 0 else 0.0625]).to(torch.float8_e4m3fn)
     dist.all_reduce(total)  # in 8 bits, 1 + 1/16 is 1, twice
     assert total.float().item() == 1.125
-
-
-def test_floats_of_8_bits_are_summed_in_32() -> None:
-    on_fake(_narrow, 3)

@@ -74,7 +74,9 @@ def train(backend: str, name: str, rank: int) -> list[Tensor]:
     return [value.detach().clone() for value in [*model.state_dict().values(), *gradients]]
 
 
-def _compare(rank: int, size: int, name: str) -> None:
+@pytest.mark.parametrize("name", FLAGS)
+@ranks.on(2)
+def test_training_is_that_of_gloo(rank: int, size: int, name: str) -> None:
     results = {}
     for backend in ["gloo", *BACKENDS]:
         ranks.init(rank, size, backend.split()[0])
@@ -87,12 +89,9 @@ def _compare(rank: int, size: int, name: str) -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_training_is_that_of_gloo(name: str) -> None:
-    ranks.run(_compare, 2, name)
-
-
-def _in_16_bits(rank: int, size: int, name: str) -> None:
+@pytest.mark.parametrize("name", ["plain", "bucket views"])
+@ranks.on(3, environ={"COMMLAYER_SHM": "0"})
+def test_torchs_wrappers_compress_the_gradients_of_our_hook(rank: int, size: int, name: str) -> None:
     flags: dict[str, Any] = {"bucket_cap_mb": 0.005, "gradient_as_bucket_view": name == "bucket views"}
     policies = [
         commlayer.Policy(),
@@ -120,11 +119,6 @@ def _in_16_bits(rank: int, size: int, name: str) -> None:
                 torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.002)
         dist.barrier()
         dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("name", ["plain", "bucket views"])
-def test_torchs_wrappers_compress_the_gradients_of_our_hook(name: str) -> None:
-    ranks.run(_in_16_bits, 3, name, environ={"COMMLAYER_SHM": "0"})  # between hosts, where there are bounds
 
 
 def _replicas(rank: int, size: int) -> bytes:
@@ -213,14 +207,11 @@ def test_packets_carry_the_priority_of_their_bucket() -> None:
         assert min(map(sent.count, (2, 3, 5, 6))) >= 3 * 2  # a packet in each half of each step but the first two
 
 
-def _sparse(rank: int, size: int) -> None:
+@ranks.on(1)
+def test_sparse_gradients_are_refused(rank: int, size: int) -> None:
     fake_transport.install()
     with ranks.job(rank, size):
         model = DistributedDataParallel(nn.Embedding(5, 2, sparse=True))
         model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
         with pytest.raises(RuntimeError, match=r"use sparse=False"):
             model(torch.tensor([1])).sum().backward()
-
-
-def test_sparse_gradients_are_refused() -> None:
-    ranks.run(_sparse, 1)

@@ -20,7 +20,8 @@ from commlayer.frontend.backend import CommProcessGroup
 from tests import fake_transport, ranks
 
 
-def _group_of(rank: int, size: int) -> None:
+@ranks.on(3)
+def test_a_state_finds_or_makes_its_group(rank: int, size: int) -> None:
     fake_transport.install()
     ranks.init(rank, size)
     assert commlayer.HookState().group() is dist.group.WORLD
@@ -38,10 +39,6 @@ def _group_of(rank: int, size: int) -> None:
         of_pair = commlayer.HookState(process_group=pair).group()
         assert dist.get_process_group_ranks(of_pair) == [0, 2]
     dist.destroy_process_group()
-
-
-def test_a_state_finds_or_makes_its_group() -> None:
-    ranks.run(_group_of, 3)
 
 
 @pytest.mark.parametrize("copy", [lambda s: pickle.loads(pickle.dumps(s)), lambda s: _loaded(s.state_dict())])
@@ -138,7 +135,8 @@ def test_a_residual_is_added_after_policy_or_scale_have_changed() -> None:
         assert scaled == [1, 6, 1]
 
 
-def _two_models(rank: int, size: int) -> None:
+@ranks.on(1)
+def test_a_state_is_for_one_model(rank: int, size: int) -> None:
     fake_transport.install()
     with ranks.job(rank, size):
         state = commlayer.HookState()
@@ -153,10 +151,6 @@ def _two_models(rank: int, size: int) -> None:
             each.register_comm_hook(together, commlayer.allreduce_hook)
         with pytest.raises(RuntimeError, match="make a HookState for each model"):
             sum(each(torch.ones(1, 3)).sum() for each in models).backward()
-
-
-def test_a_state_is_for_one_model() -> None:
-    ranks.run(_two_models, 1)
 
 
 def _joins_later(rank: int, size: int) -> list[int]:
@@ -229,10 +223,7 @@ def test_a_loss_scale_may_be_any_that_a_scaler_has() -> None:
         assert type(state.loss_scale) is float
 
 
-def _bad_scale(rank: int, size: int) -> None:
+@ranks.on(2)
+def test_a_bad_loss_scale_names_the_rank(rank: int, size: int) -> None:
     with ranks.job(rank, size), pytest.raises(commlayer.ConfigError, match=rf"^rank {rank}: HookState.loss_scale=0: "):
         commlayer.HookState().loss_scale = 0
-
-
-def test_a_bad_loss_scale_names_the_rank() -> None:
-    ranks.run(_bad_scale, 2)

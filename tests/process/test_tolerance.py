@@ -81,13 +81,10 @@ def test_ranks_come_to_the_same_adaptive_bound() -> None:
         assert seen == [0.01] * 7 + [0.2] * 4  # buckets: 1 in the first step, then 2
 
 
-def _disagree(rank: int, size: int) -> None:
+@ranks.on(2, environ={"COMMLAYER_SHM": "0"})
+def test_ranks_that_disagree_learn_it(rank: int, size: int) -> None:
     with ranks.job(rank, size), pytest.raises(RuntimeError, match="same operations"):
         run(lambda _: BySteps({0: 0.01 * (rank + 1)}), 1)
-
-
-def test_ranks_that_disagree_learn_it() -> None:
-    ranks.run(_disagree, 2, environ={"COMMLAYER_SHM": "0"})
 
 
 class Generous(Tolerance):
@@ -97,13 +94,10 @@ class Generous(Tolerance):
         return 0.1 if step == 0 else 0.9
 
 
-def _generous(rank: int, size: int) -> None:
+@ranks.on(2, environ={"COMMLAYER_SHM": "0"})
+def test_a_bound_out_of_range_names_its_rank_and_rule(rank: int, size: int) -> None:
     says = (
         rf"rank {rank}: Generous.loss_bound for step 1 and a parameter of shape \(.*\) returned 0.9: use a number, 0 .*"
     )
     with ranks.job(rank, size), pytest.raises(RuntimeError, match=says):
         run(lambda _: Generous(), 2)
-
-
-def test_a_bound_out_of_range_names_its_rank_and_rule() -> None:
-    ranks.run(_generous, 2, environ={"COMMLAYER_SHM": "0"})

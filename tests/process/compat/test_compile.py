@@ -11,19 +11,17 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests import ranks
 from tests.process.compat.gloo import same_as_gloo
 from tests.process.compat.test_ddp import train
 
 
-def _ddp(rank: int, size: int, flags: dict[str, Any]) -> Any:
+@pytest.mark.parametrize("flags", [{}, {"static_graph": True}], ids=["defaults", "static_graph"])
+@ranks.on(2, same_as_gloo)
+def test_ddp(rank: int, size: int, flags: dict[str, Any]) -> Any:
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
     compiled: Any = torch.compile(DistributedDataParallel(model, **flags), backend="aot_eager")
     return train(compiled, rank)
-
-
-@pytest.mark.parametrize("flags", [{}, {"static_graph": True}], ids=["defaults", "static_graph"])
-def test_ddp(flags: dict[str, Any]) -> None:
-    same_as_gloo(_ddp, 2, flags)
 
 
 def _collectives(x: Tensor, group: Any) -> list[Tensor]:
@@ -39,12 +37,9 @@ def _collectives(x: Tensor, group: Any) -> list[Tensor]:
     return [each * 1 for each in (summed, gathered, scattered, turned, first, *several, *parts, *back)]
 
 
-def _functional(rank: int, size: int, backend: str | None) -> Any:
+@pytest.mark.parametrize("backend", [None, "aot_eager"], ids=["eager", "compiled"])
+@ranks.on(2, same_as_gloo)
+def test_functional_collectives(rank: int, size: int, backend: str | None) -> Any:
     function = torch.compile(_collectives, backend=backend, fullgraph=True) if backend else _collectives
     x = torch.arange(12.0).view(6, 2) * (rank + 1)
     return [function(x, dist.group.WORLD) for _ in range(2)]
-
-
-@pytest.mark.parametrize("backend", [None, "aot_eager"], ids=["eager", "compiled"])
-def test_functional_collectives(backend: str | None) -> None:
-    same_as_gloo(_functional, 2, backend)

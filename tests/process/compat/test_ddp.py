@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from tests import ranks
 from tests.process.compat.gloo import same_as_gloo
 
 
@@ -51,10 +52,6 @@ def train(model: nn.Module, rank: int, steps: int = 4) -> list[Any]:
     return [losses, list(model.state_dict().values())]
 
 
-def _flags(rank: int, size: int, flags: dict[str, Any]) -> Any:
-    return train(DistributedDataParallel(Net(skips="find_unused_parameters" in flags), **flags), rank)
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -69,11 +66,13 @@ def _flags(rank: int, size: int, flags: dict[str, Any]) -> Any:
     ],
     ids=lambda flags: " ".join(flags) or "defaults",
 )
-def test_flags(flags: dict[str, Any]) -> None:
-    same_as_gloo(_flags, 2, flags)
+@ranks.on(2, same_as_gloo)
+def test_flags(rank: int, size: int, flags: dict[str, Any]) -> Any:
+    return train(DistributedDataParallel(Net(skips="find_unused_parameters" in flags), **flags), rank)
 
 
-def _no_sync(rank: int, size: int) -> Any:
+@ranks.on(3, same_as_gloo)
+def test_no_sync(rank: int, size: int) -> Any:
     model = DistributedDataParallel(Net())
     with model.no_sync():
         model(data(rank, 0)).sum().backward()
@@ -81,24 +80,18 @@ def _no_sync(rank: int, size: int) -> Any:
     return [parameter.grad for parameter in model.parameters()]
 
 
-def test_no_sync() -> None:
-    same_as_gloo(_no_sync, 3)
-
-
-def _join(rank: int, size: int, divide_by_initial_world_size: bool) -> Any:
+@pytest.mark.parametrize("divide_by_initial_world_size", [True, False])
+@ranks.on(3, same_as_gloo)
+def test_join_of_uneven_inputs(rank: int, size: int, divide_by_initial_world_size: bool) -> Any:
+    """False has C++ wait for a work of ours of which Python holds nothing any more: see frontend/submit.py."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 4)))
     with model.join(divide_by_initial_world_size=divide_by_initial_world_size):
         result = train(model, rank, steps=2 + 2 * rank)
     return [result[0], [parameter.detach().clone() for parameter in model.parameters()]]
 
 
-@pytest.mark.parametrize("divide_by_initial_world_size", [True, False])
-def test_join_of_uneven_inputs(divide_by_initial_world_size: bool) -> None:
-    """False has C++ wait for a work of ours of which Python holds nothing any more: see frontend/submit.py."""
-    same_as_gloo(_join, 3, divide_by_initial_world_size)
-
-
-def _join_with_many_works(rank: int, size: int) -> Any:
+@ranks.on(2, same_as_gloo)
+def test_join_with_many_works_in_flight(rank: int, size: int) -> Any:
     """Hundreds of other one-element works between a forward pass and the backward pass that waits for join's."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 4)))
     with model.join(divide_by_initial_world_size=False):
@@ -111,11 +104,10 @@ def _join_with_many_works(rank: int, size: int) -> Any:
     return [parameter.grad for parameter in model.parameters()]
 
 
-def test_join_with_many_works_in_flight() -> None:
-    same_as_gloo(_join_with_many_works, 2)
-
-
-def _hook(rank: int, size: int, name: str) -> Any:
+# Not here, as torch takes them with CUDA only: bf16_compress_hook, and DDP's own mixed precision.
+@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "powerSGD"])
+@ranks.on(2, same_as_gloo)
+def test_hook(rank: int, size: int, name: str) -> Any:
     model = DistributedDataParallel(Net())
     if name == "powerSGD":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
@@ -123,12 +115,6 @@ def _hook(rank: int, size: int, name: str) -> Any:
     else:
         model.register_comm_hook(None, getattr(default_hooks, name))
     return train(model, rank)
-
-
-# Not here, as torch takes them with CUDA only: bf16_compress_hook, and DDP's own mixed precision.
-@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "powerSGD"])
-def test_hook(name: str) -> None:
-    same_as_gloo(_hook, 2, name)
 
 
 def _sync_parameters(rank: int, size: int) -> Any:

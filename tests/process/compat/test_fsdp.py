@@ -65,24 +65,22 @@ def test_hsdp() -> None:
     same_as_gloo(_fsdp2, 4, (2, 2), {})
 
 
-def _parity(rank: int, size: int) -> None:
+@ranks.on(2, ranks.run_job)
+def test_torchs_own_parity_check(rank: int, size: int) -> None:
     """The claim of torch's own FSDP2 tests: the shards are those of a model that was trained whole."""
-    with ranks.job(rank, size):
-        reference, sharded = MLP(16, torch.device("cpu")), MLP(16, torch.device("cpu"))
-        sharded.load_state_dict(reference.state_dict())
-        fully_shard(sharded)
-        for step in range(2):
-            for model in (reference, sharded):
-                model.zero_grad()
-                model(_data(0, step)).sum().backward()
-            check_sharded_parity(TestCase(), reference, sharded)
+    reference, sharded = MLP(16, torch.device("cpu")), MLP(16, torch.device("cpu"))
+    sharded.load_state_dict(reference.state_dict())
+    fully_shard(sharded)
+    for step in range(2):
+        for model in (reference, sharded):
+            model.zero_grad()
+            model(_data(0, step)).sum().backward()
+        check_sharded_parity(TestCase(), reference, sharded)
 
 
-def test_torchs_own_parity_check() -> None:
-    ranks.run(_parity, 2)
-
-
-def _fsdp1(rank: int, size: int, strategy: ShardingStrategy) -> Any:
+@pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP])
+@ranks.on(2, same_as_gloo)
+def test_fsdp1(rank: int, size: int, strategy: ShardingStrategy) -> Any:
     model = FullyShardedDataParallel(
         nn.Sequential(*(MLP(16, torch.device("cpu")) for _ in range(2))),
         sharding_strategy=strategy,
@@ -91,8 +89,3 @@ def _fsdp1(rank: int, size: int, strategy: ShardingStrategy) -> Any:
     losses = _train(model, rank)
     with FullyShardedDataParallel.summon_full_params(model):
         return [losses, [parameter.detach().clone() for parameter in model.parameters()]]
-
-
-@pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP])
-def test_fsdp1(strategy: ShardingStrategy) -> None:
-    same_as_gloo(_fsdp1, 2, strategy)

@@ -18,7 +18,8 @@ def _total(rank: int, group: Any = None) -> float:
     return tensor.item()
 
 
-def _subgroups(rank: int, size: int) -> Any:
+@ranks.on(4, same_as_gloo)
+def test_subgroups(rank: int, size: int) -> Any:
     results = []
     for members in ([0], [1, 3], [3, 0, 2], None):
         group = dist.new_group(members)
@@ -28,10 +29,6 @@ def _subgroups(rank: int, size: int) -> Any:
     results += [[_total(rank, group), dist.get_world_size(group)] for group in groups]
     dist.destroy_process_group(groups[0])
     return [*results, _total(rank, groups[1])]
-
-
-def test_subgroups() -> None:
-    same_as_gloo(_subgroups, 4)
 
 
 def _local(rank: int, size: int) -> Any:
@@ -45,17 +42,15 @@ def test_local_synchronization() -> None:
     assert same_as_gloo(_local, 3) == [4.0, None, 4.0]
 
 
-def _split(rank: int, size: int) -> None:
+@ranks.on(2, same_as_gloo)
+def test_split_group_is_for_accelerators(rank: int, size: int) -> None:
+    """torch splits no group on a machine without an accelerator, with any backend."""
     with pytest.raises(RuntimeError, match="not safe to split"):
         dist.split_group(dist.group.WORLD, [[0], [1]])
 
 
-def test_split_group_is_for_accelerators() -> None:
-    """torch splits no group on a machine without an accelerator, with any backend."""
-    same_as_gloo(_split, 2)
-
-
-def _lives(rank: int, size: int) -> Any:
+@ranks.on(3, same_as_gloo)
+def test_destroy_and_init_again(rank: int, size: int) -> Any:
     results = []
     for life in range(3):
         results.append(_total(rank + life))
@@ -68,7 +63,3 @@ def _lives(rank: int, size: int) -> Any:
         assert not dist.is_initialized()
         ranks.init(rank, size, backend)
     return results
-
-
-def test_destroy_and_init_again() -> None:
-    same_as_gloo(_lives, 3)

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests import ranks
 from tests.process.compat.gloo import same_as_gloo
 
 
-def _objects(rank: int, size: int) -> Any:
+@ranks.on(3, same_as_gloo)
+def test_objects(rank: int, size: int) -> Any:
     mine = {"rank": rank, "text": "x" * rank * 1000, "tensor": torch.full((rank,), 1.5)}
     everything: list[Any] = [None] * size
     dist.all_gather_object(everything, mine)
@@ -26,7 +28,3 @@ def _objects(rank: int, size: int) -> Any:
     if rank == 1:
         assert dist.recv_object_list(received, src=0) == 0
     return [everything, gathered, known, given, received]
-
-
-def test_objects() -> None:
-    same_as_gloo(_objects, 3)

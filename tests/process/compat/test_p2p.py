@@ -7,10 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests import ranks
 from tests.process.compat.gloo import same_as_gloo
 
 
-def _batch(rank: int, size: int) -> Any:
+@ranks.on(3, same_as_gloo)
+def test_batch_isend_irecv(rank: int, size: int) -> Any:
     """Each rank to each other one, in one batch whose order differs from rank to rank."""
     inputs = [torch.full((peer + 1, 3), float(rank * 10 + peer)) for peer in range(size)]
     outputs = [torch.zeros(rank + 1, 3) for _ in range(size)]
@@ -22,11 +24,8 @@ def _batch(rank: int, size: int) -> Any:
     return outputs
 
 
-def test_batch_isend_irecv() -> None:
-    same_as_gloo(_batch, 3)
-
-
-def _tags(rank: int, size: int) -> Any:
+@ranks.on(2, same_as_gloo)
+def test_tags(rank: int, size: int) -> Any:
     """Sent in one order, received in another."""
     tensors = [torch.full((1000,), float(rank * 100 + tag)) for tag in range(4)]
     peer = 1 - rank
@@ -36,10 +35,6 @@ def _tags(rank: int, size: int) -> Any:
     for work in works:
         work.wait()
     return received
-
-
-def test_tags() -> None:
-    same_as_gloo(_tags, 2)
 
 
 def _any_source(rank: int, size: int) -> Any:
@@ -56,7 +51,8 @@ def test_any_source() -> None:
     assert same_as_gloo(_any_source, 3)[0] == [1, 2]
 
 
-def _strides(rank: int, size: int) -> Any:
+@ranks.on(2, same_as_gloo)
+def test_types(rank: int, size: int) -> Any:
     tensor = torch.arange(24.0).view(4, 6) * (rank + 1)
     if rank == 0:
         dist.send(tensor.t().contiguous(), 1)
@@ -66,7 +62,3 @@ def _strides(rank: int, size: int) -> Any:
     dist.recv(whole, 0)
     dist.recv(part, 0)
     return [whole, part]
-
-
-def test_types() -> None:
-    same_as_gloo(_strides, 2)

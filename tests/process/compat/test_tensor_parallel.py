@@ -17,7 +17,8 @@ from tests import ranks
 from tests.process.compat.gloo import assert_same, same_as_gloo
 
 
-def _redistribute(rank: int, size: int) -> Any:
+@ranks.on(3, same_as_gloo)
+def test_redistribute(rank: int, size: int) -> Any:
     mesh = init_device_mesh("cpu", (size,))
     whole = torch.arange(7 * 5.0).view(7, 5)  # uneven shards on both dimensions
     results = []
@@ -30,11 +31,8 @@ def _redistribute(rank: int, size: int) -> Any:
     return results
 
 
-def test_redistribute() -> None:
-    same_as_gloo(_redistribute, 3)
-
-
-def _transformer(rank: int, size: int) -> Any:
+@ranks.on(2, same_as_gloo)
+def test_transformer(rank: int, size: int) -> Any:
     """torch's own transformer and plan for it, with sequence parallelism."""
     mesh = init_device_mesh("cpu", (size,))
     whole = Transformer(ModelArgs(n_layers=1, vocab_size=16, max_seq_len=8, dim=16, n_heads=4, dropout_p=0.0))
@@ -46,10 +44,6 @@ def _transformer(rank: int, size: int) -> Any:
         loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return [loss.full_tensor() if hasattr(loss, "full_tensor") else loss, [each.full_tensor() for each in gradients]]  # type: ignore[attr-defined]
-
-
-def test_transformer() -> None:
-    same_as_gloo(_transformer, 2)
 
 
 def _mesh(rank: int, size: int, override: bool) -> Any:

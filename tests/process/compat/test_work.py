@@ -14,7 +14,8 @@ from tests import ranks
 from tests.process.compat.gloo import same_as_gloo
 
 
-def _done(rank: int, size: int) -> Any:
+@ranks.on(2, same_as_gloo)
+def test_done(rank: int, size: int) -> Any:
     tensor = torch.full((1000,), rank + 1.0)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
@@ -28,10 +29,6 @@ def _done(rank: int, size: int) -> Any:
         work.get_future().then(lambda future: future.value()[0][0].item() + 1).wait(),
         tensor[:3],
     ]
-
-
-def test_done() -> None:
-    same_as_gloo(_done, 2)
 
 
 def _result(rank: int, size: int) -> Any:
@@ -68,7 +65,8 @@ def test_in_flight() -> None:
     ranks.run(_with_ours, 2, _in_flight)
 
 
-def _failed(rank: int, size: int) -> None:
+@ranks.on(2)
+def test_failed(rank: int, size: int) -> None:
     ranks.init(rank, size)
     group = dist.new_group(timeout=timedelta(seconds=1))
     if rank == 1:
@@ -84,10 +82,6 @@ def _failed(rank: int, size: int) -> None:
     with pytest.raises(RuntimeError, match="timed out"):
         work.get_future().wait()
     ranks.store().set("rank 0 is done", "1")
-
-
-def test_failed() -> None:
-    ranks.run(_failed, 2)
 
 
 def _with_ours(rank: int, size: int, body: Any) -> Any:

@@ -164,7 +164,9 @@ def test_every_rank_learns_it(request: pytest.FixtureRequest, name: str) -> None
         note(f"another {case.__name__.replace('_', ' ')} on one rank", f"{name}, {site.size} ranks", seen)
 
 
-def _same(rank: int, size: int) -> float:
+@pytest.mark.parametrize("environ", [{}, UDP], ids=["one host", "network"])
+@ranks.on(3, environ="environ")
+def test_ranks_that_agree_are_left_alone(rank: int, size: int) -> float:
     """Calls that are the same, on ranks that are late."""
     begin(rank, size)
     for case in CASES[:-1]:
@@ -175,8 +177,3 @@ def _same(rank: int, size: int) -> float:
         case(False, group)
         dist.barrier(group)
     return 0.0
-
-
-@pytest.mark.parametrize("environ", [{}, UDP], ids=["one host", "network"])
-def test_ranks_that_agree_are_left_alone(environ: dict[str, str]) -> None:
-    ranks.run(_same, 3, environ=environ)

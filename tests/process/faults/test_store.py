@@ -60,7 +60,9 @@ def test_without_the_store_operations_go_on_and_new_groups_fail(wire: dict[str, 
     note("store gone, new group", "one host" if not wire else "network", seen)
 
 
-def _incarnations(rank: int, size: int) -> None:
+@WIRES
+@ranks.on(3, environ="wire")
+def test_a_job_may_start_again_with_more_or_fewer_ranks(rank: int, size: int) -> None:
     """Processes that live on while the job starts again with a different number of them."""
     meeting = ranks.store()
     for life, present in enumerate((size, size - 1, size, 1, size)):
@@ -80,11 +82,8 @@ def _incarnations(rank: int, size: int) -> None:
 
 
 @WIRES
-def test_a_job_may_start_again_with_more_or_fewer_ranks(wire: dict[str, str]) -> None:
-    ranks.run(_incarnations, 3, environ=wire)
-
-
-def _after_a_failure(rank: int, size: int) -> None:
+@ranks.on(2, environ="wire")
+def test_after_a_failure_the_same_processes_start_again(rank: int, size: int) -> None:
     """A group that failed is destroyed, and the same processes make the next one."""
     for _ in range(3):
         ranks.init(rank, size)
@@ -92,8 +91,3 @@ def _after_a_failure(rank: int, size: int) -> None:
         with pytest.raises(commlayer.MismatchError):
             dist.all_reduce(torch.ones(3 + rank))
         dist.destroy_process_group()
-
-
-@WIRES
-def test_after_a_failure_the_same_processes_start_again(wire: dict[str, str]) -> None:
-    ranks.run(_after_a_failure, 2, environ=wire)
