@@ -45,6 +45,6 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
 void sim_dlcp_free(struct sim_dlcp *dlcp);
 
 /* The sum over all hosts. */
-struct cl_endpoint_stats sim_dlcp_stats(const struct sim_dlcp *dlcp);
+struct cl_engine_stats sim_dlcp_stats(const struct sim_dlcp *dlcp);
 
 #endif

@@ -268,7 +268,7 @@ static void print_background(const struct run *run)
 static void print(const struct run *run)
 {
     struct sim_fabric_counts counts = sim_fabric_count(&run->fabric);
-    struct cl_endpoint_stats dlcp = sim_dlcp_stats(&run->dlcp);
+    struct cl_engine_stats dlcp = sim_dlcp_stats(&run->dlcp);
     const struct sim_dctcp_counts *dctcp = &run->dctcp.counts;
     printf("{");
     print_jobs(run);

@@ -27,7 +27,7 @@ static void give_stranger(struct conversation *c, uint32_t to, const uint8_t *by
         give_insider(c, to, bytes, length);
         return;
     }
-    struct cl_endpoint_stats before = endpoint->stats, *after = &endpoint->stats;
+    struct cl_engine_stats before = endpoint->stats, *after = &endpoint->stats;
     uint64_t timeout_us = cl_endpoint_next_timeout(endpoint);
     const struct cl_peer *urgent = endpoint->peers.urgent_last;
     conversation_counters.rejected++;

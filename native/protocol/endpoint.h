@@ -29,7 +29,6 @@
 #include "commlayer.h"
 #include "protocol/ending.h"
 #include "protocol/endpoint_config.h"
-#include "protocol/endpoint_stats.h"
 #include "protocol/inbound.h"
 #include "protocol/message_id.h"
 #include "protocol/outbound.h"
@@ -110,7 +109,7 @@ bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, 
 /* The longest time after which a live peer that misses an acknowledgement asks again, as far as known. */
 uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint);
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
-const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
+const struct cl_engine_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 /* Fills in all but the port of each path to a peer; returns how many there are, or CL_EINVAL for an unknown one. */
 int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_path_stats *paths,
                            uint32_t capacity);

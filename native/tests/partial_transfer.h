@@ -158,7 +158,7 @@ static inline uint32_t exchange(struct network *network, uint32_t count, uint32_
     return missing;
 }
 
-static inline const struct cl_endpoint_stats *stats(const struct network *network, uint32_t host)
+static inline const struct cl_engine_stats *stats(const struct network *network, uint32_t host)
 {
     return cl_endpoint_stats(network->hosts[host].endpoint);
 }

@@ -52,7 +52,7 @@ static void check_exchanged(const struct network *network, uint32_t exchanges)
     }
 }
 
-static struct cl_endpoint_stats *stats_of(struct network *network, uint32_t host)
+static struct cl_engine_stats *stats_of(struct network *network, uint32_t host)
 {
     return &network->hosts[host].endpoint->stats;
 }
@@ -153,7 +153,7 @@ static void test_forged_packets_change_nothing(void)
         run(network, 1, record);
         check_exchanged(network, 1);
         network_run_until(network, network_now_us(network) + 50000); /* nothing is due now */
-        struct cl_endpoint_stats *stats = stats_of(network, 0);
+        struct cl_engine_stats *stats = stats_of(network, 0);
         bool off = AUTHS[a] == CL_AUTH_OFF;
         for (uint32_t i = 0; i < 3000; i++) {
             uint8_t bytes[NETWORK_DATAGRAM_BYTES] = {0};
@@ -187,7 +187,7 @@ static void test_captured_packets_change_nothing(void)
     run(network, 1, record);
     network_run_until(network, network_now_us(network) + 300000); /* acknowledgements of the last ones */
     check_exchanged(network, 1);
-    struct cl_endpoint_stats *stats = stats_of(network, 0);
+    struct cl_engine_stats *stats = stats_of(network, 0);
     CHECK(capture_count > 400);
     uint32_t replays = 0, redirected = 0;
     for (uint32_t i = 0; i < capture_count; i++) {
@@ -333,7 +333,7 @@ static void test_numbers_wrap(void)
     const struct cl_path *path = &cl_peer_list_find(&network->hosts[0].endpoint->peers, 1)->paths[0];
     CHECK(path->packets.next > 0x100000000);
     /* a whole round later the same numbers are on the wire again, but not the same tags */
-    struct cl_endpoint_stats before = *stats_of(network, 0);
+    struct cl_engine_stats before = *stats_of(network, 0);
     age(network, 0x1FFFFFFC0);
     uint32_t replays = 0;
     for (uint32_t i = 0; i < capture_count; i++)

@@ -32,7 +32,7 @@ static void test_clean_network(void)
 {
     struct network *network = network_new(3, 1, 1000, 150, ROOM, 1);
     all_to_all(network, 5, 200000, SECOND_US);
-    const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
+    const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK_EQ(stats->packets_retransmitted, 0);
     CHECK_EQ(stats->packets_foreign, 0);
     CHECK_EQ(stats->packets_duplicate, 0);
@@ -58,7 +58,7 @@ static void test_reordering_and_duplication(void)
     network_set_noise(network,
                       (struct sim_noise){.reorder = 0.2, .reorder_ns = 300000, .duplicate = 0.2, .loss = 0.02});
     all_to_all(network, 4, 100000, 2 * SECOND_US);
-    const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
+    const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK(stats->packets_replayed > 0);
     CHECK_EQ(stats->packets_forged, 0);
     network_free(network);
@@ -102,7 +102,7 @@ static void test_reordering_costs_little(void)
     struct network *network = network_new(2, 1, 100, 300, ROOM, 4);
     network_set_noise(network, (struct sim_noise){.reorder = 0.2, .reorder_ns = 1000000});
     all_to_all(network, 4, 1 << 20, 3 * SECOND_US);
-    const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
+    const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK(stats->packets_spurious > 0);
     CHECK(stats->packets_retransmitted * 50 < stats->packets_sent);
     network_free(network);
@@ -173,7 +173,7 @@ static void test_late_receiver(void)
         post_send(network, transfers[from], 1, 0);
     }
     network_run_until(network, network_now_us(network) + 500000);
-    const struct cl_endpoint_stats *late = cl_endpoint_stats(network->hosts[2].endpoint);
+    const struct cl_engine_stats *late = cl_endpoint_stats(network->hosts[2].endpoint);
     CHECK_EQ(network->hosts[0].completed, 1); /* the stash holds all of it */
     CHECK_EQ(late->packets_unexpected, 2 * 733);
     for (uint32_t from = 0; from < 2; from++)

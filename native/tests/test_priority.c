@@ -97,7 +97,7 @@ static double lost_share(void)
 {
     uint64_t sent = 0, lost = 0;
     for (uint32_t i = 0; i < HOSTS; i++) {
-        const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[i].endpoint);
+        const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[i].endpoint);
         sent += stats->packets_sent;
         lost += stats->packets_lost;
     }
