@@ -171,26 +171,18 @@ class Submitter:
 
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
         """Sends `source`, the elements of `tensor` in one stretch."""
+        timeout_s = self._timeout().total_seconds()
         handle = self._group.send(
-            source.data_ptr(),
-            source.nbytes,
-            to,
-            tag,
-            timeout_s=self._timeout().total_seconds(),
-            priority=self._priority,
+            source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._priority
         )
         self._keep(handle, [source])
         return self._noted(CommWork(handle, [tensor], [source]))
 
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
+        timeout_s = self._timeout().total_seconds()
         handle = self._group.receive(
-            target.data_ptr(),
-            target.nbytes,
-            source,
-            tag,
-            timeout_s=self._timeout().total_seconds(),
-            priority=self._priority,
+            target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._priority
         )
         self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])

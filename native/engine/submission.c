@@ -32,11 +32,6 @@ struct cl_submission *cl_submission_create(void)
     return submission;
 }
 
-void cl_submission_discard(struct cl_submission *submission)
-{
-    free(submission);
-}
-
 void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events)
 {
     atomic_store(&submission->status, status);

@@ -153,11 +153,6 @@ _Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t par
     return &line_of(host, rank)->calls[parity];
 }
 
-bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value)
-{
-    return (int32_t)(atomic_load_explicit(&line_of(host, rank)->counter, memory_order_acquire) - value) >= 0;
-}
-
 static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *timeout)
 {
     return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);

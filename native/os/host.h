@@ -31,7 +31,6 @@ uint8_t *cl_host_staging(struct cl_host *host, uint32_t rank, uint32_t parity);
 _Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank);
 /* Which operation `rank` runs in that half of its staging, as it says: written by itself before its first post. */
 _Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity);
-bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value);
 
 /* Raises this rank's counter and wakes who waits for it. */
 void cl_host_post(struct cl_host *host, uint32_t value);
