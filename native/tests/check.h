@@ -29,6 +29,9 @@ static atomic_int check_failures;
         }                                                                                                              \
     } while (0)
 
+/* A variable that `leave(&variable)` frees at the end of its block. Later variables go first. */
+#define SCOPED(leave) __attribute__((cleanup(leave)))
+
 #define RUN(test_function)                                                                                             \
     do {                                                                                                               \
         int check_before = atomic_load(&check_failures);                                                               \

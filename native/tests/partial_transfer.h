@@ -41,12 +41,19 @@ static inline struct transfer *make(struct network *network, uint32_t from, uint
     return t;
 }
 
-static inline void drop(struct transfer *t)
+static inline void transfer_free(struct transfer *t)
 {
     free(t->sent);
     free(t->received);
     free(t);
 }
+
+static inline void transfer_leave(struct transfer *const *transfer)
+{
+    transfer_free(*transfer);
+}
+
+#define SCOPED_TRANSFER SCOPED(transfer_leave) struct transfer
 
 static inline void on_completion(struct network_host *host, const struct cl_completion *completion)
 {
@@ -149,7 +156,7 @@ static inline uint32_t exchange(struct network *network, uint32_t count, uint32_
     network_run_until(network, network_now_us(network) + SECOND_US);
     for (uint32_t i = 0; i < made; i++) {
         missing += check_ended(transfers[i]);
-        drop(transfers[i]);
+        transfer_free(transfers[i]);
     }
     for (uint32_t i = 0; i < network->host_count; i++)
         for (uint16_t peer = 0; peer < network->host_count; peer++)

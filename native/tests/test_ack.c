@@ -15,7 +15,7 @@ static struct cl_ack_frame frame_of(struct cl_ack *ack, uint64_t next_number, ui
 
 static void test_round_trip(void)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     static const uint64_t CAME[] = {0, 1, 2, 5, 6, 9};
     for (int i = 0; i < 6; i++)
@@ -33,13 +33,12 @@ static void test_round_trip(void)
     CHECK_EQ(frame.refused_count, 1);
     CHECK_EQ(frame.refused[0].start, 5);
     CHECK_EQ(frame.refused[0].end, 6);
-    cl_ack_free(&ack);
 }
 
 /* The count of marks is of all time, so a lost acknowledgement takes none with it; it wraps. */
 static void test_marks(void)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     cl_ack_on_packet(&ack, 0, false, false, 100, 100);
     CHECK_EQ(frame_of(&ack, 1, 100).marked, 0);
@@ -48,12 +47,11 @@ static void test_marks(void)
     CHECK_EQ(frame_of(&ack, 1, 100).marked, 3);
     ack.marked = CL_ACK_MARKS + 5;
     CHECK_EQ(frame_of(&ack, 1, 100).marked, 5);
-    cl_ack_free(&ack);
 }
 
 static void test_when_due(void)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     CHECK_EQ(ack.deadline_us, UINT64_MAX);
     cl_ack_on_packet(&ack, 0, false, false, 100, 100);
@@ -70,13 +68,12 @@ static void test_when_due(void)
     for (uint64_t i = 5; i < 5 + CL_ACK_EVERY; i++)
         cl_ack_on_packet(&ack, i, false, false, 600, 600);
     CHECK_EQ(ack.deadline_us, 600);
-    cl_ack_free(&ack);
 }
 
 /* However many gaps there are, a refused packet is told as refused or not at all. */
 static void test_refused_is_never_told_as_accepted(void)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     for (uint64_t number = 0; number < 400; number++) {
         if (number % 7 == 3)
@@ -93,7 +90,6 @@ static void test_refused_is_never_told_as_accepted(void)
             CHECK(!came || refused == (told % 3 == 0));
         }
     }
-    cl_ack_free(&ack);
 }
 
 static void test_malformed_is_refused(void)
@@ -119,7 +115,7 @@ static void test_malformed_is_refused(void)
 
 static void test_long_ranges_are_cut(void)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     for (uint64_t number = 0; number < 100000; number++)
         cl_ack_on_packet(&ack, number, false, false, 0, 0);
@@ -127,7 +123,6 @@ static void test_long_ranges_are_cut(void)
     CHECK_EQ(frame.came_count, 1);
     CHECK_EQ(frame.came[0].end, 100000);
     CHECK_EQ(frame.came[0].start, 100000 - UINT16_MAX);
-    cl_ack_free(&ack);
 }
 
 int main(void)

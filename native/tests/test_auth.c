@@ -148,7 +148,7 @@ static void test_forged_packets_change_nothing(void)
 {
     static const enum cl_auth AUTHS[] = {CL_AUTH_HEADER, CL_AUTH_FULL, CL_AUTH_OFF};
     for (int a = 0; a < 3; a++) {
-        struct network *network = network_with(AUTHS[a], 0, 41);
+        SCOPED_NETWORK *network = network_with(AUTHS[a], 0, 41);
         post_exchange(network, 1);
         run(network, 1, record);
         check_exchanged(network, 1);
@@ -175,14 +175,13 @@ static void test_forged_packets_change_nothing(void)
                           off || stranger || stale ? &stats->packets_foreign : &stats->packets_forged);
         }
         CHECK_EQ(stats->packets_replayed, 0);
-        network_free(network);
     }
 }
 
 /* Everything that was on the link during an exchange, again and damaged in each of several ways. */
 static void test_captured_packets_change_nothing(void)
 {
-    struct network *network = network_with(CL_AUTH_FULL, 0.02, 42);
+    SCOPED_NETWORK *network = network_with(CL_AUTH_FULL, 0.02, 42);
     post_exchange(network, 1);
     run(network, 1, record);
     network_run_until(network, network_now_us(network) + 300000); /* acknowledgements of the last ones */
@@ -212,7 +211,6 @@ static void test_captured_packets_change_nothing(void)
     }
     CHECK(replays > 200);
     CHECK(redirected > 200);
-    network_free(network);
 }
 
 /* ---- beside a conversation ---- */
@@ -236,7 +234,7 @@ static void test_exchange_among_strangers(void)
     static const enum cl_auth AUTHS[] = {CL_AUTH_HEADER, CL_AUTH_FULL};
     for (int a = 0; a < 2; a++)
         for (uint64_t seed = 0; seed < 4; seed++) {
-            struct network *network = network_with(AUTHS[a], seed % 2 ? 0.05 : 0, 50 + seed);
+            SCOPED_NETWORK *network = network_with(AUTHS[a], seed % 2 ? 0.05 : 0, 50 + seed);
             network_set_noise(network, (struct sim_noise){.reorder = seed / 2 ? 0.1 : 0, .reorder_ns = 300000});
             for (uint32_t exchange = 1; exchange <= 3; exchange++) {
                 post_exchange(network, exchange);
@@ -249,7 +247,6 @@ static void test_exchange_among_strangers(void)
                 CHECK(stats_of(network, host)->packets_foreign > 100);
             }
             CHECK_EQ(stats_of(network, 2)->packets_unexpected, 0);
-            network_free(network);
         }
 }
 
@@ -262,19 +259,18 @@ static void damage_payload(struct network *network, struct sim_datagram *packet)
 /* With "full" damaged packets are as good as lost, and repaired like those. */
 static void test_full_repairs_damage(void)
 {
-    struct network *network = network_with(CL_AUTH_FULL, 0, 60);
+    SCOPED_NETWORK *network = network_with(CL_AUTH_FULL, 0, 60);
     post_exchange(network, 1);
     run(network, 1, damage_payload);
     check_exchanged(network, 1);
     CHECK(stats_of(network, 0)->packets_forged > 3);
-    network_free(network);
 }
 
 /* Another key, or another idea of what the tag covers: not a word gets through. */
 static void test_disagreement(void)
 {
     for (int i = 0; i < 2; i++) {
-        struct network *network = network_with(CL_AUTH_HEADER, 0, 61);
+        SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0, 61);
         if (i)
             network->hosts[1].endpoint->seal.key.k0++;
         else
@@ -286,14 +282,13 @@ static void test_disagreement(void)
             CHECK(stats_of(network, host)->packets_forged > 0);
         }
         CHECK_EQ(stats_of(network, 1)->packets_received, 0);
-        network_free(network);
     }
 }
 
 /* A replay is no sign of life: a peer that died is lost on time, however much of it is heard again. */
 static void test_replay_keeps_nobody_alive(void)
 {
-    struct network *network = network_with(CL_AUTH_HEADER, 0, 62);
+    SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0, 62);
     post_exchange(network, 1);
     run(network, 1, record);
     sim_driver_kill(&network->hosts[1].driver);
@@ -308,7 +303,6 @@ static void test_replay_keeps_nobody_alive(void)
     CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
     CHECK(network_now_us(network) < died_us + 4 * SECOND_US);
     CHECK(stats_of(network, 0)->packets_replayed > 100);
-    network_free(network);
 }
 
 /* Numbers as after a long life: the next ones no longer fit in the 32 bits of the header. */
@@ -325,7 +319,7 @@ static void age(struct network *network, uint64_t number)
 
 static void test_numbers_wrap(void)
 {
-    struct network *network = network_with(CL_AUTH_HEADER, 0.02, 63);
+    SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0.02, 63);
     age(network, 0xFFFFFFC0);
     post_exchange(network, 1);
     run(network, 1, record);
@@ -343,7 +337,6 @@ static void test_numbers_wrap(void)
         }
     CHECK_EQ(stats_of(network, 0)->packets_received, before.packets_received);
     CHECK_EQ(stats_of(network, 0)->packets_forged - before.packets_forged, replays);
-    network_free(network);
 }
 
 int main(void)

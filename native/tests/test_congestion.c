@@ -103,12 +103,11 @@ static uint64_t stream_us(struct network *network)
 static void test_full_buffers_are_respected(void)
 {
     for (int i = 0; i < 2; i++) {
-        struct network *network = hosts_apart(2, 100, 150, 0.1 * i, 1);
+        SCOPED_NETWORK *network = hosts_apart(2, 100, 150, 0.1 * i, 1);
         network_set_link(network_ingress(network, 1, 0), LINK_MBIT / 4.0, 16);
         uint64_t us = stream_us(network);
         CHECK(network_overflows(network) < network->links.medium.counts.sent / 12);
         CHECK((double)us < 1.5 * 4 * link_us(8));
-        network_free(network);
     }
 }
 
@@ -118,14 +117,13 @@ static void test_marks_prevent_losses(void)
 {
     uint64_t took_us[2], drops[2];
     for (int marks = 0; marks < 2; marks++) {
-        struct network *network = hosts_apart(2, 100, 150, 0, 1);
+        SCOPED_NETWORK *network = hosts_apart(2, 100, 150, 0, 1);
         struct sim_link *port = network_ingress(network, 1, 0);
         network_set_link(port, LINK_MBIT / 4.0, 24);
         port->queue.type = &sim_queue_type_switch;
         port->queue.mark_bytes = marks ? port->queue.limit_bytes / 3 : 0;
         took_us[marks] = stream_us(network);
         drops[marks] = network_overflows(network);
-        network_free(network);
     }
     CHECK(drops[1] < drops[0] / 2);
     CHECK(took_us[1] < took_us[0] * 102 / 100);

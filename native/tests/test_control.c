@@ -4,7 +4,7 @@
 
 static void test_fifo_without_duplicates(void)
 {
-    struct cl_controls controls = {0};
+    SCOPED(cl_controls_free) struct cl_controls controls = {0};
     struct cl_control_entry entry;
     CHECK(!cl_controls_pop(&controls, &entry));
     for (int round = 0; round < 3; round++)
@@ -18,7 +18,6 @@ static void test_fifo_without_duplicates(void)
         CHECK(cl_controls_pop(&controls, &entry) && entry.kind == 3 && entry.control.group == i);
     CHECK(cl_controls_pop(&controls, &entry) && entry.kind == 4);
     CHECK(!cl_controls_pop(&controls, &entry));
-    cl_controls_free(&controls);
 }
 
 int main(void)

@@ -346,7 +346,7 @@ static void test_goodput_with_sleeping_hosts(void)
 
 static void test_no_overflow(void)
 {
-    struct network *network = four_hosts(200, 0, 0);
+    SCOPED_NETWORK *network = four_hosts(200, 0, 0);
     uint8_t *source = calloc(1, 2 * MIB);
     struct cl_message_id id = {1, 1, 0};
     for (uint16_t to = 1; to < 4; to++)
@@ -354,7 +354,6 @@ static void test_no_overflow(void)
     network_run_until(network, network_now_us(network) + 1000000);
     CHECK_EQ(network->hosts[0].completed, 3);
     CHECK_EQ(network_overflows(network), 0);
-    network_free(network);
     free(source);
 }
 
@@ -371,7 +370,7 @@ static void test_goodput_unequal_paths(void)
 /* Three send to one: its port is what is scarce, and nobody but the senders' windows knows. */
 static void test_goodput_incast(void)
 {
-    struct network *network = network_new(4, 1, 200, 150, 64 << 20, 1);
+    SCOPED_NETWORK *network = network_new(4, 1, 200, 150, 64 << 20, 1);
     uint8_t *source = calloc(1, 4 * MIB), *target = malloc(4 * MIB);
     uint64_t start_us = network_now_us(network);
     struct cl_message_id id = {1, 1, 0};
@@ -382,7 +381,6 @@ static void test_goodput_incast(void)
     double seconds = (double)(network->hosts[0].last_completed_us - start_us) / 1e6;
     CHECK(12.0 * MIB / seconds >= 0.95 * 25e6 * 1432 / 1514);
     CHECK(network_overflows(network) < network->links.medium.counts.sent / 50);
-    network_free(network);
     free(source);
     free(target);
 }

@@ -286,7 +286,7 @@ static void test_messages(void)
     static uint32_t input[2][MANY], output[2][MANY];
     struct cl_executor *executors[2];
     cl_plan *plans[2];
-    struct network *network = open_network();
+    SCOPED_NETWORK *network = open_network();
     for (uint32_t rank = 0; rank < 2; rank++) {
         for (uint32_t i = 0; i < MANY; i++)
             input[rank][i] = (rank + 1) * i;
@@ -306,13 +306,12 @@ static void test_messages(void)
         cl_executor_destroy(executors[rank]);
         cl_plan_release(plans[rank]);
     }
-    network_free(network);
 }
 
 /* The received replaces what was there, and the steps behind it wait until all of it is. */
 static void test_receive_copy(void)
 {
-    struct network *network = open_network();
+    SCOPED_NETWORK *network = open_network();
     uint32_t input[WORDS] = {6, 7, 8, 9}, output[WORDS] = {1, 1, 1, 1};
     struct draft sender = {.world_size = 2, .input_bytes = BYTES};
     draft_add(&sender, (struct cl_step){.kind = CL_SEND, .peer = 1, .length = BYTES}, DRAFT_NONE);
@@ -336,7 +335,6 @@ static void test_receive_copy(void)
     cl_executor_destroy(to);
     cl_plan_release(plans[0]);
     cl_plan_release(plans[1]);
-    network_free(network);
 }
 
 /* The owner gets 60 of 100 packets before its deadline, and never hears from the sender again. */
@@ -346,7 +344,7 @@ static void test_a_deadline_and_what_is_absent(void)
     static uint32_t input[2][COUNT], output[COUNT];
     static const uint32_t TREATMENTS[] = {CL_RESCALE, CL_ZERO};
     for (size_t t = 0; t < 2; t++) {
-        struct network *network = open_network();
+        SCOPED_NETWORK *network = open_network();
         for (uint32_t i = 0; i < COUNT; i++) {
             input[0][i] = 2 * i;
             input[1][i] = 4 * i;
@@ -406,15 +404,14 @@ static void test_a_deadline_and_what_is_absent(void)
             cl_executor_destroy(executors[rank]);
             cl_plan_release(plans[rank]);
         }
-        network_free(network);
     }
 }
 
 static void test_failure(void)
 {
-    struct network *network = open_network();
+    SCOPED_NETWORK *network = open_network();
     uint32_t input[WORDS] = {0}, output[WORDS] = {0};
-    cl_plan *plan = draft_exchange(0, 2, BYTES);
+    SCOPED_PLAN *plan = draft_exchange(0, 2, BYTES);
     struct cl_executor *executor = start(network, 0, plan, input, output);
     CHECK_EQ(poll(network, executor), CL_PROGRESS_BLOCKED);
     CHECK_EQ(cl_executor_status(executor), CL_OK);
@@ -427,8 +424,6 @@ static void test_failure(void)
     CHECK_EQ(poll(network, executor), CL_PROGRESS_FAILED);
     CHECK_EQ(cl_executor_status(executor), CL_EPEERLOST);
     cl_executor_destroy(executor);
-    cl_plan_release(plan);
-    network_free(network);
 }
 
 static void test_what_is_missing(void)

@@ -19,8 +19,8 @@ const char *__tsan_default_options(void)
 /* Every rank runs `rounds` calls, each with the right sum. */
 static void exercise(uint32_t size, const char *wire, double loss, bool shared, uint32_t rounds)
 {
-    struct world world = open_world(size, wire, loss);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(size, wire, loss);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct job jobs[RANKS_MAX];
     for (uint32_t rank = 0; rank < size; rank++)
         jobs[rank] =
@@ -32,8 +32,6 @@ static void exercise(uint32_t size, const char *wire, double loss, bool shared, 
     CHECK_EQ(stats.operations_failed, 0);
     CHECK((stats.packets_sent > 0) == (strcmp(wire, "none") != 0));
     CHECK(loss == 0 || stats.packets_retransmitted > 0);
-    close_team(&team);
-    close_world(&world);
 }
 
 static void test_mem(void)
@@ -59,8 +57,8 @@ static void test_shared_memory(void)
 /* Two ranks share memory, the third is alone on its host: every rank's plan posts all the same. */
 static void test_mixed_hosts(void)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = {.world = &world};
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = {.world = &world};
     static const uint32_t pair[] = {0, 1};
     int32_t fd;
     CHECK_EQ(cl_host_create(2, STAGING, &fd), CL_OK);
@@ -98,8 +96,6 @@ static void test_mixed_hosts(void)
             free(calls[rank]);
         }
     }
-    close_team(&team);
-    close_world(&world);
 }
 
 static void test_alone(void)
@@ -112,7 +108,7 @@ static void test_alone(void)
 static void test_many_threads(void)
 {
     enum { TEAMS = 3, THREADS = 3, RANKS = 2 };
-    struct world world = open_world(RANKS, "mem", LOSS);
+    SCOPED_WORLD world = open_world(RANKS, "mem", LOSS);
     struct team teams[TEAMS];
     struct job jobs[TEAMS * THREADS * RANKS];
     size_t count = 0;
@@ -130,15 +126,14 @@ static void test_many_threads(void)
     run_jobs(jobs, count);
     for (uint32_t t = 0; t < TEAMS; t++)
         close_team(&teams[t]);
-    close_world(&world);
 }
 
 static void test_many_in_flight(void)
 {
     enum { CALLS = 40, RANKS = 2 };
     for (int shared = 0; shared < 2; shared++) {
-        struct world world = open_world(RANKS, "mem", 0);
-        struct team team = open_team(&world, 1, shared);
+        SCOPED_WORLD world = open_world(RANKS, "mem", 0);
+        SCOPED_TEAM team = open_team(&world, 1, shared);
         struct call *calls[RANKS][CALLS];
         cl_operation *operations[RANKS][CALLS];
         for (uint32_t i = 0; i < CALLS; i++) {
@@ -155,8 +150,6 @@ static void test_many_in_flight(void)
                 free(calls[rank][i]);
             }
         }
-        close_team(&team);
-        close_world(&world);
     }
 }
 
@@ -217,8 +210,8 @@ static void test_bad_arguments(void)
 /* Rank 0 calls, nobody else does. */
 static void time_out(bool shared, bool here)
 {
-    struct world world = open_world(2, "mem", 0);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(2, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct call *call = make_call(0, 1);
     cl_operation *operation;
     if (here) {
@@ -235,8 +228,6 @@ static void time_out(bool shared, bool here)
     CHECK_EQ(cl_operation_wait(operation, 0), CL_EABORTED);
     cl_operation_release(operation);
     free(call);
-    close_team(&team);
-    close_world(&world);
 }
 
 static void test_timeout(void)
@@ -249,23 +240,21 @@ static void test_timeout(void)
 
 static void test_longest_timeout(void)
 {
-    struct world world = open_world(2, "none", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(2, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     struct job first = {.team = &team, .rank = 0, .rounds = 1, .timeout_us = UINT64_MAX};
     struct job second = {.team = &team, .rank = 1, .rounds = 1, .timeout_us = PATIENCE_US};
     pthread_create(&first.thread, NULL, work, &first);
     usleep(10000);
     run_jobs(&second, 1);
     pthread_join(first.thread, NULL);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* One rank has no memory for its operation: the others must not wait for it. */
 static void test_no_memory(void)
 {
-    struct world world = open_world(2, "none", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(2, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     struct draft draft = {.world_size = 2, .scratch_bytes = UINT64_MAX / 4};
     draft_add(&draft, (struct cl_step){.kind = CL_POST, .message = 1}, DRAFT_NONE);
     cl_plan_release(team.plans[0]);
@@ -275,15 +264,13 @@ static void test_no_memory(void)
         {.team = &team, .rank = 1, .rounds = 1, .expected = CL_EABORTED, .timeout_us = PATIENCE_US},
     };
     run_jobs(jobs, 2);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* All ranks but the last are inside an operation when one of them aborts. */
 static void abort_while_waiting(bool shared, uint32_t submit_every)
 {
-    struct world world = open_world(4, "mem", 0);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(4, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++) {
         jobs[rank] = (struct job){.team = &team,
@@ -303,8 +290,6 @@ static void abort_while_waiting(bool shared, uint32_t submit_every)
     struct call *late = make_call(3, 1);
     CHECK_EQ(run_call(&team, 3, late, PATIENCE_US), CL_EABORTED);
     free(late);
-    close_team(&team);
-    close_world(&world);
 }
 
 static void test_abort(void)
@@ -317,8 +302,8 @@ static void test_abort(void)
 /* The one that closes its group fails its own operations; its peers, waiting for it, must hear of it. */
 static void close_while_in_flight(bool shared, uint32_t submit_every)
 {
-    struct world world = open_world(2, "mem", 0);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(2, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct call *call = make_call(0, 1);
     struct job peer = {.team = &team,
                        .rank = 1,
@@ -358,8 +343,6 @@ static void close_while_in_flight(bool shared, uint32_t submit_every)
     CHECK_EQ(event.status, CL_ECLOSED);
     free(call);
     pthread_join(peer.thread, NULL);
-    close_team(&team);
-    close_world(&world);
 }
 
 static void test_close_while_in_flight(void)
@@ -394,8 +377,8 @@ static void test_close_after_the_last_operation(void)
 /* A peer on the network that says no more: everybody learns which. */
 static void test_silence(void)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++)
         jobs[rank] = (struct job){.team = &team, .rank = rank, .rounds = 1, .timeout_us = PATIENCE_US};
@@ -417,14 +400,12 @@ static void test_silence(void)
     }
     CHECK_EQ(culprits[0], 2);
     CHECK_EQ(culprits[1], 2); /* rank 0 has told it */
-    close_team(&team);
-    close_world(&world);
 }
 
 static void test_mismatch(void)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     cl_plan_release(team.plans[1]);
     team.plans[1] = draft_exchange(1, 3, 4 * WORDS - 400);
     struct job jobs[3];
@@ -432,15 +413,13 @@ static void test_mismatch(void)
         jobs[rank] =
             (struct job){.team = &team, .rank = rank, .rounds = 1, .expected = CL_EMISMATCH, .timeout_us = PATIENCE_US};
     run_jobs(jobs, 3);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* Calls of one shape that are not the same: only their signatures tell them apart. */
 static void check_signatures(bool shared)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++) {
         team.plans[rank]->signature = 77;
@@ -455,8 +434,6 @@ static void check_signatures(bool shared)
     uint32_t culprit = 9;
     CHECK_EQ(cl_group_status(team.groups[1], &culprit), CL_EMISMATCH);
     CHECK(culprit < 3);
-    close_team(&team);
-    close_world(&world);
 }
 
 static void test_signatures(void)

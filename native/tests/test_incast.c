@@ -79,7 +79,7 @@ static void test_hosts_that_sleep(void)
 static void test_shares_are_equal_at_once(void)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
-        struct network *network = start(64, seed);
+        SCOPED_NETWORK *network = start(64, seed);
         uint64_t start_us = network_now_us(network), first_us = UINT64_MAX, last_us = 0;
         post(network, 1, SENDERS);
         network_run_until(network, start_us + 10000000);
@@ -89,14 +89,13 @@ static void test_shares_are_equal_at_once(void)
             last_us = us > last_us ? us : last_us;
         }
         CHECK(first_us * 10 > last_us * 6);
-        network_free(network);
     }
 }
 
 /* A sender that comes late, or goes, changes the others' shares; the port is never idle for it. */
 static void test_senders_come_and_go(void)
 {
-    struct network *network = start(64, 1);
+    SCOPED_NETWORK *network = start(64, 1);
     uint64_t start_us = network_now_us(network);
     for (uint32_t i = 1; i <= 4; i++)
         post(network, i, 2);
@@ -113,7 +112,6 @@ static void test_senders_come_and_go(void)
         ;
     CHECK((double)(network_now_us(network) - start_us) < 1.05 * 9 * ideal_us(BYTES));
     CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 0); /* nothing is awaited of anybody */
-    network_free(network);
 }
 
 int main(void)

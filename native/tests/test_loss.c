@@ -27,6 +27,7 @@ static void on_late(void *argument, const struct cl_sent_packet *packet)
 /* `count` packets, one per 10 us from 0 on, over a path with a round trip of 800 us. */
 static void start(uint32_t count)
 {
+    cl_sent_free(&sent);
     sent = (struct cl_sent){0};
     cl_loss_init(&loss);
     cl_rtt_init(&rtt);
@@ -64,7 +65,6 @@ static void test_packet_threshold(void)
     CHECK_EQ(lost_count, 2); /* 0 and 1, not 3 */
     CHECK(!cl_sent_find(&sent, 1));
     CHECK(cl_sent_find(&sent, 3) != NULL);
-    cl_sent_free(&sent);
 }
 
 static void test_time_threshold(void)
@@ -78,7 +78,6 @@ static void test_time_threshold(void)
     detect(901);
     CHECK_EQ(lost_count, 1);
     CHECK_EQ(loss.deadline_us, UINT64_MAX); /* later packets were not overtaken */
-    cl_sent_free(&sent);
 }
 
 /* Switches let it pass. */
@@ -102,7 +101,6 @@ static void test_what_is_urgent_overtakes(void)
     acknowledge(1);
     detect(50902);
     CHECK_EQ(sent.packets, 0);
-    cl_sent_free(&sent);
 }
 
 static void test_late_acknowledgement_adapts(void)
@@ -123,7 +121,6 @@ static void test_late_acknowledgement_adapts(void)
     frame.refused[0] = frame.came[0] = (struct cl_range){13, 14};
     cl_loss_on_frame(&loss, &frame, on_late, NULL);
     CHECK_EQ(late_count, 1); /* refused is not acknowledged */
-    cl_sent_free(&sent);
 }
 
 static void test_pto(void)
@@ -145,7 +142,6 @@ static void test_pto(void)
     CHECK_EQ(before_us, CL_LOSS_PTO_MAX_US);
     rtt.smoothed_us = 300000; /* a slow link: the cap must not make every packet spurious */
     CHECK(cl_loss_pto_us(&loss, &sent, &rtt) > 5000 + 300000);
-    cl_sent_free(&sent);
 }
 
 static void test_give_up(void)
@@ -155,7 +151,6 @@ static void test_give_up(void)
     cl_loss_give_up(&loss, &sent, on_lost, NULL);
     CHECK_EQ(lost_count, 4);
     CHECK_EQ(sent.packets, 0);
-    cl_sent_free(&sent);
 }
 
 int main(void)

@@ -70,7 +70,7 @@ static void test_interfaces_divide_equally(void)
 {
     enum { BYTES = 4 << 20 };
     static const struct nics NICS = {"130+70", 2, {130, 70}, 0};
-    struct network *network = start(&NICS, 1000);
+    SCOPED_NETWORK *network = start(&NICS, 1000);
     uint8_t *data = calloc(1, BYTES), *target = malloc(BYTES);
     uint64_t start_us = network_now_us(network);
     struct cl_message_id id = {1, 1, 0};
@@ -86,7 +86,6 @@ static void test_interfaces_divide_equally(void)
            (double)packets / runs);
     CHECK(packets >= 3 * runs);
     CHECK(most_ahead <= 4 * CL_QUEUE_TURN);
-    network_free(network);
     free(data);
     free(target);
 }

@@ -52,14 +52,14 @@ static bool by_choice(struct network *network, uint32_t from, const struct cl_da
 
 static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos, uint32_t expected)
 {
-    struct network *network = open_network(2, 1, 1000, ROOM, 8);
+    SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 8);
     network_set_delay(network, 100 + choice->delay_us);
     network_run_until(network, network_now_us(network) + SECOND_US);
     network->drops = by_choice;
     network->argument = choice;
     choice->control_until_us += network_now_us(network);
     choice->late_ns += choice->late_ns ? network->clock.now_ns : 0;
-    struct transfer *t = make(network, 0, 1, 0, packets * PAYLOAD - 8, qos);
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, packets * PAYLOAD - 8, qos);
     uint64_t start_us = network_now_us(network);
     post_send(t);
     post_receive(t);
@@ -68,8 +68,6 @@ static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos,
     CHECK_EQ(missing, expected);
     CHECK(t->sender.at_us <= start_us + 5 * SECOND_US);
     uint64_t took_us = t->receiver.at_us - start_us;
-    drop(t);
-    network_free(network);
     return took_us;
 }
 
@@ -133,26 +131,24 @@ static bool slowly(struct network *network, uint32_t from, const struct cl_datag
 
 static void test_a_probe_overtakes_its_message(void)
 {
-    struct network *network = open_network(2, 1, 1000, ROOM, 8);
+    SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 8);
     network_run_until(network, network_now_us(network) + SECOND_US);
     network->drops = slowly;
-    struct transfer *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_bound = 0.2, .protect_first = 1});
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_bound = 0.2, .protect_first = 1});
     post_send(t); /* the receiver knows nothing of it when the PROBE comes */
     network_run_until(network, network_now_us(network) + 20000);
     post_receive(t);
     CHECK(run_until_done(&t, 1, SECOND_US));
     CHECK_EQ(check_ended(t), 1);
-    drop(t);
-    network_free(network);
 }
 
 /* The sender falls silent with most of the message sent, and wakes up later. When the receive ended, 0: not before. */
 static uint64_t outlast(struct cl_qos qos)
 {
-    struct network *network = open_network(2, 1, 100, ROOM, 9);
+    SCOPED_NETWORK *network = open_network(2, 1, 100, ROOM, 9);
     qos.loss_bound = 0.5;
     qos.deadline_us = 60000;
-    struct transfer *t = make(network, 0, 1, 0, 600 * PAYLOAD, qos);
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 600 * PAYLOAD, qos);
     uint64_t start_us = network_now_us(network);
     post_send(t);
     post_receive(t);
@@ -165,8 +161,6 @@ static uint64_t outlast(struct cl_qos qos)
     network_wake(network, 0);
     CHECK(run_until_done(&t, 1, SECOND_US));
     CHECK_EQ(check_ended(t) > 0, ended_us > 0);
-    drop(t);
-    network_free(network);
     return ended_us;
 }
 
@@ -181,21 +175,19 @@ static void test_deadline(void)
     struct choice more = {.first = 60, .last = 100};
     CHECK(lose(&more, 100, (struct cl_qos){.loss_bound = 0.1, .deadline_us = 1000}, 10) < 60000);
     /* ... nor to end a message whose packets come steadily, however late. */
-    struct network *network = open_network(2, 1, 10, ROOM, 9);
-    struct transfer *t = make(network, 0, 1, 0, 200 * PAYLOAD, (struct cl_qos){.loss_bound = 0.5, .deadline_us = 1000});
+    SCOPED_NETWORK *network = open_network(2, 1, 10, ROOM, 9);
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 200 * PAYLOAD, (struct cl_qos){.loss_bound = 0.5, .deadline_us = 1000});
     post_send(t);
     post_receive(t);
     CHECK(run_until_done(&t, 1, 5 * SECOND_US));
     CHECK_EQ(check_ended(t), 0);
-    drop(t);
-    network_free(network);
 }
 
 static void test_protected_packets_arrive(void)
 {
     uint64_t map[4] = {0x00FF00000000F000u, 0, 0x10, 0};
     for (uint64_t seed = 0; seed < 10; seed++) {
-        struct network *network = open_network(2, 1 + seed % 2, 500, ROOM, 200 + seed);
+        SCOPED_NETWORK *network = open_network(2, 1 + seed % 2, 500, ROOM, 200 + seed);
         network_set_noise(network, (struct sim_noise){.loss = 0.3});
         struct cl_qos qos = {.loss_bound = 0.4,
                              .deadline_us = seed % 2 ? 2000 : 0,
@@ -204,7 +196,7 @@ static void test_protected_packets_arrive(void)
                              .protect = map,
                              .protect_bytes = 2048,
                              .protect_offset = 1024};
-        struct transfer *t = make(network, 0, 1, 0, 200 * PAYLOAD, qos);
+        SCOPED_TRANSFER *t = make(network, 0, 1, 0, 200 * PAYLOAD, qos);
         post_send(t);
         post_receive(t);
         CHECK(run_until_done(&t, 1, 5 * SECOND_US));
@@ -215,8 +207,6 @@ static void test_protected_packets_arrive(void)
                 CHECK(!(map[bit / 64] >> (bit % 64) & 1));
                 CHECK(at >= 2 * PAYLOAD && at < 199 * PAYLOAD);
             }
-        drop(t);
-        network_free(network);
     }
 }
 
@@ -234,12 +224,12 @@ static void test_a_probe_for_a_group_that_is_gone(void)
 {
     for (int failed = 0; failed < 2; failed++) {
         struct choice choice = {.first = 90, .last = 100, .every_time = true};
-        struct network *network = open_network(2, 1, 1000, ROOM, 8);
+        SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 8);
         network_set_delay(network, 20000);
         network_run_until(network, network_now_us(network) + SECOND_US);
         network->drops = by_choice;
         network->argument = &choice;
-        struct transfer *t = make(network, 0, 1, 0, 100 * PAYLOAD, may_lose(0.1));
+        SCOPED_TRANSFER *t = make(network, 0, 1, 0, 100 * PAYLOAD, may_lose(0.1));
         post_send(t);
         post_receive(t);
         network_run_until(network, network_now_us(network) + 30000);
@@ -255,8 +245,6 @@ static void test_a_probe_for_a_group_that_is_gone(void)
         CHECK_EQ(t->sender.status, failed ? CL_EABORTED : CL_OK); /* as with data for such groups */
         CHECK_EQ(t->sender.count, 0);
         CHECK_EQ(t->receiver.done, failed);
-        drop(t);
-        network_free(network);
     }
 }
 

@@ -12,7 +12,7 @@ static void begin(struct cl_message *message, uint32_t packets, uint32_t index)
 
 static void test_what_was_not_counted_is_written(void)
 {
-    struct cl_stops stops = {0};
+    SCOPED(cl_stops_free) struct cl_stops stops = {0};
     struct cl_message message;
     begin(&message, CL_STOP_PACKETS + 10, 3);
     for (uint32_t i = 0; i < message.packet_count; i++)
@@ -35,13 +35,12 @@ static void test_what_was_not_counted_is_written(void)
     cl_stop_write(stop, CL_STOP_PACKETS, payload);
     CHECK_EQ(payload[0], 0);
     CHECK_EQ(payload[1], 0x02);
-    cl_stops_free(&stops);
 }
 
 static void test_a_record_goes_when_all_of_it_is_known(void)
 {
     struct cl_stops stops = {0};
-    struct cl_message long_one, short_one;
+    SCOPED(cl_message_free) struct cl_message long_one, short_one;
     begin(&long_one, 2 * CL_STOP_PACKETS + 1, 0);
     begin(&short_one, 7, 1);
     cl_stops_add(&stops, &long_one, CL_STOP_PACKETS);
@@ -56,8 +55,6 @@ static void test_a_record_goes_when_all_of_it_is_known(void)
     cl_stops_acked(&stops, &short_one.id, 0);
     cl_stops_acked(&stops, &short_one.id, 0); /* of nothing */
     CHECK(stops.first == NULL);
-    cl_message_free(&long_one);
-    cl_message_free(&short_one);
 }
 
 static void test_a_part_fits_into_a_datagram(void)
