@@ -13,7 +13,7 @@ static struct cl_ack_frame frame_of(struct cl_ack *ack, uint64_t next_number, ui
     return frame;
 }
 
-static void test_round_trip(void)
+TEST(test_round_trip)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
@@ -36,7 +36,7 @@ static void test_round_trip(void)
 }
 
 /* The count of marks is of all time, so a lost acknowledgement takes none with it; it wraps. */
-static void test_marks(void)
+TEST(test_marks)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
@@ -49,7 +49,7 @@ static void test_marks(void)
     CHECK_EQ(frame_of(&ack, 1, 100).marked, 5);
 }
 
-static void test_when_due(void)
+TEST(test_when_due)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
@@ -71,7 +71,7 @@ static void test_when_due(void)
 }
 
 /* However many gaps there are, a refused packet is told as refused or not at all. */
-static void test_refused_is_never_told_as_accepted(void)
+TEST(test_refused_is_never_told_as_accepted)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
@@ -92,7 +92,7 @@ static void test_refused_is_never_told_as_accepted(void)
     }
 }
 
-static void test_malformed_is_refused(void)
+TEST(test_malformed_is_refused)
 {
     struct cl_packet packet = {.number = 5, .offset = 1, .length = CL_ACK_PORT_BYTES + 4};
     struct cl_ack_frame frame;
@@ -113,7 +113,7 @@ static void test_malformed_is_refused(void)
     CHECK(!cl_ack_read(&frame, &packet, payload, 6));
 }
 
-static void test_long_ranges_are_cut(void)
+TEST(test_long_ranges_are_cut)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
@@ -123,15 +123,4 @@ static void test_long_ranges_are_cut(void)
     CHECK_EQ(frame.came_count, 1);
     CHECK_EQ(frame.came[0].end, 100000);
     CHECK_EQ(frame.came[0].start, 100000 - UINT16_MAX);
-}
-
-int main(void)
-{
-    RUN(test_round_trip);
-    RUN(test_marks);
-    RUN(test_when_due);
-    RUN(test_refused_is_never_told_as_accepted);
-    RUN(test_malformed_is_refused);
-    RUN(test_long_ranges_are_cut);
-    return CHECK_REPORT();
 }

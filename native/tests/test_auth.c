@@ -144,7 +144,7 @@ static void check_ignored(struct network *network, const uint8_t *bytes, size_t 
 
 /* Every kind of packet, made up without the key: for known and unknown groups, from peers and nobody, with this job's
  * number and others'. */
-static void test_forged_packets_change_nothing(void)
+TEST(test_forged_packets_change_nothing)
 {
     static const enum cl_auth AUTHS[] = {CL_AUTH_HEADER, CL_AUTH_FULL, CL_AUTH_OFF};
     for (int a = 0; a < 3; a++) {
@@ -179,7 +179,7 @@ static void test_forged_packets_change_nothing(void)
 }
 
 /* Everything that was on the link during an exchange, again and damaged in each of several ways. */
-static void test_captured_packets_change_nothing(void)
+TEST(test_captured_packets_change_nothing)
 {
     SCOPED_NETWORK *network = network_with(CL_AUTH_FULL, 0.02, 42);
     post_exchange(network, 1);
@@ -229,7 +229,7 @@ static void pester(struct network *network, struct sim_datagram *packet)
     inject(network, old->to, bytes, old->length);
 }
 
-static void test_exchange_among_strangers(void)
+TEST(test_exchange_among_strangers)
 {
     static const enum cl_auth AUTHS[] = {CL_AUTH_HEADER, CL_AUTH_FULL};
     for (int a = 0; a < 2; a++)
@@ -257,7 +257,7 @@ static void damage_payload(struct network *network, struct sim_datagram *packet)
 }
 
 /* With "full" damaged packets are as good as lost, and repaired like those. */
-static void test_full_repairs_damage(void)
+TEST(test_full_repairs_damage)
 {
     SCOPED_NETWORK *network = network_with(CL_AUTH_FULL, 0, 60);
     post_exchange(network, 1);
@@ -267,7 +267,7 @@ static void test_full_repairs_damage(void)
 }
 
 /* Another key, or another idea of what the tag covers: not a word gets through. */
-static void test_disagreement(void)
+TEST(test_disagreement)
 {
     for (int i = 0; i < 2; i++) {
         SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0, 61);
@@ -286,7 +286,7 @@ static void test_disagreement(void)
 }
 
 /* A replay is no sign of life: a peer that died is lost on time, however much of it is heard again. */
-static void test_replay_keeps_nobody_alive(void)
+TEST(test_replay_keeps_nobody_alive)
 {
     SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0, 62);
     post_exchange(network, 1);
@@ -317,7 +317,7 @@ static void age(struct network *network, uint64_t number)
             }
 }
 
-static void test_numbers_wrap(void)
+TEST(test_numbers_wrap)
 {
     SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0.02, 63);
     age(network, 0xFFFFFFC0);
@@ -337,16 +337,4 @@ static void test_numbers_wrap(void)
         }
     CHECK_EQ(stats_of(network, 0)->packets_received, before.packets_received);
     CHECK_EQ(stats_of(network, 0)->packets_forged - before.packets_forged, replays);
-}
-
-int main(void)
-{
-    RUN(test_forged_packets_change_nothing);
-    RUN(test_captured_packets_change_nothing);
-    RUN(test_exchange_among_strangers);
-    RUN(test_full_repairs_damage);
-    RUN(test_disagreement);
-    RUN(test_replay_keeps_nobody_alive);
-    RUN(test_numbers_wrap);
-    return CHECK_REPORT();
 }

@@ -5,7 +5,7 @@
 #include "protocol/endpoint.h"
 #include "tests/check.h"
 
-static void test_first_reason_stays(void)
+TEST(test_first_reason_stays)
 {
     SCOPED(cl_closed_groups_free) struct cl_closed_groups closed = {0};
     CHECK(!cl_closed_groups_find(&closed, 5));
@@ -16,7 +16,7 @@ static void test_first_reason_stays(void)
     CHECK(!cl_closed_groups_find(&closed, 6));
 }
 
-static void test_bounded(void)
+TEST(test_bounded)
 {
     SCOPED(cl_closed_groups_free) struct cl_closed_groups closed = {0};
     for (uint32_t group = 0; group < CL_CLOSED_GROUPS_MAX + 10; group++)
@@ -25,11 +25,4 @@ static void test_bounded(void)
     CHECK(!cl_closed_groups_find(&closed, 9));
     CHECK(cl_closed_groups_find(&closed, 10) != NULL);
     CHECK(cl_closed_groups_find(&closed, CL_CLOSED_GROUPS_MAX + 9) != NULL);
-}
-
-int main(void)
-{
-    RUN(test_first_reason_stays);
-    RUN(test_bounded);
-    return CHECK_REPORT();
 }

@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-static void test_fifo_without_duplicates(void)
+TEST(test_fifo_without_duplicates)
 {
     SCOPED(cl_controls_free) struct cl_controls controls = {0};
     struct cl_control_entry entry;
@@ -18,10 +18,4 @@ static void test_fifo_without_duplicates(void)
         CHECK(cl_controls_pop(&controls, &entry) && entry.kind == 3 && entry.control.group == i);
     CHECK(cl_controls_pop(&controls, &entry) && entry.kind == 4);
     CHECK(!cl_controls_pop(&controls, &entry));
-}
-
-int main(void)
-{
-    RUN(test_fifo_without_duplicates);
-    return CHECK_REPORT();
 }

@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-static void test_too_few_runs_tell_nothing(void)
+TEST(test_too_few_runs_tell_nothing)
 {
     struct cl_deadline pace = {0};
     for (int i = 0; i < CL_DEADLINE_RUNS_LEAST - 1; i++) {
@@ -13,7 +13,7 @@ static void test_too_few_runs_tell_nothing(void)
     CHECK_EQ(cl_deadline_us(&pace), 121);
 }
 
-static void test_rare_stragglers_do_not_count(void)
+TEST(test_rare_stragglers_do_not_count)
 {
     struct cl_deadline pace = {0};
     for (int i = 0; i < CL_DEADLINE_RUNS; i++)
@@ -21,7 +21,7 @@ static void test_rare_stragglers_do_not_count(void)
     CHECK_EQ(cl_deadline_us(&pace), 1202);
 }
 
-static void test_it_follows(void)
+TEST(test_it_follows)
 {
     struct cl_deadline pace = {0};
     for (int i = 0; i < 100; i++)
@@ -35,12 +35,4 @@ static void test_it_follows(void)
     for (int i = 0; i < CL_DEADLINE_RUNS; i++)
         cl_deadline_add(&pace, 500);
     CHECK_EQ(cl_deadline_us(&pace), 601);
-}
-
-int main(void)
-{
-    RUN(test_too_few_runs_tell_nothing);
-    RUN(test_rare_stragglers_do_not_count);
-    RUN(test_it_follows);
-    return CHECK_REPORT();
 }

@@ -28,7 +28,7 @@ static void all_to_all(struct network *network, uint32_t count, uint32_t length,
     free(transfers);
 }
 
-static void test_clean_network(void)
+TEST(test_clean_network)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, ROOM, 1);
     all_to_all(network, 5, 200000, SECOND_US);
@@ -39,7 +39,7 @@ static void test_clean_network(void)
     CHECK_EQ(stats->payload_bytes_received, stats->payload_bytes_sent);
 }
 
-static void test_loss(void)
+TEST(test_loss)
 {
     static const double LOSSES[] = {0.01, 0.1, 0.3};
     for (size_t i = 0; i < sizeof(LOSSES) / sizeof(LOSSES[0]); i++) {
@@ -50,7 +50,7 @@ static void test_loss(void)
     }
 }
 
-static void test_reordering_and_duplication(void)
+TEST(test_reordering_and_duplication)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, ROOM, 3);
     network_set_noise(network,
@@ -72,7 +72,7 @@ static bool measure(struct network *network, uint32_t from, const struct cl_data
 }
 
 /* Two hosts of which one can send less than the other. */
-static void test_packets_are_as_large_as_both_ends_take(void)
+TEST(test_packets_are_as_large_as_both_ends_take)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, 20000, 23); /* some of it is stashed */
     uint32_t largest[2] = {0}, full = network->hosts[0].endpoint->payload_bytes;
@@ -93,7 +93,7 @@ static void test_packets_are_as_large_as_both_ends_take(void)
 }
 
 /* After the first spurious losses the thresholds adapt: few packets are sent twice although every fifth is late. */
-static void test_reordering_costs_little(void)
+TEST(test_reordering_costs_little)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 100, 300, ROOM, 4);
     network_set_noise(network, (struct sim_noise){.reorder = 0.2, .reorder_ns = 1000000});
@@ -103,7 +103,7 @@ static void test_reordering_costs_little(void)
     CHECK(stats->packets_retransmitted * 50 < stats->packets_sent);
 }
 
-static void test_odd_lengths(void)
+TEST(test_odd_lengths)
 {
     static const uint32_t LENGTHS[] = {0, 1, 7, 8, 1431, 1432, 1433, 2863, 2864, 2865, 100001};
     SCOPED_NETWORK *network = network_new(2, 1, 1000, 150, ROOM, 5);
@@ -122,7 +122,7 @@ static void test_odd_lengths(void)
 }
 
 /* A message whose very last packet is lost is whole within milliseconds, not after some long timeout. */
-static void test_tail_loss_recovers_fast(void)
+TEST(test_tail_loss_recovers_fast)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 1000, 150, ROOM, 6);
     network_run_until(network, network_now_us(network) + 10000);
@@ -139,7 +139,7 @@ static void test_tail_loss_recovers_fast(void)
 }
 
 /* A receiver that does not run for 50 ms costs a few probes, not a second copy of everything. */
-static void test_sleeping_receiver_costs_probes_only(void)
+TEST(test_sleeping_receiver_costs_probes_only)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 1000, 600, ROOM, 7);
     network_run_until(network, network_now_us(network) + 10000);
@@ -154,7 +154,7 @@ static void test_sleeping_receiver_costs_probes_only(void)
 }
 
 /* Rank 2 enters 500 ms late. Nobody fails or floods it, and what was stashed is there at once. */
-static void test_late_receiver(void)
+TEST(test_late_receiver)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 8);
     struct transfer *transfers[2];
@@ -177,7 +177,7 @@ static void test_late_receiver(void)
 }
 
 /* The same with room for 20 packets only: the senders stop, and go on as soon as the receives are posted. */
-static void test_little_room_for_unexpected(void)
+TEST(test_little_room_for_unexpected)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 200, 150, 30000, 9);
     enum { MESSAGES = 50 };
@@ -202,7 +202,7 @@ static void test_little_room_for_unexpected(void)
 }
 
 /* No room at all, receives posted one by one, loss: refusals, READYs and data get lost and overtake each other. */
-static void test_no_room_for_unexpected_with_loss(void)
+TEST(test_no_room_for_unexpected_with_loss)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, 0, 10);
     network_set_noise(network, (struct sim_noise){.loss = 0.05, .reorder = 0.1, .reorder_ns = 500000});
@@ -241,7 +241,7 @@ static void run_mismatch(uint32_t sent_length, uint32_t received_length, double 
     CHECK(intact(other));
 }
 
-static void test_mismatch(void)
+TEST(test_mismatch)
 {
     static const uint32_t LENGTHS[][2] = {{10000, 9999}, {9999, 10000}, {0, 1},       {1, 0},
                                           {1432, 1433},  {1433, 1432},  {1432, 2864}, {10000, 1432}};
@@ -251,7 +251,7 @@ static void test_mismatch(void)
     }
 }
 
-static void test_cancel(void)
+TEST(test_cancel)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 18);
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1 << 20), *next = transfer_new(0, 1, 0, 5000);
@@ -274,7 +274,7 @@ static void test_cancel(void)
 }
 
 /* A completion that waits to be fetched is forgotten, too. */
-static void test_cancel_drops_completions(void)
+TEST(test_cancel_drops_completions)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 19);
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 100);
@@ -292,7 +292,7 @@ static void test_cancel_drops_completions(void)
 }
 
 /* A small urgent message overtakes megabytes that were posted before it. */
-static void test_priority(void)
+TEST(test_priority)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 100, 150, ROOM, 20);
     SCOPED_TRANSFER *bulk = transfer_new(0, 1, 0, 4 << 20), *urgent = transfer_new(0, 1, 1, 20000);
@@ -309,7 +309,7 @@ static void test_priority(void)
     CHECK(intact(bulk));
 }
 
-static void test_foreign_packets_change_nothing(void)
+TEST(test_foreign_packets_change_nothing)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 21);
     network_run_until(network, network_now_us(network) + 10000);
@@ -357,7 +357,7 @@ static void mutate(struct network *network, struct sim_datagram *packet)
 }
 
 /* Packets with flipped bits under a right tag: whatever they say, nothing breaks. */
-static void test_mutated_packets(void)
+TEST(test_mutated_packets)
 {
     SCOPED_NETWORK *network = network_new(3, 2, 200, 150, 100000, 23);
     network_set_noise(network, (struct sim_noise){.loss = 0.02});
@@ -371,7 +371,7 @@ static void test_mutated_packets(void)
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_received > 100);
 }
 
-static void test_arguments(void)
+TEST(test_arguments)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 22);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint, *none = NULL;
@@ -443,32 +443,8 @@ static void run_random(uint64_t seed)
     CHECK_EQ(broken, 0);
 }
 
-static void test_random_messages(void)
+TEST(test_random_messages)
 {
     for (uint64_t seed = 1; seed <= 12; seed++)
         run_random(seed);
-}
-
-int main(void)
-{
-    RUN(test_clean_network);
-    RUN(test_loss);
-    RUN(test_reordering_and_duplication);
-    RUN(test_packets_are_as_large_as_both_ends_take);
-    RUN(test_reordering_costs_little);
-    RUN(test_odd_lengths);
-    RUN(test_tail_loss_recovers_fast);
-    RUN(test_sleeping_receiver_costs_probes_only);
-    RUN(test_late_receiver);
-    RUN(test_little_room_for_unexpected);
-    RUN(test_no_room_for_unexpected_with_loss);
-    RUN(test_mismatch);
-    RUN(test_cancel);
-    RUN(test_cancel_drops_completions);
-    RUN(test_priority);
-    RUN(test_foreign_packets_change_nothing);
-    RUN(test_mutated_packets);
-    RUN(test_arguments);
-    RUN(test_random_messages);
-    return CHECK_REPORT();
 }

@@ -9,7 +9,7 @@ static void note_status(struct network_host *host, const struct cl_completion *c
     statuses[-completion->status]++;
 }
 
-static void test_abort(void)
+TEST(test_abort)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 16);
     network_set_noise(network, (struct sim_noise){.loss = 0.1});
@@ -45,7 +45,7 @@ static void test_abort(void)
 }
 
 /* Nothing gets from 1 to 0, all gets from 0 to 1: who gives up first tells the other, who would wait twice as long. */
-static void test_abort_reaches_a_lost_peer(void)
+TEST(test_abort_reaches_a_lost_peer)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 23);
     network_run_until(network, network_now_us(network) + 10000);
@@ -71,7 +71,7 @@ static void test_abort_reaches_a_lost_peer(void)
 }
 
 /* Host 0 aborts without telling host 1, which learns it as soon as it sends. */
-static void test_abort_answers_data(void)
+TEST(test_abort_answers_data)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 17);
     int statuses[16] = {0};
@@ -83,12 +83,4 @@ static void test_abort_answers_data(void)
     CHECK(network_run_completions(network, 0, 0));
     network_run_until(network, network_now_us(network) + 20000);
     CHECK_EQ(statuses[-CL_EABORTED], 1);
-}
-
-int main(void)
-{
-    RUN(test_abort);
-    RUN(test_abort_reaches_a_lost_peer);
-    RUN(test_abort_answers_data);
-    return CHECK_REPORT();
 }

@@ -34,7 +34,7 @@ static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bo
     cl_endpoint_end(network->hosts[1].endpoint, 9, 1);
 }
 
-static void test_signatures(void)
+TEST(test_signatures)
 {
     for (int order = 0; order < 2; order++) {
         disagree(4095, 4095, order, true);
@@ -46,7 +46,7 @@ static void test_signatures(void)
 }
 
 /* Each waits for the other, and neither sends. */
-static void test_pings_carry_signatures(void)
+TEST(test_pings_carry_signatures)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 20);
     uint8_t bytes[8];
@@ -69,11 +69,4 @@ static void test_pings_carry_signatures(void)
         CHECK_EQ(culprit, 1 - i);
         cl_endpoint_end(network->hosts[i].endpoint, 9, 1);
     }
-}
-
-int main(void)
-{
-    RUN(test_signatures);
-    RUN(test_pings_carry_signatures);
-    return CHECK_REPORT();
 }

@@ -11,7 +11,7 @@ static uint64_t packets_sent(const struct network *network, uint32_t path)
     return paths[path].packets_sent;
 }
 
-static void test_path_death(void)
+TEST(test_path_death)
 {
     SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 11);
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 8 << 20);
@@ -36,7 +36,7 @@ static void test_path_death(void)
 }
 
 /* A dead path is probed more often than its round trip; it must come back nevertheless. */
-static void test_path_with_long_round_trip_revives(void)
+TEST(test_path_with_long_round_trip_revives)
 {
     SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 24);
     network_set_delay(network, 60000000 / 1000);
@@ -56,7 +56,7 @@ static void test_path_with_long_round_trip_revives(void)
 }
 
 /* A path dies with all there is to send on it: the other one, which is idle, must be asked whether the peer lives. */
-static void test_path_death_with_everything_on_it(void)
+TEST(test_path_death_with_everything_on_it)
 {
     for (uint32_t path = 0; path < 2; path++) {
         SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 21);
@@ -71,7 +71,7 @@ static void test_path_death_with_everything_on_it(void)
 }
 
 /* All that is in flight is on the path that dies: nothing else moves that could show that the other one works. */
-static void test_path_death_in_lockstep(void)
+TEST(test_path_death_in_lockstep)
 {
     uint64_t worst_us = 0;
     for (uint32_t seed = 0; seed < 20; seed++) {
@@ -99,7 +99,7 @@ static void test_path_death_in_lockstep(void)
 }
 
 /* A peer of this host is reached over loopback, others through the interfaces: first paths, but no common queue. */
-static void test_paths_leave_through_their_interface(void)
+TEST(test_paths_leave_through_their_interface)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 23);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
@@ -111,14 +111,4 @@ static void test_paths_leave_through_their_interface(void)
     CHECK(endpoint->peers.list[6]->paths[0].egress == &endpoint->nics.egresses[1]);
     CHECK(endpoint->peers.list[6]->paths[1].egress == &endpoint->nics.egresses[0]);
     CHECK_EQ(endpoint->nics.count, 3);
-}
-
-int main(void)
-{
-    RUN(test_path_death);
-    RUN(test_path_with_long_round_trip_revives);
-    RUN(test_path_death_with_everything_on_it);
-    RUN(test_path_death_in_lockstep);
-    RUN(test_paths_leave_through_their_interface);
-    return CHECK_REPORT();
 }

@@ -3,7 +3,7 @@
 
 #include "tests/transfer.h"
 
-static void test_peer_death(void)
+TEST(test_peer_death)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 12);
     network_run_until(network, network_now_us(network) + 1500000);
@@ -31,7 +31,7 @@ static void test_peer_death(void)
     CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
 }
 
-static void test_idle_peers_stay_alive(void)
+TEST(test_idle_peers_stay_alive)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 13);
     network_run_until(network, network_now_us(network) + 20 * SECOND_US);
@@ -41,7 +41,7 @@ static void test_idle_peers_stay_alive(void)
 }
 
 /* A process that was stopped for long does not blame its peers for the silence it did not hear. */
-static void test_own_sleep_is_no_silence(void)
+TEST(test_own_sleep_is_no_silence)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 14);
     network_run_until(network, network_now_us(network) + 10000);
@@ -56,7 +56,7 @@ static void test_own_sleep_is_no_silence(void)
 }
 
 /* A process that is stopped for less than the timeout, just before it would have had something to say, is not lost. */
-static void test_pause_shorter_than_the_timeout(void)
+TEST(test_pause_shorter_than_the_timeout)
 {
     for (uint32_t before_us = 0; before_us < 2000000; before_us += 100000) {
         SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 22);
@@ -73,7 +73,7 @@ static void test_pause_shorter_than_the_timeout(void)
 }
 
 /* Nothing gets from 0 to 1: 0 hears 1 all the time, but never an answer. */
-static void test_a_peer_that_never_answers_is_lost(void)
+TEST(test_a_peer_that_never_answers_is_lost)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 25);
     network_run_until(network, network_now_us(network) + 10000);
@@ -84,7 +84,7 @@ static void test_a_peer_that_never_answers_is_lost(void)
     CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
 }
 
-static void test_late_peer(void)
+TEST(test_late_peer)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 19);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
@@ -100,7 +100,7 @@ static void test_late_peer(void)
 }
 
 /* Two hosts with a key of their own understand each other, and no packet made under another one. */
-static void test_a_key_of_two_alone(void)
+TEST(test_a_key_of_two_alone)
 {
     static const uint8_t KEYS[2][16] = {"of one life", "of the next life"};
     SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 26);
@@ -123,16 +123,4 @@ static void test_a_key_of_two_alone(void)
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_forged > 0);
     CHECK_EQ(cl_endpoint_stats(network->hosts[1].endpoint)->packets_unexpected, 0);
     CHECK_EQ(network->hosts[0].completed, 2);
-}
-
-int main(void)
-{
-    RUN(test_peer_death);
-    RUN(test_idle_peers_stay_alive);
-    RUN(test_own_sleep_is_no_silence);
-    RUN(test_pause_shorter_than_the_timeout);
-    RUN(test_a_peer_that_never_answers_is_lost);
-    RUN(test_late_peer);
-    RUN(test_a_key_of_two_alone);
-    return CHECK_REPORT();
 }

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static void test_open_errors(void)
+TEST(test_open_errors)
 {
     cl_engine *engine;
     static const uint8_t other_key[16] = "of nobody here";
@@ -47,7 +47,7 @@ static void test_open_errors(void)
 }
 
 /* Two sockets of one address are two paths that share an interface. */
-static void test_ports_of_one_interface(void)
+TEST(test_ports_of_one_interface)
 {
     static const char *const addresses[] = {"a", "b", "a"}, *const remote[] = {"c", "c"};
     static const char *const many[] = {"1", "2", "3", "4", "5", "6", "7", "8", "9"};
@@ -116,7 +116,7 @@ static size_t send_1(struct cl_wire *wire, const struct cl_wire_datagram *datagr
 
 /* The acknowledgement comes while a repetition still waits for room: after it, the buffer belongs to the caller, and
  * the repetition must not be read from it any more. */
-static void test_repetition_stuck_in_a_full_wire(void)
+TEST(test_repetition_stuck_in_a_full_wire)
 {
     struct world world = open_world(2, "mem", 0);
     jammed[0] = jammed[1] = mem_wire;
@@ -184,7 +184,7 @@ static void check_idle(const struct world *world)
     }
 }
 
-static void test_idle_engines_sleep(void)
+TEST(test_idle_engines_sleep)
 {
     static const char *const wires[] = {"mem", "udp", "none"};
     for (size_t i = 0; i < 3; i++) {
@@ -219,7 +219,7 @@ static void wait_for_a_late_peer(const char *wire, bool shared, uint32_t submit_
     pthread_join(jobs[1].thread, NULL);
 }
 
-static void test_waiting_threads_sleep(void)
+TEST(test_waiting_threads_sleep)
 {
     wait_for_a_late_peer("mem", false, 1);
     wait_for_a_late_peer("none", true, 1);
@@ -228,7 +228,7 @@ static void test_waiting_threads_sleep(void)
 
 /* The engine thread of rank 0 and the calling thread of rank 1 take turns thousands of times: one bell or wake-up that
  * is lost, and this takes as long as a sleep does. */
-static void test_no_wake_up_is_lost(void)
+TEST(test_no_wake_up_is_lost)
 {
     SCOPED_WORLD world = open_world(2, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -241,7 +241,7 @@ static void test_no_wake_up_is_lost(void)
 
 /* Everything a rank waits for is there before it calls, and nothing comes after: it must not wait for the next packet,
  * which is a heartbeat a second later. */
-static void test_messages_that_came_early(void)
+TEST(test_messages_that_came_early)
 {
     SCOPED_WORLD world = open_world(2, "mem", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -280,7 +280,7 @@ static size_t open_descriptors(void)
     return count;
 }
 
-static void test_open_and_close(void)
+TEST(test_open_and_close)
 {
     size_t before = open_descriptors();
     for (int cycle = 0; cycle < 200; cycle++) {
@@ -348,7 +348,7 @@ static uint32_t check_lossy(const struct lossy_call *of, const struct lossy_call
     return missing;
 }
 
-static void test_bounded_loss(void)
+TEST(test_bounded_loss)
 {
     SCOPED_WORLD world = open_world(2, "mem", 0.1);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -380,7 +380,7 @@ static void test_bounded_loss(void)
     CHECK(stats.messages_stopped > 0);
 }
 
-static void test_bounds_that_are_refused(void)
+TEST(test_bounds_that_are_refused)
 {
     SCOPED_WORLD world = open_world(2, "mem", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -401,19 +401,4 @@ static void test_bounds_that_are_refused(void)
         CHECK_EQ(cl_submit(team.groups[0], &request, &operation), CL_EINVAL);
         CHECK(operation == NULL);
     }
-}
-
-int main(void)
-{
-    RUN(test_open_errors);
-    RUN(test_ports_of_one_interface);
-    RUN(test_repetition_stuck_in_a_full_wire);
-    RUN(test_idle_engines_sleep);
-    RUN(test_waiting_threads_sleep);
-    RUN(test_no_wake_up_is_lost);
-    RUN(test_messages_that_came_early);
-    RUN(test_open_and_close);
-    RUN(test_bounded_loss);
-    RUN(test_bounds_that_are_refused);
-    return CHECK_REPORT();
 }

@@ -4,7 +4,7 @@
 
 enum { PATIENCE_US = 20000000, MANY = 1000 };
 
-static void test_order_survives_growth(void)
+TEST(test_order_survives_growth)
 {
     SCOPED(cl_events_free) struct cl_events events;
     struct cl_event out[64];
@@ -23,7 +23,7 @@ static void test_order_survives_growth(void)
     CHECK_EQ(cl_events_take(&events, out, 64, 0), 0);
 }
 
-static void test_nothing_is_lost_by_stopping(void)
+TEST(test_nothing_is_lost_by_stopping)
 {
     SCOPED(cl_events_free) struct cl_events events;
     struct cl_event out[4];
@@ -50,7 +50,7 @@ static void *take_until_stopped(void *argument)
     return NULL;
 }
 
-static void test_between_threads(void)
+TEST(test_between_threads)
 {
     SCOPED(cl_events_free) struct cl_events events;
     pthread_t taker;
@@ -60,12 +60,4 @@ static void test_between_threads(void)
         cl_events_push(&events, token, CL_OK);
     cl_events_stop(&events);
     pthread_join(taker, NULL);
-}
-
-int main(void)
-{
-    RUN(test_order_survives_growth);
-    RUN(test_nothing_is_lost_by_stopping);
-    RUN(test_between_threads);
-    return CHECK_REPORT();
 }

@@ -40,7 +40,7 @@ static uint32_t next_of(struct sim_queue *queue, struct sim_pool *pool)
     return priority;
 }
 
-static void test_above_the_threshold_it_marks_or_drops(void)
+TEST(test_above_the_threshold_it_marks_or_drops)
 {
     SCOPED(sim_pool_free) struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_queue queue = port_of(100 * TAKEN, 2 * TAKEN);
@@ -56,7 +56,7 @@ static void test_above_the_threshold_it_marks_or_drops(void)
     CHECK_EQ(queue.overflowed, 0);
 }
 
-static void test_job_and_others_have_half_each(void)
+TEST(test_job_and_others_have_half_each)
 {
     SCOPED(sim_pool_free) struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_queue queue = port_of(4 * TAKEN, 0);
@@ -75,7 +75,7 @@ static void test_job_and_others_have_half_each(void)
 }
 
 /* A class that waits cannot shut out a class that goes first; a class alone has all room. */
-static void test_classes_leave_room_for_each_other(void)
+TEST(test_classes_leave_room_for_each_other)
 {
     SCOPED(sim_pool_free) struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_queue queue = port_of(72 * TAKEN, 0);
@@ -90,7 +90,7 @@ static void test_classes_leave_room_for_each_other(void)
 }
 
 /* One queue may take half of an empty buffer, and a second queue half of the rest. */
-static void test_shared_buffer(void)
+TEST(test_shared_buffer)
 {
     SCOPED(sim_pool_free) struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_buffer buffer = {.limit_bytes = 16 * TAKEN};
@@ -172,7 +172,7 @@ static uint32_t finish(struct fixture *fixture)
     return spines;
 }
 
-static void test_times_of_routes(void)
+TEST(test_times_of_routes)
 {
     static const struct {
         uint16_t from, to;
@@ -191,7 +191,7 @@ static void test_times_of_routes(void)
     }
 }
 
-static void test_one_spine_by_flow_all_by_packet(void)
+TEST(test_one_spine_by_flow_all_by_packet)
 {
     struct fixture fixture;
     for (int spray = 0; spray < 2; spray++) {
@@ -203,15 +203,4 @@ static void test_one_spine_by_flow_all_by_packet(void)
         CHECK(spray || fixture.in_order);
         CHECK(fixture.last_ns < 100 * 1000 + 5000); /* the hosts' links are the limit */
     }
-}
-
-int main(void)
-{
-    RUN(test_above_the_threshold_it_marks_or_drops);
-    RUN(test_job_and_others_have_half_each);
-    RUN(test_classes_leave_room_for_each_other);
-    RUN(test_shared_buffer);
-    RUN(test_times_of_routes);
-    RUN(test_one_spine_by_flow_all_by_packet);
-    return CHECK_REPORT();
 }

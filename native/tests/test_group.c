@@ -34,28 +34,28 @@ static void exercise(uint32_t size, const char *wire, double loss, bool shared, 
     CHECK(loss == 0 || stats.packets_retransmitted > 0);
 }
 
-static void test_mem(void)
+TEST(test_mem)
 {
     exercise(3, "mem", 0, false, 30);
 }
 
-static void test_mem_with_loss(void)
+TEST(test_mem_with_loss)
 {
     exercise(3, "mem", LOSS, false, 60);
 }
 
-static void test_udp(void)
+TEST(test_udp)
 {
     exercise(4, "udp", 0, false, 30);
 }
 
-static void test_shared_memory(void)
+TEST(test_shared_memory)
 {
     exercise(4, "none", 0, true, 100);
 }
 
 /* Two ranks share memory, the third is alone on its host: every rank's plan posts all the same. */
-static void test_mixed_hosts(void)
+TEST(test_mixed_hosts)
 {
     SCOPED_WORLD world = open_world(3, "mem", 0);
     SCOPED_TEAM team = {.world = &world};
@@ -98,14 +98,14 @@ static void test_mixed_hosts(void)
     }
 }
 
-static void test_alone(void)
+TEST(test_alone)
 {
     exercise(1, "none", 0, false, 3);
 }
 
 /* ---- many threads, many groups ---- */
 
-static void test_many_threads(void)
+TEST(test_many_threads)
 {
     enum { TEAMS = 3, THREADS = 3, RANKS = 2 };
     SCOPED_WORLD world = open_world(RANKS, "mem", LOSS);
@@ -128,7 +128,7 @@ static void test_many_threads(void)
         close_team(&teams[t]);
 }
 
-static void test_many_in_flight(void)
+TEST(test_many_in_flight)
 {
     enum { CALLS = 40, RANKS = 2 };
     for (int shared = 0; shared < 2; shared++) {
@@ -155,7 +155,7 @@ static void test_many_in_flight(void)
 
 /* ---- failures ---- */
 
-static void test_bad_arguments(void)
+TEST(test_bad_arguments)
 {
     struct world world = open_world(2, "mem", 0);
     struct team team = open_team(&world, 1, false);
@@ -230,7 +230,7 @@ static void time_out(bool shared, bool here)
     free(call);
 }
 
-static void test_timeout(void)
+TEST(test_timeout)
 {
     time_out(false, true);
     time_out(false, false);
@@ -238,7 +238,7 @@ static void test_timeout(void)
     time_out(true, false);
 }
 
-static void test_longest_timeout(void)
+TEST(test_longest_timeout)
 {
     SCOPED_WORLD world = open_world(2, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -251,7 +251,7 @@ static void test_longest_timeout(void)
 }
 
 /* One rank has no memory for its operation: the others must not wait for it. */
-static void test_no_memory(void)
+TEST(test_no_memory)
 {
     SCOPED_WORLD world = open_world(2, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -292,7 +292,7 @@ static void abort_while_waiting(bool shared, uint32_t submit_every)
     free(late);
 }
 
-static void test_abort(void)
+TEST(test_abort)
 {
     abort_while_waiting(false, 0);
     abort_while_waiting(true, 0);
@@ -345,7 +345,7 @@ static void close_while_in_flight(bool shared, uint32_t submit_every)
     pthread_join(peer.thread, NULL);
 }
 
-static void test_close_while_in_flight(void)
+TEST(test_close_while_in_flight)
 {
     close_while_in_flight(false, 1);
     close_while_in_flight(true, 1);
@@ -353,7 +353,7 @@ static void test_close_while_in_flight(void)
 }
 
 /* Operations that have ended here but not there: closing must not disturb them. */
-static void test_close_after_the_last_operation(void)
+TEST(test_close_after_the_last_operation)
 {
     for (uint32_t round = 0; round < 10; round++) {
         struct world world = open_world(2, "mem", LOSS);
@@ -375,7 +375,7 @@ static void test_close_after_the_last_operation(void)
 }
 
 /* A peer on the network that says no more: everybody learns which. */
-static void test_silence(void)
+TEST(test_silence)
 {
     SCOPED_WORLD world = open_world(3, "mem", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -402,7 +402,7 @@ static void test_silence(void)
     CHECK_EQ(culprits[1], 2); /* rank 0 has told it */
 }
 
-static void test_mismatch(void)
+TEST(test_mismatch)
 {
     SCOPED_WORLD world = open_world(3, "mem", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -436,31 +436,8 @@ static void check_signatures(bool shared)
     CHECK(culprit < 3);
 }
 
-static void test_signatures(void)
+TEST(test_signatures)
 {
     check_signatures(false);
     check_signatures(true);
-}
-
-int main(void)
-{
-    RUN(test_mem);
-    RUN(test_mem_with_loss);
-    RUN(test_udp);
-    RUN(test_shared_memory);
-    RUN(test_mixed_hosts);
-    RUN(test_alone);
-    RUN(test_many_threads);
-    RUN(test_many_in_flight);
-    RUN(test_bad_arguments);
-    RUN(test_timeout);
-    RUN(test_longest_timeout);
-    RUN(test_no_memory);
-    RUN(test_abort);
-    RUN(test_close_while_in_flight);
-    RUN(test_close_after_the_last_operation);
-    RUN(test_silence);
-    RUN(test_mismatch);
-    RUN(test_signatures);
-    return CHECK_REPORT();
 }

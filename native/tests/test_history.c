@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-static void test_exact_ids(void)
+TEST(test_exact_ids)
 {
     SCOPED(cl_history_free) struct cl_history history = {0};
     struct cl_message_id id = {1, 10, 3}, other_group = {2, 10, 3}, other_index = {1, 10, 4},
@@ -20,7 +20,7 @@ static void test_exact_ids(void)
     CHECK(cl_history_contains(&history, &other_group));
 }
 
-static void test_whole_sequence(void)
+TEST(test_whole_sequence)
 {
     SCOPED(cl_history_free) struct cl_history history = {0};
     struct cl_message_id first = {1, 5, 0}, any = {1, 5, 123456}, next = {1, 6, 0};
@@ -31,7 +31,7 @@ static void test_whole_sequence(void)
 }
 
 /* A group that lives for long: memory stays bounded, the recent past is exact, the distant past counts as finished. */
-static void test_bounded(void)
+TEST(test_bounded)
 {
     SCOPED(cl_history_free) struct cl_history history = {0};
     for (uint32_t sequence = 0; sequence < 50000; sequence++)
@@ -48,7 +48,7 @@ static void test_bounded(void)
 }
 
 /* Tags come in any order, their receives are posted in order: what was posted is exact, however many tags there are. */
-static void test_point_to_point(void)
+TEST(test_point_to_point)
 {
     SCOPED(cl_history_free) struct cl_history history = {0};
     const uint32_t group = 1 | CL_GROUP_P2P;
@@ -66,13 +66,4 @@ static void test_point_to_point(void)
     CHECK(!cl_history_contains(&history, &operation));
     cl_history_drop_group(&history, group);
     CHECK(!cl_history_contains(&history, &first));
-}
-
-int main(void)
-{
-    RUN(test_exact_ids);
-    RUN(test_whole_sequence);
-    RUN(test_bounded);
-    RUN(test_point_to_point);
-    return CHECK_REPORT();
 }

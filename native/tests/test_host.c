@@ -49,7 +49,7 @@ static bool rings(const struct region *region, uint32_t rank)
     return poll(&fd, 1, 0) == 1;
 }
 
-static void test_errors(void)
+TEST(test_errors)
 {
     int32_t fd = -1, other;
     struct cl_host *host;
@@ -68,7 +68,7 @@ static void test_errors(void)
     cl_host_unmap(NULL);
 }
 
-static void test_staging(void)
+TEST(test_staging)
 {
     struct region region;
     open_region(&region);
@@ -86,7 +86,7 @@ static void test_staging(void)
     close_region(&region);
 }
 
-static void test_counters(void)
+TEST(test_counters)
 {
     struct region region;
     open_region(&region);
@@ -119,7 +119,7 @@ static void *sleep_once(void *argument)
     return NULL;
 }
 
-static void test_sleep(void)
+TEST(test_sleep)
 {
     struct region region;
     open_region(&region);
@@ -157,7 +157,7 @@ static void *play(void *argument)
     return NULL;
 }
 
-static void test_no_wake_up_is_lost(void)
+TEST(test_no_wake_up_is_lost)
 {
     struct region region;
     open_region(&region);
@@ -170,7 +170,7 @@ static void test_no_wake_up_is_lost(void)
     close_region(&region);
 }
 
-static void test_abort(void)
+TEST(test_abort)
 {
     struct region region;
     open_region(&region);
@@ -195,7 +195,7 @@ static void test_abort(void)
     close_region(&region);
 }
 
-static void test_bells(void)
+TEST(test_bells)
 {
     struct region region;
     open_region(&region);
@@ -229,7 +229,7 @@ static void test_bells(void)
     close_region(&region);
 }
 
-static void test_between_processes(void)
+TEST(test_between_processes)
 {
     struct region region;
     open_region(&region);
@@ -259,17 +259,4 @@ static void test_between_processes(void)
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK_EQ(status, 0);
     close_region(&region);
-}
-
-int main(void)
-{
-    RUN(test_errors);
-    RUN(test_staging);
-    RUN(test_counters);
-    RUN(test_sleep);
-    RUN(test_no_wake_up_is_lost);
-    RUN(test_abort);
-    RUN(test_bells);
-    RUN(test_between_processes);
-    return CHECK_REPORT();
 }

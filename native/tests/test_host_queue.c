@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 /* Both 32-bit counters of a group's order pass zero in the middle. */
-static void test_counters_wrap(void)
+TEST(test_counters_wrap)
 {
     SCOPED_WORLD world = open_world(2, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -24,7 +24,7 @@ static void test_counters_wrap(void)
 }
 
 /* A host operation waits for its turn, and the turn comes while the engine is about to sleep. */
-static void test_a_turn_that_comes_late(void)
+TEST(test_a_turn_that_comes_late)
 {
     SCOPED_WORLD world = open_world(1, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -49,7 +49,7 @@ static void test_a_turn_that_comes_late(void)
 
 /* What a rank that gives up leaves behind must not look like a result to the others: here rank 1 waits for rank 0's
  * second post, while rank 0 waits for a third rank, in vain. */
-static void test_no_result_from_a_rank_that_failed(void)
+TEST(test_no_result_from_a_rank_that_failed)
 {
     SCOPED_WORLD world = open_world(3, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -71,7 +71,7 @@ static void test_no_result_from_a_rank_that_failed(void)
 }
 
 /* Bells that nobody hears cost time, not the operation. */
-static void test_lost_bells(void)
+TEST(test_lost_bells)
 {
     SCOPED_WORLD world = open_world(2, "none", 0);
     memset(world.bells, 'x', sizeof world.bells);
@@ -84,7 +84,7 @@ static void test_lost_bells(void)
 }
 
 /* One thread runs an operation in cl_run when another closes the group. */
-static void test_close_under_a_caller(void)
+TEST(test_close_under_a_caller)
 {
     for (int round = 0; round < 20; round++) {
         SCOPED_WORLD world = open_world(2, "none", 0);
@@ -99,7 +99,7 @@ static void test_close_under_a_caller(void)
     }
 }
 
-static void test_deaths(void)
+TEST(test_deaths)
 {
     SCOPED_WORLD world = open_world(4, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -130,15 +130,4 @@ static void test_deaths(void)
     CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, children[0]), CL_OK);
     job.team = &second;
     run_jobs(&job, 1);
-}
-
-int main(void)
-{
-    RUN(test_counters_wrap);
-    RUN(test_a_turn_that_comes_late);
-    RUN(test_no_result_from_a_rank_that_failed);
-    RUN(test_lost_bells);
-    RUN(test_close_under_a_caller);
-    RUN(test_deaths);
-    return CHECK_REPORT();
 }

@@ -52,7 +52,7 @@ static void detect(uint64_t now_us)
     cl_loss_detect(&loss, &sent, &rtt, now_us, on_lost, NULL);
 }
 
-static void test_packet_threshold(void)
+TEST(test_packet_threshold)
 {
     start(10);
     detect(100000);
@@ -67,7 +67,7 @@ static void test_packet_threshold(void)
     CHECK(cl_sent_find(&sent, 3) != NULL);
 }
 
-static void test_time_threshold(void)
+TEST(test_time_threshold)
 {
     start(10);
     acknowledge(1);
@@ -81,7 +81,7 @@ static void test_time_threshold(void)
 }
 
 /* Switches let it pass. */
-static void test_what_is_urgent_overtakes(void)
+TEST(test_what_is_urgent_overtakes)
 {
     start(2);
     for (uint32_t i = 0; i < 2; i++)
@@ -103,7 +103,7 @@ static void test_what_is_urgent_overtakes(void)
     CHECK_EQ(sent.packets, 0);
 }
 
-static void test_late_acknowledgement_adapts(void)
+TEST(test_late_acknowledgement_adapts)
 {
     start(30);
     acknowledge(20);
@@ -123,7 +123,7 @@ static void test_late_acknowledgement_adapts(void)
     CHECK_EQ(late_count, 1); /* refused is not acknowledged */
 }
 
-static void test_pto(void)
+TEST(test_pto)
 {
     start(0);
     CHECK_EQ(cl_loss_pto_us(&loss, &sent, &rtt), UINT64_MAX);
@@ -144,22 +144,11 @@ static void test_pto(void)
     CHECK(cl_loss_pto_us(&loss, &sent, &rtt) > 5000 + 300000);
 }
 
-static void test_give_up(void)
+TEST(test_give_up)
 {
     start(5);
     acknowledge(2);
     cl_loss_give_up(&loss, &sent, on_lost, NULL);
     CHECK_EQ(lost_count, 4);
     CHECK_EQ(sent.packets, 0);
-}
-
-int main(void)
-{
-    RUN(test_packet_threshold);
-    RUN(test_time_threshold);
-    RUN(test_what_is_urgent_overtakes);
-    RUN(test_late_acknowledgement_adapts);
-    RUN(test_pto);
-    RUN(test_give_up);
-    return CHECK_REPORT();
 }

@@ -180,7 +180,7 @@ static void check_bytes(const struct receive *receive, uint8_t value)
 }
 
 /* Of one tag in order, of different tags in any; messages before their receives and the other way round; both ways. */
-static void test_order_per_tag(void)
+TEST(test_order_per_tag)
 {
     enum { MESSAGES = 60, TAGS = 3 };
     SCOPED_TOWN *town = found(2, 1000, 1 << 20, 1);
@@ -210,7 +210,7 @@ static void test_order_per_tag(void)
 
 /* Every message has a tag of its own, many more of them than a history of ranges would hold; repetitions of old packets
  * are no new messages. */
-static void test_many_tags(void)
+TEST(test_many_tags)
 {
     enum { ROUNDS = 60, TAGS = 100 };
     SCOPED_TOWN *town = found(2, 1000, 1 << 20, 2);
@@ -236,7 +236,7 @@ static void test_many_tags(void)
     CHECK_EQ(to->host->endpoint->peers.list[0]->history.groups[0].posted.count, 1);
 }
 
-static void test_index_wraps(void)
+TEST(test_index_wraps)
 {
     SCOPED_TOWN *town = found(2, 1000, 1 << 20, 3);
     struct cl_message_id first = {GROUP | CL_GROUP_P2P, 9, 0};
@@ -255,7 +255,7 @@ static void test_index_wraps(void)
 }
 
 /* Three senders, a lossy network, receives before and after: every message once, each sender's in order. */
-static void test_any_source(void)
+TEST(test_any_source)
 {
     enum { MESSAGES = 20 };
     for (uint64_t seed = 0; seed < 10; seed++) {
@@ -281,7 +281,7 @@ static void test_any_source(void)
 }
 
 /* Nobody who sends much may keep the others waiting: who came first is first. */
-static void test_any_source_is_fair(void)
+TEST(test_any_source_is_fair)
 {
     SCOPED_TOWN *town = found(3, 1000, 1 << 20, 4);
     for (uint32_t i = 0; i < 10; i++) {
@@ -296,7 +296,7 @@ static void test_any_source_is_fair(void)
 }
 
 /* A receive from a given rank waits behind one from any source, which was called first; other tags do not. */
-static void test_given_source_waits_its_turn(void)
+TEST(test_given_source_waits_its_turn)
 {
     SCOPED_TOWN *town = found(3, 1000, 1 << 20, 5);
     const struct receive *any = receive(town, 2, CL_ANY_SOURCE, 7, 10);
@@ -320,7 +320,7 @@ static void test_given_source_waits_its_turn(void)
 
 /* The stash is full of what nobody wants yet: who is waited for is heard all the same, whether it came before or comes
  * after the receive; and what filled the stash is not lost. */
-static void test_no_room(void)
+TEST(test_no_room)
 {
     enum { FILLERS = 20 };
     for (uint32_t late = 0; late < 2; late++) {
@@ -354,7 +354,7 @@ static void test_no_room(void)
 }
 
 /* What was heard of only because somebody waited leaves nothing behind when nobody does any more. */
-static void test_no_room_and_nobody_waits(void)
+TEST(test_no_room_and_nobody_waits)
 {
     SCOPED_TOWN *town = found(3, 1000, 1600, 8); /* room for one packet */
     const struct cl_endpoint *endpoint = town->network->hosts[2].endpoint;
@@ -373,7 +373,7 @@ static void test_no_room_and_nobody_waits(void)
     CHECK_EQ(endpoint->announcements.wanted_count, 0);
 }
 
-static void test_long_transfers(void)
+TEST(test_long_transfers)
 {
     static const uint32_t lengths[] = {0, 1, LIMIT - 1, LIMIT, LIMIT + 1, 2 * LIMIT, 2 * LIMIT + 777};
     enum { COUNT = sizeof lengths / sizeof *lengths };
@@ -398,7 +398,7 @@ static void test_long_transfers(void)
 }
 
 /* Lengths that agree on every message but not on the whole must not pass: the worst are multiples of the limit. */
-static void test_mismatch(void)
+TEST(test_mismatch)
 {
     static const uint32_t lengths[] = {0, 100, LIMIT, LIMIT + 100, 2 * LIMIT};
     for (size_t i = 0; i < 5; i++)
@@ -416,7 +416,7 @@ static void test_mismatch(void)
 }
 
 /* A receive out of its turn would lose messages: refused. */
-static void test_posting_out_of_turn(void)
+TEST(test_posting_out_of_turn)
 {
     SCOPED_TOWN *town = found(2, 1000, 1 << 20, 11);
     struct cl_endpoint *endpoint = town->network->hosts[1].endpoint;
@@ -431,7 +431,7 @@ static void test_posting_out_of_turn(void)
 }
 
 /* What ends the group ends its point-to-point messages, here and there, and what comes later. */
-static void test_end_of_the_group(void)
+TEST(test_end_of_the_group)
 {
     SCOPED_TOWN *town = found(2, 1000, 1 << 20, 12);
     receive(town, 1, 0, 1, 10);
@@ -453,7 +453,7 @@ static void test_end_of_the_group(void)
 }
 
 /* What a rank had sent before it died is there for those who come later; what it had not, ends with an error. */
-static void test_lost_peer(void)
+TEST(test_lost_peer)
 {
     SCOPED_TOWN *town = found(3, 1000, 6000, 13);
     struct network_host *host = &town->network->hosts[2];
@@ -482,7 +482,7 @@ static void test_lost_peer(void)
 }
 
 /* Who waits for anybody learns that nobody is left, be they dead or silent; one that lives is enough to go on. */
-static void test_deserted(void)
+TEST(test_deserted)
 {
     SCOPED_TOWN *town = found(3, 1000, 1 << 20, 14);
     const struct cl_mailbox *mailbox = &town->ranks[2].mailbox;
@@ -497,23 +497,4 @@ static void test_deserted(void)
     CHECK(!cl_mailbox_deserted(mailbox, network_now_us(town->network)));
     pass(town, 3000000);
     CHECK(cl_mailbox_deserted(mailbox, network_now_us(town->network)));
-}
-
-int main(void)
-{
-    RUN(test_order_per_tag);
-    RUN(test_many_tags);
-    RUN(test_index_wraps);
-    RUN(test_any_source);
-    RUN(test_any_source_is_fair);
-    RUN(test_given_source_waits_its_turn);
-    RUN(test_no_room);
-    RUN(test_no_room_and_nobody_waits);
-    RUN(test_long_transfers);
-    RUN(test_mismatch);
-    RUN(test_posting_out_of_turn);
-    RUN(test_end_of_the_group);
-    RUN(test_lost_peer);
-    RUN(test_deserted);
-    return CHECK_REPORT();
 }

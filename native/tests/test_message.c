@@ -4,7 +4,7 @@
 
 enum { PAYLOAD = 100 };
 
-static void test_cut(void)
+TEST(test_cut)
 {
     static const struct {
         uint32_t length, packets;
@@ -18,7 +18,7 @@ static void test_cut(void)
     }
 }
 
-static void test_lost_go_first(void)
+TEST(test_lost_go_first)
 {
     SCOPED(cl_message_free) struct cl_message message = {0};
     uint32_t packet;
@@ -35,7 +35,7 @@ static void test_lost_go_first(void)
     CHECK(!cl_message_sendable(&message));
 }
 
-static void test_done_packets_are_not_sent_again(void)
+TEST(test_done_packets_are_not_sent_again)
 {
     SCOPED(cl_message_free) struct cl_message message = {0};
     uint32_t packet;
@@ -52,7 +52,7 @@ static void test_done_packets_are_not_sent_again(void)
     CHECK(cl_message_complete(&message));
 }
 
-static void test_struct_is_reused(void)
+TEST(test_struct_is_reused)
 {
     SCOPED(cl_message_free) struct cl_message message = {0};
     cl_message_begin(&message, 1000 * PAYLOAD, PAYLOAD);
@@ -62,13 +62,4 @@ static void test_struct_is_reused(void)
     for (uint32_t i = 0; i < 3; i++)
         CHECK(cl_message_arrive(&message, i));
     CHECK(cl_message_complete(&message));
-}
-
-int main(void)
-{
-    RUN(test_cut);
-    RUN(test_lost_go_first);
-    RUN(test_done_packets_are_not_sent_again);
-    RUN(test_struct_is_reused);
-    return CHECK_REPORT();
 }

@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-static void test_what_goes_where(void)
+TEST(test_what_goes_where)
 {
     SCOPED(cl_missing_free) struct cl_missing missing = {0};
     struct cl_range ranges[] = {{0, 10}, {40, 50}};
@@ -20,7 +20,7 @@ static void test_what_goes_where(void)
     CHECK_EQ(missing.absent_count, 0);
 }
 
-static void test_parts(void)
+TEST(test_parts)
 {
     SCOPED(cl_missing_free) struct cl_missing missing = {0};
     struct cl_step reduce = {.kind = CL_RECV_REDUCE, .target = CL_OUTPUT, .target_offset = 100};
@@ -40,11 +40,4 @@ static void test_parts(void)
     at = 125;
     CHECK_EQ(cl_missing_next(&missing, &at, 128), 3);
     CHECK_EQ(at, 128);
-}
-
-int main(void)
-{
-    RUN(test_what_goes_where);
-    RUN(test_parts);
-    return CHECK_REPORT();
 }

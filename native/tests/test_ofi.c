@@ -90,7 +90,7 @@ static void check_inbox(const struct inbox *inbox, const struct cl_wire_datagram
 }
 
 /* More datagrams than there are slots, so that each is used again. What is sent may change at once. */
-static void test_rounds(void)
+TEST(test_rounds)
 {
     OFI_WIRE *from = open_wire(1), *to = open_wire(1);
     int link = link_to(from, 0, to, 0);
@@ -108,7 +108,7 @@ static void test_rounds(void)
     }
 }
 
-static void test_change_after_send(void)
+TEST(test_change_after_send)
 {
     OFI_WIRE *wire = open_wire(1);
     struct cl_wire_datagram datagram = make(7, (uint32_t)link_to(wire, 0, wire, 0), 100), same = datagram;
@@ -120,7 +120,7 @@ static void test_change_after_send(void)
 }
 
 /* Both directions over two ports: each datagram comes to the port its link names. */
-static void test_links(void)
+TEST(test_links)
 {
     OFI_WIRE *from = open_wire(2), *to = open_wire(2);
     int links[] = {link_to(from, 0, to, 1), link_to(from, 1, to, 0), link_to(to, 0, from, 0)};
@@ -139,7 +139,7 @@ static void test_links(void)
     check_inbox(&inbox, &back, 1);
 }
 
-static void test_sleep(void)
+TEST(test_sleep)
 {
     OFI_WIRE *from = open_wire(1), *to = open_wire(1);
     struct inbox inbox = {0};
@@ -153,7 +153,7 @@ static void test_sleep(void)
     CHECK(sleeps(to, 0, 20) || sleeps(to, 0, 20)); /* an old signal may be left, once */
 }
 
-static void test_sizes(void)
+TEST(test_sizes)
 {
     OFI_WIRE *wire = open_wire(1);
     uint32_t limit = cl_wire_ofi.datagram_limit(wire), link = (uint32_t)link_to(wire, 0, wire, 0);
@@ -168,7 +168,7 @@ static void test_sizes(void)
 }
 
 /* A receiver that does not look loses what is beyond its buffers; a sender is not held up for good, and goes on. */
-static void test_flood(void)
+TEST(test_flood)
 {
     OFI_WIRE *from = open_wire(1), *to = open_wire(1);
     uint32_t link = (uint32_t)link_to(from, 0, to, 0);
@@ -194,7 +194,7 @@ static void test_flood(void)
     check_inbox(&inbox, datagrams, 20);
 }
 
-static void test_errors(void)
+TEST(test_errors)
 {
     const char *const nonsense[] = {"127.0.0.1", "not an address"}, *const foreign[] = {"192.0.2.1"};
     OFI_WIRE *wire = NULL;
@@ -216,15 +216,8 @@ int main(void)
     struct cl_wire *wire;
     if (open_at(LOCALHOST, 1, "udp", &wire) == CL_ENOLIBFABRIC) {
         printf("SKIPPED: built without libfabric's headers, or libfabric.so.1 is not installed\n");
-        return CHECK_REPORT();
+        return 0;
     }
     cl_wire_ofi.close(wire);
-    RUN(test_rounds);
-    RUN(test_change_after_send);
-    RUN(test_links);
-    RUN(test_sleep);
-    RUN(test_sizes);
-    RUN(test_flood);
-    RUN(test_errors);
-    return CHECK_REPORT();
+    return check_run();
 }

@@ -114,14 +114,14 @@ static void converse_on(uint32_t size, const char *wire, double loss, bool share
         CHECK_EQ(cl_group_status(team.groups[rank], NULL), CL_OK);
 }
 
-static void test_order_and_directions(void)
+TEST(test_order_and_directions)
 {
     converse_on(2, "mem", LOSS, false);
     converse_on(3, "mem", LOSS, true);
     converse_on(3, "udp", 0, true);
 }
 
-static void test_empty_messages(void)
+TEST(test_empty_messages)
 {
     SCOPED_WORLD world = open_world(2, "mem", LOSS);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -145,7 +145,7 @@ static void *send_all(void *argument)
     return NULL;
 }
 
-static void test_any_source(void)
+TEST(test_any_source)
 {
     SCOPED_WORLD world = open_world(4, "mem", LOSS);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -180,7 +180,7 @@ static uint8_t *fill(uint64_t length, uint32_t seed)
     return bytes;
 }
 
-static void test_large(void)
+TEST(test_large)
 {
     static const uint64_t lengths[] = {LARGE + 1, 2 * MESSAGE};
     SCOPED_WORLD world = open_world(2, "udp", 0);
@@ -207,7 +207,7 @@ static void test_large(void)
 
 /* ---- failures ---- */
 
-static void test_bad_arguments(void)
+TEST(test_bad_arguments)
 {
     struct world world = open_world(2, "mem", 0), alone = open_world(1, "none", 0);
     struct team team = open_team(&world, 1, false), no_network = open_team(&alone, 1, false);
@@ -253,7 +253,7 @@ static void test_bad_arguments(void)
 }
 
 /* Both sides learn it, whichever of them came first, and whatever is cut how. */
-static void test_mismatch(void)
+TEST(test_mismatch)
 {
     static const uint64_t lengths[][2] = {{8, 4}, {0, 4}, {MESSAGE, 2 * MESSAGE}, {2 * MESSAGE, MESSAGE}};
     uint8_t *memory = calloc(2, MESSAGE), *target = calloc(2, MESSAGE);
@@ -294,14 +294,14 @@ static void time_out(uint32_t source)
     CHECK_EQ(finish(start_send(&team, 0, 1, 5, words, 4, 0)), CL_ETIMEDOUT); /* and ever after, at once */
 }
 
-static void test_timeout(void)
+TEST(test_timeout)
 {
     time_out(1);
     time_out(UINT32_MAX);
 }
 
 /* A send that nobody receives, too large for the receiver's unexpected packets. */
-static void test_timeout_of_a_send(void)
+TEST(test_timeout_of_a_send)
 {
     SCOPED_WORLD world = open_world(2, "mem", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -312,7 +312,7 @@ static void test_timeout_of_a_send(void)
 
 /* Ranks of one host that wait for packets only do not look at the memory they share: they must be told, too. Their
  * engines ask nobody anything for so long that only the news can wake them. */
-static void test_abort(void)
+TEST(test_abort)
 {
     SCOPED_WORLD world = open_patient_world(3, "mem", 600000000);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -330,7 +330,7 @@ static void test_abort(void)
 }
 
 /* Large messages are on their way both in and out when the group closes: the memory is the caller's again at once. */
-static void test_close_with_messages_in_flight(void)
+TEST(test_close_with_messages_in_flight)
 {
     for (uint32_t round = 0; round < 6; round++) {
         SCOPED_WORLD world = open_world(3, "mem", LOSS);
@@ -357,7 +357,7 @@ static void test_close_with_messages_in_flight(void)
 }
 
 /* The death of a process of this host ends what is to come from it at once; what it had sent is still there. */
-static void test_death(void)
+TEST(test_death)
 {
     SCOPED_WORLD world = open_patient_world(3, "mem", 600000000);
     SCOPED_TEAM team = open_team(&world, 1, true);
@@ -385,7 +385,7 @@ static void test_death(void)
     CHECK_EQ(culprit, 1);
 }
 
-static void test_nobody_left(void)
+TEST(test_nobody_left)
 {
     SCOPED_WORLD world = open_patient_world(2, "mem", 600000000);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -420,7 +420,7 @@ static void open_mixed_plans(struct team *team)
     }
 }
 
-static void test_mixed_plans(void)
+TEST(test_mixed_plans)
 {
     for (uint32_t abort = 0; abort < 2; abort++) {
         SCOPED_WORLD world = open_world(2, "udp", 0);
@@ -446,22 +446,4 @@ static void test_mixed_plans(void)
         CHECK_EQ(finish(operations[1]), CL_EABORTED);
         free(calls[1]);
     }
-}
-
-int main(void)
-{
-    RUN(test_order_and_directions);
-    RUN(test_empty_messages);
-    RUN(test_any_source);
-    RUN(test_large);
-    RUN(test_bad_arguments);
-    RUN(test_mismatch);
-    RUN(test_timeout);
-    RUN(test_timeout_of_a_send);
-    RUN(test_abort);
-    RUN(test_close_with_messages_in_flight);
-    RUN(test_death);
-    RUN(test_nobody_left);
-    RUN(test_mixed_plans);
-    return CHECK_REPORT();
 }

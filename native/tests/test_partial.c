@@ -3,7 +3,7 @@
 #include "protocol/packet.h"
 #include "tests/partial_transfer.h"
 
-static void test_clean_network_is_exact(void)
+TEST(test_clean_network_is_exact)
 {
     static const double BOUNDS[] = {0.01, 0.5};
     for (size_t i = 0; i < 2; i++) {
@@ -17,7 +17,7 @@ static void test_clean_network_is_exact(void)
 }
 
 /* Several paths, hosts that sleep: nothing is lost, so nothing may be missing. */
-static void test_clean_but_rough(void)
+TEST(test_clean_but_rough)
 {
     SCOPED_NETWORK *network = open_network(3, 2, 200, ROOM, 2);
     for (uint32_t i = 0; i < 3; i++) {
@@ -30,7 +30,7 @@ static void test_clean_but_rough(void)
     CHECK_EQ(network_overflows(network), 0);
 }
 
-static void test_losses(void)
+TEST(test_losses)
 {
     static const double LOSSES[] = {0.01, 0.05, 0.3};
     static const double BOUNDS[] = {0.001, 0.01, 0.1, 0.5};
@@ -44,7 +44,7 @@ static void test_losses(void)
             }
 }
 
-static void test_everything_at_once(void)
+TEST(test_everything_at_once)
 {
     for (uint64_t i = 0; i <= 20; i++) {
         uint64_t seed = i < 20 ? i : 1245; /* which once hung: the first packet to a wary receiver was given up */
@@ -57,7 +57,7 @@ static void test_everything_at_once(void)
 }
 
 /* The network keeps a part of the packets back until long after their messages were ended without them. */
-static void test_late_packets_are_not_counted(void)
+TEST(test_late_packets_are_not_counted)
 {
     uint64_t late = 0; /* none to three on a host, by chance */
     for (uint64_t seed = 1; seed <= 4; seed++) {
@@ -69,14 +69,14 @@ static void test_late_packets_are_not_counted(void)
     CHECK(late > 0);
 }
 
-static void test_small_messages_lose_nothing(void)
+TEST(test_small_messages_lose_nothing)
 {
     SCOPED_NETWORK *network = open_network(3, 1, 1000, ROOM, 6);
     network_set_noise(network, (struct sim_noise){.loss = 0.2});
     CHECK_EQ(exchange(network, 20, 9 * PAYLOAD - 30, may_lose(0.1)), 0); /* 9 packets */
 }
 
-static void test_long_messages(void)
+TEST(test_long_messages)
 {
     for (uint64_t seed = 0; seed < 6; seed++) { /* three STOP packets each, and many of them lost */
         SCOPED_NETWORK *network = open_network(2, 1, 0, ROOM, seed);
@@ -85,7 +85,7 @@ static void test_long_messages(void)
     }
 }
 
-static void test_a_late_receiver_loses_nothing(void)
+TEST(test_a_late_receiver_loses_nothing)
 {
     static const size_t STASHES[] = {0, 30000, 200000};
     for (size_t i = 0; i < 3; i++)
@@ -101,7 +101,7 @@ static void test_a_late_receiver_loses_nothing(void)
 }
 
 /* The receive is posted at any moment of the arrival, between a TAIL and what was refused before it, too. */
-static void test_a_receive_posted_in_between(void)
+TEST(test_a_receive_posted_in_between)
 {
     for (uint32_t late_us = 100; late_us < 4500; late_us += 40)
         for (size_t lossy = 0; lossy < 2; lossy++) {
@@ -117,7 +117,7 @@ static void test_a_receive_posted_in_between(void)
         }
 }
 
-static void test_a_path_dies(void)
+TEST(test_a_path_dies)
 {
     SCOPED_NETWORK *network = open_network(2, 2, 200, ROOM, 13);
     network_run_until(network, network_now_us(network) + 100000);
@@ -130,7 +130,7 @@ static void test_a_path_dies(void)
     CHECK(check_ended(t) > 0);
 }
 
-static void test_bounds_that_differ(void)
+TEST(test_bounds_that_differ)
 {
     static const double PAIRS[][2] = {{0.1, 0}, {0.1, 0.2}, {0.2, 0.1}};
     for (size_t i = 0; i < 3; i++) {
@@ -145,7 +145,7 @@ static void test_bounds_that_differ(void)
     }
 }
 
-static void test_what_is_refused(void)
+TEST(test_what_is_refused)
 {
     SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 15);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
@@ -164,7 +164,7 @@ static void test_what_is_refused(void)
 }
 
 /* A peer that ends in the middle takes its messages with it, and nothing is left behind for the sanitizer. */
-static void test_peers_and_groups_go(void)
+TEST(test_peers_and_groups_go)
 {
     SCOPED_NETWORK *network = open_network(3, 1, 100, ROOM, 16);
     network_set_noise(network, (struct sim_noise){.loss = 0.1});
@@ -181,7 +181,7 @@ static void test_peers_and_groups_go(void)
 }
 
 /* With small datagrams a message is told about in several STOP packets, none of them longer than the others. */
-static void test_no_datagram_is_too_long(void)
+TEST(test_no_datagram_is_too_long)
 {
     enum { BYTES = 200, SMALL_PAYLOAD = BYTES - CL_PACKET_HEAD_BYTES, PACKETS = 3000 };
     struct cl_endpoint *endpoints[2];
@@ -226,23 +226,4 @@ static void test_no_datagram_is_too_long(void)
     CHECK(stops >= 3);
     for (int self = 0; self < 2; self++)
         cl_endpoint_destroy(endpoints[self]);
-}
-
-int main(void)
-{
-    RUN(test_clean_network_is_exact);
-    RUN(test_clean_but_rough);
-    RUN(test_losses);
-    RUN(test_everything_at_once);
-    RUN(test_late_packets_are_not_counted);
-    RUN(test_small_messages_lose_nothing);
-    RUN(test_long_messages);
-    RUN(test_a_late_receiver_loses_nothing);
-    RUN(test_a_receive_posted_in_between);
-    RUN(test_a_path_dies);
-    RUN(test_bounds_that_differ);
-    RUN(test_what_is_refused);
-    RUN(test_peers_and_groups_go);
-    RUN(test_no_datagram_is_too_long);
-    return CHECK_REPORT();
 }

@@ -72,7 +72,7 @@ static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos,
 }
 
 /* One way takes 20 ms: a round trip more would show. */
-static void test_no_round_trip_for_what_is_within_the_bound(void)
+TEST(test_no_round_trip_for_what_is_within_the_bound)
 {
     struct choice none = {.delay_us = 20000}, some = {.first = 990, .last = 995, .delay_us = 20000}, same = some;
     uint64_t clean_us = lose(&none, 1000, may_lose(0), 0);
@@ -80,7 +80,7 @@ static void test_no_round_trip_for_what_is_within_the_bound(void)
     CHECK(lose(&same, 1000, may_lose(0), 0) > clean_us + 40000);
 }
 
-static void test_the_last_packets_are_lost(void)
+TEST(test_the_last_packets_are_lost)
 {
     struct choice one = {.first = 99, .last = 100}, many = {.first = 90, .last = 100},
                   most = {.first = 50, .last = 100};
@@ -90,13 +90,13 @@ static void test_the_last_packets_are_lost(void)
     CHECK(lose(&most, 100, may_lose(0.1), 10) < 60000); /* 40 of them are sent again */
 }
 
-static void test_everything_is_lost(void)
+TEST(test_everything_is_lost)
 {
     struct choice all = {.first = 0, .last = 100};
     CHECK(lose(&all, 100, may_lose(0.5), 50) < 100000);
 }
 
-static void test_all_control_packets_are_lost(void)
+TEST(test_all_control_packets_are_lost)
 {
     struct choice stop = {.first = 10, .last = 15, .control_until_us = 300000};
     CHECK(lose(&stop, 100, may_lose(0.1), 5) < 20000); /* the receiver needs none */
@@ -108,7 +108,7 @@ static void test_all_control_packets_are_lost(void)
 
 /* More packets than the loss detection remembers come after all, and complete the message: only the receiver can tell.
  * Either it has the PROBE by then, or gets it when the message is over. */
-static void test_what_was_given_up_arrives_late(void)
+TEST(test_what_was_given_up_arrives_late)
 {
     struct choice before = {.first = 40, .last = 100, .late_ns = 30000000, .every_time = true};
     lose(&before, 100, may_lose(0.4), 0);
@@ -129,7 +129,7 @@ static bool slowly(struct network *network, uint32_t from, const struct cl_datag
     return true;
 }
 
-static void test_a_probe_overtakes_its_message(void)
+TEST(test_a_probe_overtakes_its_message)
 {
     SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 8);
     network_run_until(network, network_now_us(network) + SECOND_US);
@@ -164,7 +164,7 @@ static uint64_t outlast(struct cl_qos qos)
     return ended_us;
 }
 
-static void test_deadline(void)
+TEST(test_deadline)
 {
     uint64_t plain_us = outlast((struct cl_qos){0});
     CHECK(plain_us >= 60000 && plain_us < 70000);
@@ -183,7 +183,7 @@ static void test_deadline(void)
     CHECK_EQ(check_ended(t), 0);
 }
 
-static void test_protected_packets_arrive(void)
+TEST(test_protected_packets_arrive)
 {
     uint64_t map[4] = {0x00FF00000000F000u, 0, 0x10, 0};
     for (uint64_t seed = 0; seed < 10; seed++) {
@@ -210,7 +210,7 @@ static void test_protected_packets_arrive(void)
     }
 }
 
-static void test_more_is_protected_than_the_bound_leaves(void)
+TEST(test_more_is_protected_than_the_bound_leaves)
 {
     uint64_t all[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
     struct choice choice = {.first = 20, .last = 40};
@@ -220,7 +220,7 @@ static void test_more_is_protected_than_the_bound_leaves(void)
 /* Nothing of a message fits into the stash: it is refused, sent again, and must not be cut off meanwhile. */
 
 /* The last tenth is lost, and before the sender says so the receiver's group has failed, or closed. */
-static void test_a_probe_for_a_group_that_is_gone(void)
+TEST(test_a_probe_for_a_group_that_is_gone)
 {
     for (int failed = 0; failed < 2; failed++) {
         struct choice choice = {.first = 90, .last = 100, .every_time = true};
@@ -246,19 +246,4 @@ static void test_a_probe_for_a_group_that_is_gone(void)
         CHECK_EQ(t->sender.count, 0);
         CHECK_EQ(t->receiver.done, failed);
     }
-}
-
-int main(void)
-{
-    RUN(test_no_round_trip_for_what_is_within_the_bound);
-    RUN(test_the_last_packets_are_lost);
-    RUN(test_everything_is_lost);
-    RUN(test_all_control_packets_are_lost);
-    RUN(test_a_probe_overtakes_its_message);
-    RUN(test_deadline);
-    RUN(test_protected_packets_arrive);
-    RUN(test_more_is_protected_than_the_bound_leaves);
-    RUN(test_what_was_given_up_arrives_late);
-    RUN(test_a_probe_for_a_group_that_is_gone);
-    return CHECK_REPORT();
 }

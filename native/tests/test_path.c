@@ -58,7 +58,7 @@ static bool deliver(struct cl_ack *ack, uint64_t now_us)
     return cl_path_on_ack(&path, &packet, payload, now_us, now_us, &CALLBACKS);
 }
 
-static void test_each_packet_has_one_outcome(void)
+TEST(test_each_packet_has_one_outcome)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
@@ -79,7 +79,7 @@ static void test_each_packet_has_one_outcome(void)
 }
 
 /* Marks count once, whatever happens to acknowledgements; one that was overtaken takes nothing back. */
-static void test_marks(void)
+TEST(test_marks)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
@@ -104,7 +104,7 @@ static void test_marks(void)
     CHECK(path.cc.window >= window);
 }
 
-static void test_acknowledgement_revives(void)
+TEST(test_acknowledgement_revives)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
@@ -121,7 +121,7 @@ static void test_acknowledgement_revives(void)
     CHECK_EQ(path.delivered_us, 1600);
 }
 
-static void test_malformed_changes_nothing(void)
+TEST(test_malformed_changes_nothing)
 {
     start(2);
     struct cl_packet packet = {.kind = CL_PACKET_ACK, .number = 7, .offset = 1, .length = 4};
@@ -131,7 +131,7 @@ static void test_malformed_changes_nothing(void)
 }
 
 /* The sender asks several times per window, and at least once in a full one. */
-static void test_asks(void)
+TEST(test_asks)
 {
     start(0);
     uint32_t asked = 0;
@@ -157,7 +157,7 @@ static void fly(uint8_t class, uint32_t count)
 }
 
 /* A window full of bulk has room for what is urgent, and none for more bulk until both fit. */
-static void test_urgent_does_not_wait_for_the_window(void)
+TEST(test_urgent_does_not_wait_for_the_window)
 {
     start(0);
     path.cc.window = 40 * BYTES;
@@ -180,7 +180,7 @@ static void test_urgent_does_not_wait_for_the_window(void)
     CHECK(!cl_path_open(&path, 3, BYTES));
 }
 
-static void test_deadline_is_the_earliest(void)
+TEST(test_deadline_is_the_earliest)
 {
     start(0);
     CHECK_EQ(cl_path_deadline_us(&path), UINT64_MAX);
@@ -192,16 +192,4 @@ static void test_deadline_is_the_earliest(void)
     path.dead = true;
     path.next_probe_us = 2000;
     CHECK_EQ(cl_path_deadline_us(&path), 2000);
-}
-
-int main(void)
-{
-    RUN(test_each_packet_has_one_outcome);
-    RUN(test_marks);
-    RUN(test_acknowledgement_revives);
-    RUN(test_malformed_changes_nothing);
-    RUN(test_asks);
-    RUN(test_urgent_does_not_wait_for_the_window);
-    RUN(test_deadline_is_the_earliest);
-    return CHECK_REPORT();
 }

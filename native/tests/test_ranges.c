@@ -5,7 +5,7 @@
 
 #include "tests/check.h"
 
-static void test_adding_merges(void)
+TEST(test_adding_merges)
 {
     SCOPED(cl_ranges_free) struct cl_ranges ranges = {0};
     CHECK(cl_ranges_add(&ranges, 10, 12));
@@ -23,7 +23,7 @@ static void test_adding_merges(void)
     CHECK_EQ(ranges.count, 1);
 }
 
-static void test_pop_is_ascending(void)
+TEST(test_pop_is_ascending)
 {
     SCOPED(cl_ranges_free) struct cl_ranges ranges = {0};
     uint64_t value;
@@ -35,7 +35,7 @@ static void test_pop_is_ascending(void)
     CHECK(!cl_ranges_pop(&ranges, &value));
 }
 
-static void test_drop_below(void)
+TEST(test_drop_below)
 {
     SCOPED(cl_ranges_free) struct cl_ranges ranges = {0};
     cl_ranges_add(&ranges, 1, 3);
@@ -48,7 +48,7 @@ static void test_drop_below(void)
 }
 
 /* Against a plain array of flags, over random operations. */
-static void test_against_model(void)
+TEST(test_against_model)
 {
     enum { SPACE = 300 };
     unsigned random = 12345;
@@ -72,13 +72,4 @@ static void test_against_model(void)
         for (unsigned i = 0; i + 1 < ranges.count; i++) /* sorted, disjoint, not adjacent */
             CHECK(ranges.list[i].end < ranges.list[i + 1].start);
     }
-}
-
-int main(void)
-{
-    RUN(test_adding_merges);
-    RUN(test_pop_is_ascending);
-    RUN(test_drop_below);
-    RUN(test_against_model);
-    return CHECK_REPORT();
 }

@@ -11,7 +11,7 @@ static void push(struct cl_sent *sent, uint8_t kind, uint16_t bytes, uint64_t se
     CHECK(cl_sent_push(sent, &packet));
 }
 
-static void test_counts(void)
+TEST(test_counts)
 {
     SCOPED(cl_sent_free) struct cl_sent sent = {0};
     push(&sent, CL_PACKET_DATA, 1000, 10);
@@ -34,7 +34,7 @@ static void test_counts(void)
     CHECK_EQ(sent.packets, 0);
 }
 
-static void test_pings_do_not_move_the_timer(void)
+TEST(test_pings_do_not_move_the_timer)
 {
     SCOPED(cl_sent_free) struct cl_sent sent = {0};
     push(&sent, CL_PACKET_DATA, 1000, 10);
@@ -43,7 +43,7 @@ static void test_pings_do_not_move_the_timer(void)
 }
 
 /* The ring grows while the oldest packet stays, and is reused afterwards. */
-static void test_ring_grows_and_wraps(void)
+TEST(test_ring_grows_and_wraps)
 {
     SCOPED(cl_sent_free) struct cl_sent sent = {0};
     for (uint64_t i = 0; i < 1000; i++)
@@ -60,7 +60,7 @@ static void test_ring_grows_and_wraps(void)
     CHECK_EQ(cl_sent_find(&sent, 9500)->sent_us, 9500);
 }
 
-static void test_numbers_go_on(void)
+TEST(test_numbers_go_on)
 {
     SCOPED(cl_sent_free) struct cl_sent sent = {0};
     push(&sent, CL_PACKET_DATA, 100, 1);
@@ -70,13 +70,4 @@ static void test_numbers_go_on(void)
     push(&sent, CL_PACKET_DATA, 100, 3);
     CHECK_EQ(cl_sent_find(&sent, 2)->sent_us, 3);
     CHECK(cl_sent_find(&sent, 1) == NULL);
-}
-
-int main(void)
-{
-    RUN(test_counts);
-    RUN(test_pings_do_not_move_the_timer);
-    RUN(test_ring_grows_and_wraps);
-    RUN(test_numbers_go_on);
-    return CHECK_REPORT();
 }

@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-static void test_in_flight_only(void)
+TEST(test_in_flight_only)
 {
     SCOPED(cl_signatures_free) struct cl_signatures signatures = {0};
     CHECK_EQ(cl_signatures_find(&signatures, 1, 7), 0);
@@ -18,7 +18,7 @@ static void test_in_flight_only(void)
     CHECK_EQ(signatures.count, 2);
 }
 
-static void test_turns(void)
+TEST(test_turns)
 {
     SCOPED(cl_signatures_free) struct cl_signatures signatures = {0};
     CHECK_EQ(cl_signatures_next(&signatures).signature, 0);
@@ -30,7 +30,7 @@ static void test_turns(void)
     CHECK_EQ(sum, 7);
 }
 
-static void test_many(void)
+TEST(test_many)
 {
     SCOPED(cl_signatures_free) struct cl_signatures signatures = {0};
     for (uint32_t i = 0; i < 1000; i++)
@@ -42,19 +42,10 @@ static void test_many(void)
         CHECK_EQ(cl_signatures_find(&signatures, 5, i), i % 2 ? i + 1 : 0);
 }
 
-static void test_unsigned_agrees_with_all(void)
+TEST(test_unsigned_agrees_with_all)
 {
     CHECK(cl_signatures_differ(3, 4));
     CHECK(!cl_signatures_differ(3, 3));
     CHECK(!cl_signatures_differ(0, 4));
     CHECK(!cl_signatures_differ(3, 0));
-}
-
-int main(void)
-{
-    RUN(test_in_flight_only);
-    RUN(test_turns);
-    RUN(test_many);
-    RUN(test_unsigned_agrees_with_all);
-    return CHECK_REPORT();
 }

@@ -18,7 +18,7 @@ static void note(struct sim_event *event)
     happened[happened_count++] = ((struct item *)(void *)event)->number;
 }
 
-static void test_order_of_time_then_of_scheduling(void)
+TEST(test_order_of_time_then_of_scheduling)
 {
     SCOPED(sim_clock_free) struct sim_clock clock = {.now_ns = 100};
     struct sim_random random = sim_random_seeded(1, 0);
@@ -48,7 +48,7 @@ static void test_order_of_time_then_of_scheduling(void)
     }
 }
 
-static void test_the_past_is_now(void)
+TEST(test_the_past_is_now)
 {
     SCOPED(sim_clock_free) struct sim_clock clock = {.now_ns = 100};
     struct item item = {{.fire = note}, 7};
@@ -58,11 +58,4 @@ static void test_the_past_is_now(void)
     CHECK(sim_clock_step(&clock));
     CHECK_EQ(clock.now_ns, 100);
     CHECK_EQ(happened_count, 1);
-}
-
-int main(void)
-{
-    RUN(test_order_of_time_then_of_scheduling);
-    RUN(test_the_past_is_now);
-    return CHECK_REPORT();
 }

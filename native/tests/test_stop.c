@@ -10,7 +10,7 @@ static void begin(struct cl_message *message, uint32_t packets, uint32_t index)
     CHECK(cl_message_begin(message, packets * 8, 8));
 }
 
-static void test_what_was_not_counted_is_written(void)
+TEST(test_what_was_not_counted_is_written)
 {
     SCOPED(cl_stops_free) struct cl_stops stops = {0};
     struct cl_message message;
@@ -37,7 +37,7 @@ static void test_what_was_not_counted_is_written(void)
     CHECK_EQ(payload[1], 0x02);
 }
 
-static void test_a_record_goes_when_all_of_it_is_known(void)
+TEST(test_a_record_goes_when_all_of_it_is_known)
 {
     struct cl_stops stops = {0};
     SCOPED(cl_message_free) struct cl_message long_one, short_one;
@@ -57,19 +57,11 @@ static void test_a_record_goes_when_all_of_it_is_known(void)
     CHECK(stops.first == NULL);
 }
 
-static void test_a_part_fits_into_a_datagram(void)
+TEST(test_a_part_fits_into_a_datagram)
 {
     CHECK_EQ(cl_stop_part(1432), CL_STOP_PACKETS);
     CHECK_EQ(cl_stop_part(448), CL_STOP_PACKETS);
     CHECK_EQ(cl_stop_part(160), 1280);
     CHECK_EQ(cl_stop_bytes(2000, 1280, 0), 160);
     CHECK_EQ(cl_stop_bytes(2000, 1280, 1280), 90);
-}
-
-int main(void)
-{
-    RUN(test_what_was_not_counted_is_written);
-    RUN(test_a_part_fits_into_a_datagram);
-    RUN(test_a_record_goes_when_all_of_it_is_known);
-    return CHECK_REPORT();
 }

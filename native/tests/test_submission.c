@@ -1,7 +1,7 @@
 /* Submission: how a caller learns that an operation has ended. */
 #include "tests/world.h"
 
-static void test_events(void)
+TEST(test_events)
 {
     SCOPED_WORLD world = open_world(2, "mem", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -30,7 +30,7 @@ static void test_events(void)
 }
 
 /* A caller that has waited for an operation gets no event for it, however close to its end it asks. */
-static void test_no_event_after_the_wait(void)
+TEST(test_no_event_after_the_wait)
 {
     SCOPED_WORLD world = open_world(1, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
@@ -49,7 +49,7 @@ static void test_no_event_after_the_wait(void)
 }
 
 /* The ring of events grows, and the engine closes while events are left in it. */
-static void test_many_events(void)
+TEST(test_many_events)
 {
     enum { CALLS = 700 };
     SCOPED_WORLD world = open_world(1, "none", 0);
@@ -73,12 +73,4 @@ static void test_many_events(void)
     }
     CHECK(taken + ended >= CALLS - 5 && taken + ended <= CALLS);
     free(call);
-}
-
-int main(void)
-{
-    RUN(test_events);
-    RUN(test_no_event_after_the_wait);
-    RUN(test_many_events);
-    return CHECK_REPORT();
 }

@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-static void test_names(void)
+TEST(test_names)
 {
     SCOPED(cl_table_free) struct cl_table table = {0};
     struct cl_message_id id = {1, 2, 3};
@@ -31,7 +31,7 @@ static void count_and_remove_odd(struct cl_message *message, void *argument)
     }
 }
 
-static void test_thousands(void)
+TEST(test_thousands)
 {
     SCOPED(cl_table_free) struct cl_table table = {0};
     for (uint32_t i = 0; i < 5000; i++) {
@@ -46,11 +46,4 @@ static void test_thousands(void)
         CHECK_EQ(message != NULL, i % 2 == 0);
         CHECK(!message || message->id.index == i);
     }
-}
-
-int main(void)
-{
-    RUN(test_names);
-    RUN(test_thousands);
-    return CHECK_REPORT();
 }

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-static void test_counts(void)
+TEST(test_counts)
 {
     SCOPED(cl_tags_free) struct cl_tags tags = {0};
     CHECK_EQ(cl_tags_messages(&tags, 0), 0);
@@ -21,7 +21,7 @@ static void test_counts(void)
 }
 
 /* tag = step, with several messages to a step, for ever: no more memory than at the start */
-static void test_rising_tags_cost_nothing(void)
+TEST(test_rising_tags_cost_nothing)
 {
     SCOPED(cl_tags_free) struct cl_tags tags = {0};
     for (uint32_t step = 0; step < 100000; step++)
@@ -34,7 +34,7 @@ static void test_rising_tags_cost_nothing(void)
 }
 
 /* Tags in any order, against a plain array; in the end all counts are the same again, and the runs one. */
-static void test_any_order(void)
+TEST(test_any_order)
 {
     enum { TAGS = 40, ROUNDS = 3000 };
     SCOPED(cl_tags_free) struct cl_tags tags = {0};
@@ -57,12 +57,4 @@ static void test_any_order(void)
     for (uint32_t tag = 0; tag < TAGS; tag++)
         CHECK(cl_tags_add(&tags, tag, most - expected[tag]));
     CHECK_EQ(tags.count, 1);
-}
-
-int main(void)
-{
-    RUN(test_counts);
-    RUN(test_rising_tags_cost_nothing);
-    RUN(test_any_order);
-    return CHECK_REPORT();
 }

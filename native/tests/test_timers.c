@@ -6,7 +6,7 @@
 
 enum { COUNT = 200 };
 
-static void test_order(void)
+TEST(test_order)
 {
     SCOPED(cl_timers_free) struct cl_timers timers = {0};
     struct cl_timer timer[COUNT] = {{0}};
@@ -24,7 +24,7 @@ static void test_order(void)
     CHECK(!cl_timers_pop(&timers, 5000));
 }
 
-static void test_only_earlier_counts(void)
+TEST(test_only_earlier_counts)
 {
     SCOPED(cl_timers_free) struct cl_timers timers = {0};
     struct cl_timer a = {0}, b = {0};
@@ -39,11 +39,4 @@ static void test_only_earlier_counts(void)
     CHECK(cl_timers_pop(&timers, 1000) == &b);
     CHECK(cl_timers_pop(&timers, 1000) == &a);
     CHECK(cl_timers_pop(&timers, 1000) == NULL);
-}
-
-int main(void)
-{
-    RUN(test_order);
-    RUN(test_only_earlier_counts);
-    return CHECK_REPORT();
 }

@@ -4,7 +4,7 @@
 
 #include "tests/check.h"
 
-static void test_order_and_contents(void)
+TEST(test_order_and_contents)
 {
     SCOPED(cl_unexpected_free) struct cl_unexpected unexpected;
     struct cl_unexpected_chain chain = {0};
@@ -24,7 +24,7 @@ static void test_order_and_contents(void)
     CHECK_EQ(unexpected.used_bytes, 0);
 }
 
-static void test_limit(void)
+TEST(test_limit)
 {
     SCOPED(cl_unexpected_free) struct cl_unexpected unexpected;
     struct cl_unexpected_chain one = {0}, other = {0};
@@ -38,11 +38,4 @@ static void test_limit(void)
     CHECK(cl_unexpected_put(&unexpected, &other, 0, 0, (const uint8_t *)"12345678", 8));
     cl_unexpected_drop(&unexpected, &other);
     CHECK_EQ(unexpected.used_bytes, 0);
-}
-
-int main(void)
-{
-    RUN(test_order_and_contents);
-    RUN(test_limit);
-    return CHECK_REPORT();
 }

@@ -150,7 +150,7 @@ static bool batches(void) /* whether this kernel segments and coalesces on loopb
     return both;
 }
 
-static void test_udp(void)
+TEST(test_udp)
 {
     UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     struct inbox inbox = {0};
@@ -159,7 +159,7 @@ static void test_udp(void)
         CHECK(count_messages(from, to) < MANY / 3); /* otherwise nothing was segmented, and this shows nothing */
 }
 
-static void test_udp_without_coalescing(void)
+TEST(test_udp_without_coalescing)
 {
     UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     struct inbox inbox = {0};
@@ -170,7 +170,7 @@ static void test_udp_without_coalescing(void)
 }
 
 /* Segmentation needs checksums: without them the kernel refuses super-packets, as routes without the feature do. */
-static void test_udp_without_segmentation(void)
+TEST(test_udp_without_segmentation)
 {
     UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     struct inbox inbox = {0};
@@ -179,7 +179,7 @@ static void test_udp_without_segmentation(void)
     CHECK_EQ(count_messages(from, to), MANY);
 }
 
-static void test_udp_links(void)
+TEST(test_udp_links)
 {
     UDP_WIRE *from = open_wire(&cl_wire_udp, 2, 0), *to = open_wire(&cl_wire_udp, 2, 0);
     uint32_t numbers[2] = {number_of(&cl_wire_udp, to, 0), number_of(&cl_wire_udp, to, 1)};
@@ -201,7 +201,7 @@ static void test_udp_links(void)
     CHECK_EQ(inboxes[1].count, MANY - expected);
 }
 
-static void test_udp_sizes(void)
+TEST(test_udp_sizes)
 {
     static uint8_t big[60000];
     UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
@@ -224,7 +224,7 @@ static void test_udp_sizes(void)
     CHECK_EQ(inbox.count, 1);
 }
 
-static void test_udp_strangers(void)
+TEST(test_udp_strangers)
 {
     UDP_WIRE *wire = open_wire(&cl_wire_udp, 1, 0);
     int fd = socket(AF_INET, SOCK_DGRAM, 0);
@@ -239,7 +239,7 @@ static void test_udp_strangers(void)
     close(fd);
 }
 
-static void test_udp_ipv6(void)
+TEST(test_udp_ipv6)
 {
     const char *const address[] = {"::1"};
     struct cl_wire_config config = {.addresses = address, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES};
@@ -258,7 +258,7 @@ static void test_udp_ipv6(void)
     cl_wire_udp.close(wire);
 }
 
-static void test_udp_errors(void)
+TEST(test_udp_errors)
 {
     const char *const nonsense[] = {"127.0.0.1", "not an address"}, *const foreign[] = {"192.0.2.1"};
     struct cl_wire *wire;
@@ -273,7 +273,7 @@ static void test_udp_errors(void)
     cl_wire_udp.close(wire);
 }
 
-static void test_mem(void)
+TEST(test_mem)
 {
     struct cl_wire *from = open_wire(&mem_wire, 1, 0), *to = open_wire(&mem_wire, 1, 0);
     struct inbox inbox = {0};
@@ -287,7 +287,7 @@ static void test_mem(void)
     mem_wire.close(from);
 }
 
-static void test_mem_loss(void)
+TEST(test_mem_loss)
 {
     MEM_WIRE *from = open_wire(&mem_wire, 1, 0.25), *to = open_wire(&mem_wire, 1, 0);
     int link = mem_wire.link(from, 0, "", number_of(&mem_wire, to, 0));
@@ -343,7 +343,7 @@ static void marks_arrive(bool dscp)
     close(fd);
 }
 
-static void test_udp_marks(void)
+TEST(test_udp_marks)
 {
     marks_arrive(true);
     marks_arrive(false);
@@ -375,34 +375,16 @@ static void congestion_is_seen(const char *const *addresses)
         CHECK_EQ(inbox.congested[i], inbox.first[i] == 0xBB);
 }
 
-static void test_udp_congestion(void)
+TEST(test_udp_congestion)
 {
     static const char *const SIX[] = {"::1"};
     congestion_is_seen(LOCALHOST);
     congestion_is_seen(SIX);
 }
 
-static void test_find(void)
+TEST(test_find)
 {
     CHECK(cl_wire_find("udp") == &cl_wire_udp);
     CHECK(cl_wire_find("ofi") == &cl_wire_ofi);
     CHECK(cl_wire_find("pigeon") == NULL);
-}
-
-int main(void)
-{
-    RUN(test_find);
-    RUN(test_udp);
-    RUN(test_udp_without_coalescing);
-    RUN(test_udp_without_segmentation);
-    RUN(test_udp_links);
-    RUN(test_udp_sizes);
-    RUN(test_udp_strangers);
-    RUN(test_udp_ipv6);
-    RUN(test_udp_errors);
-    RUN(test_udp_marks);
-    RUN(test_udp_congestion);
-    RUN(test_mem);
-    RUN(test_mem_loss);
-    return CHECK_REPORT();
 }
