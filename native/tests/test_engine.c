@@ -300,6 +300,7 @@ TEST(test_open_and_close)
     for (int cycle = 0; cycle < 10; cycle++) {
         SCOPED_WORLD world = open_world(3, "mem", 0);
         SCOPED_TEAM team = open_team(&world, 1, true), other = open_team(&world, 2, false);
+        CHECK(team.world == &world && other.world == &world);
     }
     CHECK_EQ(open_descriptors(), before);
 }
