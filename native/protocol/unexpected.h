@@ -1,6 +1,6 @@
 /*
- * Stash: copies of packets that came before their receive was posted, bounded in bytes over all messages. Each message
- * has its chain of them, in order of arrival.
+ * Unexpected packets: copies of packets that came before their receive was posted, up to a limit in bytes for all
+ * messages. Each message has its chain of them, in order of arrival.
  */
 #ifndef CL_PROTOCOL_UNEXPECTED_H
 #define CL_PROTOCOL_UNEXPECTED_H

@@ -47,7 +47,7 @@ static uint64_t window(void)
     return cc.window / BYTES;
 }
 
-TEST(test_slow_start_doubles_until_a_queue_appears)
+static void test_slow_start_doubles_until_a_queue_appears(void)
 {
     start();
     CHECK_EQ(window(), 32);
@@ -61,7 +61,7 @@ TEST(test_slow_start_doubles_until_a_queue_appears)
     CHECK(window() > before && window() <= before + 3);
 }
 
-TEST(test_converges_to_the_target)
+static void test_converges_to_the_target(void)
 {
     start();
     /* a link with room for 40 packets in flight; what exceeds them waits 100 us each */
@@ -73,14 +73,14 @@ TEST(test_converges_to_the_target)
     }
 }
 
-TEST(test_decreases_once_per_round)
+static void test_decreases_once_per_round(void)
 {
     start();
     round_trip(10000, 0, true);
     CHECK(window() >= 16);
 }
 
-TEST(test_random_loss_does_not_matter)
+static void test_random_loss_does_not_matter(void)
 {
     start();
     round_trip(0, 0, true);
@@ -91,7 +91,7 @@ TEST(test_random_loss_does_not_matter)
     CHECK(window() >= before);
 }
 
-TEST(test_overflow_shrinks_window_and_target)
+static void test_overflow_shrinks_window_and_target(void)
 {
     start();
     round_trip(0, 0, true);
@@ -105,7 +105,7 @@ TEST(test_overflow_shrinks_window_and_target)
     CHECK_EQ(cc.target_us, 4000); /* forgiven after a while */
 }
 
-TEST(test_idle_sender_does_not_grow)
+static void test_idle_sender_does_not_grow(void)
 {
     start();
     for (int i = 0; i < 10; i++)
@@ -113,7 +113,7 @@ TEST(test_idle_sender_does_not_grow)
     CHECK_EQ(window(), 32);
 }
 
-TEST(test_timeouts)
+static void test_timeouts(void)
 {
     start();
     cl_cc_on_pto(&cc, 1);
@@ -126,7 +126,7 @@ TEST(test_timeouts)
 
 /* Far below the target delay: marks alone show that a switch's queue is long. Few marks cost little, and the window
  * comes to rest soon after they begin; all marked, it halves. */
-TEST(test_marks)
+static void test_marks(void)
 {
     start();
     round_trip(0, 0, true);
@@ -145,4 +145,17 @@ TEST(test_marks)
     for (int i = 0; i < 100; i++)
         marked_round_trip(10, 0, 1000, true);
     CHECK_EQ(window(), 2);
+}
+
+int main(void)
+{
+    RUN(test_slow_start_doubles_until_a_queue_appears);
+    RUN(test_converges_to_the_target);
+    RUN(test_decreases_once_per_round);
+    RUN(test_random_loss_does_not_matter);
+    RUN(test_overflow_shrinks_window_and_target);
+    RUN(test_idle_sender_does_not_grow);
+    RUN(test_timeouts);
+    RUN(test_marks);
+    return CHECK_REPORT();
 }

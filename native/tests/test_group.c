@@ -19,8 +19,8 @@ const char *__tsan_default_options(void)
 /* Every rank runs `rounds` calls, each with the right sum. */
 static void exercise(uint32_t size, const char *wire, double loss, bool shared, uint32_t rounds)
 {
-    SCOPED_WORLD world = open_world(size, wire, loss);
-    SCOPED_TEAM team = open_team(&world, 1, shared);
+    struct world world = open_world(size, wire, loss);
+    struct team team = open_team(&world, 1, shared);
     struct job jobs[RANKS_MAX];
     for (uint32_t rank = 0; rank < size; rank++)
         jobs[rank] =
@@ -32,33 +32,35 @@ static void exercise(uint32_t size, const char *wire, double loss, bool shared, 
     CHECK_EQ(stats.operations_failed, 0);
     CHECK((stats.packets_sent > 0) == (strcmp(wire, "none") != 0));
     CHECK(loss == 0 || stats.packets_retransmitted > 0);
+    close_team(&team);
+    close_world(&world);
 }
 
-TEST(test_mem)
+static void test_mem(void)
 {
     exercise(3, "mem", 0, false, 30);
 }
 
-TEST(test_mem_with_loss)
+static void test_mem_with_loss(void)
 {
     exercise(3, "mem", LOSS, false, 60);
 }
 
-TEST(test_udp)
+static void test_udp(void)
 {
     exercise(4, "udp", 0, false, 30);
 }
 
-TEST(test_shared_memory)
+static void test_shared_memory(void)
 {
     exercise(4, "none", 0, true, 100);
 }
 
 /* Two ranks share memory, the third is alone on its host: every rank's plan posts all the same. */
-TEST(test_mixed_hosts)
+static void test_mixed_hosts(void)
 {
-    SCOPED_WORLD world = open_world(3, "mem", 0);
-    SCOPED_TEAM team = {.world = &world};
+    struct world world = open_world(3, "mem", 0);
+    struct team team = {.world = &world};
     static const uint32_t pair[] = {0, 1};
     int32_t fd;
     CHECK_EQ(cl_host_create(2, STAGING, &fd), CL_OK);
@@ -96,19 +98,21 @@ TEST(test_mixed_hosts)
             free(calls[rank]);
         }
     }
+    close_team(&team);
+    close_world(&world);
 }
 
-TEST(test_alone)
+static void test_alone(void)
 {
     exercise(1, "none", 0, false, 3);
 }
 
 /* ---- many threads, many groups ---- */
 
-TEST(test_many_threads)
+static void test_many_threads(void)
 {
     enum { TEAMS = 3, THREADS = 3, RANKS = 2 };
-    SCOPED_WORLD world = open_world(RANKS, "mem", LOSS);
+    struct world world = open_world(RANKS, "mem", LOSS);
     struct team teams[TEAMS];
     struct job jobs[TEAMS * THREADS * RANKS];
     size_t count = 0;
@@ -126,14 +130,15 @@ TEST(test_many_threads)
     run_jobs(jobs, count);
     for (uint32_t t = 0; t < TEAMS; t++)
         close_team(&teams[t]);
+    close_world(&world);
 }
 
-TEST(test_many_in_flight)
+static void test_many_in_flight(void)
 {
     enum { CALLS = 40, RANKS = 2 };
     for (int shared = 0; shared < 2; shared++) {
-        SCOPED_WORLD world = open_world(RANKS, "mem", 0);
-        SCOPED_TEAM team = open_team(&world, 1, shared);
+        struct world world = open_world(RANKS, "mem", 0);
+        struct team team = open_team(&world, 1, shared);
         struct call *calls[RANKS][CALLS];
         cl_operation *operations[RANKS][CALLS];
         for (uint32_t i = 0; i < CALLS; i++) {
@@ -150,12 +155,14 @@ TEST(test_many_in_flight)
                 free(calls[rank][i]);
             }
         }
+        close_team(&team);
+        close_world(&world);
     }
 }
 
 /* ---- failures ---- */
 
-TEST(test_bad_arguments)
+static void test_bad_arguments(void)
 {
     struct world world = open_world(2, "mem", 0);
     struct team team = open_team(&world, 1, false);
@@ -210,8 +217,8 @@ TEST(test_bad_arguments)
 /* Rank 0 calls, nobody else does. */
 static void time_out(bool shared, bool here)
 {
-    SCOPED_WORLD world = open_world(2, "mem", 0);
-    SCOPED_TEAM team = open_team(&world, 1, shared);
+    struct world world = open_world(2, "mem", 0);
+    struct team team = open_team(&world, 1, shared);
     struct call *call = make_call(0, 1);
     cl_operation *operation;
     if (here) {
@@ -228,9 +235,11 @@ static void time_out(bool shared, bool here)
     CHECK_EQ(cl_operation_wait(operation, 0), CL_EABORTED);
     cl_operation_release(operation);
     free(call);
+    close_team(&team);
+    close_world(&world);
 }
 
-TEST(test_timeout)
+static void test_timeout(void)
 {
     time_out(false, true);
     time_out(false, false);
@@ -238,23 +247,25 @@ TEST(test_timeout)
     time_out(true, false);
 }
 
-TEST(test_longest_timeout)
+static void test_longest_timeout(void)
 {
-    SCOPED_WORLD world = open_world(2, "none", 0);
-    SCOPED_TEAM team = open_team(&world, 1, true);
+    struct world world = open_world(2, "none", 0);
+    struct team team = open_team(&world, 1, true);
     struct job first = {.team = &team, .rank = 0, .rounds = 1, .timeout_us = UINT64_MAX};
     struct job second = {.team = &team, .rank = 1, .rounds = 1, .timeout_us = PATIENCE_US};
     pthread_create(&first.thread, NULL, work, &first);
     usleep(10000);
     run_jobs(&second, 1);
     pthread_join(first.thread, NULL);
+    close_team(&team);
+    close_world(&world);
 }
 
 /* One rank has no memory for its operation: the others must not wait for it. */
-TEST(test_no_memory)
+static void test_no_memory(void)
 {
-    SCOPED_WORLD world = open_world(2, "none", 0);
-    SCOPED_TEAM team = open_team(&world, 1, true);
+    struct world world = open_world(2, "none", 0);
+    struct team team = open_team(&world, 1, true);
     struct draft draft = {.world_size = 2, .scratch_bytes = UINT64_MAX / 4};
     draft_add(&draft, (struct cl_step){.kind = CL_POST, .message = 1}, DRAFT_NONE);
     cl_plan_release(team.plans[0]);
@@ -264,13 +275,15 @@ TEST(test_no_memory)
         {.team = &team, .rank = 1, .rounds = 1, .expected = CL_EABORTED, .timeout_us = PATIENCE_US},
     };
     run_jobs(jobs, 2);
+    close_team(&team);
+    close_world(&world);
 }
 
 /* All ranks but the last are inside an operation when one of them aborts. */
 static void abort_while_waiting(bool shared, uint32_t submit_every)
 {
-    SCOPED_WORLD world = open_world(4, "mem", 0);
-    SCOPED_TEAM team = open_team(&world, 1, shared);
+    struct world world = open_world(4, "mem", 0);
+    struct team team = open_team(&world, 1, shared);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++) {
         jobs[rank] = (struct job){.team = &team,
@@ -290,9 +303,11 @@ static void abort_while_waiting(bool shared, uint32_t submit_every)
     struct call *late = make_call(3, 1);
     CHECK_EQ(run_call(&team, 3, late, PATIENCE_US), CL_EABORTED);
     free(late);
+    close_team(&team);
+    close_world(&world);
 }
 
-TEST(test_abort)
+static void test_abort(void)
 {
     abort_while_waiting(false, 0);
     abort_while_waiting(true, 0);
@@ -302,8 +317,8 @@ TEST(test_abort)
 /* The one that closes its group fails its own operations; its peers, waiting for it, must hear of it. */
 static void close_while_in_flight(bool shared, uint32_t submit_every)
 {
-    SCOPED_WORLD world = open_world(2, "mem", 0);
-    SCOPED_TEAM team = open_team(&world, 1, shared);
+    struct world world = open_world(2, "mem", 0);
+    struct team team = open_team(&world, 1, shared);
     struct call *call = make_call(0, 1);
     struct job peer = {.team = &team,
                        .rank = 1,
@@ -343,9 +358,11 @@ static void close_while_in_flight(bool shared, uint32_t submit_every)
     CHECK_EQ(event.status, CL_ECLOSED);
     free(call);
     pthread_join(peer.thread, NULL);
+    close_team(&team);
+    close_world(&world);
 }
 
-TEST(test_close_while_in_flight)
+static void test_close_while_in_flight(void)
 {
     close_while_in_flight(false, 1);
     close_while_in_flight(true, 1);
@@ -353,7 +370,7 @@ TEST(test_close_while_in_flight)
 }
 
 /* Operations that have ended here but not there: closing must not disturb them. */
-TEST(test_close_after_the_last_operation)
+static void test_close_after_the_last_operation(void)
 {
     for (uint32_t round = 0; round < 10; round++) {
         struct world world = open_world(2, "mem", LOSS);
@@ -375,10 +392,10 @@ TEST(test_close_after_the_last_operation)
 }
 
 /* A peer on the network that says no more: everybody learns which. */
-TEST(test_silence)
+static void test_silence(void)
 {
-    SCOPED_WORLD world = open_world(3, "mem", 0);
-    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct world world = open_world(3, "mem", 0);
+    struct team team = open_team(&world, 1, false);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++)
         jobs[rank] = (struct job){.team = &team, .rank = rank, .rounds = 1, .timeout_us = PATIENCE_US};
@@ -400,12 +417,14 @@ TEST(test_silence)
     }
     CHECK_EQ(culprits[0], 2);
     CHECK_EQ(culprits[1], 2); /* rank 0 has told it */
+    close_team(&team);
+    close_world(&world);
 }
 
-TEST(test_mismatch)
+static void test_mismatch(void)
 {
-    SCOPED_WORLD world = open_world(3, "mem", 0);
-    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct world world = open_world(3, "mem", 0);
+    struct team team = open_team(&world, 1, false);
     cl_plan_release(team.plans[1]);
     team.plans[1] = draft_exchange(1, 3, 4 * WORDS - 400);
     struct job jobs[3];
@@ -413,13 +432,15 @@ TEST(test_mismatch)
         jobs[rank] =
             (struct job){.team = &team, .rank = rank, .rounds = 1, .expected = CL_EMISMATCH, .timeout_us = PATIENCE_US};
     run_jobs(jobs, 3);
+    close_team(&team);
+    close_world(&world);
 }
 
 /* Calls of one shape that are not the same: only their signatures tell them apart. */
 static void check_signatures(bool shared)
 {
-    SCOPED_WORLD world = open_world(3, "mem", 0);
-    SCOPED_TEAM team = open_team(&world, 1, shared);
+    struct world world = open_world(3, "mem", 0);
+    struct team team = open_team(&world, 1, shared);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++) {
         team.plans[rank]->signature = 77;
@@ -434,10 +455,35 @@ static void check_signatures(bool shared)
     uint32_t culprit = 9;
     CHECK_EQ(cl_group_status(team.groups[1], &culprit), CL_EMISMATCH);
     CHECK(culprit < 3);
+    close_team(&team);
+    close_world(&world);
 }
 
-TEST(test_signatures)
+static void test_signatures(void)
 {
     check_signatures(false);
     check_signatures(true);
+}
+
+int main(void)
+{
+    RUN(test_mem);
+    RUN(test_mem_with_loss);
+    RUN(test_udp);
+    RUN(test_shared_memory);
+    RUN(test_mixed_hosts);
+    RUN(test_alone);
+    RUN(test_many_threads);
+    RUN(test_many_in_flight);
+    RUN(test_bad_arguments);
+    RUN(test_timeout);
+    RUN(test_longest_timeout);
+    RUN(test_no_memory);
+    RUN(test_abort);
+    RUN(test_close_while_in_flight);
+    RUN(test_close_after_the_last_operation);
+    RUN(test_silence);
+    RUN(test_mismatch);
+    RUN(test_signatures);
+    return CHECK_REPORT();
 }

@@ -4,23 +4,24 @@
 
 enum { PAYLOAD = 100 };
 
-TEST(test_cut)
+static void test_cut(void)
 {
     static const struct {
         uint32_t length, packets;
     } CASES[] = {{0, 1}, {1, 1}, {100, 1}, {101, 2}, {6400, 64}, {6401, 65}, {UINT32_MAX, 42949673}};
-    SCOPED(cl_message_free) struct cl_message message = {0};
+    struct cl_message message = {0};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         CHECK(cl_message_begin(&message, CASES[i].length, PAYLOAD));
         CHECK_EQ(message.packet_count, CASES[i].packets);
         CHECK(!cl_message_complete(&message));
         CHECK(!cl_message_has_arrived(&message, message.packet_count - 1));
     }
+    cl_message_free(&message);
 }
 
-TEST(test_lost_go_first)
+static void test_lost_go_first(void)
 {
-    SCOPED(cl_message_free) struct cl_message message = {0};
+    struct cl_message message = {0};
     uint32_t packet;
     cl_message_begin(&message, 5 * PAYLOAD, PAYLOAD);
     for (uint32_t i = 0; i < 3; i++)
@@ -33,11 +34,12 @@ TEST(test_lost_go_first)
     CHECK(cl_message_take(&message, &packet) && packet == 4);
     CHECK(!cl_message_take(&message, &packet));
     CHECK(!cl_message_sendable(&message));
+    cl_message_free(&message);
 }
 
-TEST(test_done_packets_are_not_sent_again)
+static void test_done_packets_are_not_sent_again(void)
 {
-    SCOPED(cl_message_free) struct cl_message message = {0};
+    struct cl_message message = {0};
     uint32_t packet;
     cl_message_begin(&message, 2 * PAYLOAD, PAYLOAD);
     cl_message_take(&message, &packet);
@@ -50,11 +52,12 @@ TEST(test_done_packets_are_not_sent_again)
     CHECK(cl_message_give_back(&message, 1));
     CHECK(!cl_message_sendable(&message));
     CHECK(cl_message_complete(&message));
+    cl_message_free(&message);
 }
 
-TEST(test_struct_is_reused)
+static void test_struct_is_reused(void)
 {
-    SCOPED(cl_message_free) struct cl_message message = {0};
+    struct cl_message message = {0};
     cl_message_begin(&message, 1000 * PAYLOAD, PAYLOAD);
     for (uint32_t i = 0; i < 1000; i++)
         CHECK(cl_message_arrive(&message, i));
@@ -62,4 +65,14 @@ TEST(test_struct_is_reused)
     for (uint32_t i = 0; i < 3; i++)
         CHECK(cl_message_arrive(&message, i));
     CHECK(cl_message_complete(&message));
+    cl_message_free(&message);
+}
+
+int main(void)
+{
+    RUN(test_cut);
+    RUN(test_lost_go_first);
+    RUN(test_done_packets_are_not_sent_again);
+    RUN(test_struct_is_reused);
+    return CHECK_REPORT();
 }

@@ -17,7 +17,7 @@ static uint64_t drain(struct cl_pacer *pacer, uint64_t from_us, uint64_t until_u
 }
 
 /* The inequality of the header, and that no rate is wasted unless the sender sleeps longer than the burst. */
-TEST(test_invariant)
+static void test_invariant(void)
 {
     static const struct {
         uint64_t rate, step_us, burst;
@@ -36,7 +36,7 @@ TEST(test_invariant)
     }
 }
 
-TEST(test_ready_gathers_a_quarter)
+static void test_ready_gathers_a_quarter(void)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0); /* a byte per us */
@@ -46,7 +46,7 @@ TEST(test_ready_gathers_a_quarter)
     CHECK_EQ(cl_pacer_ready_us(&pacer, false, 10 * PACKET + 1), 10 * PACKET + 1);
 }
 
-TEST(test_urgent_goes_on_debt)
+static void test_urgent_goes_on_debt(void)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0);
@@ -59,7 +59,7 @@ TEST(test_urgent_goes_on_debt)
     CHECK_EQ(cl_pacer_ready_us(&pacer, false, 0), 50 * PACKET + 1); /* others pay it first */
 }
 
-TEST(test_no_rate_means_no_limit)
+static void test_no_rate_means_no_limit(void)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 0, 0, 0);
@@ -67,10 +67,20 @@ TEST(test_no_rate_means_no_limit)
     CHECK_EQ(cl_pacer_ready_us(&pacer, false, 7), 7);
 }
 
-TEST(test_smaller_burst_takes_tokens_away)
+static void test_smaller_burst_takes_tokens_away(void)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 1000000, 100 * PACKET, 0);
     cl_pacer_set(&pacer, 1000000, 2 * PACKET, 0);
     CHECK_EQ(drain(&pacer, 0, 1, 1), 2 * PACKET);
+}
+
+int main(void)
+{
+    RUN(test_invariant);
+    RUN(test_ready_gathers_a_quarter);
+    RUN(test_urgent_goes_on_debt);
+    RUN(test_no_rate_means_no_limit);
+    RUN(test_smaller_burst_takes_tokens_away);
+    return CHECK_REPORT();
 }

@@ -26,7 +26,7 @@ static pid_t make_child(void)
     return child;
 }
 
-TEST(test_a_stopped_process_is_told_from_a_running_one)
+static void test_a_stopped_process_is_told_from_a_running_one(void)
 {
     pid_t child = make_child();
     int status;
@@ -41,8 +41,15 @@ TEST(test_a_stopped_process_is_told_from_a_running_one)
     CHECK(waitpid(child, &status, 0) == child);
 }
 
-TEST(test_a_process_that_is_not_there_is_not_stopped)
+static void test_a_process_that_is_not_there_is_not_stopped(void)
 {
     CHECK(!cl_process_is_stopped(0));
     CHECK(!cl_process_is_stopped(INT32_MAX));
+}
+
+int main(void)
+{
+    RUN(test_a_stopped_process_is_told_from_a_running_one);
+    RUN(test_a_process_that_is_not_there_is_not_stopped);
+    return CHECK_REPORT();
 }

@@ -26,7 +26,7 @@ static int send_one(void)
     return message->peer;
 }
 
-TEST(test_fifo_and_front)
+static void test_fifo_and_front(void)
 {
     start();
     CHECK(!cl_queue_next(&queue));
@@ -42,7 +42,7 @@ TEST(test_fifo_and_front)
     CHECK(!messages[0][0].queued);
 }
 
-TEST(test_peers_take_turns)
+static void test_peers_take_turns(void)
 {
     start();
     int sent[PEERS] = {0};
@@ -54,7 +54,7 @@ TEST(test_peers_take_turns)
         CHECK_EQ(sent[i], CL_QUEUE_TURN * 10);
 }
 
-TEST(test_priority_is_strict_but_for_the_guard)
+static void test_priority_is_strict_but_for_the_guard(void)
 {
     start();
     messages[0][0].priority = 6;
@@ -70,7 +70,7 @@ TEST(test_priority_is_strict_but_for_the_guard)
     CHECK_EQ(sent[2], 0);
 }
 
-TEST(test_blocked_peer_holds_nobody_up)
+static void test_blocked_peer_holds_nobody_up(void)
 {
     start();
     for (int i = 0; i < PEERS; i++)
@@ -89,7 +89,7 @@ TEST(test_blocked_peer_holds_nobody_up)
 }
 
 /* What stops bulk need not stop what is urgent, to the same peer. */
-TEST(test_only_less_urgent_classes_are_blocked)
+static void test_only_less_urgent_classes_are_blocked(void)
 {
     start();
     CHECK_EQ(cl_queue_first_class(&queue), CL_CLASSES);
@@ -108,4 +108,14 @@ TEST(test_only_less_urgent_classes_are_blocked)
     cl_queue_remove(&queue, &nodes[0], &messages[0][1]);
     cl_queue_unblock(&queue, &nodes[0]);
     CHECK(cl_queue_next(&queue) == &messages[0][2]);
+}
+
+int main(void)
+{
+    RUN(test_fifo_and_front);
+    RUN(test_peers_take_turns);
+    RUN(test_priority_is_strict_but_for_the_guard);
+    RUN(test_blocked_peer_holds_nobody_up);
+    RUN(test_only_less_urgent_classes_are_blocked);
+    return CHECK_REPORT();
 }

@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-TEST(test_each_number_once)
+static void test_each_number_once(void)
 {
     struct cl_replay replay = {0};
     static const uint64_t NUMBERS[] = {0, 1, 2, 7, 5, 3, 100, 64, 63, 65, 128};
@@ -14,7 +14,7 @@ TEST(test_each_number_once)
     CHECK(cl_replay_admit(&replay, 4));
 }
 
-TEST(test_window)
+static void test_window(void)
 {
     struct cl_replay replay = {0};
     uint64_t start = 1000000;
@@ -26,7 +26,7 @@ TEST(test_window)
 }
 
 /* Against a plain list, over leaps of every kind. */
-TEST(test_random_numbers)
+static void test_random_numbers(void)
 {
     enum { SPAN = 60000 };
     static bool seen[SPAN];
@@ -46,4 +46,12 @@ TEST(test_random_numbers)
         next = number + 1 > next ? number + 1 : next;
     }
     CHECK(next > SPAN - 3000);
+}
+
+int main(void)
+{
+    RUN(test_each_number_once);
+    RUN(test_window);
+    RUN(test_random_numbers);
+    return CHECK_REPORT();
 }

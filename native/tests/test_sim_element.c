@@ -7,7 +7,7 @@
 
 enum { COUNT = 200, RANKS = 5, DTYPES = CL_U64 + 1 };
 
-TEST(test_same_as_the_kernels)
+static void test_same_as_the_kernels(void)
 {
     for (int d = 0; d < DTYPES; d++) {
         enum cl_dtype dtype = (enum cl_dtype)d;
@@ -35,7 +35,7 @@ TEST(test_same_as_the_kernels)
 }
 
 /* With as many ranks as there may be, sums of the narrowest floats are still exact. */
-TEST(test_many_ranks_stay_exact)
+static void test_many_ranks_stay_exact(void)
 {
     enum { MANY = 1024 };
     uint16_t sum = 0, next, expected;
@@ -51,7 +51,7 @@ TEST(test_many_ranks_stay_exact)
     CHECK(value >= -256 && value <= 256);
 }
 
-TEST(test_dtypes_by_size)
+static void test_dtypes_by_size(void)
 {
     for (uint32_t n = 0; n < 12; n++) {
         CHECK_EQ(cl_dtype_size(sim_element_dtype(1, n)), 1);
@@ -59,4 +59,12 @@ TEST(test_dtypes_by_size)
         CHECK_EQ(cl_dtype_size(sim_element_dtype(4, n)), 4);
         CHECK_EQ(cl_dtype_size(sim_element_dtype(8, n)), 8);
     }
+}
+
+int main(void)
+{
+    RUN(test_same_as_the_kernels);
+    RUN(test_many_ranks_stay_exact);
+    RUN(test_dtypes_by_size);
+    return CHECK_REPORT();
 }

@@ -65,7 +65,7 @@ static void tear_down(struct fixture *fixture)
     sim_clock_free(&fixture->clock);
 }
 
-TEST(test_rate_and_delay)
+static void test_rate_and_delay(void)
 {
     struct fixture fixture;
     for (int trunks = 0; trunks < 2; trunks++) {
@@ -78,7 +78,7 @@ TEST(test_rate_and_delay)
     }
 }
 
-TEST(test_full_queue)
+static void test_full_queue(void)
 {
     struct fixture fixture;
     set_up(&fixture, false);
@@ -89,7 +89,7 @@ TEST(test_full_queue)
     CHECK_EQ(fixture.network.medium.counts.lost[SIM_LOST_QUEUE], 6);
 }
 
-TEST(test_priorities)
+static void test_priorities(void)
 {
     struct fixture fixture;
     set_up(&fixture, false);
@@ -108,7 +108,7 @@ TEST(test_priorities)
     CHECK(fixture.arrivals.count == 10 && memcmp(fixture.arrivals.order, ORDER, sizeof ORDER) == 0);
 }
 
-TEST(test_noise)
+static void test_noise(void)
 {
     struct fixture fixture;
     set_up(&fixture, false);
@@ -134,7 +134,7 @@ TEST(test_noise)
     CHECK(overtaken > 20);
 }
 
-TEST(test_down_and_cut)
+static void test_down_and_cut(void)
 {
     struct fixture fixture;
     set_up(&fixture, false);
@@ -153,4 +153,14 @@ TEST(test_down_and_cut)
     tear_down(&fixture);
     CHECK_EQ(fixture.arrivals.count, 4);
     CHECK_EQ(fixture.network.medium.counts.lost[SIM_LOST_CUT], 2);
+}
+
+int main(void)
+{
+    RUN(test_rate_and_delay);
+    RUN(test_full_queue);
+    RUN(test_priorities);
+    RUN(test_noise);
+    RUN(test_down_and_cut);
+    return CHECK_REPORT();
 }

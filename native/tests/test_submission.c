@@ -1,10 +1,10 @@
 /* Submission: how a caller learns that an operation has ended. */
 #include "tests/world.h"
 
-TEST(test_events)
+static void test_events(void)
 {
-    SCOPED_WORLD world = open_world(2, "mem", 0);
-    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct world world = open_world(2, "mem", 0);
+    struct team team = open_team(&world, 1, false);
     struct call *calls[2] = {make_call(0, 1), make_call(1, 1)};
     cl_operation *operations[2];
     struct cl_event events[4];
@@ -27,13 +27,15 @@ TEST(test_events)
         cl_operation_release(operations[rank]);
         free(calls[rank]);
     }
+    close_team(&team);
+    close_world(&world);
 }
 
 /* A caller that has waited for an operation gets no event for it, however close to its end it asks. */
-TEST(test_no_event_after_the_wait)
+static void test_no_event_after_the_wait(void)
 {
-    SCOPED_WORLD world = open_world(1, "none", 0);
-    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct world world = open_world(1, "none", 0);
+    struct team team = open_team(&world, 1, false);
     struct call *call = make_call(0, 1);
     uint32_t late = 0;
     for (uint64_t token = 1; token <= 3000; token++) {
@@ -46,14 +48,16 @@ TEST(test_no_event_after_the_wait)
     }
     CHECK_EQ(late, 0);
     free(call);
+    close_team(&team);
+    close_world(&world);
 }
 
 /* The ring of events grows, and the engine closes while events are left in it. */
-TEST(test_many_events)
+static void test_many_events(void)
 {
     enum { CALLS = 700 };
-    SCOPED_WORLD world = open_world(1, "none", 0);
-    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct world world = open_world(1, "none", 0);
+    struct team team = open_team(&world, 1, false);
     struct call *call = make_call(0, 1);
     uint32_t taken = 0, ended = 0;
     for (uint64_t token = 1; token <= CALLS; token++) {
@@ -73,4 +77,14 @@ TEST(test_many_events)
     }
     CHECK(taken + ended >= CALLS - 5 && taken + ended <= CALLS);
     free(call);
+    close_team(&team);
+    close_world(&world);
+}
+
+int main(void)
+{
+    RUN(test_events);
+    RUN(test_no_event_after_the_wait);
+    RUN(test_many_events);
+    return CHECK_REPORT();
 }

@@ -2,9 +2,9 @@
 
 #include "tests/check.h"
 
-TEST(test_names)
+static void test_names(void)
 {
-    SCOPED(cl_table_free) struct cl_table table = {0};
+    struct cl_table table = {0};
     struct cl_message_id id = {1, 2, 3};
     CHECK(!cl_table_find(&table, CL_MESSAGE_SEND, 4, &id));
     struct cl_message *message = cl_table_add(&table, CL_MESSAGE_SEND, 4, &id);
@@ -20,6 +20,7 @@ TEST(test_names)
     CHECK(message->generation != generation);
     cl_table_recycle(&table, message);
     CHECK(cl_table_add(&table, CL_MESSAGE_SEND, 4, &id) == message); /* reused */
+    cl_table_free(&table);
 }
 
 static void count_and_remove_odd(struct cl_message *message, void *argument)
@@ -31,9 +32,9 @@ static void count_and_remove_odd(struct cl_message *message, void *argument)
     }
 }
 
-TEST(test_thousands)
+static void test_thousands(void)
 {
-    SCOPED(cl_table_free) struct cl_table table = {0};
+    struct cl_table table = {0};
     for (uint32_t i = 0; i < 5000; i++) {
         struct cl_message_id id = {7, i / 100, i};
         CHECK(cl_table_add(&table, CL_MESSAGE_RECEIVE, (uint16_t)(i % 5), &id) != NULL);
@@ -46,4 +47,12 @@ TEST(test_thousands)
         CHECK_EQ(message != NULL, i % 2 == 0);
         CHECK(!message || message->id.index == i);
     }
+    cl_table_free(&table);
+}
+
+int main(void)
+{
+    RUN(test_names);
+    RUN(test_thousands);
+    return CHECK_REPORT();
 }

@@ -183,15 +183,21 @@ static int udp_descriptor(struct cl_wire *wire, uint32_t port)
 
 static int udp_port_number(struct cl_wire *wire, uint32_t port, uint32_t *number)
 {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } address;
+    struct sockaddr_storage address;
     socklen_t length = sizeof address;
-    if (getsockname(wire->sockets[port], &address.any, &length) != 0)
+    if (getsockname(wire->sockets[port], (struct sockaddr *)&address, &length) != 0)
         return CL_ESYSTEM;
-    *number = ntohs(address.any.sa_family == AF_INET6 ? address.v6.sin6_port : address.v4.sin_port);
+    uint16_t raw;
+    if (address.ss_family == AF_INET6) {
+        struct sockaddr_in6 v6;
+        memcpy(&v6, &address, sizeof v6);
+        raw = v6.sin6_port;
+    } else {
+        struct sockaddr_in v4;
+        memcpy(&v4, &address, sizeof v4);
+        raw = v4.sin_port;
+    }
+    *number = ntohs(raw);
     return CL_OK;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -41,7 +42,9 @@ class Beside:
                 self._in_flight.popleft().wait()
                 self._start()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is not None:
             return
         most = torch.tensor([self._started])

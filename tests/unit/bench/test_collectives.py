@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +20,13 @@ from commlayer.tools.bench.collectives import (
 )
 from commlayer.tools.bench.gradients import Gradients
 from commlayer.tools.bench.spec import COLLECTIVE_NAMES, DTYPE_NAMES
-from tests.unit.bench.test_pattern import COMBINE
+
+COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
 
 
 def make(kind: type[Collective], world: int, size_bytes: int = 4000, dtype: torch.dtype = torch.float32) -> Collective:
