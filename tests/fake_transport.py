@@ -23,7 +23,7 @@ from commlayer.errors import CommError, OperationTimeoutError
 from commlayer.frontend import backend, submit
 from commlayer.transport.base import DType, Op
 from commlayer.transport.bootstrap import Rendezvous
-from tests import oracle
+from tests import oracle, ranks
 
 _TORCH = {
     DType.U8: torch.uint8,
@@ -251,3 +251,14 @@ def install() -> None:
 
     vars(submit).update(plan_for=plan_for, deliver=deliver)
     vars(backend).update(connect=connect)
+
+
+def on_fake(body: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
+    """Runs `body` on the ranks of a job that uses the fake."""
+    return ranks.run(_job, size, body, *args, **options)
+
+
+def _job(rank: int, size: int, body: Callable[..., Any], *args: Any) -> Any:
+    install()
+    with ranks.job(rank, size):
+        return body(rank, size, *args)

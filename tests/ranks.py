@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import dataclasses
 import faulthandler
+import functools
 import importlib
 import inspect
 import itertools
@@ -72,13 +73,18 @@ def run(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> 
     return [outcome.result for outcome in ended]
 
 
-def run_job(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
+def run_job(
+    function: Callable[..., Any], size: int, *args: Any, backend: str = "commlayer", **options: Any
+) -> list[Any]:
     """As `run`, within a `job`."""
-    return run(_in_job, size, function, *args, **options)
+    return run(_in_job, size, backend, function, *args, **options)
 
 
-def _in_job(rank: int, size: int, function: Callable[..., Any], *args: Any) -> Any:
-    with job(rank, size):
+run_gloo = functools.partial(run_job, backend="gloo")
+
+
+def _in_job(rank: int, size: int, backend: str, function: Callable[..., Any], *args: Any) -> Any:
+    with job(rank, size, backend):
         return function(rank, size, *args)
 
 

@@ -49,7 +49,6 @@ class PinnedHandle:
         """The operation on host memory, once it has started."""
 
     def done(self) -> bool:
-        """See `base.Handle.done`."""
         return self._ended.is_set() and (self._error is not None or self._copied is None or self._copied[1].query())
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -63,12 +62,10 @@ class PinnedHandle:
             self._cuda.current_stream(self._device).wait_event(self._copied[1])
 
     def missing(self) -> list[tuple[int, int]]:
-        """See `base.Handle.missing`."""
         return self.work.missing() if isinstance(self.work, CommWork) else []  # gloo loses nothing
 
     @property
     def source(self) -> int:
-        """See `base.ReceiveHandle.source`."""
         return self.work._source_rank()  # type: ignore[union-attr]
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:

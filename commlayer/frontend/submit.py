@@ -81,15 +81,21 @@ class Submitter:
         if count == 0:
             return []
         itemsize = source.element_size() // kind.parts
-        plan = self._plan(
-            name,
-            count * kind.parts,
-            itemsize,
-            average=kind.average,
-            root=root,
-            partial=partial,
-            element=kind.element,
-            signed=signed,
+        numel, average, element = count * kind.parts, kind.average, kind.element
+        plan = self._plans.get(
+            (name, numel, itemsize, average, root, None if partial is None else partial.plan_key, element, signed),
+            lambda: plan_for(
+                name,
+                rank=self._group.rank,
+                hosts=self._group.hosts,
+                numel=numel,
+                itemsize=itemsize,
+                average=average,
+                root=root,
+                element=element,
+                signed=signed,
+                settings=self._settings if partial is None else partial.settings,
+            ),
         )
         return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
@@ -116,7 +122,12 @@ class Submitter:
 
     def barrier(self) -> list[Operation]:
         """The operation of a barrier."""
-        return [Operation(self._plan("barrier", 0, 1), 0, 0, DType.U8, Op.SUM)]
+        group, settings = self._group, self._settings
+        plan = self._plans.get(
+            "barrier",
+            lambda: plan_for("barrier", rank=group.rank, hosts=group.hosts, numel=0, itemsize=1, settings=settings),
+        )
+        return [Operation(plan, 0, 0, DType.U8, Op.SUM)]
 
     def start(
         self,
@@ -160,26 +171,18 @@ class Submitter:
 
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
         """Sends `source`, the elements of `tensor` in one stretch."""
+        timeout_s = self._timeout().total_seconds()
         handle = self._group.send(
-            source.data_ptr(),
-            source.nbytes,
-            to,
-            tag,
-            timeout_s=self._timeout().total_seconds(),
-            priority=self._priority,
+            source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._priority
         )
         self._keep(handle, [source])
         return self._noted(CommWork(handle, [tensor], [source]))
 
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
+        timeout_s = self._timeout().total_seconds()
         handle = self._group.receive(
-            target.data_ptr(),
-            target.nbytes,
-            source,
-            tag,
-            timeout_s=self._timeout().total_seconds(),
-            priority=self._priority,
+            target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._priority
         )
         self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
@@ -198,34 +201,6 @@ class Submitter:
         """Frees the memory that was kept for the engine, which must be closed."""
         self._in_flight.clear()
         self._scalars.clear()
-
-    def _plan(
-        self,
-        name: Collective,
-        numel: int,
-        itemsize: int,
-        *,
-        average: bool = False,
-        root: int = 0,
-        partial: PartialPolicy | None = None,
-        element: str = "",
-        signed: tuple[object, ...] = (),
-    ) -> Plan:
-        return self._plans.get(
-            (name, numel, itemsize, average, root, None if partial is None else partial.plan_key, element, signed),
-            lambda: plan_for(
-                name,
-                rank=self._group.rank,
-                hosts=self._group.hosts,
-                numel=numel,
-                itemsize=itemsize,
-                average=average,
-                root=root,
-                element=element,
-                signed=signed,
-                settings=self._settings if partial is None else partial.settings,
-            ),
-        )
 
     def _noted(self, work: CommWork) -> CommWork:
         coalesced = self._coalesced

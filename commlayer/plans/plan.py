@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import zlib
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -113,9 +112,7 @@ class Chain:
         self._builder._chain = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._builder._chain = None
 
 
@@ -187,9 +184,23 @@ class PlanBuilder:
         after: Sequence[int] = (),
         *,
         staging_of: int | None = None,
+        kind: StepKind = StepKind.COPY,
     ) -> int:
-        """target = source. STAGING is that of rank `staging_of`, by default this rank's own."""
-        return self._move(StepKind.COPY, source, source_offset, target, target_offset, length, after, staging_of)
+        """target = source. STAGING is that of rank `staging_of`, by default this rank's own. For `reduce`: `kind`."""
+        if source == Buffer.STAGING:
+            self._staging_bytes = max(self._staging_bytes, source_offset + length)
+        if target == Buffer.STAGING:
+            self._staging_bytes = max(self._staging_bytes, target_offset + length)
+        return self._add(
+            kind,
+            self.rank if staging_of is None else staging_of,
+            length,
+            after,
+            source=source,
+            source_offset=source_offset,
+            target=target,
+            target_offset=target_offset,
+        )
 
     def reduce(
         self,
@@ -203,7 +214,8 @@ class PlanBuilder:
         staging_of: int | None = None,
     ) -> int:
         """target = target (op) source. STAGING is that of rank `staging_of`, by default this rank's own."""
-        return self._move(StepKind.REDUCE, source, source_offset, target, target_offset, length, after, staging_of)
+        kind = StepKind.REDUCE
+        return self.copy(source, source_offset, target, target_offset, length, after, staging_of=staging_of, kind=kind)
 
     def scale(
         self, target: Buffer, offset: int, length: int, divisor: int, after: Sequence[int] = (), *, weight: int = 1
@@ -267,33 +279,6 @@ class PlanBuilder:
         self._received[peer] += 1
         return self._add(
             kind, peer, length, after, target=target, target_offset=offset, message=message, partial=partial
-        )
-
-    def _move(
-        self,
-        kind: StepKind,
-        source: Buffer,
-        source_offset: int,
-        target: Buffer,
-        target_offset: int,
-        length: int,
-        after: Sequence[int],
-        staging_of: int | None,
-    ) -> int:
-        if source == Buffer.STAGING:
-            self._staging_bytes = max(self._staging_bytes, source_offset + length)
-        if target == Buffer.STAGING:
-            self._staging_bytes = max(self._staging_bytes, target_offset + length)
-        peer = self.rank if staging_of is None else staging_of
-        return self._add(
-            kind,
-            peer,
-            length,
-            after,
-            source=source,
-            source_offset=source_offset,
-            target=target,
-            target_offset=target_offset,
         )
 
     def _add(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 from . import direct, hierarchical, host, ring
 from .hierarchical import Hosts
@@ -65,61 +65,40 @@ def _plan(
     root: int,
     settings: Settings,
 ) -> Plan:
-    n = sum(map(len, hosts))
-    length = numel * itemsize
+    n, length = sum(map(len, hosts)), numel * itemsize
     divisor = n if average else 1
     if n == 1:
         return _alone(collective, length)
-    one_host, flat = len(hosts) == 1, len(hosts) == n
+    flat = len(hosts) == n
+    # These modules have the same functions; those of `hierarchical` take the hosts, the others the number of ranks.
+    module: Any = host if len(hosts) == 1 else direct if flat else hierarchical
+    where = hosts if module is hierarchical else n
+    plan: Plan
     match collective:
         case "all_reduce":
-            if one_host:
-                return host.all_reduce(rank, n, numel, itemsize, divisor, settings)
-            if not flat and settings.partial and (len(hosts) - 1) * length > settings.exchange_limit_bytes:
-                return hierarchical.partial_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
-            if not flat:
-                return hierarchical.all_reduce(rank, hosts, numel, itemsize, divisor, settings)
-            if settings.algorithm == "auto" and (n - 1) * length <= settings.exchange_limit_bytes:
+            is_short = (len(hosts) - 1) * length <= settings.exchange_limit_bytes
+            if flat and settings.algorithm == "auto" and is_short:
                 return direct.exchange(rank, n, numel, itemsize, divisor)
-            if settings.partial:
-                return direct.partial_all_reduce(rank, n, numel, itemsize, divisor, settings)
-            if _ring(n, length // n, settings):
+            if flat and not settings.partial and _ring(n, length // n, settings):
                 return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
-            return direct.all_reduce(rank, n, numel, itemsize, divisor, settings)
+            is_partial = settings.partial and (flat or (len(hosts) > 1 and not is_short))
+            make = module.partial_all_reduce if is_partial else module.all_reduce
+            plan = make(rank, where, numel, itemsize, divisor, settings)
         case "reduce_scatter":
-            if one_host:
-                return host.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
-            if not flat:
-                return hierarchical.reduce_scatter(rank, hosts, numel, itemsize, divisor, settings)
-            if _ring(n, length, settings) and not settings.partial:
+            if flat and _ring(n, length, settings) and not settings.partial:
                 return ring.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
-            return direct.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
+            plan = module.reduce_scatter(rank, where, numel, itemsize, divisor, settings)
         case "all_gather":
-            if one_host:
-                return host.all_gather(rank, n, numel, itemsize, settings)
-            if not flat:
-                return hierarchical.all_gather(rank, hosts, numel, itemsize, settings)
-            if _ring(n, length, settings):
+            if flat and _ring(n, length, settings):
                 return ring.all_gather(rank, n, numel, itemsize, settings)
-            return direct.all_gather(rank, n, numel, itemsize, settings)
+            plan = module.all_gather(rank, where, numel, itemsize, settings)
         case "broadcast":
-            if one_host:
-                return host.broadcast(rank, n, numel, itemsize, root, settings)
-            if not flat:
-                return hierarchical.broadcast(rank, hosts, numel, itemsize, root, settings)
-            return direct.broadcast(rank, n, numel, itemsize, root, settings)
+            plan = module.broadcast(rank, where, numel, itemsize, root, settings)
         case "reduce":
-            if one_host:
-                return host.reduce(rank, n, numel, itemsize, divisor, root, settings)
-            if not flat:
-                return hierarchical.reduce(rank, hosts, numel, itemsize, divisor, root, settings)
-            return direct.reduce(rank, n, numel, itemsize, divisor, root, settings)
+            plan = module.reduce(rank, where, numel, itemsize, divisor, root, settings)
         case "barrier":
-            if one_host:
-                return host.barrier(rank, n)
-            if not flat:
-                return hierarchical.barrier(rank, hosts)
-            return direct.barrier(rank, n)
+            plan = module.barrier(rank, where)
+    return plan
 
 
 def _alone(collective: Collective, length: int) -> Plan:

@@ -35,11 +35,9 @@ class NativeHandle:
         self._operation = ffi.gc(operation, lib.cl_operation_release)
 
     def done(self) -> bool:
-        """See `base.Handle.done`."""
         return bool(lib.cl_operation_status(self._operation) != lib.CL_EAGAIN)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `base.Handle.wait`."""
         if timeout_s is None:
             status = lib.cl_operation_wait(self._operation, 0)
         elif timeout_s <= 0:
@@ -55,7 +53,6 @@ class NativeHandle:
             raise self._group.error(status)
 
     def missing(self) -> list[tuple[int, int]]:
-        """See `base.Handle.missing`."""
         count = lib.cl_operation_missing(self._operation, ffi.NULL, 0)
         if count < 0:
             self.wait(0.0)  # raises
@@ -81,7 +78,6 @@ class NativeReceiveHandle(NativeHandle):
 
     @property
     def source(self) -> int:
-        """See `base.ReceiveHandle.source`."""
         rank = ffi.new("uint32_t *")
         status = lib.cl_operation_source(self._operation, rank)
         if status == lib.CL_EAGAIN:
@@ -137,7 +133,6 @@ class NativeGroup:
         priority: int = 0,
         qos: base.Qos | None = None,
     ) -> NativeHandle:
-        """See `base.Group.submit`."""
         native_qos = None if qos is None else self._native_qos(qos, priority, dtype, op)
         out = ffi.new("cl_operation **")
         group = self._enter()
@@ -165,7 +160,6 @@ class NativeGroup:
         timeout_s: float,
         priority: int = 0,
     ) -> None:
-        """See `base.Group.run`."""
         group = self._enter()
         try:
             request = self._request(plan, source, target, dtype, op, priority, timeout_s)
@@ -193,7 +187,6 @@ class NativeGroup:
         return request
 
     def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> NativeHandle:
-        """See `base.Group.send`."""
         self._check_message(to, tag)
         request = self._message(to, tag, source, length, timeout_s)
         request.priority = priority
@@ -209,7 +202,6 @@ class NativeGroup:
         timeout_s: float,
         priority: int = 0,  # noqa: ARG002  # the sender chooses it
     ) -> NativeReceiveHandle:
-        """See `base.Group.receive`."""
         self._check_message(source, tag)
         rank = ANY_SOURCE if source is None else source
         request = self._message(rank, tag, target, length, timeout_s)
@@ -255,14 +247,12 @@ class NativeGroup:
         return out[0]
 
     def abort(self, reason: str) -> None:
-        """See `base.Group.abort`."""
         log.warning("rank %d of group %r aborts: %s", self.rank, self.name, reason)
         with self._lock:
             if self._group is not None:
                 lib.cl_group_abort(self._group, lib.CL_EABORTED)
 
     def close(self) -> None:
-        """See `base.Group.close`."""
         with self._lock:
             group, self._group = self._group, None
             if group is None:

@@ -1,5 +1,5 @@
 /*
- * Active set: counts the members seen lately. A member that was not seen for a while no longer counts.
+ * Crowd: how many take part in something lately. Whoever was not seen for a while is out.
  */
 #ifndef CL_CONGESTION_ACTIVE_SET_H
 #define CL_CONGESTION_ACTIVE_SET_H

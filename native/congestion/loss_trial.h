@@ -1,10 +1,10 @@
 /*
- * Loss trial: finds out whether losses mean that a buffer is full. Some links lose packets whatever we do: up to
- * CL_LOSS_TRIAL_LOSS nobody slows down. More than that may be either, and buffers can be too shallow for their delay to
- * tell. So it is tried: when more is lost, the caller cuts what it sends. At a full buffer the losses are then gone, or
- * nearly; at a lossy link they stay as they were, and the caller undoes the cut. From then on as much is tolerated, as
- * long as it lasts. More than CL_LOSS_TRIAL_LOSS_MOST is never put down to the link, for there a cut does not tell one
- * from the other.
+ * Overflow: whether losses mean that a buffer is full. Some links lose packets whatever we do: up to CL_LOSS_TRIAL_LOSS
+ * nobody slows down. More than that may be either, and buffers can be too shallow for their delay to tell. So it is
+ * tried: when more is lost, the caller cuts what it sends. At a full buffer the losses are then gone, or nearly; at a
+ * lossy link they stay as they were, and the caller undoes the cut. From then on as much is tolerated, as long as it
+ * lasts. More than CL_LOSS_TRIAL_LOSS_MOST is never put down to the link, for there a cut does not tell one from the
+ * other.
  */
 #ifndef CL_CONGESTION_LOSS_TRIAL_H
 #define CL_CONGESTION_LOSS_TRIAL_H

@@ -32,11 +32,6 @@ struct cl_submission *cl_submission_create(void)
     return submission;
 }
 
-void cl_submission_discard(struct cl_submission *submission)
-{
-    free(submission);
-}
-
 void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events)
 {
     atomic_store(&submission->status, status);
@@ -82,25 +77,15 @@ int cl_operation_notify(cl_operation *operation, uint64_t token)
     return expected == NOTIFY_ASKED ? CL_EINVAL : atomic_load(&submission->status);
 }
 
-static int list_ranges(cl_operation *operation, const struct cl_ranges *from, struct cl_range *ranges,
-                       uint32_t capacity)
+int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity)
 {
+    const struct cl_ranges *uncounted = &operation->missing.uncounted;
     int status = cl_operation_status(operation);
     if (status != CL_OK)
         return status;
-    for (uint32_t i = 0; i < from->count && i < capacity; i++)
-        ranges[i] = from->list[i];
-    return (int)from->count;
-}
-
-int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity)
-{
-    return list_ranges(operation, &operation->missing.uncounted, ranges, capacity);
-}
-
-int cl_operation_stale(cl_operation *operation, struct cl_range *ranges, uint32_t capacity)
-{
-    return list_ranges(operation, &operation->missing.stale, ranges, capacity);
+    for (uint32_t i = 0; i < uncounted->count && i < capacity; i++)
+        ranges[i] = uncounted->list[i];
+    return (int)uncounted->count;
 }
 
 int cl_operation_source(cl_operation *operation, uint32_t *rank)

@@ -17,11 +17,9 @@ struct cl_submission {
     uint64_t token;
 };
 
-/* The operation in it is yet to be made. NULL: no memory. The second cl_operation_release frees it: one is the
- * caller's, the other that of cl_submission_end. */
+/* The operation in it is yet to be made; if it never is, free() the submission. NULL: no memory. The second
+ * cl_operation_release frees it: one is the caller's, the other that of cl_submission_end. */
 struct cl_submission *cl_submission_create(void);
-/* Frees a submission whose operation was never made. */
-void cl_submission_discard(struct cl_submission *submission);
 /* Publishes the status of an operation that has ended, wakes its waiters, sends its event, and drops the engine's
  * reference. */
 void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events);

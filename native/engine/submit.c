@@ -1,6 +1,8 @@
 /*
  * Submit: how any thread starts an operation. The engine thread runs it, or the calling thread does.
  */
+#include <stdlib.h>
+
 #include "engine/clock.h"
 #include "engine/host_wait.h"
 
@@ -28,7 +30,7 @@ static int create(cl_group *group, const struct cl_operation_request *request, s
         return CL_ENOMEM;
     int status = cl_group_request(group, &submission->operation, request, cl_now_us());
     if (status != CL_OK)
-        cl_submission_discard(submission);
+        free(submission);
     *out = submission;
     return status;
 }
@@ -86,7 +88,7 @@ static int submit_message(cl_group *group, enum cl_operation_kind kind, const st
         return CL_ENOMEM;
     int status = cl_group_request_message(group, &submission->operation, kind, request, cl_now_us());
     if (status != CL_OK) {
-        cl_submission_discard(submission);
+        free(submission);
         return status;
     }
     *out = &submission->operation;

@@ -175,12 +175,12 @@ void sim_dlcp_free(struct sim_dlcp *dlcp)
     free(dlcp->packet);
 }
 
-struct cl_endpoint_stats sim_dlcp_stats(const struct sim_dlcp *dlcp)
+struct cl_engine_stats sim_dlcp_stats(const struct sim_dlcp *dlcp)
 {
     /* All counters, and nothing else: summed as an array. */
-    enum { COUNTERS = sizeof(struct cl_endpoint_stats) / sizeof(uint64_t) };
+    enum { COUNTERS = sizeof(struct cl_engine_stats) / sizeof(uint64_t) };
     union {
-        struct cl_endpoint_stats stats;
+        struct cl_engine_stats stats;
         uint64_t counters[COUNTERS];
     } sum = {.counters = {0}}, one;
     for (uint32_t i = 0; i < dlcp->fabric->hosts; i++) {

@@ -157,7 +157,7 @@ void conversation_begin(struct conversation *c)
 void conversation_end(struct conversation *c)
 {
     for (uint32_t i = 0; i < ENDPOINTS; i++) {
-        const struct cl_endpoint_stats *stats = cl_endpoint_stats(conversation_endpoint(c, i));
+        const struct cl_engine_stats *stats = cl_endpoint_stats(conversation_endpoint(c, i));
         conversation_counters.received += stats->packets_received;
         conversation_counters.foreign += stats->packets_foreign;
         conversation_counters.forged += stats->packets_forged;

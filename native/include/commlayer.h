@@ -230,10 +230,14 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 struct cl_engine_stats {
     uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
     uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
-    uint64_t packets_foreign, packets_forged, packets_replayed; /* dropped: of other jobs, wrong tag, seen before */
+    /* dropped before they touch anything: not of our making (magic, version, job, epoch, source, path, place), with a
+     * wrong tag, or seen before */
+    uint64_t packets_foreign, packets_forged, packets_replayed;
     uint64_t packets_unexpected, packets_unexpected_dropped, acks_sent, acks_received, probes_sent;
-    uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
-    uint64_t packets_given_up, packets_late, messages_stopped;
+    uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls; /* 0 in an endpoint's own */
+    uint64_t packets_given_up; /* lost, within a bound, and not sent again */
+    uint64_t packets_late;     /* came after their message was ended without them */
+    uint64_t messages_stopped; /* receives ended without some of their packets */
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
 
@@ -301,8 +305,6 @@ int cl_run(cl_group *group, const struct cl_operation_request *request);
 /* Once it is done and well: the ranges of CL_INPUT that were not counted, in order. Fills up to `capacity`, returns how
  * many there are, or CL_EAGAIN while the operation is in flight. */
 int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
-/* Likewise: the ranges of CL_OUTPUT that kept their former value, where results may be lost, too. */
-int cl_operation_stale(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
 /* What cl_send and cl_receive are asked for. */
 struct cl_message_request {
     uint32_t rank; /* the other one; cl_receive: UINT32_MAX is any source: the first message with this tag that comes */

@@ -21,8 +21,8 @@ struct line {
     _Atomic uint32_t counter;
     _Atomic uint16_t sleepers; /* threads that sleep on the counter */
     _Atomic uint16_t left;
-    _Atomic uint64_t signatures[2]; /* of the running operation, by parity */
-    _Atomic uint64_t bells[MASKS];  /* ranks whose bell is to ring */
+    _Atomic uint64_t calls[2];     /* which operation runs, by parity */
+    _Atomic uint64_t bells[MASKS]; /* ranks whose bell is to ring */
     uint8_t padding[LINE_BYTES - 24 - 8 * MASKS];
 };
 
@@ -148,14 +148,9 @@ _Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank)
     return &line_of(host, rank)->counter;
 }
 
-_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t rank, uint32_t parity)
+_Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity)
 {
-    return &line_of(host, rank)->signatures[parity];
-}
-
-bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value)
-{
-    return (int32_t)(atomic_load_explicit(&line_of(host, rank)->counter, memory_order_acquire) - value) >= 0;
+    return &line_of(host, rank)->calls[parity];
 }
 
 static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *timeout)

@@ -29,9 +29,8 @@ void cl_host_unmap(struct cl_host *host);
 /* The memory in which `rank` stages operations of this parity (0 or 1). */
 uint8_t *cl_host_staging(struct cl_host *host, uint32_t rank, uint32_t parity);
 _Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank);
-/* Signature of the operation that `rank` runs in that half of its staging; `rank` writes it before its first post. */
-_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t rank, uint32_t parity);
-bool cl_host_reached(struct cl_host *host, uint32_t rank, uint32_t value);
+/* Which operation `rank` runs in that half of its staging, as it says: written by itself before its first post. */
+_Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity);
 
 /* Raises this rank's counter and wakes who waits for it. */
 void cl_host_post(struct cl_host *host, uint32_t value);
@@ -44,8 +43,8 @@ void cl_host_request_bell(struct cl_host *host, uint32_t rank);
 void cl_host_leave(struct cl_host *host);
 bool cl_host_left(struct cl_host *host, uint32_t rank);
 
-/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; `culprit` is a group rank,
- * UINT32_MAX: not known. */
+/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; `culprit` is the group rank
+ * that is the cause, UINT32_MAX: not known. */
 void cl_host_abort(struct cl_host *host, int reason, uint32_t culprit);
 int cl_host_aborted(struct cl_host *host);
 uint32_t cl_host_culprit(struct cl_host *host);

@@ -7,29 +7,31 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* Copies an IP address; returns its length in bytes, 0 for other families. */
+static size_t copy_address(const struct sockaddr *from, uint8_t to[16])
+{
+    if (from != NULL && from->sa_family == AF_INET) {
+        memcpy(to, (const uint8_t *)from + offsetof(struct sockaddr_in, sin_addr), 4);
+        return 4;
+    }
+    if (from != NULL && from->sa_family == AF_INET6) {
+        memcpy(to, (const uint8_t *)from + offsetof(struct sockaddr_in6, sin6_addr), 16);
+        return 16;
+    }
+    return 0;
+}
+
 static uint32_t prefix_bits(const struct sockaddr *mask)
 {
-    const uint8_t *bytes = NULL;
-    size_t count = 0;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    if (mask == NULL)
-        return 0;
-    if (mask->sa_family == AF_INET) {
-        memcpy(&v4, mask, sizeof v4);
-        bytes = (const uint8_t *)&v4.sin_addr;
-        count = 4;
-    } else if (mask->sa_family == AF_INET6) {
-        memcpy(&v6, mask, sizeof v6);
-        bytes = (const uint8_t *)&v6.sin6_addr;
-        count = 16;
-    }
+    uint8_t bytes[16];
+    size_t count = copy_address(mask, bytes);
     uint32_t bits = 0;
     for (size_t i = 0; i < count; i++)
         bits += (uint32_t)__builtin_popcount(bytes[i]);
@@ -60,19 +62,11 @@ int cl_interfaces(struct cl_interface *out, uint32_t capacity)
         if (i->ifa_addr == NULL || (i->ifa_flags & IFF_UP) == 0)
             continue;
         struct cl_interface *interface = &out[count];
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-        if (i->ifa_addr->sa_family == AF_INET) {
-            memcpy(&v4, i->ifa_addr, sizeof v4);
-            inet_ntop(AF_INET, &v4.sin_addr, interface->address, sizeof interface->address);
-        } else if (i->ifa_addr->sa_family == AF_INET6) {
-            memcpy(&v6, i->ifa_addr, sizeof v6);
-            if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr))
-                continue; /* would need a scope on every use */
-            inet_ntop(AF_INET6, &v6.sin6_addr, interface->address, sizeof interface->address);
-        } else {
-            continue;
-        }
+        struct in6_addr address; /* or, in its first bytes, one of IPv4 */
+        size_t length = copy_address(i->ifa_addr, address.s6_addr);
+        if (length == 0 || (length == 16 && IN6_IS_ADDR_LINKLOCAL(&address)))
+            continue; /* a link-local address would need a scope on every use */
+        inet_ntop(i->ifa_addr->sa_family, &address, interface->address, sizeof interface->address);
         snprintf(interface->name, sizeof interface->name, "%s", i->ifa_name);
         interface->prefix_bits = prefix_bits(i->ifa_netmask);
         interface->mtu = interface_mtu(i->ifa_name);

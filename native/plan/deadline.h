@@ -1,5 +1,5 @@
 /*
- * Deadline: how long a plan's next run should wait for stalled packets, from the durations of its latest runs.
+ * Pace: how long the latest runs of one plan took, and from that how long the next one should wait for what stalls.
  */
 #ifndef CL_PLAN_DEADLINE_H
 #define CL_PLAN_DEADLINE_H

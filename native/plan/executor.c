@@ -118,8 +118,8 @@ static bool counter_reached(struct cl_executor *executor, const struct cl_step *
     uint32_t value = atomic_load_explicit(host->counters[step->peer], memory_order_acquire);
     if ((int32_t)(value - (host->base + step->message)) < 0)
         return false;
-    if (host->signatures != NULL && step->message > 0 &&
-        atomic_load_explicit(host->signatures[step->peer], memory_order_relaxed) != host->signature &&
+    if (host->calls != NULL && step->message > 0 &&
+        atomic_load_explicit(host->calls[step->peer], memory_order_relaxed) != host->call &&
         executor->status == CL_OK) {
         executor->status = CL_EMISMATCH;
         executor->culprit = step->peer;

@@ -16,11 +16,11 @@
 /* The memory ranks of one host share, as the executor sees it. Arrays are indexed by group rank; NULL for ranks of
  * other hosts. */
 struct cl_host_view {
-    uint8_t **staging;             /* each rank's staging for this operation */
-    _Atomic uint32_t **counters;   /* each rank's host counter */
-    _Atomic uint64_t **signatures; /* of each rank's operation in this half of its staging; NULL: not compared */
-    uint64_t signature;            /* of this operation: the others must equal it */
-    uint32_t base;                 /* counters' value at the start of this operation: POST and AWAIT count from it */
+    uint8_t **staging;           /* each rank's staging for this operation */
+    _Atomic uint32_t **counters; /* each rank's host counter */
+    _Atomic uint64_t **calls;    /* which operation each rank runs in this half of its staging; NULL: not compared */
+    uint64_t call;               /* what must be there */
+    uint32_t base;               /* counters' value at the start of this operation: POST and AWAIT count from it */
     void (*post)(void *context, uint32_t value); /* publishes this rank's counter and wakes who waits for it */
     void *context;
 };
@@ -44,7 +44,7 @@ struct cl_executor_config {
     const uint16_t *peers;           /* group rank -> peer id */
     uint32_t group, sequence;        /* name of the operation in packets */
     uint32_t first_message;          /* added to the steps' message numbers; point-to-point: see group/mailbox.h */
-    uint16_t signature;              /* see protocol/signatures.h */
+    uint16_t signature;              /* see calls.h */
     uint8_t priority;
     struct cl_qos qos; /* of the steps marked CL_STEP_PARTIAL; its priority is not looked at. All zero: reliable */
 };

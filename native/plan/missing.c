@@ -2,16 +2,12 @@
 
 #include <stdlib.h>
 
+#include "protocol/array.h"
+
 static bool add_absent(struct cl_missing *missing, uint64_t start, uint64_t end)
 {
-    if (missing->absent_count == missing->absent_capacity) {
-        uint32_t capacity = missing->absent_capacity ? 2 * missing->absent_capacity : 16;
-        struct cl_range *absent = realloc(missing->absent, capacity * sizeof *absent);
-        if (absent == NULL)
-            return false;
-        missing->absent = absent;
-        missing->absent_capacity = capacity;
-    }
+    if (!cl_array_reserve(&missing->absent, missing->absent_count, &missing->absent_capacity, sizeof *missing->absent))
+        return false;
     missing->absent[missing->absent_count++] = (struct cl_range){start, end};
     return true;
 }

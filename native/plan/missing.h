@@ -18,7 +18,7 @@ struct cl_missing {
     uint32_t absent_count, absent_capacity;
 };
 
-/* Notes the uncounted parts of a partial step's message: ranges within the message. False when there is no memory. */
+/* Notes what a bounded step's message did not count: ranges within the message. False when there is no memory. */
 bool cl_missing_add(struct cl_missing *missing, const struct cl_step *step, const struct cl_range *ranges,
                     uint32_t count);
 

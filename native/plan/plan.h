@@ -1,6 +1,6 @@
 /*
- * Plan: the checked copy of what Python built, immutable but for the deadline. Reference counted, shared by all
- * operations that run it.
+ * Plan: the checked copy of what Python built, immutable but for the pace. Reference counted, shared by all operations
+ * that run it.
  */
 #ifndef CL_PLAN_PLAN_H
 #define CL_PLAN_PLAN_H
@@ -31,7 +31,7 @@ struct cl_plan {
     uint32_t root_count;
     uint32_t *host_ranks; /* ranks whose staging or counter it uses: they must be of this host */
     uint32_t host_rank_count;
-    struct cl_deadline deadline; /* of its partial operations; belongs to the engine thread that runs them */
+    struct cl_deadline deadline; /* of its bounded operations; belongs to the engine thread that runs them */
 };
 
 /* Whether steps of this kind read `source` / write `target`. */

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "protocol/array.h"
+
 void cl_announcements_add(struct cl_announcements *announcements, struct cl_message *message)
 {
     message->announced = true;
@@ -29,14 +31,9 @@ bool cl_announcements_wants(const struct cl_announcements *announcements, uint32
 
 bool cl_announcements_want(struct cl_announcements *announcements, uint32_t group, uint32_t tag)
 {
-    if (announcements->wanted_count == announcements->wanted_capacity) {
-        uint32_t capacity = announcements->wanted_capacity ? 2 * announcements->wanted_capacity : 4;
-        struct cl_wanted_tag *wanted = realloc(announcements->wanted, capacity * sizeof(*wanted));
-        if (!wanted)
-            return false;
-        announcements->wanted = wanted;
-        announcements->wanted_capacity = capacity;
-    }
+    if (!cl_array_reserve(&announcements->wanted, announcements->wanted_count, &announcements->wanted_capacity,
+                          sizeof *announcements->wanted))
+        return false;
     announcements->wanted[announcements->wanted_count++] = (struct cl_wanted_tag){group, tag};
     return true;
 }

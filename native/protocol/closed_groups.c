@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "protocol/array.h"
+
 bool cl_closed_groups_add(struct cl_closed_groups *closed, uint32_t group, int32_t reason, uint16_t culprit)
 {
     if (cl_closed_groups_find(closed, group))
@@ -11,14 +13,8 @@ bool cl_closed_groups_add(struct cl_closed_groups *closed, uint32_t group, int32
         closed->list[closed->oldest++ % CL_CLOSED_GROUPS_MAX] = (struct cl_closed_group){group, reason, culprit};
         return true;
     }
-    if (closed->count == closed->capacity) {
-        uint32_t capacity = closed->capacity ? 2 * closed->capacity : 8;
-        struct cl_closed_group *list = realloc(closed->list, capacity * sizeof(*list));
-        if (!list)
-            return true;
-        closed->list = list;
-        closed->capacity = capacity;
-    }
+    if (!cl_array_reserve(&closed->list, closed->count, &closed->capacity, sizeof *closed->list))
+        return true;
     closed->list[closed->count++] = (struct cl_closed_group){group, reason, culprit};
     return true;
 }
@@ -33,14 +29,8 @@ const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_group
 
 void cl_closed_groups_report(struct cl_closed_groups *closed, const struct cl_closed_group *group)
 {
-    if (closed->report_count == closed->report_capacity) {
-        uint32_t capacity = closed->report_capacity ? 2 * closed->report_capacity : 8;
-        struct cl_closed_group *reports = realloc(closed->reports, capacity * sizeof(*reports));
-        if (!reports)
-            return;
-        closed->reports = reports;
-        closed->report_capacity = capacity;
-    }
+    if (!cl_array_reserve(&closed->reports, closed->report_count, &closed->report_capacity, sizeof *closed->reports))
+        return;
     closed->reports[closed->report_count++] = *group;
 }
 

@@ -1,6 +1,6 @@
 /*
- * Closed groups: the groups that ended here, and why: closed (reason 0) or aborted (a negative enum cl_error). Packets
- * may still come for them. Beyond CL_CLOSED_GROUPS_MAX the oldest are forgotten.
+ * Retired: the groups that ended here, and why: closed (reason 0) or aborted (a negative enum cl_error). Packets may
+ * still come for them. Beyond CL_CLOSED_GROUPS_MAX the oldest are forgotten.
  */
 #ifndef CL_PROTOCOL_CLOSED_GROUPS_H
 #define CL_PROTOCOL_CLOSED_GROUPS_H
@@ -13,7 +13,7 @@ enum { CL_CLOSED_GROUPS_MAX = 1024 };
 struct cl_closed_group {
     uint32_t group;
     int32_t reason;
-    uint16_t culprit; /* a peer; UINT16_MAX: not known */
+    uint16_t culprit; /* the peer that is the cause; UINT16_MAX: not known */
 };
 
 struct cl_closed_groups {

@@ -3,19 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "protocol/array.h"
+
 bool cl_controls_push(struct cl_controls *controls, uint8_t kind, const struct cl_control *control)
 {
     for (uint32_t i = 0; i < controls->count; i++)
         if (controls->list[i].kind == kind && memcmp(&controls->list[i].control, control, sizeof(*control)) == 0)
             return true;
-    if (controls->count == controls->capacity) {
-        uint32_t capacity = controls->capacity ? 2 * controls->capacity : 8;
-        struct cl_control_entry *list = realloc(controls->list, capacity * sizeof(*list));
-        if (!list)
-            return false;
-        controls->list = list;
-        controls->capacity = capacity;
-    }
+    if (!cl_array_reserve(&controls->list, controls->count, &controls->capacity, sizeof *controls->list))
+        return false;
     controls->list[controls->count++] = (struct cl_control_entry){.control = *control, .kind = kind};
     return true;
 }

@@ -32,7 +32,7 @@ static inline struct cl_control cl_control_message(const struct cl_message_id *i
     return (struct cl_control){.group = id->group, .sequence = id->sequence, .index = id->index};
 }
 
-/* The control of an ABORT. `culprit`: a peer, UINT16_MAX: not known. */
+/* What an ABORT says. culprit: the peer that is the cause, UINT16_MAX: not known. */
 static inline struct cl_control cl_control_abort(uint32_t group, int32_t reason, uint16_t culprit)
 {
     return (struct cl_control){.group = group, .reason = reason, .index = (uint16_t)(culprit + 1)};

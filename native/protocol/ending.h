@@ -13,7 +13,7 @@ struct cl_endpoint;
 void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* Tells every peer in `peers` that the group failed; CL_EABORTED then completes their posted messages of that group,
- * and ours, and cl_endpoint_next_abort reports it there, with `culprit` (a peer; UINT16_MAX: not
+ * and ours, and cl_endpoint_next_abort reports it there, with `culprit`: the peer that is the cause (UINT16_MAX: not
  * known). */
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
                        uint16_t culprit, uint64_t now_us);

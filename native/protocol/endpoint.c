@@ -368,7 +368,7 @@ bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, 
     return !found || !found->alive || (found->heard_us && now_us >= found->heard_us + found->timeout_us);
 }
 
-const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint)
+const struct cl_engine_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint)
 {
     return &endpoint->stats;
 }

@@ -18,8 +18,8 @@
  * is all the memory that this needs of the past. One that comes before its receive is posted is announced, so that
  * somebody can receive from any source. They share the fate of the group: what ends it ends them.
  *
- * A message posted with a loss bound (struct cl_qos, loss_bound > 0) may end without some of its packets: see
- * partial.h. Both sides then complete with the same list of missing ranges.
+ * A message posted with a bound (struct cl_qos, loss_bound > 0) may end without some of its packets: see bounded.h.
+ * Both sides then complete with the same list of missing ranges.
  */
 #ifndef CL_PROTOCOL_ENDPOINT_H
 #define CL_PROTOCOL_ENDPOINT_H
@@ -29,7 +29,6 @@
 #include "commlayer.h"
 #include "protocol/ending.h"
 #include "protocol/endpoint_config.h"
-#include "protocol/endpoint_stats.h"
 #include "protocol/inbound.h"
 #include "protocol/message_id.h"
 #include "protocol/outbound.h"
@@ -42,7 +41,7 @@ struct cl_completion {
     void *context; /* as given to cl_endpoint_post_* */
     int status;    /* CL_OK, CL_EPEERLOST, CL_EABORTED, CL_EMISMATCH, CL_ENOMEM */
     uint16_t peer;
-    /* With CL_OK, of a partial message: the bytes that were not counted, the same list on both sides; valid until the
+    /* With CL_OK, of a bounded message: the bytes that were not counted, the same list on both sides; valid until the
      * next call of cl_endpoint_next_completion. */
     uint32_t missing_count;
     const struct cl_range *missing;
@@ -110,7 +109,7 @@ bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, 
 /* The longest time after which a live peer that misses an acknowledgement asks again, as far as known. */
 uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint);
 bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
-const struct cl_endpoint_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
+const struct cl_engine_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 /* Fills in all but the port of each path to a peer; returns how many there are, or CL_EINVAL for an unknown one. */
 int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_path_stats *paths,
                            uint32_t capacity);

@@ -5,7 +5,6 @@
 #include "protocol/announcements.h"
 #include "protocol/closed_groups.h"
 #include "protocol/endpoint_config.h"
-#include "protocol/endpoint_stats.h"
 #include "protocol/nics.h"
 #include "protocol/peer_list.h"
 #include "protocol/queue.h"
@@ -17,7 +16,7 @@
 struct cl_endpoint {
     struct cl_endpoint_config config;
     struct cl_seal seal;
-    struct cl_endpoint_stats stats;
+    struct cl_engine_stats stats;
     uint32_t payload_bytes; /* of the largest DATA packet; peers may take less */
     struct cl_peer_list peers;
     struct cl_nics nics;

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "protocol/array.h"
+
 static struct cl_history_group *look(const struct cl_history *history, uint32_t group)
 {
     if (history->recent < history->count && history->groups[history->recent].group == group)
@@ -25,14 +27,8 @@ static struct cl_history_group *find_or_add(struct cl_history *history, uint32_t
     struct cl_history_group *found = find(history, group);
     if (found)
         return found;
-    if (history->count == history->capacity) {
-        uint32_t capacity = history->capacity ? 2 * history->capacity : 4;
-        struct cl_history_group *groups = realloc(history->groups, capacity * sizeof(*groups));
-        if (!groups)
-            return NULL;
-        history->groups = groups;
-        history->capacity = capacity;
-    }
+    if (!cl_array_reserve(&history->groups, history->count, &history->capacity, sizeof *history->groups))
+        return NULL;
     history->recent = history->count++;
     history->groups[history->recent] = (struct cl_history_group){.group = group};
     return &history->groups[history->recent];

@@ -15,7 +15,7 @@
 
 enum cl_message_side { CL_MESSAGE_SEND, CL_MESSAGE_RECEIVE };
 
-/* Further state of a partial message: see partial.c. All zero in a reliable one. */
+/* What a message that may lose packets knows more than another: see bounded.c. All zero in a reliable one. */
 struct cl_message_partial {
     uint32_t loss_budget;       /* packets that may stay missing; 0: none, the message is reliable */
     uint32_t told_budget;       /* receive: the sender's loss budget, from its PROBE; 0: none came */

@@ -2,7 +2,7 @@
  * Packet: the fixed 40-byte little-endian header that starts every datagram. Every byte here costs goodput.
  *
  *    0 u16 magic          8 u32 group       24 u32 number   per path and direction, wraps
- *    2 u8  version, kind 12 u32 sequence    28 u16 path (4 bits), signature (12 bits, see signatures.h)
+ *    2 u8  version, kind 12 u32 sequence    28 u16 path (4 bits), signature (12 bits, see calls.h)
  *    3 u8  flags         16 u32 index       30 u16 epoch
  *    4 u16 source        20 u32 offset      32 u64 tag
  *    6 u16 length        of what follows the header          the tag: see cl_packet_seal
@@ -14,8 +14,8 @@
  *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
  *   READY     every message of (group, sequence) that was refused may be sent again
  *   ABORT     group, offset = the reason (an enum cl_error), index = the culprit + 1, or 0
- *   MISMATCH  (group, sequence, index) has another length, or another loss bound, at the receiver
- *   PROBE     everything of (group, sequence, index) has been sent once; what follows: see partial.h
+ *   MISMATCH  (group, sequence, index) has another length, or another bound, at the receiver
+ *   PROBE     everything of (group, sequence, index) has been sent once; what follows: see bounded.h
  *   STOP      (group, sequence, index) is over at the receiver, offset = the first packet told about; what follows: a
  *             bit per packet, from there on: not counted. Nothing follows when everything was.
  */

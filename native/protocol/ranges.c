@@ -3,18 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool reserve_one(struct cl_ranges *ranges)
-{
-    if (ranges->count < ranges->capacity)
-        return true;
-    uint32_t capacity = ranges->capacity ? 2 * ranges->capacity : 4;
-    struct cl_range *list = realloc(ranges->list, capacity * sizeof(*list));
-    if (!list)
-        return false;
-    ranges->list = list;
-    ranges->capacity = capacity;
-    return true;
-}
+#include "protocol/array.h"
 
 static void remove_at(struct cl_ranges *ranges, uint32_t at, uint32_t how_many)
 {
@@ -31,7 +20,7 @@ bool cl_ranges_add(struct cl_ranges *ranges, uint64_t start, uint64_t end)
     while (at > 0 && ranges->list[at - 1].end >= start)
         at--;
     if (at == ranges->count || ranges->list[at].start > end) {
-        if (!reserve_one(ranges))
+        if (!cl_array_reserve(&ranges->list, ranges->count, &ranges->capacity, sizeof *ranges->list))
             return false;
         memmove(ranges->list + at + 1, ranges->list + at, (ranges->count - at) * sizeof(*ranges->list));
         ranges->list[at] = (struct cl_range){start, end};

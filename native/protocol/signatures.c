@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "protocol/array.h"
+
 /* From the latest one back: that is the one most asked for. */
 static struct cl_signature *find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence)
 {
@@ -14,14 +16,8 @@ static struct cl_signature *find(const struct cl_signatures *signatures, uint32_
 
 bool cl_signatures_add(struct cl_signatures *signatures, uint32_t group, uint32_t sequence, uint16_t signature)
 {
-    if (signatures->count == signatures->capacity) {
-        uint32_t capacity = signatures->capacity ? 2 * signatures->capacity : 16;
-        struct cl_signature *list = realloc(signatures->list, capacity * sizeof(*list));
-        if (!list)
-            return false;
-        signatures->list = list;
-        signatures->capacity = capacity;
-    }
+    if (!cl_array_reserve(&signatures->list, signatures->count, &signatures->capacity, sizeof *signatures->list))
+        return false;
     signatures->list[signatures->count++] = (struct cl_signature){group, sequence, signature};
     return true;
 }

@@ -1,10 +1,10 @@
 /*
- * Signatures of the operations in flight here. Each DATA packet carries the signature of its operation, so that ranks
- * that disagree learn it at once, instead of waiting for messages that do not fit or never come. PINGs carry
- * signatures, too, for ranks that all wait for each other.
+ * Calls: the operations in flight here, with a signature of what was called. Each DATA packet carries its sender's, so
+ * that ranks that disagree learn it at once, instead of waiting for messages that do not fit or never come. PINGs carry
+ * them, too: for ranks that all wait for each other.
  *
  * A signature has 12 bits: there is room for no more in the header, and it is mixed with those before it (see
- * cl_group_order), so what one operation misses, once in 4095 times, the next one finds.
+ * assign_order in group.c), so what one operation misses, once in 4095 times, the next one finds.
  */
 #ifndef CL_PROTOCOL_SIGNATURES_H
 #define CL_PROTOCOL_SIGNATURES_H

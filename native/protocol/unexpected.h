@@ -1,6 +1,6 @@
 /*
- * Unexpected packets: copies of packets that came before their receive was posted, up to a limit in bytes for all
- * messages. Each message has its chain of them, in order of arrival.
+ * Stash: copies of packets that came before their receive was posted, bounded in bytes over all messages. Each message
+ * has its chain of them, in order of arrival.
  */
 #ifndef CL_PROTOCOL_UNEXPECTED_H
 #define CL_PROTOCOL_UNEXPECTED_H

@@ -264,7 +264,7 @@ static uint32_t make_attack(struct sim_world *world, const struct sim_rank *rank
 void sim_check_attack(struct sim_world *world, struct sim_rank *rank)
 {
     struct cl_endpoint *endpoint = rank->endpoint;
-    struct cl_endpoint_stats before = endpoint->stats;
+    struct cl_engine_stats before = endpoint->stats;
     const struct cl_peer *urgent = endpoint->peers.urgent_last;
     uint32_t messages = endpoint->table.count;
     uint64_t timer_us = cl_endpoint_next_timeout(endpoint), now_us = sim_driver_now_us(&rank->driver);

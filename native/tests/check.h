@@ -1,6 +1,6 @@
 /*
- * Check: the C test framework. A failed check prints its place and lets the test go on; main ends with
- * `return CHECK_REPORT();`. The counter is atomic, so checks may run on any thread.
+ * Check: the C test framework. A failed check prints its place and lets the test go on. The counter is atomic, so
+ * checks may run on any thread. A test program has the main of main.c, or a main of its own that calls check_run.
  */
 #ifndef CL_TESTS_CHECK_H
 #define CL_TESTS_CHECK_H
@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-static atomic_int check_failures;
+extern atomic_int check_failures;
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -29,15 +29,27 @@ static atomic_int check_failures;
         }                                                                                                              \
     } while (0)
 
-#define RUN(test_function)                                                                                             \
-    do {                                                                                                               \
-        int check_before = atomic_load(&check_failures);                                                               \
-        test_function();                                                                                               \
-        printf("%s %s\n", atomic_load(&check_failures) == check_before ? "ok" : "FAILED", #test_function);             \
-        fflush(stdout);                                                                                                \
-    } while (0)
+/* A variable that `leave(&variable)` frees at the end of its block. Later variables go first. */
+#define SCOPED(leave) __attribute__((cleanup(leave)))
 
-/* The exit status: 0 when every check held, else 1. */
-#define CHECK_REPORT() (atomic_load(&check_failures) == 0 ? 0 : 1)
+struct check_test {
+    const char *name;
+    void (*run)(void);
+    struct check_test *next;
+};
+
+/* Defines a test. check_run runs the tests of a program in the order of their definitions. */
+#define TEST(name)                                                                                                     \
+    static void name(void);                                                                                            \
+    __attribute__((constructor)) static void name##_enters(void)                                                       \
+    {                                                                                                                  \
+        static struct check_test test = {#name, name, NULL};                                                           \
+        check_add(&test);                                                                                              \
+    }                                                                                                                  \
+    static void name(void)
+
+void check_add(struct check_test *test);
+/* Runs all tests; returns the exit status: 0 when there are tests and every check held, else 1. */
+int check_run(void);
 
 #endif

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "commlayer.h"
+#include "tests/check.h"
 
 enum { DRAFT_STEPS = 64, DRAFT_EDGES = 256, DRAFT_NONE = UINT32_MAX };
 
@@ -73,6 +74,13 @@ static inline cl_plan *draft_finish(struct draft *draft)
     draft_lay_out(draft);
     return draft_create(draft, &plan) == CL_OK ? plan : NULL;
 }
+
+static inline void plan_leave(cl_plan *const *plan)
+{
+    cl_plan_release(*plan);
+}
+
+#define SCOPED_PLAN SCOPED(plan_leave) cl_plan
 
 /* Each rank sends all of its input to each other rank, and sums: output = the sum of the inputs. */
 static inline cl_plan *draft_exchange(uint32_t rank, uint32_t world_size, uint64_t bytes)

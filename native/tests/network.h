@@ -1,7 +1,7 @@
 /*
- * Network: endpoints on the simulator's network (sim/network.h), for tests of the protocol in virtual time: one host
- * per endpoint, one interface per path. Tests set rates, buffers, noise and failures on the links. Deterministic: a
- * seed determines a run.
+ * Network: endpoints on the simulator's network (sim/network.h), for tests of the core in virtual time: one host per
+ * endpoint, one interface per path. Tests set rates, buffers, noise and failures on the links. Deterministic: a seed
+ * determines a run.
  */
 #ifndef CL_TESTS_NETWORK_H
 #define CL_TESTS_NETWORK_H
@@ -11,6 +11,7 @@
 
 #include "sim/driver.h"
 #include "sim/network.h"
+#include "tests/check.h"
 
 enum {
     NETWORK_ENDPOINTS_MAX = 8,
@@ -49,6 +50,13 @@ struct network {
 struct network *network_new(uint32_t hosts, uint16_t paths, double mbit_per_s, uint32_t buffer_packets,
                             size_t unexpected_limit_bytes, uint64_t seed);
 void network_free(struct network *network);
+
+static inline void network_leave(struct network *const *network)
+{
+    network_free(*network);
+}
+
+#define SCOPED_NETWORK SCOPED(network_leave) struct network
 
 struct sim_link *network_egress(struct network *network, uint32_t host, uint32_t path);
 struct sim_link *network_ingress(struct network *network, uint32_t host, uint32_t path);

@@ -41,12 +41,19 @@ static inline struct transfer *make(struct network *network, uint32_t from, uint
     return t;
 }
 
-static inline void drop(struct transfer *t)
+static inline void transfer_free(struct transfer *t)
 {
     free(t->sent);
     free(t->received);
     free(t);
 }
+
+static inline void transfer_leave(struct transfer *const *transfer)
+{
+    transfer_free(*transfer);
+}
+
+#define SCOPED_TRANSFER SCOPED(transfer_leave) struct transfer
 
 static inline void on_completion(struct network_host *host, const struct cl_completion *completion)
 {
@@ -75,10 +82,10 @@ static inline void post_receive(struct transfer *t)
     network_wake(t->network, t->to);
 }
 
-static inline struct network *open_network(uint32_t hosts, uint16_t paths, double mbit_per_s, size_t unexpected_bytes,
+static inline struct network *open_network(uint32_t hosts, uint16_t paths, double mbit_per_s, size_t stash,
                                            uint64_t seed)
 {
-    struct network *network = network_new(hosts, paths, mbit_per_s, 150, unexpected_bytes, seed);
+    struct network *network = network_new(hosts, paths, mbit_per_s, 150, stash, seed);
     for (uint32_t i = 0; i < hosts; i++) {
         network->hosts[i].on_completion = on_completion;
         network->hosts[i].argument = network;
@@ -149,7 +156,7 @@ static inline uint32_t exchange(struct network *network, uint32_t count, uint32_
     network_run_until(network, network_now_us(network) + SECOND_US);
     for (uint32_t i = 0; i < made; i++) {
         missing += check_ended(transfers[i]);
-        drop(transfers[i]);
+        transfer_free(transfers[i]);
     }
     for (uint32_t i = 0; i < network->host_count; i++)
         for (uint16_t peer = 0; peer < network->host_count; peer++)
@@ -158,7 +165,7 @@ static inline uint32_t exchange(struct network *network, uint32_t count, uint32_
     return missing;
 }
 
-static inline const struct cl_endpoint_stats *stats(const struct network *network, uint32_t host)
+static inline const struct cl_engine_stats *stats(const struct network *network, uint32_t host)
 {
     return cl_endpoint_stats(network->hosts[host].endpoint);
 }

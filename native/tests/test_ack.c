@@ -13,9 +13,9 @@ static struct cl_ack_frame frame_of(struct cl_ack *ack, uint64_t next_number, ui
     return frame;
 }
 
-static void test_round_trip(void)
+TEST(test_round_trip)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     static const uint64_t CAME[] = {0, 1, 2, 5, 6, 9};
     for (int i = 0; i < 6; i++)
@@ -33,13 +33,12 @@ static void test_round_trip(void)
     CHECK_EQ(frame.refused_count, 1);
     CHECK_EQ(frame.refused[0].start, 5);
     CHECK_EQ(frame.refused[0].end, 6);
-    cl_ack_free(&ack);
 }
 
 /* The count of marks is of all time, so a lost acknowledgement takes none with it; it wraps. */
-static void test_marks(void)
+TEST(test_marks)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     cl_ack_on_packet(&ack, 0, false, false, 100, 100);
     CHECK_EQ(frame_of(&ack, 1, 100).marked, 0);
@@ -48,12 +47,11 @@ static void test_marks(void)
     CHECK_EQ(frame_of(&ack, 1, 100).marked, 3);
     ack.marked = CL_ACK_MARKS + 5;
     CHECK_EQ(frame_of(&ack, 1, 100).marked, 5);
-    cl_ack_free(&ack);
 }
 
-static void test_when_due(void)
+TEST(test_when_due)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     CHECK_EQ(ack.deadline_us, UINT64_MAX);
     cl_ack_on_packet(&ack, 0, false, false, 100, 100);
@@ -70,13 +68,12 @@ static void test_when_due(void)
     for (uint64_t i = 5; i < 5 + CL_ACK_EVERY; i++)
         cl_ack_on_packet(&ack, i, false, false, 600, 600);
     CHECK_EQ(ack.deadline_us, 600);
-    cl_ack_free(&ack);
 }
 
 /* However many gaps there are, a refused packet is told as refused or not at all. */
-static void test_refused_is_never_told_as_accepted(void)
+TEST(test_refused_is_never_told_as_accepted)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     for (uint64_t number = 0; number < 400; number++) {
         if (number % 7 == 3)
@@ -93,10 +90,9 @@ static void test_refused_is_never_told_as_accepted(void)
             CHECK(!came || refused == (told % 3 == 0));
         }
     }
-    cl_ack_free(&ack);
 }
 
-static void test_malformed_is_refused(void)
+TEST(test_malformed_is_refused)
 {
     struct cl_packet packet = {.number = 5, .offset = 1, .length = CL_ACK_PORT_BYTES + 4};
     struct cl_ack_frame frame;
@@ -117,9 +113,9 @@ static void test_malformed_is_refused(void)
     CHECK(!cl_ack_read(&frame, &packet, payload, 6));
 }
 
-static void test_long_ranges_are_cut(void)
+TEST(test_long_ranges_are_cut)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     for (uint64_t number = 0; number < 100000; number++)
         cl_ack_on_packet(&ack, number, false, false, 0, 0);
@@ -127,16 +123,4 @@ static void test_long_ranges_are_cut(void)
     CHECK_EQ(frame.came_count, 1);
     CHECK_EQ(frame.came[0].end, 100000);
     CHECK_EQ(frame.came[0].start, 100000 - UINT16_MAX);
-    cl_ack_free(&ack);
-}
-
-int main(void)
-{
-    RUN(test_round_trip);
-    RUN(test_marks);
-    RUN(test_when_due);
-    RUN(test_refused_is_never_told_as_accepted);
-    RUN(test_malformed_is_refused);
-    RUN(test_long_ranges_are_cut);
-    return CHECK_REPORT();
 }

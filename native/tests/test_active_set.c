@@ -4,7 +4,7 @@
 
 enum { IDLE_US = 1000 };
 
-static void test_counts_who_was_seen_lately(void)
+TEST(test_counts_who_was_seen_lately)
 {
     struct cl_active_set active_set = {0};
     struct cl_active_set_member members[3] = {0};
@@ -21,7 +21,7 @@ static void test_counts_who_was_seen_lately(void)
     CHECK_EQ(cl_active_set_count(&active_set, IDLE_US, 1400), 1);
 }
 
-static void test_leave(void)
+TEST(test_leave)
 {
     struct cl_active_set active_set = {0};
     struct cl_active_set_member members[3] = {0};
@@ -35,11 +35,4 @@ static void test_leave(void)
     cl_active_set_leave(&active_set, &members[0]);
     CHECK_EQ(cl_active_set_count(&active_set, IDLE_US, 5), 0);
     CHECK(!active_set.first && !active_set.last);
-}
-
-int main(void)
-{
-    RUN(test_counts_who_was_seen_lately);
-    RUN(test_leave);
-    return CHECK_REPORT();
 }

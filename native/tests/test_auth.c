@@ -1,4 +1,4 @@
-/* Attackers at an endpoint: forged, foreign, replayed and damaged packets beside a conversation that must not notice.
+/* Strangers at an endpoint: forged, foreign, replayed and damaged packets beside a conversation that must not notice.
  */
 #include <malloc.h>
 
@@ -52,7 +52,7 @@ static void check_exchanged(const struct network *network, uint32_t exchanges)
     }
 }
 
-static struct cl_endpoint_stats *stats_of(struct network *network, uint32_t host)
+static struct cl_engine_stats *stats_of(struct network *network, uint32_t host)
 {
     return &network->hosts[host].endpoint->stats;
 }
@@ -63,7 +63,7 @@ static void inject(struct network *network, uint32_t host, const uint8_t *bytes,
     cl_endpoint_receive(network->hosts[host].endpoint, bytes, length, false, now_us, now_us);
 }
 
-/* Packets recorded by an attacker on the link. */
+/* What passed by, as a stranger on the link records it. */
 static struct capture {
     uint16_t to;
     uint32_t length;
@@ -144,23 +144,23 @@ static void check_ignored(struct network *network, const uint8_t *bytes, size_t 
 
 /* Every kind of packet, made up without the key: for known and unknown groups, from peers and nobody, with this job's
  * number and others'. */
-static void test_forged_packets_change_nothing(void)
+TEST(test_forged_packets_change_nothing)
 {
     static const enum cl_auth AUTHS[] = {CL_AUTH_HEADER, CL_AUTH_FULL, CL_AUTH_OFF};
     for (int a = 0; a < 3; a++) {
-        struct network *network = network_with(AUTHS[a], 0, 41);
+        SCOPED_NETWORK *network = network_with(AUTHS[a], 0, 41);
         post_exchange(network, 1);
         run(network, 1, record);
         check_exchanged(network, 1);
         network_run_until(network, network_now_us(network) + 50000); /* nothing is due now */
-        struct cl_endpoint_stats *stats = stats_of(network, 0);
+        struct cl_engine_stats *stats = stats_of(network, 0);
         bool off = AUTHS[a] == CL_AUTH_OFF;
         for (uint32_t i = 0; i < 3000; i++) {
             uint8_t bytes[NETWORK_DATAGRAM_BYTES] = {0};
-            bool foreign = i % 7 == 0, stale = i % 11 == 0;
+            bool stranger = i % 7 == 0, stale = i % 11 == 0;
             struct cl_packet packet = {.kind = (uint8_t)(i % CL_PACKET_KINDS),
                                        .flags = CL_PACKET_ACK_NOW | CL_PACKET_LAST,
-                                       .source = foreign ? (uint16_t)(i % 5 == 0 ? 0 : 100 + i) : 1,
+                                       .source = stranger ? (uint16_t)(i % 5 == 0 ? 0 : 100 + i) : 1,
                                        .length = i % 3 ? 0 : 8,
                                        .path = (uint16_t)(i % 2),
                                        .epoch = stale ? 0 : 1,
@@ -172,22 +172,21 @@ static void test_forged_packets_change_nothing(void)
             cl_packet_encode(&packet, bytes);
             cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &guess, 0, packet.number);
             check_ignored(network, bytes, CL_PACKET_HEAD_BYTES + packet.length,
-                          off || foreign || stale ? &stats->packets_foreign : &stats->packets_forged);
+                          off || stranger || stale ? &stats->packets_foreign : &stats->packets_forged);
         }
         CHECK_EQ(stats->packets_replayed, 0);
-        network_free(network);
     }
 }
 
 /* Everything that was on the link during an exchange, again and damaged in each of several ways. */
-static void test_captured_packets_change_nothing(void)
+TEST(test_captured_packets_change_nothing)
 {
-    struct network *network = network_with(CL_AUTH_FULL, 0.02, 42);
+    SCOPED_NETWORK *network = network_with(CL_AUTH_FULL, 0.02, 42);
     post_exchange(network, 1);
     run(network, 1, record);
     network_run_until(network, network_now_us(network) + 300000); /* acknowledgements of the last ones */
     check_exchanged(network, 1);
-    struct cl_endpoint_stats *stats = stats_of(network, 0);
+    struct cl_engine_stats *stats = stats_of(network, 0);
     CHECK(capture_count > 400);
     uint32_t replays = 0, redirected = 0;
     for (uint32_t i = 0; i < capture_count; i++) {
@@ -212,7 +211,6 @@ static void test_captured_packets_change_nothing(void)
     }
     CHECK(replays > 200);
     CHECK(redirected > 200);
-    network_free(network);
 }
 
 /* ---- beside a conversation ---- */
@@ -231,12 +229,12 @@ static void pester(struct network *network, struct sim_datagram *packet)
     inject(network, old->to, bytes, old->length);
 }
 
-static void test_exchange_under_attack(void)
+TEST(test_exchange_among_strangers)
 {
     static const enum cl_auth AUTHS[] = {CL_AUTH_HEADER, CL_AUTH_FULL};
     for (int a = 0; a < 2; a++)
         for (uint64_t seed = 0; seed < 4; seed++) {
-            struct network *network = network_with(AUTHS[a], seed % 2 ? 0.05 : 0, 50 + seed);
+            SCOPED_NETWORK *network = network_with(AUTHS[a], seed % 2 ? 0.05 : 0, 50 + seed);
             network_set_noise(network, (struct sim_noise){.reorder = seed / 2 ? 0.1 : 0, .reorder_ns = 300000});
             for (uint32_t exchange = 1; exchange <= 3; exchange++) {
                 post_exchange(network, exchange);
@@ -249,7 +247,6 @@ static void test_exchange_under_attack(void)
                 CHECK(stats_of(network, host)->packets_foreign > 100);
             }
             CHECK_EQ(stats_of(network, 2)->packets_unexpected, 0);
-            network_free(network);
         }
 }
 
@@ -260,21 +257,20 @@ static void damage_payload(struct network *network, struct sim_datagram *packet)
 }
 
 /* With "full" damaged packets are as good as lost, and repaired like those. */
-static void test_full_repairs_damage(void)
+TEST(test_full_repairs_damage)
 {
-    struct network *network = network_with(CL_AUTH_FULL, 0, 60);
+    SCOPED_NETWORK *network = network_with(CL_AUTH_FULL, 0, 60);
     post_exchange(network, 1);
     run(network, 1, damage_payload);
     check_exchanged(network, 1);
     CHECK(stats_of(network, 0)->packets_forged > 3);
-    network_free(network);
 }
 
 /* Another key, or another idea of what the tag covers: not a word gets through. */
-static void test_disagreement(void)
+TEST(test_disagreement)
 {
     for (int i = 0; i < 2; i++) {
-        struct network *network = network_with(CL_AUTH_HEADER, 0, 61);
+        SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0, 61);
         if (i)
             network->hosts[1].endpoint->seal.key.k0++;
         else
@@ -286,14 +282,13 @@ static void test_disagreement(void)
             CHECK(stats_of(network, host)->packets_forged > 0);
         }
         CHECK_EQ(stats_of(network, 1)->packets_received, 0);
-        network_free(network);
     }
 }
 
 /* A replay is no sign of life: a peer that died is lost on time, however much of it is heard again. */
-static void test_replay_keeps_nobody_alive(void)
+TEST(test_replay_keeps_nobody_alive)
 {
-    struct network *network = network_with(CL_AUTH_HEADER, 0, 62);
+    SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0, 62);
     post_exchange(network, 1);
     run(network, 1, record);
     sim_driver_kill(&network->hosts[1].driver);
@@ -308,7 +303,6 @@ static void test_replay_keeps_nobody_alive(void)
     CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
     CHECK(network_now_us(network) < died_us + 4 * SECOND_US);
     CHECK(stats_of(network, 0)->packets_replayed > 100);
-    network_free(network);
 }
 
 /* Numbers as after a long life: the next ones no longer fit in the 32 bits of the header. */
@@ -323,9 +317,9 @@ static void age(struct network *network, uint64_t number)
             }
 }
 
-static void test_numbers_wrap(void)
+TEST(test_numbers_wrap)
 {
-    struct network *network = network_with(CL_AUTH_HEADER, 0.02, 63);
+    SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0.02, 63);
     age(network, 0xFFFFFFC0);
     post_exchange(network, 1);
     run(network, 1, record);
@@ -333,7 +327,7 @@ static void test_numbers_wrap(void)
     const struct cl_path *path = &cl_peer_list_find(&network->hosts[0].endpoint->peers, 1)->paths[0];
     CHECK(path->packets.next > 0x100000000);
     /* a whole round later the same numbers are on the wire again, but not the same tags */
-    struct cl_endpoint_stats before = *stats_of(network, 0);
+    struct cl_engine_stats before = *stats_of(network, 0);
     age(network, 0x1FFFFFFC0);
     uint32_t replays = 0;
     for (uint32_t i = 0; i < capture_count; i++)
@@ -343,17 +337,4 @@ static void test_numbers_wrap(void)
         }
     CHECK_EQ(stats_of(network, 0)->packets_received, before.packets_received);
     CHECK_EQ(stats_of(network, 0)->packets_forged - before.packets_forged, replays);
-    network_free(network);
-}
-
-int main(void)
-{
-    RUN(test_forged_packets_change_nothing);
-    RUN(test_captured_packets_change_nothing);
-    RUN(test_exchange_under_attack);
-    RUN(test_full_repairs_damage);
-    RUN(test_disagreement);
-    RUN(test_replay_keeps_nobody_alive);
-    RUN(test_numbers_wrap);
-    return CHECK_REPORT();
 }

@@ -47,7 +47,7 @@ static uint64_t window(void)
     return cc.window / BYTES;
 }
 
-static void test_slow_start_doubles_until_a_queue_appears(void)
+TEST(test_slow_start_doubles_until_a_queue_appears)
 {
     start();
     CHECK_EQ(window(), 32);
@@ -61,7 +61,7 @@ static void test_slow_start_doubles_until_a_queue_appears(void)
     CHECK(window() > before && window() <= before + 3);
 }
 
-static void test_converges_to_the_target(void)
+TEST(test_converges_to_the_target)
 {
     start();
     /* a link with room for 40 packets in flight; what exceeds them waits 100 us each */
@@ -73,14 +73,14 @@ static void test_converges_to_the_target(void)
     }
 }
 
-static void test_decreases_once_per_round(void)
+TEST(test_decreases_once_per_round)
 {
     start();
     round_trip(10000, 0, true);
     CHECK(window() >= 16);
 }
 
-static void test_random_loss_does_not_matter(void)
+TEST(test_random_loss_does_not_matter)
 {
     start();
     round_trip(0, 0, true);
@@ -91,7 +91,7 @@ static void test_random_loss_does_not_matter(void)
     CHECK(window() >= before);
 }
 
-static void test_overflow_shrinks_window_and_target(void)
+TEST(test_overflow_shrinks_window_and_target)
 {
     start();
     round_trip(0, 0, true);
@@ -105,7 +105,7 @@ static void test_overflow_shrinks_window_and_target(void)
     CHECK_EQ(cc.target_us, 4000); /* forgiven after a while */
 }
 
-static void test_idle_sender_does_not_grow(void)
+TEST(test_idle_sender_does_not_grow)
 {
     start();
     for (int i = 0; i < 10; i++)
@@ -113,7 +113,7 @@ static void test_idle_sender_does_not_grow(void)
     CHECK_EQ(window(), 32);
 }
 
-static void test_timeouts(void)
+TEST(test_timeouts)
 {
     start();
     cl_cc_on_pto(&cc, 1);
@@ -126,7 +126,7 @@ static void test_timeouts(void)
 
 /* Far below the target delay: marks alone show that a switch's queue is long. Few marks cost little, and the window
  * comes to rest soon after they begin; all marked, it halves. */
-static void test_marks(void)
+TEST(test_marks)
 {
     start();
     round_trip(0, 0, true);
@@ -145,17 +145,4 @@ static void test_marks(void)
     for (int i = 0; i < 100; i++)
         marked_round_trip(10, 0, 1000, true);
     CHECK_EQ(window(), 2);
-}
-
-int main(void)
-{
-    RUN(test_slow_start_doubles_until_a_queue_appears);
-    RUN(test_converges_to_the_target);
-    RUN(test_decreases_once_per_round);
-    RUN(test_random_loss_does_not_matter);
-    RUN(test_overflow_shrinks_window_and_target);
-    RUN(test_idle_sender_does_not_grow);
-    RUN(test_timeouts);
-    RUN(test_marks);
-    return CHECK_REPORT();
 }

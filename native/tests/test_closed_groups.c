@@ -5,33 +5,24 @@
 #include "protocol/endpoint.h"
 #include "tests/check.h"
 
-static void test_first_reason_stays(void)
+TEST(test_first_reason_stays)
 {
-    struct cl_closed_groups closed = {0};
+    SCOPED(cl_closed_groups_free) struct cl_closed_groups closed = {0};
     CHECK(!cl_closed_groups_find(&closed, 5));
     CHECK(cl_closed_groups_add(&closed, 5, CL_EPEERLOST, 3));
     CHECK(!cl_closed_groups_add(&closed, 5, 0, 3));
     CHECK_EQ(cl_closed_groups_find(&closed, 5)->reason, CL_EPEERLOST);
     CHECK_EQ(cl_closed_groups_find(&closed, 5)->culprit, 3);
     CHECK(!cl_closed_groups_find(&closed, 6));
-    cl_closed_groups_free(&closed);
 }
 
-static void test_bounded(void)
+TEST(test_bounded)
 {
-    struct cl_closed_groups closed = {0};
+    SCOPED(cl_closed_groups_free) struct cl_closed_groups closed = {0};
     for (uint32_t group = 0; group < CL_CLOSED_GROUPS_MAX + 10; group++)
         CHECK(cl_closed_groups_add(&closed, group, 0, 3));
     CHECK_EQ(closed.count, CL_CLOSED_GROUPS_MAX);
     CHECK(!cl_closed_groups_find(&closed, 9));
     CHECK(cl_closed_groups_find(&closed, 10) != NULL);
     CHECK(cl_closed_groups_find(&closed, CL_CLOSED_GROUPS_MAX + 9) != NULL);
-    cl_closed_groups_free(&closed);
-}
-
-int main(void)
-{
-    RUN(test_first_reason_stays);
-    RUN(test_bounded);
-    return CHECK_REPORT();
 }

@@ -55,7 +55,7 @@ static struct network *hosts_apart(uint32_t hosts, uint64_t delay_us, uint32_t b
 
 /* 40 ms there and back, and buffers for a tenth of what is in flight: bursts overflow them at first, and growing back
  * by a few packets per round trip would take seconds. */
-static void test_long_ways_with_shallow_buffers(void)
+TEST(test_long_ways_with_shallow_buffers)
 {
     double ideal_us = link_us(3) + 40000;
     CHECK(exchange(hosts_apart(4, 20000, 64, 0, 1), 0) < 1.05 * ideal_us);
@@ -65,7 +65,7 @@ static void test_long_ways_with_shallow_buffers(void)
     CHECK(mean_us < 1.5 * ideal_us);
 }
 
-static void test_long_ways_with_bounded_loss(void)
+TEST(test_long_ways_with_bounded_loss)
 {
     CHECK(exchange(hosts_apart(4, 20000, 32, 0.01, 1), 0.02) < 2 * (link_us(3) + 40000));
     double reliable_us = 0, partial_us = 0;
@@ -77,7 +77,7 @@ static void test_long_ways_with_bounded_loss(void)
 }
 
 /* Loss that does not depend on how much is sent slows nothing but what has to be sent again. */
-static void test_random_loss(void)
+TEST(test_random_loss)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
         CHECK(exchange(hosts_apart(2, 100, 150, 0.15, seed), 0.2) < 1.15 * link_us(1));
@@ -100,43 +100,31 @@ static uint64_t stream_us(struct network *network)
 
 /* A port that is four times slower than what is sent to it, with room for 16 packets, whether or not there is random
  * loss as well. */
-static void test_full_buffers_are_respected(void)
+TEST(test_full_buffers_are_respected)
 {
     for (int i = 0; i < 2; i++) {
-        struct network *network = hosts_apart(2, 100, 150, 0.1 * i, 1);
+        SCOPED_NETWORK *network = hosts_apart(2, 100, 150, 0.1 * i, 1);
         network_set_link(network_ingress(network, 1, 0), LINK_MBIT / 4.0, 16);
         uint64_t us = stream_us(network);
         CHECK(network_overflows(network) < network->links.medium.counts.sent / 12);
         CHECK((double)us < 1.5 * 4 * link_us(8));
-        network_free(network);
     }
 }
 
 /* A port with a quarter of the link's rate and a shallow buffer, which marks at a third of it: much less is lost than
  * without marks, and it takes no longer. */
-static void test_marks_prevent_losses(void)
+TEST(test_marks_prevent_losses)
 {
     uint64_t took_us[2], drops[2];
     for (int marks = 0; marks < 2; marks++) {
-        struct network *network = hosts_apart(2, 100, 150, 0, 1);
+        SCOPED_NETWORK *network = hosts_apart(2, 100, 150, 0, 1);
         struct sim_link *port = network_ingress(network, 1, 0);
         network_set_link(port, LINK_MBIT / 4.0, 24);
         port->queue.type = &sim_queue_type_switch;
         port->queue.mark_bytes = marks ? port->queue.limit_bytes / 3 : 0;
         took_us[marks] = stream_us(network);
         drops[marks] = network_overflows(network);
-        network_free(network);
     }
     CHECK(drops[1] < drops[0] / 2);
     CHECK(took_us[1] < took_us[0] * 102 / 100);
-}
-
-int main(void)
-{
-    RUN(test_long_ways_with_shallow_buffers);
-    RUN(test_long_ways_with_bounded_loss);
-    RUN(test_random_loss);
-    RUN(test_full_buffers_are_respected);
-    RUN(test_marks_prevent_losses);
-    return CHECK_REPORT();
 }

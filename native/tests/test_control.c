@@ -2,9 +2,9 @@
 
 #include "tests/check.h"
 
-static void test_fifo_without_duplicates(void)
+TEST(test_fifo_without_duplicates)
 {
-    struct cl_controls controls = {0};
+    SCOPED(cl_controls_free) struct cl_controls controls = {0};
     struct cl_control_entry entry;
     CHECK(!cl_controls_pop(&controls, &entry));
     for (int round = 0; round < 3; round++)
@@ -18,11 +18,4 @@ static void test_fifo_without_duplicates(void)
         CHECK(cl_controls_pop(&controls, &entry) && entry.kind == 3 && entry.control.group == i);
     CHECK(cl_controls_pop(&controls, &entry) && entry.kind == 4);
     CHECK(!cl_controls_pop(&controls, &entry));
-    cl_controls_free(&controls);
-}
-
-int main(void)
-{
-    RUN(test_fifo_without_duplicates);
-    return CHECK_REPORT();
 }

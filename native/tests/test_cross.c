@@ -33,7 +33,7 @@ static void send_others(struct sim_event *event)
                        network->clock.now_ns + (stream->round > 0 ? stream->gap_ns : stream->pause_ns));
 }
 
-static void test_what_is_left_is_used(void)
+TEST(test_what_is_left_is_used)
 {
     for (uint64_t sleep_us = 0; sleep_us <= 2000; sleep_us += 1000) {
         struct network *network = network_new(HOSTS, 1, RATE_MBIT, BUFFER, 64 << 20, 1);
@@ -47,10 +47,4 @@ static void test_what_is_left_is_used(void)
         printf("   hosts that sleep up to %u us: %.1f %% of what is left\n", (unsigned)sleep_us, reached);
         CHECK(reached > 98);
     }
-}
-
-int main(void)
-{
-    RUN(test_what_is_left_is_used);
-    return CHECK_REPORT();
 }

@@ -57,7 +57,7 @@ static void tear_down(struct fixture *fixture)
 static const double PAYLOAD = (double)(MTU - 52) / (MTU - 28 + 66);
 
 /* Two senders to one host: alone, one would only fill its own queue. */
-static void test_flows_fill_a_link(void)
+TEST(test_flows_fill_a_link)
 {
     static struct fixture fixture;
     enum { LENGTH = 20000000 };
@@ -72,7 +72,7 @@ static void test_flows_fill_a_link(void)
     CHECK_EQ(fixture.dctcp.counts.timeouts, 0);
 }
 
-static void test_the_queue_stays_near_the_threshold(void)
+TEST(test_the_queue_stays_near_the_threshold)
 {
     static struct fixture fixture;
     enum { MARK_US = 50 };
@@ -92,7 +92,7 @@ static void test_the_queue_stays_near_the_threshold(void)
     tear_down(&fixture);
 }
 
-static void test_flows_share_fairly(void)
+TEST(test_flows_share_fairly)
 {
     static struct fixture fixture;
     enum { FLOWS = 8, LENGTH = 10000000 };
@@ -112,7 +112,7 @@ static void test_flows_share_fairly(void)
 
 /* A port that drops and does not mark (the hosts' own queues do, or they would grow without end): losses are repaired
  * without waiting for the timer. */
-static void test_fast_retransmission(void)
+TEST(test_fast_retransmission)
 {
     static struct fixture fixture;
     enum { LENGTH = 20000000 };
@@ -130,7 +130,7 @@ static void test_fast_retransmission(void)
 }
 
 /* What is lost at the very end waits for the RTO, and no longer. */
-static void test_timeout(void)
+TEST(test_timeout)
 {
     static struct fixture fixture;
     set_up(&fixture, 10 << 20, 50);
@@ -154,7 +154,7 @@ static void count_ended(void *context, uint64_t missing)
 }
 
 /* A receive may be posted before its message comes, or after. */
-static void test_messages(void)
+TEST(test_messages)
 {
     static struct fixture fixture;
     set_up(&fixture, 10 << 20, 50);
@@ -173,15 +173,4 @@ static void test_messages(void)
     transport->receive(transport, &messages[0], &messages[0]);
     CHECK_EQ(ended, 6);
     tear_down(&fixture);
-}
-
-int main(void)
-{
-    RUN(test_flows_fill_a_link);
-    RUN(test_the_queue_stays_near_the_threshold);
-    RUN(test_flows_share_fairly);
-    RUN(test_fast_retransmission);
-    RUN(test_timeout);
-    RUN(test_messages);
-    return CHECK_REPORT();
 }

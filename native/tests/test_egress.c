@@ -39,7 +39,7 @@ static double run_link(struct cl_egress *egress, double us_per_packet, uint64_t 
     return queue_count ? queue_sum / queue_count : 0;
 }
 
-static void test_finds_capacity_and_keeps_a_queue(void)
+TEST(test_finds_capacity_and_keeps_a_queue)
 {
     static const double US_PER_PACKET[] = {12, 60, 1000}; /* 1 Gbit/s, 200 Mbit/s, 12 Mbit/s */
     for (int i = 0; i < 3; i++) {
@@ -53,7 +53,7 @@ static void test_finds_capacity_and_keeps_a_queue(void)
     }
 }
 
-static void test_follows_a_change(void)
+TEST(test_follows_a_change)
 {
     struct cl_egress egress;
     cl_egress_init(&egress, DATAGRAM);
@@ -64,7 +64,7 @@ static void test_follows_a_change(void)
     CHECK(egress.capacity > 0.95 * ON_WIRE * 1e6 / 30);
 }
 
-static void test_idle_time_does_not_lower_capacity(void)
+TEST(test_idle_time_does_not_lower_capacity)
 {
     struct cl_egress egress;
     cl_egress_init(&egress, DATAGRAM);
@@ -75,7 +75,7 @@ static void test_idle_time_does_not_lower_capacity(void)
 }
 
 /* Bulk keeps what is urgent from waiting long, for a while after it was last seen. */
-static void test_shorter_queue_beside_urgent(void)
+TEST(test_shorter_queue_beside_urgent)
 {
     struct cl_egress egress;
     cl_egress_init(&egress, DATAGRAM);
@@ -96,7 +96,7 @@ static void test_shorter_queue_beside_urgent(void)
 }
 
 /* A few packets' wait is not the link's: it can do more, whoever is in a hurry. */
-static void test_search_goes_on_beside_urgent(void)
+TEST(test_search_goes_on_beside_urgent)
 {
     for (uint8_t first_class = 0; first_class <= 4; first_class += 4) {
         struct cl_egress egress;
@@ -116,7 +116,7 @@ static void test_search_goes_on_beside_urgent(void)
 
 /* Urgent packets overtake others, of which some are acknowledged long after they came: the link is idle all the same.
  */
-static void test_late_word_of_overtaken_packets(void)
+TEST(test_late_word_of_overtaken_packets)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
@@ -181,7 +181,7 @@ static void run_mixed_link(struct cl_egress *egress, double us_per_packet, uint3
 }
 
 /* With many peers next to nothing is heard of the least urgent class while it has to wait. */
-static void test_search_by_urgent_packets(void)
+TEST(test_search_by_urgent_packets)
 {
     struct cl_egress egress;
     cl_egress_init(&egress, DATAGRAM);
@@ -193,7 +193,7 @@ static void test_search_by_urgent_packets(void)
 
 /* What leaves in a burst, and overtakes others, and comes as a queue elsewhere drains, does not tell of a faster link.
  */
-static void test_overtaking_is_no_capacity(void)
+TEST(test_overtaking_is_no_capacity)
 {
     for (uint32_t bulk = 1; bulk <= 32; bulk *= 2) {
         struct cl_egress egress;
@@ -217,7 +217,7 @@ static uint32_t burst_of(struct cl_egress *egress, uint8_t class, uint64_t now_u
 }
 
 /* A burst, and the next when others have had their turn: more is paced like anything else. */
-static void test_urgent_borrows_one_burst(void)
+TEST(test_urgent_borrows_one_burst)
 {
     struct cl_egress egress;
     cl_egress_init(&egress, DATAGRAM);
@@ -237,7 +237,7 @@ static void test_urgent_borrows_one_burst(void)
 
 /* Windows let a tenth of the link's packets go, to a port where they wait a long time: where switches mark packets,
  * that long queue is not taken for the link's own. */
-static void test_marked_queues_are_not_ours(void)
+TEST(test_marked_queues_are_not_ours)
 {
     double capacity = ON_WIRE * 1e6 / 60;
     for (int marked = 0; marked < 2; marked++) {
@@ -255,7 +255,7 @@ static void test_marked_queues_are_not_ours(void)
     }
 }
 
-static void test_overflow_makes_it_shallower(void)
+TEST(test_overflow_makes_it_shallower)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
@@ -272,7 +272,7 @@ static void test_overflow_makes_it_shallower(void)
 }
 
 /* Where more hosts send to a port than we have receivers, what arrives says nothing about our interface. */
-static void test_a_crowded_port_is_not_ours(void)
+TEST(test_a_crowded_port_is_not_ours)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
@@ -328,7 +328,7 @@ static struct network *four_hosts(double mbit_per_s, double loss, uint64_t sleep
 
 enum { MIB = 1 << 20 };
 
-static void test_goodput_all_to_all(void)
+TEST(test_goodput_all_to_all)
 {
     CHECK(goodput(four_hosts(200, 0, 0), 2 * MIB, 200) >= 98);
     CHECK(goodput(four_hosts(200, 0.01, 0), 2 * MIB, 200) >= 95);
@@ -338,15 +338,15 @@ static void test_goodput_all_to_all(void)
 }
 
 /* Hosts that sleep up to 3 ms after each time they ran. */
-static void test_goodput_with_sleeping_hosts(void)
+TEST(test_goodput_with_sleeping_hosts)
 {
     CHECK(goodput(four_hosts(200, 0, 3000), 8 * MIB, 200) >= 97);
     CHECK(goodput(four_hosts(200, 0.01, 3000), 8 * MIB, 200) >= 95);
 }
 
-static void test_no_overflow(void)
+TEST(test_no_overflow)
 {
-    struct network *network = four_hosts(200, 0, 0);
+    SCOPED_NETWORK *network = four_hosts(200, 0, 0);
     uint8_t *source = calloc(1, 2 * MIB);
     struct cl_message_id id = {1, 1, 0};
     for (uint16_t to = 1; to < 4; to++)
@@ -354,11 +354,10 @@ static void test_no_overflow(void)
     network_run_until(network, network_now_us(network) + 1000000);
     CHECK_EQ(network->hosts[0].completed, 3);
     CHECK_EQ(network_overflows(network), 0);
-    network_free(network);
     free(source);
 }
 
-static void test_goodput_unequal_paths(void)
+TEST(test_goodput_unequal_paths)
 {
     struct network *network = network_new(2, 2, 150, 150, 64 << 20, 1);
     for (uint32_t i = 0; i < 2; i++) {
@@ -369,9 +368,9 @@ static void test_goodput_unequal_paths(void)
 }
 
 /* Three send to one: its port is what is scarce, and nobody but the senders' windows knows. */
-static void test_goodput_incast(void)
+TEST(test_goodput_incast)
 {
-    struct network *network = network_new(4, 1, 200, 150, 64 << 20, 1);
+    SCOPED_NETWORK *network = network_new(4, 1, 200, 150, 64 << 20, 1);
     uint8_t *source = calloc(1, 4 * MIB), *target = malloc(4 * MIB);
     uint64_t start_us = network_now_us(network);
     struct cl_message_id id = {1, 1, 0};
@@ -382,29 +381,6 @@ static void test_goodput_incast(void)
     double seconds = (double)(network->hosts[0].last_completed_us - start_us) / 1e6;
     CHECK(12.0 * MIB / seconds >= 0.95 * 25e6 * 1432 / 1514);
     CHECK(network_overflows(network) < network->links.medium.counts.sent / 50);
-    network_free(network);
     free(source);
     free(target);
-}
-
-int main(void)
-{
-    RUN(test_finds_capacity_and_keeps_a_queue);
-    RUN(test_follows_a_change);
-    RUN(test_idle_time_does_not_lower_capacity);
-    RUN(test_shorter_queue_beside_urgent);
-    RUN(test_search_goes_on_beside_urgent);
-    RUN(test_late_word_of_overtaken_packets);
-    RUN(test_search_by_urgent_packets);
-    RUN(test_overtaking_is_no_capacity);
-    RUN(test_urgent_borrows_one_burst);
-    RUN(test_marked_queues_are_not_ours);
-    RUN(test_overflow_makes_it_shallower);
-    RUN(test_a_crowded_port_is_not_ours);
-    RUN(test_goodput_all_to_all);
-    RUN(test_goodput_with_sleeping_hosts);
-    RUN(test_no_overflow);
-    RUN(test_goodput_unequal_paths);
-    RUN(test_goodput_incast);
-    return CHECK_REPORT();
 }

@@ -28,40 +28,37 @@ static void all_to_all(struct network *network, uint32_t count, uint32_t length,
     free(transfers);
 }
 
-static void test_clean_network(void)
+TEST(test_clean_network)
 {
-    struct network *network = network_new(3, 1, 1000, 150, ROOM, 1);
+    SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, ROOM, 1);
     all_to_all(network, 5, 200000, SECOND_US);
-    const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
+    const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK_EQ(stats->packets_retransmitted, 0);
     CHECK_EQ(stats->packets_foreign, 0);
     CHECK_EQ(stats->packets_duplicate, 0);
     CHECK_EQ(stats->payload_bytes_received, stats->payload_bytes_sent);
-    network_free(network);
 }
 
-static void test_loss(void)
+TEST(test_loss)
 {
     static const double LOSSES[] = {0.01, 0.1, 0.3};
     for (size_t i = 0; i < sizeof(LOSSES) / sizeof(LOSSES[0]); i++) {
-        struct network *network = network_new(3, 1, 1000, 150, ROOM, 2 + i);
+        SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, ROOM, 2 + i);
         network_set_noise(network, (struct sim_noise){.loss = LOSSES[i]});
         all_to_all(network, 4, 100000, 5 * SECOND_US);
         CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted > 0);
-        network_free(network);
     }
 }
 
-static void test_reordering_and_duplication(void)
+TEST(test_reordering_and_duplication)
 {
-    struct network *network = network_new(3, 1, 1000, 150, ROOM, 3);
+    SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, ROOM, 3);
     network_set_noise(network,
                       (struct sim_noise){.reorder = 0.2, .reorder_ns = 300000, .duplicate = 0.2, .loss = 0.02});
     all_to_all(network, 4, 100000, 2 * SECOND_US);
-    const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
+    const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK(stats->packets_replayed > 0);
     CHECK_EQ(stats->packets_forged, 0);
-    network_free(network);
 }
 
 enum { CUT_BYTES = 800 };
@@ -75,9 +72,9 @@ static bool measure(struct network *network, uint32_t from, const struct cl_data
 }
 
 /* Two hosts of which one can send less than the other. */
-static void test_packets_are_as_large_as_both_ends_take(void)
+TEST(test_packets_are_as_large_as_both_ends_take)
 {
-    struct network *network = network_new(3, 1, 1000, 150, 20000, 23); /* some of it is unexpected */
+    SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, 20000, 23); /* some of it is stashed */
     uint32_t largest[2] = {0}, full = network->hosts[0].endpoint->payload_bytes;
     CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, CUT_BYTES), CL_OK);
     CHECK_EQ(cl_endpoint_cut_peer(network->hosts[1].endpoint, 0, CUT_BYTES), CL_OK);
@@ -93,25 +90,23 @@ static void test_packets_are_as_large_as_both_ends_take(void)
     CHECK_EQ(largest[1], full);
     for (uint32_t i = 0; i < 3; i++)
         CHECK_EQ(cl_endpoint_stats(network->hosts[i].endpoint)->packets_foreign, 0);
-    network_free(network);
 }
 
 /* After the first spurious losses the thresholds adapt: few packets are sent twice although every fifth is late. */
-static void test_reordering_costs_little(void)
+TEST(test_reordering_costs_little)
 {
-    struct network *network = network_new(2, 1, 100, 300, ROOM, 4);
+    SCOPED_NETWORK *network = network_new(2, 1, 100, 300, ROOM, 4);
     network_set_noise(network, (struct sim_noise){.reorder = 0.2, .reorder_ns = 1000000});
     all_to_all(network, 4, 1 << 20, 3 * SECOND_US);
-    const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
+    const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
     CHECK(stats->packets_spurious > 0);
     CHECK(stats->packets_retransmitted * 50 < stats->packets_sent);
-    network_free(network);
 }
 
-static void test_odd_lengths(void)
+TEST(test_odd_lengths)
 {
     static const uint32_t LENGTHS[] = {0, 1, 7, 8, 1431, 1432, 1433, 2863, 2864, 2865, 100001};
-    struct network *network = network_new(2, 1, 1000, 150, ROOM, 5);
+    SCOPED_NETWORK *network = network_new(2, 1, 1000, 150, ROOM, 5);
     uint32_t count = sizeof(LENGTHS) / sizeof(LENGTHS[0]);
     struct transfer *transfers[sizeof(LENGTHS) / sizeof(LENGTHS[0])];
     for (uint32_t i = 0; i < count; i++) {
@@ -124,15 +119,14 @@ static void test_odd_lengths(void)
         CHECK(intact(transfers[i]));
         transfer_free(transfers[i]);
     }
-    network_free(network);
 }
 
 /* A message whose very last packet is lost is whole within milliseconds, not after some long timeout. */
-static void test_tail_loss_recovers_fast(void)
+TEST(test_tail_loss_recovers_fast)
 {
-    struct network *network = network_new(2, 1, 1000, 150, ROOM, 6);
+    SCOPED_NETWORK *network = network_new(2, 1, 1000, 150, ROOM, 6);
     network_run_until(network, network_now_us(network) + 10000);
-    struct transfer *t = transfer_new(0, 1, 0, 1000);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1000);
     post_receive(network, t, 1);
     network_set_noise(network, (struct sim_noise){.loss = 1});
     post_send(network, t, 1, 0);
@@ -142,16 +136,14 @@ static void test_tail_loss_recovers_fast(void)
     CHECK(network_run_completions(network, 1, start_us + 5000));
     CHECK(intact(t));
     CHECK_EQ(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted, 1);
-    transfer_free(t);
-    network_free(network);
 }
 
 /* A receiver that does not run for 50 ms costs a few probes, not a second copy of everything. */
-static void test_sleeping_receiver_costs_probes_only(void)
+TEST(test_sleeping_receiver_costs_probes_only)
 {
-    struct network *network = network_new(2, 1, 1000, 600, ROOM, 7);
+    SCOPED_NETWORK *network = network_new(2, 1, 1000, 600, ROOM, 7);
     network_run_until(network, network_now_us(network) + 10000);
-    struct transfer *t = transfer_new(0, 1, 0, 100000);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 100000);
     post_receive(network, t, 1);
     network_run_until(network, network_now_us(network) + 1000);
     network_sleep(network, 1, 50000);
@@ -159,22 +151,20 @@ static void test_sleeping_receiver_costs_probes_only(void)
     CHECK(network_run_completions(network, 1, network_now_us(network) + 60000));
     CHECK(intact(t));
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted <= 6);
-    transfer_free(t);
-    network_free(network);
 }
 
-/* Rank 2 enters 500 ms late. Nobody fails or floods it, and the unexpected packets are there at once. */
-static void test_late_receiver(void)
+/* Rank 2 enters 500 ms late. Nobody fails or floods it, and what was stashed is there at once. */
+TEST(test_late_receiver)
 {
-    struct network *network = network_new(3, 1, 200, 150, ROOM, 8);
+    SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 8);
     struct transfer *transfers[2];
     for (uint32_t from = 0; from < 2; from++) {
         transfers[from] = transfer_new(from, 2, 0, 1 << 20);
         post_send(network, transfers[from], 1, 0);
     }
     network_run_until(network, network_now_us(network) + 500000);
-    const struct cl_endpoint_stats *late = cl_endpoint_stats(network->hosts[2].endpoint);
-    CHECK_EQ(network->hosts[0].completed, 1); /* all of it was kept as unexpected packets */
+    const struct cl_engine_stats *late = cl_endpoint_stats(network->hosts[2].endpoint);
+    CHECK_EQ(network->hosts[0].completed, 1); /* the stash holds all of it */
     CHECK_EQ(late->packets_unexpected, 2 * 733);
     for (uint32_t from = 0; from < 2; from++)
         post_receive(network, transfers[from], 1);
@@ -184,13 +174,12 @@ static void test_late_receiver(void)
     CHECK_EQ(late->packets_unexpected_dropped, 0);
     transfer_free(transfers[0]);
     transfer_free(transfers[1]);
-    network_free(network);
 }
 
 /* The same with room for 20 packets only: the senders stop, and go on as soon as the receives are posted. */
-static void test_little_room_for_unexpected(void)
+TEST(test_little_room_for_unexpected)
 {
-    struct network *network = network_new(3, 1, 200, 150, 30000, 9);
+    SCOPED_NETWORK *network = network_new(3, 1, 200, 150, 30000, 9);
     enum { MESSAGES = 50 };
     struct transfer *transfers[2 * MESSAGES];
     for (uint32_t i = 0; i < 2 * MESSAGES; i++) {
@@ -210,13 +199,12 @@ static void test_little_room_for_unexpected(void)
         CHECK(intact(transfers[i]));
         transfer_free(transfers[i]);
     }
-    network_free(network);
 }
 
 /* No room at all, receives posted one by one, loss: refusals, READYs and data get lost and overtake each other. */
-static void test_no_room_for_unexpected_with_loss(void)
+TEST(test_no_room_for_unexpected_with_loss)
 {
-    struct network *network = network_new(2, 1, 200, 150, 0, 10);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, 0, 10);
     network_set_noise(network, (struct sim_noise){.loss = 0.05, .reorder = 0.1, .reorder_ns = 500000});
     enum { MESSAGES = 40 };
     struct transfer *transfers[MESSAGES];
@@ -234,14 +222,13 @@ static void test_no_room_for_unexpected_with_loss(void)
         CHECK(intact(transfers[i]));
         transfer_free(transfers[i]);
     }
-    network_free(network);
 }
 
 static void run_mismatch(uint32_t sent_length, uint32_t received_length, double loss)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 15);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 15);
     network_set_noise(network, (struct sim_noise){.loss = loss});
-    struct transfer *t = transfer_new(0, 1, 0, 10000), *other = transfer_new(0, 1, 1, 5000);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 10000), *other = transfer_new(0, 1, 1, 5000);
     t->length = sent_length;
     post_send(network, t, 1, 0);
     t->length = received_length;
@@ -252,12 +239,9 @@ static void run_mismatch(uint32_t sent_length, uint32_t received_length, double 
     CHECK_EQ(network->hosts[0].failed, 1);
     CHECK_EQ(network->hosts[1].failed, 1);
     CHECK(intact(other));
-    transfer_free(t);
-    transfer_free(other);
-    network_free(network);
 }
 
-static void test_mismatch(void)
+TEST(test_mismatch)
 {
     static const uint32_t LENGTHS[][2] = {{10000, 9999}, {9999, 10000}, {0, 1},       {1, 0},
                                           {1432, 1433},  {1433, 1432},  {1432, 2864}, {10000, 1432}};
@@ -267,10 +251,10 @@ static void test_mismatch(void)
     }
 }
 
-static void test_cancel(void)
+TEST(test_cancel)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 18);
-    struct transfer *t = transfer_new(0, 1, 0, 1 << 20), *next = transfer_new(0, 1, 0, 5000);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 18);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1 << 20), *next = transfer_new(0, 1, 0, 5000);
     post_send(network, t, 1, 0);
     post_receive(network, t, 1);
     network_run_until(network, network_now_us(network) + 5000);
@@ -287,16 +271,13 @@ static void test_cancel(void)
     cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
     struct cl_message_id id = {9, 3, 0};
     CHECK_EQ(cl_endpoint_post_send(network->hosts[1].endpoint, 0, id, t->sent, 5, 0, 0, NULL), CL_ECLOSED);
-    transfer_free(t);
-    transfer_free(next);
-    network_free(network);
 }
 
 /* A completion that waits to be fetched is forgotten, too. */
-static void test_cancel_drops_completions(void)
+TEST(test_cancel_drops_completions)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 19);
-    struct transfer *t = transfer_new(0, 1, 0, 100);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 19);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 100);
     post_send(network, t, 1, 0);
     network_run_until(network, network_now_us(network) + 5000);
     struct cl_endpoint *receiver = network->hosts[1].endpoint;
@@ -308,15 +289,13 @@ static void test_cancel_drops_completions(void)
     CHECK(intact(t));
     cl_endpoint_cancel(receiver, 9, 1);
     CHECK(!cl_endpoint_next_completion(receiver, &completion));
-    transfer_free(t);
-    network_free(network);
 }
 
 /* A small urgent message overtakes megabytes that were posted before it. */
-static void test_priority(void)
+TEST(test_priority)
 {
-    struct network *network = network_new(2, 1, 100, 150, ROOM, 20);
-    struct transfer *bulk = transfer_new(0, 1, 0, 4 << 20), *urgent = transfer_new(0, 1, 1, 20000);
+    SCOPED_NETWORK *network = network_new(2, 1, 100, 150, ROOM, 20);
+    SCOPED_TRANSFER *bulk = transfer_new(0, 1, 0, 4 << 20), *urgent = transfer_new(0, 1, 1, 20000);
     post_receive(network, bulk, 1);
     post_receive(network, urgent, 1);
     post_send(network, bulk, 1, 5);
@@ -328,14 +307,11 @@ static void test_priority(void)
     CHECK(!intact(bulk));
     CHECK(network_run_completions(network, 2, start_us + SECOND_US));
     CHECK(intact(bulk));
-    transfer_free(bulk);
-    transfer_free(urgent);
-    network_free(network);
 }
 
-static void test_foreign_packets_change_nothing(void)
+TEST(test_foreign_packets_change_nothing)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 21);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 21);
     network_run_until(network, network_now_us(network) + 10000);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
     struct cl_packet good = {
@@ -365,7 +341,6 @@ static void test_foreign_packets_change_nothing(void)
     cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, good.number);
     cl_endpoint_receive(endpoint, bytes, 48, false, now_us, now_us);
     CHECK_EQ(cl_endpoint_stats(endpoint)->packets_unexpected, 1);
-    network_free(network);
 }
 
 static void mutate(struct network *network, struct sim_datagram *packet)
@@ -382,26 +357,23 @@ static void mutate(struct network *network, struct sim_datagram *packet)
 }
 
 /* Packets with flipped bits under a right tag: whatever they say, nothing breaks. */
-static void test_mutated_packets(void)
+TEST(test_mutated_packets)
 {
-    struct network *network = network_new(3, 2, 200, 150, 100000, 23);
+    SCOPED_NETWORK *network = network_new(3, 2, 200, 150, 100000, 23);
     network_set_noise(network, (struct sim_noise){.loss = 0.02});
-    struct transfer *t = transfer_new(0, 1, 0, 1 << 20), *back = transfer_new(1, 0, 0, 1 << 20);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1 << 20), *back = transfer_new(1, 0, 0, 1 << 20);
     post_send(network, t, 1, 0);
     post_receive(network, t, 1);
-    post_send(network, back, 1, 0); /* never received: unexpected packets, refusals and READYs take part */
+    post_send(network, back, 1, 0); /* never received: stash, refusals and READYs take part */
     network->meddle = mutate;
     network_run_until(network, network_now_us(network) + 300000);
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_foreign > 0);
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_received > 100);
-    transfer_free(t);
-    transfer_free(back);
-    network_free(network);
 }
 
-static void test_arguments(void)
+TEST(test_arguments)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 22);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 22);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint, *none = NULL;
     struct cl_message_id id = {9, 1, 0};
     uint8_t byte = 0;
@@ -421,14 +393,13 @@ static void test_arguments(void)
     CHECK_EQ(cl_endpoint_create(&config, &none), CL_EINVAL);
     config = (struct cl_endpoint_config){.datagram_bytes = 20};
     CHECK_EQ(cl_endpoint_create(&config, &none), CL_EINVAL);
-    network_free(network);
 }
 
 /* Thousands of messages of random sizes, classes and moments, over a network with every fault at once. */
 static void run_random(uint64_t seed)
 {
     enum { ROUNDS = 25, BATCH = 40 };
-    struct network *network = network_new(4, (uint16_t)(1 + seed % 2), 500, 100, (seed % 3) * 100000, seed);
+    SCOPED_NETWORK *network = network_new(4, (uint16_t)(1 + seed % 2), 500, 100, (seed % 3) * 100000, seed);
     network_set_noise(network,
                       (struct sim_noise){.loss = 0.03, .reorder = 0.05, .reorder_ns = 400000, .duplicate = 0.02});
     network->sleep_ns = seed % 4 == 0 ? 2000000 : 0;
@@ -470,35 +441,10 @@ static void run_random(uint64_t seed)
     if (broken || done != 2 * made)
         fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
     CHECK_EQ(broken, 0);
-    network_free(network);
 }
 
-static void test_random_messages(void)
+TEST(test_random_messages)
 {
     for (uint64_t seed = 1; seed <= 12; seed++)
         run_random(seed);
-}
-
-int main(void)
-{
-    RUN(test_clean_network);
-    RUN(test_loss);
-    RUN(test_reordering_and_duplication);
-    RUN(test_packets_are_as_large_as_both_ends_take);
-    RUN(test_reordering_costs_little);
-    RUN(test_odd_lengths);
-    RUN(test_tail_loss_recovers_fast);
-    RUN(test_sleeping_receiver_costs_probes_only);
-    RUN(test_late_receiver);
-    RUN(test_little_room_for_unexpected);
-    RUN(test_no_room_for_unexpected_with_loss);
-    RUN(test_mismatch);
-    RUN(test_cancel);
-    RUN(test_cancel_drops_completions);
-    RUN(test_priority);
-    RUN(test_foreign_packets_change_nothing);
-    RUN(test_mutated_packets);
-    RUN(test_arguments);
-    RUN(test_random_messages);
-    return CHECK_REPORT();
 }

@@ -9,16 +9,16 @@ static void note_status(struct network_host *host, const struct cl_completion *c
     statuses[-completion->status]++;
 }
 
-static void test_abort(void)
+TEST(test_abort)
 {
-    struct network *network = network_new(3, 1, 200, 150, ROOM, 16);
+    SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 16);
     network_set_noise(network, (struct sim_noise){.loss = 0.1});
     int statuses[2][16] = {{0}};
     for (uint32_t i = 0; i < 2; i++) {
         network->hosts[i + 1].on_completion = note_status;
         network->hosts[i + 1].argument = statuses[i];
     }
-    struct transfer *waits = transfer_new(0, 1, 0, 1000), *sends = transfer_new(1, 2, 0, 1 << 20);
+    SCOPED_TRANSFER *waits = transfer_new(0, 1, 0, 1000), *sends = transfer_new(1, 2, 0, 1 << 20);
     post_receive(network, waits, 1);
     post_send(network, sends, 1, 0);
     post_receive(network, sends, 1);
@@ -42,17 +42,14 @@ static void test_abort(void)
     /* the group is over for good */
     struct cl_message_id id = {9, 2, 0};
     CHECK_EQ(cl_endpoint_post_send(network->hosts[1].endpoint, 2, id, sends->sent, 5, 0, 0, NULL), CL_EABORTED);
-    transfer_free(waits);
-    transfer_free(sends);
-    network_free(network);
 }
 
 /* Nothing gets from 1 to 0, all gets from 0 to 1: who gives up first tells the other, who would wait twice as long. */
-static void test_abort_reaches_a_lost_peer(void)
+TEST(test_abort_reaches_a_lost_peer)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 23);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 23);
     network_run_until(network, network_now_us(network) + 10000);
-    struct transfer *there = transfer_new(0, 1, 0, 1000), *back = transfer_new(1, 0, 0, 1000);
+    SCOPED_TRANSFER *there = transfer_new(0, 1, 0, 1000), *back = transfer_new(1, 0, 0, 1000);
     network_egress(network, 1, 0)->down = 1;
     post_send(network, there, 1, 0);
     post_receive(network, back, 1);
@@ -71,32 +68,19 @@ static void test_abort_reaches_a_lost_peer(void)
     CHECK_EQ(group, 9);
     CHECK_EQ(reason, CL_EPEERLOST);
     CHECK_EQ(network->hosts[1].last_status, CL_EABORTED);
-    transfer_free(there);
-    transfer_free(back);
-    network_free(network);
 }
 
 /* Host 0 aborts without telling host 1, which learns it as soon as it sends. */
-static void test_abort_answers_data(void)
+TEST(test_abort_answers_data)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 17);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 17);
     int statuses[16] = {0};
     network->hosts[1].on_completion = note_status;
     network->hosts[1].argument = statuses;
     cl_endpoint_abort(network->hosts[0].endpoint, 9, NULL, 0, CL_EABORTED, UINT16_MAX, network_now_us(network));
-    struct transfer *t = transfer_new(1, 0, 0, 100000);
+    SCOPED_TRANSFER *t = transfer_new(1, 0, 0, 100000);
     post_send(network, t, 1, 0);
     CHECK(network_run_completions(network, 0, 0));
     network_run_until(network, network_now_us(network) + 20000);
     CHECK_EQ(statuses[-CL_EABORTED], 1);
-    transfer_free(t);
-    network_free(network);
-}
-
-int main(void)
-{
-    RUN(test_abort);
-    RUN(test_abort_reaches_a_lost_peer);
-    RUN(test_abort_answers_data);
-    return CHECK_REPORT();
 }

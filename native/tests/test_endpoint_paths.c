@@ -11,10 +11,10 @@ static uint64_t packets_sent(const struct network *network, uint32_t path)
     return paths[path].packets_sent;
 }
 
-static void test_path_death(void)
+TEST(test_path_death)
 {
-    struct network *network = network_new(2, 2, 200, 150, ROOM, 11);
-    struct transfer *t = transfer_new(0, 1, 0, 8 << 20);
+    SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 11);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 8 << 20);
     post_receive(network, t, 1);
     post_send(network, t, 1, 0);
     uint64_t start_us = network_now_us(network);
@@ -28,22 +28,19 @@ static void test_path_death(void)
     network_egress(network, 0, 1)->down = 0;
     network_run_until(network, network_now_us(network) + 200000);
     uint64_t probes = packets_sent(network, 1);
-    struct transfer *second = transfer_new(0, 1, 1, 1 << 20);
+    SCOPED_TRANSFER *second = transfer_new(0, 1, 1, 1 << 20);
     post_receive(network, second, 1);
     post_send(network, second, 1, 0);
     CHECK(network_run_completions(network, 2, network_now_us(network) + 100000));
     CHECK(packets_sent(network, 1) > probes + 165); /* what the link carries in 10 ms; all of it is 733 packets */
-    transfer_free(t);
-    transfer_free(second);
-    network_free(network);
 }
 
 /* A dead path is probed more often than its round trip; it must come back nevertheless. */
-static void test_path_with_long_round_trip_revives(void)
+TEST(test_path_with_long_round_trip_revives)
 {
-    struct network *network = network_new(2, 2, 200, 150, ROOM, 24);
+    SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 24);
     network_set_delay(network, 60000000 / 1000);
-    struct transfer *first = transfer_new(0, 1, 0, 1 << 20), *second = transfer_new(0, 1, 1, 1 << 20);
+    SCOPED_TRANSFER *first = transfer_new(0, 1, 0, 1 << 20), *second = transfer_new(0, 1, 1, 1 << 20);
     network_run_until(network, network_now_us(network) + 200000);
     network_egress(network, 0, 1)->down = 1;
     post_receive(network, first, 1);
@@ -56,41 +53,36 @@ static void test_path_with_long_round_trip_revives(void)
     post_send(network, second, 1, 0);
     CHECK(network_run_completions(network, 2, network_now_us(network) + 3 * SECOND_US));
     CHECK(intact(second));
-    transfer_free(first);
-    transfer_free(second);
-    network_free(network);
 }
 
 /* A path dies with all there is to send on it: the other one, which is idle, must be asked whether the peer lives. */
-static void test_path_death_with_everything_on_it(void)
+TEST(test_path_death_with_everything_on_it)
 {
     for (uint32_t path = 0; path < 2; path++) {
-        struct network *network = network_new(2, 2, 200, 150, ROOM, 21);
+        SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 21);
         network_run_until(network, network_now_us(network) + 20000);
-        struct transfer *t = transfer_new(0, 1, 0, 100);
+        SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 100);
         network_egress(network, 0, path)->down = 1;
         post_receive(network, t, 1);
         post_send(network, t, 1, 0);
         CHECK(network_run_completions(network, 1, network_now_us(network) + 100000));
         CHECK(intact(t));
-        transfer_free(t);
-        network_free(network);
     }
 }
 
 /* All that is in flight is on the path that dies: nothing else moves that could show that the other one works. */
-static void test_path_death_in_lockstep(void)
+TEST(test_path_death_in_lockstep)
 {
     uint64_t worst_us = 0;
     for (uint32_t seed = 0; seed < 20; seed++) {
-        struct network *network = network_new(2, 2, 200, 150, ROOM, 100 + seed);
+        SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 100 + seed);
         network_run_until(network, network_now_us(network) + 20000);
         uint32_t done = 0;
         for (uint32_t round = 0; round < 30; round++) {
             if (round == 10)
                 network_egress(network, 0, 0)->down = network_ingress(network, 0, 0)->down =
                     1; /* and says nothing about it */
-            struct transfer *there = transfer_new(0, 1, round, 1000), *back = transfer_new(1, 0, round, 1000);
+            SCOPED_TRANSFER *there = transfer_new(0, 1, round, 1000), *back = transfer_new(1, 0, round, 1000);
             uint64_t start_us = network_now_us(network);
             post_receive(network, there, 1);
             post_receive(network, back, 1);
@@ -100,19 +92,16 @@ static void test_path_death_in_lockstep(void)
             CHECK(network_run_completions(network, done, start_us + 5000000));
             uint64_t took_us = network_now_us(network) - start_us;
             worst_us = took_us > worst_us ? took_us : worst_us;
-            transfer_free(there);
-            transfer_free(back);
         }
-        network_free(network);
     }
     printf("   worst round %llu us\n", (unsigned long long)worst_us);
     CHECK(worst_us < 200000);
 }
 
 /* A peer of this host is reached over loopback, others through the interfaces: first paths, but no common queue. */
-static void test_paths_leave_through_their_interface(void)
+TEST(test_paths_leave_through_their_interface)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 23);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 23);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
     static const uint32_t local[] = {2}, outside[] = {1, 0};
     CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, local), CL_OK);
@@ -122,15 +111,4 @@ static void test_paths_leave_through_their_interface(void)
     CHECK(endpoint->peers.list[6]->paths[0].egress == &endpoint->nics.egresses[1]);
     CHECK(endpoint->peers.list[6]->paths[1].egress == &endpoint->nics.egresses[0]);
     CHECK_EQ(endpoint->nics.count, 3);
-    network_free(network);
-}
-
-int main(void)
-{
-    RUN(test_path_death);
-    RUN(test_path_with_long_round_trip_revives);
-    RUN(test_path_death_with_everything_on_it);
-    RUN(test_path_death_in_lockstep);
-    RUN(test_paths_leave_through_their_interface);
-    return CHECK_REPORT();
 }

@@ -3,12 +3,12 @@
 
 #include "tests/transfer.h"
 
-static void test_peer_death(void)
+TEST(test_peer_death)
 {
-    struct network *network = network_new(3, 1, 200, 150, ROOM, 12);
+    SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 12);
     network_run_until(network, network_now_us(network) + 1500000);
-    struct transfer *to_dead = transfer_new(0, 2, 0, 1 << 20), *from_dead = transfer_new(2, 0, 0, 1000);
-    struct transfer *alive = transfer_new(0, 1, 0, 1000);
+    SCOPED_TRANSFER *to_dead = transfer_new(0, 2, 0, 1 << 20), *from_dead = transfer_new(2, 0, 0, 1000);
+    SCOPED_TRANSFER *alive = transfer_new(0, 1, 0, 1000);
     sim_driver_kill(&network->hosts[2].driver);
     uint64_t start_us = network_now_us(network);
     post_send(network, to_dead, 1, 0);
@@ -29,28 +29,23 @@ static void test_peer_death(void)
     post_receive(network, alive, 3);
     post_send(network, alive, 3, 0);
     CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
-    transfer_free(to_dead);
-    transfer_free(from_dead);
-    transfer_free(alive);
-    network_free(network);
 }
 
-static void test_idle_peers_stay_alive(void)
+TEST(test_idle_peers_stay_alive)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 13);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 13);
     network_run_until(network, network_now_us(network) + 20 * SECOND_US);
     CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
     CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent < 50);
-    network_free(network);
 }
 
-/* A process that was stopped for long does not declare its peers lost for its own silence. */
-static void test_own_sleep_is_no_silence(void)
+/* A process that was stopped for long does not blame its peers for the silence it did not hear. */
+TEST(test_own_sleep_is_no_silence)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 14);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 14);
     network_run_until(network, network_now_us(network) + 10000);
-    struct transfer *t = transfer_new(1, 0, 0, 1000);
+    SCOPED_TRANSFER *t = transfer_new(1, 0, 0, 1000);
     post_receive(network, t, 1);
     network_run_until(network, network_now_us(network) + 10000);
     network_sleep(network, 0, 2500000);
@@ -58,17 +53,15 @@ static void test_own_sleep_is_no_silence(void)
     CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
     post_send(network, t, 1, 0);
     CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
-    transfer_free(t);
-    network_free(network);
 }
 
 /* A process that is stopped for less than the timeout, just before it would have had something to say, is not lost. */
-static void test_pause_shorter_than_the_timeout(void)
+TEST(test_pause_shorter_than_the_timeout)
 {
     for (uint32_t before_us = 0; before_us < 2000000; before_us += 100000) {
-        struct network *network = network_new(2, 1, 200, 150, ROOM, 22);
+        SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 22);
         network_run_until(network, network_now_us(network) + 10000);
-        struct transfer *t = transfer_new(1, 0, 0, 1000);
+        SCOPED_TRANSFER *t = transfer_new(1, 0, 0, 1000);
         post_receive(network, t, 1);
         network_run_until(network, network_now_us(network) + before_us);
         network_sleep(network, 1, 2950000);
@@ -76,28 +69,24 @@ static void test_pause_shorter_than_the_timeout(void)
         CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
         post_send(network, t, 1, 0);
         CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
-        transfer_free(t);
-        network_free(network);
     }
 }
 
 /* Nothing gets from 0 to 1: 0 hears 1 all the time, but never an answer. */
-static void test_a_peer_that_never_answers_is_lost(void)
+TEST(test_a_peer_that_never_answers_is_lost)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 25);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 25);
     network_run_until(network, network_now_us(network) + 10000);
-    struct transfer *there = transfer_new(0, 1, 0, 1000);
+    SCOPED_TRANSFER *there = transfer_new(0, 1, 0, 1000);
     network_egress(network, 0, 0)->down = 1;
     post_send(network, there, 1, 0);
     network_run_until(network, network_now_us(network) + 7 * SECOND_US);
     CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
-    transfer_free(there);
-    network_free(network);
 }
 
-static void test_late_peer(void)
+TEST(test_late_peer)
 {
-    struct network *network = network_new(3, 1, 200, 150, ROOM, 19);
+    SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 19);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
     uint8_t bytes[8];
     struct cl_sink sink = {bytes, NULL, NULL};
@@ -108,15 +97,14 @@ static void test_late_peer(void)
     CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), 2);
     CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 2), 1);
     CHECK_EQ(cl_endpoint_late_peer(endpoint, 8, 1), UINT16_MAX);
-    network_free(network);
 }
 
 /* Two hosts with a key of their own understand each other, and no packet made under another one. */
-static void test_a_key_of_two_alone(void)
+TEST(test_a_key_of_two_alone)
 {
     static const uint8_t KEYS[2][16] = {"of one life", "of the next life"};
-    struct network *network = network_new(3, 1, 200, 150, ROOM, 26);
-    struct transfer *paired = transfer_new(0, 1, 0, 5000), *other = transfer_new(0, 2, 0, 5000);
+    SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 26);
+    SCOPED_TRANSFER *paired = transfer_new(0, 1, 0, 5000), *other = transfer_new(0, 2, 0, 5000);
     CHECK_EQ(cl_endpoint_key_peer(network->hosts[0].endpoint, 7, KEYS[0]), CL_EINVAL);
     CHECK_EQ(cl_endpoint_key_peer(network->hosts[0].endpoint, 1, KEYS[0]), CL_OK);
     CHECK_EQ(cl_endpoint_key_peer(network->hosts[1].endpoint, 0, KEYS[0]), CL_OK);
@@ -135,19 +123,4 @@ static void test_a_key_of_two_alone(void)
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_forged > 0);
     CHECK_EQ(cl_endpoint_stats(network->hosts[1].endpoint)->packets_unexpected, 0);
     CHECK_EQ(network->hosts[0].completed, 2);
-    transfer_free(paired);
-    transfer_free(other);
-    network_free(network);
-}
-
-int main(void)
-{
-    RUN(test_peer_death);
-    RUN(test_idle_peers_stay_alive);
-    RUN(test_own_sleep_is_no_silence);
-    RUN(test_pause_shorter_than_the_timeout);
-    RUN(test_a_peer_that_never_answers_is_lost);
-    RUN(test_late_peer);
-    RUN(test_a_key_of_two_alone);
-    return CHECK_REPORT();
 }

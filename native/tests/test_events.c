@@ -4,9 +4,9 @@
 
 enum { PATIENCE_US = 20000000, MANY = 1000 };
 
-static void test_order_survives_growth(void)
+TEST(test_order_survives_growth)
 {
-    struct cl_events events;
+    SCOPED(cl_events_free) struct cl_events events;
     struct cl_event out[64];
     uint64_t pushed = 0, taken = 0;
     cl_events_init(&events);
@@ -21,12 +21,11 @@ static void test_order_survives_growth(void)
         }
     }
     CHECK_EQ(cl_events_take(&events, out, 64, 0), 0);
-    cl_events_free(&events);
 }
 
-static void test_nothing_is_lost_by_stopping(void)
+TEST(test_nothing_is_lost_by_stopping)
 {
-    struct cl_events events;
+    SCOPED(cl_events_free) struct cl_events events;
     struct cl_event out[4];
     cl_events_init(&events);
     CHECK_EQ(cl_events_take(&events, out, 4, 1000), 0);
@@ -36,7 +35,6 @@ static void test_nothing_is_lost_by_stopping(void)
     CHECK_EQ(out[0].token, 5);
     CHECK_EQ(cl_events_take(&events, out, 4, PATIENCE_US), CL_ECLOSED);
     cl_events_push(&events, 6, CL_OK); /* nobody takes it: freed all the same */
-    cl_events_free(&events);
 }
 
 static void *take_until_stopped(void *argument)
@@ -52,9 +50,9 @@ static void *take_until_stopped(void *argument)
     return NULL;
 }
 
-static void test_between_threads(void)
+TEST(test_between_threads)
 {
-    struct cl_events events;
+    SCOPED(cl_events_free) struct cl_events events;
     pthread_t taker;
     cl_events_init(&events);
     CHECK_EQ(pthread_create(&taker, NULL, take_until_stopped, &events), 0);
@@ -62,13 +60,4 @@ static void test_between_threads(void)
         cl_events_push(&events, token, CL_OK);
     cl_events_stop(&events);
     pthread_join(taker, NULL);
-    cl_events_free(&events);
-}
-
-int main(void)
-{
-    RUN(test_order_survives_growth);
-    RUN(test_nothing_is_lost_by_stopping);
-    RUN(test_between_threads);
-    return CHECK_REPORT();
 }

@@ -39,7 +39,7 @@ static cl_plan *one_step(struct cl_step step)
     return draft_finish(&draft);
 }
 
-static void test_moves(void)
+TEST(test_moves)
 {
     struct draft draft = {.world_size = 1, .input_bytes = BYTES, .output_bytes = BYTES, .scratch_bytes = BYTES};
     struct cl_step step = {.kind = CL_COPY, .target = CL_SCRATCH, .length = BYTES};
@@ -72,7 +72,7 @@ static void test_moves(void)
     cl_plan_release(config.plan);
 }
 
-static void test_budget(void)
+TEST(test_budget)
 {
     struct draft draft = {.world_size = 1, .input_bytes = BYTES, .output_bytes = BYTES};
     for (uint32_t i = 0; i < WORDS; i++)
@@ -162,13 +162,13 @@ static void host_exchange_from(uint32_t base)
     cl_plan_release(config.plan);
 }
 
-static void test_awaits(void)
+TEST(test_awaits)
 {
     host_exchange_from(0);
     host_exchange_from(77);
 }
 
-static void test_counters_wrap(void)
+TEST(test_counters_wrap)
 {
     host_exchange_from(UINT32_MAX);
     host_exchange_from(UINT32_MAX - 1);
@@ -176,14 +176,14 @@ static void test_counters_wrap(void)
 }
 
 /* A peer that has come far enough, but in another operation: nothing of its staging is read. */
-static void test_another_call(void)
+TEST(test_another_call)
 {
     struct host host;
     struct cl_host_view view = view_of(&host, 0);
-    _Atomic uint64_t signatures[3] = {5, 5, 6};
-    _Atomic uint64_t *places[3] = {&signatures[0], &signatures[1], &signatures[2]};
-    view.signatures = places;
-    view.signature = 5;
+    _Atomic uint64_t calls[3] = {5, 5, 6};
+    _Atomic uint64_t *places[3] = {&calls[0], &calls[1], &calls[2]};
+    view.calls = places;
+    view.call = 5;
     uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
     struct cl_executor_config config = {.plan = draft_host_exchange(0, 3, BYTES, BYTES),
                                         .input = (uint8_t *)input,
@@ -205,7 +205,7 @@ static void test_another_call(void)
     cl_plan_release(config.plan);
 }
 
-static void test_several_awaits(void)
+TEST(test_several_awaits)
 {
     struct draft draft = {.world_size = 3};
     for (uint32_t peer = 1; peer < 3; peer++)
@@ -280,13 +280,13 @@ static struct cl_executor *start(struct network *network, uint32_t rank, cl_plan
     return executor;
 }
 
-static void test_messages(void)
+TEST(test_messages)
 {
     enum { MANY = 5000 };
     static uint32_t input[2][MANY], output[2][MANY];
     struct cl_executor *executors[2];
     cl_plan *plans[2];
-    struct network *network = open_network();
+    SCOPED_NETWORK *network = open_network();
     for (uint32_t rank = 0; rank < 2; rank++) {
         for (uint32_t i = 0; i < MANY; i++)
             input[rank][i] = (rank + 1) * i;
@@ -306,13 +306,12 @@ static void test_messages(void)
         cl_executor_destroy(executors[rank]);
         cl_plan_release(plans[rank]);
     }
-    network_free(network);
 }
 
 /* The received replaces what was there, and the steps behind it wait until all of it is. */
-static void test_receive_copy(void)
+TEST(test_receive_copy)
 {
-    struct network *network = open_network();
+    SCOPED_NETWORK *network = open_network();
     uint32_t input[WORDS] = {6, 7, 8, 9}, output[WORDS] = {1, 1, 1, 1};
     struct draft sender = {.world_size = 2, .input_bytes = BYTES};
     draft_add(&sender, (struct cl_step){.kind = CL_SEND, .peer = 1, .length = BYTES}, DRAFT_NONE);
@@ -336,17 +335,16 @@ static void test_receive_copy(void)
     cl_executor_destroy(to);
     cl_plan_release(plans[0]);
     cl_plan_release(plans[1]);
-    network_free(network);
 }
 
 /* The owner gets 60 of 100 packets before its deadline, and never hears from the sender again. */
-static void test_a_deadline_and_what_is_absent(void)
+TEST(test_a_deadline_and_what_is_absent)
 {
     enum { PAYLOAD = 1432, PACKETS = 100, ARRIVE = 60, COUNT = PACKETS * PAYLOAD / 4, HERE = ARRIVE * PAYLOAD / 4 };
     static uint32_t input[2][COUNT], output[COUNT];
     static const uint32_t TREATMENTS[] = {CL_RESCALE, CL_ZERO};
     for (size_t t = 0; t < 2; t++) {
-        struct network *network = open_network();
+        SCOPED_NETWORK *network = open_network();
         for (uint32_t i = 0; i < COUNT; i++) {
             input[0][i] = 2 * i;
             input[1][i] = 4 * i;
@@ -406,15 +404,14 @@ static void test_a_deadline_and_what_is_absent(void)
             cl_executor_destroy(executors[rank]);
             cl_plan_release(plans[rank]);
         }
-        network_free(network);
     }
 }
 
-static void test_failure(void)
+TEST(test_failure)
 {
-    struct network *network = open_network();
+    SCOPED_NETWORK *network = open_network();
     uint32_t input[WORDS] = {0}, output[WORDS] = {0};
-    cl_plan *plan = draft_exchange(0, 2, BYTES);
+    SCOPED_PLAN *plan = draft_exchange(0, 2, BYTES);
     struct cl_executor *executor = start(network, 0, plan, input, output);
     CHECK_EQ(poll(network, executor), CL_PROGRESS_BLOCKED);
     CHECK_EQ(cl_executor_status(executor), CL_OK);
@@ -427,11 +424,9 @@ static void test_failure(void)
     CHECK_EQ(poll(network, executor), CL_PROGRESS_FAILED);
     CHECK_EQ(cl_executor_status(executor), CL_EPEERLOST);
     cl_executor_destroy(executor);
-    cl_plan_release(plan);
-    network_free(network);
 }
 
-static void test_what_is_missing(void)
+TEST(test_what_is_missing)
 {
     struct cl_executor *executor;
     struct cl_executor_config config = {.plan = one_step((struct cl_step){.kind = CL_SEND, .peer = 1, .length = 4}),
@@ -441,20 +436,4 @@ static void test_what_is_missing(void)
     config.plan = one_step((struct cl_step){.kind = CL_AWAIT, .peer = 1, .message = 1});
     CHECK_EQ(cl_executor_create(&config, &executor), CL_EINVAL); /* no shared memory */
     cl_plan_release(config.plan);
-}
-
-int main(void)
-{
-    RUN(test_moves);
-    RUN(test_budget);
-    RUN(test_awaits);
-    RUN(test_counters_wrap);
-    RUN(test_another_call);
-    RUN(test_several_awaits);
-    RUN(test_messages);
-    RUN(test_receive_copy);
-    RUN(test_a_deadline_and_what_is_absent);
-    RUN(test_failure);
-    RUN(test_what_is_missing);
-    return CHECK_REPORT();
 }

@@ -40,9 +40,9 @@ static uint32_t next_of(struct sim_queue *queue, struct sim_pool *pool)
     return priority;
 }
 
-static void test_above_the_threshold_it_marks_or_drops(void)
+TEST(test_above_the_threshold_it_marks_or_drops)
 {
-    struct sim_pool pool = {.datagram_bytes = BYTES};
+    SCOPED(sim_pool_free) struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_queue queue = port_of(100 * TAKEN, 2 * TAKEN);
     for (int i = 0; i < 2; i++)
         CHECK(offer(&queue, &pool, 3, SIM_NOT_ECT));
@@ -54,12 +54,11 @@ static void test_above_the_threshold_it_marks_or_drops(void)
     queue.drops = false; /* a host drops nothing of its own */
     CHECK(offer(&queue, &pool, 3, SIM_NOT_ECT));
     CHECK_EQ(queue.overflowed, 0);
-    sim_pool_free(&pool);
 }
 
-static void test_job_and_others_have_half_each(void)
+TEST(test_job_and_others_have_half_each)
 {
-    struct sim_pool pool = {.datagram_bytes = BYTES};
+    SCOPED(sim_pool_free) struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_queue queue = port_of(4 * TAKEN, 0);
     for (int i = 0; i < 2; i++) {
         CHECK(offer(&queue, &pool, 5, SIM_ECT));
@@ -73,13 +72,12 @@ static void test_job_and_others_have_half_each(void)
     for (size_t i = 0; i < sizeof ORDER / sizeof *ORDER; i++)
         CHECK_EQ(next_of(&queue, &pool), ORDER[i]);
     CHECK_EQ(queue.bytes, 0);
-    sim_pool_free(&pool);
 }
 
 /* A class that waits cannot shut out a class that goes first; a class alone has all room. */
-static void test_classes_leave_room_for_each_other(void)
+TEST(test_classes_leave_room_for_each_other)
 {
-    struct sim_pool pool = {.datagram_bytes = BYTES};
+    SCOPED(sim_pool_free) struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_queue queue = port_of(72 * TAKEN, 0);
     uint32_t taken[2] = {0};
     for (uint8_t class = 2; class -- > 0;)
@@ -89,13 +87,12 @@ static void test_classes_leave_room_for_each_other(void)
     CHECK_EQ(taken[0], 8);
     while (next_of(&queue, &pool) != 99) {
     }
-    sim_pool_free(&pool);
 }
 
 /* One queue may take half of an empty buffer, and a second queue half of the rest. */
-static void test_shared_buffer(void)
+TEST(test_shared_buffer)
 {
-    struct sim_pool pool = {.datagram_bytes = BYTES};
+    SCOPED(sim_pool_free) struct sim_pool pool = {.datagram_bytes = BYTES};
     struct sim_buffer buffer = {.limit_bytes = 16 * TAKEN};
     struct sim_queue one = port_of(1000 * TAKEN, 0), two = one;
     one.buffer = two.buffer = &buffer;
@@ -109,7 +106,6 @@ static void test_shared_buffer(void)
     while (next_of(&one, &pool) != 99 || next_of(&two, &pool) != 99) {
     }
     CHECK_EQ(buffer.bytes, 0);
-    sim_pool_free(&pool);
 }
 
 /* ---- the fabric ---- */
@@ -176,7 +172,7 @@ static uint32_t finish(struct fixture *fixture)
     return spines;
 }
 
-static void test_times_of_routes(void)
+TEST(test_times_of_routes)
 {
     static const struct {
         uint16_t from, to;
@@ -195,7 +191,7 @@ static void test_times_of_routes(void)
     }
 }
 
-static void test_one_spine_by_flow_all_by_packet(void)
+TEST(test_one_spine_by_flow_all_by_packet)
 {
     struct fixture fixture;
     for (int spray = 0; spray < 2; spray++) {
@@ -207,15 +203,4 @@ static void test_one_spine_by_flow_all_by_packet(void)
         CHECK(spray || fixture.in_order);
         CHECK(fixture.last_ns < 100 * 1000 + 5000); /* the hosts' links are the limit */
     }
-}
-
-int main(void)
-{
-    RUN(test_above_the_threshold_it_marks_or_drops);
-    RUN(test_job_and_others_have_half_each);
-    RUN(test_classes_leave_room_for_each_other);
-    RUN(test_shared_buffer);
-    RUN(test_times_of_routes);
-    RUN(test_one_spine_by_flow_all_by_packet);
-    return CHECK_REPORT();
 }

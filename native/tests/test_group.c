@@ -19,8 +19,8 @@ const char *__tsan_default_options(void)
 /* Every rank runs `rounds` calls, each with the right sum. */
 static void exercise(uint32_t size, const char *wire, double loss, bool shared, uint32_t rounds)
 {
-    struct world world = open_world(size, wire, loss);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(size, wire, loss);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct job jobs[RANKS_MAX];
     for (uint32_t rank = 0; rank < size; rank++)
         jobs[rank] =
@@ -32,35 +32,33 @@ static void exercise(uint32_t size, const char *wire, double loss, bool shared, 
     CHECK_EQ(stats.operations_failed, 0);
     CHECK((stats.packets_sent > 0) == (strcmp(wire, "none") != 0));
     CHECK(loss == 0 || stats.packets_retransmitted > 0);
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_mem(void)
+TEST(test_mem)
 {
     exercise(3, "mem", 0, false, 30);
 }
 
-static void test_mem_with_loss(void)
+TEST(test_mem_with_loss)
 {
     exercise(3, "mem", LOSS, false, 60);
 }
 
-static void test_udp(void)
+TEST(test_udp)
 {
     exercise(4, "udp", 0, false, 30);
 }
 
-static void test_shared_memory(void)
+TEST(test_shared_memory)
 {
     exercise(4, "none", 0, true, 100);
 }
 
 /* Two ranks share memory, the third is alone on its host: every rank's plan posts all the same. */
-static void test_mixed_hosts(void)
+TEST(test_mixed_hosts)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = {.world = &world};
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = {.world = &world};
     static const uint32_t pair[] = {0, 1};
     int32_t fd;
     CHECK_EQ(cl_host_create(2, STAGING, &fd), CL_OK);
@@ -98,21 +96,19 @@ static void test_mixed_hosts(void)
             free(calls[rank]);
         }
     }
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_alone(void)
+TEST(test_alone)
 {
     exercise(1, "none", 0, false, 3);
 }
 
 /* ---- many threads, many groups ---- */
 
-static void test_many_threads(void)
+TEST(test_many_threads)
 {
     enum { TEAMS = 3, THREADS = 3, RANKS = 2 };
-    struct world world = open_world(RANKS, "mem", LOSS);
+    SCOPED_WORLD world = open_world(RANKS, "mem", LOSS);
     struct team teams[TEAMS];
     struct job jobs[TEAMS * THREADS * RANKS];
     size_t count = 0;
@@ -130,15 +126,14 @@ static void test_many_threads(void)
     run_jobs(jobs, count);
     for (uint32_t t = 0; t < TEAMS; t++)
         close_team(&teams[t]);
-    close_world(&world);
 }
 
-static void test_many_in_flight(void)
+TEST(test_many_in_flight)
 {
     enum { CALLS = 40, RANKS = 2 };
     for (int shared = 0; shared < 2; shared++) {
-        struct world world = open_world(RANKS, "mem", 0);
-        struct team team = open_team(&world, 1, shared);
+        SCOPED_WORLD world = open_world(RANKS, "mem", 0);
+        SCOPED_TEAM team = open_team(&world, 1, shared);
         struct call *calls[RANKS][CALLS];
         cl_operation *operations[RANKS][CALLS];
         for (uint32_t i = 0; i < CALLS; i++) {
@@ -155,14 +150,12 @@ static void test_many_in_flight(void)
                 free(calls[rank][i]);
             }
         }
-        close_team(&team);
-        close_world(&world);
     }
 }
 
 /* ---- failures ---- */
 
-static void test_bad_arguments(void)
+TEST(test_bad_arguments)
 {
     struct world world = open_world(2, "mem", 0);
     struct team team = open_team(&world, 1, false);
@@ -217,8 +210,8 @@ static void test_bad_arguments(void)
 /* Rank 0 calls, nobody else does. */
 static void time_out(bool shared, bool here)
 {
-    struct world world = open_world(2, "mem", 0);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(2, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct call *call = make_call(0, 1);
     cl_operation *operation;
     if (here) {
@@ -235,11 +228,9 @@ static void time_out(bool shared, bool here)
     CHECK_EQ(cl_operation_wait(operation, 0), CL_EABORTED);
     cl_operation_release(operation);
     free(call);
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_timeout(void)
+TEST(test_timeout)
 {
     time_out(false, true);
     time_out(false, false);
@@ -247,25 +238,23 @@ static void test_timeout(void)
     time_out(true, false);
 }
 
-static void test_longest_timeout(void)
+TEST(test_longest_timeout)
 {
-    struct world world = open_world(2, "none", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(2, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     struct job first = {.team = &team, .rank = 0, .rounds = 1, .timeout_us = UINT64_MAX};
     struct job second = {.team = &team, .rank = 1, .rounds = 1, .timeout_us = PATIENCE_US};
     pthread_create(&first.thread, NULL, work, &first);
     usleep(10000);
     run_jobs(&second, 1);
     pthread_join(first.thread, NULL);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* One rank has no memory for its operation: the others must not wait for it. */
-static void test_no_memory(void)
+TEST(test_no_memory)
 {
-    struct world world = open_world(2, "none", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(2, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     struct draft draft = {.world_size = 2, .scratch_bytes = UINT64_MAX / 4};
     draft_add(&draft, (struct cl_step){.kind = CL_POST, .message = 1}, DRAFT_NONE);
     cl_plan_release(team.plans[0]);
@@ -275,15 +264,13 @@ static void test_no_memory(void)
         {.team = &team, .rank = 1, .rounds = 1, .expected = CL_EABORTED, .timeout_us = PATIENCE_US},
     };
     run_jobs(jobs, 2);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* All ranks but the last are inside an operation when one of them aborts. */
 static void abort_while_waiting(bool shared, uint32_t submit_every)
 {
-    struct world world = open_world(4, "mem", 0);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(4, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++) {
         jobs[rank] = (struct job){.team = &team,
@@ -303,11 +290,9 @@ static void abort_while_waiting(bool shared, uint32_t submit_every)
     struct call *late = make_call(3, 1);
     CHECK_EQ(run_call(&team, 3, late, PATIENCE_US), CL_EABORTED);
     free(late);
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_abort(void)
+TEST(test_abort)
 {
     abort_while_waiting(false, 0);
     abort_while_waiting(true, 0);
@@ -317,8 +302,8 @@ static void test_abort(void)
 /* The one that closes its group fails its own operations; its peers, waiting for it, must hear of it. */
 static void close_while_in_flight(bool shared, uint32_t submit_every)
 {
-    struct world world = open_world(2, "mem", 0);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(2, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct call *call = make_call(0, 1);
     struct job peer = {.team = &team,
                        .rank = 1,
@@ -358,11 +343,9 @@ static void close_while_in_flight(bool shared, uint32_t submit_every)
     CHECK_EQ(event.status, CL_ECLOSED);
     free(call);
     pthread_join(peer.thread, NULL);
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_close_while_in_flight(void)
+TEST(test_close_while_in_flight)
 {
     close_while_in_flight(false, 1);
     close_while_in_flight(true, 1);
@@ -370,7 +353,7 @@ static void test_close_while_in_flight(void)
 }
 
 /* Operations that have ended here but not there: closing must not disturb them. */
-static void test_close_after_the_last_operation(void)
+TEST(test_close_after_the_last_operation)
 {
     for (uint32_t round = 0; round < 10; round++) {
         struct world world = open_world(2, "mem", LOSS);
@@ -392,10 +375,10 @@ static void test_close_after_the_last_operation(void)
 }
 
 /* A peer on the network that says no more: everybody learns which. */
-static void test_silence(void)
+TEST(test_silence)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++)
         jobs[rank] = (struct job){.team = &team, .rank = rank, .rounds = 1, .timeout_us = PATIENCE_US};
@@ -417,14 +400,12 @@ static void test_silence(void)
     }
     CHECK_EQ(culprits[0], 2);
     CHECK_EQ(culprits[1], 2); /* rank 0 has told it */
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_mismatch(void)
+TEST(test_mismatch)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     cl_plan_release(team.plans[1]);
     team.plans[1] = draft_exchange(1, 3, 4 * WORDS - 400);
     struct job jobs[3];
@@ -432,15 +413,13 @@ static void test_mismatch(void)
         jobs[rank] =
             (struct job){.team = &team, .rank = rank, .rounds = 1, .expected = CL_EMISMATCH, .timeout_us = PATIENCE_US};
     run_jobs(jobs, 3);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* Calls of one shape that are not the same: only their signatures tell them apart. */
 static void check_signatures(bool shared)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++) {
         team.plans[rank]->signature = 77;
@@ -455,35 +434,10 @@ static void check_signatures(bool shared)
     uint32_t culprit = 9;
     CHECK_EQ(cl_group_status(team.groups[1], &culprit), CL_EMISMATCH);
     CHECK(culprit < 3);
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_signatures(void)
+TEST(test_signatures)
 {
     check_signatures(false);
     check_signatures(true);
-}
-
-int main(void)
-{
-    RUN(test_mem);
-    RUN(test_mem_with_loss);
-    RUN(test_udp);
-    RUN(test_shared_memory);
-    RUN(test_mixed_hosts);
-    RUN(test_alone);
-    RUN(test_many_threads);
-    RUN(test_many_in_flight);
-    RUN(test_bad_arguments);
-    RUN(test_timeout);
-    RUN(test_longest_timeout);
-    RUN(test_no_memory);
-    RUN(test_abort);
-    RUN(test_close_while_in_flight);
-    RUN(test_close_after_the_last_operation);
-    RUN(test_silence);
-    RUN(test_mismatch);
-    RUN(test_signatures);
-    return CHECK_REPORT();
 }

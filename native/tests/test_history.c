@@ -2,9 +2,9 @@
 
 #include "tests/check.h"
 
-static void test_exact_ids(void)
+TEST(test_exact_ids)
 {
-    struct cl_history history = {0};
+    SCOPED(cl_history_free) struct cl_history history = {0};
     struct cl_message_id id = {1, 10, 3}, other_group = {2, 10, 3}, other_index = {1, 10, 4},
                          other_sequence = {1, 11, 3};
     CHECK(!cl_history_contains(&history, &id));
@@ -18,24 +18,22 @@ static void test_exact_ids(void)
     cl_history_drop_group(&history, 1);
     CHECK(!cl_history_contains(&history, &id));
     CHECK(cl_history_contains(&history, &other_group));
-    cl_history_free(&history);
 }
 
-static void test_whole_sequence(void)
+TEST(test_whole_sequence)
 {
-    struct cl_history history = {0};
+    SCOPED(cl_history_free) struct cl_history history = {0};
     struct cl_message_id first = {1, 5, 0}, any = {1, 5, 123456}, next = {1, 6, 0};
     CHECK(cl_history_add_sequence(&history, 1, 5));
     CHECK(cl_history_contains(&history, &first));
     CHECK(cl_history_contains(&history, &any));
     CHECK(!cl_history_contains(&history, &next));
-    cl_history_free(&history);
 }
 
 /* A group that lives for long: memory stays bounded, the recent past is exact, the distant past counts as finished. */
-static void test_bounded(void)
+TEST(test_bounded)
 {
-    struct cl_history history = {0};
+    SCOPED(cl_history_free) struct cl_history history = {0};
     for (uint32_t sequence = 0; sequence < 50000; sequence++)
         for (uint32_t index = 3; index-- > 0;) { /* out of order */
             struct cl_message_id id = {1, sequence, index};
@@ -47,13 +45,12 @@ static void test_bounded(void)
     CHECK(cl_history_contains(&history, &recent));
     CHECK(!cl_history_contains(&history, &never));
     CHECK(!cl_history_contains(&history, &future));
-    cl_history_free(&history);
 }
 
 /* Tags come in any order, their receives are posted in order: what was posted is exact, however many tags there are. */
-static void test_point_to_point(void)
+TEST(test_point_to_point)
 {
-    struct cl_history history = {0};
+    SCOPED(cl_history_free) struct cl_history history = {0};
     const uint32_t group = 1 | CL_GROUP_P2P;
     for (uint32_t tag = 0; tag < 3 * CL_HISTORY_RANGES; tag++) {
         struct cl_message_id id = {group, 2 * tag, 0}; /* with gaps */
@@ -69,14 +66,4 @@ static void test_point_to_point(void)
     CHECK(!cl_history_contains(&history, &operation));
     cl_history_drop_group(&history, group);
     CHECK(!cl_history_contains(&history, &first));
-    cl_history_free(&history);
-}
-
-int main(void)
-{
-    RUN(test_exact_ids);
-    RUN(test_whole_sequence);
-    RUN(test_bounded);
-    RUN(test_point_to_point);
-    return CHECK_REPORT();
 }

@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 /* Both 32-bit counters of a group's order pass zero in the middle. */
-static void test_counters_wrap(void)
+TEST(test_counters_wrap)
 {
-    struct world world = open_world(2, "none", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(2, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     struct job jobs[2];
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct cl_group *group = team.groups[rank];
@@ -21,17 +21,15 @@ static void test_counters_wrap(void)
     }
     run_jobs(jobs, 2);
     CHECK(team.groups[0]->host_queue.base < 100);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* A host operation waits for its turn, and the turn comes while the engine is about to sleep. */
-static void test_a_turn_that_comes_late(void)
+TEST(test_a_turn_that_comes_late)
 {
-    struct world world = open_world(1, "none", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(1, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     struct cl_group *group = team.groups[0];
-    cl_plan *plan = draft_host_exchange(0, 1, 4, STAGING);
+    SCOPED_PLAN *plan = draft_host_exchange(0, 1, 4, STAGING);
     uint32_t word = 1;
     struct cl_operation_request request = {.plan = plan, .input = &word, .output = &word, .dtype = CL_U32};
     struct cl_operation operation;
@@ -47,17 +45,14 @@ static void test_a_turn_that_comes_late(void)
     group->first = NULL;
     pthread_mutex_unlock(&world.engines[0]->core);
     cl_operation_free(&operation);
-    cl_plan_release(plan);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* What a rank that gives up leaves behind must not look like a result to the others: here rank 1 waits for rank 0's
  * second post, while rank 0 waits for a third rank, in vain. */
-static void test_no_result_from_a_rank_that_failed(void)
+TEST(test_no_result_from_a_rank_that_failed)
 {
-    struct world world = open_world(3, "none", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(3, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     struct draft draft = {.rank = 0, .world_size = 3, .staging_bytes = STAGING};
     uint32_t last = draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = 2, .message = 1}, DRAFT_NONE);
     draft_add(&draft, (struct cl_step){.kind = CL_POST, .message = 1}, last);
@@ -73,31 +68,27 @@ static void test_no_result_from_a_rank_that_failed(void)
         {.team = &team, .rank = 1, .rounds = 1, .expected = CL_EABORTED, .timeout_us = PATIENCE_US},
     };
     run_jobs(jobs, 2);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* Bells that nobody hears cost time, not the operation. */
-static void test_lost_bells(void)
+TEST(test_lost_bells)
 {
-    struct world world = open_world(2, "none", 0);
+    SCOPED_WORLD world = open_world(2, "none", 0);
     memset(world.bells, 'x', sizeof world.bells);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     struct job jobs[2];
     for (uint32_t rank = 0; rank < 2; rank++)
         jobs[rank] =
             (struct job){.team = &team, .rank = rank, .rounds = 2, .submit_every = 1, .timeout_us = PATIENCE_US};
     run_jobs(jobs, 2);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* One thread runs an operation in cl_run when another closes the group. */
-static void test_close_under_a_caller(void)
+TEST(test_close_under_a_caller)
 {
     for (int round = 0; round < 20; round++) {
-        struct world world = open_world(2, "none", 0);
-        struct team team = open_team(&world, 1, true);
+        SCOPED_WORLD world = open_world(2, "none", 0);
+        SCOPED_TEAM team = open_team(&world, 1, true);
         struct job caller = {.team = &team, .rank = 0, .rounds = 1, .expected = CL_ECLOSED, .timeout_us = PATIENCE_US};
         pthread_create(&caller.thread, NULL, work, &caller);
         while (!atomic_load(&team.groups[0]->host_queue.taken)) {
@@ -105,15 +96,13 @@ static void test_close_under_a_caller(void)
         cl_group_close(team.groups[0]);
         team.groups[0] = NULL;
         pthread_join(caller.thread, NULL);
-        close_team(&team);
-        close_world(&world);
     }
 }
 
-static void test_deaths(void)
+TEST(test_deaths)
 {
-    struct world world = open_world(4, "none", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(4, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     pid_t children[2];
     for (uint16_t i = 0; i < 2; i++) {
         children[i] = fork();
@@ -137,22 +126,8 @@ static void test_deaths(void)
     uint32_t culprit = 9;
     CHECK_EQ(cl_group_status(team.groups[0], &culprit), CL_EPEERLOST);
     CHECK_EQ(culprit, 1);
-    struct team second = open_team(&world, 2, true); /* of a group that is made later, the dead are no members either */
+    SCOPED_TEAM second = open_team(&world, 2, true); /* of a group that is made later, the dead are no members either */
     CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, children[0]), CL_OK);
     job.team = &second;
     run_jobs(&job, 1);
-    close_team(&team);
-    close_team(&second);
-    close_world(&world);
-}
-
-int main(void)
-{
-    RUN(test_counters_wrap);
-    RUN(test_a_turn_that_comes_late);
-    RUN(test_no_result_from_a_rank_that_failed);
-    RUN(test_lost_bells);
-    RUN(test_close_under_a_caller);
-    RUN(test_deaths);
-    return CHECK_REPORT();
 }

@@ -48,7 +48,7 @@ static double slowest(struct network *network, uint32_t senders)
     return most;
 }
 
-static void test_shallow_port(void)
+TEST(test_shallow_port)
 {
     static const uint32_t PACKETS[] = {16, 32, 64, 150};
     for (int i = 0; i < 4; i++)
@@ -56,7 +56,7 @@ static void test_shallow_port(void)
             CHECK(slowest(start(PACKETS[i], seed), SENDERS) < (i == 0 ? 1.15 : 1.05));
 }
 
-static void test_with_random_loss(void)
+TEST(test_with_random_loss)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
         struct network *network = start(32, seed);
@@ -65,7 +65,7 @@ static void test_with_random_loss(void)
     }
 }
 
-static void test_hosts_that_sleep(void)
+TEST(test_hosts_that_sleep)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
         struct network *network = start(64, seed);
@@ -76,10 +76,10 @@ static void test_hosts_that_sleep(void)
 
 /* Everybody's share is the same a few milliseconds after the start, not seconds: no sender is done long before the
  * others. */
-static void test_shares_are_equal_at_once(void)
+TEST(test_shares_are_equal_at_once)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
-        struct network *network = start(64, seed);
+        SCOPED_NETWORK *network = start(64, seed);
         uint64_t start_us = network_now_us(network), first_us = UINT64_MAX, last_us = 0;
         post(network, 1, SENDERS);
         network_run_until(network, start_us + 10000000);
@@ -89,14 +89,13 @@ static void test_shares_are_equal_at_once(void)
             last_us = us > last_us ? us : last_us;
         }
         CHECK(first_us * 10 > last_us * 6);
-        network_free(network);
     }
 }
 
 /* A sender that comes late, or goes, changes the others' shares; the port is never idle for it. */
-static void test_senders_come_and_go(void)
+TEST(test_senders_come_and_go)
 {
-    struct network *network = start(64, 1);
+    SCOPED_NETWORK *network = start(64, 1);
     uint64_t start_us = network_now_us(network);
     for (uint32_t i = 1; i <= 4; i++)
         post(network, i, 2);
@@ -113,15 +112,4 @@ static void test_senders_come_and_go(void)
         ;
     CHECK((double)(network_now_us(network) - start_us) < 1.05 * 9 * ideal_us(BYTES));
     CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 0); /* nothing is awaited of anybody */
-    network_free(network);
-}
-
-int main(void)
-{
-    RUN(test_shallow_port);
-    RUN(test_with_random_loss);
-    RUN(test_hosts_that_sleep);
-    RUN(test_shares_are_equal_at_once);
-    RUN(test_senders_come_and_go);
-    return CHECK_REPORT();
 }

@@ -27,7 +27,7 @@ static uint32_t count(uint64_t now_us)
     return cl_active_set_count(&ingress.senders, CL_INGRESS_IDLE_US, now_us);
 }
 
-static void test_rate_and_senders(void)
+TEST(test_rate_and_senders)
 {
     start();
     CHECK_EQ(cl_ingress_rate(&ingress), 0);
@@ -39,7 +39,7 @@ static void test_rate_and_senders(void)
 }
 
 /* Idle times, within and between epochs, are not the port's fault. */
-static void test_pauses_do_not_lower_it(void)
+TEST(test_pauses_do_not_lower_it)
 {
     start();
     uint64_t now_us = 1000;
@@ -50,7 +50,7 @@ static void test_pauses_do_not_lower_it(void)
     CHECK_EQ(cl_ingress_rate(&ingress), 25000);
 }
 
-static void test_follows_a_slower_port(void)
+TEST(test_follows_a_slower_port)
 {
     start();
     uint64_t now_us = receive(3, 1000, 60, 1000);
@@ -58,20 +58,11 @@ static void test_follows_a_slower_port(void)
     CHECK_EQ(cl_ingress_rate(&ingress), 12500);
 }
 
-static void test_times_that_run_backwards(void)
+TEST(test_times_that_run_backwards)
 {
     start();
     uint64_t now_us = receive(2, 100, 60, 1000);
     cl_ingress_on_packet(&ingress, &senders[0], BYTES, 5); /* from another socket */
     receive(2, 100, 60, now_us);
     CHECK(cl_ingress_rate(&ingress) <= 25400);
-}
-
-int main(void)
-{
-    RUN(test_rate_and_senders);
-    RUN(test_pauses_do_not_lower_it);
-    RUN(test_follows_a_slower_port);
-    RUN(test_times_that_run_backwards);
-    return CHECK_REPORT();
 }

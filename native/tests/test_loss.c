@@ -27,6 +27,7 @@ static void on_late(void *argument, const struct cl_sent_packet *packet)
 /* `count` packets, one per 10 us from 0 on, over a path with a round trip of 800 us. */
 static void start(uint32_t count)
 {
+    cl_sent_free(&sent);
     sent = (struct cl_sent){0};
     cl_loss_init(&loss);
     cl_rtt_init(&rtt);
@@ -51,7 +52,7 @@ static void detect(uint64_t now_us)
     cl_loss_detect(&loss, &sent, &rtt, now_us, on_lost, NULL);
 }
 
-static void test_packet_threshold(void)
+TEST(test_packet_threshold)
 {
     start(10);
     detect(100000);
@@ -64,10 +65,9 @@ static void test_packet_threshold(void)
     CHECK_EQ(lost_count, 2); /* 0 and 1, not 3 */
     CHECK(!cl_sent_find(&sent, 1));
     CHECK(cl_sent_find(&sent, 3) != NULL);
-    cl_sent_free(&sent);
 }
 
-static void test_time_threshold(void)
+TEST(test_time_threshold)
 {
     start(10);
     acknowledge(1);
@@ -78,11 +78,10 @@ static void test_time_threshold(void)
     detect(901);
     CHECK_EQ(lost_count, 1);
     CHECK_EQ(loss.deadline_us, UINT64_MAX); /* later packets were not overtaken */
-    cl_sent_free(&sent);
 }
 
 /* Switches let it pass. */
-static void test_what_is_urgent_overtakes(void)
+TEST(test_what_is_urgent_overtakes)
 {
     start(2);
     for (uint32_t i = 0; i < 2; i++)
@@ -102,10 +101,9 @@ static void test_what_is_urgent_overtakes(void)
     acknowledge(1);
     detect(50902);
     CHECK_EQ(sent.packets, 0);
-    cl_sent_free(&sent);
 }
 
-static void test_late_acknowledgement_adapts(void)
+TEST(test_late_acknowledgement_adapts)
 {
     start(30);
     acknowledge(20);
@@ -123,10 +121,9 @@ static void test_late_acknowledgement_adapts(void)
     frame.refused[0] = frame.came[0] = (struct cl_range){13, 14};
     cl_loss_on_frame(&loss, &frame, on_late, NULL);
     CHECK_EQ(late_count, 1); /* refused is not acknowledged */
-    cl_sent_free(&sent);
 }
 
-static void test_pto(void)
+TEST(test_pto)
 {
     start(0);
     CHECK_EQ(cl_loss_pto_us(&loss, &sent, &rtt), UINT64_MAX);
@@ -145,26 +142,13 @@ static void test_pto(void)
     CHECK_EQ(before_us, CL_LOSS_PTO_MAX_US);
     rtt.smoothed_us = 300000; /* a slow link: the cap must not make every packet spurious */
     CHECK(cl_loss_pto_us(&loss, &sent, &rtt) > 5000 + 300000);
-    cl_sent_free(&sent);
 }
 
-static void test_give_up(void)
+TEST(test_give_up)
 {
     start(5);
     acknowledge(2);
     cl_loss_give_up(&loss, &sent, on_lost, NULL);
     CHECK_EQ(lost_count, 4);
     CHECK_EQ(sent.packets, 0);
-    cl_sent_free(&sent);
-}
-
-int main(void)
-{
-    RUN(test_packet_threshold);
-    RUN(test_time_threshold);
-    RUN(test_what_is_urgent_overtakes);
-    RUN(test_late_acknowledgement_adapts);
-    RUN(test_pto);
-    RUN(test_give_up);
-    return CHECK_REPORT();
 }

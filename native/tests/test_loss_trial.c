@@ -10,7 +10,7 @@ static enum cl_loss_trial_verdict judge(struct cl_loss_trial *trial, uint32_t ac
     return cl_loss_trial_judge(trial, false);
 }
 
-static void test_what_is_tolerated(void)
+TEST(test_what_is_tolerated)
 {
     static const struct {
         uint32_t acked, lost;
@@ -24,7 +24,7 @@ static void test_what_is_tolerated(void)
 }
 
 /* A window of a few packets never loses four of them in a round. */
-static void test_small_windows_add_up(void)
+TEST(test_small_windows_add_up)
 {
     struct cl_loss_trial trial = {0};
     int rounds = 1;
@@ -34,7 +34,7 @@ static void test_small_windows_add_up(void)
 }
 
 /* Whatever we send, a fifth is lost. */
-static void test_a_lossy_link_is_found_out(void)
+TEST(test_a_lossy_link_is_found_out)
 {
     struct cl_loss_trial trial = {0};
     CHECK_EQ(judge(&trial, 80, 20), CL_LOSS_TRIAL_FULL);
@@ -49,7 +49,7 @@ static void test_a_lossy_link_is_found_out(void)
 }
 
 /* A full buffer of a link on which others press as well: less is lost after each cut, but never little. */
-static void test_a_full_buffer_stays_one(void)
+TEST(test_a_full_buffer_stays_one)
 {
     struct cl_loss_trial trial = {0};
     double sent = 4, link = 1;
@@ -66,14 +66,14 @@ static void test_a_full_buffer_stays_one(void)
 }
 
 /* Nothing that lossy is put down to the link: a cut would tell too little. */
-static void test_half_of_all_packets(void)
+TEST(test_half_of_all_packets)
 {
     struct cl_loss_trial trial = {0};
     for (int i = 0; i < 50; i++)
         CHECK_EQ(judge(&trial, 100, 100), CL_LOSS_TRIAL_FULL);
 }
 
-static void test_a_queue_is_no_mystery(void)
+TEST(test_a_queue_is_no_mystery)
 {
     struct cl_loss_trial trial = {0};
     for (int i = 0; i < 10; i++) {
@@ -82,7 +82,7 @@ static void test_a_queue_is_no_mystery(void)
     }
 }
 
-static void test_tolerance_is_forgotten(void)
+TEST(test_tolerance_is_forgotten)
 {
     struct cl_loss_trial trial = {0};
     judge(&trial, 80, 20);
@@ -91,16 +91,4 @@ static void test_tolerance_is_forgotten(void)
         CHECK_EQ(judge(&trial, 300, 0), CL_LOSS_TRIAL_NONE);
     cl_loss_trial_skip(&trial);
     CHECK_EQ(judge(&trial, 80, 20), CL_LOSS_TRIAL_FULL);
-}
-
-int main(void)
-{
-    RUN(test_what_is_tolerated);
-    RUN(test_small_windows_add_up);
-    RUN(test_a_lossy_link_is_found_out);
-    RUN(test_a_full_buffer_stays_one);
-    RUN(test_half_of_all_packets);
-    RUN(test_a_queue_is_no_mystery);
-    RUN(test_tolerance_is_forgotten);
-    return CHECK_REPORT();
 }

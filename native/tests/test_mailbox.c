@@ -114,8 +114,9 @@ static struct town *found(uint32_t size, double mbit_per_s, size_t unexpected_li
     return town;
 }
 
-static void abandon(struct town *town)
+static void abandon(struct town *const *abandoned)
 {
+    struct town *town = *abandoned;
     for (uint32_t i = 0; i < town->size; i++) {
         cl_mailbox_free(&town->ranks[i].mailbox);
         free(town->ranks[i].receives);
@@ -127,6 +128,8 @@ static void abandon(struct town *town)
     network_free(town->network);
     free(town);
 }
+
+#define SCOPED_TOWN SCOPED(abandon) struct town
 
 static void match(struct town *town)
 {
@@ -177,10 +180,10 @@ static void check_bytes(const struct receive *receive, uint8_t value)
 }
 
 /* Of one tag in order, of different tags in any; messages before their receives and the other way round; both ways. */
-static void test_order_per_tag(void)
+TEST(test_order_per_tag)
 {
     enum { MESSAGES = 60, TAGS = 3 };
-    struct town *town = found(2, 1000, 1 << 20, 1);
+    SCOPED_TOWN *town = found(2, 1000, 1 << 20, 1);
     network_set_noise(town->network,
                       (struct sim_noise){.reorder = 0.5, .reorder_ns = 2000000, .loss = 0.2, .duplicate = 0.1});
     for (uint32_t early = 0; early < 2; early++) {
@@ -203,15 +206,14 @@ static void test_order_per_tag(void)
                 check_bytes(got, content(1 - rank, got->length / 100));
             }
     }
-    abandon(town);
 }
 
 /* Every message has a tag of its own, many more of them than a history of ranges would hold; repetitions of old packets
  * are no new messages. */
-static void test_many_tags(void)
+TEST(test_many_tags)
 {
     enum { ROUNDS = 60, TAGS = 100 };
-    struct town *town = found(2, 1000, 1 << 20, 2);
+    SCOPED_TOWN *town = found(2, 1000, 1 << 20, 2);
     struct rank *to = &town->ranks[1];
     network_set_noise(town->network,
                       (struct sim_noise){.duplicate = 0.5,
@@ -232,12 +234,11 @@ static void test_many_tags(void)
     CHECK(to->host->endpoint->announcements.messages.first == NULL);
     CHECK_EQ(town->ranks[0].mailbox.sent[1].count, 1);
     CHECK_EQ(to->host->endpoint->peers.list[0]->history.groups[0].posted.count, 1);
-    abandon(town);
 }
 
-static void test_index_wraps(void)
+TEST(test_index_wraps)
 {
-    struct town *town = found(2, 1000, 1 << 20, 3);
+    SCOPED_TOWN *town = found(2, 1000, 1 << 20, 3);
     struct cl_message_id first = {GROUP | CL_GROUP_P2P, 9, 0};
     uint32_t index;
     CHECK(cl_mailbox_send(&town->ranks[0].mailbox, 1, 9, UINT32_MAX - 1, &index));
@@ -251,15 +252,14 @@ static void test_index_wraps(void)
     for (uint32_t i = 0; i < 5; i++)
         check_bytes(&town->ranks[1].receives[i], content(0, i));
     CHECK_EQ(town->ranks[1].receives[4].ticket.index, 2);
-    abandon(town);
 }
 
 /* Three senders, a lossy network, receives before and after: every message once, each sender's in order. */
-static void test_any_source(void)
+TEST(test_any_source)
 {
     enum { MESSAGES = 20 };
     for (uint64_t seed = 0; seed < 10; seed++) {
-        struct town *town = found(4, 1000, 1 << 20, seed);
+        SCOPED_TOWN *town = found(4, 1000, 1 << 20, seed);
         const struct rank *to = &town->ranks[3];
         network_set_noise(town->network, (struct sim_noise){.loss = 0.1, .reorder = 0.3, .reorder_ns = 3000000});
         for (uint32_t i = 0; i < MESSAGES; i++)
@@ -277,14 +277,13 @@ static void test_any_source(void)
             check_bytes(&to->receives[i], content(source, numbers[source]++));
         }
         CHECK(to->mailbox.queues == NULL && to->host->endpoint->announcements.wanted_count == 0);
-        abandon(town);
     }
 }
 
 /* Nobody who sends much may keep the others waiting: who came first is first. */
-static void test_any_source_is_fair(void)
+TEST(test_any_source_is_fair)
 {
-    struct town *town = found(3, 1000, 1 << 20, 4);
+    SCOPED_TOWN *town = found(3, 1000, 1 << 20, 4);
     for (uint32_t i = 0; i < 10; i++) {
         send(town, 0, 2, 0, 10, content(0, i));
         if (i == 1)
@@ -294,13 +293,12 @@ static void test_any_source_is_fair(void)
     for (uint32_t i = 0; i < 11; i++)
         CHECK_EQ(receive(town, 2, CL_ANY_SOURCE, 0, 10)->ticket.source, i == 2);
     CHECK(settle(town));
-    abandon(town);
 }
 
 /* A receive from a given rank waits behind one from any source, which was called first; other tags do not. */
-static void test_given_source_waits_its_turn(void)
+TEST(test_given_source_waits_its_turn)
 {
-    struct town *town = found(3, 1000, 1 << 20, 5);
+    SCOPED_TOWN *town = found(3, 1000, 1 << 20, 5);
     const struct receive *any = receive(town, 2, CL_ANY_SOURCE, 7, 10);
     const struct receive *given = receive(town, 2, 0, 7, 10);
     const struct receive *other = receive(town, 2, 0, 8, 10);
@@ -318,16 +316,15 @@ static void test_given_source_waits_its_turn(void)
     check_bytes(given, 72);
     check_bytes(last, 71);
     CHECK_EQ(last->ticket.source, 1);
-    abandon(town);
 }
 
-/* The memory for unexpected packets is full. The rank waited for is heard all the same, whether its message came before
- * or comes after the receive; and the packets that filled the memory are not lost. */
-static void test_no_room(void)
+/* The stash is full of what nobody wants yet: who is waited for is heard all the same, whether it came before or comes
+ * after the receive; and what filled the stash is not lost. */
+TEST(test_no_room)
 {
     enum { FILLERS = 20 };
     for (uint32_t late = 0; late < 2; late++) {
-        struct town *town = found(3, 1000, 10000, 6 + late);
+        SCOPED_TOWN *town = found(3, 1000, 10000, 6 + late);
         const struct rank *to = &town->ranks[2];
         for (uint32_t i = 0; i < FILLERS; i++)
             send(town, i % 2, 2, 1, 3000, content(i % 2, i / 2));
@@ -353,14 +350,13 @@ static void test_no_room(void)
             uint32_t source = to->receives[i].ticket.source;
             check_bytes(&to->receives[i], content(source, numbers[source]++));
         }
-        abandon(town);
     }
 }
 
 /* What was heard of only because somebody waited leaves nothing behind when nobody does any more. */
-static void test_no_room_and_nobody_waits(void)
+TEST(test_no_room_and_nobody_waits)
 {
-    struct town *town = found(3, 1000, 1600, 8); /* room for one packet */
+    SCOPED_TOWN *town = found(3, 1000, 1600, 8); /* room for one packet */
     const struct cl_endpoint *endpoint = town->network->hosts[2].endpoint;
     send(town, 0, 2, 1, 10, 1);
     pass(town, 100000);
@@ -375,14 +371,13 @@ static void test_no_room_and_nobody_waits(void)
     CHECK(endpoint->announcements.messages.first == endpoint->announcements.messages.last &&
           endpoint->announcements.messages.first != NULL);
     CHECK_EQ(endpoint->announcements.wanted_count, 0);
-    abandon(town);
 }
 
-static void test_long_transfers(void)
+TEST(test_long_transfers)
 {
     static const uint32_t lengths[] = {0, 1, LIMIT - 1, LIMIT, LIMIT + 1, 2 * LIMIT, 2 * LIMIT + 777};
     enum { COUNT = sizeof lengths / sizeof *lengths };
-    struct town *town = found(3, 1000, 1 << 20, 9);
+    SCOPED_TOWN *town = found(3, 1000, 1 << 20, 9);
     network_set_noise(town->network, (struct sim_noise){.loss = 0.02});
     for (uint32_t i = 0; i < COUNT; i++)
         for (uint32_t rank = 0; rank < 2; rank++)
@@ -400,32 +395,30 @@ static void test_long_transfers(void)
         check_bytes(got, content(got->ticket.source, i / 2));
     }
     CHECK_EQ(of_first, COUNT);
-    abandon(town);
 }
 
 /* Lengths that agree on every message but not on the whole must not pass: the worst are multiples of the limit. */
-static void test_mismatch(void)
+TEST(test_mismatch)
 {
     static const uint32_t lengths[] = {0, 100, LIMIT, LIMIT + 100, 2 * LIMIT};
     for (size_t i = 0; i < 5; i++)
         for (size_t j = 0; j < 5; j++) {
             if (i == j)
                 continue;
-            struct town *town = found(2, 1000, 1 << 20, 10);
+            SCOPED_TOWN *town = found(2, 1000, 1 << 20, 10);
             const struct receive *got = receive(town, 1, 0, 1, lengths[j]);
             send(town, 0, 1, 1, lengths[i], 5);
             pass(town, 1000000);
             CHECK_EQ(town->network->hosts[0].failed, 1);
             CHECK_EQ(town->network->hosts[1].failed, 1);
             CHECK(got->bound);
-            abandon(town);
         }
 }
 
 /* A receive out of its turn would lose messages: refused. */
-static void test_posting_out_of_turn(void)
+TEST(test_posting_out_of_turn)
 {
-    struct town *town = found(2, 1000, 1 << 20, 11);
+    SCOPED_TOWN *town = found(2, 1000, 1 << 20, 11);
     struct cl_endpoint *endpoint = town->network->hosts[1].endpoint;
     uint8_t byte;
     struct cl_sink sink = {.target = &byte};
@@ -435,13 +428,12 @@ static void test_posting_out_of_turn(void)
     id.index = 0;
     CHECK_EQ(cl_endpoint_post_receive(endpoint, 0, id, sink, 1, now_us, NULL), CL_OK);
     CHECK_EQ(cl_endpoint_post_receive(endpoint, 0, id, sink, 1, now_us, NULL), CL_EINVAL);
-    abandon(town);
 }
 
 /* What ends the group ends its point-to-point messages, here and there, and what comes later. */
-static void test_end_of_the_group(void)
+TEST(test_end_of_the_group)
 {
-    struct town *town = found(2, 1000, 1 << 20, 12);
+    SCOPED_TOWN *town = found(2, 1000, 1 << 20, 12);
     receive(town, 1, 0, 1, 10);
     send(town, 1, 0, 2, 10, 1);
     pass(town, 100000);
@@ -458,16 +450,15 @@ static void test_end_of_the_group(void)
              CL_EABORTED);
     cl_endpoint_cancel(town->network->hosts[1].endpoint, GROUP, UINT32_MAX);
     CHECK_EQ(town->network->hosts[1].endpoint->peers.list[0]->history.count, 0);
-    abandon(town);
 }
 
 /* What a rank had sent before it died is there for those who come later; what it had not, ends with an error. */
-static void test_lost_peer(void)
+TEST(test_lost_peer)
 {
-    struct town *town = found(3, 1000, 6000, 13);
+    SCOPED_TOWN *town = found(3, 1000, 6000, 13);
     struct network_host *host = &town->network->hosts[2];
     send(town, 0, 2, 1, 10, 41);
-    send(town, 0, 2, 1, 15000, 42); /* too much for the memory of unexpected packets */
+    send(town, 0, 2, 1, 15000, 42); /* the stash has no room for all of it */
     pass(town, 500000);
     const struct receive *posted = receive(town, 2, 0, 3, 10);
     const struct receive *from_any = NULL;
@@ -488,13 +479,12 @@ static void test_lost_peer(void)
     struct cl_sink nowhere = {0};
     CHECK_EQ(cl_endpoint_post_receive(host->endpoint, 0, id, nowhere, 0, network_now_us(town->network), NULL),
              CL_EPEERLOST);
-    abandon(town);
 }
 
 /* Who waits for anybody learns that nobody is left, be they dead or silent; one that lives is enough to go on. */
-static void test_deserted(void)
+TEST(test_deserted)
 {
-    struct town *town = found(3, 1000, 1 << 20, 14);
+    SCOPED_TOWN *town = found(3, 1000, 1 << 20, 14);
     const struct cl_mailbox *mailbox = &town->ranks[2].mailbox;
     pass(town, 5000000);
     CHECK(!cl_mailbox_deserted(mailbox, network_now_us(town->network)));
@@ -507,24 +497,4 @@ static void test_deserted(void)
     CHECK(!cl_mailbox_deserted(mailbox, network_now_us(town->network)));
     pass(town, 3000000);
     CHECK(cl_mailbox_deserted(mailbox, network_now_us(town->network)));
-    abandon(town);
-}
-
-int main(void)
-{
-    RUN(test_order_per_tag);
-    RUN(test_many_tags);
-    RUN(test_index_wraps);
-    RUN(test_any_source);
-    RUN(test_any_source_is_fair);
-    RUN(test_given_source_waits_its_turn);
-    RUN(test_no_room);
-    RUN(test_no_room_and_nobody_waits);
-    RUN(test_long_transfers);
-    RUN(test_mismatch);
-    RUN(test_posting_out_of_turn);
-    RUN(test_end_of_the_group);
-    RUN(test_lost_peer);
-    RUN(test_deserted);
-    return CHECK_REPORT();
 }

@@ -4,24 +4,23 @@
 
 enum { PAYLOAD = 100 };
 
-static void test_cut(void)
+TEST(test_cut)
 {
     static const struct {
         uint32_t length, packets;
     } CASES[] = {{0, 1}, {1, 1}, {100, 1}, {101, 2}, {6400, 64}, {6401, 65}, {UINT32_MAX, 42949673}};
-    struct cl_message message = {0};
+    SCOPED(cl_message_free) struct cl_message message = {0};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         CHECK(cl_message_begin(&message, CASES[i].length, PAYLOAD));
         CHECK_EQ(message.packet_count, CASES[i].packets);
         CHECK(!cl_message_complete(&message));
         CHECK(!cl_message_has_arrived(&message, message.packet_count - 1));
     }
-    cl_message_free(&message);
 }
 
-static void test_lost_go_first(void)
+TEST(test_lost_go_first)
 {
-    struct cl_message message = {0};
+    SCOPED(cl_message_free) struct cl_message message = {0};
     uint32_t packet;
     cl_message_begin(&message, 5 * PAYLOAD, PAYLOAD);
     for (uint32_t i = 0; i < 3; i++)
@@ -34,12 +33,11 @@ static void test_lost_go_first(void)
     CHECK(cl_message_take(&message, &packet) && packet == 4);
     CHECK(!cl_message_take(&message, &packet));
     CHECK(!cl_message_sendable(&message));
-    cl_message_free(&message);
 }
 
-static void test_done_packets_are_not_sent_again(void)
+TEST(test_done_packets_are_not_sent_again)
 {
-    struct cl_message message = {0};
+    SCOPED(cl_message_free) struct cl_message message = {0};
     uint32_t packet;
     cl_message_begin(&message, 2 * PAYLOAD, PAYLOAD);
     cl_message_take(&message, &packet);
@@ -52,12 +50,11 @@ static void test_done_packets_are_not_sent_again(void)
     CHECK(cl_message_give_back(&message, 1));
     CHECK(!cl_message_sendable(&message));
     CHECK(cl_message_complete(&message));
-    cl_message_free(&message);
 }
 
-static void test_struct_is_reused(void)
+TEST(test_struct_is_reused)
 {
-    struct cl_message message = {0};
+    SCOPED(cl_message_free) struct cl_message message = {0};
     cl_message_begin(&message, 1000 * PAYLOAD, PAYLOAD);
     for (uint32_t i = 0; i < 1000; i++)
         CHECK(cl_message_arrive(&message, i));
@@ -65,14 +62,4 @@ static void test_struct_is_reused(void)
     for (uint32_t i = 0; i < 3; i++)
         CHECK(cl_message_arrive(&message, i));
     CHECK(cl_message_complete(&message));
-    cl_message_free(&message);
-}
-
-int main(void)
-{
-    RUN(test_cut);
-    RUN(test_lost_go_first);
-    RUN(test_done_packets_are_not_sent_again);
-    RUN(test_struct_is_reused);
-    return CHECK_REPORT();
 }

@@ -2,9 +2,9 @@
 
 #include "tests/check.h"
 
-static void test_what_goes_where(void)
+TEST(test_what_goes_where)
 {
-    struct cl_missing missing = {0};
+    SCOPED(cl_missing_free) struct cl_missing missing = {0};
     struct cl_range ranges[] = {{0, 10}, {40, 50}};
     struct cl_step send = {.kind = CL_SEND, .source = CL_INPUT, .source_offset = 100};
     struct cl_step other = {.kind = CL_SEND, .source = CL_OUTPUT, .source_offset = 100};
@@ -18,12 +18,11 @@ static void test_what_goes_where(void)
     CHECK_EQ(missing.stale.count, 1);
     CHECK_EQ(missing.stale.list[0].start, 1000);
     CHECK_EQ(missing.absent_count, 0);
-    cl_missing_free(&missing);
 }
 
-static void test_parts(void)
+TEST(test_parts)
 {
-    struct cl_missing missing = {0};
+    SCOPED(cl_missing_free) struct cl_missing missing = {0};
     struct cl_step reduce = {.kind = CL_RECV_REDUCE, .target = CL_OUTPUT, .target_offset = 100};
     struct cl_range a[] = {{10, 30}, {60, 70}}, b[] = {{20, 40}}, c[] = {{20, 30}, {95, 200}};
     CHECK(cl_missing_add(&missing, &reduce, a, 2));
@@ -41,12 +40,4 @@ static void test_parts(void)
     at = 125;
     CHECK_EQ(cl_missing_next(&missing, &at, 128), 3);
     CHECK_EQ(at, 128);
-    cl_missing_free(&missing);
-}
-
-int main(void)
-{
-    RUN(test_what_goes_where);
-    RUN(test_parts);
-    return CHECK_REPORT();
 }

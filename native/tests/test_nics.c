@@ -28,7 +28,7 @@ static struct network *start(const struct nics *nics, uint64_t sleep_us)
 }
 
 /* What is missing is acknowledgements, and the end of each operation, when the last results are on their way. */
-static void test_goodput_of_all_interfaces(void)
+TEST(test_goodput_of_all_interfaces)
 {
     static const struct nics NICS[] = {{"200", 1, {200}, 99},
                                        {"100+100", 2, {100, 100}, 98},
@@ -66,11 +66,11 @@ static bool count_data(struct network *network, uint32_t from, const struct cl_d
 
 /* Each interface sends as much to each peer, at all times: so no port gets more than its link carries. And what the
  * wire can send at once comes one after the other. */
-static void test_interfaces_divide_equally(void)
+TEST(test_interfaces_divide_equally)
 {
     enum { BYTES = 4 << 20 };
     static const struct nics NICS = {"130+70", 2, {130, 70}, 0};
-    struct network *network = start(&NICS, 1000);
+    SCOPED_NETWORK *network = start(&NICS, 1000);
     uint8_t *data = calloc(1, BYTES), *target = malloc(BYTES);
     uint64_t start_us = network_now_us(network);
     struct cl_message_id id = {1, 1, 0};
@@ -86,14 +86,6 @@ static void test_interfaces_divide_equally(void)
            (double)packets / runs);
     CHECK(packets >= 3 * runs);
     CHECK(most_ahead <= 4 * CL_QUEUE_TURN);
-    network_free(network);
     free(data);
     free(target);
-}
-
-int main(void)
-{
-    RUN(test_goodput_of_all_interfaces);
-    RUN(test_interfaces_divide_equally);
-    return CHECK_REPORT();
 }

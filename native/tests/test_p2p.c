@@ -97,8 +97,8 @@ static void *converse(void *argument)
 /* ... while collectives run on the same group. */
 static void converse_on(uint32_t size, const char *wire, double loss, bool shared)
 {
-    struct world world = open_world(size, wire, loss);
-    struct team team = open_team(&world, 1, shared);
+    SCOPED_WORLD world = open_world(size, wire, loss);
+    SCOPED_TEAM team = open_team(&world, 1, shared);
     struct talk talks[RANKS_MAX];
     struct job jobs[RANKS_MAX];
     for (uint32_t rank = 0; rank < size; rank++) {
@@ -112,28 +112,24 @@ static void converse_on(uint32_t size, const char *wire, double loss, bool share
         pthread_join(talks[rank].thread, NULL);
     for (uint32_t rank = 0; rank < size; rank++)
         CHECK_EQ(cl_group_status(team.groups[rank], NULL), CL_OK);
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_order_and_directions(void)
+TEST(test_order_and_directions)
 {
     converse_on(2, "mem", LOSS, false);
     converse_on(3, "mem", LOSS, true);
     converse_on(3, "udp", 0, true);
 }
 
-static void test_empty_messages(void)
+TEST(test_empty_messages)
 {
-    struct world world = open_world(2, "mem", LOSS);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(2, "mem", LOSS);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     for (int i = 0; i < 10; i++) {
         cl_operation *receive = start_receive(&team, 1, i % 2 == 0 ? 0 : UINT32_MAX, 1, NULL, 0, PATIENCE_US);
         CHECK_EQ(finish(start_send(&team, 0, 1, 1, NULL, 0, PATIENCE_US)), CL_OK);
         CHECK_EQ(finish_receive(receive), 0);
     }
-    close_team(&team);
-    close_world(&world);
 }
 
 /* ---- any source ---- */
@@ -149,10 +145,10 @@ static void *send_all(void *argument)
     return NULL;
 }
 
-static void test_any_source(void)
+TEST(test_any_source)
 {
-    struct world world = open_world(4, "mem", LOSS);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(4, "mem", LOSS);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     struct talk talks[4];
     cl_operation *operations[3 * MESSAGES];
     uint32_t values[3 * MESSAGES], next[4] = {0};
@@ -172,8 +168,6 @@ static void test_any_source(void)
         CHECK_EQ(next[rank], MESSAGES);
         pthread_join(talks[rank].thread, NULL);
     }
-    close_team(&team);
-    close_world(&world);
 }
 
 /* ---- large ones, which are cut ---- */
@@ -186,11 +180,11 @@ static uint8_t *fill(uint64_t length, uint32_t seed)
     return bytes;
 }
 
-static void test_large(void)
+TEST(test_large)
 {
     static const uint64_t lengths[] = {LARGE + 1, 2 * MESSAGE};
-    struct world world = open_world(2, "udp", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     for (uint32_t i = 0; i < 2; i++) {
         uint64_t length = lengths[i];
         uint8_t *data[2] = {fill(length, 0), fill(length, 1)}, *targets[2] = {malloc(length), malloc(length)};
@@ -209,13 +203,11 @@ static void test_large(void)
         free(data[0]);
         free(data[1]);
     }
-    close_team(&team);
-    close_world(&world);
 }
 
 /* ---- failures ---- */
 
-static void test_bad_arguments(void)
+TEST(test_bad_arguments)
 {
     struct world world = open_world(2, "mem", 0), alone = open_world(1, "none", 0);
     struct team team = open_team(&world, 1, false), no_network = open_team(&alone, 1, false);
@@ -261,13 +253,13 @@ static void test_bad_arguments(void)
 }
 
 /* Both sides learn it, whichever of them came first, and whatever is cut how. */
-static void test_mismatch(void)
+TEST(test_mismatch)
 {
     static const uint64_t lengths[][2] = {{8, 4}, {0, 4}, {MESSAGE, 2 * MESSAGE}, {2 * MESSAGE, MESSAGE}};
     uint8_t *memory = calloc(2, MESSAGE), *target = calloc(2, MESSAGE);
     for (size_t i = 0; i < 8; i++) {
-        struct world world = open_world(2, "udp", 0);
-        struct team team = open_team(&world, 1, true);
+        SCOPED_WORLD world = open_world(2, "udp", 0);
+        SCOPED_TEAM team = open_team(&world, 1, true);
         cl_operation *operations[2], *other = start_receive(&team, 0, 1, 77, NULL, 0, PATIENCE_US);
         for (size_t j = 0; j < 2; j++) {
             bool sends = j == i % 2;
@@ -281,8 +273,6 @@ static void test_mismatch(void)
         CHECK(sent == CL_EMISMATCH || (sent == CL_OK && lengths[i / 2][0] < MESSAGE)); /* small ones end early */
         for (uint32_t rank = 0; rank < 2; rank++)
             CHECK_EQ(cl_group_status(team.groups[rank], NULL), CL_EMISMATCH);
-        close_team(&team);
-        close_world(&world);
     }
     free(memory);
     free(target);
@@ -290,8 +280,8 @@ static void test_mismatch(void)
 
 static void time_out(uint32_t source)
 {
-    struct world world = open_world(3, "mem", 0);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_world(3, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     uint32_t words[4] = {0}, culprit = 9;
     cl_operation *there = start_receive(&team, 2, 1, 5, &words[0], 4, PATIENCE_US);
     cl_operation *first = start_receive(&team, 0, source, 5, &words[1], 4, 50000);
@@ -302,34 +292,30 @@ static void time_out(uint32_t source)
     CHECK_EQ(cl_group_status(team.groups[0], &culprit), CL_ETIMEDOUT);
     CHECK_EQ(culprit, source);
     CHECK_EQ(finish(start_send(&team, 0, 1, 5, words, 4, 0)), CL_ETIMEDOUT); /* and ever after, at once */
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_timeout(void)
+TEST(test_timeout)
 {
     time_out(1);
     time_out(UINT32_MAX);
 }
 
 /* A send that nobody receives, too large for the receiver's unexpected packets. */
-static void test_timeout_of_a_send(void)
+TEST(test_timeout_of_a_send)
 {
-    struct world world = open_world(2, "mem", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(2, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     uint8_t *data = calloc(1, 4 << 20);
     CHECK_EQ(finish(start_send(&team, 0, 1, 5, data, 4 << 20, 100000)), CL_ETIMEDOUT);
     free(data);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* Ranks of one host that wait for packets only do not look at the memory they share: they must be told, too. Their
  * engines ask nobody anything for so long that only the news can wake them. */
-static void test_abort(void)
+TEST(test_abort)
 {
-    struct world world = open_patient_world(3, "mem", 600000000);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_patient_world(3, "mem", 600000000);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     uint32_t words[3] = {0};
     cl_operation *operations[3];
     usleep(50000);
@@ -341,16 +327,14 @@ static void test_abort(void)
     for (uint32_t rank = 1; rank < 3; rank++)
         CHECK_EQ(finish(operations[rank]), CL_EABORTED);
     CHECK(cl_now_us() - start_us < PATIENCE_US / 2); /* at their timeout they would look */
-    close_team(&team);
-    close_world(&world);
 }
 
 /* Large messages are on their way both in and out when the group closes: the memory is the caller's again at once. */
-static void test_close_with_messages_in_flight(void)
+TEST(test_close_with_messages_in_flight)
 {
     for (uint32_t round = 0; round < 6; round++) {
-        struct world world = open_world(3, "mem", LOSS);
-        struct team team = open_team(&world, 1, round % 2 == 0);
+        SCOPED_WORLD world = open_world(3, "mem", LOSS);
+        SCOPED_TEAM team = open_team(&world, 1, round % 2 == 0);
         uint8_t *data = calloc(1, LARGE), *targets[2] = {calloc(1, LARGE), calloc(1, LARGE)};
         cl_operation *out = start_send(&team, 0, 1, 1, data, LARGE, PATIENCE_US);
         cl_operation *in = start_receive(&team, 0, 2, 1, targets[0], LARGE, PATIENCE_US);
@@ -369,16 +353,14 @@ static void test_close_with_messages_in_flight(void)
         CHECK(sent == CL_EABORTED || sent == CL_OK); /* what is for a closed group is taken and thrown away */
         free(targets[1]);
         free(data);
-        close_team(&team);
-        close_world(&world);
     }
 }
 
 /* The death of a process of this host ends what is to come from it at once; what it had sent is still there. */
-static void test_death(void)
+TEST(test_death)
 {
-    struct world world = open_patient_world(3, "mem", 600000000);
-    struct team team = open_team(&world, 1, true);
+    SCOPED_WORLD world = open_patient_world(3, "mem", 600000000);
+    SCOPED_TEAM team = open_team(&world, 1, true);
     pid_t child = fork();
     if (child == 0)
         for (;;)
@@ -401,14 +383,12 @@ static void test_death(void)
     CHECK_EQ(finish(any), CL_EPEERLOST);
     CHECK_EQ(cl_group_status(team.groups[0], &culprit), CL_EPEERLOST);
     CHECK_EQ(culprit, 1);
-    close_team(&team);
-    close_world(&world);
 }
 
-static void test_nobody_left(void)
+TEST(test_nobody_left)
 {
-    struct world world = open_patient_world(2, "mem", 600000000);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_patient_world(2, "mem", 600000000);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     uint32_t word;
     cl_operation *any = start_receive(&team, 0, UINT32_MAX, 9, &word, 4, PATIENCE_US);
     usleep(10000);
@@ -417,8 +397,6 @@ static void test_nobody_left(void)
     pthread_mutex_unlock(&world.engines[0]->core);
     cl_engine_wake(world.engines[0]);
     CHECK_EQ(finish(any), CL_EPEERLOST);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* ---- plans that send to ranks of this host and share memory with them, too ---- */
@@ -442,11 +420,11 @@ static void open_mixed_plans(struct team *team)
     }
 }
 
-static void test_mixed_plans(void)
+TEST(test_mixed_plans)
 {
     for (uint32_t abort = 0; abort < 2; abort++) {
-        struct world world = open_world(2, "udp", 0);
-        struct team team = open_team(&world, 1, true);
+        SCOPED_WORLD world = open_world(2, "udp", 0);
+        SCOPED_TEAM team = open_team(&world, 1, true);
         open_mixed_plans(&team);
         struct call *calls[2];
         cl_operation *operations[2];
@@ -467,25 +445,5 @@ static void test_mixed_plans(void)
         cl_group_abort(team.groups[0], CL_EABORTED);
         CHECK_EQ(finish(operations[1]), CL_EABORTED);
         free(calls[1]);
-        close_team(&team);
-        close_world(&world);
     }
-}
-
-int main(void)
-{
-    RUN(test_order_and_directions);
-    RUN(test_empty_messages);
-    RUN(test_any_source);
-    RUN(test_large);
-    RUN(test_bad_arguments);
-    RUN(test_mismatch);
-    RUN(test_timeout);
-    RUN(test_timeout_of_a_send);
-    RUN(test_abort);
-    RUN(test_close_with_messages_in_flight);
-    RUN(test_death);
-    RUN(test_nobody_left);
-    RUN(test_mixed_plans);
-    return CHECK_REPORT();
 }

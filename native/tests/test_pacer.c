@@ -17,7 +17,7 @@ static uint64_t drain(struct cl_pacer *pacer, uint64_t from_us, uint64_t until_u
 }
 
 /* The inequality of the header, and that no rate is wasted unless the sender sleeps longer than the burst. */
-static void test_invariant(void)
+TEST(test_invariant)
 {
     static const struct {
         uint64_t rate, step_us, burst;
@@ -36,7 +36,7 @@ static void test_invariant(void)
     }
 }
 
-static void test_ready_gathers_a_quarter(void)
+TEST(test_ready_gathers_a_quarter)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0); /* a byte per us */
@@ -46,7 +46,7 @@ static void test_ready_gathers_a_quarter(void)
     CHECK_EQ(cl_pacer_ready_us(&pacer, false, 10 * PACKET + 1), 10 * PACKET + 1);
 }
 
-static void test_urgent_goes_on_debt(void)
+TEST(test_urgent_goes_on_debt)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0);
@@ -59,7 +59,7 @@ static void test_urgent_goes_on_debt(void)
     CHECK_EQ(cl_pacer_ready_us(&pacer, false, 0), 50 * PACKET + 1); /* others pay it first */
 }
 
-static void test_no_rate_means_no_limit(void)
+TEST(test_no_rate_means_no_limit)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 0, 0, 0);
@@ -67,20 +67,10 @@ static void test_no_rate_means_no_limit(void)
     CHECK_EQ(cl_pacer_ready_us(&pacer, false, 7), 7);
 }
 
-static void test_smaller_burst_takes_tokens_away(void)
+TEST(test_smaller_burst_takes_tokens_away)
 {
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 1000000, 100 * PACKET, 0);
     cl_pacer_set(&pacer, 1000000, 2 * PACKET, 0);
     CHECK_EQ(drain(&pacer, 0, 1, 1), 2 * PACKET);
-}
-
-int main(void)
-{
-    RUN(test_invariant);
-    RUN(test_ready_gathers_a_quarter);
-    RUN(test_urgent_goes_on_debt);
-    RUN(test_no_rate_means_no_limit);
-    RUN(test_smaller_burst_takes_tokens_away);
-    return CHECK_REPORT();
 }

@@ -18,7 +18,7 @@ static const struct cl_packet SAMPLE = {.kind = CL_PACKET_DATA,
                                         .number = 0xFFFFFFFE};
 
 /* The layout is a contract with the dissector and with other machines: byte for byte. */
-static void test_layout(void)
+TEST(test_layout)
 {
     static const uint8_t EXPECTED[CL_PACKET_HEAD_BYTES] = {0x43, 0x4C, 0x30, 0x0D, 0x34, 0x12, 0x08, 0x00, 0x04, 0x03,
                                                            0x02, 0x01, 0x08, 0x07, 0x06, 0x05, 0x0C, 0x0B, 0x0A, 0x09,
@@ -31,7 +31,7 @@ static void test_layout(void)
     CHECK(memcmp(head, EXPECTED, sizeof(head)) == 0);
 }
 
-static void test_round_trip(void)
+TEST(test_round_trip)
 {
     uint8_t bytes[CL_PACKET_HEAD_BYTES + 8] = {0};
     struct cl_packet packet;
@@ -51,7 +51,7 @@ static void test_round_trip(void)
     CHECK_EQ(packet.number, SAMPLE.number);
 }
 
-static void test_decode_refuses(void)
+TEST(test_decode_refuses)
 {
     uint8_t good[CL_PACKET_HEAD_BYTES + 8] = {0}, bad[sizeof(good)];
     struct cl_packet packet;
@@ -69,7 +69,7 @@ static void test_decode_refuses(void)
     }
 }
 
-static void test_seal_by_job(void)
+TEST(test_seal_by_job)
 {
     uint8_t bytes[CL_PACKET_HEAD_BYTES] = {0};
     struct cl_seal seal = {.auth = CL_AUTH_OFF, .job = 42}, other = {.auth = CL_AUTH_OFF, .job = 43};
@@ -97,7 +97,7 @@ static void check_flips(const struct cl_packet *packet, enum cl_auth auth, size_
     CHECK_EQ(passed, 8 * open);
 }
 
-static void test_seal_covers(void)
+TEST(test_seal_covers)
 {
     struct cl_packet packet = SAMPLE;
     for (packet.kind = 0; packet.kind < CL_PACKET_KINDS; packet.kind++) {
@@ -106,7 +106,7 @@ static void test_seal_covers(void)
     }
 }
 
-static void test_seal_binds(void)
+TEST(test_seal_binds)
 {
     uint8_t bytes[CL_PACKET_HEAD_BYTES + 8] = {0};
     struct cl_seal seal = {.auth = CL_AUTH_FULL, .key = {1, 2}}, other = seal;
@@ -123,7 +123,7 @@ static void test_seal_binds(void)
 }
 
 /* The tag is part of the wire format, too: fixed by this one, which was computed with OpenSSL. */
-static void test_seal_layout(void)
+TEST(test_seal_layout)
 {
     uint8_t bytes[CL_PACKET_HEAD_BYTES + 8] = {0}, key[CL_SIPHASH_KEY_BYTES];
     for (uint8_t i = 0; i < sizeof(key); i++)
@@ -136,14 +136,14 @@ static void test_seal_layout(void)
     CHECK(memcmp(bytes + 32, TAG, sizeof(TAG)) == 0);
 }
 
-static void test_payload_bytes(void)
+TEST(test_payload_bytes)
 {
     CHECK_EQ(cl_packet_payload_bytes(1472), 1432);
     CHECK_EQ(cl_packet_payload_bytes(1479), 1432);
     CHECK_EQ(cl_packet_payload_bytes(1480), 1440);
 }
 
-static void test_numbers_wrap(void)
+TEST(test_numbers_wrap)
 {
     static const struct {
         uint64_t near;
@@ -158,18 +158,4 @@ static void test_numbers_wrap(void)
                  {10, 0xFFFFFFF0, 0xFFFFFFF0}}; /* never below zero */
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
         CHECK_EQ(cl_packet_number(CASES[i].near, CASES[i].low), CASES[i].expected);
-}
-
-int main(void)
-{
-    RUN(test_layout);
-    RUN(test_round_trip);
-    RUN(test_decode_refuses);
-    RUN(test_seal_by_job);
-    RUN(test_seal_covers);
-    RUN(test_seal_binds);
-    RUN(test_seal_layout);
-    RUN(test_payload_bytes);
-    RUN(test_numbers_wrap);
-    return CHECK_REPORT();
 }

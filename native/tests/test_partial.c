@@ -3,25 +3,23 @@
 #include "protocol/packet.h"
 #include "tests/partial_transfer.h"
 
-static void test_clean_network_is_exact(void)
+TEST(test_clean_network_is_exact)
 {
     static const double BOUNDS[] = {0.01, 0.5};
     for (size_t i = 0; i < 2; i++) {
-        struct network *reliable = open_network(3, 1, 1000, ROOM, 1), *network = open_network(3, 1, 1000, ROOM, 1);
+        SCOPED_NETWORK *reliable = open_network(3, 1, 1000, ROOM, 1), *network = open_network(3, 1, 1000, ROOM, 1);
         CHECK_EQ(exchange(reliable, 5, 300000, may_lose(0)), 0);
         CHECK_EQ(exchange(network, 5, 300000, may_lose(BOUNDS[i])), 0);
         CHECK_EQ(network->links.medium.counts.sent, reliable->links.medium.counts.sent); /* no PROBE, no STOP */
         CHECK_EQ(stats(network, 0)->packets_retransmitted, 0);
         CHECK_EQ(stats(network, 0)->messages_stopped, 0);
-        network_free(network);
-        network_free(reliable);
     }
 }
 
 /* Several paths, hosts that sleep: nothing is lost, so nothing may be missing. */
-static void test_clean_but_rough(void)
+TEST(test_clean_but_rough)
 {
-    struct network *network = open_network(3, 2, 200, ROOM, 2);
+    SCOPED_NETWORK *network = open_network(3, 2, 200, ROOM, 2);
     for (uint32_t i = 0; i < 3; i++) {
         network_set_link(network_egress(network, i, 1), 50, 1000);
         network_set_link(network_ingress(network, i, 0), 200, 1000);
@@ -30,140 +28,126 @@ static void test_clean_but_rough(void)
     network->sleep_ns = 2000000;
     CHECK_EQ(exchange(network, 6, 300000, may_lose(0.1)), 0);
     CHECK_EQ(network_overflows(network), 0);
-    network_free(network);
 }
 
-static void test_losses(void)
+TEST(test_losses)
 {
     static const double LOSSES[] = {0.01, 0.05, 0.3};
     static const double BOUNDS[] = {0.001, 0.01, 0.1, 0.5};
     for (uint64_t seed = 0; seed < 3; seed++)
         for (size_t l = 0; l < 3; l++)
             for (size_t b = 0; b < 4; b++) {
-                struct network *network = open_network(3, 1 + seed % 2, 500, ROOM, 40 + seed);
+                SCOPED_NETWORK *network = open_network(3, 1 + seed % 2, 500, ROOM, 40 + seed);
                 network_set_noise(network, (struct sim_noise){.loss = LOSSES[l]});
                 uint32_t missing = exchange(network, 4, 250000, may_lose(BOUNDS[b]));
                 CHECK((missing > 0) == (BOUNDS[b] >= 0.01)); /* 175 packets: 0.1 % of them is none */
-                network_free(network);
             }
 }
 
-static void test_everything_at_once(void)
+TEST(test_everything_at_once)
 {
     for (uint64_t i = 0; i <= 20; i++) {
         uint64_t seed = i < 20 ? i : 1245; /* which once hung: the first packet to a wary receiver was given up */
-        struct network *network = open_network(3, 1 + seed % 2, 200, seed % 3 ? ROOM : 60000, 100 + seed);
+        SCOPED_NETWORK *network = open_network(3, 1 + seed % 2, 200, seed % 3 ? ROOM : 60000, 100 + seed);
         network_set_noise(network,
                           (struct sim_noise){.loss = 0.03, .reorder = 0.1, .reorder_ns = 2000000, .duplicate = 0.1});
         network->sleep_ns = seed % 4 ? 0 : 3000000;
         exchange(network, 5, 150000, may_lose(0.05));
-        network_free(network);
     }
 }
 
 /* The network keeps a part of the packets back until long after their messages were ended without them. */
-static void test_late_packets_are_not_counted(void)
+TEST(test_late_packets_are_not_counted)
 {
     uint64_t late = 0; /* none to three on a host, by chance */
     for (uint64_t seed = 1; seed <= 4; seed++) {
-        struct network *network = open_network(2, 1, 1000, ROOM, seed);
+        SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, seed);
         network_set_noise(network, (struct sim_noise){.reorder = 0.02, .reorder_ns = 100000000});
         CHECK(exchange(network, 10, 300000, may_lose(0.1)) > 0);
         late += stats(network, 0)->packets_late;
-        network_free(network);
     }
     CHECK(late > 0);
 }
 
-static void test_small_messages_lose_nothing(void)
+TEST(test_small_messages_lose_nothing)
 {
-    struct network *network = open_network(3, 1, 1000, ROOM, 6);
+    SCOPED_NETWORK *network = open_network(3, 1, 1000, ROOM, 6);
     network_set_noise(network, (struct sim_noise){.loss = 0.2});
     CHECK_EQ(exchange(network, 20, 9 * PAYLOAD - 30, may_lose(0.1)), 0); /* 9 packets */
-    network_free(network);
 }
 
-static void test_long_messages(void)
+TEST(test_long_messages)
 {
     for (uint64_t seed = 0; seed < 6; seed++) { /* three STOP packets each, and many of them lost */
-        struct network *network = open_network(2, 1, 0, ROOM, seed);
+        SCOPED_NETWORK *network = open_network(2, 1, 0, ROOM, seed);
         network_set_noise(network, (struct sim_noise){.loss = 0.3});
         CHECK(exchange(network, 1, 7500 * PAYLOAD, may_lose(0.4)) > 0);
-        network_free(network);
     }
 }
 
-static void test_a_late_receiver_loses_nothing(void)
+TEST(test_a_late_receiver_loses_nothing)
 {
-    static const size_t UNEXPECTED_BYTES[] = {0, 30000, 200000};
+    static const size_t STASHES[] = {0, 30000, 200000};
     for (size_t i = 0; i < 3; i++)
         for (uint32_t late_us = 1; late_us < 100000; late_us *= 7) {
-            struct network *network = open_network(2, 1, 100, UNEXPECTED_BYTES[i], 11);
-            struct transfer *t = make(network, 0, 1, 0, 100 * PAYLOAD, may_lose(0.5));
+            SCOPED_NETWORK *network = open_network(2, 1, 100, STASHES[i], 11);
+            SCOPED_TRANSFER *t = make(network, 0, 1, 0, 100 * PAYLOAD, may_lose(0.5));
             post_send(t);
             network_run_until(network, network_now_us(network) + late_us);
             post_receive(t);
             CHECK(run_until_done(&t, 1, 5 * SECOND_US));
             CHECK_EQ(check_ended(t), 0);
-            drop(t);
-            network_free(network);
         }
 }
 
 /* The receive is posted at any moment of the arrival, between a TAIL and what was refused before it, too. */
-static void test_a_receive_posted_in_between(void)
+TEST(test_a_receive_posted_in_between)
 {
     for (uint32_t late_us = 100; late_us < 4500; late_us += 40)
         for (size_t lossy = 0; lossy < 2; lossy++) {
-            struct network *network = open_network(2, 1, 100, late_us % 3 ? 0 : 20000, 17 + late_us);
+            SCOPED_NETWORK *network = open_network(2, 1, 100, late_us % 3 ? 0 : 20000, 17 + late_us);
             network_set_noise(network, (struct sim_noise){.loss = lossy ? 0.3 : 0});
-            struct transfer *t = make(network, 0, 1, 0, 30 * PAYLOAD, may_lose(0.5));
+            SCOPED_TRANSFER *t = make(network, 0, 1, 0, 30 * PAYLOAD, may_lose(0.5));
             post_send(t);
             network_run_until(network, network_now_us(network) + late_us);
             post_receive(t);
             CHECK(run_until_done(&t, 1, 10 * SECOND_US));
             uint32_t missing = check_ended(t);
             CHECK(lossy || missing == 0);
-            drop(t);
-            network_free(network);
         }
 }
 
-static void test_a_path_dies(void)
+TEST(test_a_path_dies)
 {
-    struct network *network = open_network(2, 2, 200, ROOM, 13);
+    SCOPED_NETWORK *network = open_network(2, 2, 200, ROOM, 13);
     network_run_until(network, network_now_us(network) + 100000);
-    struct transfer *t = make(network, 0, 1, 0, 1000 * PAYLOAD, may_lose(0.1));
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 1000 * PAYLOAD, may_lose(0.1));
     post_send(t);
     post_receive(t);
     network_run_until(network, network_now_us(network) + 10000);
     network_egress(network, 0, 1)->down = network_ingress(network, 0, 1)->down = 1;
     CHECK(run_until_done(&t, 1, 5 * SECOND_US));
     CHECK(check_ended(t) > 0);
-    drop(t);
-    network_free(network);
 }
 
-static void test_bounds_that_differ(void)
+TEST(test_bounds_that_differ)
 {
     static const double PAIRS[][2] = {{0.1, 0}, {0.1, 0.2}, {0.2, 0.1}};
     for (size_t i = 0; i < 3; i++) {
-        struct network *network = open_network(2, 1, 1000, ROOM, 14);
+        SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 14);
         network_set_noise(network, (struct sim_noise){.loss = 0.3});
-        struct transfer *t = make(network, 0, 1, 0, 200 * PAYLOAD, may_lose(PAIRS[i][0]));
+        SCOPED_TRANSFER *t = make(network, 0, 1, 0, 200 * PAYLOAD, may_lose(PAIRS[i][0]));
         post_send(t);
         t->qos = may_lose(PAIRS[i][1]);
         post_receive(t);
         CHECK(run_until_done(&t, 1, 5 * SECOND_US));
         CHECK(t->sender.status == CL_EMISMATCH || t->receiver.status == CL_EMISMATCH);
-        drop(t);
-        network_free(network);
     }
 }
 
-static void test_what_is_refused(void)
+TEST(test_what_is_refused)
 {
-    struct network *network = open_network(2, 1, 1000, ROOM, 15);
+    SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 15);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
     struct cl_message_id id = {9, 1, 0};
     uint64_t map = 0;
@@ -177,16 +161,15 @@ static void test_what_is_refused(void)
             cl_endpoint_post_partial_receive(endpoint, 1, id, (struct cl_sink){.target = &byte}, 1, BAD[i], 0, NULL),
             CL_EINVAL);
     }
-    network_free(network);
 }
 
 /* A peer that ends in the middle takes its messages with it, and nothing is left behind for the sanitizer. */
-static void test_peers_and_groups_go(void)
+TEST(test_peers_and_groups_go)
 {
-    struct network *network = open_network(3, 1, 100, ROOM, 16);
+    SCOPED_NETWORK *network = open_network(3, 1, 100, ROOM, 16);
     network_set_noise(network, (struct sim_noise){.loss = 0.1});
-    struct transfer *t = make(network, 0, 1, 0, 500 * PAYLOAD, may_lose(0.2));
-    struct transfer *u = make(network, 2, 1, 0, 500 * PAYLOAD, (struct cl_qos){.loss_bound = 0.001, .deadline_us = 10});
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 500 * PAYLOAD, may_lose(0.2));
+    SCOPED_TRANSFER *u = make(network, 2, 1, 0, 500 * PAYLOAD, (struct cl_qos){.loss_bound = 0.001, .deadline_us = 10});
     post_send(t);
     post_receive(t);
     post_send(u);
@@ -195,13 +178,10 @@ static void test_peers_and_groups_go(void)
     cl_endpoint_peer_lost(network->hosts[1].endpoint, 0);
     cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
     network_run_until(network, network_now_us(network) + SECOND_US);
-    drop(t);
-    drop(u);
-    network_free(network);
 }
 
 /* With small datagrams a message is told about in several STOP packets, none of them longer than the others. */
-static void test_no_datagram_is_too_long(void)
+TEST(test_no_datagram_is_too_long)
 {
     enum { BYTES = 200, SMALL_PAYLOAD = BYTES - CL_PACKET_HEAD_BYTES, PACKETS = 3000 };
     struct cl_endpoint *endpoints[2];
@@ -246,23 +226,4 @@ static void test_no_datagram_is_too_long(void)
     CHECK(stops >= 3);
     for (int self = 0; self < 2; self++)
         cl_endpoint_destroy(endpoints[self]);
-}
-
-int main(void)
-{
-    RUN(test_clean_network_is_exact);
-    RUN(test_clean_but_rough);
-    RUN(test_losses);
-    RUN(test_everything_at_once);
-    RUN(test_late_packets_are_not_counted);
-    RUN(test_small_messages_lose_nothing);
-    RUN(test_long_messages);
-    RUN(test_a_late_receiver_loses_nothing);
-    RUN(test_a_receive_posted_in_between);
-    RUN(test_a_path_dies);
-    RUN(test_bounds_that_differ);
-    RUN(test_what_is_refused);
-    RUN(test_peers_and_groups_go);
-    RUN(test_no_datagram_is_too_long);
-    return CHECK_REPORT();
 }

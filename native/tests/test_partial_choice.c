@@ -52,14 +52,14 @@ static bool by_choice(struct network *network, uint32_t from, const struct cl_da
 
 static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos, uint32_t expected)
 {
-    struct network *network = open_network(2, 1, 1000, ROOM, 8);
+    SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 8);
     network_set_delay(network, 100 + choice->delay_us);
     network_run_until(network, network_now_us(network) + SECOND_US);
     network->drops = by_choice;
     network->argument = choice;
     choice->control_until_us += network_now_us(network);
     choice->late_ns += choice->late_ns ? network->clock.now_ns : 0;
-    struct transfer *t = make(network, 0, 1, 0, packets * PAYLOAD - 8, qos);
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, packets * PAYLOAD - 8, qos);
     uint64_t start_us = network_now_us(network);
     post_send(t);
     post_receive(t);
@@ -68,13 +68,11 @@ static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos,
     CHECK_EQ(missing, expected);
     CHECK(t->sender.at_us <= start_us + 5 * SECOND_US);
     uint64_t took_us = t->receiver.at_us - start_us;
-    drop(t);
-    network_free(network);
     return took_us;
 }
 
 /* One way takes 20 ms: a round trip more would show. */
-static void test_no_round_trip_for_what_is_within_the_bound(void)
+TEST(test_no_round_trip_for_what_is_within_the_bound)
 {
     struct choice none = {.delay_us = 20000}, some = {.first = 990, .last = 995, .delay_us = 20000}, same = some;
     uint64_t clean_us = lose(&none, 1000, may_lose(0), 0);
@@ -82,7 +80,7 @@ static void test_no_round_trip_for_what_is_within_the_bound(void)
     CHECK(lose(&same, 1000, may_lose(0), 0) > clean_us + 40000);
 }
 
-static void test_the_last_packets_are_lost(void)
+TEST(test_the_last_packets_are_lost)
 {
     struct choice one = {.first = 99, .last = 100}, many = {.first = 90, .last = 100},
                   most = {.first = 50, .last = 100};
@@ -92,13 +90,13 @@ static void test_the_last_packets_are_lost(void)
     CHECK(lose(&most, 100, may_lose(0.1), 10) < 60000); /* 40 of them are sent again */
 }
 
-static void test_everything_is_lost(void)
+TEST(test_everything_is_lost)
 {
     struct choice all = {.first = 0, .last = 100};
     CHECK(lose(&all, 100, may_lose(0.5), 50) < 100000);
 }
 
-static void test_all_control_packets_are_lost(void)
+TEST(test_all_control_packets_are_lost)
 {
     struct choice stop = {.first = 10, .last = 15, .control_until_us = 300000};
     CHECK(lose(&stop, 100, may_lose(0.1), 5) < 20000); /* the receiver needs none */
@@ -110,7 +108,7 @@ static void test_all_control_packets_are_lost(void)
 
 /* More packets than the loss detection remembers come after all, and complete the message: only the receiver can tell.
  * Either it has the PROBE by then, or gets it when the message is over. */
-static void test_what_was_given_up_arrives_late(void)
+TEST(test_what_was_given_up_arrives_late)
 {
     struct choice before = {.first = 40, .last = 100, .late_ns = 30000000, .every_time = true};
     lose(&before, 100, may_lose(0.4), 0);
@@ -131,28 +129,26 @@ static bool slowly(struct network *network, uint32_t from, const struct cl_datag
     return true;
 }
 
-static void test_a_probe_overtakes_its_message(void)
+TEST(test_a_probe_overtakes_its_message)
 {
-    struct network *network = open_network(2, 1, 1000, ROOM, 8);
+    SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 8);
     network_run_until(network, network_now_us(network) + SECOND_US);
     network->drops = slowly;
-    struct transfer *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_bound = 0.2, .protect_first = 1});
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_bound = 0.2, .protect_first = 1});
     post_send(t); /* the receiver knows nothing of it when the PROBE comes */
     network_run_until(network, network_now_us(network) + 20000);
     post_receive(t);
     CHECK(run_until_done(&t, 1, SECOND_US));
     CHECK_EQ(check_ended(t), 1);
-    drop(t);
-    network_free(network);
 }
 
 /* The sender falls silent with most of the message sent, and wakes up later. When the receive ended, 0: not before. */
 static uint64_t outlast(struct cl_qos qos)
 {
-    struct network *network = open_network(2, 1, 100, ROOM, 9);
+    SCOPED_NETWORK *network = open_network(2, 1, 100, ROOM, 9);
     qos.loss_bound = 0.5;
     qos.deadline_us = 60000;
-    struct transfer *t = make(network, 0, 1, 0, 600 * PAYLOAD, qos);
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 600 * PAYLOAD, qos);
     uint64_t start_us = network_now_us(network);
     post_send(t);
     post_receive(t);
@@ -165,12 +161,10 @@ static uint64_t outlast(struct cl_qos qos)
     network_wake(network, 0);
     CHECK(run_until_done(&t, 1, SECOND_US));
     CHECK_EQ(check_ended(t) > 0, ended_us > 0);
-    drop(t);
-    network_free(network);
     return ended_us;
 }
 
-static void test_deadline(void)
+TEST(test_deadline)
 {
     uint64_t plain_us = outlast((struct cl_qos){0});
     CHECK(plain_us >= 60000 && plain_us < 70000);
@@ -181,21 +175,19 @@ static void test_deadline(void)
     struct choice more = {.first = 60, .last = 100};
     CHECK(lose(&more, 100, (struct cl_qos){.loss_bound = 0.1, .deadline_us = 1000}, 10) < 60000);
     /* ... nor to end a message whose packets come steadily, however late. */
-    struct network *network = open_network(2, 1, 10, ROOM, 9);
-    struct transfer *t = make(network, 0, 1, 0, 200 * PAYLOAD, (struct cl_qos){.loss_bound = 0.5, .deadline_us = 1000});
+    SCOPED_NETWORK *network = open_network(2, 1, 10, ROOM, 9);
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 200 * PAYLOAD, (struct cl_qos){.loss_bound = 0.5, .deadline_us = 1000});
     post_send(t);
     post_receive(t);
     CHECK(run_until_done(&t, 1, 5 * SECOND_US));
     CHECK_EQ(check_ended(t), 0);
-    drop(t);
-    network_free(network);
 }
 
-static void test_protected_packets_arrive(void)
+TEST(test_protected_packets_arrive)
 {
     uint64_t map[4] = {0x00FF00000000F000u, 0, 0x10, 0};
     for (uint64_t seed = 0; seed < 10; seed++) {
-        struct network *network = open_network(2, 1 + seed % 2, 500, ROOM, 200 + seed);
+        SCOPED_NETWORK *network = open_network(2, 1 + seed % 2, 500, ROOM, 200 + seed);
         network_set_noise(network, (struct sim_noise){.loss = 0.3});
         struct cl_qos qos = {.loss_bound = 0.4,
                              .deadline_us = seed % 2 ? 2000 : 0,
@@ -204,7 +196,7 @@ static void test_protected_packets_arrive(void)
                              .protect = map,
                              .protect_bytes = 2048,
                              .protect_offset = 1024};
-        struct transfer *t = make(network, 0, 1, 0, 200 * PAYLOAD, qos);
+        SCOPED_TRANSFER *t = make(network, 0, 1, 0, 200 * PAYLOAD, qos);
         post_send(t);
         post_receive(t);
         CHECK(run_until_done(&t, 1, 5 * SECOND_US));
@@ -215,32 +207,29 @@ static void test_protected_packets_arrive(void)
                 CHECK(!(map[bit / 64] >> (bit % 64) & 1));
                 CHECK(at >= 2 * PAYLOAD && at < 199 * PAYLOAD);
             }
-        drop(t);
-        network_free(network);
     }
 }
 
-static void test_more_is_protected_than_the_bound_leaves(void)
+TEST(test_more_is_protected_than_the_bound_leaves)
 {
     uint64_t all[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
     struct choice choice = {.first = 20, .last = 40};
     lose(&choice, 100, (struct cl_qos){.loss_bound = 0.5, .protect = all, .protect_bytes = PAYLOAD}, 0);
 }
 
-/* No packet of a message fits into the memory for unexpected packets: it is refused, sent again, and must not be cut
- * off meanwhile. */
+/* Nothing of a message fits into the stash: it is refused, sent again, and must not be cut off meanwhile. */
 
 /* The last tenth is lost, and before the sender says so the receiver's group has failed, or closed. */
-static void test_a_probe_for_a_group_that_is_gone(void)
+TEST(test_a_probe_for_a_group_that_is_gone)
 {
     for (int failed = 0; failed < 2; failed++) {
         struct choice choice = {.first = 90, .last = 100, .every_time = true};
-        struct network *network = open_network(2, 1, 1000, ROOM, 8);
+        SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 8);
         network_set_delay(network, 20000);
         network_run_until(network, network_now_us(network) + SECOND_US);
         network->drops = by_choice;
         network->argument = &choice;
-        struct transfer *t = make(network, 0, 1, 0, 100 * PAYLOAD, may_lose(0.1));
+        SCOPED_TRANSFER *t = make(network, 0, 1, 0, 100 * PAYLOAD, may_lose(0.1));
         post_send(t);
         post_receive(t);
         network_run_until(network, network_now_us(network) + 30000);
@@ -256,22 +245,5 @@ static void test_a_probe_for_a_group_that_is_gone(void)
         CHECK_EQ(t->sender.status, failed ? CL_EABORTED : CL_OK); /* as with data for such groups */
         CHECK_EQ(t->sender.count, 0);
         CHECK_EQ(t->receiver.done, failed);
-        drop(t);
-        network_free(network);
     }
-}
-
-int main(void)
-{
-    RUN(test_no_round_trip_for_what_is_within_the_bound);
-    RUN(test_the_last_packets_are_lost);
-    RUN(test_everything_is_lost);
-    RUN(test_all_control_packets_are_lost);
-    RUN(test_a_probe_overtakes_its_message);
-    RUN(test_deadline);
-    RUN(test_protected_packets_arrive);
-    RUN(test_more_is_protected_than_the_bound_leaves);
-    RUN(test_what_was_given_up_arrives_late);
-    RUN(test_a_probe_for_a_group_that_is_gone);
-    return CHECK_REPORT();
 }

@@ -39,6 +39,7 @@ static const struct cl_path_callbacks CALLBACKS = {on_acked, on_refused, on_lost
 
 static void start(uint32_t packets)
 {
+    cl_path_free(&path);
     cl_egress_init(&egress, BYTES);
     cl_path_init(&path, 0, &egress, BYTES);
     acked = refused = lost = late = 0;
@@ -57,9 +58,9 @@ static bool deliver(struct cl_ack *ack, uint64_t now_us)
     return cl_path_on_ack(&path, &packet, payload, now_us, now_us, &CALLBACKS);
 }
 
-static void test_each_packet_has_one_outcome(void)
+TEST(test_each_packet_has_one_outcome)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     start(10);
     static const uint64_t CAME[] = {1, 2, 4, 5, 6, 7, 9};
@@ -75,14 +76,12 @@ static void test_each_packet_has_one_outcome(void)
     cl_ack_on_packet(&ack, 3, false, false, 1900, 1900);
     CHECK(deliver(&ack, 2000));
     CHECK_EQ(late, 1);
-    cl_path_free(&path);
-    cl_ack_free(&ack);
 }
 
 /* Marks count once, whatever happens to acknowledgements; one that was overtaken takes nothing back. */
-static void test_marks(void)
+TEST(test_marks)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     start(10);
     ack.marked = CL_ACK_MARKS - 1;
@@ -103,13 +102,11 @@ static void test_marks(void)
     CHECK(deliver(&ack, 1800));
     CHECK_EQ(path.marked, 2);
     CHECK(path.cc.window >= window);
-    cl_path_free(&path);
-    cl_ack_free(&ack);
 }
 
-static void test_acknowledgement_revives(void)
+TEST(test_acknowledgement_revives)
 {
-    struct cl_ack ack;
+    SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     start(2);
     cl_path_on_pto(&path);
@@ -122,22 +119,19 @@ static void test_acknowledgement_revives(void)
     CHECK_EQ(path.loss.pto_count, 0);
     CHECK(!path.dead && !path.probe);
     CHECK_EQ(path.delivered_us, 1600);
-    cl_path_free(&path);
-    cl_ack_free(&ack);
 }
 
-static void test_malformed_changes_nothing(void)
+TEST(test_malformed_changes_nothing)
 {
     start(2);
     struct cl_packet packet = {.kind = CL_PACKET_ACK, .number = 7, .offset = 1, .length = 4};
     static const uint8_t PAYLOAD[] = {0, 0, 1, 0};
     CHECK(!cl_path_on_ack(&path, &packet, PAYLOAD, 2000, 2000, &CALLBACKS));
     CHECK_EQ(path.sent.packets, 2);
-    cl_path_free(&path);
 }
 
 /* The sender asks several times per window, and at least once in a full one. */
-static void test_asks(void)
+TEST(test_asks)
 {
     start(0);
     uint32_t asked = 0;
@@ -153,7 +147,6 @@ static void test_asks(void)
         cl_sent_push(&path.sent, &packet);
     }
     CHECK(asked < 32 + 1000 / 8 && asked > 1000 / CL_PATH_ACK_EVERY_MAX);
-    cl_path_free(&path);
 }
 
 static void fly(uint8_t class, uint32_t count)
@@ -164,7 +157,7 @@ static void fly(uint8_t class, uint32_t count)
 }
 
 /* A window full of bulk has room for what is urgent, and none for more bulk until both fit. */
-static void test_urgent_does_not_wait_for_the_window(void)
+TEST(test_urgent_does_not_wait_for_the_window)
 {
     start(0);
     path.cc.window = 40 * BYTES;
@@ -176,7 +169,6 @@ static void test_urgent_does_not_wait_for_the_window(void)
     while (path.sent.low < 79)
         cl_sent_remove(&path.sent, path.sent.low);
     CHECK(cl_path_open(&path, 4, BYTES));
-    cl_path_free(&path);
     start(0);
     path.cc.window = 2 * BYTES; /* bulk's queue made it that */
     fly(3, 2);
@@ -186,10 +178,9 @@ static void test_urgent_does_not_wait_for_the_window(void)
     CHECK(cl_path_open(&path, 3, BYTES));
     fly(3, 1);
     CHECK(!cl_path_open(&path, 3, BYTES));
-    cl_path_free(&path);
 }
 
-static void test_deadline_is_the_earliest(void)
+TEST(test_deadline_is_the_earliest)
 {
     start(0);
     CHECK_EQ(cl_path_deadline_us(&path), UINT64_MAX);
@@ -201,17 +192,4 @@ static void test_deadline_is_the_earliest(void)
     path.dead = true;
     path.next_probe_us = 2000;
     CHECK_EQ(cl_path_deadline_us(&path), 2000);
-    cl_path_free(&path);
-}
-
-int main(void)
-{
-    RUN(test_each_packet_has_one_outcome);
-    RUN(test_marks);
-    RUN(test_acknowledgement_revives);
-    RUN(test_malformed_changes_nothing);
-    RUN(test_asks);
-    RUN(test_urgent_does_not_wait_for_the_window);
-    RUN(test_deadline_is_the_earliest);
-    return CHECK_REPORT();
 }

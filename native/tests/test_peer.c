@@ -14,7 +14,7 @@ static struct cl_peer *start(void)
     return cl_peer_create(3, 2, each, 1472);
 }
 
-static void test_held_messages(void)
+TEST(test_held_messages)
 {
     struct cl_peer *peer = start();
     struct cl_message messages[3];
@@ -37,7 +37,7 @@ static void test_held_messages(void)
     cl_peer_destroy(peer);
 }
 
-static void test_ready_and_refusal_cross(void)
+TEST(test_ready_and_refusal_cross)
 {
     struct cl_peer *peer = start();
     struct cl_message_id id = {1, 2, 3}, other = {1, 3, 3};
@@ -51,7 +51,7 @@ static void test_ready_and_refusal_cross(void)
     cl_peer_destroy(peer);
 }
 
-static void test_delivers_elsewhere(void)
+TEST(test_delivers_elsewhere)
 {
     struct cl_peer *peer = start();
     struct cl_sent_packet packet = {.bytes = 100, .sent_us = 2000};
@@ -66,7 +66,7 @@ static void test_delivers_elsewhere(void)
     cl_peer_destroy(peer);
 }
 
-static void test_deadline(void)
+TEST(test_deadline)
 {
     struct cl_peer *peer = start();
     struct cl_message message;
@@ -80,13 +80,4 @@ static void test_deadline(void)
     peer->alive = false;
     CHECK_EQ(cl_peer_deadline_us(peer), UINT64_MAX);
     cl_peer_destroy(peer);
-}
-
-int main(void)
-{
-    RUN(test_held_messages);
-    RUN(test_ready_and_refusal_cross);
-    RUN(test_delivers_elsewhere);
-    RUN(test_deadline);
-    return CHECK_REPORT();
 }

@@ -44,7 +44,7 @@ static int create(const struct draft *draft)
     return status;
 }
 
-static void test_a_sound_plan(void)
+TEST(test_a_sound_plan)
 {
     struct draft draft = sound();
     cl_plan *plan;
@@ -68,7 +68,7 @@ static void test_a_sound_plan(void)
     cl_plan_release(NULL);
 }
 
-static void test_an_empty_plan(void)
+TEST(test_an_empty_plan)
 {
     cl_plan *plan;
     CHECK_EQ(cl_plan_create(&(struct cl_plan_options){.world_size = 1}, &plan), CL_OK);
@@ -77,7 +77,7 @@ static void test_an_empty_plan(void)
     cl_plan_release(plan);
 }
 
-static void test_arguments(void)
+TEST(test_arguments)
 {
     struct draft draft = sound();
     cl_plan *plan;
@@ -100,7 +100,7 @@ static void test_arguments(void)
         CHECK_EQ(create(&spoilt), CL_EINVAL);                                                                          \
     } while (0)
 
-static void test_each_field(void)
+TEST(test_each_field)
 {
     CHECK_EQ(create(&(struct draft){.rank = 0, .world_size = 1}), CL_OK);
     REFUSED(0, kind = CL_AWAIT + 1);
@@ -128,7 +128,7 @@ static void test_each_field(void)
     CHECK_EQ(create(&draft), CL_OK);
 }
 
-static void test_ranges(void)
+TEST(test_ranges)
 {
     REFUSED(0, length = 33);                /* scratch */
     REFUSED(0, source_offset = 33);         /* input */
@@ -144,7 +144,7 @@ static void test_ranges(void)
     CHECK_EQ(create(&draft), CL_OK);
 }
 
-static void test_order(void)
+TEST(test_order)
 {
     REFUSED(0, successor_first = 100);
     REFUSED(0, successor_count = 100);
@@ -175,7 +175,7 @@ static uint32_t draw(uint64_t *state, uint32_t bound) /* xorshift64, Marsaglia 2
 }
 
 /* Whatever acyclic order is accepted; with one edge backwards it is accepted exactly when no path closes the cycle. */
-static void test_random_orders(void)
+TEST(test_random_orders)
 {
     enum { STEPS = 12 };
     uint64_t state = 88172645463325252u;
@@ -205,16 +205,4 @@ static void test_random_orders(void)
         refused += reaches[low][high];
     }
     CHECK(refused > 50 && refused < 450); /* both answers occurred */
-}
-
-int main(void)
-{
-    RUN(test_a_sound_plan);
-    RUN(test_an_empty_plan);
-    RUN(test_arguments);
-    RUN(test_each_field);
-    RUN(test_ranges);
-    RUN(test_order);
-    RUN(test_random_orders);
-    return CHECK_REPORT();
 }

@@ -21,7 +21,7 @@ enum {
 
 enum { SENT, SCATTERED, GATHERED };
 
-static uint8_t shard[SHARD_BYTES], sum[SHARD_BYTES], *bulk, *bulk_sum;
+static uint8_t shard[SHARD_BYTES], sum[SHARD_BYTES], bulk[BULK_BYTES], bulk_sum[BULK_BYTES];
 static struct network *network;
 
 /* What a host has of the run that is on. */
@@ -97,7 +97,7 @@ static double lost_share(void)
 {
     uint64_t sent = 0, lost = 0;
     for (uint32_t i = 0; i < HOSTS; i++) {
-        const struct cl_endpoint_stats *stats = cl_endpoint_stats(network->hosts[i].endpoint);
+        const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[i].endpoint);
         sent += stats->packets_sent;
         lost += stats->packets_lost;
     }
@@ -169,24 +169,13 @@ static void compare_to_idle(bool priorities, double p50_most, double p99_most)
     }
 }
 
-static void test_beside_bulk(void)
+TEST(test_beside_bulk)
 {
     compare_to_idle(false, 1.3, 1.6);
 }
 
 /* Urgent packets overtake the others: that makes those neither lost nor seem quick. */
-static void test_switches_with_priorities(void)
+TEST(test_switches_with_priorities)
 {
     compare_to_idle(true, 1.1, 1.6);
-}
-
-int main(void)
-{
-    bulk = calloc(1, BULK_BYTES);
-    bulk_sum = calloc(1, BULK_BYTES);
-    RUN(test_beside_bulk);
-    RUN(test_switches_with_priorities);
-    free(bulk);
-    free(bulk_sum);
-    return CHECK_REPORT();
 }

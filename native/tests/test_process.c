@@ -26,7 +26,7 @@ static pid_t make_child(void)
     return child;
 }
 
-static void test_a_stopped_process_is_told_from_a_running_one(void)
+TEST(test_a_stopped_process_is_told_from_a_running_one)
 {
     pid_t child = make_child();
     int status;
@@ -41,15 +41,8 @@ static void test_a_stopped_process_is_told_from_a_running_one(void)
     CHECK(waitpid(child, &status, 0) == child);
 }
 
-static void test_a_process_that_is_not_there_is_not_stopped(void)
+TEST(test_a_process_that_is_not_there_is_not_stopped)
 {
     CHECK(!cl_process_is_stopped(0));
     CHECK(!cl_process_is_stopped(INT32_MAX));
-}
-
-int main(void)
-{
-    RUN(test_a_stopped_process_is_told_from_a_running_one);
-    RUN(test_a_process_that_is_not_there_is_not_stopped);
-    return CHECK_REPORT();
 }

@@ -26,7 +26,7 @@ static int send_one(void)
     return message->peer;
 }
 
-static void test_fifo_and_front(void)
+TEST(test_fifo_and_front)
 {
     start();
     CHECK(!cl_queue_next(&queue));
@@ -42,7 +42,7 @@ static void test_fifo_and_front(void)
     CHECK(!messages[0][0].queued);
 }
 
-static void test_peers_take_turns(void)
+TEST(test_peers_take_turns)
 {
     start();
     int sent[PEERS] = {0};
@@ -54,7 +54,7 @@ static void test_peers_take_turns(void)
         CHECK_EQ(sent[i], CL_QUEUE_TURN * 10);
 }
 
-static void test_priority_is_strict_but_for_the_guard(void)
+TEST(test_priority_is_strict_but_for_the_guard)
 {
     start();
     messages[0][0].priority = 6;
@@ -70,7 +70,7 @@ static void test_priority_is_strict_but_for_the_guard(void)
     CHECK_EQ(sent[2], 0);
 }
 
-static void test_blocked_peer_holds_nobody_up(void)
+TEST(test_blocked_peer_holds_nobody_up)
 {
     start();
     for (int i = 0; i < PEERS; i++)
@@ -89,7 +89,7 @@ static void test_blocked_peer_holds_nobody_up(void)
 }
 
 /* What stops bulk need not stop what is urgent, to the same peer. */
-static void test_only_less_urgent_classes_are_blocked(void)
+TEST(test_only_less_urgent_classes_are_blocked)
 {
     start();
     CHECK_EQ(cl_queue_first_class(&queue), CL_CLASSES);
@@ -108,14 +108,4 @@ static void test_only_less_urgent_classes_are_blocked(void)
     cl_queue_remove(&queue, &nodes[0], &messages[0][1]);
     cl_queue_unblock(&queue, &nodes[0]);
     CHECK(cl_queue_next(&queue) == &messages[0][2]);
-}
-
-int main(void)
-{
-    RUN(test_fifo_and_front);
-    RUN(test_peers_take_turns);
-    RUN(test_priority_is_strict_but_for_the_guard);
-    RUN(test_blocked_peer_holds_nobody_up);
-    RUN(test_only_less_urgent_classes_are_blocked);
-    return CHECK_REPORT();
 }

@@ -5,9 +5,9 @@
 
 #include "tests/check.h"
 
-static void test_adding_merges(void)
+TEST(test_adding_merges)
 {
-    struct cl_ranges ranges = {0};
+    SCOPED(cl_ranges_free) struct cl_ranges ranges = {0};
     CHECK(cl_ranges_add(&ranges, 10, 12));
     CHECK(cl_ranges_add(&ranges, 14, 16));
     CHECK(cl_ranges_add(&ranges, 1, 3));
@@ -21,12 +21,11 @@ static void test_adding_merges(void)
     CHECK_EQ(ranges.list[0].end, 100);
     CHECK(cl_ranges_add(&ranges, 5, 5)); /* nothing */
     CHECK_EQ(ranges.count, 1);
-    cl_ranges_free(&ranges);
 }
 
-static void test_pop_is_ascending(void)
+TEST(test_pop_is_ascending)
 {
-    struct cl_ranges ranges = {0};
+    SCOPED(cl_ranges_free) struct cl_ranges ranges = {0};
     uint64_t value;
     cl_ranges_add(&ranges, 7, 8);
     cl_ranges_add(&ranges, 3, 5);
@@ -34,12 +33,11 @@ static void test_pop_is_ascending(void)
     CHECK(cl_ranges_pop(&ranges, &value) && value == 4);
     CHECK(cl_ranges_pop(&ranges, &value) && value == 7);
     CHECK(!cl_ranges_pop(&ranges, &value));
-    cl_ranges_free(&ranges);
 }
 
-static void test_drop_below(void)
+TEST(test_drop_below)
 {
-    struct cl_ranges ranges = {0};
+    SCOPED(cl_ranges_free) struct cl_ranges ranges = {0};
     cl_ranges_add(&ranges, 1, 3);
     cl_ranges_add(&ranges, 5, 9);
     cl_ranges_drop_below(&ranges, 7);
@@ -47,16 +45,15 @@ static void test_drop_below(void)
     CHECK_EQ(ranges.list[0].start, 7);
     cl_ranges_drop_below(&ranges, 9);
     CHECK_EQ(ranges.count, 0);
-    cl_ranges_free(&ranges);
 }
 
 /* Against a plain array of flags, over random operations. */
-static void test_against_model(void)
+TEST(test_against_model)
 {
     enum { SPACE = 300 };
     unsigned random = 12345;
     for (int run = 0; run < 50; run++) {
-        struct cl_ranges ranges = {0};
+        SCOPED(cl_ranges_free) struct cl_ranges ranges = {0};
         unsigned char model[SPACE] = {0};
         for (int step = 0; step < 100; step++) {
             random = random * 1103515245u + 12345u;
@@ -74,15 +71,5 @@ static void test_against_model(void)
             CHECK_EQ(cl_ranges_contains(&ranges, i), model[i]);
         for (unsigned i = 0; i + 1 < ranges.count; i++) /* sorted, disjoint, not adjacent */
             CHECK(ranges.list[i].end < ranges.list[i + 1].start);
-        cl_ranges_free(&ranges);
     }
-}
-
-int main(void)
-{
-    RUN(test_adding_merges);
-    RUN(test_pop_is_ascending);
-    RUN(test_drop_below);
-    RUN(test_against_model);
-    return CHECK_REPORT();
 }

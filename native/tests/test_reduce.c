@@ -211,8 +211,9 @@ static void reduce_on_level(void)
     }
 }
 
-static void test_reduce(void)
+TEST(test_reduce)
 {
+    printf("level %s\n", cl_kernels_level());
     on_each_level(reduce_on_level);
 }
 
@@ -236,7 +237,7 @@ static void coinciding_on_level(void)
     }
 }
 
-static void test_source_is_target(void)
+TEST(test_source_is_target)
 {
     on_each_level(coinciding_on_level);
 }
@@ -268,7 +269,7 @@ static void scale_on_level(void)
     }
 }
 
-static void test_scale(void)
+TEST(test_scale)
 {
     on_each_level(scale_on_level);
 }
@@ -286,13 +287,13 @@ static void whole_quotients_on_level(void)
     }
 }
 
-static void test_scale_near_whole_quotients(void)
+TEST(test_scale_near_whole_quotients)
 {
     on_each_level(whole_quotients_on_level);
 }
 
 /* Every f16 and bf16 against a handful: 1 and -0 alone show that both conversions lose nothing. */
-static void test_every_half(void)
+TEST(test_every_half)
 {
     static const double partners[] = {-0.0, 0.0, 1.0, -1.0, 3.0, 0.333, 1024.5, -6e-8, 6.2e-5, 1e-3, 65504.0, -3e38};
     static const enum cl_dtype halves[] = {CL_F16, CL_BF16};
@@ -351,7 +352,7 @@ static void half_corners_on_level(void)
     CHECK((nan_payload_low & 0x7fff) > 0x7f80);
 }
 
-static void test_half_corners(void)
+TEST(test_half_corners)
 {
     on_each_level(half_corners_on_level);
 }
@@ -372,7 +373,7 @@ static void copy_and_check(size_t length, size_t target_offset, size_t source_of
     free(source);
 }
 
-static void test_copy_stream(void)
+TEST(test_copy_stream)
 {
     for (size_t length = 0; length < 200; length += 33)
         copy_and_check(length, length % 3, length % 5);
@@ -382,7 +383,7 @@ static void test_copy_stream(void)
         copy_and_check(((size_t)3 << 20) + offset * 7, offset, 66 - offset);
 }
 
-static void test_choice(void)
+TEST(test_choice)
 {
     CHECK_EQ(cl_kernels_select("scalar"), CL_OK);
     CHECK(strcmp(cl_kernels_level(), "scalar") == 0);
@@ -391,7 +392,7 @@ static void test_choice(void)
     CHECK(strcmp(cl_kernels_level(), "scalar") == 0);
 }
 
-static void test_out_of_range(void)
+TEST(test_out_of_range)
 {
     for (unsigned dtype = 0; dtype < DTYPES; dtype++) {
         CHECK_EQ(cl_dtype_size(dtype), dtypes[dtype].size);
@@ -404,19 +405,4 @@ static void test_out_of_range(void)
     CHECK(cl_reduce_kernel(CL_F32, (enum cl_op)OPS) == NULL);
     CHECK(cl_reduce_kernel(CL_F32, (enum cl_op) - 1) == NULL);
     CHECK(cl_scale_kernel((enum cl_dtype)DTYPES) == NULL);
-}
-
-int main(void)
-{
-    printf("level %s\n", cl_kernels_level());
-    RUN(test_reduce);
-    RUN(test_source_is_target);
-    RUN(test_scale);
-    RUN(test_scale_near_whole_quotients);
-    RUN(test_every_half);
-    RUN(test_half_corners);
-    RUN(test_copy_stream);
-    RUN(test_choice);
-    RUN(test_out_of_range);
-    return CHECK_REPORT();
 }

@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-static void test_each_number_once(void)
+TEST(test_each_number_once)
 {
     struct cl_replay replay = {0};
     static const uint64_t NUMBERS[] = {0, 1, 2, 7, 5, 3, 100, 64, 63, 65, 128};
@@ -14,7 +14,7 @@ static void test_each_number_once(void)
     CHECK(cl_replay_admit(&replay, 4));
 }
 
-static void test_window(void)
+TEST(test_window)
 {
     struct cl_replay replay = {0};
     uint64_t start = 1000000;
@@ -26,7 +26,7 @@ static void test_window(void)
 }
 
 /* Against a plain list, over leaps of every kind. */
-static void test_random_numbers(void)
+TEST(test_random_numbers)
 {
     enum { SPAN = 60000 };
     static bool seen[SPAN];
@@ -46,12 +46,4 @@ static void test_random_numbers(void)
         next = number + 1 > next ? number + 1 : next;
     }
     CHECK(next > SPAN - 3000);
-}
-
-int main(void)
-{
-    RUN(test_each_number_once);
-    RUN(test_window);
-    RUN(test_random_numbers);
-    return CHECK_REPORT();
 }

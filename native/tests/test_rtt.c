@@ -4,7 +4,7 @@
 
 enum { SECOND_US = 1000000 };
 
-static void test_smoothing(void)
+TEST(test_smoothing)
 {
     struct cl_rtt rtt;
     cl_rtt_init(&rtt);
@@ -20,7 +20,7 @@ static void test_smoothing(void)
     CHECK(rtt.variation_us > 1000); /* surprises upward count in full */
 }
 
-static void test_minimum_forgets(void)
+TEST(test_minimum_forgets)
 {
     struct cl_minimum minimum = {0};
     CHECK_EQ(cl_minimum_update(&minimum, 50, 5 * SECOND_US), 50);
@@ -41,7 +41,7 @@ static uint32_t queue(struct cl_rtt *rtt, uint64_t at_us, uint32_t there_us, uin
     return rtt->queue_us;
 }
 
-static void test_queue_ignores_hosts_way_back_and_clocks(void)
+TEST(test_queue_ignores_hosts_way_back_and_clocks)
 {
     static const uint32_t OFFSETS[] = {0, 12345, 0x7FFFFFF0, 0x80000000, 0xFFFFFFFF};
     for (int i = 0; i < 5; i++) {
@@ -57,7 +57,7 @@ static void test_queue_ignores_hosts_way_back_and_clocks(void)
 }
 
 /* A peer whose clock runs 500 ppm fast: the one-way delay seems to grow, the round trip tells better. */
-static void test_queue_ignores_drift(void)
+TEST(test_queue_ignores_drift)
 {
     struct cl_rtt rtt;
     cl_rtt_init(&rtt);
@@ -66,21 +66,11 @@ static void test_queue_ignores_drift(void)
 }
 
 /* Both the sender's clock and the difference pass 2^32 us (71 minutes). */
-static void test_clock_wraps(void)
+TEST(test_clock_wraps)
 {
     struct cl_rtt rtt;
     cl_rtt_init(&rtt);
     uint64_t near_wrap_us = 0xFFFFFFFFu - 3 * (uint64_t)SECOND_US;
     for (uint32_t s = 0; s < 6; s++)
         CHECK_EQ(queue(&rtt, near_wrap_us + s * (uint64_t)SECOND_US, s ? 300 : 0, 0, 0, 77), s ? 300 : 0);
-}
-
-int main(void)
-{
-    RUN(test_smoothing);
-    RUN(test_minimum_forgets);
-    RUN(test_queue_ignores_hosts_way_back_and_clocks);
-    RUN(test_queue_ignores_drift);
-    RUN(test_clock_wraps);
-    return CHECK_REPORT();
 }

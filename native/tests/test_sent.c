@@ -11,9 +11,9 @@ static void push(struct cl_sent *sent, uint8_t kind, uint16_t bytes, uint64_t se
     CHECK(cl_sent_push(sent, &packet));
 }
 
-static void test_counts(void)
+TEST(test_counts)
 {
-    struct cl_sent sent = {0};
+    SCOPED(cl_sent_free) struct cl_sent sent = {0};
     push(&sent, CL_PACKET_DATA, 1000, 10);
     push(&sent, CL_PACKET_PING, 40, 20);
     push(&sent, CL_PACKET_DATA, 500, 30);
@@ -32,22 +32,20 @@ static void test_counts(void)
     cl_sent_clear(&sent);
     CHECK_EQ(sent.bytes, 0);
     CHECK_EQ(sent.packets, 0);
-    cl_sent_free(&sent);
 }
 
-static void test_pings_do_not_move_the_timer(void)
+TEST(test_pings_do_not_move_the_timer)
 {
-    struct cl_sent sent = {0};
+    SCOPED(cl_sent_free) struct cl_sent sent = {0};
     push(&sent, CL_PACKET_DATA, 1000, 10);
     push(&sent, CL_PACKET_PING, 40, 20);
     CHECK_EQ(sent.last_sent_us, 10);
-    cl_sent_free(&sent);
 }
 
 /* The ring grows while the oldest packet stays, and is reused afterwards. */
-static void test_ring_grows_and_wraps(void)
+TEST(test_ring_grows_and_wraps)
 {
-    struct cl_sent sent = {0};
+    SCOPED(cl_sent_free) struct cl_sent sent = {0};
     for (uint64_t i = 0; i < 1000; i++)
         push(&sent, CL_PACKET_DATA, 100, i);
     CHECK_EQ(sent.capacity, 1024);
@@ -60,12 +58,11 @@ static void test_ring_grows_and_wraps(void)
     CHECK_EQ(sent.capacity, 1024);
     CHECK_EQ(sent.low, 9000);
     CHECK_EQ(cl_sent_find(&sent, 9500)->sent_us, 9500);
-    cl_sent_free(&sent);
 }
 
-static void test_numbers_go_on(void)
+TEST(test_numbers_go_on)
 {
-    struct cl_sent sent = {0};
+    SCOPED(cl_sent_free) struct cl_sent sent = {0};
     push(&sent, CL_PACKET_DATA, 100, 1);
     push(&sent, CL_PACKET_DATA, 100, 2);
     cl_sent_free(&sent);
@@ -73,14 +70,4 @@ static void test_numbers_go_on(void)
     push(&sent, CL_PACKET_DATA, 100, 3);
     CHECK_EQ(cl_sent_find(&sent, 2)->sent_us, 3);
     CHECK(cl_sent_find(&sent, 1) == NULL);
-    cl_sent_free(&sent);
-}
-
-int main(void)
-{
-    RUN(test_counts);
-    RUN(test_pings_do_not_move_the_timer);
-    RUN(test_ring_grows_and_wraps);
-    RUN(test_numbers_go_on);
-    return CHECK_REPORT();
 }

@@ -2,9 +2,9 @@
 
 #include "tests/check.h"
 
-static void test_in_flight_only(void)
+TEST(test_in_flight_only)
 {
-    struct cl_signatures signatures = {0};
+    SCOPED(cl_signatures_free) struct cl_signatures signatures = {0};
     CHECK_EQ(cl_signatures_find(&signatures, 1, 7), 0);
     CHECK(cl_signatures_add(&signatures, 1, 7, 100));
     CHECK(cl_signatures_add(&signatures, 2, 7, 200));
@@ -16,12 +16,11 @@ static void test_in_flight_only(void)
     CHECK_EQ(cl_signatures_find(&signatures, 1, 7), 0);
     CHECK_EQ(cl_signatures_find(&signatures, 2, 7), 200);
     CHECK_EQ(signatures.count, 2);
-    cl_signatures_free(&signatures);
 }
 
-static void test_turns(void)
+TEST(test_turns)
 {
-    struct cl_signatures signatures = {0};
+    SCOPED(cl_signatures_free) struct cl_signatures signatures = {0};
     CHECK_EQ(cl_signatures_next(&signatures).signature, 0);
     uint32_t sum = 0;
     for (uint32_t i = 0; i < 3; i++)
@@ -29,12 +28,11 @@ static void test_turns(void)
     for (uint32_t i = 0; i < 3; i++)
         sum += cl_signatures_next(&signatures).signature;
     CHECK_EQ(sum, 7);
-    cl_signatures_free(&signatures);
 }
 
-static void test_many(void)
+TEST(test_many)
 {
-    struct cl_signatures signatures = {0};
+    SCOPED(cl_signatures_free) struct cl_signatures signatures = {0};
     for (uint32_t i = 0; i < 1000; i++)
         CHECK(cl_signatures_add(&signatures, 5, i, (uint16_t)(i + 1)));
     for (uint32_t i = 0; i < 1000; i += 2)
@@ -42,22 +40,12 @@ static void test_many(void)
     CHECK_EQ(signatures.count, 500);
     for (uint32_t i = 0; i < 1000; i++)
         CHECK_EQ(cl_signatures_find(&signatures, 5, i), i % 2 ? i + 1 : 0);
-    cl_signatures_free(&signatures);
 }
 
-static void test_unsigned_agrees_with_all(void)
+TEST(test_unsigned_agrees_with_all)
 {
     CHECK(cl_signatures_differ(3, 4));
     CHECK(!cl_signatures_differ(3, 3));
     CHECK(!cl_signatures_differ(0, 4));
     CHECK(!cl_signatures_differ(3, 0));
-}
-
-int main(void)
-{
-    RUN(test_in_flight_only);
-    RUN(test_turns);
-    RUN(test_many);
-    RUN(test_unsigned_agrees_with_all);
-    return CHECK_REPORT();
 }

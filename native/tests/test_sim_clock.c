@@ -18,9 +18,9 @@ static void note(struct sim_event *event)
     happened[happened_count++] = ((struct item *)(void *)event)->number;
 }
 
-static void test_order_of_time_then_of_scheduling(void)
+TEST(test_order_of_time_then_of_scheduling)
 {
-    struct sim_clock clock = {.now_ns = 100};
+    SCOPED(sim_clock_free) struct sim_clock clock = {.now_ns = 100};
     struct sim_random random = sim_random_seeded(1, 0);
     static struct item items[EVENTS];
     happened_count = 0;
@@ -46,12 +46,11 @@ static void test_order_of_time_then_of_scheduling(void)
         bool same = a->event.at_ns == b->event.at_ns && a->number % 3 == b->number % 3;
         CHECK(!same || a->number < b->number);
     }
-    sim_clock_free(&clock);
 }
 
-static void test_the_past_is_now(void)
+TEST(test_the_past_is_now)
 {
-    struct sim_clock clock = {.now_ns = 100};
+    SCOPED(sim_clock_free) struct sim_clock clock = {.now_ns = 100};
     struct item item = {{.fire = note}, 7};
     happened_count = 0;
     CHECK(!sim_clock_step(&clock));
@@ -59,12 +58,4 @@ static void test_the_past_is_now(void)
     CHECK(sim_clock_step(&clock));
     CHECK_EQ(clock.now_ns, 100);
     CHECK_EQ(happened_count, 1);
-    sim_clock_free(&clock);
-}
-
-int main(void)
-{
-    RUN(test_order_of_time_then_of_scheduling);
-    RUN(test_the_past_is_now);
-    return CHECK_REPORT();
 }

@@ -7,7 +7,7 @@
 
 enum { COUNT = 200, RANKS = 5, DTYPES = CL_U64 + 1 };
 
-static void test_same_as_the_kernels(void)
+TEST(test_same_as_the_kernels)
 {
     for (int d = 0; d < DTYPES; d++) {
         enum cl_dtype dtype = (enum cl_dtype)d;
@@ -35,7 +35,7 @@ static void test_same_as_the_kernels(void)
 }
 
 /* With as many ranks as there may be, sums of the narrowest floats are still exact. */
-static void test_many_ranks_stay_exact(void)
+TEST(test_many_ranks_stay_exact)
 {
     enum { MANY = 1024 };
     uint16_t sum = 0, next, expected;
@@ -51,7 +51,7 @@ static void test_many_ranks_stay_exact(void)
     CHECK(value >= -256 && value <= 256);
 }
 
-static void test_dtypes_by_size(void)
+TEST(test_dtypes_by_size)
 {
     for (uint32_t n = 0; n < 12; n++) {
         CHECK_EQ(cl_dtype_size(sim_element_dtype(1, n)), 1);
@@ -59,12 +59,4 @@ static void test_dtypes_by_size(void)
         CHECK_EQ(cl_dtype_size(sim_element_dtype(4, n)), 4);
         CHECK_EQ(cl_dtype_size(sim_element_dtype(8, n)), 8);
     }
-}
-
-int main(void)
-{
-    RUN(test_same_as_the_kernels);
-    RUN(test_many_ranks_stay_exact);
-    RUN(test_dtypes_by_size);
-    return CHECK_REPORT();
 }

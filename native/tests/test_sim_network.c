@@ -65,7 +65,7 @@ static void tear_down(struct fixture *fixture)
     sim_clock_free(&fixture->clock);
 }
 
-static void test_rate_and_delay(void)
+TEST(test_rate_and_delay)
 {
     struct fixture fixture;
     for (int trunks = 0; trunks < 2; trunks++) {
@@ -78,7 +78,7 @@ static void test_rate_and_delay(void)
     }
 }
 
-static void test_full_queue(void)
+TEST(test_full_queue)
 {
     struct fixture fixture;
     set_up(&fixture, false);
@@ -89,7 +89,7 @@ static void test_full_queue(void)
     CHECK_EQ(fixture.network.medium.counts.lost[SIM_LOST_QUEUE], 6);
 }
 
-static void test_priorities(void)
+TEST(test_priorities)
 {
     struct fixture fixture;
     set_up(&fixture, false);
@@ -108,7 +108,7 @@ static void test_priorities(void)
     CHECK(fixture.arrivals.count == 10 && memcmp(fixture.arrivals.order, ORDER, sizeof ORDER) == 0);
 }
 
-static void test_noise(void)
+TEST(test_noise)
 {
     struct fixture fixture;
     set_up(&fixture, false);
@@ -134,7 +134,7 @@ static void test_noise(void)
     CHECK(overtaken > 20);
 }
 
-static void test_down_and_cut(void)
+TEST(test_down_and_cut)
 {
     struct fixture fixture;
     set_up(&fixture, false);
@@ -153,14 +153,4 @@ static void test_down_and_cut(void)
     tear_down(&fixture);
     CHECK_EQ(fixture.arrivals.count, 4);
     CHECK_EQ(fixture.network.medium.counts.lost[SIM_LOST_CUT], 2);
-}
-
-int main(void)
-{
-    RUN(test_rate_and_delay);
-    RUN(test_full_queue);
-    RUN(test_priorities);
-    RUN(test_noise);
-    RUN(test_down_and_cut);
-    return CHECK_REPORT();
 }

@@ -20,7 +20,7 @@ static const uint64_t VECTORS[64] = {
     0x6ca4ecb15c5f91e1, 0x9f626da15c9625f3, 0xe51b38608ef25f57, 0x958a324ceb064572,
 };
 
-static void test_official_vectors(void)
+TEST(test_official_vectors)
 {
     uint8_t bytes[64];
     for (uint8_t i = 0; i < 64; i++)
@@ -34,7 +34,7 @@ static void test_official_vectors(void)
 }
 
 /* However the input is cut, the result is that of the whole. */
-static void test_pieces(void)
+TEST(test_pieces)
 {
     uint8_t bytes[64];
     for (uint8_t i = 0; i < 64; i++)
@@ -47,11 +47,4 @@ static void test_pieces(void)
             cl_siphash_add(&hash, bytes, cut);
             CHECK(cl_siphash_end(&hash, bytes + cut, length - cut) == VECTORS[length]);
         }
-}
-
-int main(void)
-{
-    RUN(test_official_vectors);
-    RUN(test_pieces);
-    return CHECK_REPORT();
 }

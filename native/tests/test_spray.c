@@ -24,7 +24,7 @@ static struct cl_path *pick(void)
     return cl_spray_pick(paths, PATHS, &packet, 1000, &ready_us, &egress_ready_us);
 }
 
-static void test_least_expected_delay(void)
+TEST(test_least_expected_delay)
 {
     start();
     paths[0].cc.queue_us = 900;
@@ -37,7 +37,7 @@ static void test_least_expected_delay(void)
     CHECK(pick() == &paths[0]);
 }
 
-static void test_no_room(void)
+TEST(test_no_room)
 {
     start();
     for (int i = 0; i < PATHS; i++)
@@ -54,7 +54,7 @@ static void test_no_room(void)
     CHECK(egresses[1].waited_for);
 }
 
-static void test_own_pacer(void)
+TEST(test_own_pacer)
 {
     start();
     for (int i = 0; i < PATHS; i++) {
@@ -66,7 +66,7 @@ static void test_own_pacer(void)
     CHECK(ready_us > 1000 && ready_us < 1000000);
 }
 
-static void test_fastest(void)
+TEST(test_fastest)
 {
     start();
     paths[0].rtt.smoothed_us = 300;
@@ -77,13 +77,4 @@ static void test_fastest(void)
     CHECK(cl_spray_fastest(paths, PATHS) == &paths[2]);
     paths[0].dead = paths[2].dead = true;
     CHECK(cl_spray_fastest(paths, PATHS) != NULL);
-}
-
-int main(void)
-{
-    RUN(test_least_expected_delay);
-    RUN(test_no_room);
-    RUN(test_own_pacer);
-    RUN(test_fastest);
-    return CHECK_REPORT();
 }

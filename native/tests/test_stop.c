@@ -10,9 +10,9 @@ static void begin(struct cl_message *message, uint32_t packets, uint32_t index)
     CHECK(cl_message_begin(message, packets * 8, 8));
 }
 
-static void test_what_was_not_counted_is_written(void)
+TEST(test_what_was_not_counted_is_written)
 {
-    struct cl_stops stops = {0};
+    SCOPED(cl_stops_free) struct cl_stops stops = {0};
     struct cl_message message;
     begin(&message, CL_STOP_PACKETS + 10, 3);
     for (uint32_t i = 0; i < message.packet_count; i++)
@@ -35,13 +35,12 @@ static void test_what_was_not_counted_is_written(void)
     cl_stop_write(stop, CL_STOP_PACKETS, payload);
     CHECK_EQ(payload[0], 0);
     CHECK_EQ(payload[1], 0x02);
-    cl_stops_free(&stops);
 }
 
-static void test_a_record_goes_when_all_of_it_is_known(void)
+TEST(test_a_record_goes_when_all_of_it_is_known)
 {
     struct cl_stops stops = {0};
-    struct cl_message long_one, short_one;
+    SCOPED(cl_message_free) struct cl_message long_one, short_one;
     begin(&long_one, 2 * CL_STOP_PACKETS + 1, 0);
     begin(&short_one, 7, 1);
     cl_stops_add(&stops, &long_one, CL_STOP_PACKETS);
@@ -56,23 +55,13 @@ static void test_a_record_goes_when_all_of_it_is_known(void)
     cl_stops_acked(&stops, &short_one.id, 0);
     cl_stops_acked(&stops, &short_one.id, 0); /* of nothing */
     CHECK(stops.first == NULL);
-    cl_message_free(&long_one);
-    cl_message_free(&short_one);
 }
 
-static void test_a_part_fits_into_a_datagram(void)
+TEST(test_a_part_fits_into_a_datagram)
 {
     CHECK_EQ(cl_stop_part(1432), CL_STOP_PACKETS);
     CHECK_EQ(cl_stop_part(448), CL_STOP_PACKETS);
     CHECK_EQ(cl_stop_part(160), 1280);
     CHECK_EQ(cl_stop_bytes(2000, 1280, 0), 160);
     CHECK_EQ(cl_stop_bytes(2000, 1280, 1280), 90);
-}
-
-int main(void)
-{
-    RUN(test_what_was_not_counted_is_written);
-    RUN(test_a_part_fits_into_a_datagram);
-    RUN(test_a_record_goes_when_all_of_it_is_known);
-    return CHECK_REPORT();
 }

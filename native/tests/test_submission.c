@@ -1,10 +1,10 @@
 /* Submission: how a caller learns that an operation has ended. */
 #include "tests/world.h"
 
-static void test_events(void)
+TEST(test_events)
 {
-    struct world world = open_world(2, "mem", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(2, "mem", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     struct call *calls[2] = {make_call(0, 1), make_call(1, 1)};
     cl_operation *operations[2];
     struct cl_event events[4];
@@ -27,15 +27,13 @@ static void test_events(void)
         cl_operation_release(operations[rank]);
         free(calls[rank]);
     }
-    close_team(&team);
-    close_world(&world);
 }
 
 /* A caller that has waited for an operation gets no event for it, however close to its end it asks. */
-static void test_no_event_after_the_wait(void)
+TEST(test_no_event_after_the_wait)
 {
-    struct world world = open_world(1, "none", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(1, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     struct call *call = make_call(0, 1);
     uint32_t late = 0;
     for (uint64_t token = 1; token <= 3000; token++) {
@@ -48,16 +46,14 @@ static void test_no_event_after_the_wait(void)
     }
     CHECK_EQ(late, 0);
     free(call);
-    close_team(&team);
-    close_world(&world);
 }
 
 /* The ring of events grows, and the engine closes while events are left in it. */
-static void test_many_events(void)
+TEST(test_many_events)
 {
     enum { CALLS = 700 };
-    struct world world = open_world(1, "none", 0);
-    struct team team = open_team(&world, 1, false);
+    SCOPED_WORLD world = open_world(1, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
     struct call *call = make_call(0, 1);
     uint32_t taken = 0, ended = 0;
     for (uint64_t token = 1; token <= CALLS; token++) {
@@ -77,14 +73,4 @@ static void test_many_events(void)
     }
     CHECK(taken + ended >= CALLS - 5 && taken + ended <= CALLS);
     free(call);
-    close_team(&team);
-    close_world(&world);
-}
-
-int main(void)
-{
-    RUN(test_events);
-    RUN(test_no_event_after_the_wait);
-    RUN(test_many_events);
-    return CHECK_REPORT();
 }

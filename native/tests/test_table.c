@@ -2,9 +2,9 @@
 
 #include "tests/check.h"
 
-static void test_names(void)
+TEST(test_names)
 {
-    struct cl_table table = {0};
+    SCOPED(cl_table_free) struct cl_table table = {0};
     struct cl_message_id id = {1, 2, 3};
     CHECK(!cl_table_find(&table, CL_MESSAGE_SEND, 4, &id));
     struct cl_message *message = cl_table_add(&table, CL_MESSAGE_SEND, 4, &id);
@@ -20,7 +20,6 @@ static void test_names(void)
     CHECK(message->generation != generation);
     cl_table_recycle(&table, message);
     CHECK(cl_table_add(&table, CL_MESSAGE_SEND, 4, &id) == message); /* reused */
-    cl_table_free(&table);
 }
 
 static void count_and_remove_odd(struct cl_message *message, void *argument)
@@ -32,9 +31,9 @@ static void count_and_remove_odd(struct cl_message *message, void *argument)
     }
 }
 
-static void test_thousands(void)
+TEST(test_thousands)
 {
-    struct cl_table table = {0};
+    SCOPED(cl_table_free) struct cl_table table = {0};
     for (uint32_t i = 0; i < 5000; i++) {
         struct cl_message_id id = {7, i / 100, i};
         CHECK(cl_table_add(&table, CL_MESSAGE_RECEIVE, (uint16_t)(i % 5), &id) != NULL);
@@ -47,12 +46,4 @@ static void test_thousands(void)
         CHECK_EQ(message != NULL, i % 2 == 0);
         CHECK(!message || message->id.index == i);
     }
-    cl_table_free(&table);
-}
-
-int main(void)
-{
-    RUN(test_names);
-    RUN(test_thousands);
-    return CHECK_REPORT();
 }

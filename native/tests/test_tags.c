@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 
-static void test_counts(void)
+TEST(test_counts)
 {
-    struct cl_tags tags = {0};
+    SCOPED(cl_tags_free) struct cl_tags tags = {0};
     CHECK_EQ(cl_tags_messages(&tags, 0), 0);
     CHECK(cl_tags_add(&tags, 5, 1));
     CHECK(cl_tags_add(&tags, 5, 3));
@@ -18,13 +18,12 @@ static void test_counts(void)
     CHECK_EQ(cl_tags_messages(&tags, 0), 1);
     CHECK(cl_tags_add(&tags, 5, UINT32_MAX)); /* counts wrap */
     CHECK_EQ(cl_tags_messages(&tags, 5), 3);
-    cl_tags_free(&tags);
 }
 
 /* tag = step, with several messages to a step, for ever: no more memory than at the start */
-static void test_rising_tags_cost_nothing(void)
+TEST(test_rising_tags_cost_nothing)
 {
-    struct cl_tags tags = {0};
+    SCOPED(cl_tags_free) struct cl_tags tags = {0};
     for (uint32_t step = 0; step < 100000; step++)
         for (int message = 0; message < 3; message++) {
             CHECK(cl_tags_add(&tags, step, 1));
@@ -32,14 +31,13 @@ static void test_rising_tags_cost_nothing(void)
         }
     CHECK_EQ(cl_tags_messages(&tags, 777), 3);
     CHECK_EQ(cl_tags_messages(&tags, 100000), 0);
-    cl_tags_free(&tags);
 }
 
 /* Tags in any order, against a plain array; in the end all counts are the same again, and the runs one. */
-static void test_any_order(void)
+TEST(test_any_order)
 {
     enum { TAGS = 40, ROUNDS = 3000 };
-    struct cl_tags tags = {0};
+    SCOPED(cl_tags_free) struct cl_tags tags = {0};
     uint32_t expected[TAGS] = {0}, most = 0;
     srand(1);
     for (int round = 0; round < ROUNDS; round++) {
@@ -59,13 +57,4 @@ static void test_any_order(void)
     for (uint32_t tag = 0; tag < TAGS; tag++)
         CHECK(cl_tags_add(&tags, tag, most - expected[tag]));
     CHECK_EQ(tags.count, 1);
-    cl_tags_free(&tags);
-}
-
-int main(void)
-{
-    RUN(test_counts);
-    RUN(test_rising_tags_cost_nothing);
-    RUN(test_any_order);
-    return CHECK_REPORT();
 }

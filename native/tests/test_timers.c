@@ -6,9 +6,9 @@
 
 enum { COUNT = 200 };
 
-static void test_order(void)
+TEST(test_order)
 {
-    struct cl_timers timers = {0};
+    SCOPED(cl_timers_free) struct cl_timers timers = {0};
     struct cl_timer timer[COUNT] = {{0}};
     CHECK_EQ(cl_timers_first_us(&timers), UINT64_MAX);
     CHECK(cl_timers_reserve(&timers, COUNT));
@@ -22,12 +22,11 @@ static void test_order(void)
         CHECK_EQ(first->slot, 0);
     }
     CHECK(!cl_timers_pop(&timers, 5000));
-    cl_timers_free(&timers);
 }
 
-static void test_only_earlier_counts(void)
+TEST(test_only_earlier_counts)
 {
-    struct cl_timers timers = {0};
+    SCOPED(cl_timers_free) struct cl_timers timers = {0};
     struct cl_timer a = {0}, b = {0};
     cl_timers_reserve(&timers, 2);
     cl_timers_arm(&timers, &a, 100);
@@ -40,12 +39,4 @@ static void test_only_earlier_counts(void)
     CHECK(cl_timers_pop(&timers, 1000) == &b);
     CHECK(cl_timers_pop(&timers, 1000) == &a);
     CHECK(cl_timers_pop(&timers, 1000) == NULL);
-    cl_timers_free(&timers);
-}
-
-int main(void)
-{
-    RUN(test_order);
-    RUN(test_only_earlier_counts);
-    return CHECK_REPORT();
 }

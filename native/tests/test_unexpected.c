@@ -4,9 +4,9 @@
 
 #include "tests/check.h"
 
-static void test_order_and_contents(void)
+TEST(test_order_and_contents)
 {
-    struct cl_unexpected unexpected;
+    SCOPED(cl_unexpected_free) struct cl_unexpected unexpected;
     struct cl_unexpected_chain chain = {0};
     cl_unexpected_init(&unexpected, 1 << 20, 64);
     CHECK(cl_unexpected_put(&unexpected, &chain, 640, 0, (const uint8_t *)"abcdefgh", 8));
@@ -22,12 +22,11 @@ static void test_order_and_contents(void)
     cl_unexpected_release(&unexpected, packet);
     CHECK(!cl_unexpected_take(&chain));
     CHECK_EQ(unexpected.used_bytes, 0);
-    cl_unexpected_free(&unexpected);
 }
 
-static void test_limit(void)
+TEST(test_limit)
 {
-    struct cl_unexpected unexpected;
+    SCOPED(cl_unexpected_free) struct cl_unexpected unexpected;
     struct cl_unexpected_chain one = {0}, other = {0};
     cl_unexpected_init(&unexpected, 1000, 64);
     uint32_t fit = 0;
@@ -39,12 +38,4 @@ static void test_limit(void)
     CHECK(cl_unexpected_put(&unexpected, &other, 0, 0, (const uint8_t *)"12345678", 8));
     cl_unexpected_drop(&unexpected, &other);
     CHECK_EQ(unexpected.used_bytes, 0);
-    cl_unexpected_free(&unexpected);
-}
-
-int main(void)
-{
-    RUN(test_order_and_contents);
-    RUN(test_limit);
-    return CHECK_REPORT();
 }

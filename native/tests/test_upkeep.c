@@ -41,7 +41,7 @@ static size_t hand_over(struct cl_endpoint *endpoint, struct cl_endpoint *other,
 
 /* The loss timer makes room in a full window: what was lost leaves at once. It used to wait for an acknowledgement,
  * which does not come when the rest of the window is lost, too. */
-static void test_what_the_loss_timer_finds_lost_is_sent(void)
+TEST(test_what_the_loss_timer_finds_lost_is_sent)
 {
     static uint8_t data[16 << 20], target[16 << 20];
     struct cl_endpoint *sender = make(1, 2), *receiver = make(2, 1);
@@ -72,10 +72,4 @@ static void test_what_the_loss_timer_finds_lost_is_sent(void)
     CHECK_EQ(sent, 2);
     cl_endpoint_destroy(sender);
     cl_endpoint_destroy(receiver);
-}
-
-int main(void)
-{
-    RUN(test_what_the_loss_timer_finds_lost_is_sent);
-    return CHECK_REPORT();
 }

@@ -51,6 +51,20 @@ static struct cl_wire *open_wire(const struct cl_wire_type *type, uint32_t ports
     return wire;
 }
 
+static void close_udp(struct cl_wire *const *wire)
+{
+    cl_wire_udp.close(*wire);
+}
+
+#define UDP_WIRE SCOPED(close_udp) struct cl_wire
+
+static void close_mem(struct cl_wire *const *wire)
+{
+    mem_wire.close(*wire);
+}
+
+#define MEM_WIRE SCOPED(close_mem) struct cl_wire
+
 static uint32_t number_of(const struct cl_wire_type *type, struct cl_wire *wire, uint32_t port)
 {
     uint32_t number = 0;
@@ -136,44 +150,38 @@ static bool batches(void) /* whether this kernel segments and coalesces on loopb
     return both;
 }
 
-static void test_udp(void)
+TEST(test_udp)
 {
-    struct cl_wire *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
+    UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     struct inbox inbox = {0};
     send_and_check(&cl_wire_udp, from, to, &inbox);
     if (batches())
         CHECK(count_messages(from, to) < MANY / 3); /* otherwise nothing was segmented, and this shows nothing */
-    cl_wire_udp.close(from);
-    cl_wire_udp.close(to);
 }
 
-static void test_udp_without_coalescing(void)
+TEST(test_udp_without_coalescing)
 {
-    struct cl_wire *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
+    UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     struct inbox inbox = {0};
     if (batches())
         set(cl_wire_udp.descriptor(to, 0), IPPROTO_UDP, UDP_GRO, 0);
     send_and_check(&cl_wire_udp, from, to, &inbox);
     CHECK_EQ(count_messages(from, to), MANY);
-    cl_wire_udp.close(from);
-    cl_wire_udp.close(to);
 }
 
 /* Segmentation needs checksums: without them the kernel refuses super-packets, as routes without the feature do. */
-static void test_udp_without_segmentation(void)
+TEST(test_udp_without_segmentation)
 {
-    struct cl_wire *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
+    UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     struct inbox inbox = {0};
     set(cl_wire_udp.descriptor(from, 0), SOL_SOCKET, SO_NO_CHECK, 1);
     send_and_check(&cl_wire_udp, from, to, &inbox);
     CHECK_EQ(count_messages(from, to), MANY);
-    cl_wire_udp.close(from);
-    cl_wire_udp.close(to);
 }
 
-static void test_udp_links(void)
+TEST(test_udp_links)
 {
-    struct cl_wire *from = open_wire(&cl_wire_udp, 2, 0), *to = open_wire(&cl_wire_udp, 2, 0);
+    UDP_WIRE *from = open_wire(&cl_wire_udp, 2, 0), *to = open_wire(&cl_wire_udp, 2, 0);
     uint32_t numbers[2] = {number_of(&cl_wire_udp, to, 0), number_of(&cl_wire_udp, to, 1)};
     CHECK(numbers[0] != numbers[1]);
     for (uint32_t i = 0; i < 40; i++) /* more links than fit at first: they must keep their addresses */
@@ -191,14 +199,12 @@ static void test_udp_links(void)
     collect(&cl_wire_udp, to, 1, MANY - expected, &inboxes[1]);
     CHECK_EQ(inboxes[0].count, expected);
     CHECK_EQ(inboxes[1].count, MANY - expected);
-    cl_wire_udp.close(from);
-    cl_wire_udp.close(to);
 }
 
-static void test_udp_sizes(void)
+TEST(test_udp_sizes)
 {
     static uint8_t big[60000];
-    struct cl_wire *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
+    UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
     int link = cl_wire_udp.link(from, 0, LOCALHOST[0], number_of(&cl_wire_udp, to, 0));
     struct cl_wire_datagram datagrams[] = {make(1, (uint32_t)link, 0),
                                            make(2, (uint32_t)link, 0),
@@ -216,13 +222,11 @@ static void test_udp_sizes(void)
     check_inbox(&inbox, &pair[1], 1);
     CHECK(!cl_wire_udp.receive(to, 0, keep, &inbox));
     CHECK_EQ(inbox.count, 1);
-    cl_wire_udp.close(from);
-    cl_wire_udp.close(to);
 }
 
-static void test_udp_attackers(void)
+TEST(test_udp_strangers)
 {
-    struct cl_wire *wire = open_wire(&cl_wire_udp, 1, 0);
+    UDP_WIRE *wire = open_wire(&cl_wire_udp, 1, 0);
     int fd = socket(AF_INET, SOCK_DGRAM, 0);
     struct sockaddr_in address = {.sin_family = AF_INET,
                                   .sin_port = htons((uint16_t)number_of(&cl_wire_udp, wire, 0)),
@@ -233,10 +237,9 @@ static void test_udp_attackers(void)
     collect(&cl_wire_udp, wire, 0, 1, &inbox);
     CHECK_EQ(inbox.lengths[inbox.count - 1], 1);
     close(fd);
-    cl_wire_udp.close(wire);
 }
 
-static void test_udp_ipv6(void)
+TEST(test_udp_ipv6)
 {
     const char *const address[] = {"::1"};
     struct cl_wire_config config = {.addresses = address, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES};
@@ -255,7 +258,7 @@ static void test_udp_ipv6(void)
     cl_wire_udp.close(wire);
 }
 
-static void test_udp_errors(void)
+TEST(test_udp_errors)
 {
     const char *const nonsense[] = {"127.0.0.1", "not an address"}, *const foreign[] = {"192.0.2.1"};
     struct cl_wire *wire;
@@ -270,7 +273,7 @@ static void test_udp_errors(void)
     cl_wire_udp.close(wire);
 }
 
-static void test_mem(void)
+TEST(test_mem)
 {
     struct cl_wire *from = open_wire(&mem_wire, 1, 0), *to = open_wire(&mem_wire, 1, 0);
     struct inbox inbox = {0};
@@ -284,9 +287,9 @@ static void test_mem(void)
     mem_wire.close(from);
 }
 
-static void test_mem_loss(void)
+TEST(test_mem_loss)
 {
-    struct cl_wire *from = open_wire(&mem_wire, 1, 0.25), *to = open_wire(&mem_wire, 1, 0);
+    MEM_WIRE *from = open_wire(&mem_wire, 1, 0.25), *to = open_wire(&mem_wire, 1, 0);
     int link = mem_wire.link(from, 0, "", number_of(&mem_wire, to, 0));
     struct cl_wire_datagram datagrams[MANY];
     for (size_t i = 0; i < MANY; i++)
@@ -296,8 +299,7 @@ static void test_mem_loss(void)
     while (mem_wire.receive(to, 0, keep, &inbox)) {
     }
     CHECK(inbox.count > MANY / 2 && inbox.count < MANY); /* the seed decides which: the same ones in every run */
-    mem_wire.close(from);
-    mem_wire.close(to); /* letters still inside are freed: the sanitizer sees to it */
+    /* letters still inside are freed with their wire: the sanitizer sees to it */
 }
 
 /* A plain socket that sees the marks. Each datagram's head says which one it was sent with. */
@@ -306,7 +308,7 @@ static void marks_arrive(bool dscp)
     enum { COUNT = 48 };
     struct cl_wire_config config = {
         .addresses = LOCALHOST, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES, .dscp = dscp};
-    struct cl_wire *wire = NULL;
+    UDP_WIRE *wire = NULL;
     CHECK_EQ(cl_wire_udp.open(&config, &wire), CL_OK);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
@@ -339,10 +341,9 @@ static void marks_arrive(bool dscp)
         CHECK_EQ(first ? *CMSG_DATA(first) : 0, dscp ? bytes[0] : 0);
     }
     close(fd);
-    cl_wire_udp.close(wire);
 }
 
-static void test_udp_marks(void)
+TEST(test_udp_marks)
 {
     marks_arrive(true);
     marks_arrive(false);
@@ -354,7 +355,7 @@ static void congestion_is_seen(const char *const *addresses)
     enum { COUNT = 48 };
     struct cl_wire_config config = {
         .addresses = addresses, .address_count = 1, .datagram_bytes = DATAGRAM_BYTES, .dscp = true};
-    struct cl_wire *from = NULL, *to = NULL;
+    UDP_WIRE *from = NULL, *to = NULL;
     if (cl_wire_udp.open(&config, &from) != CL_OK)
         return; /* no IPv6 here: test_udp_ipv6 says so */
     CHECK_EQ(cl_wire_udp.open(&config, &to), CL_OK);
@@ -372,38 +373,18 @@ static void congestion_is_seen(const char *const *addresses)
     CHECK_EQ(inbox.count, COUNT);
     for (size_t i = 0; i < inbox.count; i++)
         CHECK_EQ(inbox.congested[i], inbox.first[i] == 0xBB);
-    cl_wire_udp.close(from);
-    cl_wire_udp.close(to);
 }
 
-static void test_udp_congestion(void)
+TEST(test_udp_congestion)
 {
     static const char *const SIX[] = {"::1"};
     congestion_is_seen(LOCALHOST);
     congestion_is_seen(SIX);
 }
 
-static void test_find(void)
+TEST(test_find)
 {
     CHECK(cl_wire_find("udp") == &cl_wire_udp);
     CHECK(cl_wire_find("ofi") == &cl_wire_ofi);
     CHECK(cl_wire_find("pigeon") == NULL);
-}
-
-int main(void)
-{
-    RUN(test_find);
-    RUN(test_udp);
-    RUN(test_udp_without_coalescing);
-    RUN(test_udp_without_segmentation);
-    RUN(test_udp_links);
-    RUN(test_udp_sizes);
-    RUN(test_udp_attackers);
-    RUN(test_udp_ipv6);
-    RUN(test_udp_errors);
-    RUN(test_udp_marks);
-    RUN(test_udp_congestion);
-    RUN(test_mem);
-    RUN(test_mem_loss);
-    return CHECK_REPORT();
 }

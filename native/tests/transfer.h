@@ -35,6 +35,13 @@ static inline void transfer_free(struct transfer *transfer)
     free(transfer);
 }
 
+static inline void transfer_leave(struct transfer *const *transfer)
+{
+    transfer_free(*transfer);
+}
+
+#define SCOPED_TRANSFER SCOPED(transfer_leave) struct transfer
+
 static inline void post_send(struct network *network, struct transfer *t, uint32_t sequence, uint8_t priority)
 {
     struct cl_message_id id = {9, sequence, t->index};

@@ -96,6 +96,8 @@ static inline void close_world(struct world *world)
         cl_engine_close(world->engines[rank]);
 }
 
+#define SCOPED_WORLD SCOPED(close_world) struct world
+
 /* One group over all ranks of a world, and a plan that adds everybody's input up. */
 struct team {
     struct world *world;
@@ -145,6 +147,8 @@ static inline void close_team(struct team *team)
         cl_plan_release(team->plans[rank]);
     }
 }
+
+#define SCOPED_TEAM SCOPED(close_team) struct team
 
 /* ---- one rank's call, and many ---- */
 

@@ -183,21 +183,15 @@ static int udp_descriptor(struct cl_wire *wire, uint32_t port)
 
 static int udp_port_number(struct cl_wire *wire, uint32_t port, uint32_t *number)
 {
-    struct sockaddr_storage address;
-    socklen_t length = sizeof address;
-    if (getsockname(wire->sockets[port], (struct sockaddr *)&address, &length) != 0)
-        return CL_ESYSTEM;
-    uint16_t raw;
-    if (address.ss_family == AF_INET6) {
-        struct sockaddr_in6 v6;
-        memcpy(&v6, &address, sizeof v6);
-        raw = v6.sin6_port;
-    } else {
+    union {
+        struct sockaddr any;
         struct sockaddr_in v4;
-        memcpy(&v4, &address, sizeof v4);
-        raw = v4.sin_port;
-    }
-    *number = ntohs(raw);
+        struct sockaddr_in6 v6;
+    } address;
+    socklen_t length = sizeof address;
+    if (getsockname(wire->sockets[port], &address.any, &length) != 0)
+        return CL_ESYSTEM;
+    *number = ntohs(address.any.sa_family == AF_INET6 ? address.v6.sin6_port : address.v4.sin_port);
     return CL_OK;
 }
 

@@ -19,10 +19,14 @@ def test_losses_are_the_gaps_of_the_numbers() -> None:
     assert losses([], 4) == (1.0, [4])
 
 
-@pytest.mark.needs_root
-def test_declared_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_BLAST_S", 0.5)
     monkeypatch.setattr(checking, "_LOSS_S", 1.0)
+
+
+@pytest.mark.needs_root
+def test_declared_is_measured() -> None:
     link = Link(rate_bps=20e6, loss=0.05, loss_burst_packets=4, delay_ms=5, priorities=True, not_ect_buffer_packets=32)
     with Network(Scenario(hosts=3, nics=(link,))) as network:
         figures = list(itertools.islice(check(network), 6))
@@ -31,9 +35,7 @@ def test_declared_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.needs_root
-def test_switches_that_ignore_the_priority_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "_BLAST_S", 0.5)
-    monkeypatch.setattr(checking, "_LOSS_S", 1.0)
+def test_switches_that_ignore_the_priority_are_found() -> None:
     with Network(Scenario(hosts=3, nics=(Link(rate_bps=20e6),))) as network:
         declared = Link(rate_bps=20e6, priorities=True, not_ect_buffer_packets=32)
         network.scenario = dataclasses.replace(network.scenario, nics=(declared,))
@@ -45,9 +47,7 @@ def test_switches_that_ignore_the_priority_are_found(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.needs_root
-def test_a_network_unlike_its_description_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "_BLAST_S", 0.5)
-    monkeypatch.setattr(checking, "_LOSS_S", 1.0)
+def test_a_network_unlike_its_description_is_found() -> None:
     with Network(Scenario(hosts=2, nics=(Link(rate_bps=20e6),))) as network:
         # the network changes behind the back of the declaration
         network.apply(Event(0, "rate", host=0, rate_bps=10e6))

@@ -10,6 +10,7 @@ import pytest
 
 from tests import ROOT
 from tests.ranks import script_environ
+from tests.world import until
 
 pytestmark = pytest.mark.needs_root
 
@@ -21,8 +22,7 @@ def emulate(tmp_path: Path, scenario: str, *command: str, options: tuple[str, ..
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = script_environ()
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env=script_environ(), capture_output=True, text=True, timeout=60)
 
 
 def namespaces_of(pid: int) -> list[str]:
@@ -93,16 +93,12 @@ def test_events_are_told(tmp_path: Path) -> None:
 
 def test_a_killed_emulation_takes_its_ranks_along_and_clean_removes_the_rest(tmp_path: Path) -> None:
     command = emulate(tmp_path, "hosts = 2", "sh", "-c", "echo $$; exec sleep 1000")
-    environment = script_environ()
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as emulation:
+    with subprocess.Popen(command, cwd=ROOT, env=script_environ(), stdout=subprocess.PIPE, text=True) as emulation:
         assert emulation.stdout is not None
         ranks = [int(emulation.stdout.readline().split()[1]) for _ in range(2)]
         emulation.kill()
     assert len(namespaces_of(emulation.pid)) == 3
-    deadline_s = time.monotonic() + 10
-    while any(Path(f"/proc/{rank}/exe").exists() for rank in ranks) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    assert not any(Path(f"/proc/{rank}/exe").exists() for rank in ranks)
+    until(lambda: not any(Path(f"/proc/{rank}/exe").exists() for rank in ranks))
     done = run([sys.executable, "-m", "commlayer", "emulate", "--clean"])
     assert done.returncode == 0, done.stderr
     assert namespaces_of(emulation.pid) == []
@@ -110,8 +106,7 @@ def test_a_killed_emulation_takes_its_ranks_along_and_clean_removes_the_rest(tmp
 
 def test_a_terminated_emulation_leaves_nothing(tmp_path: Path) -> None:
     command = emulate(tmp_path, "hosts = 1", "sh", "-c", "echo ready; sleep 1000 & wait")
-    environment = script_environ()
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as emulation:
+    with subprocess.Popen(command, cwd=ROOT, env=script_environ(), stdout=subprocess.PIPE, text=True) as emulation:
         assert emulation.stdout is not None
         assert emulation.stdout.readline() == "[0] ready\n"
         emulation.terminate()

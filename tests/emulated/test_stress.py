@@ -12,6 +12,7 @@ from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
 from commlayer.tools.emulate.stress import Stress
 from commlayer.tools.emulate.traffic import Cross, Incast, Protocol
+from tests.world import until
 
 
 def received_bytes(network: Network, host: int) -> int:
@@ -84,9 +85,7 @@ def test_an_event_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     with Network(scenario) as network:
         monkeypatch.setattr(Network, "switch", "nowhere")
         with Stress(network) as stress:
-            deadline_s = time.monotonic() + 10
-            while stress.error is None and time.monotonic() < deadline_s:
-                time.sleep(0.01)
+            until(lambda: stress.error is not None)
             assert "link_down at host 0" in str(stress.error)
         monkeypatch.undo()
 
@@ -103,9 +102,7 @@ class Broken:
 def test_an_event_that_fails_in_any_way_is_an_error() -> None:
     broken: Any = Broken()
     with Stress(broken) as stress:
-        deadline_s = time.monotonic() + 10
-        while stress.error is None and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        until(lambda: stress.error is not None)
         assert stress.error == "link_down at host 0, all NICs: ZeroDivisionError(0)"
 
 

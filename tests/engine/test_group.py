@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from commlayer.plans.delivery import deliver
 from commlayer.transport.base import DType, Op
 from commlayer.transport.group import NativeGroup, NativeHandle
 from tests.engine.cases import LARGE, SMALL, Array, Case, Ended, address, cases, check, make_plan, run
-from tests.world import PATIENCE_S, Team, World, flat
+from tests.world import PATIENCE_S, Team, World, flat, until
 
 LOSS = 0.05
 
@@ -49,35 +49,24 @@ def conform(world: World) -> None:
             assert all(engine.stats()["packets_sent"] == 0 for engine in world.engines)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_shared_memory(size: int) -> None:
-    conform(World([range(size)], "none"))
+WORLDS: dict[str, dict[str, Any]] = {
+    **{f"shared memory, {size} ranks": {"hosts": [range(size)], "wire": "none"} for size in (1, 2, 3, 4, 5)},
+    **{f"memory wire, {size} ranks": {"hosts": flat(size)} for size in (2, 3, 4, 5)},
+    **{f"memory wire with loss, {size} ranks": {"hosts": flat(size), "loss": LOSS} for size in (2, 5)},
+    **{f"udp, {size} ranks": {"hosts": flat(size), "wire": "udp"} for size in (2, 3, 4)},
+    **{f"hosts {hosts}": {"hosts": hosts, "loss": LOSS} for hosts in (((0, 1), (2,)), ((0, 2), (1, 3)))},
+    "hosts of one and four": {"hosts": ((0,), (1, 2, 3, 4)), "loss": LOSS},
+}
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_memory_wire(size: int) -> None:
-    conform(World(flat(size)))
-
-
-@pytest.mark.parametrize("size", [2, 5])
-def test_memory_wire_with_loss(size: int) -> None:
-    world = World(flat(size), loss=LOSS)
-    conform(world)
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_udp(size: int) -> None:
-    conform(World(flat(size), "udp"))
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_every_collective_is_right(world: dict[str, Any]) -> None:
+    conform(World(**world))
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_libfabric(libfabric: None, size: int) -> None:
     conform(World(flat(size), "ofi"))
-
-
-@pytest.mark.parametrize("hosts", [[(0, 1), (2,)], [(0, 2), (1, 3)], [(0,), (1, 2, 3, 4)]])
-def test_several_hosts(hosts: list[tuple[int, ...]]) -> None:
-    conform(World(hosts, loss=LOSS))
 
 
 def test_loss_is_repaired() -> None:
@@ -233,10 +222,7 @@ def test_callbacks(caplog: pytest.LogCaptureFixture) -> None:
             except ValueError:  # it had ended already: then it is called here
                 caplog.records.append(logging.makeLogRecord({}))
         assert called.wait(PATIENCE_S)
-        deadline = time.monotonic() + PATIENCE_S
-        while not caplog.records and time.monotonic() < deadline:  # the two may run on threads of their own
-            time.sleep(0.01)
-        assert caplog.records
+        until(lambda: bool(caplog.records))  # the two may run on threads of their own
 
 
 def test_a_callback_may_close_everything() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from commlayer.config import Config
 from commlayer.errors import ClosedError, CommError, ConfigError
 from commlayer.transport import native
 from commlayer.transport.paths import PATHS_MAX
-from tests.world import World, flat
+from tests.world import World, flat, until
 
 
 def test_describe() -> None:
@@ -31,10 +30,7 @@ def test_the_thread_asks_for_short_time_slices() -> None:
     if version < (6, 12) or not Path("/proc/self/sched").exists():
         pytest.skip(f"Linux {platform.release()} lets no thread choose its time slices, or does not tell them")
     with World(flat(1), "udp", shm=False):
-        deadline_s = time.monotonic() + 10
-        while _slices_ns() != {"100000"} and time.monotonic() < deadline_s:
-            time.sleep(0.01)  # the thread has only just started
-        assert _slices_ns() == {"100000"}
+        until(lambda: _slices_ns() == {"100000"})  # the thread has only just started
 
 
 def _slices_ns() -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,7 +18,7 @@ from commlayer.errors import (
 from commlayer.plans.select import Settings, plan_for
 from commlayer.transport.base import DType, Group, Handle, Op, ReceiveHandle
 from commlayer.transport.group import TAG_MAX
-from tests.world import PATIENCE_S, Team, World
+from tests.world import PATIENCE_S, Team, World, until
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -136,10 +135,7 @@ def test_completion_is_announced(team: Team) -> None:
         _ = handle.source
     send(team[1], content(4, 1), 0).wait()
     handle.wait()
-    deadline = time.monotonic() + PATIENCE_S
-    while not errors and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert errors == [None]
+    until(lambda: errors == [None])
     assert handle.source == 1
 
 

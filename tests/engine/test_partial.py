@@ -87,14 +87,17 @@ def test_ends_with_packets_of_different_sizes_agree_on_the_losses() -> None:
         assert 0 < check(results, Treatment.FEEDBACK, 1) <= 0.03
 
 
+def plan_of_hosts(group: NativeGroup) -> Plan:
+    settings = Settings(partial=True, partial_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes)
+    return hierarchical.partial_all_reduce(group.rank, group.hosts, NUMEL, 4, group.size, settings)
+
+
 def of_hosts(group: NativeGroup, step: int, qos: Qos) -> tuple[Array, Array, Array]:
     """Input, output, and the residual that this rank keeps for its whole host."""
     exact = np.random.default_rng(100 * step + group.rank).normal(size=NUMEL).astype("f4")
     source, target = exact.copy(), np.full(NUMEL, np.nan, "f4")
-    settings = Settings(partial=True, partial_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes)
-    plan = hierarchical.partial_all_reduce(group.rank, group.hosts, NUMEL, 4, group.size, settings)
     memory = source.ctypes.data, target.ctypes.data
-    handle = group.submit(plan, *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos)
+    handle = group.submit(plan_of_hosts(group), *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos)
     handle.wait()
     left = np.zeros(NUMEL, "f4")
     for offset, length in handle.missing():
@@ -123,13 +126,9 @@ def test_rescaling_makes_up_for_a_whole_missing_host(treatment: Treatment) -> No
         def body(rank: int) -> Array:
             group = team[rank]
             ones = np.ones(NUMEL, "f4")
-            settings = Settings(
-                partial=True, partial_message_bytes=100 * group.packet_bytes, staging_bytes=group.staging_bytes
-            )
-            plan = hierarchical.partial_all_reduce(rank, group.hosts, NUMEL, 4, 4, settings)
             memory = ones.ctypes.data
             qos = Qos(0.05, treatment)
-            group.submit(plan, memory, memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos).wait()
+            group.submit(plan_of_hosts(group), memory, memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos).wait()
             return ones
 
         values = set(np.concatenate(world.on_each(body)).tolist())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import commlayer
 from commlayer.frontend.backend import CommProcessGroup
+from commlayer.transport.bootstrap import Rendezvous
 from tests import conformance, fake_transport, ranks
+from tests.fake_transport import on_fake
 
 
 def world() -> Any:
@@ -40,17 +42,6 @@ def called() -> list[str]:
     names = [call.collective for call, _, _ in engine().operations]
     engine().operations.clear()
     return names
-
-
-def on_fake(body: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
-    """Runs `body` on the ranks of a job that uses the fake."""
-    return ranks.run(_job, size, body, *args, **options)
-
-
-def _job(rank: int, size: int, body: Callable[..., Any], *args: Any) -> Any:
-    fake_transport.install()
-    with ranks.job(rank, size):
-        return body(rank, size, *args)
 
 
 def _conformance(rank: int, size: int) -> None:
@@ -157,18 +148,15 @@ def test_other_operations_fall_through_to_gloo(rank: int, size: int) -> None:
     assert called() == []
 
 
-def _does_not_come(rank: int, size: int) -> float:
+@ranks.on(2, on_fake)
+def test_a_monitored_barrier_names_the_absent_rank(rank: int, size: int) -> None:
     start = time.monotonic()
     if rank == 0:  # nothing has gone through gloo before
         with pytest.raises(RuntimeError, match=r"Ranks 1 failed to pass monitoredBarrier"):
             world().monitored_barrier(timedelta(seconds=1), True)
+        assert time.monotonic() - start < 10
     else:
         time.sleep(3)
-    return time.monotonic() - start
-
-
-def test_a_monitored_barrier_names_the_absent_rank() -> None:
-    assert on_fake(_does_not_come, 2)[0] < 10
 
 
 @ranks.on(2, on_fake)
@@ -255,7 +243,8 @@ def test_memory_outlives_a_dropped_work(rank: int, size: int) -> None:
     assert seen() is None
 
 
-def _timeouts(rank: int, size: int) -> list[float]:
+@ranks.on(2, on_fake)
+def test_timeouts_are_those_of_the_operation_or_the_group(rank: int, size: int) -> None:
     group = world()
     opts = AllreduceOptions()
     group.allreduce([torch.ones(1)], opts).wait()
@@ -265,11 +254,7 @@ def _timeouts(rank: int, size: int) -> list[float]:
     group.barrier().wait()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7))
     dist.barrier()
-    return [timeout_s for _, timeout_s, _ in engine().operations]
-
-
-def test_timeouts_are_those_of_the_operation_or_the_group() -> None:
-    assert on_fake(_timeouts, 2) == [[30.0, 3.0, 5.0, 7.0]] * 2
+    assert [timeout_s for _, timeout_s, _ in engine().operations] == [30.0, 3.0, 5.0, 7.0]
 
 
 @ranks.on(2, on_fake)
@@ -330,20 +315,6 @@ def test_groups_are_used_from_several_threads(rank: int, size: int) -> None:
     assert results == [100.0] * 3
 
 
-@ranks.on(2)
-def test_init_and_destroy_again_in_one_process(rank: int, size: int) -> None:
-    fake_transport.install()
-    for life in range(3):  # in one Store, whose keys outlive each
-        ranks.init(rank, size, store=ranks.store())
-        group: Any = world()
-        tensor = torch.full((3,), float(life))
-        dist.all_reduce(tensor)
-        assert tensor.tolist() == [2.0 * life] * 3
-        dist.destroy_process_group()
-        assert group.closed
-        group.shutdown()
-
-
 @ranks.on(1, on_fake)
 def test_abort_fails_later_operations(rank: int, size: int) -> None:
     world().abort()
@@ -351,18 +322,11 @@ def test_abort_fails_later_operations(rank: int, size: int) -> None:
         dist.all_reduce(torch.ones(1))
 
 
-def _absent(rank: int, size: int) -> str:
-    fake_transport.install()
-    from commlayer.transport.bootstrap import Rendezvous
-
-    rendezvous = Rendezvous(ranks.store(), "pair", rank, size, timedelta(seconds=1))
+@ranks.on(3)
+def test_the_rendezvous_names_the_ranks_that_did_not_come(rank: int, size: int) -> None:
     if rank == 1:
-        return ""
-    with pytest.raises(commlayer.OperationTimeoutError) as caught:
-        rendezvous.exchange("describe", b"x")
-    return str(caught.value)
-
-
-def test_the_rendezvous_names_the_ranks_that_did_not_come() -> None:
-    text = ranks.run(_absent, 3)[0]
-    assert text.startswith("rank 0 of group 'pair': rank(s) 1 did not reach step 'describe' of the start within 1 s")
+        return
+    late = "rank(s) 1 did not reach step 'describe' of the start within 1 s"
+    says = "^" + re.escape(f"rank {rank} of group 'pair': {late}") if rank == 0 else ""
+    with pytest.raises(commlayer.OperationTimeoutError, match=says):
+        Rendezvous(ranks.store(), "pair", rank, size, timedelta(seconds=1)).exchange("describe", b"x")

@@ -61,19 +61,25 @@ def test_many_operations_of_several_groups_in_flight(rank: int, size: int) -> No
 
 
 @WIRES
-@ranks.on(2, environ="wire")
+@ranks.on(3, environ="wire")
 def test_init_and_destroy_again_in_one_process(rank: int, size: int) -> None:
     store = ranks.store()
-    for life in range(4):
+    for life in range(4):  # in one Store, whose keys outlive each
         ranks.init(rank, size, store=store)
+        world: Any = dist.group.WORLD
         tensor = torch.full((1000,), float(life))
         dist.all_reduce(tensor)
         assert tensor[0].item() == life * size
         group = dist.new_group([0, 1])
-        dist.barrier(group)
-        dist.destroy_process_group(group)
+        if rank < 2:
+            dist.all_reduce(tensor, group=group)
+            assert tensor[0].item() == 2 * life * size
+            dist.destroy_process_group(group)
         dist.barrier()
         dist.destroy_process_group()
+        assert not dist.is_initialized()
+        assert world.closed
+        world.shutdown()
 
 
 @WIRES
@@ -89,59 +95,57 @@ def test_a_rank_that_has_done_its_part_may_leave(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
-def _late(rank: int, size: int) -> str:
-    ranks.init(rank, size, timeout=timedelta(seconds=1))
-    if rank == 1:
-        dist.distributed_c10d._get_default_store().wait(["rank 0 gave up"])
-        return ""
-    with pytest.raises(commlayer.OperationTimeoutError) as caught:
-        dist.all_reduce(torch.ones(3))
-    dist.distributed_c10d._get_default_store().set("rank 0 gave up", "1")
-    return str(caught.value)
-
-
-@WIRES
-def test_an_operation_ends_at_its_timeout(wire: dict[str, str]) -> None:
-    text = ranks.run(_late, 2, environ=wire)[0]
-    assert "rank 0 of group '0'" in text
-    assert "raise the timeout" in text
-
-
 @WIRES
 @ranks.on(2, environ="wire")
+def test_an_operation_ends_at_its_timeout(rank: int, size: int) -> None:
+    ranks.init(rank, size, timeout=timedelta(seconds=1))
+    if rank == 1:
+        ranks.store().wait(["rank 0 gave up"])
+        return
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    with pytest.raises(commlayer.OperationTimeoutError, match=r"rank 0 of group '0'.*raise the timeout"):
+        work.wait()
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), commlayer.OperationTimeoutError)
+    with pytest.raises(RuntimeError, match="timed out"):
+        work.get_future().wait()
+    ranks.store().set("rank 0 gave up", "1")
+
+
+@WIRES
+@ranks.on(2, ranks.run_job, environ="wire")
 def test_a_wait_that_ends_early_leaves_the_operation_alone(rank: int, size: int) -> None:
-    ranks.init(rank, size)
-    store = dist.distributed_c10d._get_default_store()
+    store = ranks.store()
     if rank == 1:
         store.wait(["rank 0 waited"])
     tensor = torch.ones(3)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     if rank == 0:
+        assert not work.is_completed()
+        assert not work.get_future().done()
         with pytest.raises(commlayer.OperationTimeoutError, match=r"0\.05 s"):
             work.wait(timedelta(milliseconds=50))
         store.set("rank 0 waited", "1")
-    work.wait()  # the operation went on
+    assert work.wait()  # the operation went on; gloo's would have ended
+    assert work.is_success()
     assert tensor.tolist() == [2.0] * 3
     dist.barrier()
 
 
-def _aborted(rank: int, size: int) -> str:
+@WIRES
+@ranks.on(3, environ="wire")
+def test_an_abort_reaches_every_rank(rank: int, size: int) -> None:
     ranks.init(rank, size)
     group: Any = dist.group.WORLD
     assert isinstance(group, CommProcessGroup)
     if rank == 1:
         time.sleep(0.2)
         group.abort()
-    with pytest.raises(commlayer.AbortedError) as caught:
+    with pytest.raises(commlayer.AbortedError, match=f"rank {rank} of group '0'"):
         dist.all_reduce(torch.ones(10))
-    return str(caught.value)
-
-
-@WIRES
-def test_an_abort_reaches_every_rank(wire: dict[str, str]) -> None:
-    for rank, text in enumerate(ranks.run(_aborted, 3, environ=wire)):
-        assert f"rank {rank} of group '0'" in text
 
 
 def _without_destroy(rank: int, size: int) -> None:

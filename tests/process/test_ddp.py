@@ -19,7 +19,8 @@ import commlayer
 from commlayer.scheduler.order import bucket_class
 from commlayer.tools import dissect
 from commlayer.transport.native import Engine
-from tests import fake_transport, ranks
+from tests import ranks
+from tests.fake_transport import on_fake
 
 STEPS = 4
 HOOK = "gloo with our hook"
@@ -51,6 +52,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "static graph": {"static_graph": True, "bucket_cap_mb": 0.005},
     "accumulation": {"bucket_cap_mb": 0.005},
     "without buffers": {"broadcast_buffers": False},
+    "bucket views, static graph": {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 0.005},
+    "without initial sync": {"init_sync": False},
 }
 
 
@@ -164,16 +167,11 @@ def deep(policy: commlayer.Policy, steps: int = 4) -> commlayer.HookState:
     return state
 
 
-def _priorities(rank: int, size: int) -> list[int]:
-    fake_transport.install()
-    with ranks.job(rank, size):
-        native: Any = deep(commlayer.Policy(priority=3)).group()._native
-        return [priority for call, _, priority in native.operations if call.collective == "all_reduce"]
-
-
-def test_buckets_have_priorities_once_a_step_has_shown_them() -> None:
-    first, second = ranks.run(_priorities, 2)
-    assert first == second == [3] + [3] * LAYERS + [5, 4, 3, 2, 1] * 2
+@ranks.on(2, on_fake)
+def test_buckets_have_priorities_once_a_step_has_shown_them(rank: int, size: int) -> None:
+    native: Any = deep(commlayer.Policy(priority=3)).group()._native
+    found = [priority for call, _, priority in native.operations if call.collective == "all_reduce"]
+    assert found == [3] + [3] * LAYERS + [5, 4, 3, 2, 1] * 2
 
 
 def _priorities_of_packets(rank: int, size: int) -> list[int]:
@@ -207,11 +205,9 @@ def test_packets_carry_the_priority_of_their_bucket() -> None:
         assert min(map(sent.count, (2, 3, 5, 6))) >= 3 * 2  # a packet in each half of each step but the first two
 
 
-@ranks.on(1)
+@ranks.on(1, on_fake)
 def test_sparse_gradients_are_refused(rank: int, size: int) -> None:
-    fake_transport.install()
-    with ranks.job(rank, size):
-        model = DistributedDataParallel(nn.Embedding(5, 2, sparse=True))
-        model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
-        with pytest.raises(RuntimeError, match=r"use sparse=False"):
-            model(torch.tensor([1])).sum().backward()
+    model = DistributedDataParallel(nn.Embedding(5, 2, sparse=True))
+    model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
+    with pytest.raises(RuntimeError, match=r"use sparse=False"):
+        model(torch.tensor([1])).sum().backward()

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from commlayer.frontend.backend import CommProcessGroup
 from tests import fake_transport, ranks
+from tests.fake_transport import on_fake
 
 
 @ranks.on(3)
@@ -58,27 +59,6 @@ def _loaded(saved: dict[str, Any]) -> commlayer.HookState:
     return state
 
 
-def _restarts(rank: int, size: int) -> list[list[float]]:
-    """Saves and restores the states of two ranks; returns the averages of each."""
-    found = []
-    with ranks.job(rank, size):
-        for how in ("own", "of rank 0"):
-            model = nn.Linear(3, 1, bias=False)
-            state = commlayer.HookState(commlayer.Policy(loss_bound=0.1))
-            averages(model, state)
-            (weight,) = model.parameters()
-            state.feedback.keep(torch.full((3,), 10.0 * (rank + 1)), [weight], [0], [(4, 4)])
-            saved = ranks.store()
-            if how == "own" or rank == 0:
-                saved.set(f"{how} {rank}", pickle.dumps(state).hex())
-            copy = pickle.loads(bytes.fromhex(saved.get(f"{how} {rank if how == 'own' else 0}").decode()))
-            model = nn.Linear(3, 1, bias=False)
-            found.append(averages(model, copy))
-            assert copy.steps == 2
-            found.append(averages(model, copy))
-    return found
-
-
 def averages(model: nn.Module, state: commlayer.HookState) -> list[float]:
     """The gradient of one step with inputs of 1."""
     replica = DistributedDataParallel(model)
@@ -91,82 +71,81 @@ def averages(model: nn.Module, state: commlayer.HookState) -> list[float]:
     return found
 
 
-def test_a_residual_survives_a_restart_of_its_own_rank() -> None:
-    for found in ranks.run(_restarts, 2, environ={"COMMLAYER_SHM": "0"}):
-        own, after, of_rank_0, _ = found
-        assert own == [1, 1 + (10 + 20) / 2, 1]
-        assert after == [1, 1, 1]
-        assert of_rank_0 == [1, 1 + 10 / 2, 1]  # once, not twice
-
-
-def test_a_state_that_had_a_tolerance_wants_it_again() -> None:
-    state = commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1}))
-    ranks.run(_wants_tolerance, 1, pickle.dumps(state))
-
-
-def _wants_tolerance(rank: int, size: int, pickled: bytes) -> None:
-    fake_transport.install()
-    state = pickle.loads(pickled)
-    with ranks.job(rank, size):
-        with pytest.raises(commlayer.ConfigError, match="saved with a tolerance"):
-            averages(nn.Linear(3, 1, bias=False), state)
-        state.tolerance = commlayer.BySteps({0: 0.1})
-        averages(nn.Linear(3, 1, bias=False), state)
-
-
-def _lost_before(rank: int, size: int) -> list[list[float]]:
-    """A residual from another policy, or from another scale of the loss."""
+@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+def test_a_residual_survives_a_restart_of_its_own_rank(rank: int, size: int) -> None:
     found = []
-    with ranks.job(rank, size):
-        for policy, loss_scale in ((commlayer.Policy(), 1.0), (commlayer.Policy(loss_bound=0.1), 0.5)):
-            model, state = nn.Linear(3, 1, bias=False), commlayer.HookState(commlayer.Policy(loss_bound=0.1))
-            averages(model, state)
-            (weight,) = model.parameters()
-            state.feedback.keep(torch.full((3,), 10.0), [weight], [0], [(4, 4)])
-            state.policy, state.loss_scale = policy, loss_scale
-            found.append(averages(model, state))
-            assert not state.feedback
-    return found
-
-
-def test_a_residual_is_added_after_policy_or_scale_have_changed() -> None:
-    for exact, scaled in ranks.run(_lost_before, 2, environ={"COMMLAYER_SHM": "0"}):
-        assert exact == [1, 11, 1]
-        assert scaled == [1, 6, 1]
-
-
-@ranks.on(1)
-def test_a_state_is_for_one_model(rank: int, size: int) -> None:
-    fake_transport.install()
-    with ranks.job(rank, size):
-        state = commlayer.HookState()
-        first, second = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)
-        averages(first, state)
-        with pytest.raises(RuntimeError, match="make a HookState for each model"):
-            averages(second, state)
-        averages(first, state)
-        together = commlayer.HookState()
-        models = [DistributedDataParallel(each) for each in (first, second)]
-        for each in models:
-            each.register_comm_hook(together, commlayer.allreduce_hook)
-        with pytest.raises(RuntimeError, match="make a HookState for each model"):
-            sum(each(torch.ones(1, 3)).sum() for each in models).backward()
-
-
-def _joins_later(rank: int, size: int) -> list[int]:
-    with ranks.job(rank, size):
-        state = commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1, 6: 0.2}))
-        if rank == 0:
-            saved = commlayer.HookState().state_dict() | {"steps": 5}
-            state.load_state_dict(saved)
+    for how in ("own", "of rank 0"):
         model = nn.Linear(3, 1, bias=False)
+        state = commlayer.HookState(commlayer.Policy(loss_bound=0.1))
         averages(model, state)
-        averages(model, state)
-        return [state.steps]
+        (weight,) = model.parameters()
+        state.feedback.keep(torch.full((3,), 10.0 * (rank + 1)), [weight], [0], [(4, 4)])
+        saved = ranks.store()
+        if how == "own" or rank == 0:
+            saved.set(f"{how} {rank}", pickle.dumps(state).hex())
+        copy = pickle.loads(bytes.fromhex(saved.get(f"{how} {rank if how == 'own' else 0}").decode()))
+        model = nn.Linear(3, 1, bias=False)
+        found.append(averages(model, copy))
+        assert copy.steps == 2
+        found.append(averages(model, copy))
+    own, after, of_rank_0, _ = found
+    assert own == [1, 1 + (10 + 20) / 2, 1]
+    assert after == [1, 1, 1]
+    assert of_rank_0 == [1, 1 + 10 / 2, 1]  # once, not twice
 
 
-def test_a_rank_that_is_new_has_the_schedule_of_the_others() -> None:
-    assert ranks.run(_joins_later, 2) == [[7], [7]]
+@ranks.on(1, on_fake)
+def test_a_state_that_had_a_tolerance_wants_it_again(rank: int, size: int) -> None:
+    state = pickle.loads(pickle.dumps(commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1}))))
+    with pytest.raises(commlayer.ConfigError, match="saved with a tolerance"):
+        averages(nn.Linear(3, 1, bias=False), state)
+    state.tolerance = commlayer.BySteps({0: 0.1})
+    averages(nn.Linear(3, 1, bias=False), state)
+
+
+@pytest.mark.parametrize(
+    ("policy", "loss_scale", "expected"),
+    [(commlayer.Policy(), 1.0, [1, 11, 1]), (commlayer.Policy(loss_bound=0.1), 0.5, [1, 6, 1])],
+    ids=["policy", "scale"],
+)
+@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+def test_a_residual_is_added_after_policy_or_scale_have_changed(
+    rank: int, size: int, policy: commlayer.Policy, loss_scale: float, expected: list[float]
+) -> None:
+    model, state = nn.Linear(3, 1, bias=False), commlayer.HookState(commlayer.Policy(loss_bound=0.1))
+    averages(model, state)
+    (weight,) = model.parameters()
+    state.feedback.keep(torch.full((3,), 10.0), [weight], [0], [(4, 4)])
+    state.policy, state.loss_scale = policy, loss_scale
+    assert averages(model, state) == expected
+    assert not state.feedback
+
+
+@ranks.on(1, on_fake)
+def test_a_state_is_for_one_model(rank: int, size: int) -> None:
+    state = commlayer.HookState()
+    first, second = nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)
+    averages(first, state)
+    with pytest.raises(RuntimeError, match="make a HookState for each model"):
+        averages(second, state)
+    averages(first, state)
+    together = commlayer.HookState()
+    models = [DistributedDataParallel(each) for each in (first, second)]
+    for each in models:
+        each.register_comm_hook(together, commlayer.allreduce_hook)
+    with pytest.raises(RuntimeError, match="make a HookState for each model"):
+        sum(each(torch.ones(1, 3)).sum() for each in models).backward()
+
+
+@ranks.on(2, ranks.run_job)
+def test_a_rank_that_is_new_has_the_schedule_of_the_others(rank: int, size: int) -> None:
+    state = commlayer.HookState(tolerance=commlayer.BySteps({0: 0.1, 6: 0.2}))
+    if rank == 0:
+        state.load_state_dict(commlayer.HookState().state_dict() | {"steps": 5})
+    model = nn.Linear(3, 1, bias=False)
+    averages(model, state)
+    averages(model, state)
+    assert state.steps == 7
 
 
 @pytest.mark.parametrize(
@@ -223,7 +202,7 @@ def test_a_loss_scale_may_be_any_that_a_scaler_has() -> None:
         assert type(state.loss_scale) is float
 
 
-@ranks.on(2)
+@ranks.on(2, ranks.run_job)
 def test_a_bad_loss_scale_names_the_rank(rank: int, size: int) -> None:
-    with ranks.job(rank, size), pytest.raises(commlayer.ConfigError, match=rf"^rank {rank}: HookState.loss_scale=0: "):
+    with pytest.raises(commlayer.ConfigError, match=rf"^rank {rank}: HookState.loss_scale=0: "):
         commlayer.HookState().loss_scale = 0

@@ -29,7 +29,8 @@ def test_an_invalid_rank_is_refused(rank: Any) -> None:
         commlayer.paths(rank)
 
 
-def _ask(rank: int, size: int) -> tuple[int, int, list[dict[str, int]]]:
+@ranks.on(2, environ={"COMMLAYER_SHM": "0"})
+def test_a_job_asks_its_own_engine(rank: int, size: int) -> None:
     with ranks.job(rank, size):
         before = commlayer.stats()
         dist.all_reduce(torch.ones(1 << 20))
@@ -40,18 +41,15 @@ def _ask(rank: int, size: int) -> tuple[int, int, list[dict[str, int]]]:
         found = commlayer.paths(1 - rank)
     with pytest.raises(commlayer.ClosedError):
         commlayer.stats()
-    return after["packets_sent"] - before["packets_sent"], after["packets_lost"], found
+    sent = after["packets_sent"] - before["packets_sent"]
+    assert sent > 4 * (1 << 20) / 2 / 9000
+    assert after["packets_lost"] <= sent
+    assert sum(path["packets_sent"] for path in found) > 4 * (1 << 20) / 2 / 9000  # without acknowledgements
+    assert all(path["round_trip_us"] > 0 for path in found if path["packets_received"])
 
 
-def test_a_job_asks_its_own_engine() -> None:
-    for sent, lost, found in ranks.run(_ask, 2, environ={"COMMLAYER_SHM": "0"}):
-        assert sent > 4 * (1 << 20) / 2 / 9000
-        assert lost <= sent
-        assert sum(path["packets_sent"] for path in found) > 4 * (1 << 20) / 2 / 9000  # without acknowledgements
-        assert all(path["round_trip_us"] > 0 for path in found if path["packets_received"])
-
-
-def _ask_all_the_time(rank: int, size: int) -> int:
+@ranks.on(1)
+def test_counters_are_not_read_from_an_engine_that_is_being_closed(rank: int, size: int) -> None:
     asked = 0
     ended = threading.Event()
 
@@ -71,21 +69,13 @@ def _ask_all_the_time(rank: int, size: int) -> int:
     ended.set()
     for thread in threads:
         thread.join()
-    return asked
+    assert asked > 0
 
 
-def test_counters_are_not_read_from_an_engine_that_is_being_closed() -> None:
-    assert ranks.run(_ask_all_the_time, 1)[0] > 0
-
-
-def _ask_in_memory(rank: int, size: int) -> int:
-    with ranks.job(rank, size):
-        dist.all_reduce(torch.ones(1 << 20))
-        return commlayer.stats()["packets_sent"]
-
-
-def test_shared_memory_sends_no_packets() -> None:
-    assert max(ranks.run(_ask_in_memory, 2)) < 100  # a greeting or two
+@ranks.on(2, ranks.run_job)
+def test_shared_memory_sends_no_packets(rank: int, size: int) -> None:
+    dist.all_reduce(torch.ones(1 << 20))
+    assert commlayer.stats()["packets_sent"] < 100  # a greeting or two
 
 
 @pytest.mark.parametrize(("heading", "struct"), [("Lost packets", "cl_engine_stats"), ("Paths", "cl_path_stats")])

@@ -56,29 +56,20 @@ def run(tolerance: Callable[[nn.Module], Tolerance], steps: int, **policy: Any) 
 BACK, FRONT = 300 * 400 + 300, 300 * 400
 
 
-def _by_layer(rank: int, size: int, treatment: str) -> list[tuple[int, float, bool]]:
-    with ranks.job(rank, size):
-        bounds: dict[str, float | Tolerance] = {"*.bias": 0.0, "back.*": BySteps({0: 0.02, 2: 0.0}), "front.*": 0.1}
-        return run(lambda net: ByLayer(net, bounds, 0.3), 3, treatment=treatment)
-
-
 @pytest.mark.parametrize("treatment", ["feedback", "rescale"])
-def test_every_bucket_has_its_bound(treatment: str) -> None:
-    for seen in ranks.run(_by_layer, 2, treatment, environ={"COMMLAYER_SHM": "0"}):
-        assert seen[0] == (BACK + FRONT, 0.02, True)  # DDP begins with one bucket
-        assert seen[1:3] == [(BACK, 0.02, True), (FRONT, 0.1, False)]
-        assert seen[3:] == [(BACK, 0.0, False), (FRONT, 0.1, False)]
+@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+def test_every_bucket_has_its_bound(rank: int, size: int, treatment: str) -> None:
+    bounds: dict[str, float | Tolerance] = {"*.bias": 0.0, "back.*": BySteps({0: 0.02, 2: 0.0}), "front.*": 0.1}
+    seen = run(lambda net: ByLayer(net, bounds, 0.3), 3, treatment=treatment)
+    assert seen[0] == (BACK + FRONT, 0.02, True)  # DDP begins with one bucket
+    assert seen[1:3] == [(BACK, 0.02, True), (FRONT, 0.1, False)]
+    assert seen[3:] == [(BACK, 0.0, False), (FRONT, 0.1, False)]
 
 
-def _adaptive(rank: int, size: int) -> list[float]:
-    with ranks.job(rank, size):
-        seen = run(lambda _: GradientNorm(0.01, 0.2, every_steps=2), 6, treatment="rescale")
-        return [bound for _, bound, _ in seen]
-
-
-def test_ranks_come_to_the_same_adaptive_bound() -> None:
-    for seen in ranks.run(_adaptive, 2, environ={"COMMLAYER_SHM": "0"}):
-        assert seen == [0.01] * 7 + [0.2] * 4  # buckets: 1 in the first step, then 2
+@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+def test_ranks_come_to_the_same_adaptive_bound(rank: int, size: int) -> None:
+    seen = run(lambda _: GradientNorm(0.01, 0.2, every_steps=2), 6, treatment="rescale")
+    assert [bound for _, bound, _ in seen] == [0.01] * 7 + [0.2] * 4  # buckets: 1 in the first step, then 2
 
 
 @ranks.on(2, environ={"COMMLAYER_SHM": "0"})

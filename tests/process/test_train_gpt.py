@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, ranks
 
 SCRIPT = ROOT / "examples" / "train_gpt.py"
 SMALL = ["--steps", "20", "--batch", "2", "--context", "16", "--width", "32", "--layers", "1", "--heads", "2"]
@@ -19,16 +18,7 @@ FLOAT_ROUNDING = 1e-3  # gradients are added in another order; 20 steps amplify 
 
 
 def train(metrics: Path, *arguments: str) -> list[dict[str, Any]]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    job = subprocess.run(
-        [*torchrun, str(SCRIPT), *SMALL, *arguments, "--metrics", str(metrics)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert job.returncode == 0, job.stderr
+    ranks.torchrun(SCRIPT, *SMALL, *arguments, "--metrics", str(metrics), OMP_NUM_THREADS="1")
     return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
 
 

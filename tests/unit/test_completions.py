@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from commlayer.transport.completions import IDLE, Completions
+from tests.world import until
 
 
 class Operations:
@@ -73,13 +73,11 @@ def test_threads_that_are_no_longer_needed_end(operations: Operations) -> None:
         left.release()
 
     operations.end(*(completions.expect(block) for _ in range(8)))
-    while threads() < 9:
-        time.sleep(0.01)
+    until(lambda: threads() >= 9)
     go.set()
     for _ in range(8):
         assert left.acquire(timeout=20.0)
-    while threads() > IDLE + 1:
-        time.sleep(0.01)
+    until(lambda: threads() <= IDLE + 1)
 
 
 def test_a_callback_may_close(operations: Operations) -> None:
@@ -91,9 +89,7 @@ def test_a_callback_may_close(operations: Operations) -> None:
 
     operations.end(operations.completions.expect(close))
     assert closed.wait(20.0)
-    deadline = time.monotonic() + 20.0
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: not threads())
 
 
 def test_ended_operations_are_called_back_before_the_close(operations: Operations) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,24 +47,20 @@ def test_one_interface_each() -> None:
     assert pairs(one, two) == [(0, 0)]
 
 
-def test_networks_are_paired_in_any_order() -> None:
-    one, two = process(1, "10.0.0.1/24", "10.0.1.1/24"), process(2, "10.0.1.2/24", "10.0.0.2/24")
-    assert pairs(one, two) == [(0, 1), (1, 0)]
+PAIRED = {
+    "any order": ("10.0.0.1/24 10.0.1.1/24", "10.0.1.2/24 10.0.0.2/24", [(0, 1), (1, 0)]),
+    "one network": ("10.0.0.1/24 10.0.0.2/24", "10.0.0.3/24 10.0.0.4/24 10.0.0.5/24", [(0, 0), (1, 1)]),
+    "shared network": ("10.0.0.1/24 172.16.0.1/16", "10.0.0.2/24 192.168.0.1/24", [(0, 0)]),
+    "bridge": ("172.17.0.1/16 10.0.0.1/24", "172.17.0.1/16 10.0.0.2/24", [(1, 1)]),
+    "routed": ("10.1.0.1/24 10.2.0.1/24", "10.3.0.1/24 10.4.0.1/24 10.5.0.1/24", [(0, 0), (1, 1)]),
+    "families": ("10.1.0.1/24 2001:db8:1::1/64", "2001:db8:2::1/64 10.2.0.1/24", [(0, 1), (1, 0)]),
+}
+"""A shared network excludes the others; a bridge that every host has is no path."""
 
 
-def test_several_addresses_in_one_network_are_paired_one_to_one() -> None:
-    one, two = process(1, "10.0.0.1/24", "10.0.0.2/24"), process(2, "10.0.0.3/24", "10.0.0.4/24", "10.0.0.5/24")
-    assert pairs(one, two) == [(0, 0), (1, 1)]
-
-
-def test_a_shared_network_excludes_the_others() -> None:
-    one, two = process(1, "10.0.0.1/24", "172.16.0.1/16"), process(2, "10.0.0.2/24", "192.168.0.1/24")
-    assert pairs(one, two) == [(0, 0)]
-
-
-def test_a_bridge_that_every_host_has_is_no_path() -> None:
-    one, two = process(1, "172.17.0.1/16", "10.0.0.1/24"), process(2, "172.17.0.1/16", "10.0.0.2/24")
-    assert pairs(one, two) == [(1, 1)]
+@pytest.mark.parametrize(("one", "two", "expected"), PAIRED.values(), ids=PAIRED)
+def test_addresses_are_paired(one: str, two: str, expected: list[tuple[int, int]]) -> None:
+    assert pairs(process(1, *one.split()), process(2, *two.split())) == expected
 
 
 def test_several_ports_of_each_address_are_paired_in_rounds() -> None:
@@ -76,16 +73,6 @@ def test_no_address_is_left_out_for_the_second_port_of_another() -> None:
     addresses = [f"10.0.{i}.{{}}/24" for i in range(5)] * 3
     one, two = (process(peer, *(each.format(peer) for each in addresses)) for peer in (1, 2))
     assert pairs(one, two) == [(i, i) for i in range(PATHS_MAX)]
-
-
-def test_routed_hosts() -> None:
-    one, two = process(1, "10.1.0.1/24", "10.2.0.1/24"), process(2, "10.3.0.1/24", "10.4.0.1/24", "10.5.0.1/24")
-    assert pairs(one, two) == [(0, 0), (1, 1)]
-
-
-def test_routed_hosts_with_families_in_different_order() -> None:
-    one, two = process(1, "10.1.0.1/24", "2001:db8:1::1/64"), process(2, "2001:db8:2::1/64", "10.2.0.1/24")
-    assert pairs(one, two) == [(0, 1), (1, 0)]
 
 
 def test_no_common_family() -> None:

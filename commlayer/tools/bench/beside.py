@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -42,9 +41,7 @@ class Beside:
                 self._in_flight.popleft().wait()
                 self._start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             return
         most = torch.tensor([self._started])

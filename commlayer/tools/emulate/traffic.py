@@ -24,63 +24,56 @@ _CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Cross:
-    """A steady flow."""
+class Flow:
+    """Traffic from hosts outside the job to one link."""
 
     to: int
     """The host it goes to."""
     nic: int = 0
-    share: float = 0.5
-    """Share of the rate of that link."""
     protocol: Protocol = "udp"
     dscp: int = 0
     senders: int = 1
-    """Number of hosts that send the share together."""
+    """Number of hosts that send it together."""
+
+    def __post_init__(self) -> None:
+        check(0 <= self.dscp <= 63, "dscp", self.dscp, "use 0 to 63")
+        check(1 <= self.senders <= 32, "senders", self.senders, "use 1 to 32")
+
+    def source_link(self, target: Link) -> Link:
+        """The link of one sender: as fast as the target's."""
+        return Link(rate_bps=target.rate_bps, mtu=target.mtu, offloads=target.offloads)
+
+
+@dataclass(frozen=True)
+class Cross(Flow):
+    """A steady flow."""
+
+    share: float = 0.5
+    """Share of the rate of that link."""
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 2, "share", self.share, "use a part of the link's rate, more than 0, at most 2")
-        _check_common(self.dscp, self.senders)
+        super().__post_init__()
 
     def source_link(self, target: Link) -> Link:
         """The link of one sender."""
         rate_bps = (target.rate_bps or 0) * self.share / self.senders
-        return dataclasses.replace(_plain(target), rate_bps=rate_bps)
+        return dataclasses.replace(super().source_link(target), rate_bps=rate_bps)
 
 
 @dataclass(frozen=True)
-class Incast:
+class Incast(Flow):
     """Simultaneous bursts of several senders, at regular times."""
 
-    to: int
-    """The host they go to."""
-    nic: int = 0
     senders: int = 4
     burst_bytes: int = 65536
     """Size of each sender's burst."""
     period_ms: float = 20.0
-    protocol: Protocol = "udp"
-    dscp: int = 0
 
     def __post_init__(self) -> None:
         check(1 <= self.burst_bytes <= 1 << 30, "burst_bytes", self.burst_bytes, "use 1 byte to 1 GiB")
         check(0.1 <= self.period_ms <= 3.6e6, "period_ms", self.period_ms, "use 0.1 ms to an hour")
-        _check_common(self.dscp, self.senders)
-
-    def source_link(self, target: Link) -> Link:
-        """The link of one sender: as fast as the target's."""
-        return _plain(target)
-
-
-Flow = Cross | Incast
-
-
-def _check_common(dscp: int, senders: int) -> None:
-    check(0 <= dscp <= 63, "dscp", dscp, "use 0 to 63")
-    check(1 <= senders <= 32, "senders", senders, "use 1 to 32")
-
-
-def _plain(target: Link) -> Link:
-    return Link(rate_bps=target.rate_bps, mtu=target.mtu, offloads=target.offloads)
+        super().__post_init__()
 
 
 class Traffic:
@@ -139,7 +132,7 @@ class Traffic:
         out.connect(to)
         out.settimeout(_PATIENCE_S)
         flow, piece = self._flow, bytes(self._payload_bytes)
-        if isinstance(flow, Cross):
+        if not isinstance(flow, Incast):
             while not self._stop.is_set():
                 self._push(out, piece)
             return

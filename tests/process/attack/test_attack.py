@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-import commlayer
 from commlayer.transport.native import Engine
 from tests import ranks
 from tests.process.attack.attacker import Plain, Raw
@@ -18,6 +16,7 @@ SIZE = 3
 SECONDS = 4.0
 NUMELS = (1, 1000, 50_000)
 COUNTERS = ("foreign", "forged", "replayed")
+AUTHS = ("header", "full", "off")
 
 
 def _engine() -> Engine:
@@ -83,38 +82,15 @@ def test_sums_are_right_under_attack(kind: str, auth: str) -> None:
     assert kind == "plain" or sent["replayed"] > 20
 
 
-def _init(rank: int, size: int, auths: list[str]) -> str:
-    import os
-
-    os.environ["COMMLAYER_AUTH"] = auths[rank]
-    try:
-        with ranks.job(rank, size):
-            dist.barrier()
-    except commlayer.ConfigError as error:
-        return str(error)
-    return ""
+ENVIRONS = [{"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo", "COMMLAYER_AUTH": auth} for auth in AUTHS]
 
 
-def test_ranks_that_disagree_are_refused() -> None:
-    for text in ranks.run(_init, 3, ["header", "off", "header"]):
-        assert "header on rank(s) 0, 2; off on rank(s) 1" in text
-        assert "COMMLAYER_AUTH" in text
-
-
-@pytest.mark.parametrize("auth", ["header", "full", "off"])
-def test_ranks_that_agree_work(auth: str) -> None:
-    environ: dict[str, Any] = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-    assert ranks.run(_agree, 2, auth, environ=environ) == [0, 0]
-
-
-def _agree(rank: int, size: int, auth: str) -> int:
-    import os
-
-    os.environ["COMMLAYER_AUTH"] = auth
-    with ranks.job(rank, size):
-        tensor = torch.full((100_000,), float(rank + 1))
-        dist.all_reduce(tensor)
-        assert bool((tensor == 3).all())
-        dist.barrier()
-        stats = _engine().stats()
-        return stats["packets_forged"] + stats["packets_foreign"]
+@pytest.mark.parametrize("environ", ENVIRONS, ids=AUTHS)
+@ranks.on(2, ranks.run_job, environ="environ")
+def test_ranks_that_agree_work(rank: int, size: int) -> None:
+    tensor = torch.full((100_000,), float(rank + 1))
+    dist.all_reduce(tensor)
+    assert bool((tensor == 3).all())
+    dist.barrier()
+    stats = _engine().stats()
+    assert stats["packets_forged"] + stats["packets_foreign"] == 0

@@ -110,25 +110,14 @@ VARIANTS = (
 )
 
 
-def measure_variants(rank: int, size: int) -> list[tuple[str, int, Any, bool]]:
-    dist.init_process_group("gloo", store=ranks.store(), rank=rank, world_size=size)
+@pytest.mark.parametrize("environ", [{"COMMLAYER_SHM": "0"}, {"COMMLAYER_SHM": "1"}], ids=["0", "1"])
+@ranks.on(3, ranks.run_gloo, environ="environ")
+def test_every_variant_is_right_where_nothing_is_lost(rank: int, size: int) -> None:
     control: Any = dist.group.WORLD
     specs = tuple(map(BackendSpec.parse, VARIANTS))
     backends = open_backends(specs, control, 30.0)
     assert backends[0].group is backends[1].group
     spec = Spec(specs, (3_000_000,), collective="gradients", iters=3, rounds=1)
     results = Bench(spec, backends, control, local_leader=rank == 0).run(lambda _: None)
-    dist.destroy_process_group()
-    return [
-        (str(each.backend.spec), each.wrong, each.not_counted, list(each.packets) == [*COUNTERS]) for each in results
-    ]
-
-
-@pytest.mark.parametrize("shm", ["0", "1"])
-def test_every_variant_is_right_where_nothing_is_lost(shm: str) -> None:
-    for found in ranks.run(measure_variants, 3, environ={"COMMLAYER_SHM": shm}):
-        assert found == [(name, 0, 0.0, name.startswith("commlayer")) for name in map(canonical, VARIANTS)]
-
-
-def canonical(name: str) -> str:
-    return str(BackendSpec.parse(name))
+    found = [(each.backend.spec, each.wrong, each.not_counted, list(each.packets) == [*COUNTERS]) for each in results]
+    assert found == [(each, 0, 0.0, str(each).startswith("commlayer")) for each in specs]

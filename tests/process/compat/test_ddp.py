@@ -1,4 +1,7 @@
-"""DistributedDataParallel with each of its flags and torch's own communication hooks."""
+"""DistributedDataParallel with uneven inputs and torch's own communication hooks.
+
+tests/process/test_ddp.py has its flags.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,18 @@ from tests.process.compat.gloo import same_as_gloo
 
 
 class Net(nn.Module):
-    """Has a buffer that every forward changes, and a layer that is used in every second forward, if at all."""
+    """Has a buffer that every forward changes."""
 
-    def __init__(self, *, skips: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(16, 64)
         self.norm = nn.BatchNorm1d(64)
         self.second = nn.Linear(64, 64)
         self.last = nn.Linear(64, 4)
-        self.skips = skips
-        self.forwards = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.forwards += 1
         x = self.norm(self.first(x)).relu()
-        if not (self.skips and self.forwards % 2):
-            x = x + self.second(x).relu()
+        x = x + self.second(x).relu()
         return self.last(x)  # type: ignore[no-any-return]
 
 
@@ -39,8 +38,8 @@ def data(rank: int, step: int) -> Tensor:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * rank + step))
 
 
-def train(model: nn.Module, rank: int, steps: int = 4) -> list[Any]:
-    """The losses, then the parameters and buffers."""
+def losses_of(model: nn.Module, rank: int, steps: int = 4) -> list[Tensor]:
+    """The losses of some steps of training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for step in range(steps):
@@ -49,35 +48,12 @@ def train(model: nn.Module, rank: int, steps: int = 4) -> list[Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss)
-    return [losses, list(model.state_dict().values())]
+    return losses
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"find_unused_parameters": True},
-        {"static_graph": True},
-        {"gradient_as_bucket_view": True},
-        {"broadcast_buffers": False},
-        {"bucket_cap_mb": 0.001},
-        {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 0.001},
-        {"init_sync": False},
-    ],
-    ids=lambda flags: " ".join(flags) or "defaults",
-)
-@ranks.on(2, same_as_gloo)
-def test_flags(rank: int, size: int, flags: dict[str, Any]) -> Any:
-    return train(DistributedDataParallel(Net(skips="find_unused_parameters" in flags), **flags), rank)
-
-
-@ranks.on(3, same_as_gloo)
-def test_no_sync(rank: int, size: int) -> Any:
-    model = DistributedDataParallel(Net())
-    with model.no_sync():
-        model(data(rank, 0)).sum().backward()
-    model(data(rank, 1)).sum().backward()
-    return [parameter.grad for parameter in model.parameters()]
+def train(model: nn.Module, rank: int, steps: int = 4) -> list[Any]:
+    """The losses, then the parameters and buffers."""
+    return [losses_of(model, rank, steps), list(model.state_dict().values())]
 
 
 @pytest.mark.parametrize("divide_by_initial_world_size", [True, False])

@@ -19,22 +19,7 @@ from torch.testing._internal.common_utils import TestCase
 
 from tests import ranks
 from tests.process.compat.gloo import same_as_gloo
-
-
-def _data(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * rank + step))
-
-
-def _train(model: nn.Module, rank: int) -> list[Any]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = model(_data(rank, step)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss)
-    return losses
+from tests.process.compat.test_ddp import data, losses_of
 
 
 def _fsdp2(rank: int, size: int, shape: tuple[int, ...], options: dict[str, Any]) -> Any:
@@ -44,7 +29,7 @@ def _fsdp2(rank: int, size: int, shape: tuple[int, ...], options: dict[str, Any]
     for layer in model:
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
-    losses = _train(model, rank)
+    losses = losses_of(model, rank)
     return [losses, [parameter.full_tensor() for parameter in model.parameters()]]  # type: ignore[attr-defined]
 
 
@@ -74,7 +59,7 @@ def test_torchs_own_parity_check(rank: int, size: int) -> None:
     for step in range(2):
         for model in (reference, sharded):
             model.zero_grad()
-            model(_data(0, step)).sum().backward()
+            model(data(0, step)).sum().backward()
         check_sharded_parity(TestCase(), reference, sharded)
 
 
@@ -86,6 +71,6 @@ def test_fsdp1(rank: int, size: int, strategy: ShardingStrategy) -> Any:
         sharding_strategy=strategy,
         device_id=torch.device("cpu"),
     )
-    losses = _train(model, rank)
+    losses = losses_of(model, rank)
     with FullyShardedDataParallel.summon_full_params(model):
         return [losses, [parameter.detach().clone() for parameter in model.parameters()]]

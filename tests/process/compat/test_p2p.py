@@ -37,18 +37,15 @@ def test_tags(rank: int, size: int) -> Any:
     return received
 
 
-def _any_source(rank: int, size: int) -> Any:
+@ranks.on(3, same_as_gloo)
+def test_any_source(rank: int, size: int) -> None:
     if rank:
-        dist.send(torch.full((5,), float(rank)), 0)
-        return None
-    tensors = [torch.zeros(5) for _ in range(size - 1)]
-    sources = [dist.recv(tensor) for tensor in tensors]
-    assert [tensor[0].item() for tensor in tensors] == sources
-    return sorted(sources)
-
-
-def test_any_source() -> None:
-    assert same_as_gloo(_any_source, 3)[0] == [1, 2]
+        dist.send(torch.full((5,), rank), 0, tag=3)
+        return
+    tensors = [torch.zeros(5, dtype=torch.int64) for _ in range(size - 1)]
+    sources = [dist.recv(tensor, tag=3) for tensor in tensors]
+    assert [tensor.tolist() for tensor in tensors] == [[source] * 5 for source in sources]
+    assert sorted(sources) == [1, 2]
 
 
 @ranks.on(2, same_as_gloo)

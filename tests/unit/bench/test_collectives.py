@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,13 +18,7 @@ from commlayer.tools.bench.collectives import (
 )
 from commlayer.tools.bench.gradients import Gradients
 from commlayer.tools.bench.spec import COLLECTIVE_NAMES, DTYPE_NAMES
-
-COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "product": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-}
+from tests.unit.bench.test_pattern import COMBINE
 
 
 def make(kind: type[Collective], world: int, size_bytes: int = 4000, dtype: torch.dtype = torch.float32) -> Collective:

@@ -7,8 +7,8 @@
 /* Both sides of an operation, each with a signature of its own. The receiver calls first or last. */
 static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bool posts)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 18);
-    struct transfer *t = transfer_new(0, 1, 0, 20000);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 18);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 20000);
     bool agree = !cl_signatures_differ(sender, receiver);
     for (int i = 0; i < 2; i++) {
         if ((i == 0) == receiver_first) {
@@ -32,11 +32,9 @@ static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bo
         CHECK_EQ(reason, CL_EMISMATCH);
     }
     cl_endpoint_end(network->hosts[1].endpoint, 9, 1);
-    transfer_free(t);
-    network_free(network);
 }
 
-static void test_signatures(void)
+TEST(test_signatures)
 {
     for (int order = 0; order < 2; order++) {
         disagree(4095, 4095, order, true);
@@ -48,9 +46,9 @@ static void test_signatures(void)
 }
 
 /* Each waits for the other, and neither sends. */
-static void test_pings_carry_signatures(void)
+TEST(test_pings_carry_signatures)
 {
-    struct network *network = network_new(2, 1, 200, 150, ROOM, 20);
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 20);
     uint8_t bytes[8];
     struct cl_sink sink = {bytes, NULL, NULL};
     for (uint16_t i = 0; i < 2; i++) {
@@ -71,12 +69,4 @@ static void test_pings_carry_signatures(void)
         CHECK_EQ(culprit, 1 - i);
         cl_endpoint_end(network->hosts[i].endpoint, 9, 1);
     }
-    network_free(network);
-}
-
-int main(void)
-{
-    RUN(test_signatures);
-    RUN(test_pings_carry_signatures);
-    return CHECK_REPORT();
 }
