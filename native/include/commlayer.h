@@ -290,12 +290,12 @@ int cl_engine_bell(cl_engine *engine, char *name);
 struct cl_operation_request {
     cl_plan *plan;
     void *input, *output; /* belong to the engine until the operation is done */
+    uint64_t timeout_us;  /* 0: none */
     int32_t dtype, op;    /* enum cl_dtype, enum cl_op */
     /* With a bound on loss, the steps marked CL_STEP_PARTIAL may lose packets: of sums of floating-point numbers only,
      * else CL_EINVAL. Its deadline_us counts from the start of the operation; UINT64_MAX: it follows the plan's latest
      * runs. */
     struct cl_qos qos;
-    uint64_t timeout_us; /* 0: none */
 };
 
 /* Starts a plan. */

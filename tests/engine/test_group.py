@@ -18,7 +18,8 @@ from commlayer.errors import (
 )
 from commlayer.plans.delivery import deliver
 from commlayer.transport.base import DType, Op
-from commlayer.transport.group import NativeGroup, NativeHandle
+from commlayer.transport.group import REQUEST_HEAD, NativeGroup, NativeHandle
+from commlayer.transport.native import ffi
 from tests.engine.cases import LARGE, SMALL, Array, Case, Ended, address, cases, check, make_plan, run
 from tests.world import PATIENCE_S, Team, World, flat, until
 
@@ -264,3 +265,10 @@ def test_plans_are_loaded_for_as_long_as_they_live() -> None:
             future.result(PATIENCE_S)
         assert (target[:99] == source[:99]).all()
         assert not team[0]._plans
+
+
+def test_packed_head_of_a_request_fills_the_fields_it_names() -> None:
+    request = ffi.new("struct cl_operation_request *")
+    REQUEST_HEAD.pack_into(ffi.buffer(request), 0, 1, 2, 3, 4, 5, 6, 7)
+    addresses = [int(ffi.cast("uintptr_t", each)) for each in (request.plan, request.input, request.output)]
+    assert [*addresses, request.timeout_us, request.dtype, request.op, request.qos.priority] == [1, 2, 3, 4, 5, 6, 7]
