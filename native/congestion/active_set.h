@@ -1,5 +1,5 @@
 /*
- * Crowd: how many take part in something lately. Whoever was not seen for a while is out.
+ * Active set: counts the members that were seen lately. A member that has not been seen for a while leaves the set.
  */
 #ifndef CL_CONGESTION_ACTIVE_SET_H
 #define CL_CONGESTION_ACTIVE_SET_H
@@ -18,10 +18,10 @@ struct cl_active_set {
     uint32_t count;
 };
 
-/* now_us must not be less than before. */
+/* Notes that the member was seen. now_us must not decrease from call to call. */
 void cl_active_set_see(struct cl_active_set *active_set, struct cl_active_set_member *member, uint64_t now_us);
 void cl_active_set_leave(struct cl_active_set *active_set, struct cl_active_set_member *member);
-/* Of those seen in the last idle_us. */
+/* The number of members seen in the last idle_us. */
 uint32_t cl_active_set_count(struct cl_active_set *active_set, uint64_t idle_us, uint64_t now_us);
 
 #endif

@@ -1,15 +1,15 @@
 /*
- * delay: keeps the queues on the way short. After Swift (Kumar et al., SIGCOMM 2020): additive increase while packets
- * spend less than a target in them, multiplicative decrease in proportion to the excess at most once per round trip,
+ * Keeps the queues on the way short, after Swift (Kumar et al., SIGCOMM 2020): additive increase while packets spend
+ * less than a target time in them, multiplicative decrease in proportion to the excess at most once per round trip,
  * slow start by doubling until a queue appears.
  *
- * What differs, and why:
- *  - The target is milliseconds, not tens of microseconds: engine threads share their cores with training and sleep for
- *    milliseconds, so packets come in bursts and a queue of that length is nothing to worry about.
- *  - Loss is taken for what it is on a lossy link, and does not slow us, unless loss_trial.h says that a buffer is
- * full: then it is shallower than the target. The window shrinks, and so does the target.
- *  - Where several hosts send to one, the receiver tells what is everyone's share (ingress.h). Whoever has to slow down
- *    goes there at once, and whoever finds no queue comes up to it at once.
+ * Differences from Swift:
+ *  - The target is milliseconds, not tens of microseconds. Engine threads share their cores with training and sleep for
+ *    milliseconds, so packets come in bursts, and a queue of that length is normal.
+ *  - Loss alone does not slow the sender down: the link may be lossy. Only when the loss trial (loss_trial.h) finds a
+ *    full buffer, which is then shallower than the target, do both the window and the target shrink.
+ *  - Where several hosts send to one, the receiver tells them their share (ingress.h). A sender that has to slow down
+ *    goes to its share at once; a sender that finds no queue also grows to it at once.
  */
 #include "congestion/cc.h"
 #include "congestion/pacer.h"
@@ -18,20 +18,20 @@ enum {
     WINDOW_PACKETS_START = 32,
     WINDOW_PACKETS_MIN = 2,
     WINDOW_PACKETS_MAX = 1 << 16,
-    WINDOW_PACKETS_SILENT = 8, /* in flight at least towards a peer that does not answer */
+    WINDOW_PACKETS_SILENT = 8, /* smallest window towards a peer that does not answer */
     TARGET_US = 4000,
-    TARGET_PACKETS = 8, /* on slow links a packet alone takes long */
+    TARGET_PACKETS = 8, /* least target: on slow links one packet alone takes long */
     TARGET_MIN_US = 500,
     SILENT_PTOS = 3,
     SHARE_CALM_ROUNDS = 16,
-    PACED_US = 4000,    /* round trips, and */
-    PACED_PACKETS = 64, /* longer than these take: slow links always show some queue of their own */
+    PACED_US = 4000,    /* a path is paced if its round trip is longer than this and ... */
+    PACED_PACKETS = 64, /* ... than this many packets take: slow links always show some queue of their own */
     PACED_BURST_US = 1000,
-    SHARE_HOSTS_US = 1000, /* what hosts take to answer */
+    SHARE_HOSTS_US = 1000, /* time that hosts take to answer */
 };
 
-static const double INCREASE_PACKETS = 1; /* per round near the target, up to */
-static const double INCREASE_FAR = 8;     /* times that far below it */
+static const double INCREASE_PACKETS = 1; /* per round, near the target */
+static const double INCREASE_FAR = 8;     /* times INCREASE_PACKETS, far below the target */
 static const double DECREASE = 0.8;
 static const double DECREASE_MAX = 0.5;
 static const double SHARE_GAIN = 0.25;
@@ -40,7 +40,7 @@ static const double SHARE_SURE = 0.8;
 static const double PACE_GAIN = 1.25;
 static const double PACE_SLOW_START = 2;
 static const double MARKED_GAIN = 1.0 / 16;
-static const double SHARE_CALM = 0.125; /* of the target: no queue to speak of */
+static const double SHARE_CALM = 0.125; /* of the target: below this there is practically no queue */
 
 static void set_window(struct cl_cc *cc, double window)
 {
@@ -107,7 +107,8 @@ static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
     }
 }
 
-/* One of several senders to a port. All of them see the same queue, and differ from equal shares by the same factor. */
+/* This host is one of several senders to a port. All of them see the same queue, and so scale their equal shares by the
+ * same factor. */
 static void keep_share(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     double target_us = target_of(cc, sample);
@@ -120,14 +121,14 @@ static void keep_share(struct cl_cc *cc, const struct cl_cc_sample *sample)
     set_window(cc, rate * (sample->base_us + SHARE_HOSTS_US + 2 * target_us) / 1e6);
 }
 
-/* What the port has for us for sure: a window as large never fills its queue. */
+/* The part of the share that certainly fits: a window of this size never fills the port's queue. */
 static double share_of(const struct cl_cc_sample *sample)
 {
     return SHARE_SURE * (double)sample->share * sample->base_us / 1e6;
 }
 
-/* Over long ways a window sent at once is more than the queues on the way hold. Over short ones hosts that sleep and
- * acknowledgements for batches matter more, and the window is small. */
+/* Paces the path if its round trip is long: a window sent at once would overflow the queues on the way. On short paths
+ * the window is small, and bursts come from sleeping hosts and acknowledgements for batches anyway. */
 static void pace(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     cc->rate = 0;
@@ -148,7 +149,7 @@ void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
     cc->acked += sample->packets;
     cc->marked += sample->marked;
     if (sample->marked && cc->marked_part == 0)
-        cc->marked_part = 1; /* carefully, until it is known how many */
+        cc->marked_part = 1; /* the worst case, until the share is known */
     if (sample->largest >= cc->round_end)
         end_round(cc, sample);
 
@@ -175,11 +176,11 @@ void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
         window *= 1 - lesser(part, DECREASE_MAX);
         cc->decrease_after = sample->next;
     } else if (!sample->limited || cc->loss_trial.trial) {
-        /* not because of the window, or to see what its cut has done */
+        /* no growth: the window is not the limit, or a cut is on trial */
     } else if (cc->slow_start || (queue_us < target_us / 2 && window < share_of(sample))) {
         window += (double)sample->bytes;
     } else {
-        /* carefully while a buffer is known to be shallow */
+        /* a lowered target means a shallow buffer: grow carefully */
         double far = (INCREASE_FAR - 1) * (1 - queue_us / target_us) * cc->target_us / TARGET_US;
         window += INCREASE_PACKETS * (1 + far) * cc->packet_bytes * (double)sample->bytes / window;
     }
@@ -194,11 +195,11 @@ void cl_cc_on_lost(struct cl_cc *cc, uint32_t packets)
 
 void cl_cc_on_pto(struct cl_cc *cc, uint32_t count)
 {
-    /* One or two may be a peer that sleeps. From then on assume the worst, slowly: the window also bounds what is sent
-     * into the void. */
+    /* After one or two timeouts the peer may only be asleep. After more, halve the window each time: it limits the
+     * packets sent to a peer that may be gone. */
     double halved = (double)cc->window / 2;
     if (count >= SILENT_PTOS && halved >= (double)WINDOW_PACKETS_SILENT * cc->packet_bytes) {
-        cc->slow_start = true; /* and back up quickly, should the peer wake up */
+        cc->slow_start = true; /* to recover quickly if the peer wakes up */
         set_window(cc, halved);
     }
 }

@@ -5,11 +5,11 @@ enum {
     DEPTH_MIN_US = 100,
     DEPTH_START_PACKETS = 128,
     DEPTH_MIN_PACKETS = 10,
-    START_PACKETS = 64, /* sent at once when nothing is known: enough to measure the link */
-    START_US = 4000,    /* and that many again in this time */
+    START_PACKETS = 64, /* sent at once at the start: enough to measure the link */
+    START_US = 4000,    /* the next START_PACKETS leave in this time */
     EPOCH_US = 5000,
     EPOCH_SAMPLES = 4,
-    SPAN_PACKETS = 16, /* least length of a measurement of capacity */
+    SPAN_PACKETS = 16, /* shortest measurement of capacity */
     SPAN_DEPTHS = 3,
     SPAN_STARTUP_US = 50,
     SPAN_MAX_US = 1000000,
@@ -17,17 +17,17 @@ enum {
     RECOVERY = 8, /* depths */
     TARGET_PACKETS = 8,
     WEIGHT_MAX = 8,
-    CUT_US = 20000, /* one overflow is seen that long */
+    CUT_US = 20000, /* losses of one overflow arrive over this time */
 };
 
 static const double TARGET_DEPTHS = 0.5;
 static const double GAIN_STARTUP = 2;
-static const double GAIN_EMPTY = 1.25; /* nothing waits: the link can do more */
+static const double GAIN_EMPTY = 1.25; /* no packet waits: the link can carry more */
 static const double GAIN_MIN = 0.5;
 
-/* The queue to keep. A fixed number of packets is part of it, so that of several hosts that share a bottleneck the
- * slower ones want more of its queue, and get a larger share, until they are equal. The rest makes up for late
- * wake-ups; what is urgent would have to wait behind it. */
+/* The standing queue to keep, as a time. A fixed number of packets is part of it: where several hosts share a
+ * bottleneck, a slower host wants more of its queue and gets a larger share, until all are equal. The rest makes up for
+ * late wake-ups; urgent packets would have to wait behind it. */
 static double usual_target_us(const struct cl_egress *egress)
 {
     return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
@@ -39,7 +39,7 @@ static double target_us(const struct cl_egress *egress, uint64_t now_us)
     return urgent ? TARGET_PACKETS * cl_egress_packet_us(egress) : usual_target_us(egress);
 }
 
-/* The time `packets` take on the link, within the limits of a depth. */
+/* The time that `packets` take on the link, within the limits of a depth. */
 static uint32_t depth_of(const struct cl_egress *egress, double packets)
 {
     double packet_us = cl_egress_packet_us(egress), depth_us = packets * packet_us;
@@ -77,7 +77,7 @@ void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class,
             egress->urgent_until_us = egress->mixed_until_us;
         egress->borrowed += egress->pacer.tokens < 0 ? bytes + CL_EGRESS_OVERHEAD_BYTES : 0;
     } else {
-        if (first_class >= class) /* not the guard's */
+        if (first_class >= class) /* the packet is not the guard's: see queue.h */
             egress->borrowed = 0;
         egress->last_class = class;
         egress->last_class_us = now_us;
@@ -112,14 +112,14 @@ static void set_depth(struct cl_egress *egress, bool startup)
     egress->depth_us = startup ? egress->overflow_us / 2 : egress->overflow_us;
 }
 
-/* Halfway to what overflowed last time the depth grows fast, then it only tries whether there is more room. */
+/* Grows the depth halfway to the last overflow, then slowly, to find out whether there is more room. */
 static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
 {
     if (now_us < egress->cut_us + CUT_US) {
         cl_loss_trial_skip(&egress->loss_trial);
         return;
     }
-    /* No trial of a lossy link here: a shallow bucket costs little, and a cut of it may leave most losses of bursts. */
+    /* No trial here: a shallow bucket costs little, and cutting it may not stop the losses of bursts. */
     if (cl_loss_trial_judge(&egress->loss_trial, true) == CL_LOSS_TRIAL_FULL) {
         egress->cut_us = now_us;
         egress->overflow_us = egress->depth_us;
@@ -150,7 +150,7 @@ static uint64_t longer(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* From `start` to `end`, two packets of a class. last: nothing could be sent that it overtakes. */
+/* Measures the capacity between two packets of a class. last: no data was sent that this class could overtake. */
 static void measure_between(struct cl_egress *egress, const struct cl_egress_sample *start,
                             const struct cl_egress_sample *end, uint64_t arrived_us, bool last, bool mixed)
 {
@@ -161,16 +161,16 @@ static void measure_between(struct cl_egress *egress, const struct cl_egress_sam
     double capacity = (double)span * 1e6 / (double)arrived_us, slowest = (double)span * 1e6 / (double)longest_us;
     bool busy = last && start->sent_us >= egress->idle_us && !end->crowded;
     if (busy && egress->startup && left_us < arrived_us * 8 / 10) {
-        egress->capacity = capacity; /* they came slower than they left: the link was the limit */
+        egress->capacity = capacity; /* packets arrived slower than they left: the link was the limit */
         set_depth(egress, false);
     } else if (busy && !egress->startup) {
-        /* the first measurement replaces what the start found, the next ones are averaged */
+        /* the first measurement replaces the estimate of the start, later ones are averaged */
         if (egress->weight < WEIGHT_MAX)
             egress->weight++;
         egress->capacity += ((mixed ? slowest : capacity) - egress->capacity) / egress->weight;
     } else if (slowest > egress->capacity) {
-        /* The link may have been idle at times: it can do this at least. Had they come faster than they left, it would
-         * only mean that some queue elsewhere has drained. */
+        /* The link may have been idle at times: its capacity is at least this. Packets that arrived faster than they
+         * left prove nothing: a queue elsewhere may have drained. */
         egress->capacity = slowest;
     }
 }
@@ -179,7 +179,7 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, const
                     bool last, uint64_t now_us)
 {
     struct cl_egress_sample *start = &view->start[sample->class];
-    int32_t arrived_us = (int32_t)(sample->clock_us - start->clock_us); /* between the two arrivals */
+    int32_t arrived_us = (int32_t)(sample->clock_us - start->clock_us); /* time between the two arrivals */
     if (view->started >> sample->class & 1 && sample->snapshot.bytes > start->snapshot.bytes && arrived_us >= 0 &&
         arrived_us < SPAN_MAX_US) {
         if (sample->snapshot.bytes - start->snapshot.bytes < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
@@ -196,7 +196,7 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
 {
     uint32_t queue_us = sample->crowded ? 0 : sample->queue_us;
     bool overtakes = cl_egress_urgent(egress, sample->class, now_us);
-    /* The link is busy as long as each packet leaves before the one before it is through. */
+    /* The link is busy as long as each packet leaves before the previous one has drained. */
     if (!sample->overtaken && !overtakes) {
         if (sample->sent_us > egress->busy_until_us + BUSY_SLACK_US)
             egress->idle_us = sample->sent_us;

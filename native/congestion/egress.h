@@ -1,30 +1,30 @@
 /*
- * Egress: what the n-th paths to all peers share: this host's n-th interface and the queue in front of it.
+ * Egress: one network interface of this host and the queue in front of it, shared by all paths that leave through it.
  *
- * The windows of the paths could fight for that queue, but it is our own: one pacer over all of them keeps a small
- * standing queue, and inside it the peers take turns, which is fair by construction and at once. The pacer needs two
- * facts:
+ * One pacer over all paths keeps a small standing queue there, and the peers take turns inside it. That is fair at once
+ * and by construction; the windows of the paths would have to fight for their shares. The pacer needs two facts:
  *
- *  - capacity: bytes we sent between two packets to one peer, over the time between their arrivals there (the peer's
- * clock, as its acknowledgements tell it). That is the rate of the link as long as it was busy, whatever our own or the
- * peer's scheduling does to the acknowledgements; when it was not busy it is less, so it can only raise the estimate.
- * It was not when packets left later than those before them were through. Where switches mark packets it was not when
- * the pacer's bucket was full either: then it is the windows that keep us from sending, which answer the marks, and a
- * queue that all peers see stands before the peers and not here.
- * What is urgent may overtake other classes, so between two of its packets only those bytes count that it cannot
- * overtake: of its class and more urgent ones. It is less than the link has carried, and can only raise the estimate.
- * And while there are several classes no measurement is faster than the pacer's own account, as some of the bytes sent
- * between two packets may have gone before the first.
- *  - queue: the delay above the minimum that all paths see; what one path sees on top lies elsewhere (a receiver's
- * port, the fabric) and is the business of that path's window.
+ *  - capacity: the bytes sent between two packets to one peer, divided by the time between their arrivals (the peer's
+ *    clock, from its acknowledgements). This is the rate of the link if the link was busy in between, however late
+ *    either host is scheduled. If the link was idle the quotient is lower, so it may only raise the estimate.
+ *    The link was idle if a packet left after the previous one had drained. Where switches mark packets, it was also
+ *    idle if the pacer's bucket was full: then the windows, which answer marks, limit the sender, and a queue that all
+ *    peers see stands in front of the peers.
+ *    Urgent packets may overtake other classes. So between two packets of a class, only bytes of this class and of more
+ *    urgent ones count. They are less than the link has carried, and may only raise the estimate. While several classes
+ *    are in use, no measurement is faster than the pacer's own account, as some of the bytes sent between two packets
+ *    may have overtaken the first.
+ *  - queue: the delay above the minimum that all paths see. Delay that only one path sees arises elsewhere (a
+ * receiver's port, the fabric), and that path's window answers it.
  *
- * rate = capacity * (1 + (target - queue) / RECOVERY), and more while there is no queue at all. The bucket holds
- * `depth` of rate: after sleeping that long the engine can put into the link's queue all that it could not before. The
- * depth shrinks when losses show that the queue does not have that room, and grows again slowly.
+ * rate = capacity * (1 + (target - queue) / RECOVERY), and higher while there is no queue at all. The bucket holds the
+ * rate times `depth`: an engine thread that slept that long catches up at once. The depth shrinks when losses show that
+ * the link's queue has less room, and grows again slowly.
  *
- * What is urgent has to get past that queue. So where there is more than one class the more urgent ones do not wait for
- * the bucket: they take a burst on debt. The others pay it, or, when there is more that is urgent than a burst, those
- * themselves. And while one of them is of CL_CLASSES_URGENT, the target is only the packets that fairness needs.
+ * Urgent packets have to get past that queue. So where several classes are in use, the more urgent ones do not wait for
+ * the bucket: they go into debt, by a burst at most. Less urgent packets pay the debt; if a burst is not enough, the
+ * urgent ones wait as well. While a class below CL_CLASSES_URGENT is in use, the target shrinks to the packets that
+ * fairness needs.
  */
 #ifndef CL_CONGESTION_EGRESS_H
 #define CL_CONGESTION_EGRESS_H
@@ -45,81 +45,81 @@ enum {
 struct cl_egress {
     bool startup;    /* doubling until a queue appears */
     bool waited_for; /* peers are blocked until the pacer lets go */
-    bool marked;     /* switches beyond it mark packets (ECN) */
+    bool marked;     /* switches on the way mark packets (ECN) */
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
-    uint64_t bytes[CL_CLASSES]; /* sent ever, of this class and all more urgent ones */
-    uint64_t turn;              /* the least that one of the peers that wait has got of it: see `turns` in peer.h */
-    uint64_t idle_us;           /* when the link last was idle, as far as we can tell */
+    uint64_t bytes[CL_CLASSES]; /* sent since the start, of this class and all more urgent ones */
+    uint64_t turn;              /* smallest `turns` of a peer that waits for this interface: see peer.h */
+    uint64_t idle_us;           /* when the link was last known to be idle */
     uint64_t busy_until_us;
     double capacity; /* bytes per second */
-    uint32_t weight; /* measurements of capacity, up to a maximum */
+    uint32_t weight; /* measurements that `capacity` averages, up to a maximum */
     uint32_t depth_us;
-    uint32_t overflow_us;           /* the depth at which the queue overflowed last, or may */
-    uint64_t cut_us;                /* when that was */
-    struct cl_active_set receivers; /* paths that got data lately */
+    uint32_t overflow_us;           /* the depth at which the queue overflowed last, or is expected to */
+    uint64_t cut_us;                /* when the depth was last cut */
+    struct cl_active_set receivers; /* paths that carried data lately */
     uint32_t queue_us;              /* common to all paths */
     uint32_t epoch_queue_us;        /* smallest in this epoch */
-    uint32_t epoch_longest_us;      /* longest in this epoch */
-    bool empty;                     /* nobody waited at all in the last epoch */
+    uint32_t epoch_longest_us;      /* largest in this epoch */
+    bool empty;                     /* no packet waited in the last epoch */
     uint32_t epoch_samples;
     struct cl_loss_trial loss_trial;
     uint64_t epoch_end_us;
-    uint8_t last_class;       /* the least urgent one that was seen lately */
-    uint64_t last_class_us;   /* when */
-    uint64_t borrowed;        /* bytes that urgent ones have sent on debt since others had their turn */
-    uint64_t mixed_until_us;  /* something more urgent was seen, too: until when that counts */
-    uint64_t urgent_until_us; /* that was one of CL_CLASSES_URGENT */
+    uint8_t last_class;       /* the least urgent class seen lately */
+    uint64_t last_class_us;   /* when it was seen */
+    uint64_t borrowed;        /* bytes that urgent classes sent on debt since the others had their turn */
+    uint64_t mixed_until_us;  /* until then, several classes count as in use */
+    uint64_t urgent_until_us; /* until then, a class below CL_CLASSES_URGENT counts as in use beside others */
 };
 
-/* How far the interface was when it sent a packet. */
+/* State of the interface when it sent a packet. */
 struct cl_egress_snapshot {
-    uint64_t bytes;    /* of the packet's class and all more urgent ones, before it */
-    uint64_t paced_us; /* when all that was sent before it is through, by the pacer's account */
+    uint64_t bytes;    /* sent before it, of its class and all more urgent ones */
+    uint64_t paced_us; /* when the bytes before it have drained, by the pacer's account */
 };
 
 /* An acknowledged packet. */
 struct cl_egress_sample {
     uint8_t class;
-    bool overtaken; /* by what is more urgent: it says nothing of the link's rate */
-    bool crowded;   /* the receiver's port is the narrowest place, not the interface */
+    bool overtaken; /* by a more urgent packet: it says nothing about the link's rate */
+    bool crowded;   /* the bottleneck is the receiver's port, not this interface */
     struct cl_egress_snapshot snapshot;
     uint64_t sent_us;
-    uint32_t clock_us; /* when it arrived: the peer's clock */
-    uint32_t queue_us; /* that it spent in queues */
+    uint32_t clock_us; /* when it arrived, by the peer's clock */
+    uint32_t queue_us; /* time it spent in queues */
 };
 
-/* What one path remembers between its samples. */
+/* The state of one path between its samples. */
 struct cl_egress_view {
     bool any;
     uint32_t queue_us;                         /* smoothed */
-    struct cl_egress_sample start[CL_CLASSES]; /* by class: where the measurement of capacity began */
-    uint8_t started;                           /* bit c: start[c] is one */
+    struct cl_egress_sample start[CL_CLASSES]; /* by class: first packet of the running measurement of capacity */
+    uint8_t started;                           /* bit c: start[c] is set */
 };
 
 void cl_egress_init(struct cl_egress *egress, uint32_t datagram_bytes);
 
-/* Data of this class goes, while first_class is the most urgent one that has any. */
+/* Notes a data packet of this class that leaves; first_class: the most urgent class with data to send. */
 void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us);
-/* Whether data of this class has less urgent data to get past. */
+/* Whether less urgent data shares the interface with this class. */
 static inline bool cl_egress_urgent(const struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {
     return class < egress->last_class && now_us < egress->last_class_us + CL_EGRESS_MIXED_US;
 }
 /* When packets of this class may leave: now_us or later. */
 uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us);
-/* For a packet of this class that is about to be sent. */
+/* The state before a packet of this class, which is about to be sent. */
 struct cl_egress_snapshot cl_egress_snapshot(const struct cl_egress *egress, uint8_t class, uint64_t now_us);
-/* Counts any packet. */
+/* Counts a packet that leaves, of any kind. */
 void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes);
 
-/* Returns the part of the delay that is not the interface's. */
+/* Takes an acknowledged packet in. Returns its queueing delay beyond this interface. */
 uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view,
                              const struct cl_egress_sample *sample, uint64_t now_us);
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost);
 
-/* How many paths got data lately: longer ago than a receiver counts its senders, so that turns and pauses of ours are
- * no reason to think its port crowded. */
+/* How many paths carried data lately. `Lately` is longer here than where a receiver counts its senders: a sender that
+ * pauses must not take the receiver's port for crowded. */
 static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t now_us)
 {
     return cl_active_set_count(&egress->receivers, CL_EGRESS_IDLE_US, now_us);
@@ -131,7 +131,7 @@ static inline double cl_egress_packet_us(const struct cl_egress *egress)
     return egress->datagram_bytes * 1e6 / egress->capacity;
 }
 
-/* How long what was sent lately will take to leave, by the pacer's account. */
+/* How long the bytes sent so far still take to drain, by the pacer's account. */
 uint64_t cl_egress_backlog_us(const struct cl_egress *egress);
 
 #endif

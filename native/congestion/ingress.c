@@ -1,7 +1,7 @@
 #include "congestion/ingress.h"
 
 enum {
-    EPOCH_US = 4000, /* longer than what engines and interrupts gather before they hand packets over */
+    EPOCH_US = 4000, /* longer than engines and interrupts collect packets before they hand them over */
     EPOCH_FIRST_US = 500,
     EPOCH_PACKETS = 16,
     HALF_EPOCHS = 16,
@@ -14,7 +14,7 @@ static void begin_epoch(struct cl_ingress *ingress, uint64_t received_us)
     ingress->packets = 0;
 }
 
-/* The most of some epochs: what the port can do, even when it was idle in some of them. */
+/* The highest rate of several epochs is the port's, even if the port was idle in some of them. */
 static void end_epoch(struct cl_ingress *ingress, uint64_t received_us)
 {
     double rate = (double)ingress->bytes * 1e6 / (double)(received_us - ingress->began_us);

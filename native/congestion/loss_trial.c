@@ -2,11 +2,11 @@
 
 enum {
     LOST_MIN = 4,        /* packets */
-    TRIAL_PACKETS = 64,  /* that show what a cut has done */
-    MEMORY_PACKETS = 256 /* of small windows: judged over several rounds */
+    TRIAL_PACKETS = 64,  /* enough to see the effect of a cut */
+    MEMORY_PACKETS = 256 /* small windows are judged over several rounds, up to this many packets */
 };
 
-static const double TRIAL_KEPT = 0.7; /* of the losses are still there: the cut has done nothing */
+static const double TRIAL_KEPT = 0.7; /* if more than this share of the losses is still there, the cut had no effect */
 static const double MARGIN = 1.25;
 static const double FORGET = 0.98;
 
@@ -15,7 +15,7 @@ static double tolerance(const struct cl_loss_trial *trial)
     return trial->tolerated > CL_LOSS_TRIAL_LOSS ? trial->tolerated : CL_LOSS_TRIAL_LOSS;
 }
 
-/* By two standard deviations. */
+/* Whether the losses exceed the tolerated share by two standard deviations. */
 static bool exceeds(const struct cl_loss_trial *trial)
 {
     double packets = (double)trial->acked + trial->lost, part = tolerance(trial);

@@ -3,8 +3,8 @@
  *
  *     bytes sent <= rate * d + burst + one packet        (2 * burst with urgent ones)
  *
- * The burst is generous (milliseconds of rate) on purpose: an engine thread that shares its core wakes up late, and
- * what it could not send meanwhile it must be able to send then; and fewer timers mean bigger batches for the kernel.
+ * The burst is generous on purpose (milliseconds of rate): an engine thread that shares its core wakes up late and must
+ * be able to catch up; and fewer timers mean larger batches for the kernel.
  */
 #ifndef CL_CONGESTION_PACER_H
 #define CL_CONGESTION_PACER_H
@@ -24,10 +24,11 @@ struct cl_pacer {
 /* Starts with a full bucket. */
 void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
 void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
-/* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. An urgent one may go on
- * debt, of a burst at most: those that come after it pay. */
+/* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. An urgent packet may
+ * leave on debt, of a burst at most, which later packets pay. */
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us);
-/* Nothing was held back for as long as a burst takes, when cl_pacer_ready_us was last asked. */
+/* Whether the bucket was full at the last cl_pacer_ready_us: the pacer had held nothing back for the time of a burst.
+ */
 bool cl_pacer_is_full(const struct cl_pacer *pacer);
 void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
 

@@ -51,7 +51,7 @@ void cl_rtt_update(struct cl_rtt *rtt, uint64_t sent_us, uint64_t received_us, u
         rtt->smoothed_us = whole_us;
         rtt->variation_us = whole_us / 2;
     } else if (whole_us < rtt->smoothed_us) {
-        /* a queue has drained: believed quickly, and no reason to be more careful */
+        /* a queue has drained: follow quickly, without raising the variation */
         rtt->variation_us = weigh(rtt->variation_us, change_us, 16);
         rtt->smoothed_us = weigh(rtt->smoothed_us, whole_us, 4);
     } else {
@@ -63,7 +63,8 @@ void cl_rtt_update(struct cl_rtt *rtt, uint64_t sent_us, uint64_t received_us, u
     int64_t network_us = whole_us > host_delay_us ? whole_us - host_delay_us : 0;
     int64_t network_queue_us = network_us - cl_minimum_update(&rtt->network, network_us, received_us);
 
-    /* The difference of two clocks known modulo 2^32 us: continued from the minimum so that it never jumps. */
+    /* The difference of the two clocks is known modulo 2^32 us. It is continued from the minimum, so that it never
+     * jumps. */
     uint32_t difference = peer_clock_us - (uint32_t)sent_us;
     int64_t near_us = rtt->one_way.any ? least(&rtt->one_way) : (int32_t)difference;
     int64_t one_way_us = near_us + (int32_t)(difference - (uint32_t)near_us);

@@ -1,9 +1,9 @@
 /*
- * RTT: what one path's acknowledgements say about time.
+ * RTT: the times of one path, from its acknowledgements.
  *
- * Two different questions, two different estimates. For timers (loss, PTO) the whole time until the acknowledgement
- * counts, hosts included: smoothed_us and variation_us (RFC 6298 as in RFC 9002, 5.3). For congestion control only the
- * network counts: queue_us is the time the packet stood in queues on its way there. It is the smaller of
+ * There are two estimates for two purposes. Timers (loss, PTO) need the whole time until the acknowledgement, hosts
+ * included: smoothed_us and variation_us (RFC 6298 as in RFC 9002, 5.3). Congestion control needs the network's part:
+ * queue_us is the time the packet stood in queues on its way to the peer. It is the smaller of
  *   - the one-way delay (receiver's clock minus sender's) above its minimum over the last 20-30 s: it does not see the
  *     acknowledgement's way back, and the clocks' offset cancels out; and
  *   - the round trip without host delay, above its minimum: it does not see the clocks' drift.
@@ -37,12 +37,12 @@ enum { CL_RTT_INITIAL_US = 1000 };
 
 void cl_rtt_init(struct cl_rtt *rtt);
 
-/* One sample: the packet left at sent_us (our clock) and reached the peer at peer_clock_us (its clock, low 32 bits);
- * its acknowledgement arrived at received_us (our clock) and lay host_delay_us in the peer before it was sent. */
+/* One sample: the packet left at sent_us (this host's clock) and reached the peer at peer_clock_us (the peer's clock,
+ * low 32 bits). The acknowledgement lay host_delay_us in the peer, and arrived at received_us (this host's clock). */
 void cl_rtt_update(struct cl_rtt *rtt, uint64_t sent_us, uint64_t received_us, uint32_t peer_clock_us,
                    uint32_t host_delay_us);
 
-/* Network round trip of an empty path, us. */
+/* Round trip of the path when its queues are empty, without host delay. */
 uint32_t cl_rtt_base_us(const struct cl_rtt *rtt);
 
 /* Updates the minimum with `value` at `now_us` and returns it. */

@@ -108,7 +108,7 @@ static int map_host(struct cl_member *member, const struct cl_group_options *opt
     for (uint32_t i = 0; status == CL_OK && i < queue->local_count; i++) {
         struct cl_host *host = member->host;
         uint8_t *staging[] = {cl_host_staging(host, i, 0), cl_host_staging(host, i, 1)};
-        _Atomic uint64_t *signatures[] = {cl_host_call(host, i, 0), cl_host_call(host, i, 1)};
+        _Atomic uint64_t *signatures[] = {cl_host_signature(host, i, 0), cl_host_signature(host, i, 1)};
         cl_host_queue_map(queue, i, cl_host_counter(host, i), staging, signatures);
     }
     return status;

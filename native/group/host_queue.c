@@ -103,8 +103,8 @@ struct cl_host_view cl_host_queue_begin(struct cl_host_queue *queue, const struc
     /* The turn's first post publishes it. */
     atomic_store_explicit(queue->signatures[turn->parity][queue->rank], turn->signature, memory_order_relaxed);
     return (struct cl_host_view){.staging = queue->staging[turn->parity],
-                                 .calls = queue->signatures[turn->parity],
-                                 .call = turn->signature,
+                                 .signatures = queue->signatures[turn->parity],
+                                 .signature = turn->signature,
                                  .counters = queue->counters,
                                  .base = turn->base,
                                  .post = queue->io->post,

@@ -1,9 +1,9 @@
 /*
  * commlayer native engine: the one public header.
  *
- * An engine is one process's thread, its peers and its wires; a group is a communicator (a torch process group) that
- * runs plans on an engine. A plan is data: what one rank sends, receives and adds, in which order. Python builds plans
- * and submits them; from there to the completion no Python runs.
+ * An engine is the communication thread of a process, with its peers and its wire. A group is a communicator (a torch
+ * process group) that runs plans on an engine. A plan is data: the steps by which one rank sends, receives and adds, in
+ * their order. Python builds plans and submits them; from there to the completion no Python runs.
  *
  * Rules that hold for every function:
  *  - return codes are 0 or a negative enum cl_error; errno is never returned and nothing aborts;
@@ -90,21 +90,21 @@ enum cl_buffer {
     CL_STAGING = 3, /* the staging memory of rank `peer`, mapped by every rank of its host */
 };
 
-/* May lose packets, up to the bound of the operation: for SEND and the RECV at its other end. */
+/* CL_STEP_PARTIAL: the message may lose packets, up to the loss bound of the operation; for SEND and its RECV. */
 enum cl_step_flags { CL_STEP_PARTIAL = 1 };
 
 /* One step of a plan. A step is ready when `dependencies` other steps that name it as successor are done. */
 struct cl_step {
     uint16_t kind;            /* enum cl_step_kind */
     uint16_t flags;           /* enum cl_step_flags */
-    uint32_t peer;            /* group rank (CL_SCALE: the divisor); for CL_STAGING, whose staging */
+    uint32_t peer;            /* group rank; for CL_SCALE the divisor; for CL_STAGING the rank that owns the staging */
     uint32_t source;          /* enum cl_buffer */
     uint32_t target;          /* enum cl_buffer */
     uint64_t source_offset;   /* bytes */
     uint64_t target_offset;   /* bytes */
     uint64_t length;          /* bytes */
     uint32_t message;         /* SEND/RECV: the n-th message from sender to receiver in this plan; POST/AWAIT: value;
-                               * SCALE: ranks for which each contribution stands that may be missing (0: one) */
+                               * SCALE: the number of ranks that each possibly missing contribution sums up (0: one) */
     uint32_t dependencies;    /* how many steps must end first */
     uint32_t successor_first; /* this step's slice of the plan's successor array */
     uint32_t successor_count;
@@ -115,22 +115,23 @@ struct cl_range {
     uint64_t end; /* one past the last */
 };
 
-/* What becomes of contributions to a reduction that did not arrive. */
+/* The treatment of contributions to a reduction that did not arrive. */
 enum cl_treatment {
-    CL_FEEDBACK = 0, /* counted as nothing; their owners learn of it (cl_operation_missing) and can add them later */
-    CL_RESCALE = 1,  /* each range of the result is the sum of what arrived times n / (number of those); for SUM */
-    CL_ZERO = 2,     /* counted as nothing */
+    CL_FEEDBACK = 0, /* they count as zero; their owners learn of it (cl_operation_missing) and can add them later */
+    CL_RESCALE = 1,  /* SUM only: range by range, the sum of those that arrived times ranks / their number */
+    CL_ZERO = 2,     /* they count as zero */
 };
 
-/* How a transfer is to be made. All zero: reliable, most urgent. The ranks must agree. */
+/* The quality of service of a transfer. All zero: reliable, most urgent. The ranks must agree. */
 struct cl_qos {
     uint8_t priority;     /* 0 (first) to 7 */
     uint8_t treatment;    /* enum cl_treatment */
     double loss_bound;    /* share of a message's packets that may be missing at its end, 0 to CL_LOSS_BOUND_MAX */
-    uint64_t deadline_us; /* from the start; later a message within its bound waits no more for what stalls; 0: none */
-    /* Packets that may not be lost: of each message so many at its start and end, and those with a byte whose bit in
-     * `protect` is set: bit (o / protect_bytes) for the byte at offset o of the map's range. A message, or for an
-     * operation CL_INPUT, begins at protect_offset of it. The map belongs to the engine like a buffer. */
+    uint64_t deadline_us; /* from the start; later, a message within its loss bound ends if packets stall; 0: none */
+    /* Protected packets, which may not be lost: the first protect_first and last protect_last packets of each message,
+     * and packets with a byte whose bit in `protect` is set. Bit o / protect_bytes is that of the byte at offset o of
+     * the map's range, in which the message (for an operation: CL_INPUT) begins at protect_offset. The map belongs to
+     * the engine like a buffer. */
     uint32_t protect_first, protect_last;
     const uint64_t *protect; /* may be NULL */
     uint64_t protect_bytes, protect_offset;
@@ -149,18 +150,18 @@ const char *cl_error_text(int code);
 struct cl_plan_options {
     const struct cl_step *steps;
     uint32_t step_count;
-    const uint32_t *successors; /* of all steps, each a slice: see struct cl_step */
+    const uint32_t *successors; /* of all steps: each step has a slice, see struct cl_step */
     uint32_t successor_count;
     uint32_t rank, world_size;
     uint64_t input_bytes, output_bytes, scratch_bytes, staging_bytes;
-    /* Names the collective of which the plan is one rank's part: the same number on all ranks that call the same one,
-     * and only on them; 0: unknown. Ranks whose operations differ in it, in dtype or in op get CL_EMISMATCH, here or
-     * with the next operation. */
+    /* Names the collective to which the plan belongs: ranks that call the same collective pass the same number, and
+     * others another one; 0: unknown. Ranks whose operations differ in it, in dtype or in op get CL_EMISMATCH, in this
+     * operation or in the next. */
     uint32_t signature;
 };
 /* Copies and checks a plan: kinds, buffers, peers < world_size, successors in range, no cycle, posts. */
 int cl_plan_create(const struct cl_plan_options *options, cl_plan **plan);
-/* Operations in flight keep their plan alive. */
+/* Releases the caller's reference. Operations in flight keep their plan alive. */
 void cl_plan_release(cl_plan *plan);
 
 /* ---- interfaces ---- */
@@ -174,7 +175,7 @@ struct cl_interface {
     int32_t is_ipv6;
     int32_t is_running; /* has a carrier */
 };
-/* Interfaces that are up and have an address; returns how many there are, or a negative error. */
+/* Fills in up to `capacity` interfaces that are up and have an address; returns their number, or a negative error. */
 int cl_interfaces(struct cl_interface *out, uint32_t capacity);
 
 /* ---- engine ---- */
@@ -182,33 +183,33 @@ int cl_interfaces(struct cl_interface *out, uint32_t capacity);
 struct cl_wire_type;
 struct cl_engine_options {
     const char *wire;                     /* "udp", "ofi" or "none" (shared memory only) */
-    const struct cl_wire_type *wire_type; /* instead of one by name: see wire/wire.h; NULL: none */
+    const struct cl_wire_type *wire_type; /* a wire of the caller's own, instead of `wire`: see wire/wire.h; or NULL */
     const char *const *addresses;         /* numeric local addresses, one socket each, at most 8 different ones:
-                                             sockets of one address share its interface, and are paths of their own */
+                                             sockets of one address share its interface, but are separate paths */
     uint32_t address_count;               /* at most 64 */
     uint32_t datagram_bytes;              /* largest UDP payload, header included */
     uint64_t unexpected_limit_bytes;      /* limit of the memory for packets that come before their operation */
-    uint64_t peer_timeout_us;             /* silence after which a peer is lost */
+    uint64_t peer_timeout_us;             /* a peer is lost after so much silence */
     uint32_t auth;                        /* enum cl_auth */
     uint32_t dscp;            /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
-    const char *ofi_provider; /* ofi: libfabric's name of it; NULL or empty: its first */
+    const char *ofi_provider; /* ofi: name of libfabric's provider; NULL or empty: its first */
 };
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
-/* Aborts what is in flight, lingers briefly for peers that still need acknowledgements, joins the thread. */
+/* Aborts operations in flight, lingers briefly for peers that still need acknowledgements, and joins the thread. */
 void cl_engine_close(cl_engine *engine);
-/* Waits, briefly, until no peer needs an acknowledgement any more: for a process that ends without closing. */
+/* Waits briefly until no peer needs an acknowledgement any more: for a process that ends without closing. */
 void cl_engine_linger(cl_engine *engine);
 /* UDP port of the n-th address. */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
-/* What peers give cl_engine_add_peer as the address of this process's n-th port: libfabric's (ofi), as text of at most
- * CL_ADDRESS_BYTES; empty where it is the numeric address itself. */
+/* The remote address that peers must pass to cl_engine_add_peer for the n-th port of this process: that of libfabric
+ * (ofi), as text of at most CL_ADDRESS_BYTES; empty if it is the numeric address itself. */
 enum { CL_ADDRESS_BYTES = 256 };
 int cl_engine_address(cl_engine *engine, uint32_t index, char *text);
-/* What a full packet carries where the peer takes as much. */
+/* Payload bytes of a full packet to a peer that can take as much. */
 uint32_t cl_engine_packet_bytes(cl_engine *engine);
-/* Names this process within its job, whose key of 16 bytes its ranks share as a secret; once, before the first group.
- * The same values again are accepted. */
+/* Names this process within its job. `key`: 16 bytes, the secret that the ranks of the job share. To be called before
+ * the first group; calling it again with the same values is accepted. */
 int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch);
 /* A peer and the paths to it: path i goes from local address local[i] to the remote address and port. */
 struct cl_peer_options {
@@ -217,45 +218,45 @@ struct cl_peer_options {
     const uint32_t *local;
     const char *const *remote_addresses;
     const uint32_t *remote_ports;
-    /* What a full packet between the two carries, the same at both: no more than cl_engine_packet_bytes of either; 0:
-     * as much as that. */
+    /* Payload bytes of a full packet between the two, the same at both, at most cl_engine_packet_bytes of either; 0:
+     * this engine's cl_engine_packet_bytes. */
     uint32_t packet_bytes;
-    const uint8_t *key; /* 16 bytes, of the two alone; NULL: they use the job's */
+    const uint8_t *key; /* 16 bytes, known to the two alone; NULL: they use the job's key */
 };
 /* Makes a peer reachable. Adding a known peer again is accepted and changes nothing. */
 int cl_engine_add_peer(cl_engine *engine, const struct cl_peer_options *options);
-/* Watches a process of this host: its death is reported as the loss of the peer. */
+/* Watches the process of a peer on this host: the peer is lost when the process dies. */
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 
 struct cl_engine_stats {
     uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;
     uint64_t packets_retransmitted, packets_lost, packets_spurious, packets_duplicate;
-    /* dropped before they touch anything: not of our making (magic, version, job, epoch, source, path, place), with a
-     * wrong tag, or seen before */
+    /* dropped without effect: foreign (wrong magic, version, job, epoch, source, path or place), with a wrong tag, or
+     * seen before */
     uint64_t packets_foreign, packets_forged, packets_replayed;
     uint64_t packets_unexpected, packets_unexpected_dropped, acks_sent, acks_received, probes_sent;
     uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls; /* 0 in an endpoint's own */
-    uint64_t packets_given_up; /* lost, within a bound, and not sent again */
-    uint64_t packets_late;     /* came after their message was ended without them */
-    uint64_t messages_stopped; /* receives ended without some of their packets */
+    uint64_t packets_given_up; /* lost, within the loss budget of their message, and not sent again */
+    uint64_t packets_late;     /* came after the receiver had ended their message without them */
+    uint64_t messages_stopped; /* receives that ended without some of their packets */
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
 
 struct cl_path_stats {
     uint64_t packets_sent, packets_lost, packets_received; /* acknowledgements are not counted */
-    uint64_t window_bytes;                                 /* what may be in flight */
+    uint64_t window_bytes;                                 /* that may be in flight */
     uint32_t round_trip_us;                                /* smoothed */
-    uint32_t queue_us; /* of that, beyond this host's interface, in queues; smoothed */
+    uint32_t queue_us; /* the part of it in queues beyond this host's interface; smoothed */
     uint32_t port;     /* number of the local address the path leaves from */
     uint32_t is_dead;  /* another path delivers and this one does not: it gets probes only */
 };
-/* The paths to a peer, up to `capacity` of them; returns how many there are, or CL_EINVAL for an unknown peer. */
+/* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */
 int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity);
 
 /* ---- shared memory of the ranks of one host ---- */
 
-/* Creates the region (anonymous: it vanishes with its last user) for `ranks` ranks; *fd is its descriptor, which the
- * others open as /proc/PID/fd/FD. */
+/* Creates a region of shared memory for `ranks` ranks; it is anonymous and vanishes with its last user. The other ranks
+ * open its descriptor *fd as /proc/PID/fd/FD. */
 int cl_host_create(uint32_t ranks, uint64_t staging_bytes, int32_t *fd);
 int cl_host_open(int32_t pid, int32_t fd, int32_t *own_fd);
 void cl_host_close_fd(int32_t fd);
@@ -275,11 +276,11 @@ struct cl_group_options {
     const char *bells;      /* one name per local rank, of 32 characters each: cl_engine_bell */
 };
 int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_group **group);
-/* Fails what is in flight with CL_ECLOSED and frees the group. */
+/* Fails operations in flight with CL_ECLOSED and frees the group. */
 void cl_group_close(cl_group *group);
 /* Fails every operation of the group, here with `reason` and on the peers with CL_EABORTED. */
 void cl_group_abort(cl_group *group, int reason);
-/* 0, or why the group is of no more use; *peer is the culprit where known, else UINT32_MAX. */
+/* 0, or the error that made the group unusable; *peer is the rank of the culprit if known, else UINT32_MAX. */
 int cl_group_status(cl_group *group, uint32_t *peer);
 /* Name by which peers wake this engine: 31 characters and a NUL. */
 int cl_engine_bell(cl_engine *engine, char *name);

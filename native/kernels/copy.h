@@ -3,8 +3,8 @@
 
 #include <stddef.h>
 
-/* memcpy, except that it leaves the cache alone when `length` is large (non-temporal stores to the target). For a
- * target that is neither in the cache nor read soon: else memcpy is faster. Source and target may also be the same. */
+/* Copies like memcpy, but leaves the cache alone if `length` is large (non-temporal stores). For targets that are
+ * neither in the cache nor read soon; for others memcpy is faster. Source and target may be the same. */
 void cl_copy_stream(void *target, const void *source, size_t length);
 
 #endif

@@ -1,4 +1,4 @@
-/* Which kernels this machine runs: the best level it has, or the one a test asked for. */
+/* Chooses the kernels: of the best level that the CPU has, or of the one that a test selected. */
 #include "kernels/reduce.h"
 
 #include <stdatomic.h>
@@ -12,7 +12,8 @@
 static int has_f16c(void)
 {
     unsigned eax, ebx, ecx, edx;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0; /* clang 14 has no name for it below */
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
+           (ecx & bit_F16C) != 0; /* __builtin_cpu_supports of clang 14 lacks it */
 }
 
 static int has_avx2(void)
@@ -44,7 +45,7 @@ static const struct {
     {&cl_reduce_scalar, has_scalar},
 };
 
-static _Atomic(const struct cl_reduce_level *) chosen; /* NULL until first asked for */
+static _Atomic(const struct cl_reduce_level *) chosen; /* NULL until the first use */
 
 static const struct cl_reduce_level *current(void)
 {
@@ -54,7 +55,8 @@ static const struct cl_reduce_level *current(void)
     for (size_t i = 0; level == NULL; i++)
         if (levels[i].is_supported())
             level = levels[i].level;
-    /* Two threads may get here: they store the same, unless a test's select came between, which stays. */
+    /* Two threads may come here: both store the same level, unless a test selected another one meanwhile, which stays.
+     */
     const struct cl_reduce_level *none = NULL;
     return atomic_compare_exchange_strong(&chosen, &none, level) ? level : none;
 }

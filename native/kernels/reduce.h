@@ -1,10 +1,10 @@
 /*
- * Element-wise kernels on plain memory: reductions, scaling and copies. Chosen once per process at run time
- * (AVX-512, AVX2, scalar); all variants give the same bits for the same input, except the payload and sign of NaN.
+ * Reduce: element-wise reductions and scaling of plain memory. The process chooses a variant at run time (AVX-512,
+ * AVX2, scalar). All variants give the same bits for the same input, except the payload and sign of NaN.
  *
- * Pointers need no alignment at all: packets put elements at odd addresses. Ranges either coincide or do not overlap.
- * count 0 is allowed. f16 and bf16 are computed in f32 and rounded to nearest even on each call; integers wrap.
- * MIN and MAX propagate NaN (as torch.minimum/maximum do); of 0 and -0 they give the source's.
+ * Pointers need no alignment: packets put elements at odd addresses. Ranges either coincide or do not overlap. count 0
+ * is allowed. f16 and bf16 are computed in f32 and rounded to nearest even on each call; integers wrap. MIN and MAX
+ * propagate NaN (as torch.minimum/maximum do); of 0 and -0 they give the source's.
  */
 #ifndef CL_KERNELS_REDUCE_H
 #define CL_KERNELS_REDUCE_H

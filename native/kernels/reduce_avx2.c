@@ -26,14 +26,14 @@ TARGET static inline floats floats_set(float value)
     return _mm256_set1_ps(value);
 }
 
-/* A comparison of a with itself would do, but clang 14 moves it before the conversion and then runs it lane by lane. */
+/* Not by comparing a with itself: clang 14 moves that comparison before the conversion and runs it lane by lane. */
 TARGET static inline floats is_nan(floats a)
 {
     __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fffffff));
     return _mm256_castsi256_ps(_mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000)));
 }
 
-/* The instruction gives b when either is NaN: right unless it is a. */
+/* The instruction gives b if a or b is NaN: wrong only if a is. */
 TARGET static inline floats floats_min(floats a, floats b)
 {
     return _mm256_blendv_ps(_mm256_min_ps(a, b), a, is_nan(a));

@@ -16,7 +16,7 @@ TARGET static inline floats f16_load(const void *address)
     return _mm512_cvtph_ps(_mm256_loadu_si256(address));
 }
 
-/* All of the mask, as the plain intrinsic does not pass -Wsign-conversion in gcc -O0. */
+/* The masked form with a full mask: the plain intrinsic fails -Wsign-conversion in gcc -O0. */
 TARGET static inline void f16_store(void *address, floats value)
 {
     _mm256_storeu_si256(address, _mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -27,13 +27,13 @@ TARGET static inline floats floats_set(float value)
     return _mm512_set1_ps(value);
 }
 
-/* A comparison of a with itself would do, but clang 14 moves it before the conversion and then runs it lane by lane. */
+/* Not by comparing a with itself: clang 14 moves that comparison before the conversion and runs it lane by lane. */
 TARGET static inline __mmask16 is_nan(floats a)
 {
     return _mm512_fpclass_ps_mask(a, 0x81 /* quiet, signalling */);
 }
 
-/* The instruction gives b when either is NaN: right unless it is a. */
+/* The instruction gives b if a or b is NaN: wrong only if a is. */
 TARGET static inline floats floats_min(floats a, floats b)
 {
     return _mm512_mask_blend_ps(is_nan(a), _mm512_min_ps(a, b), a);

@@ -1,4 +1,4 @@
-/* What reduce.c knows of each instruction-set level; private to the kernels. */
+/* Reduce level: the kernels of one instruction-set level; private to the kernels. */
 #ifndef CL_KERNELS_REDUCE_LEVEL_H
 #define CL_KERNELS_REDUCE_LEVEL_H
 

@@ -1,4 +1,4 @@
-/* The level every machine has: C, and the f16 conversions in integers (after Fabian Giesen, public domain). */
+/* The level that every machine has: plain C, with f16 conversions in integers (after Fabian Giesen, public domain). */
 #include "kernels/reduce_level.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ static inline uint32_t to_bits(float value)
     return bits;
 }
 
-/* Without a branch, so that loops can be vectorised: compilers may not run float arithmetic speculatively. */
+/* A choice without a branch, so that loops can be vectorised: compilers may not run float arithmetic speculatively. */
 static inline uint32_t pick(int condition, uint32_t yes, uint32_t no)
 {
     return no ^ ((yes ^ no) & -(uint32_t)condition);

@@ -1,14 +1,15 @@
 /*
- * All kernels of one level, included once by each reduce_<level>.c. Plain loops, which the compiler vectorises for the
- * instructions named by TARGET; only f16 needs what the level defines before the inclusion:
+ * All kernels of one level; each reduce_<level>.c includes this file once. They are plain loops, which the compiler
+ * vectorises for the instructions named by TARGET. Before the inclusion the level defines, for f16 only but the first
+ * two:
  *
  *   LEVEL, LEVEL_NAME   the table to define, and its name
  *   TARGET              attribute of every function
  *   F16_LANES, floats   how many f16 are converted at a time, and the vector of as many floats
  *   f16_load, f16_store the conversions, nearest even
- *   floats_set, floats_min, floats_max   (the two latter as FLOAT_MIN and FLOAT_MAX below)
+ *   floats_set, floats_min, floats_max   (the last two like FLOAT_MIN and FLOAT_MAX below)
  *
- * No kernel multiplies and adds, so there is nothing to contract and every level gives the same bits.
+ * No kernel multiplies and adds, so compilers have nothing to contract, and every level gives the same bits.
  */
 
 #include <string.h>
@@ -26,7 +27,7 @@ typedef uint64_t u64_at ANY_ADDRESS;
 typedef float f32_at ANY_ADDRESS;
 typedef double f64_at ANY_ADDRESS;
 
-/* Source and target may coincide, so they are not `restrict`; but no element depends on another. */
+/* Source and target may coincide, so they are not `restrict`. But no element depends on another. */
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed" /* sanitizers keep loops from being vectorised: no error */
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -47,8 +48,8 @@ typedef double f64_at ANY_ADDRESS;
         }                                                                                                              \
     }
 
-/* Sums and products wrap, so they are the same for signed and unsigned, as are the bitwise ones; at least `unsigned`
- * wide, as a product of promoted 16-bit values would overflow int. */
+/* Sums, products and bitwise operations are the same for signed and unsigned integers, as they wrap. `wide` has at
+ * least the width of `unsigned`: a product of promoted 16-bit values would overflow int. */
 #define REDUCE_INTEGER(bits, wide)                                                                                     \
     REDUCE(sum_##bits, u##bits, wide, a + b)                                                                           \
     REDUCE(product_##bits, u##bits, wide, a *b)                                                                        \
@@ -65,7 +66,7 @@ REDUCE_INTEGER(16, uint32_t)
 REDUCE_INTEGER(32, uint32_t)
 REDUCE_INTEGER(64, uint64_t)
 
-/* A NaN on either side comes through: b when the comparison fails, unless a is the NaN. */
+/* A NaN on either side is kept: the comparison then fails and gives b, which is wrong only if a is the NaN. */
 #define FLOAT_MIN (a < b ? a : b)
 #define FLOAT_MAX (a > b ? a : b)
 
@@ -87,7 +88,8 @@ TARGET static inline float bf16_expand(uint16_t half)
     return value;
 }
 
-/* Nearest even; carries into infinity. A NaN needs no care: computed from bf16, none has bits that could carry. */
+/* Rounds to nearest even; may carry into infinity. A NaN needs no care: NaNs computed from bf16 have no bits that
+ * carry. */
 TARGET static inline uint16_t bf16_round(float value)
 {
     uint32_t bits;
@@ -112,7 +114,7 @@ REDUCE_BF16(product_bf16, a *b)
 REDUCE_BF16(min_bf16, a != a ? a : FLOAT_MIN)
 REDUCE_BF16(max_bf16, a != a ? a : FLOAT_MAX)
 
-/* The rest that fills no vector takes the same path through a padded copy. */
+/* Elements that do not fill a vector take the same path through a padded copy. */
 #define REDUCE_F16(name, expression)                                                                                   \
     TARGET static void name(void *target, const void *source, size_t count)                                            \
     {                                                                                                                  \
@@ -151,8 +153,8 @@ REDUCE_F16(max_f16, floats_max(a, b))
         }                                                                                                              \
     }
 
-/* Up to 32 bits in f64, which vector units can divide. Truncation then is exact: quotients a/d that are not whole are
- * at least 1/d off the next whole number, and the rounding error is below 2^32/d * 2^-53. */
+/* Integers up to 32 bits are divided in f64, which vector units can do. Truncation is then exact: a quotient a/d that
+ * is not whole differs from the next whole number by at least 1/d, and the rounding error is below 2^32/d * 2^-53. */
 SCALE(scale_i8, i8, double, (int32_t)(a / d))
 SCALE(scale_u8, u8, double, (int32_t)(a / d))
 SCALE(scale_i16, i16, double, (int32_t)(a / d))

@@ -16,18 +16,18 @@
 
 enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
 
-/* Alone on its cache lines: written by one rank, read by the others. */
+/* The state of one rank, on cache lines of its own: written by this rank, read by the others. */
 struct line {
     _Atomic uint32_t counter;
     _Atomic uint16_t sleepers; /* threads that sleep on the counter */
     _Atomic uint16_t left;
-    _Atomic uint64_t calls[2];     /* which operation runs, by parity */
-    _Atomic uint64_t bells[MASKS]; /* ranks whose bell is to ring */
+    _Atomic uint64_t signatures[2]; /* of the operation that runs, by parity */
+    _Atomic uint64_t bells[MASKS];  /* ranks whose bell this rank rings at its next post */
     uint8_t padding[LINE_BYTES - 24 - 8 * MASKS];
 };
 
 struct head {
-    _Atomic uint64_t aborted; /* the reason below, the culprit above; 0: it is well */
+    _Atomic uint64_t aborted; /* low half: the reason; high half: the culprit; 0: not aborted */
 };
 
 struct cl_host {
@@ -95,7 +95,7 @@ static void bell_address(struct sockaddr_un *address, const char *name)
 {
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
-    memcpy(address->sun_path + 1, name, CL_BELL_BYTES - 1); /* leading NUL: abstract, gone with its socket */
+    memcpy(address->sun_path + 1, name, CL_BELL_BYTES - 1); /* leading NUL: abstract, vanishes with its socket */
 }
 
 int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells, int bell_fd,
@@ -148,9 +148,9 @@ _Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank)
     return &line_of(host, rank)->counter;
 }
 
-_Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity)
+_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t rank, uint32_t parity)
 {
-    return &line_of(host, rank)->calls[parity];
+    return &line_of(host, rank)->signatures[parity];
 }
 
 static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *timeout)
@@ -185,7 +185,7 @@ static void wake_line(struct cl_host *host, struct line *line)
 void cl_host_post(struct cl_host *host, uint32_t value)
 {
     struct line *line = line_of(host, host->self);
-    /* Sequentially consistent here and there: either the sleeper sees the new value, or this rank sees the sleeper. */
+    /* Sequentially consistent on both sides: either the sleeper sees the new value, or this rank sees the sleeper. */
     atomic_store(&line->counter, value);
     wake_line(host, line);
 }
@@ -205,7 +205,7 @@ void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t
 void cl_host_request_bell(struct cl_host *host, uint32_t rank)
 {
     atomic_fetch_or(&line_of(host, rank)->bells[host->self / 64], (uint64_t)1 << (host->self % 64));
-    atomic_thread_fence(memory_order_seq_cst); /* the caller's look at the counter must not come first */
+    atomic_thread_fence(memory_order_seq_cst); /* the caller must not read the counter before this */
 }
 
 void cl_host_wake_all(struct cl_host *host)

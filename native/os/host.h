@@ -1,13 +1,13 @@
 /*
- * Host: memory shared by the ranks of one host, and how they wait for each other in it.
+ * Host: the memory that the ranks of one host share, with the counters by which they wait for each other.
  *
- * The region holds, per rank, one line with its counter and two halves of staging. A rank raises its counter when
- * something in its staging is ready, or when it is done reading others'; nobody ever writes another rank's line except
- * to say "wake me". Waiting threads sleep on the counter itself (futex); an engine thread, which must also watch its
- * sockets, asks for its bell (a datagram on a Unix socket) instead.
+ * The region holds, per rank, one line with its counter and two halves of staging. A rank raises its counter when data
+ * in its staging is ready, or when it has read the staging of others. Other ranks write to its line only to ask for a
+ * wake-up. Waiting threads sleep on the counter itself (futex). An engine thread, which must also watch its sockets,
+ * asks for its bell instead: a datagram on a Unix socket.
  *
- * The region is an anonymous memory file, opened by peers through /proc: nothing is left behind by a crash, and the
- * small /dev/shm of containers does not matter.
+ * The region is an anonymous memory file that peers open through /proc. So a crash leaves nothing behind, and the small
+ * /dev/shm of containers does not matter.
  */
 #ifndef CL_OS_HOST_H
 #define CL_OS_HOST_H
@@ -21,7 +21,7 @@ enum { CL_HOST_RANKS_MAX = 256, CL_BELL_BYTES = 32 };
 
 struct cl_host;
 
-/* Maps the region behind fd. `self` is this rank's place among the host's ranks; bells has one name per rank. */
+/* Maps the region behind fd. `self`: this rank's place among the ranks of the host; bells: one name per rank. */
 int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells, int bell_fd,
                 struct cl_host **host);
 void cl_host_unmap(struct cl_host *host);
@@ -29,26 +29,27 @@ void cl_host_unmap(struct cl_host *host);
 /* The memory in which `rank` stages operations of this parity (0 or 1). */
 uint8_t *cl_host_staging(struct cl_host *host, uint32_t rank, uint32_t parity);
 _Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank);
-/* Which operation `rank` runs in that half of its staging, as it says: written by itself before its first post. */
-_Atomic uint64_t *cl_host_call(struct cl_host *host, uint32_t rank, uint32_t parity);
+/* The signature of the operation that `rank` runs in that half of its staging; `rank` writes it before its first post.
+ */
+_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t rank, uint32_t parity);
 
-/* Raises this rank's counter and wakes who waits for it. */
+/* Raises this rank's counter and wakes the ranks that wait for it. */
 void cl_host_post(struct cl_host *host, uint32_t value);
-/* Sleeps until the counter of `rank` reaches value, it is woken, or timeout_us passed. May return early. */
+/* Sleeps until the counter of `rank` reaches `value`, a wake-up comes, or timeout_us passed. May return early. */
 void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t timeout_us);
-/* Asks that this rank's bell rings when `rank` posts next. The caller must check the counter once more afterwards. */
+/* Asks `rank` to ring this rank's bell at its next post. The caller must check the counter once more afterwards. */
 void cl_host_request_bell(struct cl_host *host, uint32_t rank);
 
-/* Says that this rank leaves: it posts no more, and nobody should wait for it. */
+/* Announces that this rank leaves: it posts no more, and nobody should wait for it. */
 void cl_host_leave(struct cl_host *host);
 bool cl_host_left(struct cl_host *host, uint32_t rank);
 
-/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; `culprit` is the group rank
- * that is the cause, UINT32_MAX: not known. */
+/* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; culprit: a group rank;
+ * UINT32_MAX: not known. */
 void cl_host_abort(struct cl_host *host, int reason, uint32_t culprit);
 int cl_host_aborted(struct cl_host *host);
 uint32_t cl_host_culprit(struct cl_host *host);
-/* Wakes the threads of this host that sleep on any counter, so that they look at their group's state. */
+/* Wakes all threads of this host that sleep on a counter, so that they check the state of their group. */
 void cl_host_wake_all(struct cl_host *host);
 
 /* Bells: an abstract Unix socket per engine. */

@@ -1,5 +1,5 @@
 /*
- * Interfaces: the addresses of this host that peers could reach.
+ * Interface: the network interfaces of this host whose addresses peers could reach.
  */
 #include "commlayer.h"
 

@@ -17,7 +17,7 @@ bool cl_process_is_stopped(int32_t pid)
     if (length <= 0)
         return false;
     text[length] = '\0';
-    /* "pid (name) state ...": the name may hold spaces and parentheses itself, and is at most 64 bytes long */
+    /* "pid (name) state ...": the name may contain spaces and parentheses, and has at most 64 bytes */
     const char *end = strrchr(text, ')');
     return end != NULL && strncmp(end, ") T", 3) == 0;
 }

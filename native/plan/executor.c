@@ -33,7 +33,7 @@ int cl_executor_create(const struct cl_executor_config *config, struct cl_execut
     const struct cl_plan *plan = config->plan;
     if ((plan->uses_host && config->host == NULL) || (plan->network_steps > 0 && config->endpoint == NULL))
         return CL_EINVAL;
-    /* One block: a small operation's cost is dominated by how often it allocates. */
+    /* One block: allocations dominate the cost of a small operation. */
     size_t numbers = 3 * (size_t)plan->step_count * sizeof(uint32_t);
     size_t head = (sizeof(struct cl_executor) + 15) & ~(size_t)15;
     size_t tokens = plan->network_steps * sizeof(struct token);
@@ -111,15 +111,15 @@ static void finish_step(struct cl_executor *executor, uint32_t index)
     }
 }
 
-/* Whether the peer has come that far; and if so, in the operation that this is. */
+/* Whether the AWAIT is met. If it is, but its peer runs another operation, the executor fails with CL_EMISMATCH. */
 static bool counter_reached(struct cl_executor *executor, const struct cl_step *step)
 {
     const struct cl_host_view *host = &executor->host;
     uint32_t value = atomic_load_explicit(host->counters[step->peer], memory_order_acquire);
     if ((int32_t)(value - (host->base + step->message)) < 0)
         return false;
-    if (host->calls != NULL && step->message > 0 &&
-        atomic_load_explicit(host->calls[step->peer], memory_order_relaxed) != host->call &&
+    if (host->signatures != NULL && step->message > 0 &&
+        atomic_load_explicit(host->signatures[step->peer], memory_order_relaxed) != host->signature &&
         executor->status == CL_OK) {
         executor->status = CL_EMISMATCH;
         executor->culprit = step->peer;
@@ -133,7 +133,7 @@ static void deliver_reduce(void *target, const void *payload, size_t length, voi
     executor->config.arithmetic.reduce(target, payload, length / executor->config.arithmetic.element_bytes);
 }
 
-/* How the step's message is to be sent. */
+/* The qos of the step's message. */
 static struct cl_qos qos_of(struct cl_executor *executor, const struct cl_step *step, uint64_t now_us)
 {
     const struct cl_executor_config *config = &executor->config;
@@ -148,7 +148,7 @@ static struct cl_qos qos_of(struct cl_executor *executor, const struct cl_step *
                       : executor->deadline_us <= now_us   ? 1
                                                           : executor->deadline_us - now_us;
     if (step->kind == CL_SEND && step->source != CL_INPUT)
-        qos.protect = NULL; /* the map is of CL_INPUT */
+        qos.protect = NULL; /* the map describes CL_INPUT */
     qos.protect_offset += step->source_offset;
     return qos;
 }
@@ -171,7 +171,7 @@ static int start_message(struct cl_executor *executor, uint32_t index, const str
                                             token);
 }
 
-/* The sum of what arrived / its number * the number of ranks. */
+/* Scales a partial sum up: the sum of the contributions that arrived, divided by their number, times the ranks. */
 static void rescale(const struct cl_executor *executor, uint8_t *target, size_t length, uint32_t absent)
 {
     const struct cl_arithmetic *arithmetic = &executor->config.arithmetic;
@@ -203,7 +203,7 @@ static void scale(const struct cl_executor *executor, const struct cl_step *step
         else
             at = end;
         if (absent > 0 && divisor == ranks)
-            divisor = ranks - absent; /* the mean of what arrived */
+            divisor = ranks - absent; /* the mean of the contributions that arrived */
         else if (absent > 0)
             rescale(executor, base + start, at - start, absent);
         if (divisor > 1)

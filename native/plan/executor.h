@@ -1,10 +1,10 @@
 /*
- * Executor: runs one plan for one operation. It moves no packets itself (the endpoint does) and never blocks: it does
- * what is ready, and says what it waits for.
+ * Executor: runs one plan for one operation. It moves no packets itself (the endpoint does) and never blocks: it runs
+ * the ready steps and reports the counters it waits for.
  *
- * A step is done once all that it promises holds: a SEND when acknowledged, a RECV when every byte is delivered, an
- * AWAIT when the peer's host counter has come far enough. Ready steps run in the order in which they became ready, so
- * a plan's early segments leave first.
+ * A SEND is done when it is acknowledged, a RECV when every byte is delivered, an AWAIT when the peer's host counter
+ * has reached its value. Ready steps run in the order in which they became ready, so a plan's early segments leave
+ * first.
  */
 #ifndef CL_PLAN_EXECUTOR_H
 #define CL_PLAN_EXECUTOR_H
@@ -13,19 +13,20 @@
 #include "plan/plan.h"
 #include "protocol/endpoint.h"
 
-/* The memory ranks of one host share, as the executor sees it. Arrays are indexed by group rank; NULL for ranks of
+/* The memory that the ranks of one host share, for one operation. Arrays are indexed by group rank; NULL for ranks of
  * other hosts. */
 struct cl_host_view {
     uint8_t **staging;           /* each rank's staging for this operation */
     _Atomic uint32_t **counters; /* each rank's host counter */
-    _Atomic uint64_t **calls;    /* which operation each rank runs in this half of its staging; NULL: not compared */
-    uint64_t call;               /* what must be there */
-    uint32_t base;               /* counters' value at the start of this operation: POST and AWAIT count from it */
-    void (*post)(void *context, uint32_t value); /* publishes this rank's counter and wakes who waits for it */
+    _Atomic uint64_t *
+        *signatures;    /* of the operation that each rank runs in this half of its staging; NULL: not compared */
+    uint64_t signature; /* of this operation */
+    uint32_t base;      /* value of the counters at the start of the operation: POST and AWAIT count from it */
+    void (*post)(void *context, uint32_t value); /* publishes this rank's counter and wakes the ranks that wait */
     void *context;
 };
 
-/* What the kernels do for this operation: element size, target (op) source, target / divisor. */
+/* The kernels of the operation: element size, target (op) source, target / divisor. */
 struct cl_arithmetic {
     size_t element_bytes;
     void (*reduce)(void *target, const void *source, size_t count);
@@ -44,13 +45,13 @@ struct cl_executor_config {
     const uint16_t *peers;           /* group rank -> peer id */
     uint32_t group, sequence;        /* name of the operation in packets */
     uint32_t first_message;          /* added to the steps' message numbers; point-to-point: see group/mailbox.h */
-    uint16_t signature;              /* see calls.h */
+    uint16_t signature;              /* see signatures.h */
     uint8_t priority;
-    struct cl_qos qos; /* of the steps marked CL_STEP_PARTIAL; its priority is not looked at. All zero: reliable */
+    struct cl_qos qos; /* of the steps marked CL_STEP_PARTIAL; its priority is not used. All zero: reliable */
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **executor);
-/* The caller cancels the operation at the endpoint first: packets must not be delivered into it any more. */
+/* Before, the caller must cancel the operation at the endpoint, so that no packet is delivered into it any more. */
 void cl_executor_destroy(struct cl_executor *executor);
 
 enum cl_progress {
@@ -59,13 +60,13 @@ enum cl_progress {
     CL_PROGRESS_DONE,
     CL_PROGRESS_FAILED,
 };
-/* Does what is ready, about `budget` bytes of it (so that an engine thread gets back to its packets). */
+/* Runs ready steps, about `budget` bytes of them, so that an engine thread gets back to its packets. */
 enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, uint64_t now_us);
 /* A message of this executor ended; `context` is that of the endpoint's completion. Returns the executor. */
 struct cl_executor *cl_executor_complete(void *context, int status);
-/* The same message, just before: what of it was not counted (struct cl_completion). */
+/* To be called just before, if bytes of the message were not counted: with the ranges of struct cl_completion. */
 void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count);
-/* What the operation did not count so far. */
+/* The ranges that the operation did not count so far. */
 struct cl_missing *cl_executor_missing(struct cl_executor *executor);
 int cl_executor_status(const struct cl_executor *executor);
 /* The rank that runs another operation in shared memory (CL_EMISMATCH), or that was lost before its message could be

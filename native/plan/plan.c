@@ -33,13 +33,13 @@ static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan
     if (network && ((step->kind == CL_SEND ? step->source : step->target) == CL_STAGING))
         return false; /* staging belongs to the host phase; `peer` would be ambiguous */
     if (step->kind == CL_SCALE && step->target == CL_STAGING)
-        return false; /* likewise: there `peer` is the divisor */
+        return false; /* likewise: in CL_SCALE, `peer` is the divisor */
     if (cl_step_reads(step->kind) && !range_fits(step->source_offset, step->length, sizes[step->source]))
         return false;
     return !cl_step_writes(step->kind) || range_fits(step->target_offset, step->length, sizes[step->target]);
 }
 
-/* Kahn's count: every step must become ready exactly when its declared number of dependencies has ended. */
+/* Kahn's algorithm: every step must become ready exactly when its declared number of dependencies has ended. */
 static bool order_is_valid(const struct cl_plan *plan, uint32_t successor_count)
 {
     bool valid = false;

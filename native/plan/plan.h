@@ -1,6 +1,6 @@
 /*
- * Plan: the checked copy of what Python built, immutable but for the pace. Reference counted, shared by all operations
- * that run it.
+ * Plan: the checked copy of a plan that Python built, immutable except for its deadline. Reference counted, shared by
+ * all operations that run it.
  */
 #ifndef CL_PLAN_PLAN_H
 #define CL_PLAN_PLAN_H
@@ -11,27 +11,27 @@
 #include "commlayer.h"
 #include "plan/deadline.h"
 
-/* A plan may leap over values that it does not post, as ranks of unequal work do at their end; but counters of
- * operations next to each other are compared modulo 2^32. */
+/* A plan may skip values of its host counter, as ranks with less work than others do at their end. But there is a
+ * limit, as counters of successive operations are compared modulo 2^32. */
 #define CL_POSTS_LIMIT (1u << 20)
 
 struct cl_plan {
     atomic_uint references;
     uint32_t rank, world_size;
     uint32_t step_count;
-    uint32_t network_steps; /* SEND and RECV: 0 means that no packet is needed */
-    uint32_t posts;         /* how far the plan raises this rank's host counter */
+    uint32_t network_steps; /* SEND and RECV; 0: no packet is needed */
+    uint32_t posts;         /* by how much the plan raises this rank's host counter */
     bool uses_host;         /* it reads or writes staging, posts or awaits */
     uint64_t scratch_bytes;
     uint64_t staging_bytes;
-    uint32_t signature; /* of the collective, the same on all ranks; 0: not to be compared */
+    uint32_t signature; /* of the collective, the same on all ranks; 0: not compared */
     struct cl_step *steps;
     uint32_t *successors;
     uint32_t *roots; /* steps without dependencies, in order */
     uint32_t root_count;
-    uint32_t *host_ranks; /* ranks whose staging or counter it uses: they must be of this host */
+    uint32_t *host_ranks; /* ranks whose staging or counter it uses: they must be on this host */
     uint32_t host_rank_count;
-    struct cl_deadline deadline; /* of its bounded operations; belongs to the engine thread that runs them */
+    struct cl_deadline deadline; /* of its partial operations; belongs to the engine thread that runs them */
 };
 
 /* Whether steps of this kind read `source` / write `target`. */

@@ -21,7 +21,7 @@ static void raise_floor(struct cl_ack *ack, uint64_t floor)
 void cl_ack_on_packet(struct cl_ack *ack, uint64_t number, bool refused, bool at_once, uint64_t received_us,
                       uint64_t now_us)
 {
-    /* Too old to be told, or no memory: the sender will think it lost, and its copy will be seen as a duplicate. */
+    /* Too old to be reported, or no memory: the sender will take it for lost, and its copy will be a duplicate. */
     bool again = number < ack->floor || (refused && cl_ranges_contains(&ack->came, number));
     if (!again && refused && !cl_ranges_add(&ack->refused, number, number + 1))
         again = true;
@@ -29,7 +29,7 @@ void cl_ack_on_packet(struct cl_ack *ack, uint64_t number, bool refused, bool at
         cl_ranges_add(&ack->came, number, number + 1);
     if (ack->came.count > CL_ACK_RANGES)
         raise_floor(ack, ack->came.list[1].start);
-    /* A refused packet that can no longer be told as such must not be told at all. */
+    /* A refused packet that can no longer be reported as refused must not be reported at all. */
     if (ack->refused.count > CL_ACK_RANGES)
         raise_floor(ack, ack->refused.list[1].start);
 
@@ -46,8 +46,8 @@ void cl_ack_on_packet(struct cl_ack *ack, uint64_t number, bool refused, bool at
         ack->deadline_us = now_us + CL_ACK_DELAY_US;
 }
 
-/* Writes ranges from the top down as gaps and counts below `from`. Ranges, or gaps, that do not fit in 16 bits end it:
- * what lies so far back has been told before. */
+/* Writes ranges from the top down as gaps and counts below `from`. It stops at a range or gap that does not fit in 16
+ * bits: numbers so far back have been reported before. */
 static uint32_t write_ranges(const struct cl_ranges *ranges, uint64_t from, uint8_t *out)
 {
     uint32_t written = 0;

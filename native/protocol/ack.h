@@ -1,18 +1,18 @@
 /*
- * Ack: what one path's receiver tells its sender: which packet numbers came, newest first, and which of them were
- * refused because there was no room for them. A refused packet came through the network all right, so it is no sign of
- * congestion, but it has to be sent again.
+ * Ack: the acknowledgements of one path. The receiver reports the packet numbers that came, newest first, and those of
+ * them that it refused for lack of room. A refused packet has passed the network, so it is no sign of congestion, but
+ * the sender has to send it again.
  *
  * An acknowledgement is due
- *   - at once when the sender asks (CL_PACKET_ACK_NOW: it knows best when its window runs low), when a gap opens or
- *     closes, or when the receiver says so (a message is complete);
- *   - after CL_ACK_EVERY packets or CL_ACK_DELAY_US otherwise.
+ *   - at once when the sender asks for it (CL_PACKET_ACK_NOW: the sender knows when its window runs low), when a gap
+ *     opens or closes, or when the receiver wants it (a message is complete);
+ *   - otherwise after CL_ACK_EVERY packets or CL_ACK_DELAY_US.
  *
- * In a packet: {u32 bytes per millisecond that come in here, u16 senders whose they are: see ingress.h}, then for each
- * list its ranges as {u16 gap, u16 count}: `gap` numbers down from the last one told (at first: from the largest) are
- * not in it, the next `count` are. packet.offset = ranges of all that came | refused ranges << 16, packet.signature =
- * how many packets came with a mark (ECN's CE) ever, modulo CL_ACK_MARKS: so it does not matter when an acknowledgement
- * is lost.
+ * Payload: {u32 bytes per millisecond that come in at the receiver's port, u16 number of their senders: see ingress.h},
+ * then the ranges of both lists as {u16 gap, u16 count}: the next `gap` numbers downwards are not in the list, the
+ * `count` numbers below them are. The first gap counts from the largest number. packet.offset = ranges of packets that
+ * came | refused ranges << 16. packet.signature = packets that ever came with a mark (ECN's CE), modulo CL_ACK_MARKS:
+ * a lost acknowledgement takes no marks with it.
  */
 #ifndef CL_PROTOCOL_ACK_H
 #define CL_PROTOCOL_ACK_H
@@ -23,7 +23,7 @@
 enum {
     CL_ACK_DELAY_US = 4000,
     CL_ACK_EVERY = 64,
-    CL_ACK_RANGES = 16, /* told per list; older ones have been told many times */
+    CL_ACK_RANGES = 16, /* per list and packet; older ranges have been reported many times */
     CL_ACK_PORT_BYTES = 6,
     CL_ACK_MARKS = 1 << 12,
     CL_ACK_BYTES_MAX = CL_ACK_PORT_BYTES + 2 * CL_ACK_RANGES * 4,
@@ -32,25 +32,25 @@ enum {
 struct cl_ack {
     struct cl_ranges came;    /* packet numbers, refused ones included */
     struct cl_ranges refused; /* of those */
-    uint64_t floor;           /* lower numbers are not told any more */
+    uint64_t floor;           /* lower numbers are not reported any more */
     uint64_t largest;
     uint64_t largest_received_us;
-    uint64_t deadline_us; /* UINT64_MAX: nothing to tell */
-    uint32_t waiting;     /* packets not yet told */
-    uint32_t marked;      /* packets that came with a mark, ever */
-    uint64_t written;     /* acknowledgements so far: numbers them, so that a replayed one is known */
+    uint64_t deadline_us; /* UINT64_MAX: nothing to report */
+    uint32_t waiting;     /* packets not yet reported */
+    uint32_t marked;      /* packets that came with a mark, since the start */
+    uint64_t written;     /* acknowledgements so far; the number of the next one, by which replays are recognised */
     bool any;
 };
 
 void cl_ack_init(struct cl_ack *ack);
 void cl_ack_free(struct cl_ack *ack);
 
-/* A packet came that wants an acknowledgement. */
+/* Notes a packet that needs an acknowledgement. */
 void cl_ack_on_packet(struct cl_ack *ack, uint64_t number, bool refused, bool at_once, uint64_t received_us,
                       uint64_t now_us);
 /* Fills the ACK's own fields of `packet` and its payload (CL_ACK_BYTES_MAX); nothing is due afterwards. */
 void cl_ack_write(struct cl_ack *ack, struct cl_packet *packet, uint8_t *payload, uint64_t now_us);
-/* What is to be told of this host's port; in acknowledgements not told: zero. */
+/* Adds the state of this host's port to an acknowledgement that cl_ack_write has filled. */
 static inline void cl_ack_write_port(uint8_t *payload, uint32_t rate, uint32_t senders)
 {
     cl_store_u32(payload, rate);
@@ -60,11 +60,11 @@ static inline void cl_ack_write_port(uint8_t *payload, uint32_t rate, uint32_t s
 /* An acknowledgement as the sender reads it; ranges newest first. */
 struct cl_ack_frame {
     uint64_t largest;
-    uint32_t clock_us;      /* receiver's clock when the largest came */
-    uint32_t host_delay_us; /* from then to the acknowledgement */
+    uint32_t clock_us;      /* receiver's clock when the largest number came */
+    uint32_t host_delay_us; /* from then until the acknowledgement left */
     uint32_t port_rate;     /* bytes per millisecond; 0: not known */
     uint16_t port_senders;
-    uint16_t marked; /* packets ever, modulo CL_ACK_MARKS */
+    uint16_t marked; /* marked packets since the start, modulo CL_ACK_MARKS */
     uint32_t came_count, refused_count;
     struct cl_range came[CL_ACK_RANGES], refused[CL_ACK_RANGES];
 };

@@ -1,6 +1,6 @@
 /*
- * Announcements: point-to-point messages whose receives are not posted yet, for receives from any source; and the tags
- * that such receives wait for.
+ * Announcements, for receives from any source: point-to-point messages that came before their receive was posted, and
+ * the tags that such receives wait for.
  */
 #ifndef CL_PROTOCOL_ANNOUNCEMENTS_H
 #define CL_PROTOCOL_ANNOUNCEMENTS_H

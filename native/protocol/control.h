@@ -1,6 +1,7 @@
 /*
- * Control: the small reliable packets (READY, ABORT, MISMATCH) that wait to be sent to one peer. The same thing is
- * never queued twice; once sent, it lives in cl_sent until acknowledged and comes back here when lost.
+ * Control: the small reliable packets (READY, ABORT, MISMATCH, PROBE, STOP) that wait to be sent to one peer. Equal
+ * packets are queued once. A packet that was sent lives in cl_sent until it is acknowledged; a lost one is queued
+ * again.
  */
 #ifndef CL_PROTOCOL_CONTROL_H
 #define CL_PROTOCOL_CONTROL_H
@@ -10,7 +11,7 @@
 
 #include "protocol/message_id.h"
 
-/* Fields a kind does not use are zero. */
+/* The fields of a control packet; zero where its kind does not use them. */
 struct cl_control {
     uint32_t group, sequence, index;
     int32_t reason;
@@ -26,13 +27,13 @@ struct cl_controls {
     uint32_t count, capacity;
 };
 
-/* What a packet about one message says. */
+/* The fields of a packet about one message. */
 static inline struct cl_control cl_control_message(const struct cl_message_id *id)
 {
     return (struct cl_control){.group = id->group, .sequence = id->sequence, .index = id->index};
 }
 
-/* What an ABORT says. culprit: the peer that is the cause, UINT16_MAX: not known. */
+/* The fields of an ABORT. culprit: a peer; UINT16_MAX: not known. */
 static inline struct cl_control cl_control_abort(uint32_t group, int32_t reason, uint16_t culprit)
 {
     return (struct cl_control){.group = group, .reason = reason, .index = (uint16_t)(culprit + 1)};

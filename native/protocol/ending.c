@@ -92,7 +92,7 @@ void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint1
     close_group(endpoint, group, reason, culprit);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_peer_list_find(&endpoint->peers, peers[i]);
-        if (peer) /* a lost one, too: it may still hear us, and then it need not wait for a timeout of its own */
+        if (peer) /* also a lost peer: if it still hears this process, it need not wait for a timeout of its own */
             cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, culprit));
     }
 }

@@ -85,7 +85,7 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
     made->payload_bytes = endpoint->payload_bytes;
     cl_peer_list_add(&endpoint->peers, made);
     endpoint->nics.count = egress_count;
-    cl_peer_list_urge(&endpoint->peers, made); /* the first pings measure the empty network */
+    cl_peer_list_urge(&endpoint->peers, made); /* the first PINGs measure the empty network */
     cl_endpoint_arm(endpoint, made, 0);
     return CL_OK;
 }
@@ -128,7 +128,7 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
     return true;
 }
 
-/* What both kinds of post check and do first. */
+/* The first part of both kinds of post. */
 static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message, uint32_t length,
                  uint64_t now_us, void *context)
 {
@@ -142,7 +142,7 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
     if (!peer->outstanding++) {
         peer->heard_us = peer->answered_us =
-            now_us; /* it may have had no reason to speak so far: its silence begins now */
+            now_us; /* its silence begins now: so far it may have had no reason to send */
         if (peer->next_ping_us > now_us + cl_peer_ask_us(peer))
             peer->next_ping_us = now_us + cl_peer_ask_us(peer);
         cl_endpoint_arm(endpoint, peer, peer->next_ping_us);
@@ -235,7 +235,7 @@ int cl_endpoint_post_partial_receive(struct cl_endpoint *endpoint, uint16_t peer
     if (message->generation != generation || !cl_placement_replay(endpoint, message, now_us))
         return CL_OK;
     if (!from->alive)
-        cl_messages_complete(endpoint, message, CL_EPEERLOST); /* not all of it had come */
+        cl_messages_complete(endpoint, message, CL_EPEERLOST); /* the lost peer had not sent all of it */
     else if (refused)
         cl_peer_list_tell(&endpoint->peers, from, CL_PACKET_READY,
                           (struct cl_control){.group = id.group, .sequence = id.sequence});
@@ -323,7 +323,7 @@ void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequ
 
 struct lateness {
     uint32_t group, sequence;
-    const struct cl_message *first; /* the lowest of its pair: what comes later may wait for others */
+    const struct cl_message *first; /* of the lowest index: later messages may wait for other peers */
 };
 
 static void find_late(struct cl_message *message, void *argument)

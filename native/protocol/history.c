@@ -46,7 +46,7 @@ static bool add(struct cl_history *history, uint32_t group, uint64_t start, uint
         return false;
     struct cl_ranges *finished = &found->finished;
     if (finished->count == CL_HISTORY_RANGES) {
-        /* a quarter at once, so that the cost of moving the rest is spread */
+        /* drop a quarter at once: moving the rest then costs little per range */
         found->floor = finished->list[CL_HISTORY_RANGES / 4].start;
         cl_ranges_drop_below(finished, found->floor);
     }

@@ -1,12 +1,12 @@
 /*
- * History: which messages of one peer are finished, so that a packet that comes again is acknowledged and not kept.
+ * History: the finished messages of one peer. A packet that comes again for one of them is acknowledged and dropped.
  *
  * Per group a set of (sequence, index) pairs as ranges: the indices of one operation are dense, so an operation costs
- * one range. Beyond CL_HISTORY_RANGES the oldest are forgotten and everything below counts as finished; the operations
- * of a group start in order, so nothing that old can still be new.
+ * one range. Beyond CL_HISTORY_RANGES the oldest are forgotten, and everything below counts as finished: the operations
+ * of a group start in order.
  *
  * Point-to-point messages (CL_GROUP_P2P) have tags for sequences, which come in any order. But the receives of one tag
- * are posted in order, so for them it is enough to know how many were: the messages below that are finished, unless
+ * are posted in order, so the number of posted receives is enough: messages with a lower index are finished, unless
  * they are still in the endpoint's table.
  */
 #ifndef CL_PROTOCOL_HISTORY_H
@@ -28,14 +28,14 @@ struct cl_history_group {
 struct cl_history {
     struct cl_history_group *groups;
     uint32_t count, capacity;
-    uint32_t recent; /* index of the group asked for last */
+    uint32_t recent; /* index of the group looked up last */
 };
 
 /* False when there is no memory. */
 bool cl_history_add(struct cl_history *history, const struct cl_message_id *id);
 bool cl_history_add_sequence(struct cl_history *history, uint32_t group, uint32_t sequence);
 bool cl_history_contains(struct cl_history *history, const struct cl_message_id *id);
-/* Point-to-point: the receive that is next in its tag was posted. Such messages are not added when they finish. */
+/* Point-to-point: notes that the next receive of its tag was posted. Such messages are not added when they finish. */
 bool cl_history_add_posted(struct cl_history *history, const struct cl_message_id *id);
 uint32_t cl_history_next_index(const struct cl_history *history, uint32_t group, uint32_t tag);
 void cl_history_drop_group(struct cl_history *history, uint32_t group);

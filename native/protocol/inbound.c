@@ -7,11 +7,13 @@
 #include "protocol/partial.h"
 #include "protocol/placement.h"
 
-enum { NUMBERS_AHEAD_MAX = 1 << 20 /* more than any window: one such packet would make all others look old */ };
+enum {
+    NUMBERS_AHEAD_MAX = 1 << 20 /* more than any window: one higher number would make all other packets look old */
+};
 
 enum answer { ACCEPT, ACCEPT_AT_ONCE, REFUSE, FOREIGN };
 
-/* One from which somebody who receives from any source may choose. */
+/* Whether a receive from any source may take this message: its tag is wanted, and it is the next of its peer. */
 static bool is_next_wanted(const struct cl_endpoint *endpoint, const struct cl_peer *peer,
                            const struct cl_message_id *id)
 {
@@ -58,7 +60,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         uint32_t generation = message->generation;
         switch (cl_placement_put(endpoint, message, packet->flags, packet->offset, payload, packet->length, now_us)) {
         case CL_PLACED:
-            /* complete: the sender waits, unless it has more to send anyway */
+            /* The message is complete. The sender waits for the acknowledgement, unless it has more to send. */
             return message->generation != generation && !peer->expected ? ACCEPT_AT_ONCE : ACCEPT;
         case CL_PLACED_BEFORE:
             endpoint->stats.packets_duplicate++;
@@ -74,7 +76,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         return REFUSE;
     }
     if (!closed && cl_partial_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
-        return REFUSE; /* or the sender would take it for counted */
+        return REFUSE; /* an acknowledgement would tell the sender that it counts */
     if (closed || cl_history_contains(&peer->history, &id)) {
         endpoint->stats.packets_duplicate++;
         return ACCEPT_AT_ONCE;
@@ -95,7 +97,7 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
         if (message->id.group != packet->group || message->id.sequence != packet->sequence)
             continue;
         cl_peer_unhold(peer, message);
-        message->accepted = true; /* no need to be wary */
+        message->accepted = true; /* there is room: no single packet first, see cl_peer_wary */
         cl_messages_requeue(endpoint, message, false);
     }
 }
@@ -159,8 +161,8 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     return ACCEPT_AT_ONCE;
 }
 
-/* Whether a packet was made for us by a rank of this job, and comes for the first time; counts it if not. *number: the
- * whole number of the packet, or of the acknowledgement. */
+/* Whether a rank of this job made the packet for this process, and it comes for the first time; counts it if not.
+ * *number: the 64-bit number of the packet or of the acknowledgement. */
 static bool authentic(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_path *path,
                       const struct cl_packet *packet, const uint8_t *bytes, uint64_t *number)
 {

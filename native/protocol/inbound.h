@@ -1,4 +1,4 @@
-/* Inbound: datagrams that come. Part of the endpoint. */
+/* Inbound: the part of the endpoint that takes datagrams in. */
 #ifndef CL_PROTOCOL_INBOUND_H
 #define CL_PROTOCOL_INBOUND_H
 
@@ -8,10 +8,11 @@
 
 struct cl_endpoint;
 
-/* What comes from outside the job changes nothing but a counter: no reply, no memory, no sign of life.
- * marked: a switch on its way says that its queue is long (ECN's CE).
- * received_us is the kernel's receive time where known, else now_us: the difference is this host's own delay, reported
- * in the acknowledgement so that the sender's congestion control sees the network and not a busy receiver. */
+/* Takes a datagram in. One from outside the job changes nothing but a counter: it gets no reply, takes no memory and is
+ * no sign of life.
+ * marked: a switch marked it, as its queue is long (ECN's CE).
+ * received_us is the kernel's receive time where known, else now_us. The difference is this host's own delay. The
+ * acknowledgement reports it, so that the sender's congestion control sees the network and not a busy receiver. */
 void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, bool marked,
                          uint64_t received_us, uint64_t now_us);
 

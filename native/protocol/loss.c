@@ -2,8 +2,8 @@
 
 enum {
     TOO_OLD = 1 << 14,    /* numbers */
-    OVERTAKEN_US = 50000, /* by what is more urgent: it may wait behind that in a switch */
-    ACK_DELAY_US = 1000, /* less than CL_ACK_DELAY_US: the packet waited for has asked for an acknowledgement at once */
+    OVERTAKEN_US = 50000, /* longest wait behind more urgent packets in a switch */
+    ACK_DELAY_US = 1000,  /* less than CL_ACK_DELAY_US: the last packet has asked for an acknowledgement at once */
 };
 
 void cl_loss_init(struct cl_loss *loss)
@@ -26,7 +26,7 @@ static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number,
     uint32_t slot = loss->recent_count++ % CL_LOSS_RECENT;
     loss->recent_number[slot] = number;
     loss->recent[slot] = packet;
-    loss->recent[slot].in_flight = true; /* still may be late */
+    loss->recent[slot].in_flight = true; /* its acknowledgement may still come */
     lost(argument, &packet);
 }
 
@@ -77,11 +77,11 @@ void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl
         if (!packet->in_flight)
             continue;
         if (loss->recent_number[i] + TOO_OLD < frame->largest)
-            packet->in_flight = false; /* frames do not tell about such old ones reliably */
+            packet->in_flight = false; /* acknowledgements do not report such old packets reliably */
         if (!packet->in_flight || !acknowledges(frame, loss->recent_number[i]))
             continue;
         packet->in_flight = false;
-        /* wait longer than this one needed from now on */
+        /* from now on, wait longer than this packet needed */
         uint64_t largest = loss->largest_acked[packet->class], needed = largest - loss->recent_number[i] + 1;
         if (largest >= loss->recent_number[i] && needed > loss->packet_threshold)
             loss->packet_threshold =
@@ -98,8 +98,8 @@ uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, 
         return UINT64_MAX;
     uint64_t wait_us = (uint64_t)rtt->smoothed_us + 4 * (uint64_t)rtt->variation_us + ACK_DELAY_US;
     if (!loss->pto_count) {
-        /* The first one is eager: it costs one packet, and at the end of a message everybody waits for it, just when
-         * the queues have drained and round trips are shorter than they were. */
+        /* The first PTO is early. It costs one packet, and at the end of a message everybody waits for it, just when
+         * the queues have drained and round trips are shorter than their average. */
         uint32_t least_us = rtt->latest_us < rtt->smoothed_us ? rtt->latest_us : rtt->smoothed_us;
         wait_us = (uint64_t)least_us + rtt->variation_us + ACK_DELAY_US;
     }

@@ -1,11 +1,11 @@
 /*
- * Loss: when a packet in flight is taken for lost (RFC 9002, section 6).
+ * Loss: decides when a packet in flight counts as lost (RFC 9002, section 6).
  *
- * A packet is lost when it was sent before an acknowledged one and either packet_threshold numbers or the time
- * threshold (9/8 of a round trip) lie between. What is more urgent may overtake it in switches: its numbers do not
- * count. Both thresholds grow when a late acknowledgement shows that a loss was
- * none: the network reorders. When nothing at all is acknowledged a probe timeout (PTO) fires; it does not declare
- * anything lost, it only asks: a receiver that was not scheduled for some milliseconds costs one packet.
+ * A packet is lost if it was sent before an acknowledged packet by at least packet_threshold numbers or the time
+ * threshold (9/8 of a round trip). More urgent packets may overtake it in switches: their numbers do not count. Both
+ * thresholds grow when a late acknowledgement disproves a loss, as the network reorders. When no acknowledgement comes
+ * at all, a probe timeout (PTO) fires. It declares nothing lost but sends a probe: a receiver that was not scheduled
+ * for some milliseconds costs one packet.
  */
 #ifndef CL_PROTOCOL_LOSS_H
 #define CL_PROTOCOL_LOSS_H
@@ -23,13 +23,13 @@ enum {
 };
 
 struct cl_loss {
-    uint64_t largest_acked[CL_CLASSES]; /* of a class and all less urgent ones; valid if any_acked */
+    uint64_t largest_acked[CL_CLASSES]; /* number, of a class and all less urgent ones; valid if any_acked */
     uint64_t deadline_us;               /* when the time threshold is next reached; UINT64_MAX: no candidate */
     uint32_t packet_threshold;
     uint32_t time_shift; /* time threshold = rtt + rtt >> time_shift */
     uint32_t pto_count;  /* timeouts since the last acknowledgement */
     bool any_acked;
-    /* the packets declared lost most recently, to notice when one was not */
+    /* the packets declared lost most recently, to notice late acknowledgements of them */
     uint32_t recent_count;
     uint64_t recent_number[CL_LOSS_RECENT];
     struct cl_sent_packet recent[CL_LOSS_RECENT];
@@ -48,7 +48,7 @@ void cl_loss_give_up(struct cl_loss *loss, struct cl_sent *sent, cl_loss_fn lost
 /* Calls late() with each recently lost packet that the frame acknowledges after all, and adapts the thresholds. */
 void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl_loss_fn late, void *argument);
 
-/* When to probe; UINT64_MAX when nothing but heartbeats is in flight. */
+/* When the PTO fires; UINT64_MAX when nothing but PINGs is in flight. */
 uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, const struct cl_rtt *rtt);
 
 #endif

@@ -68,7 +68,7 @@ bool cl_message_take(struct cl_message *message, uint32_t *packet)
     uint64_t lost;
     while (cl_ranges_pop(&message->lost, &lost)) {
         *packet = (uint32_t)lost;
-        /* it may have been acknowledged late, after it was given back */
+        /* its acknowledgement may have come late, after it was given back */
         if (!cl_message_has_arrived(message, *packet))
             return true;
     }

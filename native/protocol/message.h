@@ -1,9 +1,9 @@
 /*
- * Message: one transfer, on either side of it.
+ * Message: one transfer, at its sender or at its receiver.
  *
- * A message is always cut at the same places: packet i covers the bytes from i * payload_bytes on. So every packet is
- * either wholly there or not, retransmissions never overlap partially, and one bit per packet is the whole state:
- * whether it has arrived at the receiver, which the sender knows from acknowledgements.
+ * A message is always cut at the same places: packet i covers the bytes from i * payload_bytes on. So a packet is there
+ * as a whole or not at all, retransmissions never overlap in part, and one bit per packet is the whole state: whether
+ * it has arrived at the receiver. The sender knows this from acknowledgements.
  */
 #ifndef CL_PROTOCOL_MESSAGE_H
 #define CL_PROTOCOL_MESSAGE_H
@@ -15,7 +15,7 @@
 
 enum cl_message_side { CL_MESSAGE_SEND, CL_MESSAGE_RECEIVE };
 
-/* What a message that may lose packets knows more than another: see bounded.c. All zero in a reliable one. */
+/* The additional state of a partial message: see partial.c. All zero in a reliable one. */
 struct cl_message_partial {
     uint32_t loss_budget;       /* packets that may stay missing; 0: none, the message is reliable */
     uint32_t told_budget;       /* receive: the sender's loss budget, from its PROBE; 0: none came */
@@ -23,13 +23,13 @@ struct cl_message_partial {
     uint32_t protected_count;   /* send: protected packets; receive: the same, from a PROBE */
     uint32_t protected_arrived; /* of these */
     uint32_t given_up;          /* send: lost packets that are not sent again */
-    bool exhausted;             /* receive: every packet has been sent once */
-    bool safe;                  /* receive: every protected packet came */
+    bool exhausted;             /* receive: the sender has sent every packet once */
+    bool safe;                  /* receive: every protected packet has come */
     bool guarded;               /* there may be protected packets */
-    bool wary;                  /* receive: some may have been refused, and are sent once more */
+    bool wary;                  /* receive: packets may have been refused, and are sent once more */
     bool ending;                /* receive: in the peer's list of messages with a time to end */
-    bool stopped;               /* send: a STOP came, further parts of it are awaited */
-    uint64_t arrived_us;        /* receive: the latest packet */
+    bool stopped;               /* send: a STOP came; further parts of it may follow */
+    uint64_t arrived_us;        /* receive: when the latest packet came */
     uint64_t deadline_us;       /* receive: UINT64_MAX: none */
     /* send: which packets are protected: bit b of `protect` stands for protect_bytes bytes of the map's range */
     const uint64_t *protect;
@@ -42,14 +42,14 @@ struct cl_message {
     struct cl_message_id id;
     uint16_t peer;
     uint8_t side;
-    uint16_t signature; /* of its operation: here, or while not posted, at the sender */
+    uint16_t signature; /* of its operation here; while not posted, of the sender's operation */
 
     uint8_t priority;
-    bool posted;         /* false: a receive that only holds unexpected packets so far */
+    bool posted;         /* false: a receive that so far only holds unexpected packets */
     bool queued;         /* send: in the queue */
     bool held;           /* send: refused by a receiver without room, waiting for its READY */
-    bool accepted;       /* send: the receiver has taken some packet of it */
-    bool probing;        /* send: held before, one packet was let go to see */
+    bool accepted;       /* send: the receiver has accepted a packet of it */
+    bool probing;        /* send: was held; one packet was sent to find out whether there is room */
     bool announced;      /* receive: point-to-point, and not posted yet */
     uint32_t generation; /* changes when the struct is reused: see cl_sent_packet */
     uint32_t length;
@@ -57,7 +57,7 @@ struct cl_message {
     uint32_t packets_arrived;
     uint32_t packets_counted;   /* send, after a STOP */
     uint32_t packets_in_flight; /* send */
-    uint32_t next_packet;       /* send: the lowest never sent */
+    uint32_t next_packet;       /* send: the lowest packet that was never sent */
     struct cl_ranges lost;      /* send: packets to send again */
     struct cl_ranges forgone;   /* send: packets once given up */
     struct cl_ranges stop_told; /* send: packets of which a STOP has told whether they count */

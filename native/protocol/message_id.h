@@ -4,12 +4,12 @@
 
 #include <stdint.h>
 
-#define CL_GROUP_P2P 0x80000000u /* the bit of a group's id that names its point-to-point messages */
+#define CL_GROUP_P2P 0x80000000u /* this bit in a group's id names its point-to-point messages */
 
 struct cl_message_id {
     uint32_t group;
     uint32_t sequence; /* the operation within the group; point-to-point: the tag */
-    uint32_t index;    /* the message within the operation or tag, per (sender, receiver) pair */
+    uint32_t index;    /* counts messages of the operation or tag per (sender, receiver) pair */
 };
 
 #endif

@@ -1,4 +1,4 @@
-/* Messages: those of an endpoint, as far as all its parts change them: into the queue, into the completions, away. */
+/* Messages: the changes to messages that all parts of the endpoint make: queue, complete, discard. */
 #ifndef CL_PROTOCOL_MESSAGES_H
 #define CL_PROTOCOL_MESSAGES_H
 

@@ -1,4 +1,4 @@
-/* NICs: the network interfaces of this process, in both directions, with the timer of the pacers in their way. */
+/* NICs: the network interfaces of this process, in both directions, with the timer of their pacers. */
 #ifndef CL_PROTOCOL_NICS_H
 #define CL_PROTOCOL_NICS_H
 
@@ -14,14 +14,14 @@ struct cl_nics {
     struct cl_egress egresses[CL_NICS_MAX];
     struct cl_ingress ingresses[CL_NICS_MAX];
     uint16_t count;        /* interfaces through which paths leave */
-    struct cl_timer timer; /* when the first pacer that is in the way lets go */
+    struct cl_timer timer; /* when the first pacer lets packets go again */
 };
 
 /* When the first interface may take a packet of this class. */
 uint64_t cl_nics_ready_us(struct cl_nics *nics, uint8_t class, uint64_t now_us);
 /* Whether urgent packets left through an interface a moment ago. */
 bool cl_nics_have_urgent(const struct cl_nics *nics, uint64_t now_us);
-/* A pacer lets go: forgets which interfaces were waited for. False: none was. */
+/* A pacer lets packets go again: forgets which interfaces were waited for. False: none was. */
 bool cl_nics_release(struct cl_nics *nics);
 
 #endif

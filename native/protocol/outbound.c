@@ -5,9 +5,9 @@
 #include "protocol/partial.h"
 #include "protocol/spray.h"
 
-enum { PEERS_COMPARED = 32 /* at most, for each packet */ };
+enum { PEERS_COMPARED = 32 /* for each packet, at most */ };
 
-/* Writes the header of `packet` into `out`, sealed. number: whole, of the packet or acknowledgement. */
+/* Writes the header of `packet` into `out` and seals it. number: 64 bits, of the packet or acknowledgement. */
 static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_packet *packet,
                            uint64_t number, struct cl_datagram *out)
 {
@@ -39,7 +39,7 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     endpoint->stats.acks_sent++;
 }
 
-/* A PING or a control packet. False when there is no memory, and when nobody needs it any more. */
+/* Sends a PING or a control packet. False when there is no memory, or the packet is not needed any more. */
 static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
                          const struct cl_control *control, uint64_t now_us, struct cl_datagram *out)
 {
@@ -74,7 +74,7 @@ static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     return true;
 }
 
-/* One packet of a message. False when there is no memory. */
+/* Sends one packet of a message. False when there is no memory. */
 static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
                       struct cl_message *message, uint32_t number_in_message, bool ask, uint64_t now_us,
                       struct cl_datagram *out)
@@ -118,8 +118,8 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     return true;
 }
 
-/* The packet a PTO asks for, whatever the window says: the oldest one in flight again, for it may be the one that is
- * missing; a PING when nobody needs that any more. */
+/* Sends the probe of a PTO, whatever the window says: the oldest packet in flight again, as it may be the missing one;
+ * a PING when no packet in flight is needed any more. */
 static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us,
                        struct cl_datagram *out)
 {
@@ -147,8 +147,9 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
     return send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, out);
 }
 
-/* Probes repeat what may only be late. With hundreds of peers behind a slow interface they could fill it by themselves,
- * and what proves that we live would come too late: so they take turns with data there. */
+/* Whether a probe has to wait for the interface. Probes may repeat packets that are merely late. With hundreds of peers
+ * behind a slow interface, probes alone could fill it and delay the packets that prove that this process lives. So they
+ * wait for the interface's pacer like data. */
 static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, uint64_t now_us)
 {
     uint64_t ready_us = cl_egress_ready_us(path->egress, CL_CLASSES - 1, now_us);
@@ -160,8 +161,8 @@ static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, 
     return true;
 }
 
-/* Everything the peer is owed before data; a lost one only gets a last word. Returns how many datagrams; `capacity` of
- * them: perhaps not all. */
+/* Sends everything that goes before data: acknowledgements, PINGs, probes and control packets; to a lost peer, control
+ * packets only. Returns the number of datagrams; if it is `capacity`, more may be left. */
 static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
                           size_t capacity)
 {
@@ -172,7 +173,7 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
             send_ack(endpoint, peer, path, now_us, &out[count++]);
         if (path->ping && count < capacity) {
             path->ping = false;
-            /* Unanswered ones must not pile up; but round trips may be longer than the time between two of them. */
+            /* Unanswered PINGs must not pile up; but round trips may be longer than the time between two PINGs. */
             if (path->sent.packets == path->sent.pings && path->sent.pings >= CL_PATH_PINGS_MAX)
                 cl_sent_remove(&path->sent, path->sent.low);
             struct cl_signature call = cl_signatures_next(&endpoint->signatures);
@@ -199,31 +200,32 @@ static size_t send_all_urgent(struct cl_endpoint *endpoint, uint64_t now_us, str
         struct cl_peer *peer = endpoint->peers.urgent_first;
         count += send_urgent(endpoint, peer, now_us, out + count, capacity - count);
         if (count == capacity)
-            break; /* perhaps there is more: the peer stays first */
+            break; /* more may be left: the peer stays first */
         cl_peer_list_calm(&endpoint->peers);
     }
     return count;
 }
 
-/* Whether nothing may be sent of a message now. */
+/* Whether no packet of the message may be sent now: see cl_peer_wary. */
 static bool must_wait(const struct cl_peer *peer, const struct cl_message *message)
 {
     return message->packets_in_flight && cl_peer_wary(peer, message);
 }
 
-/* What the peer got through an interface; who did not want any for a while has no claim to what others got. */
+/* The bytes that the peer got through an interface. A peer that did not want any for a while cannot claim the bytes
+ * that others got meanwhile: it counts as level with the last of them. */
 static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_egress *egress)
 {
     uint64_t turn = peer->turns[egress - endpoint->nics.egresses];
     return turn > egress->turn ? turn : egress->turn;
 }
 
-/* With several interfaces, which of them is free when a peer has its turn is chance, and by chance several hosts send
- * to one port of a peer while its others are idle. So each interface sends as much to each peer that waits, but for
- * half a turn where turns begin: where `message`, which would leave by `*path`, is further ahead there, the one that
- * lags behind most has the turn. Returns that message, and its path. */
-static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_message *message,
-                                   const struct cl_spray_packet *wanted, struct cl_path **path, uint64_t now_us)
+/* Balances the peers on each of several interfaces. Chance decides which interface is free when a peer has its turn, so
+ * several hosts may send to one port of a peer while its other ports are idle. So each interface sends the same amount
+ * to each waiting peer, give or take half a turn: if the peer of `message`, which would leave by `*path`, is further
+ * ahead there, the peer that lags most gets the turn. Returns its message, and its path in `*path`. */
+static struct cl_message *balance(struct cl_endpoint *endpoint, struct cl_message *message,
+                                  const struct cl_spray_packet *wanted, struct cl_path **path, uint64_t now_us)
 {
     struct cl_egress *egress = (*path)->egress;
     struct cl_peer *first = endpoint->peers.list[message->peer];
@@ -250,8 +252,8 @@ static struct cl_message *who_lags(struct cl_endpoint *endpoint, struct cl_messa
     return lagging;
 }
 
-/* One packet of the message whose turn it is. False when it cannot send now; it is out of the queue then, or its peer
- * is blocked. */
+/* Sends one packet of the message whose turn it is. False when it cannot send now: then it has left the queue, or its
+ * peer is blocked. */
 static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
                       struct cl_datagram *out)
 {
@@ -264,8 +266,7 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     struct cl_spray_packet wanted = {.bytes = endpoint->config.datagram_bytes,
                                      .class = message->priority,
                                      .first_class = cl_queue_first_class(&endpoint->queue)};
-    /* a turn leaves by one path if it can: the wire sends packets that follow each other on one in a fraction of the
-     * time */
+    /* a turn leaves by one path if possible: the wire sends consecutive packets of one path much faster */
     struct cl_path *path = &peer->paths[peer->turn_path];
     bool same = !cl_queue_turn_begins(&endpoint->queue) && cl_spray_may(path, &wanted, now_us);
     if (!same)
@@ -278,7 +279,7 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         return false;
     }
     if (!same && endpoint->nics.count > 1) {
-        struct cl_message *lagging = who_lags(endpoint, message, &wanted, &path, now_us);
+        struct cl_message *lagging = balance(endpoint, message, &wanted, &path, now_us);
         if (lagging != message) {
             message = lagging;
             peer = endpoint->peers.list[message->peer];
@@ -299,7 +300,7 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
             turn_of(endpoint, peer, path->egress) + out->payload_length;
     } else
         cl_message_give_back(message, packet);
-    out->droppable = out->droppable && packet >= fresh; /* what is sent again exceeds the bound */
+    out->droppable = out->droppable && packet >= fresh; /* a packet that is sent again exceeds the loss budget */
     if (sent && path->sent.packets - path->sent.pings == 1)
         cl_endpoint_arm(endpoint, peer, cl_loss_pto_us(&path->loss, &path->sent, &path->rtt));
     cl_queue_sent(&endpoint->queue, &peer->node, message);
@@ -323,7 +324,7 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
         struct cl_message *message = cl_queue_next(&endpoint->queue);
         if (!message)
             break;
-        /* mostly it is the interface that is busy: then there is no need to ask every peer in turn */
+        /* mostly the interface is busy: this saves asking every peer in turn */
         uint64_t ready_us = cl_nics_ready_us(&endpoint->nics, cl_queue_first_class(&endpoint->queue), now_us);
         if (ready_us > now_us) {
             cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, ready_us);

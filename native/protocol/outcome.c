@@ -4,7 +4,7 @@
 #include "protocol/packet.h"
 #include "protocol/partial.h"
 
-/* The message of a DATA packet, if it is still the same one, and not about to end by a STOP. */
+/* The message of a DATA packet; NULL if it has ended, or is about to end by a STOP. */
 static struct cl_message *message_of(const struct cl_sent_packet *packet)
 {
     struct cl_message *message = packet->data.message;
@@ -31,8 +31,8 @@ static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, ui
     if (first && cl_message_complete(message))
         cl_messages_complete(endpoint, message, CL_OK);
     else {
-        cl_messages_requeue(endpoint, message, false); /* it may have waited for this: see cl_peer_wary */
-        cl_partial_run_out(endpoint, message);         /* its PROBE may have been refused */
+        cl_messages_requeue(endpoint, message, false); /* it may have waited for this packet: see cl_peer_wary */
+        cl_partial_run_out(endpoint, message);         /* an earlier PROBE may have been refused */
     }
 }
 
@@ -46,7 +46,7 @@ static void on_acked(void *argument, const struct cl_sent_packet *packet)
         return;
     message->packets_in_flight--;
     if (message->probing && peer->held.first) {
-        /* there is room again: try the next one at once */
+        /* the receiver has room again: try the next held message at once */
         peer->held_us = outcome->now_us;
         peer->held_wait_us = CL_PEER_HELD_MIN_US;
         cl_endpoint_arm(outcome->endpoint, peer, peer->held_us);
@@ -75,7 +75,7 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
         return;
     message->packets_in_flight--;
     message->probing = false;
-    message->partial.has_run_out = false; /* not everything has been sent to good purpose */
+    message->partial.has_run_out = false; /* this packet has to be sent again */
     cl_message_give_back(message, packet->data.packet);
     if (message->held || cl_peer_ready_since(outcome->peer, &message->id, packet->sent_us)) {
         cl_messages_requeue(endpoint, message, true);
@@ -100,7 +100,7 @@ static void on_lost(void *argument, const struct cl_sent_packet *packet)
             return;
         }
         cl_message_give_back(message, packet->data.packet);
-        if (message->queued) /* lost packets put their message first */
+        if (message->queued) /* a message with lost packets goes first */
             cl_queue_remove(&outcome->endpoint->queue, &outcome->peer->node, message);
         cl_messages_requeue(outcome->endpoint, message, true);
     } else if (packet->kind != CL_PACKET_DATA && packet->kind != CL_PACKET_PING) {

@@ -1,5 +1,6 @@
 /*
- * Outcome: what the fate of packets of ours (acknowledged, late, refused, lost) does to messages and control packets.
+ * Outcome: applies the fate of packets that this process sent (acknowledged, late, refused, lost) to their messages and
+ * control packets.
  */
 #ifndef CL_PROTOCOL_OUTCOME_H
 #define CL_PROTOCOL_OUTCOME_H

@@ -55,7 +55,7 @@ static uint64_t tag_of(const uint8_t *head, const uint8_t *payload, const struct
     cl_siphash_word(&hash, number >> 32 | (uint64_t)destination << 32 | (uint64_t)seal->auth << 48);
     if (bare)
         return cl_siphash_finish(&hash, hash.length << 56);
-    struct cl_siphash rest = hash; /* whose address is taken: the other path stays in registers */
+    struct cl_siphash rest = hash; /* a copy to take the address of: `hash` stays in registers */
     return cl_siphash_end(&rest, payload, cl_load_u16(head + LENGTH_AT));
 }
 
@@ -69,6 +69,6 @@ void cl_packet_seal(uint8_t *head, const uint8_t *payload, const struct cl_seal 
 
 bool cl_packet_open(const uint8_t *bytes, const struct cl_seal *seal, uint16_t destination, uint64_t number)
 {
-    /* one comparison of whole words: its time tells nothing about how much of a forged tag is right */
+    /* one comparison of whole words: its time does not reveal how many bytes of a forged tag are right */
     return (cl_load_u64(bytes + TAG_AT) ^ tag_of(bytes, bytes + CL_PACKET_HEAD_BYTES, seal, destination, number)) == 0;
 }

@@ -2,22 +2,22 @@
  * Packet: the fixed 40-byte little-endian header that starts every datagram. Every byte here costs goodput.
  *
  *    0 u16 magic          8 u32 group       24 u32 number   per path and direction, wraps
- *    2 u8  version, kind 12 u32 sequence    28 u16 path (4 bits), signature (12 bits, see calls.h)
+ *    2 u8  version, kind 12 u32 sequence    28 u16 path (4 bits), signature (12 bits: signatures.h)
  *    3 u8  flags         16 u32 index       30 u16 epoch
  *    4 u16 source        20 u32 offset      32 u64 tag
  *    6 u16 length        of what follows the header          the tag: see cl_packet_seal
  *
- * DATA uses the fields by their names. What the other kinds mean by them:
+ * DATA uses the fields by their names. The other kinds use them as follows:
  *   ACK       number = largest received, path = the path acknowledged, sequence = receive time of the largest
  *             (receiver's clock, low 32 bits, us), index = host delay in us, group = the n-th acknowledgement of
  *             this path, by which replays are known, signature = marked packets; the rest follows (see ack.h)
  *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
- *   READY     every message of (group, sequence) that was refused may be sent again
+ *   READY     the sender may send refused messages of (group, sequence) again
  *   ABORT     group, offset = the reason (an enum cl_error), index = the culprit + 1, or 0
- *   MISMATCH  (group, sequence, index) has another length, or another bound, at the receiver
- *   PROBE     everything of (group, sequence, index) has been sent once; what follows: see bounded.h
- *   STOP      (group, sequence, index) is over at the receiver, offset = the first packet told about; what follows: a
- *             bit per packet, from there on: not counted. Nothing follows when everything was.
+ *   MISMATCH  (group, sequence, index) has another length, or another loss bound, at the receiver
+ *   PROBE     every packet of (group, sequence, index) has been sent once; payload: see partial.h
+ *   STOP      the receiver has ended (group, sequence, index); offset = the first packet reported; payload: a bit per
+ *             packet from there on, set if the packet was not counted; empty if every packet of the message was counted
  */
 #ifndef CL_PROTOCOL_PACKET_H
 #define CL_PROTOCOL_PACKET_H
@@ -51,12 +51,12 @@ enum cl_packet_kind {
 /* flags; the low three bits are the priority */
 enum {
     CL_PACKET_PRIORITY = 0x07,
-    CL_PACKET_LAST = 0x08,    /* ends its message: makes the sender's length known to the receiver */
+    CL_PACKET_LAST = 0x08,    /* ends its message: tells the receiver the sender's length */
     CL_PACKET_ACK_NOW = 0x10, /* the sender wants an acknowledgement without delay */
-    /* of messages that may lose packets */
+    /* of partial messages */
     CL_PACKET_DROPPABLE = 0x20, /* this packet may be lost */
-    CL_PACKET_TAIL = 0x40,      /* with this one every packet has been sent once; implies SAFE */
-    CL_PACKET_SAFE = 0x80,      /* the protected packets are there, and acknowledged */
+    CL_PACKET_TAIL = 0x40,      /* with this packet, every packet has been sent once; implies SAFE */
+    CL_PACKET_SAFE = 0x80,      /* every protected packet has been acknowledged */
 };
 
 struct cl_packet {
@@ -65,7 +65,7 @@ struct cl_packet {
     uint16_t source;
     uint16_t length;
     uint16_t path;
-    uint16_t signature; /* DATA, PING: 0 is not to be compared; ACK: see ack.h */
+    uint16_t signature; /* DATA, PING: 0 is not compared; ACK: see ack.h */
     uint16_t epoch;
     uint32_t group;
     uint32_t sequence;
@@ -80,26 +80,27 @@ uint32_t cl_packet_payload_bytes(uint32_t datagram_bytes);
 /* Writes everything but the tag. */
 void cl_packet_encode(const struct cl_packet *packet, uint8_t *head);
 
-/* False when the bytes are not one of our packets: short, magic, version, kind, or length. The tag is not looked at. */
+/* False when the bytes are no packet of this protocol: too short, or wrong magic, version, kind or length. The tag is
+ * not checked. */
 bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t length);
 
-/* What all ranks of a job have in common, and nobody else. */
+/* The secret that authenticates packets: of a job, or of two processes. */
 struct cl_seal {
     enum cl_auth auth;
     uint64_t job; /* the tag itself with CL_AUTH_OFF */
     struct cl_siphash_key key;
 };
 
-/* The tag binds a packet to its job, its receiver and its number: SipHash-2-4 of the header before the tag; of what
- * both sides know, as {u32 upper half of the number, u16 destination, u16 auth}; and of what follows the header.
- * With CL_AUTH_HEADER the payload of DATA is left out, never that of others. For an ACK the number is that of the
- * acknowledgement itself. The header must have been encoded. */
+/* Writes the tag, which binds a packet to its job, its receiver and its number. It is SipHash-2-4 of the header before
+ * the tag; of {u32 upper half of the number, u16 destination, u16 auth}, which both sides know; and of the bytes after
+ * the header. With CL_AUTH_HEADER the payload of DATA packets is left out, but not that of other kinds. For an ACK, the
+ * number is that of the acknowledgement itself. The header must have been encoded. */
 void cl_packet_seal(uint8_t *head, const uint8_t *payload, const struct cl_seal *seal, uint16_t destination,
                     uint64_t number);
 /* Whether the tag of a packet that cl_packet_decode has accepted is right. */
 bool cl_packet_open(const uint8_t *bytes, const struct cl_seal *seal, uint16_t destination, uint64_t number);
 
-/* The 64-bit number whose low half is `low` and that is nearest to `near`: numbers wrap on the wire, not in here. */
+/* The 64-bit number nearest to `near` whose low half is `low`: numbers wrap in packets, but not in memory. */
 static inline uint64_t cl_packet_number(uint64_t near, uint32_t low)
 {
     int64_t distance = (int32_t)(low - (uint32_t)near);

@@ -4,11 +4,11 @@
 #include "protocol/stop.h"
 
 enum {
-    REORDER_MIN_US = 100, /* a receiver gets its packets in batches anyway */
+    REORDER_MIN_US = 100, /* a receiver takes its packets in batches anyway */
     REORDER_MAX_US = 20000,
-    WARY_US = 20000,      /* for refused packets to be sent again: see CL_PEER_HELD_MIN_US */
-    STALL_MIN_US = 5000,  /* a pause of a sender that is no reason to go on without it */
-    NO_MEMORY_US = 10000, /* until a message that cannot be ended for want of memory is tried again */
+    WARY_US = 20000,      /* the time until refused packets are sent again: see CL_PEER_HELD_MIN_US */
+    STALL_MIN_US = 5000,  /* shorter pauses of a sender are no stall */
+    NO_MEMORY_US = 10000, /* until ending a message is tried again after it failed for want of memory */
 };
 
 /* ---- which packets are protected ---- */
@@ -68,7 +68,7 @@ bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_message *message
     if (!partial->loss_budget)
         return false;
     if (cl_message_has_arrived(message, packet) || cl_ranges_contains(&message->forgone, packet))
-        return true; /* another copy of it has come, or was lost before */
+        return true; /* another copy has arrived, or was given up before */
     if (partial->given_up == partial->loss_budget || (partial->guarded && is_protected(endpoint, message, packet)) ||
         !cl_ranges_add(&message->forgone, packet, (uint64_t)packet + 1))
         return false;
@@ -105,11 +105,11 @@ void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *p
     if (!message || message->partial.stopped)
         return;
     message->partial.has_run_out = false;
-    if (message->packets_arrived) /* by now the receiver knows it; else once the first packet is acknowledged */
+    if (message->packets_arrived) /* the receiver knows the message; else the first acknowledgement repeats the PROBE */
         cl_partial_run_out(endpoint, message);
 }
 
-/* Takes the packets from `first` on that a STOP says were counted. */
+/* Notes the packets from `first` on that the receiver counted, by a part of its STOP. */
 static void count(struct cl_message *message, uint32_t first, uint32_t part, const uint8_t *payload)
 {
     for (uint32_t i = 0; i < part && first + i < message->packet_count; i++) {
@@ -125,12 +125,12 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
     if (!message)
-        return true; /* over here, too */
+        return true; /* the message has ended here, too */
     uint32_t first = packet->offset, part = cl_stop_part(peer->payload_bytes);
     if (!message->partial.loss_budget || first % part || first >= message->packet_count ||
         (packet->length && packet->length != cl_stop_bytes(message->packet_count, part, first)))
         return false;
-    if (!packet->length) { /* everything was counted */
+    if (!packet->length) { /* every packet was counted */
         message->packets_arrived = message->packet_count;
         message->partial.stopped = false;
         cl_messages_complete(endpoint, message, CL_OK);
@@ -170,7 +170,7 @@ static void tell_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, const 
                           .group = id->group, .sequence = id->sequence, .index = id->index, .reason = (int32_t)first});
 }
 
-/* How long after the latest packet others that were sent before it may come. */
+/* How long after the latest packet a packet that was sent before it may still come. */
 static uint64_t reordering_us(const struct cl_peer *peer, const struct cl_message *message)
 {
     uint64_t longest_us = 0, round_trip_us = 0;
@@ -178,7 +178,7 @@ static uint64_t reordering_us(const struct cl_peer *peer, const struct cl_messag
         const struct cl_path *path = &peer->paths[i];
         if (path->dead)
             continue;
-        /* Within a path it is a small part of a round trip, as in QUIC; another path may be longer by all of it. */
+        /* Within one path it is a fraction of the round trip, as in QUIC; another path may take a whole one longer. */
         uint64_t us = peer->path_count > 1 ? path->rtt.smoothed_us : cl_rtt_base_us(&path->rtt) / 4;
         longest_us = us > longest_us ? us : longest_us;
         round_trip_us = path->rtt.smoothed_us > round_trip_us ? path->rtt.smoothed_us : round_trip_us;
@@ -198,7 +198,7 @@ static uint64_t stall_us(const struct cl_peer *peer)
     return longest_us;
 }
 
-/* When the message may end as things are; UINT64_MAX: not yet. */
+/* When the message may end if no further packet comes; UINT64_MAX: it may not. */
 static uint64_t ends_us(const struct cl_peer *peer, const struct cl_message *message)
 {
     const struct cl_message_partial *partial = &message->partial;
@@ -276,7 +276,7 @@ bool cl_partial_is_late(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     return true;
 }
 
-/* A PROBE came for a message that is not in the table. */
+/* Takes a PROBE in for a message that is not in the table. */
 static enum cl_probed on_probe_of_none(struct cl_endpoint *endpoint, struct cl_peer *peer,
                                        const struct cl_message_id *id)
 {
@@ -287,7 +287,7 @@ static enum cl_probed on_probe_of_none(struct cl_endpoint *endpoint, struct cl_p
     else if (!closed && !cl_history_contains(&peer->history, id))
         return CL_PROBED_NOTHING;
     else if (!cl_stops_find(&peer->stops, id))
-        tell_stop(endpoint, peer, id, 0); /* complete before it knew */
+        tell_stop(endpoint, peer, id, 0); /* the message was complete before the PROBE came */
     return CL_PROBED;
 }
 

@@ -1,25 +1,25 @@
 /*
- * Bounded: messages that may lose packets, up to a bound their two ends agree on. Part of the endpoint.
+ * Partial messages: messages that may lose packets, up to a loss bound on which both ends agree. Part of the endpoint.
  *
- * The idea is DLCP's and MLT's (Wang et al., arXiv 2008.08445 and NSDI 2024): the receiver ends a message when what is
- * missing is within its bound. What they leave open is when it may, without cutting off what is merely on its way, and
- * what the sender learns of it.
+ * The idea is DLCP's and MLT's (Wang et al., arXiv 2008.08445 and NSDI 2024): the receiver ends a message once the
+ * missing packets are within its loss budget. Two questions remain: when it may do so without cutting off packets that
+ * are still on their way, and what the sender learns of it.
  *
- *  - The sender sends every packet once. Packets found lost are given up while they are within the bound; what exceeds
- *    it, and protected packets, are sent again. Packets sent when there is nothing else to send are marked TAIL.
- *  - The receiver ends the message when it knows that everything was sent once (a TAIL came, or a PROBE), no more is
- *    missing than the bound allows, and nothing has come for as long as the network may reorder. Or, past the
- *    message's deadline, when it is within the bound and its packets stall.
- *  - It then tells which packets it did not count (STOP, repeated until acknowledged). Both ends complete with that
- *    list. Packets that come after that are refused: a sender never takes one for counted.
- *  - When packets are given up and all else has been sent, the TAIL may be among the lost: the sender says that it has
- *    run out (PROBE, repeated likewise; again when it overtook the whole message). From then on the receiver also tells
- * when it got everything after all, as acknowledgements of packets long given up may be gone for good.
+ *  - The sender sends every packet once. It gives lost packets up while the loss budget lasts; further lost packets,
+ * and protected ones, it sends again. A packet sent when nothing else is left to send is marked TAIL.
+ *  - The receiver ends the message when it knows that every packet was sent once (a TAIL or a PROBE came), the missing
+ *    packets are within the budget, and nothing has come for as long as the network may reorder. Past the message's
+ *    deadline it ends the message when the missing packets are within the budget and the others stall.
+ *  - It then reports the packets that it did not count (STOP, repeated until acknowledged). Both ends complete with
+ * that list. Packets that come later are refused, so that the sender never takes one of them for counted.
+ *  - If packets were given up and all others have been sent, the TAIL may be lost, too. So the sender says that it has
+ *    run out (PROBE, repeated until acknowledged, and again if it overtook the whole message). From then on the
+ * receiver also reports when it got every packet after all: acknowledgements of packets given up long ago may be lost.
  *
- * When everything arrives there is neither PROBE nor STOP: the message is like a reliable one.
+ * When every packet arrives, there is neither PROBE nor STOP: the message is like a reliable one.
  *
- * A PROBE carries {u32 protected packets, u32 budget}: the receiver waits for as many protected packets, and
- * another budget is a mismatch. TAIL is only set once the protected packets are acknowledged.
+ * A PROBE carries {u32 number of protected packets, u32 loss budget}. The receiver waits for that many protected
+ * packets; another budget than its own is a mismatch. TAIL is set only when the protected packets are acknowledged.
  */
 #ifndef CL_PROTOCOL_PARTIAL_H
 #define CL_PROTOCOL_PARTIAL_H
@@ -29,54 +29,55 @@
 
 enum { CL_PROBE_BYTES = 8 };
 
-/* Packets of `packet_count` that may be missing. A bound of n / 1,000,000 counts exactly: the rounding error of the
- * product is below 1e-9. */
+/* The number of packets that may be missing: packet_count * loss_bound, rounded down. For bounds of n / 1,000,000 this
+ * is exact: the rounding error of the product is below 1e-9. */
 static inline uint32_t cl_partial_loss_budget(uint32_t packet_count, double loss_bound)
 {
     return (uint32_t)(packet_count * loss_bound + 1e-9);
 }
 
-/* Prepare a message that was just begun. The latter is called before unexpected packets are delivered. */
+/* Prepare a message that was just begun; at the receiver, before unexpected packets are delivered. */
 void cl_partial_begin_send(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos);
 void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos,
                               bool wary, uint64_t now_us);
 
 /* ---- at the sender; all of these do nothing for reliable messages ---- */
 
-/* CL_PACKET_DROPPABLE and CL_PACKET_TAIL for a packet about to be sent. */
+/* CL_PACKET_DROPPABLE, CL_PACKET_SAFE and CL_PACKET_TAIL for a packet that is about to be sent. */
 uint8_t cl_partial_flags(struct cl_endpoint *endpoint, const struct cl_message *message, uint32_t packet);
-/* Whether the packet just found lost is not to be sent again. */
+/* Gives a lost packet up if possible. False: it must be sent again. */
 bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet);
-/* The packet is acknowledged, for the first time. */
+/* Notes that the packet is acknowledged, for the first time. */
 void cl_partial_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet);
-/* Nothing is left to send, or a packet was given up: sees to it that the receiver learns so. */
+/* Sends a PROBE if the message has run out: nothing is left to send and packets were given up. */
 void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_message *message);
-/* The PROBE overtook all packets of its message. */
+/* The receiver refused the PROBE, as it overtook all packets of its message. */
 void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_control *probe);
-/* False: malformed. */
+/* Takes a STOP in. False: malformed. */
 bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
                         const uint8_t *payload);
 
 /* ---- at the receiver ---- */
 
-/* A packet of a posted message came, for the first time (placed) or again; it did not complete the message. */
+/* Notes a packet of a posted message, which came for the first time (placed) or again and did not complete it. */
 void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags, bool placed,
                           uint64_t now_us);
-/* A packet came for a message that is over: whether it was ended without it. */
+/* Whether this packet came too late: the receiver has ended its message, and has not told the sender for certain. */
 bool cl_partial_is_late(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_message_id *id,
                         uint32_t packet);
-/* What a PROBE was about: CL_PROBED_NOTHING is a message of which nothing has come yet, so that it is refused. */
+/* Takes a PROBE in. CL_PROBED_NOTHING: no packet of its message has come yet, so the PROBE must be refused. */
 enum cl_probed { CL_PROBED, CL_PROBED_NOTHING, CL_PROBED_MALFORMED };
 enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
                                    const uint8_t *payload, uint64_t now_us);
-/* The message is complete although its sender has run out: tells it. */
+/* Tells the sender that the message is complete, if the sender has run out. */
 void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_message *message);
-/* Ends what may end. */
+/* Ends the messages from this peer that may end now. */
 void cl_partial_service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us);
 
 /* ---- both ---- */
 
-/* Writes what follows the header of a PROBE or STOP; its length, or -1 when nobody needs the packet any more. */
+/* Writes the payload of a control packet, of which only PROBE and STOP have one. Returns its length, or -1 when the
+ * packet is not needed any more. */
 int cl_partial_write(const struct cl_endpoint *endpoint, const struct cl_peer *peer, uint8_t kind,
                      const struct cl_control *control, uint8_t *payload);
 

@@ -23,14 +23,14 @@ bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
         before += path->sent.class_bytes[i];
     uint64_t window = path->cc.window, least = (uint64_t)CL_PATH_URGENT_PACKETS * path->cc.packet_bytes;
     if (before < path->sent.bytes && window < least)
-        window = least; /* the others are what has filled the queue that made it so small */
+        window = least; /* the less urgent packets filled the queue that made the window so small */
     return before + bytes <= window;
 }
 
 bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
 {
     bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
-    /* a full window without a question in it would wait for the receiver's timer */
+    /* a full window in which no packet asks for an acknowledgement would wait for the receiver's timer */
     if (!asks && !cl_path_open(path, class, bytes))
         asks = path->loss.any_acked && path->asked <= path->loss.largest_acked[0];
     if (asks) {
@@ -81,8 +81,9 @@ static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_c
     cl_cc_on_lost(&path->cc, losses.packets);
 }
 
-/* Where switches let urgent packets overtake, the largest number is mostly one of theirs, and says nothing of the queue
- * the others stand in. One that was overtaken is acknowledged at once: so it came when the acknowledgement was made. */
+/* Where switches let urgent packets overtake, the largest number is mostly that of an urgent packet, which says nothing
+ * about the queue of the others. A packet that was overtaken is acknowledged at once: it came when the acknowledgement
+ * was made. */
 static const struct cl_sent_packet *find_overtaken(const struct cl_sent *sent, struct cl_ack_frame *frame)
 {
     for (uint32_t i = 0; i < frame->came_count && frame->came[i].end > sent->low; i++)
@@ -136,7 +137,7 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     if (!sample.packets)
         return true;
     uint32_t marked = (uint32_t)(frame.marked - path->marked) % CL_ACK_MARKS;
-    if (marked < CL_ACK_MARKS / 2) { /* else acknowledgements overtook each other */
+    if (marked < CL_ACK_MARKS / 2) { /* else this acknowledgement is older than the last one */
         sample.marked = marked;
         path->marked = frame.marked;
         path->egress->marked |= marked > 0;

@@ -1,5 +1,5 @@
 /*
- * Path: one way to one peer, in both directions: what we sent over it and how that fares, and what came over it.
+ * Path: one way to one peer, in both directions: the packets sent over it with their fate, and the packets that came.
  */
 #ifndef CL_PROTOCOL_PATH_H
 #define CL_PROTOCOL_PATH_H
@@ -15,10 +15,10 @@
 #include "protocol/sent.h"
 
 enum {
-    CL_PATH_DEAD_PTOS = 2,       /* timeouts in a row, while another path delivers, that make a path dead */
+    CL_PATH_DEAD_PTOS = 2,       /* a path is dead after so many timeouts in a row, while another path delivers */
     CL_PATH_PROBE_US = 50000,    /* how often a dead path is tried */
-    CL_PATH_PINGS_MAX = 16,      /* unanswered ones that are remembered: the longest round trip in CL_PATH_PROBE_US */
-    CL_PATH_URGENT_PACKETS = 16, /* that may go whatever the window, while less urgent ones are in flight */
+    CL_PATH_PINGS_MAX = 16,      /* unanswered PINGs that are remembered: the longest round trip in CL_PATH_PROBE_US */
+    CL_PATH_URGENT_PACKETS = 16, /* urgent packets that may leave beside less urgent ones, whatever the window */
     CL_PATH_ACK_EVERY_MAX = 32,  /* packets after which a sender with a large window asks for an acknowledgement */
 };
 
@@ -26,46 +26,46 @@ struct cl_path {
     uint16_t index;
     bool dead;              /* gets probes only */
     bool probe;             /* a PTO fired: send one packet, whatever the window says */
-    bool probe_waits;       /* for the interface */
+    bool probe_waits;       /* the probe waits for the interface */
     bool ping;              /* send a PING */
     uint32_t unasked;       /* packets sent since one asked for an acknowledgement */
-    uint64_t asked;         /* number of that one */
+    uint64_t asked;         /* number of the packet that asked */
     uint64_t limited_until; /* packets below this number left while the window was the limit */
-    uint64_t delivered_us;  /* when an acknowledgement last said that something arrived */
-    uint64_t next_probe_us; /* while dead */
+    uint64_t delivered_us;  /* when an acknowledgement last reported an arrival */
+    uint64_t next_probe_us; /* of a dead path */
     uint64_t packets_lost, packets_received;
-    uint16_t marked; /* what the peer has counted of our packets: see ack.h */
+    uint16_t marked; /* the peer's count of marked packets on this path: see ack.h */
     struct cl_egress *egress;
     struct cl_egress_view view;
     struct cl_ingress *ingress;           /* set by the endpoint */
     struct cl_active_set_member sender;   /* the peer's place in it */
-    struct cl_active_set_member receiver; /* and in the interface's active_set of receivers */
+    struct cl_active_set_member receiver; /* the peer's place in the interface's set of receivers */
     struct cl_sent sent;
     struct cl_rtt rtt;
     struct cl_loss loss;
     struct cl_cc cc;
     struct cl_pacer pacer;
     struct cl_ack ack;
-    struct cl_replay packets, acks; /* whose numbers came */
+    struct cl_replay packets, acks; /* numbers that came */
 };
 
 void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, uint32_t datagram_bytes);
 void cl_path_free(struct cl_path *path);
 
-/* Room in the window for one more packet. What is less urgent takes none away, and waits until both fit again: so a
- * class that comes to others in flight adds one window at most. */
+/* Whether the window has room for one more packet. Less urgent packets in flight take no room away, and wait until both
+ * fit again: so a class that joins less urgent ones adds one window at most. */
 bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes);
 
-/* Counts the packet about to be sent; true when it should ask for an acknowledgement: several times per window. bytes:
- * of this one and the next. */
+/* Counts a packet that is about to be sent. True: it should ask for an acknowledgement, as several packets per window
+ * do. bytes: of this packet and the next. */
 bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes);
 
-/* What an acknowledgement changed in this path; the packets themselves went to the callbacks. */
+/* Called for each packet whose fate an acknowledgement or a timer decides. */
 struct cl_path_callbacks {
     cl_loss_fn acked, refused, lost, late;
     void *argument;
 };
-/* False, and nothing changed, when the frame is malformed. */
+/* Takes an acknowledgement in. False, and nothing changed, when it is malformed. */
 bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us,
                     uint64_t now_us, const struct cl_path_callbacks *callbacks);
 /* The loss timer fired. */
@@ -73,7 +73,7 @@ void cl_path_on_loss_timer(struct cl_path *path, uint64_t now_us, const struct c
 /* The probe timer fired. */
 void cl_path_on_pto(struct cl_path *path);
 
-/* All that its statistics say but the port. */
+/* Fills in the statistics of the path, all but the port. */
 void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats);
 
 /* The earliest of this path's timers; UINT64_MAX: none. */

@@ -1,6 +1,6 @@
 /*
- * Peer list: all peers of an endpoint, by id, and those of them that have something to send before any data: an
- * acknowledgement, a control packet, a probe or a ping.
+ * Peer list: all peers of an endpoint by id, and the list of the urgent ones: they have something to send before any
+ * data, an acknowledgement, a control packet, a probe or a PING.
  */
 #ifndef CL_PROTOCOL_PEER_LIST_H
 #define CL_PROTOCOL_PEER_LIST_H

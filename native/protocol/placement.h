@@ -1,11 +1,11 @@
-/* Placement: payload of posted receives goes to their sinks, once per byte. */
+/* Placement: delivers the payload of posted receives to their sinks, each byte once. */
 #ifndef CL_PROTOCOL_PLACEMENT_H
 #define CL_PROTOCOL_PLACEMENT_H
 
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
 
-enum cl_placed { CL_PLACED, CL_PLACED_BEFORE, CL_PLACED_NOWHERE /* other length than posted */ };
+enum cl_placed { CL_PLACED, CL_PLACED_BEFORE, CL_PLACED_NOWHERE /* the message has another length */ };
 
 /* Places a DATA packet. Completes the message when the packet is the last one that was missing, or does not fit. */
 enum cl_placed cl_placement_put(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags,

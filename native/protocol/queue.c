@@ -16,7 +16,7 @@ static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
         queue->classes = (uint8_t)(queue->classes | 1u << class);
         return;
     }
-    /* last in turn */
+    /* the last turn */
     struct cl_queue_class *turn_own = &turn->classes[class];
     own->next = turn;
     own->previous = turn_own->previous;

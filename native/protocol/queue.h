@@ -1,10 +1,11 @@
 /*
- * Queue: which message sends the next packet.
+ * Queue: decides which message sends the next packet.
  *
- * Strict priority over all messages of the endpoint, per packet. Inside a class the peers take turns, and each peer's
- * messages go first in, first out; lost packets put their message first. One packet in CL_QUEUE_GUARD goes to the last
- * class that has any, so that nothing starves. A blocked peer (no window, no tokens) is out of all turns until it is
- * unblocked: it costs nothing and holds nobody up. What stops a class need not stop a more urgent one.
+ * Priority is strict over all messages of the endpoint, packet by packet. Within a class the peers take turns, and the
+ * messages of a peer go first in, first out; a message with lost packets goes first. One packet in CL_QUEUE_GUARD is
+ * the guard's: it goes to the least urgent class with data, so that no class starves. A blocked peer (no window, no
+ * tokens) has no turns until it is unblocked: it costs nothing and delays nobody. A class may be blocked while more
+ * urgent classes of the same peer are not.
  */
 #ifndef CL_PROTOCOL_QUEUE_H
 #define CL_PROTOCOL_QUEUE_H
@@ -32,7 +33,7 @@ struct cl_queue_node {
 };
 
 struct cl_queue {
-    struct cl_queue_node *turn[CL_CLASSES]; /* whose turn it is; NULL: nobody has anything */
+    struct cl_queue_node *turn[CL_CLASSES]; /* the peer whose turn it is; NULL: no peer has data */
     uint8_t classes;                        /* bit c: turn[c] is not NULL */
     uint32_t packets;                       /* taken so far, for the guard */
     uint32_t turn_packets;
@@ -42,13 +43,13 @@ void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl
 void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message);
 /* The message to send a packet of; NULL when there is none. */
 struct cl_message *cl_queue_next(const struct cl_queue *queue);
-/* The most urgent class that has anything; CL_CLASSES: none has. */
+/* The most urgent class with data; CL_CLASSES: none. */
 static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
 {
     return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_CLASSES);
 }
-/* A packet of `message`, which is in `node` and of the class of cl_queue_next's, was sent: moves the turn on. Call
- * before removing it. */
+/* Moves the turn on after a packet of `message` was sent, a message in `node` of the class of cl_queue_next's. To be
+ * called before the message is removed. */
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message);
 /* Whether the next packet is the first of a turn. */
 static inline bool cl_queue_turn_begins(const struct cl_queue *queue)
@@ -57,7 +58,7 @@ static inline bool cl_queue_turn_begins(const struct cl_queue *queue)
 }
 /* Gives the turn in this class to a peer that is not blocked and has messages of it. */
 void cl_queue_give_turn(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class);
-/* The peer's messages of this class, and all less urgent ones. */
+/* Blocks the peer's messages of this class and of all less urgent ones. */
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class);
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node);
 

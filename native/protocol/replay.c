@@ -12,7 +12,7 @@ bool cl_replay_admit(struct cl_replay *replay, uint64_t number)
         if (number + CL_REPLAY_WINDOW < replay->next || *word_of(replay, number) & bit)
             return false;
     } else {
-        /* what is skipped has not been seen */
+        /* numbers that were skipped have not been seen */
         uint64_t skipped = number - replay->next < CL_REPLAY_WINDOW ? number - replay->next : CL_REPLAY_WINDOW;
         for (uint64_t each = number - skipped; each < number; each++)
             *word_of(replay, each) &= ~((uint64_t)1 << each % 64);

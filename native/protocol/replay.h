@@ -1,7 +1,7 @@
 /*
- * Replay: which numbers of one sender have been seen, so that a packet is taken once: a sliding window as in RFC 6479.
- * Numbers below the window count as seen: who is that late has been sent again under another number. A zeroed struct
- * has seen nothing.
+ * Replay: the packet numbers of one sender that have been seen, so that each packet is taken once: a sliding window as
+ * in RFC 6479. Numbers below the window count as seen: a packet that late has been sent again under another number. A
+ * zeroed struct has seen nothing.
  */
 #ifndef CL_PROTOCOL_REPLAY_H
 #define CL_PROTOCOL_REPLAY_H
@@ -16,7 +16,7 @@ struct cl_replay {
     uint64_t seen[CL_REPLAY_WINDOW / 64]; /* a ring of bits, for [next - CL_REPLAY_WINDOW, next) */
 };
 
-/* True, and from now on seen, when the number is new. */
+/* True when the number is new; from then on it has been seen. */
 bool cl_replay_admit(struct cl_replay *replay, uint64_t number);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Sent: the packets of one path that are in flight, by packet number. The single owner of "what happens to this
- * packet": each leaves exactly once, as acknowledged, refused or lost.
+ * Sent: the packets of one path that are in flight, by packet number. It alone decides their fate: each packet leaves
+ * exactly once, as acknowledged, refused or lost.
  *
  * A ring indexed by number: it covers [low, next), where `low` is the lowest packet still in flight.
  */
@@ -22,7 +22,7 @@ struct cl_sent_packet {
             uint32_t generation;
             uint32_t packet; /* within the message */
         } data;
-        struct cl_control control; /* to say it again if it is lost */
+        struct cl_control control; /* to send it again if it is lost */
     };
     uint16_t bytes; /* of the datagram */
     uint8_t kind;   /* enum cl_packet_kind */
@@ -34,7 +34,7 @@ struct cl_sent {
     struct cl_sent_packet *ring;
     uint32_t capacity;                /* a power of two */
     uint32_t packets;                 /* in flight */
-    uint32_t pings;                   /* of those: they are heartbeats, nobody waits for them */
+    uint32_t pings;                   /* of those, PINGs: nothing waits for them */
     uint64_t bytes;                   /* in flight */
     uint64_t class_bytes[CL_CLASSES]; /* the same by class */
     uint64_t low, next;

@@ -1,10 +1,10 @@
 /*
- * Calls: the operations in flight here, with a signature of what was called. Each DATA packet carries its sender's, so
- * that ranks that disagree learn it at once, instead of waiting for messages that do not fit or never come. PINGs carry
- * them, too: for ranks that all wait for each other.
+ * Signatures: the operations in flight in this process, each with a signature of the call. DATA packets carry the
+ * sender's signature, so that ranks that disagree learn it at once, instead of waiting for messages that do not fit or
+ * never come. PINGs carry signatures, too, for ranks that all wait for each other.
  *
- * A signature has 12 bits: there is room for no more in the header, and it is mixed with those before it (see
- * assign_order in group.c), so what one operation misses, once in 4095 times, the next one finds.
+ * A signature has 12 bits, as the header has no room for more. It depends on all earlier ones (see assign_order in
+ * group.c): if two calls that differ have equal signatures, once in 4095 times, the next operation shows it.
  */
 #ifndef CL_PROTOCOL_SIGNATURES_H
 #define CL_PROTOCOL_SIGNATURES_H
@@ -25,14 +25,14 @@ struct cl_signatures {
 
 /* False when there is no memory. */
 bool cl_signatures_add(struct cl_signatures *signatures, uint32_t group, uint32_t sequence, uint16_t signature);
-/* The signature of an operation in flight; 0 when it is none, or may not be compared. */
+/* The signature of an operation in flight; 0 when it is not in flight, or is not compared. */
 uint16_t cl_signatures_find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence);
 void cl_signatures_remove(struct cl_signatures *signatures, uint32_t group, uint32_t sequence);
-/* Each in turn, whatever comes and goes; all zeros when there is none. */
+/* The next operation in turn, also while operations begin and end; all zeros when there is none. */
 struct cl_signature cl_signatures_next(struct cl_signatures *signatures);
 void cl_signatures_free(struct cl_signatures *signatures);
 
-/* Whether two signatures say that their ranks called different things. */
+/* Whether two signatures prove that their ranks made different calls. */
 static inline bool cl_signatures_differ(uint16_t one, uint16_t other)
 {
     return one != other && one != 0 && other != 0;

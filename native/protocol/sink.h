@@ -1,4 +1,4 @@
-/* Sink: the place where a received message goes. */
+/* Sink: the destination of a received message. */
 #ifndef CL_PROTOCOL_SINK_H
 #define CL_PROTOCOL_SINK_H
 

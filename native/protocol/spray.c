@@ -6,7 +6,7 @@ static void lower(uint64_t *least, uint64_t value)
         *least = value;
 }
 
-/* When a packet would arrive: after what is queued before it, at the interface and beyond. */
+/* When a packet would arrive: after the packets queued before it, at the interface and beyond. */
 static uint64_t arrival_us(const struct cl_path *path)
 {
     return cl_egress_backlog_us(path->egress) + path->cc.queue_us + cl_rtt_base_us(&path->rtt) / 2;
@@ -49,7 +49,7 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
     return best;
 }
 
-/* Whether it may as far as the path itself is concerned. */
+/* Whether the path itself allows the packet, whatever the interface does. */
 static bool is_free(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
 {
     bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);

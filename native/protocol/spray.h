@@ -1,5 +1,5 @@
 /*
- * Spray: which path the next packet takes: of those with room, the one over which it should arrive first.
+ * Spray: chooses the path of the next packet: of the paths with room, the one over which it should arrive first.
  */
 #ifndef CL_PROTOCOL_SPRAY_H
 #define CL_PROTOCOL_SPRAY_H
@@ -9,22 +9,22 @@
 struct cl_spray_packet {
     uint32_t bytes;
     uint8_t class;
-    uint8_t first_class; /* the most urgent one that has anything to send: this may be its guard's packet */
+    uint8_t first_class; /* the most urgent class with data; a less urgent packet is the guard's: see queue.h */
 };
 
-/* NULL when no path may take the packet now; *ready_us is then when the first pacer will let it (UINT64_MAX:
- * an acknowledgement has to come first). */
+/* NULL when no path may take the packet now. Then *ready_us is when the first path's pacer lets it go, and
+ * *egress_ready_us when the first interface's does (UINT64_MAX: an acknowledgement has to come first). */
 struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struct cl_spray_packet *packet,
                               uint64_t now_us, uint64_t *ready_us, uint64_t *egress_ready_us);
 
 /* Whether this path may take the packet now. */
 bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us);
 
-/* The same among the paths through one interface, which may send; NULL: none has room. */
+/* A path through one interface, whose pacer allows the packet; NULL: none has room. */
 struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
                                  const struct cl_spray_packet *packet, uint64_t now_us);
 
-/* The live path to prefer for small urgent packets: the one with the shortest round trip. */
+/* The live path with the shortest round trip, for small urgent packets. */
 struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count);
 
 #endif

@@ -54,7 +54,7 @@ void cl_stops_acked(struct cl_stops *stops, const struct cl_message_id *id, uint
     uint64_t end = (uint64_t)first + stop->part;
     cl_ranges_add(&stop->known, first, end < stop->packet_count ? end : stop->packet_count);
     if (!stop->known.count || stop->known.list[0].start != 0 || stop->known.list[0].end != stop->packet_count)
-        return; /* or no memory to note it: it goes with the peer */
+        return; /* without memory to note it, the record lasts as long as the peer */
     *link = stop->next;
     free_stop(stop);
 }

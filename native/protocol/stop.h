@@ -1,7 +1,6 @@
 /*
- * Stop: what a receiver keeps of messages it ended before all of their packets had come, until their senders know:
- * which packets it did not count. The STOP packets are written from it, again when one is lost, and packets that come
- * late are recognised by it.
+ * Stop: a receiver's record of a message that it ended before all packets had come: which packets it counted. It lasts
+ * until the sender knows. STOP packets are written from it, and late packets are recognised by it.
  */
 #ifndef CL_PROTOCOL_STOP_H
 #define CL_PROTOCOL_STOP_H
@@ -16,9 +15,9 @@ enum {
 struct cl_stop {
     struct cl_message_id id;
     uint32_t packet_count;
-    uint32_t part;          /* packets told about in one STOP packet: cl_stop_part */
-    uint64_t *counted;      /* bits */
-    struct cl_ranges known; /* packets the sender has been told about, for certain */
+    uint32_t part;          /* packets reported in one STOP packet: cl_stop_part */
+    uint64_t *counted;      /* a bit per packet */
+    struct cl_ranges known; /* packets of whose report the sender has acknowledged the receipt */
     struct cl_stop *next;
 };
 
@@ -26,17 +25,17 @@ struct cl_stops {
     struct cl_stop *first;
 };
 
-/* How many packets one STOP packet tells about, where packets hold payload_bytes: the same on both sides. */
+/* The number of packets that one STOP packet reports, where packets hold payload_bytes: the same on both sides. */
 static inline uint32_t cl_stop_part(uint32_t payload_bytes)
 {
     return payload_bytes < CL_STOP_BYTES_MAX ? payload_bytes * 8 : CL_STOP_PACKETS;
 }
 
-/* Remembers how a receive message ended. NULL when there is no memory. */
+/* Records how a receive ended. NULL when there is no memory. */
 struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *message, uint32_t part);
 /* NULL when there is none by that name. */
 struct cl_stop *cl_stops_find(const struct cl_stops *stops, const struct cl_message_id *id);
-/* The STOP packet that begins with packet `first` was acknowledged: once all of them are, the record goes. */
+/* The STOP packet that begins with packet `first` was acknowledged. Deletes the record once all of them are. */
 void cl_stops_acked(struct cl_stops *stops, const struct cl_message_id *id, uint32_t first);
 void cl_stops_free(struct cl_stops *stops);
 

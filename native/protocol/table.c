@@ -4,7 +4,7 @@
 
 static uint64_t hash(enum cl_message_side side, uint16_t peer, const struct cl_message_id *id)
 {
-    /* multiplicative hashing of the two halves of the name; the high bits are the good ones */
+    /* multiplicative hashing of the two halves of the name; the high bits are mixed best */
     uint64_t where = ((uint64_t)id->group << 32 | (uint64_t)peer << 1 | (uint64_t)side) * 0x9E3779B97F4A7C15u;
     uint64_t which = (uint64_t)id->sequence << 32 | id->index;
     return ((where >> 29 ^ where) + which) * 0xD6E8FEB86659FD93u >> 20;
@@ -77,7 +77,7 @@ struct cl_message *cl_table_add(struct cl_table *table, enum cl_message_side sid
         return NULL;
     struct cl_message *message = table->free;
     table->free = message->next;
-    /* everything but what is worth keeping across uses: the bits and the memory of the ranges */
+    /* resets everything but the memory of bitmaps and ranges, which is kept for the next use */
     message->id = *id;
     message->peer = peer;
     message->side = (uint8_t)side;

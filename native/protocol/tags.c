@@ -47,7 +47,7 @@ static void insert(struct cl_tags *tags, uint32_t at, struct cl_tag_run run)
     tags->runs[at] = run;
 }
 
-/* Makes one run of the one before `at` and the one there, if they are neighbours with the same count. */
+/* Joins run `at` to the run before it, if they are neighbours with the same count. */
 static void join(struct cl_tags *tags, uint32_t at)
 {
     if (at == 0 || at >= tags->count)

@@ -1,9 +1,9 @@
 /*
- * Tags: how many messages each tag has had: a map from tag to count, 0 where nothing is noted. Counts wrap.
+ * Tags: the number of messages of each tag; 0 for tags not in the map. Counts wrap.
  *
- * Kept as sorted runs of neighbouring tags with the same count: a few tags used again and again are a few runs, and
- * tags that rise by one with every message are a single run for ever. Only tags with unused ones between them cost
- * memory that stays, 12 bytes each.
+ * The map is kept as sorted runs of neighbouring tags with the same count. A few tags used again and again are a few
+ * runs; tags that rise by one with every message stay a single run. Only tags with unused tags between them cost memory
+ * for good, 12 bytes each.
  */
 #ifndef CL_PROTOCOL_TAGS_H
 #define CL_PROTOCOL_TAGS_H

@@ -1,6 +1,6 @@
 /*
- * Timers: a binary heap of deadlines. A timer may go off early: its owner looks what is really due and arms it again.
- * So deadlines that only move away, as they do with every packet, cost nothing.
+ * Timers: a binary heap of deadlines. A timer may go off early: its owner then checks what is due and arms it again. So
+ * postponing a deadline, which happens with every packet, costs nothing.
  */
 #ifndef CL_PROTOCOL_TIMERS_H
 #define CL_PROTOCOL_TIMERS_H

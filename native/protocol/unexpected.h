@@ -1,6 +1,6 @@
 /*
- * Stash: copies of packets that came before their receive was posted, bounded in bytes over all messages. Each message
- * has its chain of them, in order of arrival.
+ * Unexpected packets: copies of packets that came before their receive was posted, with a limit on their bytes over all
+ * messages. Each message has its chain of them, in order of arrival.
  */
 #ifndef CL_PROTOCOL_UNEXPECTED_H
 #define CL_PROTOCOL_UNEXPECTED_H
@@ -25,7 +25,7 @@ struct cl_unexpected {
     size_t limit_bytes;
     size_t used_bytes;
     uint32_t payload_bytes;            /* of the largest packet */
-    struct cl_unexpected_packet *free; /* kept for reuse: a late rank is late again and again */
+    struct cl_unexpected_packet *free; /* kept for reuse: a rank that was late is often late again */
 };
 
 void cl_unexpected_init(struct cl_unexpected *unexpected, size_t limit_bytes, uint32_t payload_bytes);

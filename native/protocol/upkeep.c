@@ -6,7 +6,7 @@
 #include "protocol/partial.h"
 
 enum {
-    STALL_US = 500000, /* timers that are this late: we were asleep, so silence proves nothing */
+    STALL_US = 500000, /* timers this late mean that this process was stopped: silence of peers proves nothing */
 };
 
 uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint)
@@ -14,8 +14,8 @@ uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint)
     return cl_timers_first_us(&endpoint->timers);
 }
 
-/* Whether it is the path that is silent or the peer, only another path can tell. One with data in flight does so
- * anyway. */
+/* Sends PINGs over other paths, to find out whether the path is silent or the peer. A path with data in flight needs no
+ * PING. */
 static void ask_elsewhere(struct cl_peer *peer, const struct cl_path *silent)
 {
     for (uint16_t i = 0; i < peer->path_count; i++) {
@@ -33,7 +33,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         cl_peer_list_urge(&endpoint->peers, peer);
     if (path->loss.deadline_us <= now_us) {
         cl_path_on_loss_timer(path, now_us, &callbacks);
-        cl_queue_unblock(&endpoint->queue, &peer->node); /* what was lost has left the window, too */
+        cl_queue_unblock(&endpoint->queue, &peer->node); /* lost packets have left the window */
     }
     if (path->dead) {
         if (path->next_probe_us <= now_us) {
@@ -46,7 +46,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
             path->dead = true;
             path->probe = false;
-            path->next_probe_us = now_us; /* at once: it may only have had bad luck */
+            path->next_probe_us = now_us; /* at once: the path may only have had bad luck */
             path->packets_lost += path->sent.packets;
             cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
             cl_queue_unblock(&endpoint->queue, &peer->node);
@@ -57,7 +57,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     }
 }
 
-/* The first held message may try one packet; the others wait for how it fares. */
+/* Lets the first held message send one packet; the others wait for its fate. */
 static void try_held(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
 {
     struct cl_message *message = peer->held.first;
@@ -102,7 +102,7 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
             peer->next_ping_us = peer->answered_us + quiet_us;
         }
     }
-    if (!peer->urgent) /* otherwise what is due is about to be sent, and that arms the timer */
+    if (!peer->urgent) /* sending to an urgent peer arms the timer */
         cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
 }
 
@@ -115,7 +115,7 @@ static void resume_probes(struct cl_endpoint *endpoint, struct cl_peer *peer)
     }
 }
 
-/* A pacer lets go: whoever waited for it may try again. */
+/* A pacer lets packets go again: unblocks the peers and probes that waited for it. */
 static void release_egresses(struct cl_endpoint *endpoint)
 {
     bool waited_for = cl_nics_release(&endpoint->nics);

@@ -1,4 +1,4 @@
-/* Upkeep: what an endpoint does because time has passed: paths and peers that are silent, messages that are held. */
+/* Upkeep: the part of the endpoint that acts when time has passed: silent paths and peers, held messages. */
 #ifndef CL_PROTOCOL_UPKEEP_H
 #define CL_PROTOCOL_UPKEEP_H
 

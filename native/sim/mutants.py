@@ -96,12 +96,17 @@ MUTANTS = (
         "noted &= add_absent(missing, start, end);",
         "noted &= i == 0 || add_absent(missing, start, end);",
     ),
-    Mutant("keep an abort to oneself", "protocol/ending.c", "if (peer) /* a lost one", "if (!peer) /* a lost one"),
+    Mutant(
+        "keep an abort to oneself",
+        "protocol/ending.c",
+        "if (peer) /* also a lost peer",
+        "if (!peer) /* also a lost peer",
+    ),
     Mutant(
         "take refused packets for delivered",
         "protocol/outcome.c",
-        "to good purpose */\n    cl_message_give_back(message, packet->data.packet);",
-        "to good purpose */\n    on_done(endpoint, message, packet->data.packet);\n    return;",
+        "to be sent again */\n    cl_message_give_back(message, packet->data.packet);",
+        "to be sent again */\n    on_done(endpoint, message, packet->data.packet);\n    return;",
     ),
     Mutant(
         "mix up messages that share their memory",
@@ -124,8 +129,8 @@ MUTANTS = (
     Mutant(
         "do not compare calls in shared memory",
         "plan/executor.c",
-        "host->calls != NULL && step->message > 0",
-        "host->calls == NULL && step->message > 0",
+        "host->signatures != NULL && step->message > 0",
+        "host->signatures == NULL && step->message > 0",
     ),
     Mutant(
         "never give a path up",

@@ -26,3 +26,18 @@ TEST(test_bounded)
     CHECK(cl_closed_groups_find(&closed, 10) != NULL);
     CHECK(cl_closed_groups_find(&closed, CL_CLOSED_GROUPS_MAX + 9) != NULL);
 }
+
+TEST(test_reports_come_in_order)
+{
+    SCOPED(cl_closed_groups_free) struct cl_closed_groups closed = {0};
+    struct cl_closed_group report;
+    CHECK(!cl_closed_groups_next_report(&closed, &report));
+    for (uint32_t group = 0; group < 20; group++)
+        cl_closed_groups_report(&closed, &(struct cl_closed_group){group, CL_EMISMATCH, 4});
+    for (uint32_t group = 0; group < 20; group++) {
+        CHECK(cl_closed_groups_next_report(&closed, &report));
+        CHECK_EQ(report.group, group);
+        CHECK_EQ(report.culprit, 4);
+    }
+    CHECK(!cl_closed_groups_next_report(&closed, &report));
+}

@@ -180,10 +180,10 @@ TEST(test_another_call)
 {
     struct host host;
     struct cl_host_view view = view_of(&host, 0);
-    _Atomic uint64_t calls[3] = {5, 5, 6};
-    _Atomic uint64_t *places[3] = {&calls[0], &calls[1], &calls[2]};
-    view.calls = places;
-    view.call = 5;
+    _Atomic uint64_t signatures[3] = {5, 5, 6};
+    _Atomic uint64_t *places[3] = {&signatures[0], &signatures[1], &signatures[2]};
+    view.signatures = places;
+    view.signature = 5;
     uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
     struct cl_executor_config config = {.plan = draft_host_exchange(0, 3, BYTES, BYTES),
                                         .input = (uint8_t *)input,

@@ -63,3 +63,21 @@ TEST(test_struct_is_reused)
         CHECK(cl_message_arrive(&message, i));
     CHECK(cl_message_complete(&message));
 }
+
+/* After a STOP, nothing is left to send, and only packets that a STOP reported as counted are there. */
+TEST(test_stop)
+{
+    SCOPED(cl_message_free) struct cl_message message = {0};
+    CHECK(cl_message_begin(&message, 100 * PAYLOAD, PAYLOAD));
+    for (uint32_t i = 0; i < 100; i++)
+        CHECK(cl_message_arrive(&message, i));
+    CHECK(cl_message_stop(&message));
+    CHECK(!cl_message_sendable(&message));
+    for (uint32_t i = 0; i < 64; i++)
+        message.counted[0] |= (uint64_t)(i != 10) << i;
+    SCOPED(cl_ranges_free) struct cl_ranges missing = {0};
+    CHECK(cl_message_missing(&message, PAYLOAD, &missing));
+    CHECK_EQ(missing.count, 2);
+    CHECK(missing.list[0].start == 10 * PAYLOAD && missing.list[0].end == 11 * PAYLOAD);
+    CHECK(missing.list[1].start == 64 * PAYLOAD && missing.list[1].end == 100 * PAYLOAD);
+}

@@ -1,10 +1,10 @@
 /*
- * ofi, experimental until it has met real hardware: datagrams over libfabric's FI_EP_DGRAM endpoints, for networks
- * whose fast way is not a socket: verbs (UD), efa. The provider `udp` runs on any host and is what the tests use.
+ * ofi: datagrams over libfabric's FI_EP_DGRAM endpoints, for networks whose fast way is not a socket: verbs (UD), efa.
+ * Experimental: it has not met such hardware yet. The tests use the provider `udp`, which runs on any host.
  *
- * libfabric is loaded when the first wire opens, so that nobody needs it to install or run commlayer; its headers are
- * needed to compile this file's inside. Each port has a domain of its own. Head and payload are copied into slots that
- * are registered once: providers for real hardware want registered memory, and a datagram must not change after `send`.
+ * libfabric is loaded when the first wire opens, so commlayer installs and runs without it; without its headers, this
+ * file compiles to a stub. Each port has a domain of its own. Head and payload are copied into slots that are
+ * registered once: providers for real hardware want registered memory, and a datagram must not change after `send`.
  */
 #include "wire/wire.h"
 
@@ -32,21 +32,21 @@
 #include <rdma/fi_errno.h>
 
 enum {
-    SLOTS_MAX = 1024, /* of each direction, where the provider takes that many */
+    SLOTS_MAX = 1024, /* in each direction, if the provider takes that many */
     BATCH = 64,
-    JUMBO_BYTES = 9216, /* a peer's packets may be larger than ours */
+    JUMBO_BYTES = 9216, /* a peer's packets may be larger than this process's */
     NAME_BYTES = 96,    /* a provider's address: 16 (udp) to 48 (verbs) */
-    FULL_NS = 200000,   /* no room for sending: look again then */
-    BLIND_NS = 50000,   /* no descriptor to sleep on: look again then */
+    FULL_NS = 200000,   /* without room for sending, look again after this time */
+    BLIND_NS = 50000,   /* without a descriptor to sleep on, look again after this time */
     NOW_NS = 1,
 };
 
 struct slot {
-    struct fi_context2 context; /* first: providers may keep something of theirs in it */
+    struct fi_context2 context; /* must be first: providers may use it */
     uint8_t *bytes;
 };
 
-/* Slots that are not with the provider. */
+/* A stack of slots that the provider does not hold. */
 struct stack {
     struct slot **slots;
     size_t count;
@@ -66,8 +66,8 @@ struct port {
     struct stack idle, unposted; /* to send from; to receive into */
     size_t prefix_bytes;         /* the provider's, before each datagram */
     size_t slot_bytes;
-    int poll_fd;  /* polls readable when either of the next two does */
-    int timer_fd; /* where the provider cannot wake us */
+    int poll_fd;  /* polls readable when timer_fd or wait_fd does */
+    int timer_fd; /* for providers that cannot wake the engine thread */
     int wait_fd;  /* the provider's, -1: none */
 };
 
@@ -106,7 +106,7 @@ static bool find(void *handle, const char *name, void *function)
 
 static void load(void)
 {
-    void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL); /* stays for good: providers may have threads */
+    void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed: providers may have threads */
     library_loaded = handle != NULL && find(handle, "fi_getinfo", &library.getinfo) &&
                      find(handle, "fi_freeinfo", &library.freeinfo) && find(handle, "fi_dupinfo", &library.dupinfo) &&
                      find(handle, "fi_fabric", &library.fabric);
@@ -114,7 +114,7 @@ static void load(void)
 
 /* ---- a port ---- */
 
-/* Where the address means something to the provider, the device that has it; else (efa) the n-th device. */
+/* The device with this address, if the provider knows such addresses; else (efa) the n-th device. */
 static int find_device(const char *provider, const char *address, uint32_t number, struct fi_info **out)
 {
     struct fi_info *hints = library.dupinfo(NULL), *all = NULL;
@@ -133,7 +133,7 @@ static int find_device(const char *provider, const char *address, uint32_t numbe
         if (status == 0 && all->addr_format != FI_SOCKADDR_IN && all->addr_format != FI_SOCKADDR_IN6)
             skip = number;
         else if (status == 0)
-            status = -FI_ENODATA; /* it knows IP addresses, and has none like this */
+            status = -FI_ENODATA; /* the provider knows IP addresses, but not this one */
     }
     library.freeinfo(hints);
     struct fi_info *chosen = all;
@@ -185,7 +185,7 @@ static void post(struct port *port)
         struct slot *slot = unposted->slots[unposted->count - 1];
         if (fi_recv(port->endpoint, slot->bytes, port->slot_bytes, port->descriptor, FI_ADDR_UNSPEC, &slot->context) !=
             0)
-            return; /* no room: again after the next receive */
+            return; /* no room: tried again after the next receive */
         unposted->count--;
     }
 }
@@ -318,7 +318,7 @@ static int ofi_descriptor(struct cl_wire *wire, uint32_t number)
     if (port->wait_fd < 0)
         arm(port, BLIND_NS);
     else if (fi_trywait(port->fabric, &queue, 1) != 0)
-        arm(port, NOW_NS); /* something is there already, and the descriptor would not say so */
+        arm(port, NOW_NS); /* datagrams are there already; the descriptor would not poll readable */
     return port->poll_fd;
 }
 
@@ -326,7 +326,7 @@ static int ofi_port_number(struct cl_wire *wire, uint32_t port, uint32_t *number
 {
     (void)wire;
     (void)port;
-    *number = 0; /* it is part of the address */
+    *number = 0; /* the address includes the port number */
     return CL_OK;
 }
 
@@ -355,7 +355,7 @@ static int ofi_link(struct cl_wire *wire, uint32_t number, const char *remote_ad
     uint8_t own[NAME_BYTES], name[NAME_BYTES];
     size_t length = sizeof own, digits = strlen(remote_address);
     if (fi_getname(&port->endpoint->fid, own, &length) != 0 || digits != 2 * length)
-        return CL_EINVAL; /* addresses of one provider are of one size */
+        return CL_EINVAL; /* all addresses of a provider have one size */
     for (size_t i = 0; i < length; i++) {
         int high = digit(remote_address[2 * i]), low = digit(remote_address[2 * i + 1]);
         if (high < 0 || low < 0)
@@ -377,7 +377,7 @@ static int ofi_link(struct cl_wire *wire, uint32_t number, const char *remote_ad
     return (int)wire->link_count++;
 }
 
-/* The slot of a failed operation; NULL when the provider does not say. */
+/* The slot of a failed operation; NULL when the provider does not tell. */
 static struct slot *failed(struct fid_cq *queue)
 {
     struct fi_cq_err_entry error = {0};
@@ -413,7 +413,7 @@ static size_t ofi_send(struct cl_wire *wire, const struct cl_wire_datagram *data
         struct port *port = &wire->ports[link->port];
         size_t length = (size_t)datagram->head_length + datagram->payload_length;
         if (length > wire->datagram_limit)
-            continue; /* what no packet can hold is lost */
+            continue; /* a datagram too large for a packet is lost */
         if (port->idle.count == 0)
             reap(port);
         if (port->idle.count == 0) {

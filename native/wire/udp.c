@@ -1,11 +1,11 @@
 /*
- * udp: datagrams over the kernel's UDP sockets, in batches (sendmmsg, recvmmsg). Runs of equal-sized packets on one
- * link leave as one super-packet (UDP_SEGMENT) where the kernel has it, and come back as one (UDP_GRO): both are probed
- * at open, and segmentation is given up for good when the route refuses it.
+ * udp: datagrams over the kernel's UDP sockets, in batches (sendmmsg, recvmmsg). Where the kernel supports it, a run of
+ * equal-sized packets on one link leaves as one super-packet (UDP_SEGMENT) and arrives as one (UDP_GRO). Both are
+ * probed at open; segmentation is given up for good when the route refuses it.
  *
- * Traffic classes (DSCP and ECN bits) go with each message of a batch, so a super-packet has packets of one only.
+ * The traffic class (DSCP and ECN bits) is set per message of a batch, so all packets of a super-packet share one.
  *
- * Payloads are never copied here: head and payload go out as two pieces of one message.
+ * Payloads are never copied here: head and payload leave as two pieces of one message.
  */
 #include "wire/wire.h"
 
@@ -31,13 +31,13 @@
 enum {
     SEND_MESSAGES = 64,      /* messages per sendmmsg */
     SEGMENTS_MAX = 32,       /* packets per super-packet: 64 at most in every kernel; 32 keeps bursts short */
-    SUPER_BYTES_MAX = 65000, /* an IP packet, less its headers */
+    SUPER_BYTES_MAX = 65000, /* an IP packet without its headers */
     RECEIVE_MESSAGES = 32,   /* per recvmmsg */
     GRO_BYTES = 65536,
-    JUMBO_BYTES = 9216,     /* without GRO: a peer's packets may be larger than ours */
+    JUMBO_BYTES = 9216,     /* without GRO: a peer's packets may be larger than this process's */
     ECN_MASK = 3,           /* of a TOS or traffic class */
-    ECN_CE = 3,             /* a switch has marked it */
-    BUFFER_BYTES = 8 << 20, /* socket buffers: receive overflow is the usual hidden loss */
+    ECN_CE = 3,             /* marked by a switch */
+    BUFFER_BYTES = 8 << 20, /* socket buffers: when the receive buffer overflows, the kernel drops packets silently */
 };
 
 struct link {
@@ -122,12 +122,13 @@ static int open_port(struct cl_wire *wire, const char *text)
     grow_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF);
     int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
-    if (wire->dscp && address.ss_family == AF_INET6) /* whoever sends no marks gets none from switches */
+    if (wire->dscp &&
+        address.ss_family == AF_INET6) /* without dscp, packets are not ECN-capable: no switch marks them */
         setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
     else if (wire->dscp)
         setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
     wire->coalescing[wire->port_count] = setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0;
-    int off = 0; /* setting it to 0 changes nothing, and says whether the kernel knows it */
+    int off = 0; /* setting the option to 0 changes nothing, but shows whether the kernel knows it */
     if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &off, sizeof off) != 0)
         wire->segmentation = false;
     if ((address.ss_family == AF_INET6 ? setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &off, sizeof off)
@@ -215,8 +216,8 @@ static int udp_link(struct cl_wire *wire, uint32_t port, const char *remote_addr
     return (int)wire->link_count++;
 }
 
-/* How many datagrams from the first one can leave as one super-packet: one link, one traffic class, equal sizes, only
- * the last shorter. */
+/* How many datagrams from the first on can leave as one super-packet: of one link, traffic class and size; the last may
+ * be shorter. */
 static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)
 {
     size_t size = datagrams[0].head_length + datagrams[0].payload_length;
@@ -237,7 +238,7 @@ static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagr
     return run;
 }
 
-/* Appends a control message to those of `message`, in its slot's buffer. */
+/* Appends a control message to `message`, in the buffer of its slot. */
 static void add_control(struct msghdr *message, union control *buffer, int level, int type, const void *value,
                         size_t length)
 {
@@ -297,10 +298,10 @@ static size_t udp_send(struct cl_wire *wire, const struct cl_wire_datagram *data
         if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
             return taken;
         if (wire->out_datagrams[0] > 1 && (errno == EIO || errno == EINVAL || errno == EMSGSIZE)) {
-            wire->segmentation = false; /* this route cannot segment: single packets from now on */
+            wire->segmentation = false; /* this route cannot segment: from now on, packets leave singly */
             continue;
         }
-        taken += wire->out_datagrams[0]; /* unreachable, no route, filtered: lost like any other packet */
+        taken += wire->out_datagrams[0]; /* unreachable, no route, filtered: a loss like any other */
     }
     return taken;
 }
@@ -322,7 +323,7 @@ static void hand_over(struct mmsghdr *message, uint64_t offset_us, cl_wire_recei
                 segment = (size_t)size;
         } else if ((c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) ||
                    (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_TCLASS)) {
-            /* of IPv4 a byte, of IPv6 an int; the kernel never coalesces packets that differ in it */
+            /* for IPv4 a byte, for IPv6 an int; the kernel coalesces only packets with equal ones */
             uint8_t bytes[sizeof(int)] = {0};
             size_t there = c->cmsg_len - CMSG_LEN(0);
             memcpy(bytes, CMSG_DATA(c), there < sizeof bytes ? there : sizeof bytes);
@@ -345,7 +346,7 @@ static bool udp_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn 
     int count = recvmmsg(wire->sockets[port], wire->in, RECEIVE_MESSAGES, MSG_DONTWAIT, NULL);
     if (count <= 0)
         return false;
-    /* The kernel stamps wall-clock time; the engine runs on the monotonic clock. */
+    /* The kernel stamps packets with wall-clock time; the engine uses the monotonic clock. */
     uint64_t offset_us = clock_us(CLOCK_REALTIME) - clock_us(CLOCK_MONOTONIC);
     for (int i = 0; i < count; i++)
         if ((wire->in[i].msg_hdr.msg_flags & MSG_TRUNC) == 0)

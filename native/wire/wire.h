@@ -1,9 +1,9 @@
 /*
- * Wire: a way to move datagrams. It knows addresses and links, and nothing of messages, acknowledgements or ranks.
+ * Wire: a way to move datagrams. A wire knows addresses and links, but no messages, acknowledgements or ranks.
  *
- * A wire has ports (one per local address given to it; the same one may be given several times) and links (a local port
- * and a remote address); datagrams leave on links and arrive at ports. Loss, duplication and reordering are the
- * protocol's business. All calls but `close` come from the engine thread once the wire is open.
+ * A wire has ports (one per local address given to it; an address may be given several times) and links (a local port
+ * and a remote address). Datagrams leave on links and arrive at ports. They may be lost, duplicated and reordered: the
+ * protocol repairs that. Once the wire is open, all calls but `close` come from the engine thread.
  */
 #ifndef CL_WIRE_WIRE_H
 #define CL_WIRE_WIRE_H
@@ -20,8 +20,8 @@ struct cl_wire_config {
     const char *const *addresses;
     uint32_t address_count;
     uint32_t datagram_bytes;
-    bool dscp; /* udp only: write each datagram's traffic class into its IP header, and read those of switches */
-    const char *provider; /* ofi only: libfabric's name of it; NULL or empty: its first */
+    bool dscp;            /* udp only: write the traffic class into IP headers, and report the marks of switches */
+    const char *provider; /* ofi only: name of libfabric's provider; NULL or empty: its first */
 };
 
 /* One datagram: head then payload, contiguous on the wire. */
@@ -32,8 +32,8 @@ struct cl_wire_datagram {
     uint8_t traffic_class; /* IPv4's TOS, IPv6's traffic class: DSCP and ECN bits */
 };
 
-/* congested: a switch has marked it (ECN's CE), where the wire can tell. received_us is the kernel's receive time on
- * the engine's clock (CLOCK_MONOTONIC), 0 where unknown. */
+/* congested: a switch has marked the datagram (ECN's CE), if the wire can tell. received_us: the kernel's receive time
+ * on the engine's clock (CLOCK_MONOTONIC); 0: unknown. */
 typedef void (*cl_wire_receive_fn)(void *context, const uint8_t *bytes, size_t length, bool congested,
                                    uint64_t received_us);
 
@@ -41,18 +41,18 @@ struct cl_wire_type {
     const char *name;
     int (*open)(const struct cl_wire_config *config, struct cl_wire **wire);
     void (*close)(struct cl_wire *wire);
-    /* A descriptor that polls readable when datagrams wait at the port; to be asked for again before each sleep. */
+    /* A descriptor that polls readable when datagrams wait at the port. To be called again before each sleep. */
     int (*descriptor)(struct cl_wire *wire, uint32_t port);
     int (*port_number)(struct cl_wire *wire, uint32_t port, uint32_t *number);
-    /* What peers must give `link` as the remote address, as text; NULL: the address the port was opened with. */
+    /* The remote address, as text, that peers must pass to `link`; NULL: the address with which the port was opened. */
     int (*address)(struct cl_wire *wire, uint32_t port, char *text, size_t size);
     /* The largest datagram that can leave, known once the wire is open; NULL: any up to datagram_bytes. */
     uint32_t (*datagram_limit)(struct cl_wire *wire);
     /* Returns the link's number, or a negative error. */
     int (*link)(struct cl_wire *wire, uint32_t port, const char *remote_address, uint32_t remote_port);
-    /* Returns how many of the datagrams were taken, from the first: fewer when the system has no room for more. */
+    /* Sends datagrams in order; returns how many, which is fewer than `count` when the system has no room for more. */
     size_t (*send)(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count);
-    /* Hands over what waits at the port, up to an implementation's batch; returns whether more may be waiting. */
+    /* Hands the datagrams that wait at the port to `handle`, a batch at most; returns whether more may be waiting. */
     bool (*receive)(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context);
 };
 
