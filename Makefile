@@ -160,7 +160,7 @@ build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o $(C_FUZZ:%=build/fuzz/fuzz/%) bu
 	@$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(C_LIBS)
 
 .PHONY: fuzz fuzz-short fuzz-coverage
-fuzz: build/asan/receive ## send hostile packets to the protocol core under ASan and UBSan (PACKETS=10000000 SEED=1)
+fuzz: build/asan/receive ## send hostile packets to the endpoint under ASan and UBSan (PACKETS=10000000 SEED=1)
 	$(CALM) $< $(PACKETS) $(or $(SEED),1) $(JOBS)
 fuzz-short: build/asan/receive ## 5 million hostile packets, new ones in each run
 	$(CALM) $< 5000000 $$(date +%s) $(JOBS)

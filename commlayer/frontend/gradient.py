@@ -42,7 +42,7 @@ class Reduction:
     group: CommProcessGroup
     feedback: Feedback
     tolerance: Tolerance | None = None
-    """Gives the loss bounds instead of the policy's `loss_bound`; None: the policy does."""
+    """Gives the loss bounds instead of the policy's `loss_bound`; None: use the policy's."""
     count: Callable[[int, Missing], None] | None = None
     """Called once per buffer, on any thread, with the bytes that were averaged and those that were not counted."""
     memory: dict[tuple[int, str], Tensor] = dataclasses.field(default_factory=dict)
@@ -92,7 +92,7 @@ def reduce_gradient(
     policy, reliable = _policy_at(place, policy, parameters, reduction)
     source = buffer if buffer.is_cpu else reduction.host(place.index, "source", buffer).copy_(buffer)
     protected = [(starts[i], starts[i] + parameters[i].numel()) for i in reliable]
-    protected += feedback.add_to(source, parameters, starts)  # protected, so that no gradient is more than a step late
+    protected += feedback.add_to(source, parameters, starts)  # protected: no gradient is over a step late
     may_lose = group.can_lose and policy.loss_bound > 0
     feeds_back = may_lose and policy.treatment == "feedback"
     target = source
@@ -136,10 +136,10 @@ def _policy_at(
 
 def _protect_map(values: Tensor, protected: list[tuple[int, int]], share: float, packet_bytes: int) -> Tensor:
     """The map for `Qos.protect`: blocks with a part of the `protected` elements, and the `share` of largest ones."""
-    marks = blocks_of(protected, values, packet_bytes)
+    blocks = blocks_of(protected, values, packet_bytes)
     if share:
-        marks |= largest_blocks(values, share, packet_bytes)
-    return as_words(marks)
+        blocks |= largest_blocks(values, share, packet_bytes)
+    return as_words(blocks)
 
 
 def _on_device(

@@ -19,23 +19,23 @@ def largest_blocks(values: Tensor, share: float, block_bytes: int) -> Tensor:
     if whole * each < values.numel():
         rest = values[whole * each :].float().abs().amax()
         magnitude = torch.cat([magnitude, rest.view(1)])
-    marks = torch.zeros(len(magnitude), dtype=torch.bool)
-    marks[magnitude.topk(round(share * len(magnitude))).indices] = True
-    return marks
+    blocks = torch.zeros(len(magnitude), dtype=torch.bool)
+    blocks[magnitude.topk(round(share * len(magnitude))).indices] = True
+    return blocks
 
 
 def blocks_of(ranges: Iterable[tuple[int, int]], values: Tensor, block_bytes: int) -> Tensor:
     """Marks the blocks with an element of these ranges, (start, end) in elements; bool, one per block of `values`."""
     each = block_bytes // values.itemsize
-    marks = torch.zeros(-(-values.numel() // each), dtype=torch.bool)
+    blocks = torch.zeros(-(-values.numel() // each), dtype=torch.bool)
     for start, end in ranges:
         if start < end:
-            marks[start // each : (end - 1) // each + 1] = True
-    return marks
+            blocks[start // each : (end - 1) // each + 1] = True
+    return blocks
 
 
-def as_words(marks: Tensor) -> Tensor:
-    """The marks as bits of int64 words, the first mark as the lowest bit."""
-    bits = torch.zeros(-(-len(marks) // 64) * 64, dtype=torch.int64)
-    bits[: len(marks)] = marks
+def as_words(blocks: Tensor) -> Tensor:
+    """The blocks as bits of int64 words, the first block as the lowest bit."""
+    bits = torch.zeros(-(-len(blocks) // 64) * 64, dtype=torch.int64)
+    bits[: len(blocks)] = blocks
     return (bits.view(-1, 64) << torch.arange(64)).sum(1)

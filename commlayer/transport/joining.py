@@ -1,4 +1,4 @@
-"""Joining a group: makes peers, shared memory and a native group of the ranks' descriptions.
+"""Joining a group: makes peers, shared memory and a native group from the ranks' descriptions.
 
 Every call into the engine releases the GIL.
 """
@@ -43,14 +43,14 @@ def join(
     """Opens this rank's end of a group, from the descriptions of all ranks' engines; every rank calls it.
 
     `exchange(key, value)` all-gathers through the Store. `job`, its `key` (16 bytes, secret) and `group` are the
-    same on every rank. `paired`: a former life of the job may have had the same key, so each pair of processes derives
+    same on every rank. `paired`: an earlier run of the job may have had the same key, so each pair of processes derives
     a key of its own.
 
-    Raises ConfigError if no network path leads to a rank, and CommError if this process still has a group with a former
-    life of one.
+    Raises ConfigError if no network path leads to a rank, and CommError if this process still has a group with a rank's
+    earlier run.
     """
     what = f"rank {rank} of group {name!r}"
-    epoch = job & 0xFFFF  # tells packets of the job's other lives from forged ones
+    epoch = job & 0xFFFF  # separates packets of the job's earlier runs from forged packets
     check(
         lib.cl_engine_identify(engine.raw, job, key, descriptions[rank]["peer"], epoch), f"{what}: joining job {job:x}"
     )
@@ -69,7 +69,7 @@ def join(
     finally:
         lib.cl_host_close_fd(fd)
     try:
-        exchange("open", b"")  # no rank sends or posts before all ranks are there
+        exchange("open", b"")  # no rank sends or posts before all ranks have opened the group
     except BaseException:
         lib.cl_group_close(opened)
         raise

@@ -15,7 +15,7 @@
  *    are in use, no measurement is faster than the pacer's own account, as some of the bytes sent between two packets
  *    may have overtaken the first.
  *  - queue: the delay above the minimum that all paths see. Delay that only one path sees arises elsewhere (a
- * receiver's port, the fabric), and that path's window answers it.
+ *    receiver's port, the fabric), and that path's window answers it.
  *
  * rate = capacity * (1 + (target - queue) / RECOVERY), and higher while there is no queue at all. The bucket holds the
  * rate times `depth`: an engine thread that slept that long catches up at once. The depth shrinks when losses show that

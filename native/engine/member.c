@@ -17,7 +17,7 @@ static void wake(void *context)
     cl_engine_wake(member->engine);
 }
 
-static void rouse(void *context)
+static void wake_host(void *context)
 {
     const struct cl_member *member = context;
     cl_host_wake_all(member->host);
@@ -151,8 +151,8 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     member->engine = engine;
     member->spin_us = options->spin_us;
     member->neighbours = calloc(options->local_count, sizeof *member->neighbours);
-    struct cl_group_io io = {member,  wake,       rouse,   post,          request_bell,
-                             is_gone, abort_host, aborted, drop_payloads, ended};
+    struct cl_group_io io = {member,  wake,       wake_host, post,          request_bell,
+                             is_gone, abort_host, aborted,   drop_payloads, ended};
     pthread_mutex_lock(&engine->core);
     struct cl_endpoint *endpoint = engine->endpoint; /* set once */
     pthread_mutex_unlock(&engine->core);

@@ -1,6 +1,6 @@
 /*
- * DLCP: the production core (protocol/endpoint.h) on every host of a fabric. A host is infinitely fast: its endpoint
- * takes a turn at once whenever a packet comes, a message is posted or a timer is due.
+ * DLCP: the production endpoint (protocol/endpoint.h) on every host of a fabric. A host is infinitely fast: its
+ * endpoint takes a turn at once whenever a packet comes, a message is posted or a timer is due.
  *
  * Datagrams carry the length of their payload, not the payload. Packets that a switch may drop first leave as not
  * ECN-capable, the others as ECN-capable, as on a real wire. Paths of a peer differ by their entropy, as by source
@@ -18,8 +18,8 @@ struct sim_dlcp_config {
     bool sprays;     /* every packet has entropy of its own; else every path */
     bool priorities; /* else all packets are of one class */
     bool selective;  /* else no packet is to be dropped before others */
-    /* Length of the core's microsecond. The core's constants suit hosts that share their cores and answer after about
-     * a millisecond; hosts that answer at once may have them in proportion. 1000: the constants as they are. */
+    /* Length of the endpoint's microsecond. The endpoint's constants suit hosts that share their cores and answer after
+     * about a millisecond; hosts that answer at once may have them in proportion. 1000: the constants as they are. */
     uint32_t tick_ns;
 };
 

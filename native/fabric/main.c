@@ -1,5 +1,5 @@
 /*
- * One run on a leaf-spine fabric: collectives by DLCP (the production core) or by DCTCP, with background traffic by
+ * One run on a leaf-spine fabric: collectives by DLCP (the production endpoint) or by DCTCP, with background traffic by
  * DCTCP. Prints one line of JSON: the times of messages and collectives. bench/fabric.py runs it; docs/fabric.md has
  * the results.
  *
@@ -46,7 +46,7 @@ static const struct option {
     NUMBER(rounds, "measured, after one that is not"),
     NUMBER(mtu, "bytes of an IP packet"),
     NUMBER(paths, "dlcp: per peer"),
-    NUMBER(tick_ns, "dlcp: length of the core's microsecond"),
+    NUMBER(tick_ns, "dlcp: length of the endpoint's microsecond"),
     NUMBER(sprays, "dlcp: 1: the switches choose a spine for each packet, 0: for each path"),
     NUMBER(priorities, "dlcp: 0: one class for all"),
     NUMBER(selective, "dlcp: 0: switches do not drop droppable packets first"),

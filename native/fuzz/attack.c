@@ -19,8 +19,8 @@ static void give_insider(struct conversation *c, uint32_t to, const uint8_t *byt
     conversation_give(c, to, bytes, length);
 }
 
-/* A stranger's packet must be rejected: one counter changes, and nothing is due. */
-static void give_stranger(struct conversation *c, uint32_t to, const uint8_t *bytes, uint32_t length)
+/* An attacker's packet must be rejected: one counter changes, and nothing is due. */
+static void give_attack(struct conversation *c, uint32_t to, const uint8_t *bytes, uint32_t length)
 {
     struct cl_endpoint *endpoint = conversation_endpoint(c, to);
     if (endpoint->seal.auth == CL_AUTH_OFF) {
@@ -79,15 +79,15 @@ void attack_repeat(struct conversation *c)
 {
     const struct flying *packet = recorded(c);
     if (packet)
-        give_stranger(c, packet->to, packet->bytes, packet->length);
+        give_attack(c, packet->to, packet->bytes, packet->length);
 }
 
 void attack_redirect(struct conversation *c)
 {
     const struct flying *packet = recorded(c);
     if (packet)
-        give_stranger(c, (packet->to + 1u + conversation_take(c) % (ENDPOINTS - 1)) % ENDPOINTS, packet->bytes,
-                      packet->length);
+        give_attack(c, (packet->to + 1u + conversation_take(c) % (ENDPOINTS - 1)) % ENDPOINTS, packet->bytes,
+                    packet->length);
 }
 
 /* Changes bytes and perhaps the length. */
@@ -144,7 +144,7 @@ void attack_damage(struct conversation *c, bool sealed)
         give_insider(c, to, bytes, length);
         conversation_turn(c, to);
     } else {
-        give_stranger(c, to, bytes, length);
+        give_attack(c, to, bytes, length);
     }
 }
 
@@ -187,7 +187,7 @@ void attack_make_up(struct conversation *c, bool sealed)
     if (sealed)
         give_sealed(c, to, bytes, CL_PACKET_HEAD_BYTES + length);
     else
-        give_stranger(c, to, bytes, CL_PACKET_HEAD_BYTES + length);
+        give_attack(c, to, bytes, CL_PACKET_HEAD_BYTES + length);
 }
 
 void attack_noise(struct conversation *c)
@@ -196,5 +196,5 @@ void attack_noise(struct conversation *c)
     uint32_t to = conversation_take(c) % ENDPOINTS, length = conversation_take(c);
     for (uint32_t i = 0; i < length; i++)
         bytes[i] = (uint8_t)conversation_take(c);
-    give_stranger(c, to, bytes, length);
+    give_attack(c, to, bytes, length);
 }

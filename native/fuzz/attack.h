@@ -1,5 +1,5 @@
 /*
- * Attack: packets that no endpoint of the conversation sent: repeated, redirected, damaged, made up. A stranger's
+ * Attack: packets that no endpoint of the conversation sent: repeated, redirected, damaged, made up. An attacker's
  * packets must be rejected; an insider seals them with the key, and then only memory safety must hold.
  */
 #ifndef CL_FUZZ_ATTACK_H

@@ -1,5 +1,5 @@
 /*
- * Command: three endpoints exchange messages while a stranger, and an insider with the key, do to their packets what
+ * Command: three endpoints exchange messages while an attacker, and an insider with the key, do to their packets what
  * the bytes of an input say. Both fuzzers run it: libfuzzer.c and main.c.
  *
  * The bytes are commands: deliver, reorder, drop, repeat, redirect, damage or make up a packet, sealed or not; post

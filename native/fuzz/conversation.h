@@ -15,7 +15,7 @@ enum {
     PATHS = 2,
     DATAGRAM_BYTES = 168, /* small: more packets for the same bytes */
     FLYING = 128,         /* packets on their way; with more the oldest are lost */
-    RECORDED = 128,       /* packets remembered by the stranger */
+    RECORDED = 128,       /* packets remembered by the attacker */
     MESSAGES = 96,
     GROUPS = 3,
 };

@@ -105,7 +105,7 @@ int cl_group_start(struct cl_group *group, struct cl_operation *operation, uint6
 
 /* ---- failure ---- */
 
-/* The rank that others should look at: the culprit where another rank is known to be it, else the first that failed. */
+/* The culprit for the other ranks: the known culprit, or this rank if it failed by itself. */
 static uint32_t culprit_for_others(const struct cl_group *group, int reason)
 {
     bool shared = reason == CL_EPEERLOST || reason == CL_EMISMATCH || reason == CL_EABORTED;
@@ -145,7 +145,7 @@ void cl_group_peer_died(struct cl_group *group, uint16_t peer)
         if (i == queue->self || group->peers[queue->local[i]] != peer)
             continue;
         atomic_store(&queue->lost[i], true);
-        group->io.rouse(group->io.context);
+        group->io.wake_host(group->io.context);
     }
 }
 
@@ -300,7 +300,7 @@ static bool may_run(const struct cl_group *group, const struct cl_operation *ope
     return first && !atomic_load(&queue->taken) && cl_host_queue_gate_is_open(queue, &operation->turn, &behind);
 }
 
-/* Looks whether a blocked operation waits in vain for a local rank: the status that the group failed with, or CL_OK. */
+/* Fails the group if a local rank, for which the operation waits, cannot come any more. Returns the group's status. */
 static int check_host(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us)
 {
     uint32_t rank, value, behind;
@@ -335,18 +335,18 @@ static void finish(struct cl_group *group, struct cl_operation **at, uint64_t no
     if (operation->next == NULL)
         group->last = at;
     if (operation->plan->network_steps > 0)
-        group->io.drop_payloads(group->io.context); /* repetitions that wait for room still name its memory */
+        group->io.drop_payloads(group->io.context); /* queued retransmissions still point to its buffers */
     end(group, operation, CL_OK, now_us);
 }
 
 /* Runs receives from any source whose message has come. */
-static void step_bound(struct cl_group *group, uint64_t now_us, bool *more)
+static void step_matched(struct cl_group *group, uint64_t now_us, bool *more)
 {
-    struct cl_operation *bound;
-    while (group->mailbox.queues != NULL && (bound = cl_p2p_next(&group->mailbox)) != NULL) {
-        int status = step_operation(group, bound, now_us, more);
+    struct cl_operation *matched;
+    while (group->mailbox.queues != NULL && (matched = cl_p2p_next(&group->mailbox)) != NULL) {
+        int status = step_operation(group, matched, now_us, more);
         if (status != CL_EAGAIN)
-            cl_group_fail(group, status, culprit_of(group, bound, status));
+            cl_group_fail(group, status, culprit_of(group, matched, status));
     }
 }
 
@@ -358,7 +358,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     int aborted = group->io.aborted(group->io.context, &culprit);
     if (aborted != CL_OK)
         cl_group_hear(group, aborted, culprit);
-    step_bound(group, now_us, &more);
+    step_matched(group, now_us, &more);
     while (*at != NULL && atomic_load(&group->status) == CL_OK) {
         struct cl_operation *operation = *at;
         int status = CL_EAGAIN;
@@ -391,7 +391,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     return more;
 }
 
-/* The same for one operation, the first that uses the host. */
+/* Asks for the bells of one operation, the first that uses the host. */
 static bool arm_bells(struct cl_group *group, const struct cl_operation *operation)
 {
     const struct cl_host_queue *queue = &group->host_queue;

@@ -15,7 +15,7 @@ struct cl_group_io {
     /* Asks for a call of cl_group_progress soon. Any thread. */
     void (*wake)(void *context);
     /* Makes this host's threads and engines that wait for a host counter look at their group's state. */
-    void (*rouse)(void *context);
+    void (*wake_host)(void *context);
     /* Raises this rank's host counter and wakes the ranks that wait for it. */
     void (*post)(void *context, uint32_t value);
     /* Asks for a wake-up when local rank `index` posts next. The caller must check the counter once more afterwards. */

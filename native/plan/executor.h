@@ -16,12 +16,11 @@
 /* The memory that the ranks of one host share, for one operation. Arrays are indexed by group rank; NULL for ranks of
  * other hosts. */
 struct cl_host_view {
-    uint8_t **staging;           /* each rank's staging for this operation */
-    _Atomic uint32_t **counters; /* each rank's host counter */
-    _Atomic uint64_t *
-        *signatures;    /* of the operation that each rank runs in this half of its staging; NULL: not compared */
-    uint64_t signature; /* of this operation */
-    uint32_t base;      /* value of the counters at the start of the operation: POST and AWAIT count from it */
+    uint8_t **staging;             /* each rank's staging for this operation */
+    _Atomic uint32_t **counters;   /* each rank's host counter */
+    _Atomic uint64_t **signatures; /* of each rank's operation in this half of its staging; NULL: not compared */
+    uint64_t signature;            /* of this operation */
+    uint32_t base; /* value of the counters at the start of the operation: POST and AWAIT count from it */
     void (*post)(void *context, uint32_t value); /* publishes this rank's counter and wakes the ranks that wait */
     void *context;
 };

@@ -6,15 +6,17 @@
  * are still on their way, and what the sender learns of it.
  *
  *  - The sender sends every packet once. It gives lost packets up while the loss budget lasts; further lost packets,
- * and protected ones, it sends again. A packet sent when nothing else is left to send is marked TAIL.
- *  - The receiver ends the message when it knows that every packet was sent once (a TAIL or a PROBE came), the missing
- *    packets are within the budget, and nothing has come for as long as the network may reorder. Past the message's
- *    deadline it ends the message when the missing packets are within the budget and the others stall.
+ *    and protected ones, it sends again. A packet sent when nothing else is left to send is marked TAIL.
+ *  - The receiver ends the message when it knows that every packet was sent once (a TAIL or a PROBE came), all
+ *    protected packets have arrived, the missing packets are within the budget, and nothing has come for as long as the
+ *    network may reorder. Past the message's deadline it ends the message when all protected packets have arrived, the
+ *    missing packets are within the budget, and packets stall.
  *  - It then reports the packets that it did not count (STOP, repeated until acknowledged). Both ends complete with
- * that list. Packets that come later are refused, so that the sender never takes one of them for counted.
+ *    that list. Packets that come later are refused, so that the sender never takes one of them for counted.
  *  - If packets were given up and all others have been sent, the TAIL may be lost, too. So the sender says that it has
  *    run out (PROBE, repeated until acknowledged, and again if it overtook the whole message). From then on the
- * receiver also reports when it got every packet after all: acknowledgements of packets given up long ago may be lost.
+ *    receiver also reports when it got every packet after all: acknowledgements of packets given up long ago may be
+ * lost.
  *
  * When every packet arrives, there is neither PROBE nor STOP: the message is like a reliable one.
  *
@@ -36,7 +38,8 @@ static inline uint32_t cl_partial_loss_budget(uint32_t packet_count, double loss
     return (uint32_t)(packet_count * loss_bound + 1e-9);
 }
 
-/* Prepare a message that was just begun; at the receiver, before unexpected packets are delivered. */
+/* Prepare a message that was just begun; at the receiver, before unexpected packets are delivered. wary: packets of the
+ * message were refused, so wait longer for them. */
 void cl_partial_begin_send(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos);
 void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos,
                               bool wary, uint64_t now_us);

@@ -3,7 +3,7 @@
  * sender's signature, so that ranks that disagree learn it at once, instead of waiting for messages that do not fit or
  * never come. PINGs carry signatures, too, for ranks that all wait for each other.
  *
- * A signature has 12 bits, as the header has no room for more. It depends on all earlier ones (see assign_order in
+ * A signature has 12 bits, as the header has no room for more. It depends on all earlier ones (see cl_group_order in
  * group.c): if two calls that differ have equal signatures, once in 4095 times, the next operation shows it.
  */
 #ifndef CL_PROTOCOL_SIGNATURES_H

@@ -34,7 +34,7 @@ static void wake(struct sim_member *member)
         member->group.io.wake(member);
 }
 
-static void rouse(void *context)
+static void wake_host(void *context)
 {
     const struct sim_member *member = context;
     for (uint32_t i = 0; i < member->host->local_count; i++)
@@ -75,7 +75,7 @@ static void abort_host(void *context, int reason, uint32_t culprit)
         member->host->aborted = reason;
         member->host->culprit = culprit;
     }
-    rouse(context);
+    wake_host(context);
 }
 
 static int aborted(void *context, uint32_t *culprit)
@@ -91,7 +91,7 @@ void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct si
     member->rank = rank;
     member->host = host;
     io.context = member;
-    io.rouse = rouse;
+    io.wake_host = wake_host;
     io.post = post;
     io.request_bell = request_bell;
     io.is_gone = is_gone;

@@ -44,7 +44,7 @@ static void check_cost(struct sim_world *world, const struct sim_world *calm)
                        (double)calm->ended_ns / 1e9);
 }
 
-/* Virtual time does not notice an endless loop inside the core. The message for that case is written beforehand. */
+/* Virtual time does not notice an endless loop inside the engine. The message for that case is written beforehand. */
 static char stuck[80];
 
 static void end_stuck(int number)
@@ -57,7 +57,7 @@ static void end_stuck(int number)
 static void watch(uint64_t seed)
 {
     struct itimerval limit = {.it_value = {.tv_sec = CPU_SECONDS}};
-    snprintf(stuck, sizeof stuck, "FAILED: seed %" PRIu64 ": the core does not return\n", seed);
+    snprintf(stuck, sizeof stuck, "FAILED: seed %" PRIu64 ": the engine does not return\n", seed);
     signal(SIGPROF, end_stuck);
     setitimer(ITIMER_PROF, &limit, NULL);
 }

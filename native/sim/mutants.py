@@ -1,4 +1,4 @@
-"""Breaks the core in many small ways, one at a time, and shows that the simulator notices: `make sim-mutants`.
+"""Breaks the engine in many small ways, one at a time, and shows that the simulator notices: `make sim-mutants`.
 
 Each mutant is a replacement in one file of a copy of native/. It must apply, build, and fail within SEEDS seeds; the
 table says with which seed and which invariant. A mutant whose text is no longer there counts as a failure: mend it.
@@ -127,7 +127,7 @@ MUTANTS = (
         "if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, *number) && !packet)",
     ),
     Mutant(
-        "do not compare calls in shared memory",
+        "do not compare signatures in shared memory",
         "plan/executor.c",
         "host->signatures != NULL && step->message > 0",
         "host->signatures == NULL && step->message > 0",

@@ -1,6 +1,6 @@
 /*
- * All-reduces of four hosts in virtual time: the production core runs the plan of plans/direct.py, cut into segments as
- * by default.
+ * All-reduces of four hosts in virtual time: the production engine runs the plan of plans/direct.py, cut into segments
+ * as by default.
  */
 #ifndef CL_TESTS_ALL_REDUCE_H
 #define CL_TESTS_ALL_REDUCE_H

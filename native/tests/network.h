@@ -1,7 +1,7 @@
 /*
- * Network: endpoints on the simulator's network (sim/network.h), for tests of the core in virtual time: one host per
- * endpoint, one interface per path. Tests set rates, buffers, noise and failures on the links. Deterministic: a seed
- * determines a run.
+ * Network: endpoints on the simulator's network (sim/network.h), for tests of the protocol in virtual time: one host
+ * per endpoint, one interface per path. Tests set rates, buffers, noise and failures on the links. Deterministic: a
+ * seed determines a run.
  */
 #ifndef CL_TESTS_NETWORK_H
 #define CL_TESTS_NETWORK_H

@@ -82,10 +82,10 @@ static inline void post_receive(struct transfer *t)
     network_wake(t->network, t->to);
 }
 
-static inline struct network *open_network(uint32_t hosts, uint16_t paths, double mbit_per_s, size_t stash,
+static inline struct network *open_network(uint32_t hosts, uint16_t paths, double mbit_per_s, size_t unexpected_bytes,
                                            uint64_t seed)
 {
-    struct network *network = network_new(hosts, paths, mbit_per_s, 150, stash, seed);
+    struct network *network = network_new(hosts, paths, mbit_per_s, 150, unexpected_bytes, seed);
     for (uint32_t i = 0; i < hosts; i++) {
         network->hosts[i].on_completion = on_completion;
         network->hosts[i].argument = network;

@@ -63,7 +63,7 @@ static void inject(struct network *network, uint32_t host, const uint8_t *bytes,
     cl_endpoint_receive(network->hosts[host].endpoint, bytes, length, false, now_us, now_us);
 }
 
-/* What passed by, as a stranger on the link records it. */
+/* The packets on the link, as an attacker records them. */
 static struct capture {
     uint16_t to;
     uint32_t length;
@@ -157,10 +157,10 @@ TEST(test_forged_packets_change_nothing)
         bool off = AUTHS[a] == CL_AUTH_OFF;
         for (uint32_t i = 0; i < 3000; i++) {
             uint8_t bytes[NETWORK_DATAGRAM_BYTES] = {0};
-            bool stranger = i % 7 == 0, stale = i % 11 == 0;
+            bool attacker = i % 7 == 0, stale = i % 11 == 0;
             struct cl_packet packet = {.kind = (uint8_t)(i % CL_PACKET_KINDS),
                                        .flags = CL_PACKET_ACK_NOW | CL_PACKET_LAST,
-                                       .source = stranger ? (uint16_t)(i % 5 == 0 ? 0 : 100 + i) : 1,
+                                       .source = attacker ? (uint16_t)(i % 5 == 0 ? 0 : 100 + i) : 1,
                                        .length = i % 3 ? 0 : 8,
                                        .path = (uint16_t)(i % 2),
                                        .epoch = stale ? 0 : 1,
@@ -172,7 +172,7 @@ TEST(test_forged_packets_change_nothing)
             cl_packet_encode(&packet, bytes);
             cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &guess, 0, packet.number);
             check_ignored(network, bytes, CL_PACKET_HEAD_BYTES + packet.length,
-                          off || stranger || stale ? &stats->packets_foreign : &stats->packets_forged);
+                          off || attacker || stale ? &stats->packets_foreign : &stats->packets_forged);
         }
         CHECK_EQ(stats->packets_replayed, 0);
     }
@@ -229,7 +229,7 @@ static void pester(struct network *network, struct sim_datagram *packet)
     inject(network, old->to, bytes, old->length);
 }
 
-TEST(test_exchange_among_strangers)
+TEST(test_exchange_among_attackers)
 {
     static const enum cl_auth AUTHS[] = {CL_AUTH_HEADER, CL_AUTH_FULL};
     for (int a = 0; a < 2; a++)

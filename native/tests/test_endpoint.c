@@ -74,7 +74,7 @@ static bool measure(struct network *network, uint32_t from, const struct cl_data
 /* Two hosts of which one can send less than the other. */
 TEST(test_packets_are_as_large_as_both_ends_take)
 {
-    SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, 20000, 23); /* some of it is stashed */
+    SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, 20000, 23); /* some packets are unexpected */
     uint32_t largest[2] = {0}, full = network->hosts[0].endpoint->payload_bytes;
     CHECK_EQ(cl_endpoint_cut_peer(network->hosts[0].endpoint, 1, CUT_BYTES), CL_OK);
     CHECK_EQ(cl_endpoint_cut_peer(network->hosts[1].endpoint, 0, CUT_BYTES), CL_OK);
@@ -153,7 +153,7 @@ TEST(test_sleeping_receiver_costs_probes_only)
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted <= 6);
 }
 
-/* Rank 2 enters 500 ms late. Nobody fails or floods it, and what was stashed is there at once. */
+/* Rank 2 enters 500 ms late. Nobody fails or floods it, and its unexpected packets are there at once. */
 TEST(test_late_receiver)
 {
     SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 8);
@@ -164,7 +164,7 @@ TEST(test_late_receiver)
     }
     network_run_until(network, network_now_us(network) + 500000);
     const struct cl_engine_stats *late = cl_endpoint_stats(network->hosts[2].endpoint);
-    CHECK_EQ(network->hosts[0].completed, 1); /* the stash holds all of it */
+    CHECK_EQ(network->hosts[0].completed, 1); /* there is room for all unexpected packets */
     CHECK_EQ(late->packets_unexpected, 2 * 733);
     for (uint32_t from = 0; from < 2; from++)
         post_receive(network, transfers[from], 1);
@@ -364,7 +364,7 @@ TEST(test_mutated_packets)
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1 << 20), *back = transfer_new(1, 0, 0, 1 << 20);
     post_send(network, t, 1, 0);
     post_receive(network, t, 1);
-    post_send(network, back, 1, 0); /* never received: stash, refusals and READYs take part */
+    post_send(network, back, 1, 0); /* never received: unexpected packets, refusals, READYs */
     network->meddle = mutate;
     network_run_until(network, network_now_us(network) + 300000);
     CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_foreign > 0);

@@ -40,7 +40,7 @@ TEST(test_idle_peers_stay_alive)
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent < 50);
 }
 
-/* A process that was stopped for long does not blame its peers for the silence it did not hear. */
+/* A process that was stopped for long does not take its peers for lost: it did not hear them. */
 TEST(test_own_sleep_is_no_silence)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 14);

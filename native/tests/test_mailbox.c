@@ -318,8 +318,8 @@ TEST(test_given_source_waits_its_turn)
     CHECK_EQ(last->ticket.source, 1);
 }
 
-/* The stash is full of what nobody wants yet: who is waited for is heard all the same, whether it came before or comes
- * after the receive; and what filled the stash is not lost. */
+/* Unexpected packets fill their memory. A message that a receive waits for arrives all the same, before or after the
+ * receive is posted, and no unexpected packet is lost. */
 TEST(test_no_room)
 {
     enum { FILLERS = 20 };
@@ -458,7 +458,7 @@ TEST(test_lost_peer)
     SCOPED_TOWN *town = found(3, 1000, 6000, 13);
     struct network_host *host = &town->network->hosts[2];
     send(town, 0, 2, 1, 10, 41);
-    send(town, 0, 2, 1, 15000, 42); /* the stash has no room for all of it */
+    send(town, 0, 2, 1, 15000, 42); /* there is no room for all of it before its receive */
     pass(town, 500000);
     const struct receive *posted = receive(town, 2, 0, 3, 10);
     const struct receive *from_any = NULL;

@@ -217,7 +217,8 @@ TEST(test_more_is_protected_than_the_bound_leaves)
     lose(&choice, 100, (struct cl_qos){.loss_bound = 0.5, .protect = all, .protect_bytes = PAYLOAD}, 0);
 }
 
-/* Nothing of a message fits into the stash: it is refused, sent again, and must not be cut off meanwhile. */
+/* No packet of a message fits into the memory for unexpected packets: it is refused, sent again, and must not be cut
+ * off meanwhile. */
 
 /* The last tenth is lost, and before the sender says so the receiver's group has failed, or closed. */
 TEST(test_a_probe_for_a_group_that_is_gone)

@@ -224,7 +224,7 @@ TEST(test_udp_sizes)
     CHECK_EQ(inbox.count, 1);
 }
 
-TEST(test_udp_strangers)
+TEST(test_udp_attackers)
 {
     UDP_WIRE *wire = open_wire(&cl_wire_udp, 1, 0);
     int fd = socket(AF_INET, SOCK_DGRAM, 0);
