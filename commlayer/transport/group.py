@@ -303,7 +303,7 @@ class NativeGroup:
         elif qos.protect and qos.protect_bytes <= 0:
             wrong = f"protect_bytes={qos.protect_bytes}: use the bytes per bit of the map, above 0"
         if wrong:
-            raise ConfigError(f"rank {self.rank} of group {self.name!r}: bounded loss with {wrong}")
+            raise ConfigError(f"rank {self.rank} of group {self.name!r}: partial operation with {wrong}")
         return ffi.new(
             "struct cl_qos *",
             {

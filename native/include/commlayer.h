@@ -293,7 +293,7 @@ struct cl_operation_request {
     void *input, *output; /* belong to the engine until the operation is done */
     uint64_t timeout_us;  /* 0: none */
     int32_t dtype, op;    /* enum cl_dtype, enum cl_op */
-    /* With a bound on loss, the steps marked CL_STEP_PARTIAL may lose packets: of sums of floating-point numbers only,
+    /* With a loss bound, the steps marked CL_STEP_PARTIAL may lose packets: of sums of floating-point numbers only,
      * else CL_EINVAL. Its deadline_us counts from the start of the operation; UINT64_MAX: it follows the plan's latest
      * runs. */
     struct cl_qos qos;

@@ -2,7 +2,7 @@
 
 #include "tests/check.h"
 
-/* Writes what is known and reads it back as the sender would. */
+/* Writes an acknowledgement and reads it back as the sender would. */
 static struct cl_ack_frame frame_of(struct cl_ack *ack, uint64_t next_number, uint64_t now_us)
 {
     struct cl_packet packet = {.kind = CL_PACKET_ACK};
@@ -35,7 +35,7 @@ TEST(test_round_trip)
     CHECK_EQ(frame.refused[0].end, 6);
 }
 
-/* The count of marks is of all time, so a lost acknowledgement takes none with it; it wraps. */
+/* The count of marks goes on from the start and wraps: a lost acknowledgement takes no marks with it. */
 TEST(test_marks)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
@@ -70,7 +70,7 @@ TEST(test_when_due)
     CHECK_EQ(ack.deadline_us, 600);
 }
 
-/* However many gaps there are, a refused packet is told as refused or not at all. */
+/* A refused packet is reported as refused or not at all, however many gaps there are. */
 TEST(test_refused_is_never_told_as_accepted)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
@@ -103,7 +103,7 @@ TEST(test_malformed_is_refused)
     CHECK(!cl_ack_read(&frame, &packet, payload, 5)); /* of a packet never sent */
     packet.length = CL_ACK_PORT_BYTES + 8;
     CHECK(!cl_ack_read(&frame, &packet, payload, 6)); /* length and counts disagree */
-    packet.length = 4;                                /* nothing of the port */
+    packet.length = 4;                                /* the port's state is missing */
     CHECK(!cl_ack_read(&frame, &packet, payload, 6));
     packet.length = CL_ACK_PORT_BYTES + 4;
     packet.offset = CL_ACK_RANGES + 1;

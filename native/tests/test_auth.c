@@ -1,4 +1,4 @@
-/* Strangers at an endpoint: forged, foreign, replayed and damaged packets beside a conversation that must not notice.
+/* Attacks on an endpoint: forged, foreign, replayed and damaged packets beside a conversation that must not notice.
  */
 #include <malloc.h>
 
@@ -104,7 +104,7 @@ static struct network *network_with(enum cl_auth auth, double loss, uint64_t see
 
 /* ---- nothing but a counter changes ---- */
 
-/* Everything an endpoint holds, but its counters. */
+/* The whole state of an endpoint except its counters. */
 struct image {
     size_t heap_bytes;
     struct cl_endpoint endpoint;
@@ -123,7 +123,7 @@ static void take_image(struct image *image, const struct cl_endpoint *endpoint)
                    sizeof(struct cl_peer) + endpoint->peers.list[i]->path_count * sizeof(struct cl_path));
 }
 
-/* Host 0 is given the packet: it must answer nothing, allocate nothing and change nothing but `counter`. */
+/* Gives host 0 the packet: it must not answer, allocate or change anything but `counter`. */
 static void check_ignored(struct network *network, const uint8_t *bytes, size_t length, const uint64_t *counter)
 {
     static struct image before, after;
@@ -178,7 +178,7 @@ TEST(test_forged_packets_change_nothing)
     }
 }
 
-/* Everything that was on the link during an exchange, again and damaged in each of several ways. */
+/* All packets of an exchange come again, damaged in each of several ways. */
 TEST(test_captured_packets_change_nothing)
 {
     SCOPED_NETWORK *network = network_with(CL_AUTH_FULL, 0.02, 42);
@@ -204,7 +204,7 @@ TEST(test_captured_packets_change_nothing)
         check_ignored(network, bytes, capture->length + 1, &stats->packets_foreign);
         check_ignored(network, bytes, capture->length - 1, &stats->packets_foreign);
         check_ignored(network, bytes, i % CL_PACKET_HEAD_BYTES, &stats->packets_foreign);
-        uint32_t at = 8 + i % (capture->length - 8); /* anything after the fields that are looked at first */
+        uint32_t at = 8 + i % (capture->length - 8); /* a byte after the fields that are checked first */
         at = at == 28 || at == 29 || at == 30 || at == 31 ? 27 : at;
         bytes[at] ^= 0x10;
         check_ignored(network, bytes, capture->length, &stats->packets_forged);
@@ -256,7 +256,7 @@ static void damage_payload(struct network *network, struct sim_datagram *packet)
         packet->bytes[packet->length - 1] ^= 0x40;
 }
 
-/* With "full" damaged packets are as good as lost, and repaired like those. */
+/* With "full", damaged packets count as lost and are sent again. */
 TEST(test_full_repairs_damage)
 {
     SCOPED_NETWORK *network = network_with(CL_AUTH_FULL, 0, 60);
@@ -266,7 +266,7 @@ TEST(test_full_repairs_damage)
     CHECK(stats_of(network, 0)->packets_forged > 3);
 }
 
-/* Another key, or another idea of what the tag covers: not a word gets through. */
+/* With another key, or another coverage of the tag, no packet gets through. */
 TEST(test_disagreement)
 {
     for (int i = 0; i < 2; i++) {
@@ -285,7 +285,7 @@ TEST(test_disagreement)
     }
 }
 
-/* A replay is no sign of life: a peer that died is lost on time, however much of it is heard again. */
+/* A replay is no sign of life: a dead peer is lost on time, however many of its packets are replayed. */
 TEST(test_replay_keeps_nobody_alive)
 {
     SCOPED_NETWORK *network = network_with(CL_AUTH_HEADER, 0, 62);
@@ -326,7 +326,7 @@ TEST(test_numbers_wrap)
     check_exchanged(network, 1);
     const struct cl_path *path = &cl_peer_list_find(&network->hosts[0].endpoint->peers, 1)->paths[0];
     CHECK(path->packets.next > 0x100000000);
-    /* a whole round later the same numbers are on the wire again, but not the same tags */
+    /* 2^32 packets later the same numbers are on the wire again, with other tags */
     struct cl_engine_stats before = *stats_of(network, 0);
     age(network, 0x1FFFFFFC0);
     uint32_t replays = 0;

@@ -64,7 +64,7 @@ TEST(test_slow_start_doubles_until_a_queue_appears)
 TEST(test_converges_to_the_target)
 {
     start();
-    /* a link with room for 40 packets in flight; what exceeds them waits 100 us each */
+    /* a link with room for 40 packets in flight; each further packet waits 100 us */
     for (int i = 0; i < 300; i++)
         round_trip(window() > 40 ? (uint32_t)(window() - 40) * 100 : 0, 0, true);
     for (int i = 0; i < 50; i++) {
@@ -135,7 +135,7 @@ TEST(test_marks)
     marked_round_trip(10, 0, 1000, true);
     CHECK(window() >= 64 && window() <= 65); /* slow start is over, too */
     for (int i = 0; i < 300; i++)
-        marked_round_trip(10, 0, window() > 40 ? window() - 40 : 0, true); /* what exceeds 40 packets */
+        marked_round_trip(10, 0, window() > 40 ? window() - 40 : 0, true); /* packets beyond 40 */
     for (int i = 0; i < 50; i++) {
         uint64_t before = window();
         marked_round_trip(10, 0, window() > 40 ? window() - 40 : 0, true);

@@ -16,7 +16,7 @@ TEST(test_first_reason_stays)
     CHECK(!cl_closed_groups_find(&closed, 6));
 }
 
-TEST(test_bounded)
+TEST(test_memory_is_limited)
 {
     SCOPED(cl_closed_groups_free) struct cl_closed_groups closed = {0};
     for (uint32_t group = 0; group < CL_CLOSED_GROUPS_MAX + 10; group++)

@@ -1,4 +1,4 @@
-/* Whole endpoints on long, lossy and shallow ways, in virtual time: what congestion control costs there. */
+/* Whole endpoints on long, lossy and shallow paths, in virtual time: the cost of congestion control. */
 #include "congestion/cc.h"
 
 #include "tests/check.h"
@@ -65,7 +65,7 @@ TEST(test_long_ways_with_shallow_buffers)
     CHECK(mean_us < 1.5 * ideal_us);
 }
 
-TEST(test_long_ways_with_bounded_loss)
+TEST(test_long_ways_with_partial_messages)
 {
     CHECK(exchange(hosts_apart(4, 20000, 32, 0.01, 1), 0.02) < 2 * (link_us(3) + 40000));
     double reliable_us = 0, partial_us = 0;
@@ -76,7 +76,7 @@ TEST(test_long_ways_with_bounded_loss)
     CHECK(partial_us < 0.9 * reliable_us);
 }
 
-/* Loss that does not depend on how much is sent slows nothing but what has to be sent again. */
+/* Loss that does not depend on the rate costs only the retransmissions. */
 TEST(test_random_loss)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
@@ -98,7 +98,7 @@ static uint64_t stream_us(struct network *network)
     return network_now_us(network) - start_us;
 }
 
-/* A port that is four times slower than what is sent to it, with room for 16 packets, whether or not there is random
+/* A port four times slower than its senders, with room for 16 packets, whether or not there is random
  * loss as well. */
 TEST(test_full_buffers_are_respected)
 {

@@ -1,5 +1,5 @@
 /*
- * An all-reduce beside traffic of others that does not yield, in virtual time: half of one host's port is taken, and
+ * An all-reduce beside traffic that does not yield, in virtual time: half of one host's port is taken, and
  * four hosts burst at once into another's.
  */
 #include "tests/all_reduce.h"

@@ -1,4 +1,4 @@
-/* Egress by itself, and what it is for: goodput of whole endpoints in virtual time, which is deterministic. */
+/* Egress by itself, and its purpose: the goodput of whole endpoints in virtual time, which is deterministic. */
 #include "congestion/egress.h"
 
 #include "tests/check.h"
@@ -7,7 +7,7 @@
 enum { DATAGRAM = 1472, ON_WIRE = DATAGRAM + CL_EGRESS_OVERHEAD_BYTES };
 
 /* Sends a packet that arrives at clock_us, after queue_us in queues, and is acknowledged at told_us. Returns the part
- * of the queue that is not the interface's. */
+ * of the queue beyond the interface. */
 static uint32_t pass(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t sent_us,
                      uint64_t clock_us, uint32_t queue_us, uint64_t told_us)
 {
@@ -20,7 +20,7 @@ static uint32_t pass(struct cl_egress *egress, struct cl_egress_view *view, uint
     return cl_egress_on_sample(egress, view, &sample, told_us);
 }
 
-/* A link of ns_per_byte behind the interface: sends whatever the pacer lets go, and reports each packet at its arrival.
+/* A link of ns_per_byte behind the interface: sends all that the pacer allows, and reports each packet at its arrival.
  */
 static double run_link(struct cl_egress *egress, double us_per_packet, uint64_t from_us, uint64_t until_us)
 {
@@ -74,7 +74,7 @@ TEST(test_idle_time_does_not_lower_capacity)
     CHECK(egress.capacity > 0.97 * ON_WIRE * 1e6 / 60);
 }
 
-/* Bulk keeps what is urgent from waiting long, for a while after it was last seen. */
+/* Beside urgent packets, and for a while after the last one, bulk keeps the queue short. */
 TEST(test_shorter_queue_beside_urgent)
 {
     struct cl_egress egress;
@@ -95,7 +95,7 @@ TEST(test_shorter_queue_beside_urgent)
     CHECK(run_link(&egress, 60, 4500000, 5000000) > 0.8 * alone_us);
 }
 
-/* A few packets' wait is not the link's: it can do more, whoever is in a hurry. */
+/* A wait of a few packets does not mean that the link is busy, also beside urgent packets. */
 TEST(test_search_goes_on_beside_urgent)
 {
     for (uint8_t first_class = 0; first_class <= 4; first_class += 4) {
@@ -191,7 +191,7 @@ TEST(test_search_by_urgent_packets)
     CHECK(egress.capacity > 0.9 * capacity);
 }
 
-/* What leaves in a burst, and overtakes others, and comes as a queue elsewhere drains, does not tell of a faster link.
+/* Packets that leave in a burst, overtake others and arrive as a queue elsewhere drains do not prove a faster link.
  */
 TEST(test_overtaking_is_no_capacity)
 {
@@ -216,7 +216,7 @@ static uint32_t burst_of(struct cl_egress *egress, uint8_t class, uint64_t now_u
     return packets;
 }
 
-/* A burst, and the next when others have had their turn: more is paced like anything else. */
+/* An urgent burst leaves at once, and the next one after others had their turn; further packets are paced. */
 TEST(test_urgent_borrows_one_burst)
 {
     struct cl_egress egress;
@@ -271,7 +271,7 @@ TEST(test_overflow_makes_it_shallower)
     CHECK(egress.depth_us > depth_us / 2); /* and comes back */
 }
 
-/* Where more hosts send to a port than we have receivers, what arrives says nothing about our interface. */
+/* Where more hosts send to a port than this host has receivers, arrivals say nothing about this host's interface. */
 TEST(test_a_crowded_port_is_not_ours)
 {
     struct cl_egress egress;
@@ -367,7 +367,7 @@ TEST(test_goodput_unequal_paths)
     CHECK(goodput(network, 4 * MIB, 200) >= 96);
 }
 
-/* Three send to one: its port is what is scarce, and nobody but the senders' windows knows. */
+/* Three hosts send to one: its port is the bottleneck, and only the windows of the senders can tell. */
 TEST(test_goodput_incast)
 {
     SCOPED_NETWORK *network = network_new(4, 1, 200, 150, 64 << 20, 1);

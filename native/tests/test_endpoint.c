@@ -138,7 +138,7 @@ TEST(test_tail_loss_recovers_fast)
     CHECK_EQ(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted, 1);
 }
 
-/* A receiver that does not run for 50 ms costs a few probes, not a second copy of everything. */
+/* A receiver that does not run for 50 ms costs a few probes, not a second copy of every packet. */
 TEST(test_sleeping_receiver_costs_probes_only)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 1000, 600, ROOM, 7);
@@ -266,7 +266,8 @@ TEST(test_cancel)
     CHECK(network_run_completions(network, 1, network_now_us(network) + 100000));
     CHECK_EQ(network->hosts[1].completed, 1);
     CHECK(intact(next));
-    CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_unexpected == 0); /* what came late was dropped */
+    CHECK(cl_endpoint_stats(network->hosts[1].endpoint)->packets_unexpected ==
+          0); /* packets that came late were dropped */
 
     cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
     struct cl_message_id id = {9, 3, 0};
@@ -351,12 +352,12 @@ static void mutate(struct network *network, struct sim_datagram *packet)
         uint32_t at = (uint32_t)(network_random(network) * 32); /* all of the header but the tag */
         packet->bytes[at] = (uint8_t)(packet->bytes[at] ^ 1u << (int)(network_random(network) * 8));
     }
-    cl_store_u16(packet->bytes + 6, packet->length - CL_PACKET_HEAD_BYTES); /* what is sealed must be there */
+    cl_store_u16(packet->bytes + 6, packet->length - CL_PACKET_HEAD_BYTES); /* the sealed bytes must be there */
     cl_packet_seal(packet->bytes, packet->bytes + CL_PACKET_HEAD_BYTES, &network->hosts[packet->to].endpoint->seal,
                    packet->to, 0);
 }
 
-/* Packets with flipped bits under a right tag: whatever they say, nothing breaks. */
+/* Packets with flipped bits and a valid tag break nothing. */
 TEST(test_mutated_packets)
 {
     SCOPED_NETWORK *network = network_new(3, 2, 200, 150, 100000, 23);

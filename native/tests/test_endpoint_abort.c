@@ -1,4 +1,4 @@
-/* Aborted groups: who hears of it, and from whom, over the network of network.h. */
+/* Aborted groups: which peers learn of it, and from whom, over the network of network.h. */
 #include "protocol/endpoint.h"
 
 #include "tests/transfer.h"
@@ -44,7 +44,8 @@ TEST(test_abort)
     CHECK_EQ(cl_endpoint_post_send(network->hosts[1].endpoint, 2, id, sends->sent, 5, 0, 0, NULL), CL_EABORTED);
 }
 
-/* Nothing gets from 1 to 0, all gets from 0 to 1: who gives up first tells the other, who would wait twice as long. */
+/* No packet gets from 1 to 0, all get from 0 to 1. Host 0 gives up first and tells host 1, which would wait twice as
+ * long. */
 TEST(test_abort_reaches_a_lost_peer)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 23);

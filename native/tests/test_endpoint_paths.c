@@ -55,7 +55,8 @@ TEST(test_path_with_long_round_trip_revives)
     CHECK(intact(second));
 }
 
-/* A path dies with all there is to send on it: the other one, which is idle, must be asked whether the peer lives. */
+/* A path dies with all packets in flight on it: a PING on the other path, which is idle, must show that the peer lives.
+ */
 TEST(test_path_death_with_everything_on_it)
 {
     for (uint32_t path = 0; path < 2; path++) {
@@ -70,7 +71,7 @@ TEST(test_path_death_with_everything_on_it)
     }
 }
 
-/* All that is in flight is on the path that dies: nothing else moves that could show that the other one works. */
+/* All packets in flight are on the path that dies: no traffic shows that the other path works. */
 TEST(test_path_death_in_lockstep)
 {
     uint64_t worst_us = 0;

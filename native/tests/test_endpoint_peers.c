@@ -20,7 +20,7 @@ TEST(test_peer_death)
     CHECK_EQ(network->hosts[0].failed, 2);
     CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
     CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 2));
-    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 2)); /* nobody waits for it there: it may have left */
+    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 2)); /* host 1 does not wait for it: it may have left */
     CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
     struct cl_message_id id = {9, 2, 0};
     CHECK_EQ(cl_endpoint_post_send(network->hosts[0].endpoint, 2, id, to_dead->sent, 5, 0, 0, NULL), CL_EPEERLOST);
@@ -55,7 +55,7 @@ TEST(test_own_sleep_is_no_silence)
     CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
 }
 
-/* A process that is stopped for less than the timeout, just before it would have had something to say, is not lost. */
+/* A process that is stopped for less than the timeout, just before its next packet was due, is not lost. */
 TEST(test_pause_shorter_than_the_timeout)
 {
     for (uint32_t before_us = 0; before_us < 2000000; before_us += 100000) {
@@ -72,7 +72,7 @@ TEST(test_pause_shorter_than_the_timeout)
     }
 }
 
-/* Nothing gets from 0 to 1: 0 hears 1 all the time, but never an answer. */
+/* No packet gets from 0 to 1: host 0 hears host 1 all the time, but never an answer. */
 TEST(test_a_peer_that_never_answers_is_lost)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 25);

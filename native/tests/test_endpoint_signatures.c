@@ -41,11 +41,11 @@ TEST(test_signatures)
         disagree(5, 0, order, true);
         disagree(0, 5, order, true);
         disagree(5, 6, order, true);
-        disagree(5, 6, order, false); /* a message that nobody waits for */
+        disagree(5, 6, order, false); /* no receive is posted for the message */
     }
 }
 
-/* Each waits for the other, and neither sends. */
+/* Each host waits for the other, and neither sends. */
 TEST(test_pings_carry_signatures)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 20);

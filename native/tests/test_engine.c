@@ -305,7 +305,7 @@ TEST(test_open_and_close)
     CHECK_EQ(open_descriptors(), before);
 }
 
-/* ---- bounded loss ---- */
+/* ---- partial operations ---- */
 
 struct lossy_call {
     struct team *team;
@@ -349,7 +349,7 @@ static uint32_t check_lossy(const struct lossy_call *of, const struct lossy_call
     return missing;
 }
 
-TEST(test_bounded_loss)
+TEST(test_partial_operations)
 {
     SCOPED_WORLD world = open_world(2, "mem", 0.1);
     SCOPED_TEAM team = open_team(&world, 1, false);

@@ -1,4 +1,4 @@
-/* Executors: the order of their steps, what they wait for, and how they fail. Messages go over network.h; arrays are
+/* Executors: the order of their steps, their waits and their failures. Messages go over network.h; arrays are
  * the shared memory. */
 #include "plan/executor.h"
 #include "protocol/packet.h"
@@ -175,7 +175,7 @@ TEST(test_counters_wrap)
     host_exchange_from(INT32_MAX);
 }
 
-/* A peer that has come far enough, but in another operation: nothing of its staging is read. */
+/* The peer's counter is high enough, but of another operation: its staging is not read. */
 TEST(test_another_call)
 {
     struct host host;
@@ -231,7 +231,7 @@ TEST(test_several_awaits)
 
 /* ---- messages ---- */
 
-/* What arrives once only a part of host 0's message may: its data before an offset, and acknowledgements to it. */
+/* Lets only a part of host 0's message arrive, its data before an offset, and acknowledgements to host 0. */
 static bool drops_rest(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
     const uint32_t *deaf_from = network->argument;
@@ -308,7 +308,7 @@ TEST(test_messages)
     }
 }
 
-/* The received replaces what was there, and the steps behind it wait until all of it is. */
+/* Received bytes replace the old ones, and later steps wait until all have come. */
 TEST(test_receive_copy)
 {
     SCOPED_NETWORK *network = open_network();

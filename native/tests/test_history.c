@@ -30,8 +30,8 @@ TEST(test_whole_sequence)
     CHECK(!cl_history_contains(&history, &next));
 }
 
-/* A group that lives for long: memory stays bounded, the recent past is exact, the distant past counts as finished. */
-TEST(test_bounded)
+/* A group that lives for long: memory stays limited, the recent past is exact, the distant past counts as finished. */
+TEST(test_memory_is_limited)
 {
     SCOPED(cl_history_free) struct cl_history history = {0};
     for (uint32_t sequence = 0; sequence < 50000; sequence++)
@@ -47,7 +47,8 @@ TEST(test_bounded)
     CHECK(!cl_history_contains(&history, &future));
 }
 
-/* Tags come in any order, their receives are posted in order: what was posted is exact, however many tags there are. */
+/* Tags come in any order, their receives are posted in order: the posted receives are known exactly, however many tags
+ * there are. */
 TEST(test_point_to_point)
 {
     SCOPED(cl_history_free) struct cl_history history = {0};
@@ -56,7 +57,7 @@ TEST(test_point_to_point)
         struct cl_message_id id = {group, 2 * tag, 0}; /* with gaps */
         CHECK_EQ(cl_history_next_index(&history, group, id.sequence), 0);
         CHECK(cl_history_add_posted(&history, &id));
-        CHECK(cl_history_add(&history, &id)); /* that it is finished changes nothing */
+        CHECK(cl_history_add(&history, &id)); /* finishing it changes nothing */
         CHECK_EQ(cl_history_next_index(&history, group, id.sequence), 1);
     }
     struct cl_message_id first = {group, 0, 0}, second = {group, 0, 1}, unused = {group, 1, 0}, operation = {1, 0, 0};

@@ -139,7 +139,7 @@ TEST(test_sleep)
     close_region(&region);
 }
 
-/* Two threads take turns: one lost wake-up, and this takes as long as a sleep does: for ever. */
+/* Two threads take turns: after one lost wake-up, the test would sleep for ever. */
 struct player {
     struct cl_host *host;
     uint32_t self, turns;
@@ -191,7 +191,7 @@ TEST(test_abort)
         usleep(1000);
     }
     pthread_join(thread, NULL);
-    cl_host_sleep(region.hosts[0], 1, 1, FOREVER_US); /* nobody sleeps in a dead region */
+    cl_host_sleep(region.hosts[0], 1, 1, FOREVER_US); /* no thread sleeps in a dead region */
     close_region(&region);
 }
 
@@ -202,7 +202,7 @@ TEST(test_bells)
     CHECK(strcmp(region.bells[0], region.bells[1]) != 0);
     CHECK(strlen(region.bells[0]) < CL_BELL_BYTES);
     cl_host_post(region.hosts[1], 1);
-    CHECK(!rings(&region, 0)); /* nobody asked */
+    CHECK(!rings(&region, 0)); /* no rank asked */
     cl_host_request_bell(region.hosts[0], 1);
     cl_host_request_bell(region.hosts[2], 1);
     cl_host_post(region.hosts[2], 1);
@@ -219,7 +219,7 @@ TEST(test_bells)
     cl_host_abort(region.hosts[1], CL_EABORTED, 1);
     CHECK(rings(&region, 0));
     cl_bell_drain(region.bell_fds[0]);
-    for (int i = 0; i < 2000; i++) { /* a full queue blocks nobody */
+    for (int i = 0; i < 2000; i++) { /* a full queue does not block */
         cl_host_request_bell(region.hosts[0], 1);
         cl_host_post(region.hosts[1], 4 + (uint32_t)i);
     }

@@ -1,4 +1,4 @@
-/* Several hosts into one port, in virtual time: what the receiver's word about its port is for (congestion/ingress.h).
+/* Several hosts send to one port, in virtual time: the effect of the receiver's reports (congestion/ingress.h).
  */
 #include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
@@ -30,7 +30,7 @@ static void post(struct network *network, uint32_t sequence, uint32_t senders)
         network_post(network, (struct network_message){from, 0, id, data, target, BYTES, {.priority = 4}});
 }
 
-/* The longest of some gathers, one after the other, over what the port needs. */
+/* The longest of several gathers in a row, divided by the time that the port needs. */
 static double slowest(struct network *network, uint32_t senders)
 {
     double most = 0;
@@ -74,7 +74,7 @@ TEST(test_hosts_that_sleep)
     }
 }
 
-/* Everybody's share is the same a few milliseconds after the start, not seconds: no sender is done long before the
+/* All senders have equal shares within milliseconds of the start, not seconds: none finishes long before the
  * others. */
 TEST(test_shares_are_equal_at_once)
 {
@@ -111,5 +111,5 @@ TEST(test_senders_come_and_go)
     while (network->hosts[0].completed < 9 && network_step(network, start_us + 10000000))
         ;
     CHECK((double)(network_now_us(network) - start_us) < 1.05 * 9 * ideal_us(BYTES));
-    CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 0); /* nothing is awaited of anybody */
+    CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 0); /* no message is expected */
 }

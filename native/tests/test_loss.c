@@ -56,7 +56,7 @@ TEST(test_packet_threshold)
 {
     start(10);
     detect(100000);
-    CHECK_EQ(lost_count, 0); /* without any acknowledgement nothing is lost */
+    CHECK_EQ(lost_count, 0); /* without acknowledgements no packet counts as lost */
     acknowledge(2);
     detect(500);
     CHECK_EQ(lost_count, 0);
@@ -97,7 +97,7 @@ TEST(test_what_is_urgent_overtakes)
     detect(40000);
     CHECK_EQ(lost_count, 9);
     detect(50901);
-    CHECK_EQ(lost_count, 10); /* nothing waits that long */
+    CHECK_EQ(lost_count, 10); /* the wait has a limit */
     acknowledge(1);
     detect(50902);
     CHECK_EQ(sent.packets, 0);
@@ -129,7 +129,7 @@ TEST(test_pto)
     CHECK_EQ(cl_loss_pto_us(&loss, &sent, &rtt), UINT64_MAX);
     struct cl_sent_packet ping = {.kind = CL_PACKET_PING, .sent_us = 1000};
     cl_sent_push(&sent, &ping);
-    CHECK_EQ(cl_loss_pto_us(&loss, &sent, &rtt), UINT64_MAX); /* nobody waits for a heartbeat */
+    CHECK_EQ(cl_loss_pto_us(&loss, &sent, &rtt), UINT64_MAX); /* no timer for PINGs */
     struct cl_sent_packet data = {.kind = CL_PACKET_DATA, .sent_us = 5000};
     cl_sent_push(&sent, &data);
     uint64_t first_us = cl_loss_pto_us(&loss, &sent, &rtt) - 5000, before_us = first_us;

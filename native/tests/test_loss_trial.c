@@ -33,7 +33,7 @@ TEST(test_small_windows_add_up)
     CHECK(rounds < 10);
 }
 
-/* Whatever we send, a fifth is lost. */
+/* A fifth of the packets is lost at any rate. */
 TEST(test_a_lossy_link_is_found_out)
 {
     struct cl_loss_trial trial = {0};
@@ -48,7 +48,7 @@ TEST(test_a_lossy_link_is_found_out)
     CHECK(more < 5);
 }
 
-/* A full buffer of a link on which others press as well: less is lost after each cut, but never little. */
+/* A full buffer that others fill as well: fewer packets are lost after each cut, but never few. */
 TEST(test_a_full_buffer_stays_one)
 {
     struct cl_loss_trial trial = {0};
@@ -65,7 +65,7 @@ TEST(test_a_full_buffer_stays_one)
     CHECK(sent < 1.1);
 }
 
-/* Nothing that lossy is put down to the link: a cut would tell too little. */
+/* So much loss is never put down to the link: a cut would tell too little. */
 TEST(test_half_of_all_packets)
 {
     struct cl_loss_trial trial = {0};

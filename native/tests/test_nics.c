@@ -27,7 +27,7 @@ static struct network *start(const struct nics *nics, uint64_t sleep_us)
     return network;
 }
 
-/* What is missing is acknowledgements, and the end of each operation, when the last results are on their way. */
+/* The rest goes to acknowledgements and to the end of each operation, when the last results are on their way. */
 TEST(test_goodput_of_all_interfaces)
 {
     static const struct nics NICS[] = {{"200", 1, {200}, 99},
@@ -45,7 +45,7 @@ TEST(test_goodput_of_all_interfaces)
 }
 
 static uint32_t sent[HOSTS][NETWORK_PATHS_MAX], most_ahead;
-static uint32_t packets, runs; /* that follow each other on one path to one peer */
+static uint32_t packets, runs; /* packets in a row on one path to one peer, and how often */
 
 static bool count_data(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {

@@ -89,7 +89,7 @@ static void check_inbox(const struct inbox *inbox, const struct cl_wire_datagram
     }
 }
 
-/* More datagrams than there are slots, so that each is used again. What is sent may change at once. */
+/* More datagrams than there are slots, so that each is used again. The caller's memory may change at once. */
 TEST(test_rounds)
 {
     OFI_WIRE *from = open_wire(1), *to = open_wire(1);
@@ -147,7 +147,7 @@ TEST(test_sleep)
     struct cl_wire_datagram datagram = make(1, (uint32_t)link_to(from, 0, to, 0), 10);
     CHECK_EQ(cl_wire_ofi.send(from, &datagram, 1), 1);
     CHECK(!sleeps(to, 0, PATIENCE_MS));
-    CHECK(!sleeps(to, 0, PATIENCE_MS)); /* and still, since nobody has taken it */
+    CHECK(!sleeps(to, 0, PATIENCE_MS)); /* and still, as the datagram was not taken */
     collect(to, 0, 1, &inbox);
     CHECK_EQ(inbox.count, 1);
     CHECK(sleeps(to, 0, 20) || sleeps(to, 0, 20)); /* an old signal may be left, once */
@@ -161,13 +161,14 @@ TEST(test_sizes)
     static uint8_t big[10000];
     struct cl_wire_datagram datagrams[] = {
         {link, 8, limit - 7, big, big, 0}, make(1, link, 0), {link, 8, limit - 8, big, big, 0}, make(2, link, 1)};
-    CHECK_EQ(cl_wire_ofi.send(wire, datagrams, 4), 4); /* what no packet can hold is lost, and holds nothing up */
+    CHECK_EQ(cl_wire_ofi.send(wire, datagrams, 4),
+             4); /* datagrams too large for a packet are lost, and delay no others */
     struct inbox inbox = {0};
     collect(wire, 0, 3, &inbox);
     check_inbox(&inbox, &datagrams[1], 3);
 }
 
-/* A receiver that does not look loses what is beyond its buffers; a sender is not held up for good, and goes on. */
+/* A receiver that does not look loses the datagrams beyond its buffers; the sender is delayed, and then goes on. */
 TEST(test_flood)
 {
     OFI_WIRE *from = open_wire(1), *to = open_wire(1);

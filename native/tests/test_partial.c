@@ -1,4 +1,4 @@
-/* Messages that may lose packets: on clean, rough and lossy networks, and beside what else becomes of peers and groups.
+/* Messages that may lose packets: on clean, rough and lossy networks, with peers and groups that end.
  */
 #include "protocol/packet.h"
 #include "tests/partial_transfer.h"
@@ -16,7 +16,7 @@ TEST(test_clean_network_is_exact)
     }
 }
 
-/* Several paths, hosts that sleep: nothing is lost, so nothing may be missing. */
+/* Several paths and hosts that sleep: no packet is lost, so none may be missing. */
 TEST(test_clean_but_rough)
 {
     SCOPED_NETWORK *network = open_network(3, 2, 200, ROOM, 2);
@@ -47,7 +47,7 @@ TEST(test_losses)
 TEST(test_everything_at_once)
 {
     for (uint64_t i = 0; i <= 20; i++) {
-        uint64_t seed = i < 20 ? i : 1245; /* which once hung: the first packet to a wary receiver was given up */
+        uint64_t seed = i < 20 ? i : 1245; /* this seed once hung: the first packet to a wary receiver was given up */
         SCOPED_NETWORK *network = open_network(3, 1 + seed % 2, 200, seed % 3 ? ROOM : 60000, 100 + seed);
         network_set_noise(network,
                           (struct sim_noise){.loss = 0.03, .reorder = 0.1, .reorder_ns = 2000000, .duplicate = 0.1});
@@ -100,7 +100,7 @@ TEST(test_a_late_receiver_loses_nothing)
         }
 }
 
-/* The receive is posted at any moment of the arrival, between a TAIL and what was refused before it, too. */
+/* The receive is posted at any moment of the arrival, also between a TAIL and packets refused before it. */
 TEST(test_a_receive_posted_in_between)
 {
     for (uint32_t late_us = 100; late_us < 4500; late_us += 40)
@@ -163,7 +163,7 @@ TEST(test_what_is_refused)
     }
 }
 
-/* A peer that ends in the middle takes its messages with it, and nothing is left behind for the sanitizer. */
+/* A peer that ends in the middle takes its messages with it, and the sanitizer finds no leak. */
 TEST(test_peers_and_groups_go)
 {
     SCOPED_NETWORK *network = open_network(3, 1, 100, ROOM, 16);

@@ -18,7 +18,7 @@ static void enter_port(struct sim_event *event)
     sim_link_send(datagram->route[0], datagram);
 }
 
-/* What was about to be sent arrives at this time. */
+/* Packets about to be sent arrive at this time. */
 static void put_off(struct network *network, const struct cl_datagram *datagram, uint64_t at_ns)
 {
     struct sim_datagram *late = network_datagram(network, 0, datagram);
@@ -71,7 +71,7 @@ static uint64_t lose(struct choice *choice, uint32_t packets, struct cl_qos qos,
     return took_us;
 }
 
-/* One way takes 20 ms: a round trip more would show. */
+/* One way takes 20 ms: an additional round trip would show. */
 TEST(test_no_round_trip_for_what_is_within_the_bound)
 {
     struct choice none = {.delay_us = 20000}, some = {.first = 990, .last = 995, .delay_us = 20000}, same = some;
@@ -135,14 +135,15 @@ TEST(test_a_probe_overtakes_its_message)
     network_run_until(network, network_now_us(network) + SECOND_US);
     network->drops = slowly;
     SCOPED_TRANSFER *t = make(network, 0, 1, 0, 10 * PAYLOAD, (struct cl_qos){.loss_bound = 0.2, .protect_first = 1});
-    post_send(t); /* the receiver knows nothing of it when the PROBE comes */
+    post_send(t); /* the receiver does not know the message when the PROBE comes */
     network_run_until(network, network_now_us(network) + 20000);
     post_receive(t);
     CHECK(run_until_done(&t, 1, SECOND_US));
     CHECK_EQ(check_ended(t), 1);
 }
 
-/* The sender falls silent with most of the message sent, and wakes up later. When the receive ended, 0: not before. */
+/* The sender falls silent with most of the message sent, and wakes up later. Returns when the receive ended; 0: not
+ * before. */
 static uint64_t outlast(struct cl_qos qos)
 {
     SCOPED_NETWORK *network = open_network(2, 1, 100, ROOM, 9);
@@ -235,7 +236,7 @@ TEST(test_a_probe_for_a_group_that_is_gone)
         post_receive(t);
         network_run_until(network, network_now_us(network) + 30000);
         CHECK(!t->receiver.done && !t->sender.done && !choice.probes);
-        if (failed) /* which nobody is told */
+        if (failed) /* without telling the sender */
             cl_endpoint_abort(network->hosts[1].endpoint, 9, NULL, 0, CL_ETIMEDOUT, UINT16_MAX,
                               network_now_us(network));
         else

@@ -71,14 +71,14 @@ TEST(test_each_packet_has_one_outcome)
     CHECK_EQ(refused, 1);
     CHECK_EQ(lost, 2); /* 0 and 3; 8 may be late */
     CHECK_EQ(path.sent.packets, 1);
-    CHECK(deliver(&ack, 1800)); /* once more changes nothing */
+    CHECK(deliver(&ack, 1800)); /* the same acknowledgement again changes nothing */
     CHECK_EQ(acked + refused + lost, 9);
     cl_ack_on_packet(&ack, 3, false, false, 1900, 1900);
     CHECK(deliver(&ack, 2000));
     CHECK_EQ(late, 1);
 }
 
-/* Marks count once, whatever happens to acknowledgements; one that was overtaken takes nothing back. */
+/* Marks count once, whatever happens to acknowledgements; an overtaken acknowledgement does not lower the count. */
 TEST(test_marks)
 {
     SCOPED(cl_ack_free) struct cl_ack ack;
@@ -156,7 +156,7 @@ static void fly(uint8_t class, uint32_t count)
         cl_sent_push(&path.sent, &packet);
 }
 
-/* A window full of bulk has room for what is urgent, and none for more bulk until both fit. */
+/* A window full of bulk has room for urgent packets, but none for more bulk until both fit. */
 TEST(test_urgent_does_not_wait_for_the_window)
 {
     start(0);
@@ -170,9 +170,9 @@ TEST(test_urgent_does_not_wait_for_the_window)
         cl_sent_remove(&path.sent, path.sent.low);
     CHECK(cl_path_open(&path, 4, BYTES));
     start(0);
-    path.cc.window = 2 * BYTES; /* bulk's queue made it that */
+    path.cc.window = 2 * BYTES; /* bulk's queue made the window that small */
     fly(3, 2);
-    CHECK(!cl_path_open(&path, 3, BYTES)); /* while it is alone that is the window */
+    CHECK(!cl_path_open(&path, 3, BYTES)); /* without other classes in flight, the window is the limit */
     fly(4, 1);
     fly(3, CL_PATH_URGENT_PACKETS - 3);
     CHECK(cl_path_open(&path, 3, BYTES));

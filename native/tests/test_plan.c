@@ -1,4 +1,4 @@
-/* cl_plan_create accepts what can run, and nothing else. */
+/* cl_plan_create accepts exactly the plans that can run. */
 #include "plan/plan.h"
 #include "tests/check.h"
 #include "tests/draft.h"
@@ -174,7 +174,7 @@ static uint32_t draw(uint64_t *state, uint32_t bound) /* xorshift64, Marsaglia 2
     return (uint32_t)(*state >> 32) % bound;
 }
 
-/* Whatever acyclic order is accepted; with one edge backwards it is accepted exactly when no path closes the cycle. */
+/* Every acyclic order is accepted; with one edge backwards it is accepted exactly when no path closes the cycle. */
 TEST(test_random_orders)
 {
     enum { STEPS = 12 };

@@ -1,4 +1,4 @@
-/* A small urgent all-reduce beside bulk traffic of the same hosts, in virtual time: how long it takes over how long it
+/* A small urgent all-reduce beside bulk traffic of the same hosts, in virtual time: its time divided by the time it
  * takes alone. */
 #include "protocol/endpoint.h"
 #include "protocol/endpoint_state.h"
@@ -24,7 +24,7 @@ enum { SENT, SCATTERED, GATHERED };
 static uint8_t shard[SHARD_BYTES], sum[SHARD_BYTES], bulk[BULK_BYTES], bulk_sum[BULK_BYTES];
 static struct network *network;
 
-/* What a host has of the run that is on. */
+/* A host's part of the current run. */
 static struct host {
     uint32_t run, scattered, gathered;
     uint64_t took_us[RUNS];
@@ -164,7 +164,7 @@ static void compare_to_idle(bool priorities, double p50_most, double p99_most)
         struct figures idle = measure(false, priorities, seed), busy = measure(true, priorities, seed);
         CHECK(busy.p50_us < p50_most * idle.p50_us);
         CHECK(busy.p99_us < p99_most * idle.p50_us);
-        CHECK(busy.link_share > 0.95); /* bulk takes what is left */
+        CHECK(busy.link_share > 0.95); /* bulk takes the rest */
         CHECK(busy.lost_share < 0.005);
     }
 }
@@ -174,7 +174,7 @@ TEST(test_beside_bulk)
     compare_to_idle(false, 1.3, 1.6);
 }
 
-/* Urgent packets overtake the others: that makes those neither lost nor seem quick. */
+/* Urgent packets overtake others, which then count neither as lost nor as fast. */
 TEST(test_switches_with_priorities)
 {
     compare_to_idle(true, 1.1, 1.6);

@@ -7,7 +7,7 @@
 
 #include "tests/check.h"
 
-/* A child with a difficult name, which has it when this returns. */
+/* Starts a child with a difficult name; it has the name when this returns. */
 static pid_t make_child(void)
 {
     int ready[2];

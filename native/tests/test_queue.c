@@ -18,7 +18,7 @@ static void start(void)
     }
 }
 
-/* Sends one packet of whatever is next, and says of which peer. */
+/* Sends one packet of the next message; returns its peer. */
 static int send_one(void)
 {
     struct cl_message *message = cl_queue_next(&queue);
@@ -88,7 +88,7 @@ TEST(test_blocked_peer_holds_nobody_up)
     CHECK(cl_queue_next(&queue) == &messages[0][1]);
 }
 
-/* What stops bulk need not stop what is urgent, to the same peer. */
+/* A peer blocked for bulk is not blocked for urgent packets. */
 TEST(test_only_less_urgent_classes_are_blocked)
 {
     start();

@@ -25,7 +25,7 @@ TEST(test_counts)
     CHECK_EQ(sent.pings, 0);
     CHECK_EQ(sent.low, 0);
     cl_sent_remove(&sent, 0);
-    CHECK_EQ(sent.low, 2); /* past what was removed before */
+    CHECK_EQ(sent.low, 2); /* past the numbers removed before */
     CHECK(!cl_sent_find(&sent, 0));
     CHECK(!cl_sent_find(&sent, 3));
     CHECK_EQ(cl_sent_find(&sent, 2)->bytes, 500);

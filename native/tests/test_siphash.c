@@ -33,7 +33,7 @@ TEST(test_official_vectors)
     }
 }
 
-/* However the input is cut, the result is that of the whole. */
+/* The result does not depend on how the input is cut. */
 TEST(test_pieces)
 {
     uint8_t bytes[64];

@@ -47,7 +47,7 @@ TEST(test_a_record_goes_when_all_of_it_is_known)
     cl_stops_add(&stops, &short_one, CL_STOP_PACKETS);
     cl_stops_acked(&stops, &long_one.id, CL_STOP_PACKETS);
     cl_stops_acked(&stops, &long_one.id, 0);
-    cl_stops_acked(&stops, &long_one.id, 0); /* again: an acknowledgement that came late */
+    cl_stops_acked(&stops, &long_one.id, 0); /* again: a late acknowledgement */
     CHECK(cl_stops_find(&stops, &long_one.id) != NULL);
     cl_stops_acked(&stops, &long_one.id, 2 * CL_STOP_PACKETS);
     CHECK(cl_stops_find(&stops, &long_one.id) == NULL);

@@ -25,7 +25,7 @@ static struct cl_endpoint *make(uint16_t self, uint16_t other)
 
 enum lose { NOTHING, TWO_BEFORE_THE_LAST, EVERYTHING };
 
-/* Hands over what one of them has to send now, but for what is lost; returns how many packets there were. */
+/* Delivers the packets that one endpoint has to send now, except lost ones; returns how many there were. */
 static size_t hand_over(struct cl_endpoint *endpoint, struct cl_endpoint *other, enum lose lose)
 {
     static struct cl_datagram batch[BATCH];
@@ -39,8 +39,8 @@ static size_t hand_over(struct cl_endpoint *endpoint, struct cl_endpoint *other,
     return count;
 }
 
-/* The loss timer makes room in a full window: what was lost leaves at once. It used to wait for an acknowledgement,
- * which does not come when the rest of the window is lost, too. */
+/* The loss timer makes room in a full window: lost packets are sent again at once. They used to wait for an
+ * acknowledgement, which does not come when the rest of the window is lost, too. */
 TEST(test_what_the_loss_timer_finds_lost_is_sent)
 {
     static uint8_t data[16 << 20], target[16 << 20];

@@ -1,4 +1,4 @@
-/* The wires: what is sent arrives, whole and at its port, however the kernel batches it. */
+/* The wires: datagrams arrive whole and at their port, however the kernel batches them. */
 #include "tests/check.h"
 #include "tests/mem_wire.h"
 #include "wire/wire.h"
@@ -156,7 +156,8 @@ TEST(test_udp)
     struct inbox inbox = {0};
     send_and_check(&cl_wire_udp, from, to, &inbox);
     if (batches())
-        CHECK(count_messages(from, to) < MANY / 3); /* otherwise nothing was segmented, and this shows nothing */
+        CHECK(count_messages(from, to) <
+              MANY / 3); /* otherwise the kernel did not segment, and the test shows nothing */
 }
 
 TEST(test_udp_without_coalescing)
@@ -216,7 +217,7 @@ TEST(test_udp_sizes)
     check_inbox(&inbox, datagrams, 4);
     struct cl_wire_datagram impossible = {(uint32_t)link, 8000, sizeof big, big, big, 0};
     struct cl_wire_datagram pair[] = {impossible, make(4, (uint32_t)link, 5)};
-    CHECK_EQ(cl_wire_udp.send(from, pair, 2), 2); /* what no packet can hold is lost, and holds nothing up */
+    CHECK_EQ(cl_wire_udp.send(from, pair, 2), 2); /* datagrams too large for a packet are lost, and delay no others */
     memset(&inbox, 0, sizeof inbox);
     collect(&cl_wire_udp, to, 0, 1, &inbox);
     check_inbox(&inbox, &pair[1], 1);
@@ -279,7 +280,7 @@ TEST(test_mem)
     struct inbox inbox = {0};
     send_and_check(&mem_wire, from, to, &inbox);
     struct pollfd fd = {.fd = mem_wire.descriptor(to, 0), .events = POLLIN};
-    CHECK_EQ(poll(&fd, 1, 0), 0); /* nothing is left that would keep a thread awake */
+    CHECK_EQ(poll(&fd, 1, 0), 0); /* no event is left that would keep a thread awake */
     CHECK_EQ(mem_wire.link(from, 0, "", 100000), CL_EINVAL);
     mem_wire.close(to);
     struct cl_wire_datagram late = make(0, 0, 10);
@@ -349,7 +350,7 @@ TEST(test_udp_marks)
     marks_arrive(false);
 }
 
-/* What a switch would do is done by the sender: some packets leave marked (CE), among others of the same size. */
+/* The sender does a switch's work: some packets leave marked (CE), among others of the same size. */
 static void congestion_is_seen(const char *const *addresses)
 {
     enum { COUNT = 48 };

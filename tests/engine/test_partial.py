@@ -199,7 +199,7 @@ def test_a_lost_result_leaves_the_former_value() -> None:
 )
 def test_invalid_operations_are_refused(qos: Qos, dtype: DType, op: Op, says: str) -> None:
     with World([(0,), (1,)]) as world, world.open_group() as team:
-        with pytest.raises(ConfigError, match=rf"rank 0 of group .*bounded loss with {says}"):
+        with pytest.raises(ConfigError, match=rf"rank 0 of group .*partial operation with {says}"):
             team[0].submit(plan(team[0]), 0, 0, dtype, op, timeout_s=1, qos=qos)
         assert math.isclose(world.engines[0].stats()["operations_failed"], 0)
 
