@@ -349,7 +349,7 @@ static void check_absent(struct sim_world *world)
     }
 }
 
-/* Ranks that called different collectives hear of it, at the latest with the next one of the group. */
+/* Ranks that called different collectives hear of it, at the latest with the next one of the group that moves bytes. */
 static void check_mismatch(struct sim_world *world)
 {
     const struct sim_scenario *scenario = world->scenario;
@@ -359,7 +359,8 @@ static void check_mismatch(struct sim_world *world)
     const struct sim_call *call = &scenario->calls[fault->b];
     bool differs = call->kind == SIM_CALL_COLLECTIVE && (uint32_t)fault->amount != call->shape, again = false;
     for (uint32_t i = fault->b + 1; i < scenario->call_count; i++)
-        again = again || (scenario->calls[i].kind == SIM_CALL_COLLECTIVE && scenario->calls[i].group == call->group);
+        again = again || (scenario->calls[i].kind == SIM_CALL_COLLECTIVE && scenario->calls[i].group == call->group &&
+                          world->plans->shapes[scenario->calls[i].shape].numel > 0);
     for (uint32_t rank = 0; differs && again && rank < scenario->world; rank++) {
         const struct sim_member *member = &world->ranks[rank].members[call->group];
         if (member->rank != NULL && member->group.status == CL_OK)

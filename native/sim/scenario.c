@@ -154,12 +154,26 @@ static void draw_network(struct draw *draw)
         scenario->full_chance = scale(draw, 0.001, 0.2);
 }
 
+/* How long a packet waits behind a full queue of the slowest link. */
+static uint64_t longest_queue_us(const struct sim_scenario *scenario)
+{
+    double least_bps = INFINITY, least_share = 1;
+    for (uint32_t i = 0; i < scenario->paths; i++)
+        least_bps = fmin(least_bps, scenario->rates_bps[i]);
+    for (uint32_t i = 0; i < scenario->hosts; i++)
+        least_share = fmin(least_share, scenario->host_rate[i]);
+    return (uint64_t)(8e6 * scenario->queue_packets * scenario->datagram_bytes / (least_bps * least_share));
+}
+
 static void draw_endpoints(struct draw *draw)
 {
     static const uint32_t DATAGRAMS[] = {1472, 1472, 1472, 576, 8972, 200};
     struct sim_scenario *scenario = draw->scenario;
     scenario->datagram_bytes = DATAGRAMS[below(draw, sizeof DATAGRAMS / sizeof *DATAGRAMS)];
     scenario->peer_timeout_us = chance(draw, 0.7) ? 3000000 : (uint64_t)scale(draw, 1e6, 1e7);
+    uint64_t full_queue_us = longest_queue_us(scenario); /* a question and its answer may both meet one */
+    if (scenario->peer_timeout_us < 2 * full_queue_us)
+        scenario->peer_timeout_us = 2 * full_queue_us;
     scenario->unexpected_limit_bytes =
         chance(draw, 0.6) ? 16 << 20 : (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e6);
     if (scenario->story == SIM_STORY_LATE)
