@@ -19,9 +19,4 @@ cl_scale_fn cl_scale_kernel(enum cl_dtype dtype);
 /* Bytes per element; 0 when out of range. */
 size_t cl_dtype_size(enum cl_dtype dtype);
 
-/* The variants this process uses: "avx512", "avx2" or "scalar". */
-const char *cl_kernels_level(void);
-/* Uses other variants, for tests. CL_EINVAL: this CPU lacks the level. */
-int cl_kernels_select(const char *level);
-
 #endif

@@ -82,18 +82,14 @@ REDUCE_FLOAT(64, double)
 /* bf16 is the upper half of an f32. */
 TARGET static inline float bf16_expand(uint16_t half)
 {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return float_of((uint32_t)half << 16);
 }
 
 /* Rounds to nearest even; may carry into infinity. A NaN needs no care: NaNs computed from bf16 have no bits that
  * carry. */
 TARGET static inline uint16_t bf16_round(float value)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
+    uint32_t bits = bits_of(value);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -200,7 +196,7 @@ TARGET static void scale_f16(void *target, size_t count, uint32_t divisor)
         sum_##bits, product_##bits, min_##type, max_##type, band_##bits, bor_##bits, bxor_##bits                       \
     }
 
-const struct cl_reduce_level LEVEL = {
+const struct cl_level LEVEL = {
     .name = LEVEL_NAME,
     .reduce =
         {
@@ -232,4 +228,5 @@ const struct cl_reduce_level LEVEL = {
             [CL_U32] = scale_u32,
             [CL_U64] = scale_u64,
         },
+    .codecs = codecs,
 };

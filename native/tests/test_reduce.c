@@ -1,5 +1,6 @@
 /* The kernels of every level this machine has, bit for bit, against arithmetic written another way. */
 #include "kernels/copy.h"
+#include "kernels/level.h"
 #include "kernels/reduce.h"
 #include "tests/check.h"
 

@@ -1,10 +1,11 @@
 /* AVX2 with F16C: Intel since 2013, AMD since 2015. */
-#include "kernels/reduce_level.h"
+#include "kernels/codec.h"
+#include "kernels/level.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define LEVEL cl_reduce_avx2
+#define LEVEL cl_level_avx2
 #define LEVEL_NAME "avx2"
 #define TARGET __attribute__((target("avx2,f16c")))
 #define F16_LANES 8
@@ -44,5 +45,6 @@ TARGET static inline floats floats_max(floats a, floats b)
     return _mm256_blendv_ps(_mm256_max_ps(a, b), a, is_nan(a));
 }
 
+#include "kernels/codec_template.h"
 #include "kernels/reduce_template.h"
 #endif

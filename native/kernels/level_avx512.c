@@ -1,10 +1,11 @@
 /* AVX-512 F, BW, VL and DQ: Intel servers since 2017, AMD since 2022. */
-#include "kernels/reduce_level.h"
+#include "kernels/codec.h"
+#include "kernels/level.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define LEVEL cl_reduce_avx512
+#define LEVEL cl_level_avx512
 #define LEVEL_NAME "avx512"
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c")))
 #define F16_LANES 16
@@ -44,5 +45,6 @@ TARGET static inline floats floats_max(floats a, floats b)
     return _mm512_mask_blend_ps(is_nan(a), _mm512_max_ps(a, b), a);
 }
 
+#include "kernels/codec_template.h"
 #include "kernels/reduce_template.h"
 #endif

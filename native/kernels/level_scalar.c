@@ -1,28 +1,13 @@
 /* The level that every machine has: plain C, with f16 conversions in integers (after Fabian Giesen, public domain). */
-#include "kernels/reduce_level.h"
+#include "kernels/codec.h"
+#include "kernels/level.h"
 
-#include <string.h>
-
-#define LEVEL cl_reduce_scalar
+#define LEVEL cl_level_scalar
 #define LEVEL_NAME "scalar"
 #define TARGET
 #define F16_LANES 1
 
 typedef float floats;
-
-static inline float from_bits(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t to_bits(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 /* A choice without a branch, so that loops can be vectorised: compilers may not run float arithmetic speculatively. */
 static inline uint32_t pick(int condition, uint32_t yes, uint32_t no)
@@ -38,19 +23,19 @@ static inline float f16_load(const void *address)
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, shifted = (uint32_t)(half & 0x7fff) << 13;
     uint32_t normal = shifted + ((127u - 15u) << 23), infinite = normal + ((128u - 16u) << 23);
     /* A subnormal is a mantissa without its leading one: put one there, subtract it as a float. */
-    uint32_t subnormal = to_bits(from_bits(shifted + smallest_normal) - from_bits(smallest_normal));
+    uint32_t subnormal = bits_of(float_of(shifted + smallest_normal) - float_of(smallest_normal));
     uint32_t exponent = shifted & exponent_mask;
     uint32_t bits = pick(exponent == 0, subnormal, pick(exponent == exponent_mask, infinite, normal));
-    return from_bits(bits | sign);
+    return float_of(bits | sign);
 }
 
 static inline void f16_store(void *address, float value)
 {
     const uint32_t infinity = 255u << 23, overflow = 143u << 23 /* 65536 */, smallest_normal = 113u << 23;
     const uint32_t half_ulp = 126u << 23; /* 0.5, whose f32 ulp is that of f16 subnormals: adding it rounds to them */
-    uint32_t sign = to_bits(value) & 0x80000000, bits = to_bits(value) ^ sign;
+    uint32_t sign = bits_of(value) & 0x80000000, bits = bits_of(value) ^ sign;
     uint32_t special = pick(bits > infinity, 0x7e00, 0x7c00);
-    uint32_t subnormal = to_bits(from_bits(bits) + from_bits(half_ulp)) - half_ulp;
+    uint32_t subnormal = bits_of(float_of(bits) + float_of(half_ulp)) - half_ulp;
     uint32_t normal = (bits - ((127u - 15u) << 23) + 0xfff + (bits >> 13 & 1)) >> 13; /* may carry into infinity */
     uint32_t rounded = pick(bits >= overflow, special, pick(bits < smallest_normal, subnormal, normal));
     uint16_t half = (uint16_t)(rounded | sign >> 16);
@@ -70,4 +55,5 @@ static inline float floats_max(float a, float b)
     return a > b || a != a ? a : b;
 }
 
+#include "kernels/codec_template.h"
 #include "kernels/reduce_template.h"

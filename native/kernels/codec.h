@@ -1,0 +1,51 @@
+/*
+ * Codec: a shorter representation of f32 values, in blocks. A block is encoded and decoded by itself: packets that hold
+ * whole blocks may be lost, reordered and repeated, and a block that is encoded again from the same values has the same
+ * bits. All instruction-set levels give the same bits.
+ *
+ * | codec | values per block | bytes per block | error of a value |
+ * |---|---|---|---|
+ * | f16, bf16 | 1 | 2 | half a unit in the last place, nearest even; f16 overflows to infinity |
+ * | int8 | 64 | 2 + 64 | at most half a step; a step is 1/127 of the block's largest magnitude, rounded up to bf16 |
+ * | int4 | 256 | 2 + 128 | mean squared error about 0.0125 of the mean square of the block's values |
+ *
+ * int8 and int4 store one bf16 scale per block and round to nearest. int4 first rotates the block: it multiplies the
+ * values by random signs and applies the orthonormal Walsh-Hadamard transform, which spreads outliers over the block
+ * (Suresh et al., "Distributed mean estimation with limited communication", ICML 2017). The signs come from a counter
+ * generator keyed by (key, number of the block), so that every rank derives the same ones.
+ *
+ * A block of int8 or int4 with a value that is not finite decodes to NaN as a whole. One whose largest magnitude is
+ * below 2^-100 decodes to zeros. A last block that is not full is padded with zeros and sent whole.
+ */
+#ifndef CL_KERNELS_CODEC_H
+#define CL_KERNELS_CODEC_H
+
+#include "commlayer.h"
+
+/* Which block of which bucket in which step: rotations of different blocks are independent. */
+struct cl_codec_place {
+    uint64_t key;   /* of the step and the bucket, the same on all ranks */
+    uint64_t block; /* number of the first block */
+};
+
+enum cl_codec_kind { CL_CODEC_F16, CL_CODEC_BF16, CL_CODEC_INT8, CL_CODEC_INT4, CL_CODECS };
+
+struct cl_codec {
+    const char *name;
+    uint32_t block_values, block_bytes;
+    void (*encode)(uint8_t *target, const float *source, size_t count, struct cl_codec_place place);
+    void (*decode)(float *target, const uint8_t *source, size_t count, struct cl_codec_place place);
+    /* Adds the decoded values to `target`. */
+    void (*decode_add)(float *target, const uint8_t *source, size_t count, struct cl_codec_place place);
+};
+
+/* The fastest variant this machine has; NULL for an unknown codec. */
+const struct cl_codec *cl_codec_of(enum cl_codec_kind kind);
+
+/* Encoded bytes of `count` values. */
+static inline size_t cl_codec_bytes(const struct cl_codec *codec, size_t count)
+{
+    return (count + codec->block_values - 1) / codec->block_values * codec->block_bytes;
+}
+
+#endif

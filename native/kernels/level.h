@@ -1,0 +1,49 @@
+/* Level: all kernels for one instruction set. */
+#ifndef CL_KERNELS_LEVEL_H
+#define CL_KERNELS_LEVEL_H
+
+#include <string.h>
+
+#include "commlayer.h"
+#include "kernels/kernel.h"
+
+#define CL_DTYPES 12
+#define CL_OPS 7
+
+struct cl_codec;
+
+struct cl_level {
+    const char *name;
+    cl_reduce_fn reduce[CL_DTYPES][CL_OPS];
+    cl_scale_fn scale[CL_DTYPES];
+    const struct cl_codec *codecs; /* by enum cl_codec_kind */
+};
+
+extern const struct cl_level cl_level_scalar;
+#if defined(__x86_64__)
+extern const struct cl_level cl_level_avx2;
+extern const struct cl_level cl_level_avx512;
+#endif
+
+/* The variants this process uses: "avx512", "avx2" or "scalar". */
+const char *cl_kernels_level(void);
+/* Uses other variants, for tests. CL_EINVAL: this CPU lacks the level. */
+int cl_kernels_select(const char *level);
+/* The best level that the CPU has, or the one that a test selected. */
+const struct cl_level *cl_level_current(void);
+
+static inline uint32_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+#endif
