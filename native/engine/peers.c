@@ -52,7 +52,7 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
     struct cl_link *links = calloc(options->path_count, sizeof *links);
     int status = links == NULL ? CL_ENOMEM : make_links(links, interfaces, options, ports);
     if (status == CL_OK)
-        status = cl_endpoint_add_peer_through(endpoint, peer, (uint16_t)options->path_count, interfaces);
+        status = cl_endpoint_add_peer(endpoint, peer, (uint16_t)options->path_count, interfaces);
     if (status == CL_OK && options->packet_bytes != 0)
         status = cl_endpoint_cut_peer(endpoint, peer, options->packet_bytes);
     if (status == CL_OK && options->key != NULL)

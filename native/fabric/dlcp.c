@@ -86,8 +86,7 @@ static struct sim_dlcp_host *host_of(struct sim_dlcp *dlcp, uint16_t id, uint16_
     static const uint32_t same_interface[8] = {0};
     struct sim_dlcp_host *host = &dlcp->hosts[id];
     /* CL_EINVAL: added before */
-    if (cl_endpoint_add_peer_through(host->driver.endpoint, peer, (uint16_t)dlcp->config.paths, same_interface) ==
-        CL_ENOMEM)
+    if (cl_endpoint_add_peer(host->driver.endpoint, peer, (uint16_t)dlcp->config.paths, same_interface) == CL_ENOMEM)
         sim_memory(NULL);
     return host;
 }
@@ -110,8 +109,8 @@ static void send_message(struct sim_transport *transport, const struct sim_messa
     struct sim_dlcp_host *host = host_of((struct sim_dlcp *)(void *)transport, message->from, message->to);
     struct cl_message_id id = {1, message->job, message->index};
     struct cl_qos qos = qos_of(message);
-    check(cl_endpoint_post_partial_send(host->driver.endpoint, message->to, id, nothing, message->length, &qos,
-                                        sim_driver_now_us(&host->driver), context),
+    check(cl_endpoint_post_send(host->driver.endpoint, message->to, id, nothing, message->length, &qos,
+                                sim_driver_now_us(&host->driver), context),
           message);
     wake(host);
 }
@@ -129,9 +128,8 @@ static void receive_message(struct sim_transport *transport, const struct sim_me
     struct sim_dlcp_host *host = host_of((struct sim_dlcp *)(void *)transport, message->to, message->from);
     struct cl_message_id id = {1, message->job, message->index};
     struct cl_qos qos = qos_of(message);
-    check(cl_endpoint_post_partial_receive(host->driver.endpoint, message->from, id,
-                                           (struct cl_sink){.deliver = ignore}, message->length, &qos,
-                                           sim_driver_now_us(&host->driver), context),
+    check(cl_endpoint_post_receive(host->driver.endpoint, message->from, id, (struct cl_sink){.deliver = ignore},
+                                   message->length, &qos, sim_driver_now_us(&host->driver), context),
           message);
     wake(host);
 }

@@ -144,7 +144,7 @@ void conversation_begin(struct conversation *c)
         for (uint16_t j = 0; j < ENDPOINTS; j++) {
             if (i == j)
                 continue;
-            HOLDS(cl_endpoint_add_peer(conversation_endpoint(c, i), j, PATHS) == CL_OK);
+            HOLDS(cl_endpoint_add_peer(conversation_endpoint(c, i), j, PATHS, NULL) == CL_OK);
             for (int p = 0; p < PATHS; p++) {
                 struct cl_path *path = &cl_peer_list_find(&conversation_endpoint(c, i)->peers, j)->paths[p];
                 path->sent.low = path->sent.next = path->packets.next = number;

@@ -27,10 +27,10 @@ static void post(struct conversation *c, struct half *half)
     struct cl_endpoint *endpoint = conversation_endpoint(c, half->self);
     struct cl_sink sink = {.target = half->buffer};
     uint64_t now_us = conversation_now_us(c);
-    int status = half->sends ? cl_endpoint_post_partial_send(endpoint, half->peer, half->id, half->buffer, half->length,
-                                                             &half->qos, now_us, half)
-                             : cl_endpoint_post_partial_receive(endpoint, half->peer, half->id, sink, half->length,
-                                                                &half->qos, now_us, half);
+    int status = half->sends ? cl_endpoint_post_send(endpoint, half->peer, half->id, half->buffer, half->length,
+                                                     &half->qos, now_us, half)
+                             : cl_endpoint_post_receive(endpoint, half->peer, half->id, sink, half->length, &half->qos,
+                                                        now_us, half);
     HOLDS(status == CL_OK || c->ended || c->insider);
     if (status != CL_OK)
         close_half(half);

@@ -162,13 +162,12 @@ static int start_message(struct cl_executor *executor, uint32_t index, const str
     struct cl_message_id id = {config->group, config->sequence, config->first_message + step->message};
     uint16_t peer = config->peers[step->peer];
     if (step->kind == CL_SEND)
-        return cl_endpoint_post_partial_send(config->endpoint, peer, id,
-                                             address(executor, step->source, 0, step->source_offset),
-                                             (uint32_t)step->length, &qos, now_us, token);
+        return cl_endpoint_post_send(config->endpoint, peer, id,
+                                     address(executor, step->source, 0, step->source_offset), (uint32_t)step->length,
+                                     &qos, now_us, token);
     struct cl_sink sink = {address(executor, step->target, 0, step->target_offset),
                            step->kind == CL_RECV_REDUCE ? deliver_reduce : NULL, executor};
-    return cl_endpoint_post_partial_receive(config->endpoint, peer, id, sink, (uint32_t)step->length, &qos, now_us,
-                                            token);
+    return cl_endpoint_post_receive(config->endpoint, peer, id, sink, (uint32_t)step->length, &qos, now_us, token);
 }
 
 /* Scales a partial sum up: the sum of the contributions that arrived, divided by their number, times the ranks. */

@@ -52,25 +52,19 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
     free(endpoint);
 }
 
-int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count)
-{
-    static const uint32_t each[CL_PEER_PATHS_MAX] = {0, 1, 2, 3, 4, 5, 6, 7};
-    return cl_endpoint_add_peer_through(endpoint, peer, path_count, each);
-}
-
-int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
-                                 const uint32_t *interfaces)
+int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count, const uint32_t *interfaces)
 {
     if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_peer_list_find(&endpoint->peers, peer))
         return CL_EINVAL;
     struct cl_egress *egresses[CL_PEER_PATHS_MAX];
     uint16_t egress_count = endpoint->nics.count;
     for (uint16_t i = 0; i < path_count; i++) {
-        if (interfaces[i] >= CL_PEER_PATHS_MAX)
+        uint32_t interface = interfaces ? interfaces[i] : i;
+        if (interface >= CL_PEER_PATHS_MAX)
             return CL_EINVAL;
-        egresses[i] = &endpoint->nics.egresses[interfaces[i]];
-        if (interfaces[i] >= egress_count)
-            egress_count = (uint16_t)(interfaces[i] + 1);
+        egresses[i] = &endpoint->nics.egresses[interface];
+        if (interface >= egress_count)
+            egress_count = (uint16_t)(interface + 1);
     }
     if (!cl_peer_list_reserve(&endpoint->peers, peer) ||
         !cl_timers_reserve(&endpoint->timers, endpoint->peers.count + 2))
@@ -81,7 +75,7 @@ int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, ui
     if (endpoint->config.peer_timeout_us)
         made->timeout_us = endpoint->config.peer_timeout_us;
     for (uint16_t i = 0; i < path_count; i++)
-        made->paths[i].ingress = &endpoint->nics.ingresses[interfaces[i]];
+        made->paths[i].ingress = &endpoint->nics.ingresses[egresses[i] - endpoint->nics.egresses];
     made->payload_bytes = endpoint->payload_bytes;
     cl_peer_list_add(&endpoint->peers, made);
     endpoint->nics.count = egress_count;
@@ -163,15 +157,7 @@ static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *
 }
 
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
-                          uint32_t length, uint8_t priority, uint64_t now_us, void *context)
-{
-    struct cl_qos qos = {.priority = priority};
-    return cl_endpoint_post_partial_send(endpoint, peer, id, data, length, &qos, now_us, context);
-}
-
-int cl_endpoint_post_partial_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
-                                  const void *data, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
-                                  void *context)
+                          uint32_t length, const struct cl_qos *qos, uint64_t now_us, void *context)
 {
     struct cl_peer *to = cl_peer_list_find(&endpoint->peers, peer);
     int status = check_post(endpoint, to, &id, qos);
@@ -198,15 +184,7 @@ static bool recently_refused(const struct cl_peer *peer, uint64_t now_us)
 }
 
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
-                             uint32_t length, uint64_t now_us, void *context)
-{
-    static const struct cl_qos RELIABLE = {0};
-    return cl_endpoint_post_partial_receive(endpoint, peer, id, sink, length, &RELIABLE, now_us, context);
-}
-
-int cl_endpoint_post_partial_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
-                                     struct cl_sink sink, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
-                                     void *context)
+                             uint32_t length, const struct cl_qos *qos, uint64_t now_us, void *context)
 {
     struct cl_peer *from = cl_peer_list_find(&endpoint->peers, peer);
     int status = check_post(endpoint, from, &id, qos);
@@ -354,12 +332,6 @@ uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
         }
     }
     return slowest_us < CL_LOSS_PTO_MAX_US ? slowest_us : CL_LOSS_PTO_MAX_US;
-}
-
-bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer)
-{
-    const struct cl_peer *found = cl_peer_list_find(&endpoint->peers, peer);
-    return found && found->alive;
 }
 
 bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us)

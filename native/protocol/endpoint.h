@@ -50,12 +50,9 @@ struct cl_completion {
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint);
 void cl_endpoint_destroy(struct cl_endpoint *endpoint);
 
-/* Adds a peer with 1 to 8 paths. The n-th paths to all peers leave through the same interface, which they share fairly.
- * Adding a peer twice is CL_EINVAL. */
-int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count);
-/* The same; path i leaves through interface interfaces[i], 0 to 7. */
-int cl_endpoint_add_peer_through(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count,
-                                 const uint32_t *interfaces);
+/* Adds a peer with 1 to 8 paths. Path i leaves through interface interfaces[i], 0 to 7, which all peers' paths through
+ * it share fairly; NULL: through interface i. Adding a peer twice is CL_EINVAL. */
+int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count, const uint32_t *interfaces);
 
 /* Gives this process and the peer a key of their own, to be used instead of the job's; before their first packet.
  * CL_EINVAL for an unknown peer. */
@@ -73,21 +70,15 @@ void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequ
 /* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX, a name that was posted before or
  * a point-to-point receive out of turn; CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when the peer or the group is gone.
  * Then there is no completion. A message that a lost peer had sent completely can still be received. length may be 0:
- * the message then consists of one empty packet. priority: 0 (first) to 7 (last). A send completes when the peer has
- * acknowledged every byte, a receive when every byte has been delivered. */
+ * the message then consists of one empty packet. A send completes when the peer has acknowledged every byte, a receive
+ * when every byte has been delivered. qos->priority: 0 (first) to 7 (last); the receiver ignores it. For a partial
+ * message, both sides must pass the same loss_bound (else CL_EMISMATCH ends the message), and both or neither must
+ * protect packets; only the sender reads the `protect` map. Also CL_EINVAL for a loss_bound above CL_LOSS_BOUND_MAX,
+ * and for a map with protect_bytes 0. */
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
-                          uint32_t length, uint8_t priority, uint64_t now_us, void *context);
+                          uint32_t length, const struct cl_qos *qos, uint64_t now_us, void *context);
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
-                             uint32_t length, uint64_t now_us, void *context);
-/* The same for a partial message. Both sides must pass the same loss_bound (else CL_EMISMATCH ends the message), and
- * both or neither must protect packets; only the sender reads the `protect` map. Also CL_EINVAL for a loss_bound above
- * CL_LOSS_BOUND_MAX, and for a map with protect_bytes 0. */
-int cl_endpoint_post_partial_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
-                                  const void *data, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
-                                  void *context);
-int cl_endpoint_post_partial_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id,
-                                     struct cl_sink sink, uint32_t length, const struct cl_qos *qos, uint64_t now_us,
-                                     void *context);
+                             uint32_t length, const struct cl_qos *qos, uint64_t now_us, void *context);
 
 /* The index with which the next receive of this tag must be posted. `group` has CL_GROUP_P2P here and below. */
 uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag);
@@ -110,7 +101,6 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
 bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us);
 /* The longest time after which a live peer repeats a packet whose acknowledgement it misses, as far as known. */
 uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint);
-bool cl_endpoint_peer_alive(const struct cl_endpoint *endpoint, uint16_t peer);
 const struct cl_engine_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint);
 /* Fills in up to `capacity` paths to a peer, all fields but the port. Returns the number of paths, or CL_EINVAL for an
  * unknown peer. */

@@ -454,7 +454,8 @@ static void add_peers(struct sim_rank *rank)
                 wanted[steps[i].peer] = true;
     }
     for (uint16_t i = 0; i < scenario->world; i++)
-        if (wanted[i] && i != rank->id && cl_endpoint_add_peer(rank->endpoint, i, (uint16_t)scenario->paths) != CL_OK)
+        if (wanted[i] && i != rank->id &&
+            cl_endpoint_add_peer(rank->endpoint, i, (uint16_t)scenario->paths, NULL) != CL_OK)
             sim_world_fail(world, "rank %u cannot add its peer %u", rank->id, i);
     free(wanted);
 }

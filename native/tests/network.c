@@ -1,6 +1,6 @@
 #include "tests/network.h"
 
-#include "tests/check.h"
+#include "protocol/endpoint_state.h"
 
 enum { OVERHEAD_BYTES = 42 /* Ethernet, IP and UDP headers */, BATCH = 32 };
 
@@ -45,6 +45,11 @@ double network_random(struct network *network)
 uint64_t network_overflows(const struct network *network)
 {
     return network->links.medium.counts.lost[SIM_LOST_QUEUE];
+}
+
+bool network_sees(const struct network *network, uint32_t host, uint16_t peer)
+{
+    return cl_peer_list_find(&network->hosts[host].endpoint->peers, peer)->alive;
 }
 
 /* ---- hosts ---- */
@@ -117,11 +122,11 @@ void network_post(struct network *network, struct network_message message)
 {
     struct cl_sink sink = {.target = message.target};
     uint64_t now_us = network_now_us(network);
-    CHECK_EQ(cl_endpoint_post_partial_send(network->hosts[message.from].endpoint, message.to, message.id,
-                                           message.source, message.length, &message.qos, now_us, NULL),
+    CHECK_EQ(cl_endpoint_post_send(network->hosts[message.from].endpoint, message.to, message.id, message.source,
+                                   message.length, &message.qos, now_us, NULL),
              CL_OK);
-    CHECK_EQ(cl_endpoint_post_partial_receive(network->hosts[message.to].endpoint, message.from, message.id, sink,
-                                              message.length, &message.qos, now_us, NULL),
+    CHECK_EQ(cl_endpoint_post_receive(network->hosts[message.to].endpoint, message.from, message.id, sink,
+                                      message.length, &message.qos, now_us, NULL),
              CL_OK);
     network_wake(network, message.from);
     network_wake(network, message.to);
@@ -186,7 +191,7 @@ static void open_host(struct network *network, uint16_t self, const struct cl_en
     host->endpoint = host->driver.endpoint;
     for (uint16_t peer = 0; peer < network->host_count; peer++)
         if (peer != self)
-            CHECK_EQ(cl_endpoint_add_peer(host->endpoint, peer, (uint16_t)network->links.paths), CL_OK);
+            CHECK_EQ(cl_endpoint_add_peer(host->endpoint, peer, (uint16_t)network->links.paths, NULL), CL_OK);
     network_wake(network, self);
 }
 

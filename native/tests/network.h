@@ -20,6 +20,8 @@ enum {
     NETWORK_OTHERS = 1, /* sim_datagram.protocol of a test's own traffic: it vanishes at its host */
 };
 
+static const struct cl_qos RELIABLE = {0}; /* a message that may lose no packet, of the most urgent class */
+
 struct network_host {
     struct sim_driver driver; /* the first member: drivers are cast to hosts */
     struct cl_endpoint *endpoint;
@@ -95,6 +97,8 @@ void network_add(void *target, const void *payload, size_t length, void *argumen
 
 /* A datagram as it leaves a host: to be sent by the test. */
 struct sim_datagram *network_datagram(struct network *network, uint32_t from, const struct cl_datagram *datagram);
+/* Whether the host does not hold the peer for lost. */
+bool network_sees(const struct network *network, uint32_t host, uint16_t peer);
 /* Packets lost for want of room in a buffer. */
 uint64_t network_overflows(const struct network *network);
 

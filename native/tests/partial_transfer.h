@@ -67,8 +67,8 @@ static inline void on_completion(struct network_host *host, const struct cl_comp
 
 static inline void post_send(struct transfer *t)
 {
-    CHECK_EQ(cl_endpoint_post_partial_send(t->network->hosts[t->from].endpoint, (uint16_t)t->to, t->id, t->sent,
-                                           t->length, &t->qos, network_now_us(t->network), &t->sender),
+    CHECK_EQ(cl_endpoint_post_send(t->network->hosts[t->from].endpoint, (uint16_t)t->to, t->id, t->sent, t->length,
+                                   &t->qos, network_now_us(t->network), &t->sender),
              CL_OK);
     network_wake(t->network, t->from);
 }
@@ -76,8 +76,8 @@ static inline void post_send(struct transfer *t)
 static inline void post_receive(struct transfer *t)
 {
     struct cl_sink sink = {.target = t->received, .deliver = network_add};
-    CHECK_EQ(cl_endpoint_post_partial_receive(t->network->hosts[t->to].endpoint, (uint16_t)t->from, t->id, sink,
-                                              t->length, &t->qos, network_now_us(t->network), &t->receiver),
+    CHECK_EQ(cl_endpoint_post_receive(t->network->hosts[t->to].endpoint, (uint16_t)t->from, t->id, sink, t->length,
+                                      &t->qos, network_now_us(t->network), &t->receiver),
              CL_OK);
     network_wake(t->network, t->to);
 }

@@ -31,9 +31,11 @@ static void post_exchange(struct network *network, uint32_t sequence)
         struct cl_sink sink = {.target = received[to], .deliver = network_add};
         for (size_t i = 0; i < LENGTH; i++)
             sent[from][i] = (uint8_t)(i * 31 + (i >> 8) * 7 + from * 101);
-        CHECK_EQ(cl_endpoint_post_send(network->hosts[from].endpoint, to, id, sent[from], LENGTH, 0, now_us, NULL),
+        CHECK_EQ(
+            cl_endpoint_post_send(network->hosts[from].endpoint, to, id, sent[from], LENGTH, &RELIABLE, now_us, NULL),
+            CL_OK);
+        CHECK_EQ(cl_endpoint_post_receive(network->hosts[to].endpoint, from, id, sink, LENGTH, &RELIABLE, now_us, NULL),
                  CL_OK);
-        CHECK_EQ(cl_endpoint_post_receive(network->hosts[to].endpoint, from, id, sink, LENGTH, now_us, NULL), CL_OK);
         network_wake(network, from);
     }
 }

@@ -350,7 +350,8 @@ TEST(test_no_overflow)
     uint8_t *source = calloc(1, 2 * MIB);
     struct cl_message_id id = {1, 1, 0};
     for (uint16_t to = 1; to < 4; to++)
-        cl_endpoint_post_send(network->hosts[0].endpoint, to, id, source, 2 * MIB, 0, network_now_us(network), NULL);
+        cl_endpoint_post_send(network->hosts[0].endpoint, to, id, source, 2 * MIB, &RELIABLE, network_now_us(network),
+                              NULL);
     network_run_until(network, network_now_us(network) + 1000000);
     CHECK_EQ(network->hosts[0].completed, 3);
     CHECK_EQ(network_overflows(network), 0);

@@ -271,7 +271,7 @@ TEST(test_cancel)
 
     cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
     struct cl_message_id id = {9, 3, 0};
-    CHECK_EQ(cl_endpoint_post_send(network->hosts[1].endpoint, 0, id, t->sent, 5, 0, 0, NULL), CL_ECLOSED);
+    CHECK_EQ(cl_endpoint_post_send(network->hosts[1].endpoint, 0, id, t->sent, 5, &RELIABLE, 0, NULL), CL_ECLOSED);
 }
 
 /* A completion that waits to be fetched is forgotten, too. */
@@ -284,7 +284,7 @@ TEST(test_cancel_drops_completions)
     struct cl_endpoint *receiver = network->hosts[1].endpoint;
     struct cl_message_id id = {9, 1, 0};
     struct cl_completion completion;
-    CHECK_EQ(cl_endpoint_post_receive(receiver, 0, id, (struct cl_sink){.target = t->received}, 100,
+    CHECK_EQ(cl_endpoint_post_receive(receiver, 0, id, (struct cl_sink){.target = t->received}, 100, &RELIABLE,
                                       network_now_us(network), t),
              CL_OK);
     CHECK(intact(t));
@@ -379,17 +379,17 @@ TEST(test_arguments)
     struct cl_message_id id = {9, 1, 0};
     uint8_t byte = 0;
     struct cl_sink sink = {.target = &byte};
-    CHECK_EQ(cl_endpoint_add_peer(endpoint, 1, 1), CL_EINVAL);
-    CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 0), CL_EINVAL);
-    CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 9), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_add_peer(endpoint, 1, 1, NULL), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 0, NULL), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 9, NULL), CL_EINVAL);
     static const uint32_t beyond[] = {8};
-    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, beyond), CL_EINVAL);
-    CHECK_EQ(cl_endpoint_post_send(endpoint, 7, id, &byte, 1, 0, 0, NULL), CL_EINVAL);
-    CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, 8, 0, NULL), CL_EINVAL);
-    CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, 0, 0, NULL), CL_OK);
-    CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, 0, 0, NULL), CL_EINVAL);
-    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, id, sink, 1, 0, NULL), CL_OK);
-    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, id, sink, 1, 0, NULL), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 1, beyond), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_post_send(endpoint, 7, id, &byte, 1, &RELIABLE, 0, NULL), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, &(struct cl_qos){.priority = 8}, 0, NULL), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, &RELIABLE, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, &RELIABLE, 0, NULL), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, id, sink, 1, &RELIABLE, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, id, sink, 1, &RELIABLE, 0, NULL), CL_EINVAL);
     struct cl_endpoint_config config = {.datagram_bytes = 1472, .auth = CL_AUTH_OFF + 1};
     CHECK_EQ(cl_endpoint_create(&config, &none), CL_EINVAL);
     config = (struct cl_endpoint_config){.datagram_bytes = 20};

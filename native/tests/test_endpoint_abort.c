@@ -41,7 +41,7 @@ TEST(test_abort)
     }
     /* the group is over for good */
     struct cl_message_id id = {9, 2, 0};
-    CHECK_EQ(cl_endpoint_post_send(network->hosts[1].endpoint, 2, id, sends->sent, 5, 0, 0, NULL), CL_EABORTED);
+    CHECK_EQ(cl_endpoint_post_send(network->hosts[1].endpoint, 2, id, sends->sent, 5, &RELIABLE, 0, NULL), CL_EABORTED);
 }
 
 /* No packet gets from 1 to 0, all get from 0 to 1. Host 0 gives up first and tells host 1, which would wait twice as
@@ -56,8 +56,8 @@ TEST(test_abort_reaches_a_lost_peer)
     post_receive(network, back, 1);
     post_send(network, back, 1, 0);
     network_run_until(network, network_now_us(network) + 3400000);
-    CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
-    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
+    CHECK(!network_sees(network, 0, 1));
+    CHECK(network_sees(network, 1, 0));
     uint16_t lost = 1;
     cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, UINT16_MAX, network_now_us(network));
     network_wake(network, 0);

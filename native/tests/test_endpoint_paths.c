@@ -22,7 +22,7 @@ TEST(test_path_death)
     network_egress(network, 0, 1)->down = 1;
     CHECK(network_run_completions(network, 1, start_us + 600000)); /* one path needs 355 ms for all of it */
     CHECK(intact(t));
-    CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    CHECK(network_sees(network, 0, 1));
 
     /* and it is used again once it works */
     network_egress(network, 0, 1)->down = 0;
@@ -105,8 +105,8 @@ TEST(test_paths_leave_through_their_interface)
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 23);
     struct cl_endpoint *endpoint = network->hosts[0].endpoint;
     static const uint32_t local[] = {2}, outside[] = {1, 0};
-    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 5, 1, local), CL_OK);
-    CHECK_EQ(cl_endpoint_add_peer_through(endpoint, 6, 2, outside), CL_OK);
+    CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 1, local), CL_OK);
+    CHECK_EQ(cl_endpoint_add_peer(endpoint, 6, 2, outside), CL_OK);
     CHECK(endpoint->peers.list[1]->paths[0].egress == &endpoint->nics.egresses[0]);
     CHECK(endpoint->peers.list[5]->paths[0].egress == &endpoint->nics.egresses[2]);
     CHECK(endpoint->peers.list[6]->paths[0].egress == &endpoint->nics.egresses[1]);

@@ -19,11 +19,12 @@ TEST(test_peer_death)
     CHECK_EQ(network->hosts[0].completed, 2);
     CHECK_EQ(network->hosts[0].failed, 2);
     CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
-    CHECK(!cl_endpoint_peer_alive(network->hosts[0].endpoint, 2));
-    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 2)); /* host 1 does not wait for it: it may have left */
-    CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    CHECK(!network_sees(network, 0, 2));
+    CHECK(network_sees(network, 1, 2)); /* host 1 does not wait for it: it may have left */
+    CHECK(network_sees(network, 0, 1));
     struct cl_message_id id = {9, 2, 0};
-    CHECK_EQ(cl_endpoint_post_send(network->hosts[0].endpoint, 2, id, to_dead->sent, 5, 0, 0, NULL), CL_EPEERLOST);
+    CHECK_EQ(cl_endpoint_post_send(network->hosts[0].endpoint, 2, id, to_dead->sent, 5, &RELIABLE, 0, NULL),
+             CL_EPEERLOST);
     /* silence was not for lack of trying, but not a flood either */
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent < 250);
     post_receive(network, alive, 3);
@@ -35,8 +36,8 @@ TEST(test_idle_peers_stay_alive)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 13);
     network_run_until(network, network_now_us(network) + 20 * SECOND_US);
-    CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
-    CHECK(cl_endpoint_peer_alive(network->hosts[1].endpoint, 0));
+    CHECK(network_sees(network, 0, 1));
+    CHECK(network_sees(network, 1, 0));
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent < 50);
 }
 
@@ -50,7 +51,7 @@ TEST(test_own_sleep_is_no_silence)
     network_run_until(network, network_now_us(network) + 10000);
     network_sleep(network, 0, 2500000);
     network_run_until(network, network_now_us(network) + 2600000);
-    CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+    CHECK(network_sees(network, 0, 1));
     post_send(network, t, 1, 0);
     CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
 }
@@ -66,7 +67,7 @@ TEST(test_pause_shorter_than_the_timeout)
         network_run_until(network, network_now_us(network) + before_us);
         network_sleep(network, 1, 2950000);
         network_run_until(network, network_now_us(network) + 3000000);
-        CHECK(cl_endpoint_peer_alive(network->hosts[0].endpoint, 1));
+        CHECK(network_sees(network, 0, 1));
         post_send(network, t, 1, 0);
         CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
     }
@@ -91,9 +92,12 @@ TEST(test_late_peer)
     uint8_t bytes[8];
     struct cl_sink sink = {bytes, NULL, NULL};
     CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), UINT16_MAX);
-    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 1, 1}, sink, 8, 0, NULL), CL_OK);
-    CHECK_EQ(cl_endpoint_post_receive(endpoint, 2, (struct cl_message_id){9, 1, 0}, sink, 8, 0, NULL), CL_OK);
-    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 2, 0}, sink, 8, 0, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 1, 1}, sink, 8, &RELIABLE, 0, NULL),
+             CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 2, (struct cl_message_id){9, 1, 0}, sink, 8, &RELIABLE, 0, NULL),
+             CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, (struct cl_message_id){9, 2, 0}, sink, 8, &RELIABLE, 0, NULL),
+             CL_OK);
     CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 1), 2);
     CHECK_EQ(cl_endpoint_late_peer(endpoint, 9, 2), 1);
     CHECK_EQ(cl_endpoint_late_peer(endpoint, 8, 1), UINT16_MAX);

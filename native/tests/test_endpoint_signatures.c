@@ -54,7 +54,7 @@ TEST(test_pings_carry_signatures)
     for (uint16_t i = 0; i < 2; i++) {
         struct cl_endpoint *endpoint = network->hosts[i].endpoint;
         CHECK_EQ(cl_endpoint_begin(endpoint, 9, 1, (uint16_t)(5 + i)), CL_OK);
-        CHECK_EQ(cl_endpoint_post_receive(endpoint, 1 - i, (struct cl_message_id){9, 1, 0}, sink, 8,
+        CHECK_EQ(cl_endpoint_post_receive(endpoint, 1 - i, (struct cl_message_id){9, 1, 0}, sink, 8, &RELIABLE,
                                           network_now_us(network), NULL),
                  CL_OK);
         network_wake(network, i);

@@ -45,7 +45,7 @@ static void post(struct rank *rank, struct receive *receive)
         uint32_t length = i + 1 < receive->messages ? LIMIT : receive->length - i * LIMIT;
         CHECK_EQ(cl_endpoint_post_receive(rank->host->endpoint, peers[receive->ticket.source], id,
                                           (struct cl_sink){.target = receive->bytes + (size_t)i * LIMIT}, length,
-                                          now_us, receive),
+                                          &RELIABLE, now_us, receive),
                  CL_OK);
     }
 }
@@ -82,8 +82,8 @@ static void send(struct town *town, uint32_t from, uint32_t to, uint32_t tag, ui
     for (uint32_t i = 0; i < messages; i++) {
         struct cl_message_id id = {rank->mailbox.group, tag, index + i};
         CHECK_EQ(cl_endpoint_post_send(rank->host->endpoint, peers[to], id, letter->bytes + (size_t)i * LIMIT,
-                                       i + 1 < messages ? LIMIT : length - i * LIMIT, 4, network_now_us(town->network),
-                                       NULL),
+                                       i + 1 < messages ? LIMIT : length - i * LIMIT, &(struct cl_qos){.priority = 4},
+                                       network_now_us(town->network), NULL),
                  CL_OK);
     }
     network_wake(town->network, from);
@@ -424,10 +424,10 @@ TEST(test_posting_out_of_turn)
     struct cl_sink sink = {.target = &byte};
     struct cl_message_id id = {GROUP | CL_GROUP_P2P, 1, 1};
     uint64_t now_us = network_now_us(town->network);
-    CHECK_EQ(cl_endpoint_post_receive(endpoint, 0, id, sink, 1, now_us, NULL), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 0, id, sink, 1, &RELIABLE, now_us, NULL), CL_EINVAL);
     id.index = 0;
-    CHECK_EQ(cl_endpoint_post_receive(endpoint, 0, id, sink, 1, now_us, NULL), CL_OK);
-    CHECK_EQ(cl_endpoint_post_receive(endpoint, 0, id, sink, 1, now_us, NULL), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 0, id, sink, 1, &RELIABLE, now_us, NULL), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(endpoint, 0, id, sink, 1, &RELIABLE, now_us, NULL), CL_EINVAL);
 }
 
 /* What ends the group ends its point-to-point messages, here and there, and what comes later. */
@@ -445,7 +445,7 @@ TEST(test_end_of_the_group)
     CHECK(town->network->hosts[0].endpoint->announcements.messages.first == NULL);
     struct cl_message_id id = {GROUP | CL_GROUP_P2P, 1, 1};
     struct cl_sink nowhere = {0};
-    CHECK_EQ(cl_endpoint_post_receive(town->network->hosts[1].endpoint, 0, id, nowhere, 0,
+    CHECK_EQ(cl_endpoint_post_receive(town->network->hosts[1].endpoint, 0, id, nowhere, 0, &RELIABLE,
                                       network_now_us(town->network), NULL),
              CL_EABORTED);
     cl_endpoint_cancel(town->network->hosts[1].endpoint, GROUP, UINT32_MAX);
@@ -477,8 +477,9 @@ TEST(test_lost_peer)
     CHECK_EQ(host->endpoint->unexpected.used_bytes, 0);
     struct cl_message_id id = {GROUP | CL_GROUP_P2P, 50, 0};
     struct cl_sink nowhere = {0};
-    CHECK_EQ(cl_endpoint_post_receive(host->endpoint, 0, id, nowhere, 0, network_now_us(town->network), NULL),
-             CL_EPEERLOST);
+    CHECK_EQ(
+        cl_endpoint_post_receive(host->endpoint, 0, id, nowhere, 0, &RELIABLE, network_now_us(town->network), NULL),
+        CL_EPEERLOST);
 }
 
 /* Who waits for anybody learns that nobody is left, be they dead or silent; one that lives is enough to go on. */

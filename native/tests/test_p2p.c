@@ -1,5 +1,6 @@
 /* Point-to-point operations, with threads as ranks: over memory that loses packets and over UDP on loopback, in groups
  * that share memory and in groups that do not. */
+#include "protocol/endpoint_state.h"
 #include "tests/world.h"
 
 #include <signal.h>
@@ -373,7 +374,7 @@ TEST(test_death)
     CHECK_EQ(waitpid(child, NULL, 0), child);
     for (bool alive = true; alive; usleep(1000)) {
         pthread_mutex_lock(&world.engines[0]->core);
-        alive = cl_endpoint_peer_alive(world.engines[0]->endpoint, 1);
+        alive = world.engines[0]->endpoint->peers.list[1]->alive;
         pthread_mutex_unlock(&world.engines[0]->core);
     }
     CHECK_EQ(cl_operation_status(any), CL_EAGAIN); /* rank 2 may still send it */

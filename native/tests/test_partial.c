@@ -156,10 +156,9 @@ TEST(test_what_is_refused)
                   no_grain = {.loss_bound = 1e-06, .protect = &map}, class_8 = {.priority = 8};
     const struct cl_qos *const BAD[] = {&too_much, &no_grain, &class_8};
     for (size_t i = 0; i < 3; i++) {
-        CHECK_EQ(cl_endpoint_post_partial_send(endpoint, 1, id, &byte, 1, BAD[i], 0, NULL), CL_EINVAL);
-        CHECK_EQ(
-            cl_endpoint_post_partial_receive(endpoint, 1, id, (struct cl_sink){.target = &byte}, 1, BAD[i], 0, NULL),
-            CL_EINVAL);
+        CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, BAD[i], 0, NULL), CL_EINVAL);
+        CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, id, (struct cl_sink){.target = &byte}, 1, BAD[i], 0, NULL),
+                 CL_EINVAL);
     }
 }
 
@@ -194,13 +193,12 @@ TEST(test_no_datagram_is_too_long)
         struct cl_endpoint_config config = {
             .self = self, .epoch = 1, .datagram_bytes = BYTES, .unexpected_limit_bytes = ROOM};
         CHECK_EQ(cl_endpoint_create(&config, &endpoints[self]), CL_OK);
-        CHECK_EQ(cl_endpoint_add_peer(endpoints[self], !self, 1), CL_OK);
+        CHECK_EQ(cl_endpoint_add_peer(endpoints[self], !self, 1, NULL), CL_OK);
     }
     struct cl_qos qos = may_lose(0.2);
     struct cl_message_id id = {9, 1, 0};
-    cl_endpoint_post_partial_send(endpoints[0], 1, id, data, sizeof data, &qos, 1, &ends[0]);
-    cl_endpoint_post_partial_receive(endpoints[1], 0, id, (struct cl_sink){.target = target}, sizeof data, &qos, 1,
-                                     &ends[1]);
+    cl_endpoint_post_send(endpoints[0], 1, id, data, sizeof data, &qos, 1, &ends[0]);
+    cl_endpoint_post_receive(endpoints[1], 0, id, (struct cl_sink){.target = target}, sizeof data, &qos, 1, &ends[1]);
     for (uint64_t now_us = 100; now_us < 5 * SECOND_US && !(ends[0].done && ends[1].done); now_us += 100)
         for (int self = 0; self < 2; self++) {
             cl_endpoint_timeout(endpoints[self], now_us);

@@ -41,8 +41,10 @@ static void post(uint32_t host, uint32_t half)
     for (uint16_t peer = 0; peer < HOSTS; peer++) {
         if (peer == host)
             continue;
-        CHECK_EQ(cl_endpoint_post_send(endpoint, peer, id, shard, SHARD_BYTES, 0, now_us, (void *)SENT), CL_OK);
-        CHECK_EQ(cl_endpoint_post_receive(endpoint, peer, id, sink, SHARD_BYTES, now_us, (void *)AWAITED[half]), CL_OK);
+        CHECK_EQ(cl_endpoint_post_send(endpoint, peer, id, shard, SHARD_BYTES, &RELIABLE, now_us, (void *)SENT), CL_OK);
+        CHECK_EQ(
+            cl_endpoint_post_receive(endpoint, peer, id, sink, SHARD_BYTES, &RELIABLE, now_us, (void *)AWAITED[half]),
+            CL_OK);
     }
     network_wake(network, host);
 }
@@ -78,8 +80,10 @@ static void post_bulk(void)
         for (uint16_t peer = 0; peer < HOSTS; peer++) {
             if (peer == i)
                 continue;
-            CHECK_EQ(cl_endpoint_post_send(endpoint, peer, id, bulk, BULK_BYTES, BULK, now_us, NULL), CL_OK);
-            CHECK_EQ(cl_endpoint_post_receive(endpoint, peer, id, sink, BULK_BYTES, now_us, NULL), CL_OK);
+            CHECK_EQ(cl_endpoint_post_send(endpoint, peer, id, bulk, BULK_BYTES, &(struct cl_qos){.priority = BULK},
+                                           now_us, NULL),
+                     CL_OK);
+            CHECK_EQ(cl_endpoint_post_receive(endpoint, peer, id, sink, BULK_BYTES, &RELIABLE, now_us, NULL), CL_OK);
         }
         network_wake(network, i);
     }

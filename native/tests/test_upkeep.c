@@ -1,7 +1,4 @@
-#include <string.h>
-
-#include "sim/driver.h"
-#include "tests/check.h"
+#include "tests/network.h"
 
 enum { BATCH = 4096, BYTES = 1472 };
 
@@ -19,7 +16,7 @@ static struct cl_endpoint *make(uint16_t self, uint16_t other)
     };
     struct cl_endpoint *endpoint = NULL;
     CHECK_EQ(cl_endpoint_create(&config, &endpoint), CL_OK);
-    CHECK_EQ(cl_endpoint_add_peer(endpoint, other, 1), CL_OK);
+    CHECK_EQ(cl_endpoint_add_peer(endpoint, other, 1, NULL), CL_OK);
     return endpoint;
 }
 
@@ -51,8 +48,8 @@ TEST(test_what_the_loss_timer_finds_lost_is_sent)
     }
     struct cl_message_id id = {1, 1, 0};
     struct cl_sink sink = {.target = target};
-    CHECK_EQ(cl_endpoint_post_receive(receiver, 1, id, sink, sizeof target, now_us, data), CL_OK);
-    CHECK_EQ(cl_endpoint_post_send(sender, 2, id, data, sizeof data, 0, now_us, data), CL_OK);
+    CHECK_EQ(cl_endpoint_post_receive(receiver, 1, id, sink, sizeof target, &RELIABLE, now_us, data), CL_OK);
+    CHECK_EQ(cl_endpoint_post_send(sender, 2, id, data, sizeof data, &RELIABLE, now_us, data), CL_OK);
     for (int i = 0; i < 4; i++, now_us += 100) { /* the interface learns that it is fast: the window is the limit */
         hand_over(sender, receiver, NOTHING);
         hand_over(receiver, sender, NOTHING);

@@ -45,8 +45,8 @@ static inline void transfer_leave(struct transfer *const *transfer)
 static inline void post_send(struct network *network, struct transfer *t, uint32_t sequence, uint8_t priority)
 {
     struct cl_message_id id = {9, sequence, t->index};
-    CHECK_EQ(cl_endpoint_post_send(network->hosts[t->from].endpoint, (uint16_t)t->to, id, t->sent, t->length, priority,
-                                   network_now_us(network), t),
+    CHECK_EQ(cl_endpoint_post_send(network->hosts[t->from].endpoint, (uint16_t)t->to, id, t->sent, t->length,
+                                   &(struct cl_qos){.priority = priority}, network_now_us(network), t),
              CL_OK);
     network_wake(network, t->from);
 }
@@ -55,7 +55,7 @@ static inline void post_receive(struct network *network, struct transfer *t, uin
 {
     struct cl_message_id id = {9, sequence, t->index};
     struct cl_sink sink = {.target = t->received, .deliver = network_add};
-    CHECK_EQ(cl_endpoint_post_receive(network->hosts[t->to].endpoint, (uint16_t)t->from, id, sink, t->length,
+    CHECK_EQ(cl_endpoint_post_receive(network->hosts[t->to].endpoint, (uint16_t)t->from, id, sink, t->length, &RELIABLE,
                                       network_now_us(network), t),
              CL_OK);
     network_wake(network, t->to);
