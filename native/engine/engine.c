@@ -34,34 +34,22 @@ enum {
 
 const char *cl_error_text(int code)
 {
-    switch (code) {
-    case CL_OK:
-        return "success";
-    case CL_EINVAL:
-        return "invalid argument";
-    case CL_ENOMEM:
-        return "out of memory";
-    case CL_ESYSTEM:
-        return "the operating system refused a call the engine needs";
-    case CL_ETIMEDOUT:
-        return "the operation timed out";
-    case CL_EPEERLOST:
-        return "a peer died or stopped answering";
-    case CL_EABORTED:
-        return "the group was aborted because another rank failed first";
-    case CL_ECLOSED:
-        return "the engine or group is closed";
-    case CL_EMISMATCH:
-        return "ranks disagree on the operation";
-    case CL_EAGAIN:
-        return "not done yet";
-    case CL_ENOLIBFABRIC:
-        return "libfabric is not available";
-    case CL_ENODEVICE:
-        return "libfabric's provider has no datagram endpoint at this address";
-    default:
-        return "unknown error";
-    }
+    static const char *const TEXTS[] = {
+        [CL_OK] = "success",
+        [-CL_EINVAL] = "invalid argument",
+        [-CL_ENOMEM] = "out of memory",
+        [-CL_ESYSTEM] = "the operating system refused a call the engine needs",
+        [-CL_ETIMEDOUT] = "the operation timed out",
+        [-CL_EPEERLOST] = "a peer died or stopped answering",
+        [-CL_EABORTED] = "the group was aborted because another rank failed first",
+        [-CL_ECLOSED] = "the engine or group is closed",
+        [-CL_EMISMATCH] = "ranks disagree on the operation",
+        [-CL_EAGAIN] = "not done yet",
+        [-CL_ENOLIBFABRIC] = "libfabric is not available",
+        [-CL_ENODEVICE] = "libfabric's provider has no datagram endpoint at this address",
+    };
+    const char *text = code <= 0 && code > -(int)(sizeof TEXTS / sizeof *TEXTS) ? TEXTS[-code] : NULL;
+    return text != NULL ? text : "unknown error";
 }
 
 /* ---- packets, under core ---- */
@@ -183,12 +171,10 @@ static bool take_completions(struct cl_engine *engine)
         any = true;
         cl_group_complete(&completion);
     }
-    uint32_t id;
-    uint16_t culprit;
-    int reason;
-    while (cl_endpoint_next_abort(engine->endpoint, &id, &culprit, &reason)) {
+    struct cl_closed_group aborted;
+    while (cl_endpoint_next_abort(engine->endpoint, &aborted)) {
         any = true;
-        cl_group_hear_of(engine->groups, id, reason, culprit);
+        cl_group_hear_of(engine->groups, &aborted);
     }
     return any;
 }

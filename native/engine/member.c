@@ -79,16 +79,12 @@ static void drop_payloads(void *context)
     cl_engine_drop_payloads(member->engine);
 }
 
-void cl_member_ended(struct cl_member *member, struct cl_operation *operation, int status)
+void cl_member_ended(void *context, struct cl_operation *operation, int status)
 {
+    const struct cl_member *member = context;
     struct cl_engine *engine = member->engine;
     atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
     cl_submission_end((struct cl_submission *)operation, status, &engine->events);
-}
-
-static void ended(void *context, struct cl_operation *operation, int status)
-{
-    cl_member_ended(context, operation, status);
 }
 
 /* ---- opening ---- */
@@ -152,7 +148,7 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     member->spin_us = options->spin_us;
     member->neighbours = calloc(options->local_count, sizeof *member->neighbours);
     struct cl_group_io io = {member,  wake,       wake_host, post,          request_bell,
-                             is_gone, abort_host, aborted,   drop_payloads, ended};
+                             is_gone, abort_host, aborted,   drop_payloads, cl_member_ended};
     pthread_mutex_lock(&engine->core);
     struct cl_endpoint *endpoint = engine->endpoint; /* set once */
     pthread_mutex_unlock(&engine->core);

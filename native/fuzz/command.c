@@ -19,7 +19,7 @@ static void end_something(struct conversation *c)
         cl_endpoint_peer_lost(endpoint, (uint16_t)((self + 1) % ENDPOINTS));
         break;
     case 1:
-        cl_endpoint_abort(endpoint, group, EVERYBODY, which % 5, CL_ETIMEDOUT, UINT16_MAX, conversation_now_us(c));
+        cl_endpoint_abort(endpoint, group, EVERYBODY, which % 5, CL_ETIMEDOUT, UINT16_MAX);
         break;
     case 2:
         message_cancel(c, self, group, UINT32_MAX);

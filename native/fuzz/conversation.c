@@ -45,12 +45,10 @@ static void complete(struct sim_driver *driver, const struct cl_completion *comp
     c->complete(c, completion);
 }
 
-static void count_abort(struct sim_driver *driver, uint32_t group, uint16_t culprit, int reason)
+static void count_abort(struct sim_driver *driver, const struct cl_closed_group *aborted)
 {
     (void)driver;
-    (void)group;
-    (void)culprit;
-    (void)reason;
+    (void)aborted;
     conversation_counters.aborts++;
 }
 

@@ -131,11 +131,11 @@ void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit)
     cl_group_fail(group, shared ? reason : CL_EABORTED, culprit);
 }
 
-void cl_group_hear_of(struct cl_group *groups, uint32_t id, int reason, uint16_t culprit)
+void cl_group_hear_of(struct cl_group *groups, const struct cl_closed_group *aborted)
 {
     for (struct cl_group *group = groups; group != NULL; group = group->next)
-        if (group->id == id)
-            cl_group_hear(group, reason, rank_of(group, culprit));
+        if (group->id == aborted->group)
+            cl_group_hear(group, aborted->reason, rank_of(group, aborted->culprit));
 }
 
 void cl_group_peer_died(struct cl_group *group, uint16_t peer)
@@ -183,7 +183,7 @@ int cl_group_check_wait(struct cl_group *group, uint32_t index, uint32_t value, 
 
 /* ---- the end ---- */
 
-static void tell_peers(struct cl_group *group, int reason, uint64_t now_us)
+static void tell_peers(struct cl_group *group, int reason)
 {
     uint32_t culprit = culprit_for_others(group, reason);
     group->announced = true;
@@ -197,7 +197,7 @@ static void tell_peers(struct cl_group *group, int reason, uint64_t now_us)
             peers[count++] = group->peers[rank];
     if (count > 0)
         cl_endpoint_abort(group->endpoint, group->id, peers, count, reason,
-                          culprit == UINT32_MAX ? UINT16_MAX : group->peers[culprit], now_us);
+                          culprit == UINT32_MAX ? UINT16_MAX : group->peers[culprit]);
     free(peers);
 }
 
@@ -210,19 +210,25 @@ static void end(struct cl_group *group, struct cl_operation *operation, int stat
     group->io.ended(group->io.context, operation, status);
 }
 
+/* Forgets the messages of the group, on their way and yet to come. */
+static void forget_messages(struct cl_group *group)
+{
+    cl_mailbox_free(&group->mailbox);
+    if (group->endpoint == NULL)
+        return;
+    group->io.drop_payloads(group->io.context);
+    cl_endpoint_cancel(group->endpoint, group->id, UINT32_MAX);
+}
+
 /* Ends every operation of the group and tells the peers: always of a failure, of the group's closing only if operations
  * are in flight, which the peers may wait for. */
 static void end_all(struct cl_group *group, int status, uint64_t now_us)
 {
     if (!group->announced && (status != CL_ECLOSED || group->first != NULL))
-        tell_peers(group, status == CL_ECLOSED ? CL_EABORTED : status, now_us);
+        tell_peers(group, status == CL_ECLOSED ? CL_EABORTED : status);
     if (group->first == NULL)
         return;
-    cl_mailbox_free(&group->mailbox);
-    if (group->endpoint != NULL) {
-        group->io.drop_payloads(group->io.context);
-        cl_endpoint_cancel(group->endpoint, group->id, UINT32_MAX);
-    }
+    forget_messages(group);
     while (group->first != NULL) {
         struct cl_operation *operation = group->first;
         group->first = operation->next;
@@ -235,11 +241,7 @@ static void end_all(struct cl_group *group, int status, uint64_t now_us)
 void cl_group_leave(struct cl_group *group, uint64_t now_us)
 {
     end_all(group, atomic_load(&group->status), now_us);
-    cl_mailbox_free(&group->mailbox);
-    if (group->endpoint != NULL) {
-        group->io.drop_payloads(group->io.context);
-        cl_endpoint_cancel(group->endpoint, group->id, UINT32_MAX);
-    }
+    forget_messages(group);
 }
 
 /* ---- progress ---- */

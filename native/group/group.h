@@ -79,8 +79,8 @@ int cl_group_check_wait(struct cl_group *group, uint32_t index, uint32_t value, 
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
 /* Notes that another rank has failed the group. Any thread. */
 void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit);
-/* The same, to all groups of a list with that id; the culprit is a peer. */
-void cl_group_hear_of(struct cl_group *groups, uint32_t id, int reason, uint16_t culprit);
+/* The same, to all groups of a list with the id of a group that a peer aborted. */
+void cl_group_hear_of(struct cl_group *groups, const struct cl_closed_group *aborted);
 /* Notes that the process of a local peer died. */
 void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 /* Ends what is in flight with the group's status, and forgets the group at the endpoint. */

@@ -86,9 +86,8 @@ void cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int re
 }
 
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint16_t culprit, uint64_t now_us)
+                       uint16_t culprit)
 {
-    (void)now_us;
     close_group(endpoint, group, reason, culprit);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_peer_list_find(&endpoint->peers, peers[i]);
@@ -97,15 +96,9 @@ void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint1
     }
 }
 
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *culprit, int *reason)
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, struct cl_closed_group *aborted)
 {
-    struct cl_closed_group report;
-    if (!cl_closed_groups_next_report(&endpoint->closed, &report))
-        return false;
-    *group = report.group;
-    *culprit = report.culprit;
-    *reason = report.reason;
-    return true;
+    return cl_closed_groups_next_report(&endpoint->closed, aborted);
 }
 
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)

@@ -2,9 +2,9 @@
 #ifndef CL_PROTOCOL_ENDING_H
 #define CL_PROTOCOL_ENDING_H
 
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
+
+#include "protocol/closed_groups.h"
 
 struct cl_endpoint;
 
@@ -15,11 +15,11 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
 /* Fails a group, here and on every peer in `peers`. Its posted messages complete with CL_EABORTED, and on the peers
  * cl_endpoint_next_abort reports the reason and the culprit (a peer; UINT16_MAX: not known). */
 void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
-                       uint16_t culprit, uint64_t now_us);
+                       uint16_t culprit);
 /* Fails a group because of a peer: its messages complete with CL_EABORTED, and cl_endpoint_next_abort reports it here.
  */
 void cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit);
-bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, uint32_t *group, uint16_t *culprit, int *reason);
+bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, struct cl_closed_group *aborted);
 
 /* Marks a peer dead: its messages complete with CL_EPEERLOST. The endpoint itself calls this when a peer with
  * outstanding messages has not answered for peer_timeout_us, or up to a tenth longer since it was last heard. */

@@ -70,7 +70,7 @@ static void count_lost(void *argument, const struct cl_sent_packet *packet)
     losses->callbacks->lost(losses->callbacks->argument, packet);
 }
 
-static void detect(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
+void cl_path_detect_losses(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
 {
     struct losses losses = {.callbacks = callbacks};
     cl_loss_detect(&path->loss, &path->sent, &path->rtt, now_us, count_lost, &losses);
@@ -150,13 +150,8 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     cl_cc_on_acked(&path->cc, &sample);
     if (path->cc.rate != path->pacer.rate)
         cl_pacer_set(&path->pacer, path->cc.rate, path->cc.burst, now_us);
-    detect(path, now_us, callbacks);
+    cl_path_detect_losses(path, now_us, callbacks);
     return true;
-}
-
-void cl_path_on_loss_timer(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
-{
-    detect(path, now_us, callbacks);
 }
 
 void cl_path_on_pto(struct cl_path *path)

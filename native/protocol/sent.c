@@ -64,13 +64,6 @@ void cl_sent_remove(struct cl_sent *sent, uint64_t number)
         sent->low++;
 }
 
-void cl_sent_clear(struct cl_sent *sent)
-{
-    for (uint64_t number = sent->low; number < sent->next; number++)
-        if (cl_sent_find(sent, number))
-            cl_sent_remove(sent, number);
-}
-
 void cl_sent_free(struct cl_sent *sent)
 {
     free(sent->ring);

@@ -47,9 +47,7 @@ bool cl_sent_push(struct cl_sent *sent, const struct cl_sent_packet *packet);
 struct cl_sent_packet *cl_sent_find(const struct cl_sent *sent, uint64_t number);
 /* Takes a packet that is in flight out; its contents stay readable until the next push. */
 void cl_sent_remove(struct cl_sent *sent, uint64_t number);
-/* Forgets everything in flight. */
-void cl_sent_clear(struct cl_sent *sent);
-/* The same, and frees the memory. The numbers go on: one used twice would be taken for a replay. */
+/* Forgets everything in flight, and frees the memory. The numbers go on: one used twice would be taken for a replay. */
 void cl_sent_free(struct cl_sent *sent);
 
 #endif

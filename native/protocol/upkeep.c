@@ -32,7 +32,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     if (path->ack.deadline_us <= now_us)
         cl_peer_list_urge(&endpoint->peers, peer);
     if (path->loss.deadline_us <= now_us) {
-        cl_path_on_loss_timer(path, now_us, &callbacks);
+        cl_path_detect_losses(path, now_us, &callbacks);
         cl_queue_unblock(&endpoint->queue, &peer->node); /* lost packets have left the window */
     }
     if (path->dead) {

@@ -97,11 +97,9 @@ bool sim_driver_complete(struct sim_driver *driver)
         driver->type->complete(driver, &completion);
         any = true;
     }
-    uint32_t group;
-    uint16_t culprit;
-    int reason;
-    while (driver->type->abort != NULL && cl_endpoint_next_abort(driver->endpoint, &group, &culprit, &reason))
-        driver->type->abort(driver, group, culprit, reason);
+    struct cl_closed_group aborted;
+    while (driver->type->abort != NULL && cl_endpoint_next_abort(driver->endpoint, &aborted))
+        driver->type->abort(driver, &aborted);
     return any;
 }
 

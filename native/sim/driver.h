@@ -21,7 +21,7 @@ struct sim_driver_type {
     bool (*emit)(struct sim_driver *driver, const struct cl_datagram *datagram);
     void (*complete)(struct sim_driver *driver, const struct cl_completion *completion);
     /* The members below may be NULL. */
-    void (*abort)(struct sim_driver *driver, uint32_t group, uint16_t culprit, int reason); /* NULL: aborts stay */
+    void (*abort)(struct sim_driver *driver, const struct cl_closed_group *aborted);  /* NULL: aborts stay */
     void (*received)(struct sim_driver *driver, const struct sim_datagram *datagram); /* the endpoint has had it */
     void (*filled)(struct sim_driver *driver); /* the endpoint has filled the batch, perhaps with nothing */
     uint64_t (*clock_us)(const struct sim_driver *driver, uint64_t at_ns); /* NULL: at_ns / tick_ns */

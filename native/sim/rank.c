@@ -94,12 +94,12 @@ static void complete(struct sim_driver *driver, const struct cl_completion *comp
     cl_group_complete(completion);
 }
 
-static void hear_of_abort(struct sim_driver *driver, uint32_t id, uint16_t culprit, int reason)
+static void hear_of_abort(struct sim_driver *driver, const struct cl_closed_group *aborted)
 {
     struct sim_rank *rank = rank_of(driver);
-    sim_trace_say(&rank->world->trace, "rank %u: hears that group %u failed by %d: %s", rank->id, id,
-                  culprit == UINT16_MAX ? -1 : culprit, cl_error_text(reason));
-    cl_group_hear_of(rank->groups, id, reason, culprit);
+    sim_trace_say(&rank->world->trace, "rank %u: hears that group %u failed by %d: %s", rank->id, aborted->group,
+                  aborted->culprit == UINT16_MAX ? -1 : aborted->culprit, cl_error_text(aborted->reason));
+    cl_group_hear_of(rank->groups, aborted);
 }
 
 static bool emit(struct sim_driver *driver, const struct cl_datagram *from)

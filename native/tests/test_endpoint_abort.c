@@ -24,20 +24,18 @@ TEST(test_abort)
     post_receive(network, sends, 1);
     network_run_until(network, network_now_us(network) + 5000);
     static const uint16_t PEERS[] = {1, 2};
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, 7, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, 7);
     network_wake(network, 0);
     network_run_until(network, network_now_us(network) + 50000);
     CHECK_EQ(statuses[0][-CL_EABORTED], 2);
     CHECK_EQ(statuses[1][-CL_EABORTED], 1);
     for (uint32_t i = 1; i <= 2; i++) {
-        uint32_t group;
-        uint16_t peer;
-        int reason;
-        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &peer, &reason));
-        CHECK_EQ(group, 9);
-        CHECK_EQ(peer, 7); /* as host 0 said */
-        CHECK_EQ(reason, CL_ETIMEDOUT);
-        CHECK(!cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &peer, &reason));
+        struct cl_closed_group aborted;
+        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &aborted));
+        CHECK_EQ(aborted.group, 9);
+        CHECK_EQ(aborted.culprit, 7); /* as host 0 said */
+        CHECK_EQ(aborted.reason, CL_ETIMEDOUT);
+        CHECK(!cl_endpoint_next_abort(network->hosts[i].endpoint, &aborted));
     }
     /* the group is over for good */
     struct cl_message_id id = {9, 2, 0};
@@ -59,15 +57,13 @@ TEST(test_abort_reaches_a_lost_peer)
     CHECK(!network_sees(network, 0, 1));
     CHECK(network_sees(network, 1, 0));
     uint16_t lost = 1;
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, UINT16_MAX, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, &lost, 1, CL_EPEERLOST, UINT16_MAX);
     network_wake(network, 0);
     network_run_until(network, network_now_us(network) + 10000);
-    uint32_t group;
-    uint16_t peer;
-    int reason;
-    CHECK(cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &peer, &reason));
-    CHECK_EQ(group, 9);
-    CHECK_EQ(reason, CL_EPEERLOST);
+    struct cl_closed_group aborted;
+    CHECK(cl_endpoint_next_abort(network->hosts[1].endpoint, &aborted));
+    CHECK_EQ(aborted.group, 9);
+    CHECK_EQ(aborted.reason, CL_EPEERLOST);
     CHECK_EQ(network->hosts[1].last_status, CL_EABORTED);
 }
 
@@ -78,7 +74,7 @@ TEST(test_abort_answers_data)
     int statuses[16] = {0};
     network->hosts[1].on_completion = note_status;
     network->hosts[1].argument = statuses;
-    cl_endpoint_abort(network->hosts[0].endpoint, 9, NULL, 0, CL_EABORTED, UINT16_MAX, network_now_us(network));
+    cl_endpoint_abort(network->hosts[0].endpoint, 9, NULL, 0, CL_EABORTED, UINT16_MAX);
     SCOPED_TRANSFER *t = transfer_new(1, 0, 0, 100000);
     post_send(network, t, 1, 0);
     CHECK(network_run_completions(network, 0, 0));

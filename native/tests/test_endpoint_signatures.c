@@ -21,15 +21,13 @@ static void disagree(uint16_t sender, uint16_t receiver, bool receiver_first, bo
         }
         network_run_until(network, network_now_us(network) + 50000);
     }
-    uint32_t group;
-    uint16_t culprit;
-    int reason;
-    bool failed = cl_endpoint_next_abort(network->hosts[1].endpoint, &group, &culprit, &reason);
+    struct cl_closed_group aborted;
+    bool failed = cl_endpoint_next_abort(network->hosts[1].endpoint, &aborted);
     CHECK_EQ(failed, !agree);
     if (failed) {
-        CHECK_EQ(group, 9);
-        CHECK_EQ(culprit, 0);
-        CHECK_EQ(reason, CL_EMISMATCH);
+        CHECK_EQ(aborted.group, 9);
+        CHECK_EQ(aborted.culprit, 0);
+        CHECK_EQ(aborted.reason, CL_EMISMATCH);
     }
     cl_endpoint_end(network->hosts[1].endpoint, 9, 1);
 }
@@ -61,12 +59,10 @@ TEST(test_pings_carry_signatures)
     }
     network_run_until(network, network_now_us(network) + 1500000); /* half of the time after which a peer is lost */
     for (uint16_t i = 0; i < 2; i++) {
-        uint32_t group;
-        uint16_t culprit;
-        int reason;
-        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &group, &culprit, &reason));
-        CHECK_EQ(reason, CL_EMISMATCH);
-        CHECK_EQ(culprit, 1 - i);
+        struct cl_closed_group aborted;
+        CHECK(cl_endpoint_next_abort(network->hosts[i].endpoint, &aborted));
+        CHECK_EQ(aborted.reason, CL_EMISMATCH);
+        CHECK_EQ(aborted.culprit, 1 - i);
         cl_endpoint_end(network->hosts[i].endpoint, 9, 1);
     }
 }

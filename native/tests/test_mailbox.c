@@ -437,8 +437,7 @@ TEST(test_end_of_the_group)
     receive(town, 1, 0, 1, 10);
     send(town, 1, 0, 2, 10, 1);
     pass(town, 100000);
-    cl_endpoint_abort(town->network->hosts[0].endpoint, GROUP, &peers[1], 1, CL_ETIMEDOUT, UINT16_MAX,
-                      network_now_us(town->network));
+    cl_endpoint_abort(town->network->hosts[0].endpoint, GROUP, &peers[1], 1, CL_ETIMEDOUT, UINT16_MAX);
     network_wake(town->network, 0);
     pass(town, 100000);
     CHECK_EQ(town->network->hosts[1].last_status, CL_EABORTED);

@@ -237,8 +237,7 @@ TEST(test_a_probe_for_a_group_that_is_gone)
         network_run_until(network, network_now_us(network) + 30000);
         CHECK(!t->receiver.done && !t->sender.done && !choice.probes);
         if (failed) /* without telling the sender */
-            cl_endpoint_abort(network->hosts[1].endpoint, 9, NULL, 0, CL_ETIMEDOUT, UINT16_MAX,
-                              network_now_us(network));
+            cl_endpoint_abort(network->hosts[1].endpoint, 9, NULL, 0, CL_ETIMEDOUT, UINT16_MAX);
         else
             cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
         network_run_until(network, network_now_us(network) + 2 * SECOND_US);

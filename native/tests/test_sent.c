@@ -29,7 +29,7 @@ TEST(test_counts)
     CHECK(!cl_sent_find(&sent, 0));
     CHECK(!cl_sent_find(&sent, 3));
     CHECK_EQ(cl_sent_find(&sent, 2)->bytes, 500);
-    cl_sent_clear(&sent);
+    cl_sent_remove(&sent, 2);
     CHECK_EQ(sent.bytes, 0);
     CHECK_EQ(sent.packets, 0);
 }
