@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .codec import Codec
+
 
 class StepKind(enum.IntEnum):
     """The kinds of steps; values equal `enum cl_step_kind`."""
@@ -28,6 +30,7 @@ class StepKind(enum.IntEnum):
     SCALE = 5
     POST = 6
     AWAIT = 7
+    ENCODE = 8
 
 
 class Buffer(enum.IntEnum):
@@ -62,6 +65,9 @@ FIELDS = [name for name in STEP.names or () if name != "flags"]
 
 PARTIAL = 1
 """Flag of a network step: it may lose packets, up to the loss bound of the operation (CL_STEP_PARTIAL)."""
+
+CODEC_SHIFT = 8
+"""The flags' upper byte: number of the codec of the message, or of the encoded memory; 0: none (CL_STEP_CODEC)."""
 
 SCRATCH_ALIGNMENT_BYTES = 64
 
@@ -132,7 +138,7 @@ class PlanBuilder:
         self.posts = 0
         self._steps: list[tuple[int, int, int, int, int, int, int, int, int]] = []
         self._successors: list[list[int]] = []
-        self._partial: list[int] = []
+        self._flags: list[int] = []
         self._sent = [0] * world_size
         self._received = [0] * world_size
         self._scratch_bytes = 0
@@ -150,29 +156,64 @@ class PlanBuilder:
         return offset
 
     def send(
-        self, peer: int, source: Buffer, offset: int, length: int, after: Sequence[int] = (), *, partial: bool = False
+        self,
+        peer: int,
+        source: Buffer,
+        offset: int,
+        length: int,
+        after: Sequence[int] = (),
+        *,
+        partial: bool = False,
+        codec: Codec | None = None,
+        values: int = 0,
     ) -> int:
         """Sends a range to `peer`; done when the peer has acknowledged all of it.
 
-        `partial`, here and at the receiver: part of it may be lost, up to the loss bound of the operation.
+        `partial`, here and at the receiver: part of it may be lost, up to the loss bound of the operation. `codec`,
+        here and at the receiver: `length` bytes of float32, from `values` of INPUT on, lie encoded at `offset`.
         """
         message = self._sent[peer]
         self._sent[peer] += 1
         return self._add(
-            StepKind.SEND, peer, length, after, source=source, source_offset=offset, message=message, partial=partial
+            StepKind.SEND,
+            peer,
+            length,
+            after,
+            source=source,
+            source_offset=offset,
+            target_offset=values,
+            message=message,
+            partial=partial,
+            codec=codec,
         )
 
     def recv_copy(
-        self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, partial: bool = False
+        self,
+        peer: int,
+        target: Buffer,
+        offset: int,
+        length: int,
+        after: Sequence[int] = (),
+        *,
+        partial: bool = False,
+        codec: Codec | None = None,
     ) -> int:
         """target = the message of `peer`."""
-        return self._receive(StepKind.RECV_COPY, peer, target, offset, length, after, partial)
+        return self._receive(StepKind.RECV_COPY, peer, target, offset, length, after, partial, codec)
 
     def recv_reduce(
-        self, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int] = (), *, partial: bool = False
+        self,
+        peer: int,
+        target: Buffer,
+        offset: int,
+        length: int,
+        after: Sequence[int] = (),
+        *,
+        partial: bool = False,
+        codec: Codec | None = None,
     ) -> int:
         """target = target (op) the message of `peer`, packet by packet in order of arrival."""
-        return self._receive(StepKind.RECV_REDUCE, peer, target, offset, length, after, partial)
+        return self._receive(StepKind.RECV_REDUCE, peer, target, offset, length, after, partial, codec)
 
     def copy(
         self,
@@ -217,6 +258,38 @@ class PlanBuilder:
         kind = StepKind.REDUCE
         return self.copy(source, source_offset, target, target_offset, length, after, staging_of=staging_of, kind=kind)
 
+    def encode(
+        self, codec: Codec, source: Buffer, offset: int, length: int, scratch: int, after: Sequence[int] = ()
+    ) -> int:
+        """Encodes `length` bytes of float32 into SCRATCH from `scratch` on."""
+        return self._add(
+            StepKind.ENCODE,
+            self.rank,
+            length,
+            after,
+            source=source,
+            source_offset=offset,
+            target=Buffer.SCRATCH,
+            target_offset=scratch,
+            codec=codec,
+        )
+
+    def decode(
+        self, codec: Codec, scratch: int, target: Buffer, offset: int, length: int, after: Sequence[int] = ()
+    ) -> int:
+        """The reverse of `encode`."""
+        return self._add(
+            StepKind.COPY,
+            self.rank,
+            length,
+            after,
+            source=Buffer.SCRATCH,
+            source_offset=scratch,
+            target=target,
+            target_offset=offset,
+            codec=codec,
+        )
+
     def scale(
         self, target: Buffer, offset: int, length: int, divisor: int, after: Sequence[int] = (), *, weight: int = 1
     ) -> int:
@@ -252,7 +325,7 @@ class PlanBuilder:
             columns = np.array(self._steps, np.int64).T
             for name, column in zip(FIELDS, columns, strict=False):
                 steps[name] = column
-            steps["flags"][self._partial] = PARTIAL
+            steps["flags"] = self._flags
         lengths = np.fromiter(map(len, self._successors), np.int64, count)
         ends = np.cumsum(lengths)
         steps["successor_first"] = ends - lengths
@@ -269,16 +342,32 @@ class PlanBuilder:
             scratch_bytes=self._scratch_bytes,
             staging_bytes=self._staging_bytes,
             posts=self.posts,
-            partial=bool(self._partial),
+            partial=any(flags & PARTIAL for flags in self._flags),
         )
 
     def _receive(
-        self, kind: StepKind, peer: int, target: Buffer, offset: int, length: int, after: Sequence[int], partial: bool
+        self,
+        kind: StepKind,
+        peer: int,
+        target: Buffer,
+        offset: int,
+        length: int,
+        after: Sequence[int],
+        partial: bool,
+        codec: Codec | None,
     ) -> int:
         message = self._received[peer]
         self._received[peer] += 1
         return self._add(
-            kind, peer, length, after, target=target, target_offset=offset, message=message, partial=partial
+            kind,
+            peer,
+            length,
+            after,
+            target=target,
+            target_offset=offset,
+            message=message,
+            partial=partial,
+            codec=codec,
         )
 
     def _add(
@@ -294,8 +383,9 @@ class PlanBuilder:
         target_offset: int = 0,
         message: int = 0,
         partial: bool = False,
+        codec: Codec | None = None,
     ) -> int:
-        if length <= 0 and kind < StepKind.POST:
+        if length <= 0 and kind not in (StepKind.POST, StepKind.AWAIT):
             raise ValueError(f"rank {self.rank}: a {kind.name} step of {length} bytes; skip empty ranges")
         index = len(self._steps)
         if self._chain is not None:
@@ -304,7 +394,6 @@ class PlanBuilder:
         for step in after:
             self._successors[step].append(index)
         self._successors.append([])
-        if partial:
-            self._partial.append(index)
+        self._flags.append((PARTIAL if partial else 0) | (codec.number << CODEC_SHIFT if codec else 0))
         self._steps.append((kind, peer, source, target, source_offset, target_offset, length, message, len(after)))
         return index

@@ -77,12 +77,15 @@ def _plan(
     match collective:
         case "all_reduce":
             is_short = (len(hosts) - 1) * length <= settings.exchange_limit_bytes
+            is_encoded = settings.codecs is not None and len(hosts) > 1 and not is_short
             if flat and settings.algorithm == "auto" and is_short:
                 return direct.exchange(rank, n, numel, itemsize, divisor)
-            if flat and not settings.partial and _ring(n, length // n, settings):
+            if flat and not settings.partial and not is_encoded and _ring(n, length // n, settings):
                 return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
             is_partial = settings.partial and (flat or (len(hosts) > 1 and not is_short))
             make = module.partial_all_reduce if is_partial else module.all_reduce
+            if is_encoded:
+                make = module.encoded_all_reduce
             plan = make(rank, where, numel, itemsize, divisor, settings)
         case "reduce_scatter":
             if flat and _ring(n, length, settings) and not settings.partial:

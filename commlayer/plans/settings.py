@@ -33,6 +33,9 @@ class Settings:
     partial_message_bytes: int = 0
     """With `partial`: the shortest message to cut a tensor into. No packet of a short message may be lost."""
 
+    codecs: tuple[str, str] | None = None
+    """Codecs of an all-reduce of float32 between hosts, by name: of the contributions, and of the sums."""
+
     def __post_init__(self) -> None:
         if self.segment_bytes < 1:
             raise ConfigError(f"Settings(segment_bytes={self.segment_bytes}): use at least 1")

@@ -1,6 +1,7 @@
 """Runs the plans of all ranks together on numpy arrays, without sockets, threads or time.
 
-It can lose what a plan allows to be lost: parts of partial messages then never arrive.
+It can lose what a plan allows to be lost: parts of partial messages then never arrive. Encoded ranges are made, sent
+and decoded by blocks, with the codecs that it is given.
 
 The order of events is random (and repeatable): any order that the dependencies allow may happen, and every transfer
 happens in two parts at different times, as packets and parallel processes would have it. So a missing dependency or a
@@ -10,19 +11,31 @@ slot that is used again too early shows as a wrong result for some seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from commlayer.plans.plan import FIELDS, Buffer, Plan, StepKind
+from commlayer.plans.codec import CODECS, Codec
+from commlayer.plans.plan import CODEC_SHIFT, FIELDS, PARTIAL, Buffer, Plan, StepKind
 from commlayer.transport.base import Op
 from tests.oracle import REDUCTIONS
 
 Array = npt.NDArray[Any]
 
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
+
+
+class Coder(Protocol):
+    """A codec's kernels on numpy arrays."""
+
+    def encode(self, values: Array) -> Array:
+        """float32 values, whole blocks but for the last, as bytes."""
+
+    def decode(self, encoded: Array, count: int) -> Array:
+        """The first `count` values."""
 
 
 def run(
@@ -34,15 +47,17 @@ def run(
     seed: int = 0,
     loss: float = 0.0,
     rescale: bool = False,
+    coders: Mapping[str, Coder] | None = None,
 ) -> list[list[tuple[int, int]]]:
     """Executes plans[r] on inputs[r] and outputs[r], flat arrays of one dtype, until every step is done.
 
     `loss` is the probability that a part of a partial message is lost; with `rescale` SCALE steps make up for it.
+    `coders`, by the name of their codec, run the steps of plans that encode.
     Returns, by rank, the (offset, length) in bytes of INPUT that were not counted, as `Handle.missing` does.
 
     Raises RuntimeError when no step can go on: a deadlock, or messages without a match.
     """
-    interpreter = Interpreter(plans, inputs, outputs, op, seed, loss, rescale)
+    interpreter = Interpreter(plans, inputs, outputs, op, seed, loss, rescale, coders or {})
     interpreter.run()
     return [sorted(missing) for missing in interpreter.missing]
 
@@ -70,12 +85,17 @@ class Interpreter:
         seed: int,
         loss: float = 0.0,
         rescale: bool = False,
+        coders: Mapping[str, Coder] = MappingProxyType({}),
     ) -> None:
         self.dtype, self.reduction, self.random = outputs[0].dtype, REDUCTIONS[op.name], random.Random(seed)
         self.loss, self.rescale = loss, rescale
         self.missing: list[list[tuple[int, int]]] = [[] for _ in plans]
         self.absent = [np.zeros(len(output), np.int64) for output in outputs]  # contributions, by element
-        self.partial = [plan.steps["flags"].astype(bool).tolist() for plan in plans]
+        self.partial = [(plan.steps["flags"] & PARTIAL).astype(bool).tolist() for plan in plans]
+        by_number: dict[int, tuple[Codec, Coder]] = {
+            CODECS[name].number: (CODECS[name], coder) for name, coder in coders.items()
+        }
+        self.codecs = [[by_number.get(number) for number in plan.steps["flags"] >> CODEC_SHIFT] for plan in plans]
         self.steps = [plan.steps[FIELDS].tolist() for plan in plans]
         self.successors = [plan.successors.tolist() for plan in plans]
         self.dependencies = [plan.steps["dependencies"].tolist() for plan in plans]
@@ -121,8 +141,10 @@ class Interpreter:
             self.receivers[name] = step
             self.events += [part._replace(rank=rank, step=step) for part in self.wire.pop(name, [])]
         else:
-            elements = length // self.dtype.itemsize
-            cut = self.random.randint(1, elements - 1) * self.dtype.itemsize if elements > 1 else length
+            codec = self.codecs[rank][step]
+            granule = codec[0].block_length if codec else self.dtype.itemsize
+            elements = -(-length // granule)
+            cut = self.random.randint(1, elements - 1) * granule if elements > 1 else length
             self.events.append(Event(rank, step, 0, cut))
             if cut < length:
                 self.events.append(Event(rank, step, cut, length - cut))
@@ -136,15 +158,21 @@ class Interpreter:
             self.awaits = [each for each in self.awaits if each not in woken]
             self.events += [Event(*each, 0, 1) for each in woken]
         elif kind == StepKind.SEND:
-            data = self.part(rank, peer, source, source_offset + offset, length)
+            data = self.read(rank, step, offset, length)
             lost = self.partial[rank][step] and self.random.random() < self.loss
-            if lost and source == Buffer.INPUT:
-                self.missing[rank].append((source_offset + offset, length))
-            self.arrive((rank, peer, message), offset, data, lost)
+            if lost and (source == Buffer.INPUT or self.codecs[rank][step]):
+                at = target_offset if self.codecs[rank][step] else source_offset
+                self.missing[rank].append((at + offset, length))
+            self.arrive((rank, peer, message), offset, length, data, lost)
         elif lost:
             if kind == StepKind.RECV_REDUCE and target == Buffer.OUTPUT:
                 at = (target_offset + offset) // self.dtype.itemsize
                 self.absent[rank][at : at + length // self.dtype.itemsize] += 1
+        elif kind == StepKind.ENCODE:
+            codec, coder = self.codec(rank, step)
+            encoded = coder.encode(self.part(rank, peer, source, source_offset + offset, length))
+            at = target_offset + codec.encoded_bytes(offset)
+            self.memory[rank][Buffer.SCRATCH][at : at + len(encoded)] = encoded
         elif kind != StepKind.AWAIT:
             into = self.part(rank, peer, target, target_offset + offset, length)
             if kind == StepKind.SCALE:
@@ -153,14 +181,32 @@ class Interpreter:
                     into *= len(self.steps) / (len(self.steps) - message * self.absent[rank][at : at + len(into)])
                 into[:] = into / peer if self.dtype.kind == "f" else np.trunc(into / peer).astype(self.dtype)
             else:
-                data = payload if payload is not None else self.part(rank, peer, source, source_offset + offset, length)
+                data = payload if payload is not None else self.read(rank, step, offset, length)
+                if self.codecs[rank][step]:
+                    data = self.codec(rank, step)[1].decode(data, len(into))
                 reduces = kind in (StepKind.REDUCE, StepKind.RECV_REDUCE)
                 into[:] = self.reduction(into, data) if reduces else data
         self.end(rank, step, length)
 
-    def arrive(self, name: tuple[int, int, int], offset: int, data: Array, lost: bool) -> None:
+    def codec(self, rank: int, step: int) -> tuple[Codec, Coder]:
+        """Those of a step that has some."""
+        found = self.codecs[rank][step]
+        if found is None:
+            raise ValueError(f"rank {rank}: step {step} needs a coder that run() was not given")
+        return found
+
+    def read(self, rank: int, step: int, offset: int, length: int) -> Array:
+        """What a step reads for `length` bytes from `offset` of its range: encoded if it has a codec."""
+        _, peer, source, _, source_offset = self.steps[rank][step][:5]
+        if not self.codecs[rank][step]:
+            return self.part(rank, peer, source, source_offset + offset, length)
+        codec, _ = self.codec(rank, step)
+        at = source_offset + codec.encoded_bytes(offset)
+        return self.memory[rank][source][at : at + codec.encoded_bytes(length)]
+
+    def arrive(self, name: tuple[int, int, int], offset: int, length: int, data: Array, lost: bool) -> None:
         """Bytes reach the receiver, which keeps them until its receive step begins; or are lost."""
-        part = Event(name[1], self.receivers.get(name, -1), offset, data.nbytes, data.copy(), lost)
+        part = Event(name[1], self.receivers.get(name, -1), offset, length, data.copy(), lost)
         (self.events if name in self.receivers else self.wire.setdefault(name, [])).append(part)
 
     def end(self, rank: int, step: int, length: int) -> None:

@@ -1,0 +1,131 @@
+"""The all-reduce whose messages are encoded: what it computes, and that it sends what the formula says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commlayer.plans import direct
+from commlayer.plans.codec import CODECS, Codec
+from commlayer.plans.plan import CODEC_SHIFT, Plan, StepKind
+from commlayer.plans.settings import Settings
+from commlayer.transport.base import Op
+from tests.unit.plans import interpreter
+
+Array = npt.NDArray[np.float32]
+PAIRS = (("f16", "f16"), ("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
+
+
+class Blocks:
+    """A coder in the blocks of a codec, each of a float32 scale's upper half and small integers."""
+
+    def __init__(self, codec: Codec, largest: int) -> None:
+        self.codec, self.largest = codec, largest
+
+    def encode(self, values: Array) -> npt.NDArray[np.uint8]:
+        padded = np.zeros(-(-len(values) // self.codec.block_values) * self.codec.block_values, np.float32)
+        padded[: len(values)] = values
+        blocks = padded.reshape(-1, self.codec.block_values)
+        scales = (np.abs(blocks).max(1) / self.largest).astype(np.float32)
+        upper = (scales.view(np.uint32) + 0xFFFF) >> 16
+        scales = (upper << 16).astype(np.uint32).view(np.float32)
+        quantized = np.rint(np.divide(blocks, scales[:, None], where=scales[:, None] > 0, out=np.zeros_like(blocks)))
+        encoded = np.zeros((len(blocks), self.codec.block_bytes), np.uint8)
+        encoded[:, :2] = upper.astype(np.uint16)[:, None].view(np.uint8)
+        if self.largest > 7:
+            encoded[:, 2:] = quantized.astype(np.int8).view(np.uint8)
+        else:
+            nibbles = (quantized + 8).astype(np.uint8)
+            encoded[:, 2:] = nibbles[:, ::2] | nibbles[:, 1::2] << 4
+        return encoded.reshape(-1)
+
+    def decode(self, encoded: npt.NDArray[np.uint8], count: int) -> Array:
+        blocks = encoded.reshape(-1, self.codec.block_bytes)
+        scales = (blocks[:, :2].copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        if self.largest > 7:
+            quantized = blocks[:, 2:].view(np.int8).astype(np.float32)
+        else:
+            pairs = blocks[:, 2:, None] >> np.array([0, 4], np.uint8) & 15
+            quantized = pairs.reshape(len(blocks), -1).astype(np.float32) - 8
+        decoded: Array = (quantized * scales).reshape(-1)[:count].astype(np.float32)
+        return decoded
+
+
+CODERS: dict[str, interpreter.Coder] = {
+    "f16": SimpleNamespace(
+        encode=lambda values: values.astype(np.float16).view(np.uint8),
+        decode=lambda encoded, count: encoded.view(np.float16)[:count].astype(np.float32),
+    ),
+    "int8": Blocks(CODECS["int8"], 127),
+    "int4": Blocks(CODECS["int4"], 7),
+}
+
+
+def plans_of(world: int, numel: int, pair: tuple[str, str], *, partial: bool = False, divisor: int = 1) -> list[Plan]:
+    settings = Settings(segment_bytes=4096, codecs=pair, partial=partial)
+    return [direct.encoded_all_reduce(rank, world, numel, divisor, settings) for rank in range(world)]
+
+
+@given(
+    world=st.integers(2, 5),
+    numel=st.integers(0, 9000),
+    pair=st.sampled_from(PAIRS),
+    in_place=st.booleans(),
+    average=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
+    world: int, numel: int, pair: tuple[str, str], in_place: bool, average: bool, seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    inputs = [chance.standard_normal(numel).astype(np.float32) for _ in range(world)]
+    outputs = [each if in_place else np.full(numel, np.nan, np.float32) for each in (each.copy() for each in inputs)]
+    exact = np.sum(inputs, axis=0, dtype=np.float64) / (world if average else 1)
+    sources = outputs if in_place else [each.copy() for each in inputs]
+    plans = plans_of(world, numel, pair, divisor=world if average else 1)
+    interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, coders=CODERS)
+    if numel:
+        steps = {"f16": 2**-11, "int8": 0.51 / 127, "int4": 0.51 / 7}
+        largest = max(float(np.abs(each).max()) for each in inputs) * world / (world if average else 1)
+        assert np.abs(outputs[0] - exact).max() <= 1.02 * largest * (steps[pair[0]] + steps[pair[1]]) + 1e-6
+    for each in outputs[1:]:
+        assert np.array_equal(each, outputs[0])
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_rank_sends_what_the_formula_says(pair: tuple[str, str]) -> None:
+    world, numel = 4, 1 << 20
+    up, down = (CODECS[name] for name in pair)
+    for plan in plans_of(world, numel, pair):
+        sends = plan.steps[plan.steps["kind"] == StepKind.SEND]
+        codecs = {codec.number: codec for codec in CODECS.values()}
+        sent = sum(codecs[int(step["flags"]) >> CODEC_SHIFT].encoded_bytes(int(step["length"])) for step in sends)
+        formula = numel * (world - 1) / world * sum(codec.block_bytes / codec.block_values for codec in (up, down))
+        assert formula <= sent <= 1.005 * formula
+
+
+@given(seed=st.integers(0, 1 << 20))
+def test_lost_contributions_are_reported_where_they_stood_in_the_input(seed: int) -> None:
+    world, numel = 3, 20_000
+    inputs = [np.full(numel, 127.0 * 2**rank, np.float32) for rank in range(world)]  # each exact in int8
+    outputs = [np.full(numel, np.nan, np.float32) for _ in range(world)]
+    plans = plans_of(world, numel, ("int8", "f16"), partial=True)
+    missing = interpreter.run(plans, inputs, outputs, Op.SUM, seed=seed, loss=0.3, coders=CODERS)
+    expected = np.sum(inputs, axis=0)
+    for rank, ranges in enumerate(missing):
+        for offset, length in ranges:
+            expected[offset // 4 : (offset + length) // 4] -= inputs[rank][offset // 4 : (offset + length) // 4]
+    for each in outputs:
+        assert np.array_equal(each, expected)
+
+
+def test_a_coder_that_is_missing_is_named() -> None:
+    plans = plans_of(2, 1000, ("int8", "int8"))
+    arrays = [np.zeros(1000, np.float32) for _ in range(2)]
+    with pytest.raises(ValueError, match="needs a coder"):
+        interpreter.run(plans, arrays, arrays, Op.SUM)
