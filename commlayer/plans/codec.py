@@ -1,4 +1,4 @@
-"""`Codec`: how f32 values travel, as far as a plan must know: in which blocks, and how long these are.
+"""`Codec`: the representation of float32 values in a message, as far as a plan must know it: the blocks.
 
 The kernels are in native/kernels/codec.h, which has the formats and their errors.
 """
@@ -29,6 +29,27 @@ class Codec(NamedTuple):
         """Bytes of a block before it is encoded."""
         return self.block_values * VALUE_BYTES
 
+
+class Encoding(NamedTuple):
+    """How one range of values is encoded."""
+
+    codec: Codec
+    block: int
+    """Number of its first block: codecs that rotate blocks draw a rotation for each number and encoding rank."""
+    keeps: bool = False
+    """INPUT keeps what does not arrive: rounding errors, and lost values."""
+
+    @property
+    def flags(self) -> int:
+        """The flags of a step."""
+        return self.codec.number << CODEC_SHIFT | self.keeps * KEEP
+
+
+KEEP = 2
+"""Flag of a step with a codec: INPUT keeps what does not arrive (CL_STEP_KEEP)."""
+
+CODEC_SHIFT = 8
+"""The flags' upper byte is the number of the codec of the message, or of the encoded memory; 0: none."""
 
 CODECS = {
     codec.name: codec

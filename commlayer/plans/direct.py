@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import ConfigError
-from .codec import CODECS, VALUE_BYTES, Codec
 from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
@@ -92,86 +90,6 @@ def partial_all_reduce_segment(
     # all_reduce_segment, the owner has ended that message before and counts nothing more of it.
     received = [i for i in others(members, me) if shards[i].length]
     return done + [b.recv_copy(members[i], OUTPUT, *shards[i], partial=partial_results) for i in received]
-
-
-def encoded_all_reduce(rank: int, world_size: int, numel: int, divisor: int, settings: Settings) -> Plan:
-    """Of float32 from INPUT to OUTPUT, which may be the same memory: contributions and sums travel encoded.
-
-    Every rank encodes its part of a shard once; the owner adds the decoded parts to its own in float32, and encodes the
-    sum once. Everybody decodes that, the owner too, so that all ranks have the same bits.
-    """
-    if settings.codecs is None:
-        raise ConfigError("an encoded all-reduce needs codecs: name them in Settings.codecs")
-    up, down = (CODECS[name] for name in settings.codecs)
-    b = PlanBuilder(rank, world_size)
-    whole = Range(0, numel * VALUE_BYTES)
-    block = max(up.block_length, down.block_length)
-    shrinks = up.block_length / up.block_bytes
-    # Once encoded, messages are as long as those of other plans. They are cut between blocks, and all of one length.
-    longest = MESSAGE_LIMIT_BYTES * world_size
-    least = max(int(settings.partial_message_bytes * shrinks), block) * world_size
-    segment_bytes = min(max(int(settings.segment_bytes * shrinks), least), longest)
-    pieces = segments(whole, block * world_size, segment_bytes, longest, least_bytes=least)
-    cuts = [partition(piece, world_size, block) for piece in pieces]
-    slot_bytes = max((_encoded_slot(shards, rank, up, down) for shards in cuts), default=0)
-    window = Window(b, slot_bytes, min(ORDERED_SEGMENTS, max(len(cuts), 1)))
-    for shards in cuts:
-        encoded_all_reduce_segment(
-            b, range(world_size), shards, divisor=divisor, codecs=(up, down), window=window, partial=settings.partial
-        )
-    return b.build()
-
-
-def _encoded_slot(shards: Sequence[Range], me: int, up: Codec, down: Codec) -> int:
-    """Scratch for one segment: the encoded parts of the others' shards, and the encoded sum of the own one."""
-    return sum((down if i == me else up).encoded_bytes(shard.length) for i, shard in enumerate(shards))
-
-
-def encoded_all_reduce_segment(
-    b: PlanBuilder,
-    members: Sequence[int],
-    shards: Sequence[Range],
-    *,
-    divisor: int,
-    codecs: tuple[Codec, Codec],
-    window: Window,
-    partial: bool,
-) -> None:
-    """All-reduces ranges of INPUT into those of OUTPUT; `codecs` are those of contributions and of sums."""
-    up, down = codecs
-    me = members.index(b.rank)
-    own = shards[me]
-    at, free = window.take()
-    sent, encoded = [], {}
-    for i in others(members, me):
-        if shards[i].length:
-            encoded[i] = b.encode(up, INPUT, *shards[i], at, free)
-            sent.append(
-                b.send(
-                    members[i],
-                    SCRATCH,
-                    at,
-                    shards[i].length,
-                    [encoded[i]],
-                    partial=partial,
-                    codec=up,
-                    values=shards[i].offset,
-                )
-            )
-            at += up.encoded_bytes(shards[i].length)
-    if own.length:
-        begun = b.copy(INPUT, own.offset, OUTPUT, *own)
-        peers = [members[i] for i in others(members, me)]
-        done = [b.recv_reduce(peer, OUTPUT, *own, [begun], partial=partial, codec=up) for peer in peers]
-        if divisor > 1 or partial:
-            done = [b.scale(OUTPUT, *own, divisor, done)]
-        result = b.encode(down, OUTPUT, *own, at, [*done, *free])
-        sent += [b.send(peer, SCRATCH, at, own.length, [result], codec=down) for peer in peers]
-        sent.append(b.decode(down, at, OUTPUT, *own, [result]))
-    for i in others(members, me):
-        if shards[i].length:
-            b.recv_copy(members[i], OUTPUT, *shards[i], [encoded[i]], codec=down)  # INPUT may be OUTPUT
-    window.release(sent)
 
 
 def all_reduce_segment(

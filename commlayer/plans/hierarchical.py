@@ -10,7 +10,7 @@ works on a later segment than the network: up to `NETWORK_LAG` segments are on t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from . import direct
 from .host import SLOTS, await_all, staged_broadcast, staged_reduce, staging_area
@@ -74,12 +74,48 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
     local = home(hosts, rank)
     me = local.index(rank)
     owners = min(map(len, hosts))
-    peers = [peer for peer in local if peer != rank]
     members = [host[me] for host in hosts] if me < owners else []
     messages = owners * len(hosts)
     longest = MESSAGE_LIMIT_BYTES * messages
     segment_bytes = min(max(settings.segment_bytes, settings.partial_message_bytes * messages), longest)
-    slot_bytes, part_bytes = staging_area(settings.staging_bytes, 1, owners, itemsize)
+    cuts = [
+        partition(piece, owners, itemsize)
+        for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
+    ]
+
+    def between(i: int, after: Sequence[int]) -> list[int]:
+        # Rescaling counts ranks; a policy asks for it only if all hosts have equally many.
+        return direct.partial_all_reduce_segment(
+            b,
+            members,
+            partition(cuts[i][me], len(hosts), itemsize),
+            divisor=divisor,
+            partial_results=settings.partial_results,
+            after=after,
+            weight=len(local),
+        )
+
+    reduce_and_spread(b, local, cuts, itemsize, settings.staging_bytes, between if members else None)
+    return b.build()
+
+
+def reduce_and_spread(
+    b: PlanBuilder,
+    local: Sequence[int],
+    cuts: Sequence[Sequence[Range]],
+    itemsize: int,
+    staging_bytes: int,
+    between: Callable[[int, Sequence[int]], list[int]] | None,
+) -> None:
+    """Reduces each segment to the host's owners in INPUT, has `between` all-reduce it over the network, and spreads
+    OUTPUT within the host.
+
+    cuts[i] are the shards of segment i by owner, the first ranks of `local`. between(i, after) adds the network's steps
+    for this rank's shard, which is ready after the steps `after`, and returns the last ones; None: this rank owns none.
+    """
+    me, owners = local.index(b.rank), len(cuts[0]) if cuts else 1
+    peers = [peer for peer in local if peer != b.rank]
+    slot_bytes, part_bytes = staging_area(staging_bytes, 1, owners, itemsize)
     chain = b.chain()
 
     def rounds(shards: Sequence[Range]) -> Iterator[tuple[int, list[Range]]]:
@@ -110,34 +146,16 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
                 if j != me and part.length:
                     b.copy(STAGING, slot, OUTPUT, *part, staging_of=local[j])
 
-    cuts = [
-        partition(piece, owners, itemsize)
-        for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
-    ]
     results: list[list[int]] = []
     lag = min(PARTIAL_LAG, len(cuts) - 1)
     for i in range(len(cuts) + lag):
         if i < len(cuts):
             with chain:
                 reduce_here(cuts[i])
-            done: list[int] = []
-            if members:
-                shards = partition(cuts[i][me], len(hosts), itemsize)
-                # Rescaling counts ranks; a policy asks for it only if all hosts have equally many.
-                done = direct.partial_all_reduce_segment(
-                    b,
-                    members,
-                    shards,
-                    divisor=divisor,
-                    partial_results=settings.partial_results,
-                    after=chain.tail,
-                    weight=len(local),
-                )
-            results.append(done)
+            results.append(between(i, chain.tail) if between else [])
         if i >= lag:
             with chain:
                 spread_here(cuts[i - lag], results[i - lag])
-    return b.build()
 
 
 def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, root: int, settings: Settings) -> Plan:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .codec import Codec
+from .codec import KEEP, Encoding
 
 
 class StepKind(enum.IntEnum):
@@ -56,6 +56,8 @@ STEP = np.dtype(
         ("dependencies", np.uint32),
         ("successor_first", np.uint32),
         ("successor_count", np.uint32),
+        ("block", np.uint32),
+        ("factor", np.uint32),
     ]
 )
 """One step, byte for byte `struct cl_step`."""
@@ -65,9 +67,6 @@ FIELDS = [name for name in STEP.names or () if name != "flags"]
 
 PARTIAL = 1
 """Flag of a network step: it may lose packets, up to the loss bound of the operation (CL_STEP_PARTIAL)."""
-
-CODEC_SHIFT = 8
-"""The flags' upper byte: number of the codec of the message, or of the encoded memory; 0: none (CL_STEP_CODEC)."""
 
 SCRATCH_ALIGNMENT_BYTES = 64
 
@@ -92,7 +91,12 @@ class Plan:
     posts: int
     """Rise of this rank's host counter from start to end; equal on all ranks of the operation."""
     partial: bool = False
-    """Whether it has partial steps. Such an all-reduce goes from INPUT to OUTPUT, the others are in place."""
+    """Whether it has partial steps. Such an all-reduce goes from INPUT to OUTPUT, as encoded ones; others are in
+    place."""
+    encodes: bool = False
+    """Whether it has steps with a codec: it works on float32."""
+    kept: tuple[tuple[int, int], ...] = ()
+    """(offset, length) in bytes of the ranges of INPUT that in the end hold this rank's part of what did not arrive."""
     signature: int = 0
     """32 bits that identify the collective: ranks with different signatures get MismatchError. 0: not compared."""
 
@@ -139,6 +143,7 @@ class PlanBuilder:
         self._steps: list[tuple[int, int, int, int, int, int, int, int, int]] = []
         self._successors: list[list[int]] = []
         self._flags: list[int] = []
+        self._encoded: list[tuple[int, int, int]] = []  # step, block, factor
         self._sent = [0] * world_size
         self._received = [0] * world_size
         self._scratch_bytes = 0
@@ -164,12 +169,12 @@ class PlanBuilder:
         after: Sequence[int] = (),
         *,
         partial: bool = False,
-        codec: Codec | None = None,
+        encoding: Encoding | None = None,
         values: int = 0,
     ) -> int:
         """Sends a range to `peer`; done when the peer has acknowledged all of it.
 
-        `partial`, here and at the receiver: part of it may be lost, up to the loss bound of the operation. `codec`,
+        `partial`, here and at the receiver: part of it may be lost, up to the loss bound of the operation. `encoding`,
         here and at the receiver: `length` bytes of float32, from `values` of INPUT on, lie encoded at `offset`.
         """
         message = self._sent[peer]
@@ -184,7 +189,7 @@ class PlanBuilder:
             target_offset=values,
             message=message,
             partial=partial,
-            codec=codec,
+            encoding=encoding,
         )
 
     def recv_copy(
@@ -196,10 +201,10 @@ class PlanBuilder:
         after: Sequence[int] = (),
         *,
         partial: bool = False,
-        codec: Codec | None = None,
+        encoding: Encoding | None = None,
     ) -> int:
         """target = the message of `peer`."""
-        return self._receive(StepKind.RECV_COPY, peer, target, offset, length, after, partial, codec)
+        return self._receive(StepKind.RECV_COPY, peer, target, offset, length, after, partial, encoding)
 
     def recv_reduce(
         self,
@@ -210,10 +215,10 @@ class PlanBuilder:
         after: Sequence[int] = (),
         *,
         partial: bool = False,
-        codec: Codec | None = None,
+        encoding: Encoding | None = None,
     ) -> int:
         """target = target (op) the message of `peer`, packet by packet in order of arrival."""
-        return self._receive(StepKind.RECV_REDUCE, peer, target, offset, length, after, partial, codec)
+        return self._receive(StepKind.RECV_REDUCE, peer, target, offset, length, after, partial, encoding)
 
     def copy(
         self,
@@ -259,9 +264,20 @@ class PlanBuilder:
         return self.copy(source, source_offset, target, target_offset, length, after, staging_of=staging_of, kind=kind)
 
     def encode(
-        self, codec: Codec, source: Buffer, offset: int, length: int, scratch: int, after: Sequence[int] = ()
+        self,
+        encoding: Encoding,
+        source: Buffer,
+        offset: int,
+        length: int,
+        scratch: int,
+        after: Sequence[int] = (),
+        *,
+        factor: int = 1,
     ) -> int:
-        """Encodes `length` bytes of float32 into SCRATCH from `scratch` on."""
+        """Encodes `length` bytes of float32 into SCRATCH from `scratch` on.
+
+        If the encoding keeps errors, the same range of INPUT holds them then, times `factor`.
+        """
         return self._add(
             StepKind.ENCODE,
             self.rank,
@@ -271,11 +287,12 @@ class PlanBuilder:
             source_offset=offset,
             target=Buffer.SCRATCH,
             target_offset=scratch,
-            codec=codec,
+            encoding=encoding,
+            factor=factor,
         )
 
     def decode(
-        self, codec: Codec, scratch: int, target: Buffer, offset: int, length: int, after: Sequence[int] = ()
+        self, encoding: Encoding, scratch: int, target: Buffer, offset: int, length: int, after: Sequence[int] = ()
     ) -> int:
         """The reverse of `encode`."""
         return self._add(
@@ -287,7 +304,7 @@ class PlanBuilder:
             source_offset=scratch,
             target=target,
             target_offset=offset,
-            codec=codec,
+            encoding=encoding._replace(keeps=False),
         )
 
     def scale(
@@ -326,6 +343,8 @@ class PlanBuilder:
             for name, column in zip(FIELDS, columns, strict=False):
                 steps[name] = column
             steps["flags"] = self._flags
+        for index, block, factor in self._encoded:
+            steps["block"][index], steps["factor"][index] = block, factor
         lengths = np.fromiter(map(len, self._successors), np.int64, count)
         ends = np.cumsum(lengths)
         steps["successor_first"] = ends - lengths
@@ -343,6 +362,12 @@ class PlanBuilder:
             staging_bytes=self._staging_bytes,
             posts=self.posts,
             partial=any(flags & PARTIAL for flags in self._flags),
+            encodes=bool(self._encoded),
+            kept=tuple(
+                (offset, length)
+                for (kind, _, _, _, offset, _, length, _, _), flags in zip(self._steps, self._flags, strict=True)
+                if kind == StepKind.ENCODE and flags & KEEP
+            ),
         )
 
     def _receive(
@@ -354,7 +379,7 @@ class PlanBuilder:
         length: int,
         after: Sequence[int],
         partial: bool,
-        codec: Codec | None,
+        encoding: Encoding | None,
     ) -> int:
         message = self._received[peer]
         self._received[peer] += 1
@@ -367,7 +392,7 @@ class PlanBuilder:
             target_offset=offset,
             message=message,
             partial=partial,
-            codec=codec,
+            encoding=encoding and encoding._replace(keeps=False),
         )
 
     def _add(
@@ -383,7 +408,8 @@ class PlanBuilder:
         target_offset: int = 0,
         message: int = 0,
         partial: bool = False,
-        codec: Codec | None = None,
+        encoding: Encoding | None = None,
+        factor: int = 0,
     ) -> int:
         if length <= 0 and kind not in (StepKind.POST, StepKind.AWAIT):
             raise ValueError(f"rank {self.rank}: a {kind.name} step of {length} bytes; skip empty ranges")
@@ -394,6 +420,8 @@ class PlanBuilder:
         for step in after:
             self._successors[step].append(index)
         self._successors.append([])
-        self._flags.append((PARTIAL if partial else 0) | (codec.number << CODEC_SHIFT if codec else 0))
+        self._flags.append((PARTIAL if partial else 0) | (encoding.flags if encoding else 0))
+        if encoding:
+            self._encoded.append((index, encoding.block, factor))
         self._steps.append((kind, peer, source, target, source_offset, target_offset, length, message, len(after)))
         return index

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-from . import direct, hierarchical, host, ring
+from . import direct, encoded, hierarchical, host, ring
 from .hierarchical import Hosts
 from .plan import Buffer, Plan, PlanBuilder, sign
 from .settings import Settings
@@ -83,9 +83,9 @@ def _plan(
             if flat and not settings.partial and not is_encoded and _ring(n, length // n, settings):
                 return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
             is_partial = settings.partial and (flat or (len(hosts) > 1 and not is_short))
-            make = module.partial_all_reduce if is_partial else module.all_reduce
             if is_encoded:
-                make = module.encoded_all_reduce
+                return encoded.all_reduce(rank, hosts, numel, itemsize, divisor, settings)
+            make = module.partial_all_reduce if is_partial else module.all_reduce
             plan = make(rank, where, numel, itemsize, divisor, settings)
         case "reduce_scatter":
             if flat and _ring(n, length, settings) and not settings.partial:

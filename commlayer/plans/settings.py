@@ -35,6 +35,8 @@ class Settings:
 
     codecs: tuple[str, str] | None = None
     """Codecs of an all-reduce of float32 between hosts, by name: of the contributions, and of the sums."""
+    keep_errors: bool = False
+    """With `codecs`: INPUT keeps rounding errors and lost values: see `Plan.kept`."""
 
     def __post_init__(self) -> None:
         if self.segment_bytes < 1:

@@ -133,11 +133,13 @@ class Group(Protocol):
         timeout_s: float,
         priority: int = 0,
         qos: Qos | None = None,
+        codec_key: int = 0,
     ) -> Handle:
         """Starts a plan on the memory at addresses `source` (CL_INPUT) and `target` (CL_OUTPUT).
 
-        The caller keeps both alive until the handle is done. Without `qos` nothing is lost. Raises ConfigError for a
-        `qos` that is out of range, and for losses in anything but sums of floating-point numbers.
+        The caller keeps both alive until the handle is done. Without `qos` nothing is lost. `codec_key`, the same on
+        all ranks, chooses the rotations of a plan that encodes. Raises ConfigError for a `qos` that is out of range,
+        for losses in anything but sums of floating-point numbers, and for codecs in anything but sums of float32.
         """
 
     def run(

@@ -137,7 +137,13 @@ class NativeGroup:
         timeout_s: float,
         priority: int = 0,
         qos: base.Qos | None = None,
+        codec_key: int = 0,
     ) -> NativeHandle:
+        if plan.encodes and (dtype, op) != (base.DType.F32, base.Op.SUM):
+            raise ConfigError(
+                f"rank {self.rank} of group {self.name!r}: {op.name} of {dtype.name} with a codec: codecs are for sums "
+                f"of float32"
+            )
         native_qos = None if qos is None else self._native_qos(qos, priority, dtype, op)
         out = ffi.new("cl_operation **")
         group = self._enter()
@@ -145,6 +151,7 @@ class NativeGroup:
             request = self._request(plan, source, target, dtype, op, priority, timeout_s)
             if native_qos is not None:
                 request[0].qos = native_qos[0]
+            request[0].codec_key = codec_key
             status = lib.cl_submit(group, request[0], out)
             if native_qos is None:
                 self._requests.append(request)
@@ -168,6 +175,7 @@ class NativeGroup:
         group = self._enter()
         try:
             request = self._request(plan, source, target, dtype, op, priority, timeout_s)
+            request[0].codec_key = 0
             status = lib.cl_run(group, request[0])
             self._requests.append(request)
         finally:

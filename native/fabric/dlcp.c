@@ -115,9 +115,10 @@ static void send_message(struct sim_transport *transport, const struct sim_messa
     wake(host);
 }
 
-static void ignore(void *target, const void *payload, size_t length, void *argument)
+static void ignore(void *target, size_t offset, const void *payload, size_t length, void *argument)
 {
     (void)target;
+    (void)offset;
     (void)payload;
     (void)length;
     (void)argument;

@@ -41,6 +41,9 @@ int cl_operation_request(struct cl_operation *operation, const struct cl_operati
         return CL_EINVAL;
     operation->arithmetic = (struct cl_arithmetic){cl_dtype_size(dtype), reduce, scale, cl_copy_stream};
     operation->qos = qos->loss_bound > 0 ? *qos : (struct cl_qos){.priority = qos->priority};
+    if (operation->plan->encodes && (dtype != CL_F32 || request->op != CL_SUM))
+        return CL_EINVAL;
+    operation->codec_key = request->codec_key;
     operation->submitted_us = now_us;
     operation->deadline_us = cl_deadline_after(now_us, request->timeout_us);
     if (operation->plan->signature != 0) {
@@ -48,6 +51,7 @@ int cl_operation_request(struct cl_operation *operation, const struct cl_operati
             (uint64_t)operation->plan->signature << 32 | (uint32_t)(request->op << 8 | request->dtype) | 1u << 31;
         if (qos->loss_bound > 0)
             sign_qos(operation);
+        operation->signature ^= request->codec_key * 0x9E3779B97F4A7C15u >> 32 << 32;
     }
     return CL_OK;
 }
@@ -81,6 +85,7 @@ int cl_operation_start(struct cl_operation *operation, const struct cl_operation
                                         .signature =
                                             operation->signature == 0 ? 0 : (uint16_t)(1 + operation->signature % 4095),
                                         .priority = operation->qos.priority,
+                                        .codec_key = operation->codec_key,
                                         .qos = operation->qos};
     int status = cl_executor_create(&config, &operation->executor);
     if (status == CL_OK)

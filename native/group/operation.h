@@ -20,6 +20,7 @@ struct cl_operation {
     uint8_t *input, *output;
     struct cl_arithmetic arithmetic;
     struct cl_qos qos;
+    uint64_t codec_key;
     uint64_t submitted_us;
     uint64_t deadline_us;     /* UINT64_MAX: none */
     uint32_t sequence;        /* names the operation in packets; point-to-point: the tag */

@@ -76,11 +76,12 @@ enum cl_step_kind {
     CL_SEND = 0,        /* source range -> peer, over the network */
     CL_RECV_COPY = 1,   /* from peer, over the network: target = received */
     CL_RECV_REDUCE = 2, /* from peer, over the network: target = target (op) received, in order of arrival */
-    CL_COPY = 3,        /* target = source, within memory this process can address */
+    CL_COPY = 3,        /* target = source, within memory this process can address; with a codec: decoded */
     CL_REDUCE = 4,      /* target = target (op) source, likewise */
     CL_SCALE = 5,       /* target = target / peer, where the field `peer` holds the divisor (AVG) */
     CL_POST = 6,        /* raise this rank's host counter to `message` (counted from the start of the operation) */
     CL_AWAIT = 7,       /* until the host counter of `peer` is at least `message` */
+    CL_ENCODE = 8,      /* target = source, encoded */
 };
 
 enum cl_buffer {
@@ -90,8 +91,15 @@ enum cl_buffer {
     CL_STAGING = 3, /* the staging memory of rank `peer`, mapped by every rank of its host */
 };
 
-/* CL_STEP_PARTIAL: the message may lose packets, up to the loss bound of the operation; for SEND and its RECV. */
-enum cl_step_flags { CL_STEP_PARTIAL = 1 };
+/* The upper byte of a step's flags is 0, or a codec: 1 + enum cl_codec_kind. Its step works on float32 values that are,
+ * or are to be, encoded in blocks; offsets of encoded memory count encoded bytes, `length` those of the values. */
+enum cl_step_flags {
+    CL_STEP_PARTIAL =
+        1, /* the message may lose packets, up to the loss bound of the operation; for SEND and its RECV */
+    /* Keeps in CL_INPUT what does not arrive. ENCODE: there, at its source_offset, the error of the encoded values is
+     * left, times `factor`. SEND of encoded values: lost ones are added to the values at its target_offset. */
+    CL_STEP_KEEP = 2,
+};
 
 /* One step of a plan. A step is ready when `dependencies` other steps that name it as successor are done. */
 struct cl_step {
@@ -101,13 +109,15 @@ struct cl_step {
     uint32_t source;          /* enum cl_buffer */
     uint32_t target;          /* enum cl_buffer */
     uint64_t source_offset;   /* bytes */
-    uint64_t target_offset;   /* bytes */
+    uint64_t target_offset;   /* bytes; SEND of encoded values: their offset in CL_INPUT */
     uint64_t length;          /* bytes */
     uint32_t message;         /* SEND/RECV: the n-th message from sender to receiver in this plan; POST/AWAIT: value;
                                * SCALE: the number of ranks that each possibly missing contribution sums up (0: one) */
     uint32_t dependencies;    /* how many steps must end first */
     uint32_t successor_first; /* this step's slice of the plan's successor array */
     uint32_t successor_count;
+    uint32_t block;  /* with a codec: number of the first block, the same at encoder and decoders */
+    uint32_t factor; /* ENCODE with CL_STEP_KEEP */
 };
 
 struct cl_range {
@@ -120,6 +130,13 @@ enum cl_treatment {
     CL_FEEDBACK = 0, /* they count as zero; their owners learn of it (cl_operation_missing) and can add them later */
     CL_RESCALE = 1,  /* SUM only: range by range, the sum of those that arrived times ranks / their number */
     CL_ZERO = 2,     /* they count as zero */
+};
+
+/* How the values of an encoded message lie in it. All zero: the message is not encoded. */
+struct cl_blocks {
+    uint32_t encoded_bytes; /* of a block; packets hold whole blocks */
+    uint32_t value_bytes;   /* of the same block before it was encoded */
+    uint64_t length;        /* of all values */
 };
 
 /* The quality of service of a transfer. All zero: reliable, most urgent. The ranks must agree. */
@@ -135,6 +152,7 @@ struct cl_qos {
     uint32_t protect_first, protect_last;
     const uint64_t *protect; /* may be NULL */
     uint64_t protect_bytes, protect_offset;
+    struct cl_blocks blocks; /* set by the engine; protect_offset is then that of the values */
 };
 
 typedef struct cl_plan cl_plan;
@@ -292,11 +310,12 @@ struct cl_operation_request {
     cl_plan *plan;
     void *input, *output; /* belong to the engine until the operation is done */
     uint64_t timeout_us;  /* 0: none */
-    int32_t dtype, op;    /* enum cl_dtype, enum cl_op */
+    int32_t dtype, op;    /* enum cl_dtype, enum cl_op; plans with a codec: CL_F32, CL_SUM */
     /* With a loss bound, the steps marked CL_STEP_PARTIAL may lose packets: of sums of floating-point numbers only,
      * else CL_EINVAL. Its deadline_us counts from the start of the operation; UINT64_MAX: it follows the plan's latest
      * runs. */
     struct cl_qos qos;
+    uint64_t codec_key; /* chooses the rotations of the plan's codecs; the same on all ranks */
 };
 
 /* Starts a plan. */

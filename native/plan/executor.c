@@ -127,29 +127,54 @@ static bool counter_reached(struct cl_executor *executor, const struct cl_step *
     return true;
 }
 
-static void deliver_reduce(void *target, const void *payload, size_t length, void *argument)
+static void deliver_reduce(void *target, size_t offset, const void *payload, size_t length, void *argument)
 {
-    const struct cl_executor *executor = argument;
-    executor->config.arithmetic.reduce(target, payload, length / executor->config.arithmetic.element_bytes);
+    const struct token *token = argument;
+    const struct cl_arithmetic *arithmetic = &token->executor->config.arithmetic;
+    arithmetic->reduce((uint8_t *)target + offset, payload, length / arithmetic->element_bytes);
+}
+
+/* The blocks of a step, from the n-th on, as group rank `encoder` encodes them. */
+static struct cl_codec_place place_of(const struct cl_executor *executor, const struct cl_step *step, uint32_t encoder,
+                                      uint64_t n)
+{
+    return (struct cl_codec_place){executor->config.codec_key + (uint64_t)encoder * 0x9E3779B97F4A7C15u,
+                                   step->block + n};
+}
+
+static void deliver_encoded(void *target, size_t offset, const void *payload, size_t length, void *argument)
+{
+    const struct token *token = argument;
+    const struct cl_step *step = &token->executor->config.plan->steps[token->step];
+    const struct cl_codec *codec = cl_step_codec(step);
+    struct cl_range values = cl_step_values(step, codec, &(struct cl_range){offset, offset + length});
+    struct cl_codec_place place = place_of(token->executor, step, step->peer, offset / codec->block_bytes);
+    (step->kind == CL_RECV_REDUCE ? codec->decode_add : codec->decode)(
+        (float *)target + values.start / sizeof(float), payload, (values.end - values.start) / sizeof(float), place);
 }
 
 /* The qos of the step's message. */
 static struct cl_qos qos_of(struct cl_executor *executor, const struct cl_step *step, uint64_t now_us)
 {
     const struct cl_executor_config *config = &executor->config;
+    const struct cl_codec *codec = cl_step_codec(step);
+    struct cl_blocks blocks = {0};
+    if (codec != NULL)
+        blocks = (struct cl_blocks){codec->block_bytes, codec->block_values * (uint32_t)sizeof(float), step->length};
     if ((step->flags & CL_STEP_PARTIAL) == 0 || config->qos.loss_bound == 0)
-        return (struct cl_qos){.priority = config->priority};
+        return (struct cl_qos){.priority = config->priority, .blocks = blocks};
     struct cl_qos qos = config->qos;
     qos.priority = config->priority;
+    qos.blocks = blocks;
     /* The deadline is the operation's: all its messages share it. */
     if (executor->deadline_us == 0)
         executor->deadline_us = qos.deadline_us > 0 ? now_us + qos.deadline_us : UINT64_MAX;
     qos.deadline_us = executor->deadline_us == UINT64_MAX ? 0
                       : executor->deadline_us <= now_us   ? 1
                                                           : executor->deadline_us - now_us;
-    if (step->kind == CL_SEND && step->source != CL_INPUT)
+    if (step->kind == CL_SEND && step->source != CL_INPUT && codec == NULL)
         qos.protect = NULL; /* the map describes CL_INPUT */
-    qos.protect_offset += step->source_offset;
+    qos.protect_offset += codec == NULL ? step->source_offset : step->target_offset;
     return qos;
 }
 
@@ -161,13 +186,15 @@ static int start_message(struct cl_executor *executor, uint32_t index, const str
     *token = (struct token){executor, index};
     struct cl_message_id id = {config->group, config->sequence, config->first_message + step->message};
     uint16_t peer = config->peers[step->peer];
+    const struct cl_codec *codec = cl_step_codec(step);
+    uint32_t length = (uint32_t)(codec == NULL ? step->length : cl_codec_bytes(codec, step->length / sizeof(float)));
     if (step->kind == CL_SEND)
         return cl_endpoint_post_send(config->endpoint, peer, id,
-                                     address(executor, step->source, 0, step->source_offset), (uint32_t)step->length,
-                                     &qos, now_us, token);
-    struct cl_sink sink = {address(executor, step->target, 0, step->target_offset),
-                           step->kind == CL_RECV_REDUCE ? deliver_reduce : NULL, executor};
-    return cl_endpoint_post_receive(config->endpoint, peer, id, sink, (uint32_t)step->length, &qos, now_us, token);
+                                     address(executor, step->source, 0, step->source_offset), length, &qos, now_us,
+                                     token);
+    cl_deliver_fn deliver = codec != NULL ? deliver_encoded : step->kind == CL_RECV_REDUCE ? deliver_reduce : NULL;
+    struct cl_sink sink = {address(executor, step->target, 0, step->target_offset), deliver, token};
+    return cl_endpoint_post_receive(config->endpoint, peer, id, sink, length, &qos, now_us, token);
 }
 
 /* Scales a partial sum up: the sum of the contributions that arrived, divided by their number, times the ranks. */
@@ -210,17 +237,46 @@ static void scale(const struct cl_executor *executor, const struct cl_step *step
     }
 }
 
+/* Encodes in parts that stay in the cache until their error is taken. */
+static void encode(const struct cl_executor *executor, const struct cl_step *step, const struct cl_codec *codec)
+{
+    enum { PART = 4096 };
+    const float *source = (const void *)address(executor, step->source, 0, step->source_offset);
+    float *kept = step->flags & CL_STEP_KEEP ? (void *)address(executor, CL_INPUT, 0, step->source_offset) : NULL;
+    uint8_t *target = address(executor, CL_SCRATCH, 0, step->target_offset);
+    size_t count = step->length / sizeof(float);
+    for (size_t at = 0; at < count; at += PART) {
+        size_t part = count - at < PART ? count - at : PART;
+        struct cl_codec_place place = place_of(executor, step, executor->config.plan->rank, at / codec->block_values);
+        uint8_t *encoded = target + cl_codec_bytes(codec, at);
+        codec->encode(encoded, source + at, part, place);
+        if (kept == NULL)
+            continue;
+        float decoded[PART];
+        codec->decode(decoded, encoded, part, place);
+        for (size_t i = 0; i < part; i++)
+            kept[at + i] = (source[at + i] - decoded[i]) * (float)step->factor;
+    }
+}
+
 /* Returns whether the step is done already. */
 static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t now_us)
 {
     const struct cl_step *step = &executor->config.plan->steps[index];
     const struct cl_arithmetic *arithmetic = &executor->config.arithmetic;
+    const struct cl_codec *codec = cl_step_codec(step);
     uint8_t *target = NULL, *source = NULL;
     switch (step->kind) {
+    case CL_ENCODE:
+        encode(executor, step, codec);
+        return true;
     case CL_COPY:
         source = address(executor, step->source, step->peer, step->source_offset);
         target = address(executor, step->target, step->peer, step->target_offset);
-        if (source != target)
+        if (codec != NULL)
+            codec->decode((float *)(void *)target, source, step->length / sizeof(float),
+                          place_of(executor, step, executor->config.plan->rank, 0));
+        else if (source != target)
             arithmetic->copy(target, source, step->length);
         return true;
     case CL_REDUCE:
@@ -300,13 +356,28 @@ struct cl_executor *cl_executor_complete(void *context, int status)
     return executor;
 }
 
+/* Adds encoded values that were lost to the error that encoding them has left in CL_INPUT. */
+static void restore(const struct cl_executor *executor, const struct cl_step *step, const struct cl_range *lost)
+{
+    const struct cl_codec *codec = cl_step_codec(step);
+    struct cl_range values = cl_step_values(step, codec, lost);
+    codec->decode_add((float *)(void *)address(executor, CL_INPUT, 0, step->target_offset + values.start),
+                      address(executor, CL_SCRATCH, 0, step->source_offset + lost->start),
+                      (values.end - values.start) / sizeof(float),
+                      place_of(executor, step, executor->config.plan->rank, lost->start / codec->block_bytes));
+}
+
 void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count)
 {
     const struct token *token = context;
     struct cl_executor *executor = token->executor;
-    if (!cl_missing_add(&executor->missing, &executor->config.plan->steps[token->step], ranges, count) &&
-        executor->status == CL_OK)
+    const struct cl_step *step = &executor->config.plan->steps[token->step];
+    if (!cl_missing_add(&executor->missing, step, ranges, count) && executor->status == CL_OK)
         executor->status = CL_ENOMEM;
+    bool restores =
+        step->kind == CL_SEND && step->flags & CL_STEP_KEEP && executor->config.qos.treatment == CL_FEEDBACK;
+    for (uint32_t i = 0; i < count && restores; i++)
+        restore(executor, step, &ranges[i]);
 }
 
 struct cl_missing *cl_executor_missing(struct cl_executor *executor)

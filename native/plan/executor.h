@@ -46,6 +46,7 @@ struct cl_executor_config {
     uint32_t first_message;          /* added to the steps' message numbers; point-to-point: see group/mailbox.h */
     uint16_t signature;              /* see signatures.h */
     uint8_t priority;
+    uint64_t codec_key;
     struct cl_qos qos; /* of the steps marked CL_STEP_PARTIAL; its priority is not used. All zero: reliable */
 };
 

@@ -12,14 +12,24 @@ static bool add_absent(struct cl_missing *missing, uint64_t start, uint64_t end)
     return true;
 }
 
+struct cl_range cl_step_values(const struct cl_step *step, const struct cl_codec *codec, const struct cl_range *encoded)
+{
+    uint64_t value_bytes = codec->block_values * sizeof(float);
+    uint64_t end = encoded->end / codec->block_bytes * value_bytes;
+    return (struct cl_range){encoded->start / codec->block_bytes * value_bytes,
+                             end < step->length ? end : step->length};
+}
+
 bool cl_missing_add(struct cl_missing *missing, const struct cl_step *step, const struct cl_range *ranges,
                     uint32_t count)
 {
     bool noted = true;
+    const struct cl_codec *codec = cl_step_codec(step);
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t base = step->kind == CL_SEND ? step->source_offset : step->target_offset;
-        uint64_t start = base + ranges[i].start, end = base + ranges[i].end;
-        if (step->kind == CL_SEND && step->source == CL_INPUT)
+        uint64_t base = step->kind == CL_SEND && codec == NULL ? step->source_offset : step->target_offset;
+        struct cl_range range = codec == NULL ? ranges[i] : cl_step_values(step, codec, &ranges[i]);
+        uint64_t start = base + range.start, end = base + range.end;
+        if (step->kind == CL_SEND && (step->source == CL_INPUT || codec != NULL))
             noted &= cl_ranges_add(&missing->uncounted, start, end);
         else if (step->kind == CL_RECV_COPY && step->target == CL_OUTPUT)
             noted &= cl_ranges_add(&missing->stale, start, end);

@@ -18,6 +18,10 @@ struct cl_missing {
     uint32_t absent_count, absent_capacity;
 };
 
+/* The values in a range of whole blocks of the step's encoded message, in bytes from the first one. */
+struct cl_range cl_step_values(const struct cl_step *step, const struct cl_codec *codec,
+                               const struct cl_range *encoded);
+
 /* Notes the ranges (within the message) that the message of a partial step did not count. False when there is no
  * memory. */
 bool cl_missing_add(struct cl_missing *missing, const struct cl_step *step, const struct cl_range *ranges,

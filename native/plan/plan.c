@@ -5,12 +5,13 @@
 
 bool cl_step_reads(uint32_t kind)
 {
-    return kind == CL_SEND || kind == CL_COPY || kind == CL_REDUCE;
+    return kind == CL_SEND || kind == CL_COPY || kind == CL_REDUCE || kind == CL_ENCODE;
 }
 
 bool cl_step_writes(uint32_t kind)
 {
-    return kind == CL_RECV_COPY || kind == CL_RECV_REDUCE || kind == CL_COPY || kind == CL_REDUCE || kind == CL_SCALE;
+    return kind == CL_RECV_COPY || kind == CL_RECV_REDUCE || kind == CL_COPY || kind == CL_REDUCE || kind == CL_SCALE ||
+           kind == CL_ENCODE;
 }
 
 static bool range_fits(uint64_t offset, uint64_t length, uint64_t size)
@@ -18,15 +19,45 @@ static bool range_fits(uint64_t offset, uint64_t length, uint64_t size)
     return offset <= size && length <= size - offset;
 }
 
+/* Steps with a codec, beyond what holds for all steps. */
+static bool codec_is_valid(const struct cl_step *step, const struct cl_codec *codec, const uint64_t sizes[4])
+{
+    uint64_t encoded = cl_codec_bytes(codec, step->length / sizeof(float));
+    bool keeps = (step->flags & CL_STEP_KEEP) != 0;
+    if (step->length % sizeof(float) != 0 || step->length > UINT32_MAX)
+        return false;
+    switch (step->kind) {
+    case CL_SEND:
+        return encoded <= UINT32_MAX && step->source == CL_SCRATCH &&
+               range_fits(step->source_offset, encoded, sizes[CL_SCRATCH]) &&
+               range_fits(step->target_offset, step->length, sizes[CL_INPUT]);
+    case CL_RECV_COPY:
+    case CL_RECV_REDUCE:
+        return encoded <= UINT32_MAX && !keeps;
+    case CL_COPY:
+        return step->source == CL_SCRATCH && step->target != CL_STAGING && !keeps &&
+               range_fits(step->source_offset, encoded, sizes[CL_SCRATCH]);
+    case CL_ENCODE:
+        return step->target == CL_SCRATCH && step->source != CL_STAGING &&
+               range_fits(step->target_offset, encoded, sizes[CL_SCRATCH]) &&
+               (!keeps || (step->factor > 0 && range_fits(step->source_offset, step->length, sizes[CL_INPUT])));
+    default:
+        return false;
+    }
+}
+
 static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan, const uint64_t sizes[4])
 {
-    if (step->kind > CL_AWAIT || (step->flags & ~CL_STEP_PARTIAL) != 0 || step->source > CL_STAGING ||
-        step->target > CL_STAGING)
+    if (step->kind > CL_ENCODE || (step->flags & 0xff & ~(CL_STEP_PARTIAL | CL_STEP_KEEP)) != 0 ||
+        step->flags >> 8 > CL_CODECS || step->source > CL_STAGING || step->target > CL_STAGING)
+        return false;
+    const struct cl_codec *codec = cl_step_codec(step);
+    if (codec != NULL ? !codec_is_valid(step, codec, sizes) : step->kind == CL_ENCODE || step->flags & CL_STEP_KEEP)
         return false;
     if (step->kind == CL_SCALE ? step->peer == 0 : step->peer >= plan->world_size)
         return false;
     bool network = step->kind == CL_SEND || step->kind == CL_RECV_COPY || step->kind == CL_RECV_REDUCE;
-    if (step->flags != 0 && !network)
+    if (step->flags & CL_STEP_PARTIAL && !network)
         return false;
     if (network && (step->length > UINT32_MAX || step->peer == plan->rank))
         return false;
@@ -34,9 +65,12 @@ static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan
         return false; /* staging belongs to the host phase; `peer` would be ambiguous */
     if (step->kind == CL_SCALE && step->target == CL_STAGING)
         return false; /* likewise: in CL_SCALE, `peer` is the divisor */
-    if (cl_step_reads(step->kind) && !range_fits(step->source_offset, step->length, sizes[step->source]))
+    bool reads_encoded = codec != NULL && step->kind != CL_ENCODE, writes_encoded = step->kind == CL_ENCODE;
+    if (cl_step_reads(step->kind) && !reads_encoded &&
+        !range_fits(step->source_offset, step->length, sizes[step->source]))
         return false;
-    return !cl_step_writes(step->kind) || range_fits(step->target_offset, step->length, sizes[step->target]);
+    return !cl_step_writes(step->kind) || writes_encoded ||
+           range_fits(step->target_offset, step->length, sizes[step->target]);
 }
 
 /* Kahn's algorithm: every step must become ready exactly when its declared number of dependencies has ended. */
@@ -113,6 +147,7 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
         }
         if (step->kind == CL_POST || names_host_rank(step))
             plan->uses_host = true;
+        plan->encodes |= step->flags >> 8 != 0;
         if (step->dependencies == 0)
             plan->roots[plan->root_count++] = i;
     }

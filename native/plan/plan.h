@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #include "commlayer.h"
+#include "kernels/codec.h"
 #include "plan/deadline.h"
 
 /* A plan may skip values of its host counter, as ranks with less work than others do at their end. But there is a
@@ -22,6 +23,7 @@ struct cl_plan {
     uint32_t network_steps; /* SEND and RECV; 0: no packet is needed */
     uint32_t posts;         /* by how much the plan raises this rank's host counter */
     bool uses_host;         /* it reads or writes staging, posts or awaits */
+    bool encodes;           /* it has steps with a codec */
     uint64_t scratch_bytes;
     uint64_t staging_bytes;
     uint32_t signature; /* of the collective, the same on all ranks; 0: not compared */
@@ -37,6 +39,12 @@ struct cl_plan {
 /* Whether steps of this kind read `source` / write `target`. */
 bool cl_step_reads(uint32_t kind);
 bool cl_step_writes(uint32_t kind);
+
+/* The codec of a step of a checked plan; NULL: none. */
+static inline const struct cl_codec *cl_step_codec(const struct cl_step *step)
+{
+    return step->flags >> 8 ? cl_codec_of((enum cl_codec_kind)((step->flags >> 8) - 1)) : NULL;
+}
 
 void cl_plan_retain(struct cl_plan *plan);
 

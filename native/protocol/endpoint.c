@@ -113,7 +113,7 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
     if (message->partial.loss_budget && message->status == CL_OK &&
         (message->partial.stopped || !cl_message_complete(message))) {
         cl_ranges_clear(&endpoint->missing);
-        if (!cl_message_missing(message, endpoint->peers.list[message->peer]->payload_bytes, &endpoint->missing))
+        if (!cl_message_missing(message, &endpoint->missing))
             completion->status = CL_ENOMEM;
         completion->missing = endpoint->missing.list;
         completion->missing_count = endpoint->missing.count;
@@ -124,9 +124,10 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
 
 /* The first part of both kinds of post. */
 static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message, uint32_t length,
-                 uint64_t now_us, void *context)
+                 const struct cl_blocks *blocks, uint64_t now_us, void *context)
 {
-    if (!cl_message_begin(message, length, peer->payload_bytes)) {
+    uint32_t block_bytes = blocks->encoded_bytes ? blocks->encoded_bytes : 1;
+    if (!cl_message_begin(message, length, peer->payload_bytes - peer->payload_bytes % block_bytes)) {
         cl_messages_discard(endpoint, message);
         return CL_ENOMEM;
     }
@@ -148,6 +149,7 @@ static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *
                       const struct cl_qos *qos)
 {
     if (!peer || id->sequence == UINT32_MAX || qos->priority >= CL_CLASSES ||
+        qos->blocks.encoded_bytes > peer->payload_bytes ||
         !(qos->loss_bound >= 0 && qos->loss_bound <= CL_LOSS_BOUND_MAX) || (qos->protect && !qos->protect_bytes))
         return CL_EINVAL;
     const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, id->group & ~CL_GROUP_P2P);
@@ -168,12 +170,12 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
     struct cl_message *message = cl_table_add(&endpoint->table, CL_MESSAGE_SEND, peer, &id);
     if (!message)
         return CL_ENOMEM;
-    if ((status = begin(endpoint, to, message, length, now_us, context)) != CL_OK)
+    if ((status = begin(endpoint, to, message, length, &qos->blocks, now_us, context)) != CL_OK)
         return status;
     message->data = data;
     message->priority = qos->priority;
     if (qos->loss_bound > 0)
-        cl_partial_begin_send(endpoint, message, qos);
+        cl_partial_begin_send(message, qos);
     cl_messages_requeue(endpoint, message, false);
     return CL_OK;
 }
@@ -201,7 +203,7 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
         return CL_ENOMEM;
     if (!message && !(message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id)))
         return CL_ENOMEM;
-    if ((status = begin(endpoint, from, message, length, now_us, context)) != CL_OK)
+    if ((status = begin(endpoint, from, message, length, &qos->blocks, now_us, context)) != CL_OK)
         return status;
     message->sink = sink;
     if (message->announced)

@@ -46,9 +46,9 @@ static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
 static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
                            const uint8_t *payload, uint64_t now_us)
 {
-    bool last = packet->flags & CL_PACKET_LAST;
+    /* Packets of encoded values may be shorter than others: only placement knows of which message they are. */
     if (packet->offset % peer->payload_bytes || packet->length > peer->payload_bytes ||
-        (packet->length < peer->payload_bytes && !last) || (!packet->length && packet->offset))
+        (!packet->length && (packet->offset || !(packet->flags & CL_PACKET_LAST))))
         return FOREIGN;
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t payload_bytes)
+bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t packet_bytes)
 {
-    uint32_t count = length ? (uint32_t)(((uint64_t)length + payload_bytes - 1) / payload_bytes) : 1;
+    uint32_t count = length ? (uint32_t)(((uint64_t)length + packet_bytes - 1) / packet_bytes) : 1;
     uint32_t words = (count + 63) / 64;
     if (!message->arrived || message->arrived == &message->inline_arrived) {
         message->arrived = &message->inline_arrived;
@@ -25,6 +25,7 @@ bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t payl
     cl_ranges_clear(&message->forgone);
     cl_ranges_clear(&message->stop_told);
     message->length = length;
+    message->packet_bytes = packet_bytes;
     message->packet_count = count;
     message->packets_arrived = message->packets_counted = 0;
     message->packets_in_flight = 0;
@@ -93,13 +94,13 @@ bool cl_message_give_back(struct cl_message *message, uint32_t packet)
     return cl_message_has_arrived(message, packet) || cl_ranges_add(&message->lost, packet, (uint64_t)packet + 1);
 }
 
-bool cl_message_missing(const struct cl_message *message, uint32_t payload_bytes, struct cl_ranges *missing)
+bool cl_message_missing(const struct cl_message *message, struct cl_ranges *missing)
 {
     const uint64_t *counted = message->partial.stopped ? message->counted : message->arrived;
     for (uint32_t packet = 0; packet < message->packet_count; packet++) {
         if (counted[packet / 64] >> (packet % 64) & 1)
             continue;
-        uint64_t start = (uint64_t)packet * payload_bytes, end = start + payload_bytes;
+        uint64_t start = (uint64_t)packet * message->packet_bytes, end = start + message->packet_bytes;
         if (!cl_ranges_add(missing, start, end < message->length ? end : message->length))
             return false;
     }

@@ -1,9 +1,10 @@
 /*
  * Message: one transfer, at its sender or at its receiver.
  *
- * A message is always cut at the same places: packet i covers the bytes from i * payload_bytes on. So a packet is there
+ * A message is always cut at the same places: packet i covers the bytes from i * packet_bytes on. So a packet is there
  * as a whole or not at all, retransmissions never overlap in part, and one bit per packet is the whole state: whether
- * it has arrived at the receiver. The sender knows this from acknowledgements.
+ * it has arrived at the receiver. The sender knows this from acknowledgements. packet_bytes is the payload of the
+ * peer's full packets or, for a message of encoded values, the whole blocks that fit into it.
  */
 #ifndef CL_PROTOCOL_MESSAGE_H
 #define CL_PROTOCOL_MESSAGE_H
@@ -35,6 +36,7 @@ struct cl_message_partial {
     const uint64_t *protect;
     uint64_t protect_bytes, protect_offset;
     uint32_t protect_first, protect_last; /* packets at either end */
+    uint64_t packet_values, values;       /* bytes of that range in a full packet, and in all of them */
 };
 
 struct cl_message {
@@ -53,6 +55,7 @@ struct cl_message {
     bool announced;      /* receive: point-to-point, and not posted yet */
     uint32_t generation; /* changes when the struct is reused: see cl_sent_packet */
     uint32_t length;
+    uint32_t packet_bytes;
     uint32_t packet_count;
     uint32_t packets_arrived;
     uint32_t packets_counted;   /* send, after a STOP */
@@ -79,7 +82,7 @@ struct cl_message {
 };
 
 /* Makes the message `length` bytes long, with no packet arrived. False when there is no memory. */
-bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t payload_bytes);
+bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t packet_bytes);
 /* Releases what the message owns except the unexpected packets; the struct may be begun again. */
 void cl_message_free(struct cl_message *message);
 
@@ -94,7 +97,7 @@ bool cl_message_give_back(struct cl_message *message, uint32_t packet);
  */
 bool cl_message_stop(struct cl_message *message);
 /* The bytes of the packets that have not arrived, or after a STOP, do not count. False when there is no memory. */
-bool cl_message_missing(const struct cl_message *message, uint32_t payload_bytes, struct cl_ranges *missing);
+bool cl_message_missing(const struct cl_message *message, struct cl_ranges *missing);
 
 /* Messages in one of an endpoint's lists; a message is in one at most. */
 struct cl_message_list {

@@ -79,9 +79,9 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
                       struct cl_message *message, uint32_t number_in_message, bool ask, uint64_t now_us,
                       struct cl_datagram *out)
 {
-    uint32_t offset = number_in_message * peer->payload_bytes;
+    uint32_t start = number_in_message * message->packet_bytes;
     bool last = number_in_message + 1 == message->packet_count;
-    uint32_t length = last ? message->length - offset : peer->payload_bytes;
+    uint32_t length = last ? message->length - start : message->packet_bytes;
     struct cl_sent_packet sent = {
         .sent_us = now_us,
         .snapshot = cl_egress_snapshot(path->egress, message->priority, now_us),
@@ -91,14 +91,14 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
         .class = message->priority};
     struct cl_packet packet = {.kind = CL_PACKET_DATA,
                                .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0) |
-                                                  cl_partial_flags(endpoint, message, number_in_message)),
+                                                  cl_partial_flags(message, number_in_message)),
                                .length = (uint16_t)length,
                                .path = path->index,
                                .signature = message->signature,
                                .group = message->id.group,
                                .sequence = message->id.sequence,
                                .index = message->id.index,
-                               .offset = offset,
+                               .offset = number_in_message * peer->payload_bytes,
                                .number = (uint32_t)path->sent.next};
     if (cl_path_asks(path, message->priority, sent.bytes + endpoint->config.datagram_bytes) || ask)
         packet.flags |= CL_PACKET_ACK_NOW;
@@ -111,7 +111,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     message->packets_in_flight++;
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = length;
-    out->payload = message->data + offset;
+    out->payload = message->data + start;
     write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     out->droppable = packet.flags & CL_PACKET_DROPPABLE;
     endpoint->stats.payload_bytes_sent += length;

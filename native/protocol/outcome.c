@@ -27,7 +27,7 @@ static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, ui
     message->probing = false;
     bool first = cl_message_arrive(message, packet);
     if (first)
-        cl_partial_done(endpoint, message, packet);
+        cl_partial_done(message, packet);
     if (first && cl_message_complete(message))
         cl_messages_complete(endpoint, message, CL_OK);
     else {

@@ -13,16 +13,15 @@ enum {
 
 /* ---- which packets are protected ---- */
 
-static bool is_protected(const struct cl_endpoint *endpoint, const struct cl_message *message, uint32_t packet)
+static bool is_protected(const struct cl_message *message, uint32_t packet)
 {
     const struct cl_message_partial *partial = &message->partial;
     if (packet < partial->protect_first || packet >= message->packet_count - partial->protect_last)
         return true;
     if (!partial->protect)
         return false;
-    uint32_t payload_bytes = endpoint->peers.list[message->peer]->payload_bytes;
-    uint64_t start = (uint64_t)packet * payload_bytes, end = start + payload_bytes;
-    end = end < message->length ? end : message->length;
+    uint64_t start = packet * partial->packet_values, end = start + partial->packet_values;
+    end = end < partial->values ? end : partial->values;
     uint64_t bit = (partial->protect_offset + start) / partial->protect_bytes;
     uint64_t last = (partial->protect_offset + end - 1) / partial->protect_bytes;
     for (; bit <= last; bit++)
@@ -33,7 +32,7 @@ static bool is_protected(const struct cl_endpoint *endpoint, const struct cl_mes
 
 /* ---- at the sender ---- */
 
-void cl_partial_begin_send(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos)
+void cl_partial_begin_send(struct cl_message *message, const struct cl_qos *qos)
 {
     uint32_t budget = cl_partial_loss_budget(message->packet_count, qos->loss_bound);
     if (!budget)
@@ -47,17 +46,23 @@ void cl_partial_begin_send(struct cl_endpoint *endpoint, struct cl_message *mess
         .protect = qos->protect,
         .protect_bytes = qos->protect_bytes,
         .protect_offset = qos->protect_offset,
+        .packet_values = message->packet_bytes,
+        .values = message->length,
     };
+    if (qos->blocks.encoded_bytes) {
+        message->partial.packet_values = message->packet_bytes / qos->blocks.encoded_bytes * qos->blocks.value_bytes;
+        message->partial.values = qos->blocks.length;
+    }
     for (uint32_t packet = 0; message->partial.guarded && packet < message->packet_count; packet++)
-        message->partial.protected_count += is_protected(endpoint, message, packet);
+        message->partial.protected_count += is_protected(message, packet);
 }
 
-uint8_t cl_partial_flags(struct cl_endpoint *endpoint, const struct cl_message *message, uint32_t packet)
+uint8_t cl_partial_flags(const struct cl_message *message, uint32_t packet)
 {
     const struct cl_message_partial *partial = &message->partial;
     if (!partial->loss_budget)
         return 0;
-    bool droppable = !partial->guarded || !is_protected(endpoint, message, packet);
+    bool droppable = !partial->guarded || !is_protected(message, packet);
     bool safe = partial->protected_arrived == partial->protected_count, tail = safe && !cl_message_sendable(message);
     return (uint8_t)((droppable ? CL_PACKET_DROPPABLE : 0) | (safe ? CL_PACKET_SAFE : 0) | (tail ? CL_PACKET_TAIL : 0));
 }
@@ -69,7 +74,7 @@ bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_message *message
         return false;
     if (cl_message_has_arrived(message, packet) || cl_ranges_contains(&message->forgone, packet))
         return true; /* another copy has arrived, or was given up before */
-    if (partial->given_up == partial->loss_budget || (partial->guarded && is_protected(endpoint, message, packet)) ||
+    if (partial->given_up == partial->loss_budget || (partial->guarded && is_protected(message, packet)) ||
         !cl_ranges_add(&message->forgone, packet, (uint64_t)packet + 1))
         return false;
     partial->given_up++;
@@ -77,14 +82,14 @@ bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_message *message
     return true;
 }
 
-void cl_partial_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
+void cl_partial_done(struct cl_message *message, uint32_t packet)
 {
     struct cl_message_partial *partial = &message->partial;
     if (!partial->loss_budget)
         return;
     partial->given_up -= cl_ranges_contains(&message->forgone, packet);
     if (partial->guarded)
-        partial->protected_arrived += is_protected(endpoint, message, packet);
+        partial->protected_arrived += is_protected(message, packet);
 }
 
 void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_message *message)

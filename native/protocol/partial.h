@@ -40,18 +40,18 @@ static inline uint32_t cl_partial_loss_budget(uint32_t packet_count, double loss
 
 /* Prepare a message that was just begun; at the receiver, before unexpected packets are delivered. wary: packets of the
  * message were refused, so wait longer for them. */
-void cl_partial_begin_send(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos);
+void cl_partial_begin_send(struct cl_message *message, const struct cl_qos *qos);
 void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos,
                               bool wary, uint64_t now_us);
 
 /* ---- at the sender; all of these do nothing for reliable messages ---- */
 
 /* CL_PACKET_DROPPABLE, CL_PACKET_SAFE and CL_PACKET_TAIL for a packet that is about to be sent. */
-uint8_t cl_partial_flags(struct cl_endpoint *endpoint, const struct cl_message *message, uint32_t packet);
+uint8_t cl_partial_flags(const struct cl_message *message, uint32_t packet);
 /* Gives a lost packet up if possible. False: it must be sent again. */
 bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet);
 /* Notes that the packet is acknowledged, for the first time. */
-void cl_partial_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet);
+void cl_partial_done(struct cl_message *message, uint32_t packet);
 /* Sends a PROBE if the message has run out: nothing is left to send and packets were given up. */
 void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_message *message);
 /* The receiver refused the PROBE, as it overtook all packets of its message. */

@@ -9,19 +9,20 @@ static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_message *mes
                             const uint8_t *payload, uint16_t length)
 {
     struct cl_peer *peer = endpoint->peers.list[message->peer];
-    uint64_t end = (uint64_t)offset + length;
-    if (last ? end != message->length : end >= message->length) {
+    uint32_t packet = offset / peer->payload_bytes;
+    uint64_t start = (uint64_t)packet * message->packet_bytes, end = start + length;
+    if (last ? end != message->length : end >= message->length || length != message->packet_bytes) {
         cl_messages_mismatch(endpoint, message);
         return CL_PLACED_NOWHERE;
     }
-    if (!cl_message_arrive(message, offset / peer->payload_bytes))
+    if (!cl_message_arrive(message, packet))
         return CL_PLACED_BEFORE;
     endpoint->stats.payload_bytes_received += length;
     const struct cl_sink *sink = &message->sink;
     if (length && sink->deliver)
-        sink->deliver(sink->target + offset, payload, length, sink->argument);
+        sink->deliver(sink->target, start, payload, length, sink->argument);
     else if (length)
-        memcpy(sink->target + offset, payload, length);
+        memcpy(sink->target + start, payload, length);
     if (cl_message_complete(message)) {
         cl_history_add(&peer->history, &message->id);
         cl_partial_complete(endpoint, message);

@@ -7,7 +7,8 @@
 
 enum cl_placed { CL_PLACED, CL_PLACED_BEFORE, CL_PLACED_NOWHERE /* the message has another length */ };
 
-/* Places a DATA packet. Completes the message when the packet is the last one that was missing, or does not fit. */
+/* Places a DATA packet; `offset` is that of its header. Completes the message when the packet is the last one that was
+ * missing, or does not fit. */
 enum cl_placed cl_placement_put(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags,
                                 uint32_t offset, const uint8_t *payload, uint16_t length, uint64_t now_us);
 /* Places the unexpected packets of a message that was just posted. False when that ended the message. */

@@ -10,7 +10,7 @@
 
 _Static_assert(sizeof(struct sim_plans_head) == 40 && sizeof(struct sim_layout) == 24 &&
                    sizeof(struct sim_shape) == 104 && sizeof(struct sim_part) == 56 &&
-                   sizeof(struct sim_clause) == 32 && sizeof(struct cl_step) == 56,
+                   sizeof(struct sim_clause) == 32 && sizeof(struct cl_step) == 64,
                "the records that plans.py writes");
 
 const char *sim_plans_open(struct sim_plans *plans, const char *path)

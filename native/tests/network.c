@@ -132,9 +132,9 @@ void network_post(struct network *network, struct network_message message)
     network_wake(network, message.to);
 }
 
-void network_add(void *target, const void *payload, size_t length, void *argument)
+void network_add(void *target, size_t offset, const void *payload, size_t length, void *argument)
 {
-    uint8_t *to = target;
+    uint8_t *to = (uint8_t *)target + offset;
     const uint8_t *from = payload;
     (void)argument;
     for (size_t i = 0; i < length; i++)

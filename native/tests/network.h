@@ -93,7 +93,7 @@ struct network_message {
 /* Posts both ends of a message without a context, and wakes both hosts. */
 void network_post(struct network *network, struct network_message message);
 /* For cl_sink.deliver: adds, so that a second delivery shows. */
-void network_add(void *target, const void *payload, size_t length, void *argument);
+void network_add(void *target, size_t offset, const void *payload, size_t length, void *argument);
 
 /* A datagram as it leaves a host: to be sent by the test. */
 struct sim_datagram *network_datagram(struct network *network, uint32_t from, const struct cl_datagram *datagram);

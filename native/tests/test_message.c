@@ -76,7 +76,7 @@ TEST(test_stop)
     for (uint32_t i = 0; i < 64; i++)
         message.counted[0] |= (uint64_t)(i != 10) << i;
     SCOPED(cl_ranges_free) struct cl_ranges missing = {0};
-    CHECK(cl_message_missing(&message, PAYLOAD, &missing));
+    CHECK(cl_message_missing(&message, &missing));
     CHECK_EQ(missing.count, 2);
     CHECK(missing.list[0].start == 10 * PAYLOAD && missing.list[0].end == 11 * PAYLOAD);
     CHECK(missing.list[1].start == 64 * PAYLOAD && missing.list[1].end == 100 * PAYLOAD);

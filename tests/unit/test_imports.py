@@ -38,11 +38,11 @@ MAY_INCLUDE = {
     "wire": {"os"},
     "congestion": set(),
     "protocol": {"congestion"},
-    "plan": {"protocol", "congestion"},
+    "plan": {"protocol", "congestion", "kernels"},
     "group": {"plan", "protocol", "congestion", "kernels"},
     "engine": {"group", "plan", "protocol", "congestion", "kernels", "os", "wire"},
     "sim": {"group", "plan", "protocol", "congestion", "kernels"},
-    "fabric": {"sim", "plan", "protocol", "congestion"},
+    "fabric": {"sim", "plan", "protocol", "congestion", "kernels"},
     "fuzz": {"sim", "group", "plan", "protocol", "congestion"},
 }
 WITHOUT_IO = {"group", "plan", "protocol", "congestion", "kernels"}  # time, sockets and threads come from outside

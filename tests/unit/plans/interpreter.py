@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from commlayer.plans.codec import CODECS, Codec
-from commlayer.plans.plan import CODEC_SHIFT, FIELDS, PARTIAL, Buffer, Plan, StepKind
+from commlayer.plans.codec import CODEC_SHIFT, CODECS, KEEP, Codec
+from commlayer.plans.plan import FIELDS, PARTIAL, Buffer, Plan, StepKind
 from commlayer.transport.base import Op
 from tests.oracle import REDUCTIONS
 
@@ -96,6 +96,7 @@ class Interpreter:
             CODECS[name].number: (CODECS[name], coder) for name, coder in coders.items()
         }
         self.codecs = [[by_number.get(number) for number in plan.steps["flags"] >> CODEC_SHIFT] for plan in plans]
+        self.keeps = [(plan.steps["flags"] & KEEP).astype(bool).tolist() for plan in plans]
         self.steps = [plan.steps[FIELDS].tolist() for plan in plans]
         self.successors = [plan.successors.tolist() for plan in plans]
         self.dependencies = [plan.steps["dependencies"].tolist() for plan in plans]
@@ -163,6 +164,9 @@ class Interpreter:
             if lost and (source == Buffer.INPUT or self.codecs[rank][step]):
                 at = target_offset if self.codecs[rank][step] else source_offset
                 self.missing[rank].append((at + offset, length))
+                if self.keeps[rank][step]:
+                    kept = self.part(rank, peer, Buffer.INPUT, target_offset + offset, length)
+                    kept += self.codec(rank, step)[1].decode(data, len(kept))
             self.arrive((rank, peer, message), offset, length, data, lost)
         elif lost:
             if kind == StepKind.RECV_REDUCE and target == Buffer.OUTPUT:
@@ -173,6 +177,12 @@ class Interpreter:
             encoded = coder.encode(self.part(rank, peer, source, source_offset + offset, length))
             at = target_offset + codec.encoded_bytes(offset)
             self.memory[rank][Buffer.SCRATCH][at : at + len(encoded)] = encoded
+            if self.keeps[rank][step]:
+                values = self.part(rank, peer, source, source_offset + offset, length)
+                factor = self.steps[rank][step][12]
+                self.part(rank, peer, Buffer.INPUT, source_offset + offset, length)[:] = (
+                    values - coder.decode(encoded, len(values))
+                ) * factor
         elif kind != StepKind.AWAIT:
             into = self.part(rank, peer, target, target_offset + offset, length)
             if kind == StepKind.SCALE:
@@ -212,7 +222,7 @@ class Interpreter:
     def end(self, rank: int, step: int, length: int) -> None:
         self.left[rank][step] -= length
         if self.left[rank][step] == 0:
-            first, count = self.steps[rank][step][9:]
+            first, count = self.steps[rank][step][9:11]
             for successor in self.successors[rank][first : first + count]:
                 self.dependencies[rank][successor] -= 1
                 if self.dependencies[rank][successor] == 0:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commlayer.plans import direct
-from commlayer.plans.codec import CODECS, Codec
-from commlayer.plans.plan import CODEC_SHIFT, Plan, StepKind
+from commlayer.plans import encoded
+from commlayer.plans.codec import CODEC_SHIFT, CODECS, Codec
+from commlayer.plans.plan import Plan, StepKind
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
 from tests.unit.plans import interpreter
@@ -66,28 +69,44 @@ CODERS: dict[str, interpreter.Coder] = {
 }
 
 
-def plans_of(world: int, numel: int, pair: tuple[str, str], *, partial: bool = False, divisor: int = 1) -> list[Plan]:
-    settings = Settings(segment_bytes=4096, codecs=pair, partial=partial)
-    return [direct.encoded_all_reduce(rank, world, numel, divisor, settings) for rank in range(world)]
+SHAPES = ((1, 1), (1, 1, 1), (1, 1, 1, 1, 1), (2, 2), (1, 2, 3))
+"""Ranks by host."""
+
+
+def hosts_of(shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    ranks = iter(range(sum(shape)))
+    return tuple(tuple(itertools.islice(ranks, count)) for count in shape)
+
+
+def plans_of(shape: Sequence[int], numel: int, pair: tuple[str, str], divisor: int = 1, **fields: Any) -> list[Plan]:
+    settings = Settings(segment_bytes=4096, codecs=pair, staging_bytes=1 << 14, **fields)
+    return [encoded.all_reduce(rank, hosts_of(shape), numel, 4, divisor, settings) for rank in range(sum(shape))]
 
 
 @given(
-    world=st.integers(2, 5),
+    shape=st.sampled_from(SHAPES),
     numel=st.integers(0, 9000),
     pair=st.sampled_from(PAIRS),
     in_place=st.booleans(),
     average=st.booleans(),
+    deterministic=st.booleans(),
     seed=st.integers(0, 1 << 20),
 )
 def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
-    world: int, numel: int, pair: tuple[str, str], in_place: bool, average: bool, seed: int
+    shape: Sequence[int],
+    numel: int,
+    pair: tuple[str, str],
+    in_place: bool,
+    average: bool,
+    deterministic: bool,
+    seed: int,
 ) -> None:
-    chance = np.random.default_rng(seed)
+    world, chance = sum(shape), np.random.default_rng(seed)
     inputs = [chance.standard_normal(numel).astype(np.float32) for _ in range(world)]
     outputs = [each if in_place else np.full(numel, np.nan, np.float32) for each in (each.copy() for each in inputs)]
     exact = np.sum(inputs, axis=0, dtype=np.float64) / (world if average else 1)
     sources = outputs if in_place else [each.copy() for each in inputs]
-    plans = plans_of(world, numel, pair, divisor=world if average else 1)
+    plans = plans_of(shape, numel, pair, world if average else 1, deterministic=deterministic)
     interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, coders=CODERS)
     if numel:
         steps = {"f16": 2**-11, "int8": 0.51 / 127, "int4": 0.51 / 7}
@@ -97,11 +116,34 @@ def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
         assert np.array_equal(each, outputs[0])
 
 
+@given(
+    shape=st.sampled_from(SHAPES),
+    pair=st.sampled_from(PAIRS),
+    average=st.booleans(),
+    loss=st.sampled_from((0.0, 0.3)),
+    seed=st.integers(0, 1 << 20),
+)
+def test_kept_errors_and_the_result_add_up_to_the_exact_sum(
+    shape: Sequence[int], pair: tuple[str, str], average: bool, loss: float, seed: int
+) -> None:
+    numel, world, chance = 5000, sum(shape), np.random.default_rng(seed)
+    inputs = [chance.standard_normal(numel).astype(np.float32) for _ in range(world)]
+    divisor = world if average else 1
+    outputs, sources = [np.full(numel, np.nan, np.float32) for _ in inputs], [each.copy() for each in inputs]
+    plans = plans_of(shape, numel, pair, divisor, partial=loss > 0, keep_errors=True)
+    interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, loss=loss, coders=CODERS)
+    total = outputs[0].astype(np.float64) * divisor
+    for plan, source in zip(plans, sources, strict=True):
+        for offset, length in plan.kept:
+            total[offset // 4 : (offset + length) // 4] += source[offset // 4 : (offset + length) // 4]
+    assert np.allclose(total, np.sum(inputs, axis=0, dtype=np.float64), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_every_rank_sends_what_the_formula_says(pair: tuple[str, str]) -> None:
     world, numel = 4, 1 << 20
     up, down = (CODECS[name] for name in pair)
-    for plan in plans_of(world, numel, pair):
+    for plan in plans_of((1,) * world, numel, pair):
         sends = plan.steps[plan.steps["kind"] == StepKind.SEND]
         codecs = {codec.number: codec for codec in CODECS.values()}
         sent = sum(codecs[int(step["flags"]) >> CODEC_SHIFT].encoded_bytes(int(step["length"])) for step in sends)
@@ -114,7 +156,7 @@ def test_lost_contributions_are_reported_where_they_stood_in_the_input(seed: int
     world, numel = 3, 20_000
     inputs = [np.full(numel, 127.0 * 2**rank, np.float32) for rank in range(world)]  # each exact in int8
     outputs = [np.full(numel, np.nan, np.float32) for _ in range(world)]
-    plans = plans_of(world, numel, ("int8", "f16"), partial=True)
+    plans = plans_of((1,) * world, numel, ("int8", "f16"), partial=True)
     missing = interpreter.run(plans, inputs, outputs, Op.SUM, seed=seed, loss=0.3, coders=CODERS)
     expected = np.sum(inputs, axis=0)
     for rank, ranges in enumerate(missing):
@@ -125,7 +167,7 @@ def test_lost_contributions_are_reported_where_they_stood_in_the_input(seed: int
 
 
 def test_a_coder_that_is_missing_is_named() -> None:
-    plans = plans_of(2, 1000, ("int8", "int8"))
+    plans = plans_of((1, 1), 1000, ("int8", "int8"))
     arrays = [np.zeros(1000, np.float32) for _ in range(2)]
     with pytest.raises(ValueError, match="needs a coder"):
         interpreter.run(plans, arrays, arrays, Op.SUM)

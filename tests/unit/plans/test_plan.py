@@ -31,7 +31,7 @@ def test_step_is_struct_cl_step() -> None:
     assert [(name, STEP[name].itemsize * 8) for name in STEP.names or ()] == [
         (name, int(bits)) for bits, name in fields
     ]
-    assert STEP.itemsize == 56
+    assert STEP.itemsize == 64
 
 
 def test_every_field_of_every_kind() -> None:

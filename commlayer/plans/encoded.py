@@ -1,0 +1,156 @@
+"""All-reduces of float32 whose messages are encoded: contributions by one codec, sums by the same or another one.
+
+Every rank encodes its part of a shard once. The owner adds the decoded parts to its own in float32, and encodes the sum
+once. All ranks decode that, the owner too, so all have the same bits. Several hosts of several ranks add up within each
+host first; the host's sum is encoded.
+
+A ring would encode again at every hop, so there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import ConfigError
+from . import hierarchical
+from .codec import CODECS, VALUE_BYTES, Codec, Encoding
+from .direct import ORDERED_SEGMENTS, others
+from .hierarchical import Hosts
+from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
+from .plan import Buffer, Plan, PlanBuilder
+from .settings import Settings
+from .window import Window
+
+INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
+
+
+def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """All-reduces INPUT into OUTPUT, which may be the same memory unless the settings keep errors.
+
+    Raises ConfigError for settings without codecs, and for elements that are not of 4 bytes.
+    """
+    if settings.codecs is None or itemsize != VALUE_BYTES:
+        raise ConfigError(f"an all-reduce of elements of {itemsize} bytes with codecs={settings.codecs}: use float32")
+    b = PlanBuilder(rank, sum(map(len, hosts)))
+    up, down = codecs = tuple(CODECS[name] for name in settings.codecs)
+    block = max(codec.block_length for codec in codecs)
+    owners = min(map(len, hosts))
+    # Once encoded, messages are as long as those of other plans. All are cut between blocks.
+    shrinks = up.block_length / up.block_bytes
+    messages = owners * len(hosts)
+    longest = MESSAGE_LIMIT_BYTES * messages
+    least = max(int(settings.partial_message_bytes * shrinks), block) * messages
+    segment_bytes = min(max(int(settings.segment_bytes * shrinks), least), longest)
+    pieces = segments(Range(0, numel * itemsize), block * messages, segment_bytes, longest, least_bytes=least)
+    cuts = [partition(piece, owners, block) for piece in pieces]
+    local = hierarchical.home(hosts, rank)
+    me = local.index(rank)
+    members = [host[me] for host in hosts] if me < owners else []
+    mine = [partition(shards[me], len(hosts), block) for shards in cuts] if members else []
+    network = _Network(b, members, mine, (up, down), divisor, len(local), settings)
+    if len(local) == 1:
+        for shards in mine:
+            network.all_reduce(shards)
+    else:
+        between = (lambda i, after: network.all_reduce(mine[i], after)) if members else None
+        hierarchical.reduce_and_spread(b, local, cuts, itemsize, settings.staging_bytes, between)
+    return b.build()
+
+
+class _Network:
+    """The steps of a plan that cross the network: all-reduces of `cuts`, in this order, between `members`."""
+
+    def __init__(
+        self,
+        b: PlanBuilder,
+        members: Sequence[int],
+        cuts: Sequence[Sequence[Range]],
+        codecs: tuple[Codec, Codec],
+        divisor: int,
+        weight: int,
+        settings: Settings,
+    ) -> None:
+        self.b, self.members, self.divisor, self.weight = b, members, divisor, weight
+        self.up, self.down = codecs
+        self.partial, self.keeps = settings.partial, settings.keep_errors
+        self.ordered = settings.deterministic and len(members) > 2
+        self.me = members.index(b.rank) if members else 0
+        slots = min(ORDERED_SEGMENTS, max(len(cuts), 1))
+        self.encoded = Window(b, max(map(self._encoded_bytes, cuts), default=0), slots)
+        owned = max((shards[self.me].length for shards in cuts), default=0) * len(members)
+        self.decoded = Window(b, owned if self.ordered else 0, slots)
+
+    def _encoded_bytes(self, shards: Sequence[Range]) -> int:
+        """Scratch for one segment: the encoded parts of the others' shards, and the encoded sum of the own one."""
+        return sum(
+            (self.down if i == self.me else self.up).encoded_bytes(shard.length) for i, shard in enumerate(shards)
+        )
+
+    def all_reduce(self, shards: Sequence[Range], after: Sequence[int] = ()) -> list[int]:
+        """All-reduces the shards, of which members[i] owns shards[i]; returns the steps after which OUTPUT has them.
+
+        This rank's own contribution is in INPUT after the steps `after`.
+        """
+        b, members, me, up, down = self.b, self.members, self.me, self.up, self.down
+        own = shards[me]
+        at, free = self.encoded.take()
+        read: list[int] = []
+        contributed = {}
+        for i in others(members, me):
+            if shards[i].length:
+                encoding = Encoding(up, shards[i].offset // up.block_length, self.keeps)
+                contributed[i] = b.encode(encoding, INPUT, *shards[i], at, [*after, *free])
+                read.append(
+                    b.send(
+                        members[i],
+                        SCRATCH,
+                        at,
+                        shards[i].length,
+                        [contributed[i]],
+                        partial=self.partial,
+                        encoding=encoding,
+                        values=shards[i].offset,
+                    )
+                )
+                at += up.encoded_bytes(shards[i].length)
+        done: list[int] = []
+        if own.length:
+            encoding = Encoding(down, own.offset // down.block_length, self.keeps)
+            summed = self._sum(own, after)
+            result = b.encode(encoding, OUTPUT, *own, at, [*summed, *free], factor=self.divisor)
+            results = encoding._replace(keeps=False)
+            read += [
+                b.send(members[i], SCRATCH, at, own.length, [result], encoding=results) for i in others(members, me)
+            ]
+            done.append(b.decode(encoding, at, OUTPUT, *own, [result]))
+        self.encoded.release([*read, *done])
+        for i, encoded in contributed.items():  # INPUT may be OUTPUT
+            encoding = Encoding(down, shards[i].offset // down.block_length)
+            done.append(b.recv_copy(members[i], OUTPUT, *shards[i], [encoded], encoding=encoding))
+        return done
+
+    def _sum(self, own: Range, after: Sequence[int]) -> list[int]:
+        """Adds the contributions to the shard `own` up in OUTPUT."""
+        b, members, me = self.b, self.members, self.me
+        encoding = Encoding(self.up, own.offset // self.up.block_length)
+        begun = b.copy(INPUT, own.offset, OUTPUT, *own, after)
+        if self.ordered:
+            slot, free = self.decoded.take()
+            received = {}
+            for i in others(members, me):
+                where = slot + i * own.length
+                received[i] = b.recv_copy(
+                    members[i], SCRATCH, where, own.length, free, partial=self.partial, encoding=encoding
+                )
+            done = [begun]
+            for i in sorted(received):
+                done = [b.reduce(SCRATCH, slot + i * own.length, OUTPUT, *own, [*done, received[i]])]
+            self.decoded.release(done)
+        else:
+            peers = [members[i] for i in others(members, me)]
+            done = [
+                b.recv_reduce(each, OUTPUT, *own, [begun], partial=self.partial, encoding=encoding) for each in peers
+            ]
+        if self.divisor > 1 or self.partial:
+            done = [b.scale(OUTPUT, *own, self.divisor, done, weight=self.weight)]
+        return done

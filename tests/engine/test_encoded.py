@@ -1,0 +1,137 @@
+"""Encoded all-reduces through the engine: threads as ranks, over memory that loses packets and over UDP on loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from commlayer.errors import CommError, ConfigError
+from commlayer.plans import encoded
+from commlayer.plans.settings import Settings
+from commlayer.transport.base import DType, Op, Qos, Treatment
+from commlayer.transport.group import NativeGroup
+from tests.world import PATIENCE_S, Team, World, flat
+
+Array = npt.NDArray[np.float32]
+
+NUMEL = 500_003
+
+PAIRS = (("f16", "f16"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
+
+NMSE = {"f16": 5e-8, "bf16": 3.2e-6, "int8": 5e-5, "int4": 0.0135}
+"""Mean squared error of a codec, as a share of the mean square, on Gaussian values."""
+
+
+class Result(NamedTuple):
+    source: Array
+    target: Array
+    kept: Array
+    """The parts of `source` that hold errors in the end; 0 elsewhere."""
+
+
+def inputs(rank: int) -> Array:
+    return np.random.default_rng(rank).normal(size=NUMEL).astype("f4")
+
+
+def all_reduce(
+    group: NativeGroup, pair: tuple[str, str], qos: Qos | None = None, key: int = 7, **fields: bool
+) -> Result:
+    divisor, least = group.size, 50 * group.packet_bytes if qos else 0
+    settings = Settings(codecs=pair, partial=qos is not None, partial_message_bytes=least, **fields)  # type: ignore[arg-type]
+    plan = encoded.all_reduce(group.rank, group.hosts, NUMEL, 4, divisor, settings)
+    plan = dataclasses.replace(plan, signature=1)
+    source, target = inputs(group.rank), np.full(NUMEL, np.nan, "f4")
+    handle = group.submit(
+        plan,
+        source.ctypes.data,
+        target.ctypes.data,
+        DType.F32,
+        Op.SUM,
+        timeout_s=PATIENCE_S,
+        qos=qos,
+        codec_key=key,
+    )
+    handle.wait()
+    kept = np.zeros(NUMEL, "f4")
+    for offset, length in plan.kept:
+        kept[offset // 4 : (offset + length) // 4] = source[offset // 4 : (offset + length) // 4]
+    return Result(source, target, kept)
+
+
+def nmse(results: list[Result]) -> float:
+    """The error of the result, which must be the same on all ranks."""
+    exact = np.mean([inputs(rank) for rank in range(len(results))], axis=0, dtype="f8")
+    for result in results:
+        assert result.target.tobytes() == results[0].target.tobytes()
+    return float(np.square(results[0].target - exact).mean() / np.square(exact).mean())
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("hosts", [[(0,), (1,), (2,)], [(0, 1), (2, 3)]])
+def test_ranks_agree_on_a_sum_within_the_errors_of_the_codecs(
+    pair: tuple[str, str], hosts: list[tuple[int, ...]]
+) -> None:
+    with World(hosts, loss=0.01) as world, world.open_group() as team:
+        error = nmse(world.on_each(lambda rank: all_reduce(team[rank], pair)))
+    assert error <= 1.1 * (NMSE[pair[0]] + NMSE[pair[1]])
+    assert error >= 0.5 * NMSE[pair[1]]  # it was encoded
+
+
+def test_packets_of_different_sizes_hold_whole_blocks() -> None:
+    with World(flat(3), mtus=[1500, 1000, 1200]) as world, world.open_group() as team:
+        assert nmse(world.on_each(lambda rank: all_reduce(team[rank], ("int4", "int8")))) < 0.015
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("hosts", [[(0,), (1,), (2,)], [(0, 1), (2, 3)]])
+@pytest.mark.parametrize("qos", [None, Qos(0.05)])
+def test_result_and_kept_errors_add_up_to_all_inputs(
+    pair: tuple[str, str], hosts: list[tuple[int, ...]], qos: Qos | None
+) -> None:
+    with World(hosts, loss=0.02) as world, world.open_group() as team:
+        results = world.on_each(lambda rank: all_reduce(team[rank], pair, qos, keep_errors=True))
+        given_up = sum(engine.stats()["packets_given_up"] for engine in world.engines)
+    nmse(results)
+    total = len(results) * results[0].target.astype("f8") + np.sum([each.kept for each in results], axis=0)
+    exact = np.sum([inputs(rank) for rank in range(len(results))], axis=0, dtype="f8")
+    np.testing.assert_allclose(total, exact, rtol=0, atol=2e-5)
+    assert (given_up > 0) == (qos is not None)
+
+
+def test_lost_contributions_are_not_kept_where_the_others_make_up_for_them() -> None:
+    with World(flat(3), loss=0.02) as world, world.open_group() as team:
+        qos = Qos(0.05, Treatment.RESCALE)
+        results = world.on_each(lambda rank: all_reduce(team[rank], ("int8", "int8"), qos, keep_errors=True))
+        assert sum(engine.stats()["packets_given_up"] for engine in world.engines) > 0
+    for result in results:
+        assert np.abs(result.kept).max() < 0.2  # rounding errors only
+
+
+def test_fixed_order_gives_the_same_bits_in_every_run() -> None:
+    def run(team: Team, world: World) -> bytes:
+        results = world.on_each(lambda rank: all_reduce(team[rank], ("int4", "int8"), deterministic=True))
+        nmse(results)
+        return results[0].target.tobytes()
+
+    with World(flat(4), loss=0.02) as world, world.open_group() as team:
+        assert len({run(team, world) for _ in range(4)}) == 1
+
+
+def test_ranks_with_different_keys_are_told() -> None:
+    with World(flat(2)) as world, world.open_group() as team, pytest.raises(CommError):
+        world.on_each(lambda rank: all_reduce(team[rank], ("int4", "int4"), key=rank))
+
+
+def test_only_sums_of_float32_are_encoded() -> None:
+    plan = encoded.all_reduce(0, ((0,), (1,)), NUMEL, 4, 1, Settings(codecs=("int8", "int8")))
+    array = np.zeros(NUMEL, "f4")
+    with World(flat(2)) as world, world.open_group() as team:
+        for dtype, op in ((DType.I32, Op.SUM), (DType.F32, Op.MAX)):
+            with pytest.raises(ConfigError, match="codecs are for sums of float32"):
+                team[0].submit(plan, array.ctypes.data, array.ctypes.data, dtype, op, timeout_s=1)
+    with pytest.raises(ConfigError, match="use float32"):
+        encoded.all_reduce(0, ((0,), (1,)), NUMEL, 8, 1, Settings(codecs=("int8", "int8")))
