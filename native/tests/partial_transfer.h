@@ -115,13 +115,14 @@ static inline uint32_t check_ended(const struct transfer *t)
     CHECK_EQ(b->status, CL_OK);
     CHECK_EQ(a->count, b->count);
     CHECK(a->count != b->count || memcmp(a->missing, b->missing, a->count * sizeof(*a->missing)) == 0);
-    uint32_t packets = (t->length + PAYLOAD - 1) / PAYLOAD, missing = 0;
+    uint32_t packet = PAYLOAD - (t->qos.blocks.encoded_bytes ? PAYLOAD % t->qos.blocks.encoded_bytes : 0);
+    uint32_t packets = (t->length + packet - 1) / packet, missing = 0;
     uint64_t counted_to = 0;
     bool intact = true;
     for (uint32_t i = 0; i < b->count; i++) {
         const struct cl_range *range = &b->missing[i];
-        CHECK(range->start < range->end && range->end <= t->length && range->start % PAYLOAD == 0);
-        missing += (uint32_t)((range->end - range->start + PAYLOAD - 1) / PAYLOAD);
+        CHECK(range->start < range->end && range->end <= t->length && range->start % packet == 0);
+        missing += (uint32_t)((range->end - range->start + packet - 1) / packet);
         intact = intact && memcmp(t->sent + counted_to, t->received + counted_to, range->start - counted_to) == 0;
         for (uint64_t at = range->start; at < range->end; at++)
             intact = intact && t->received[at] == 0;

@@ -327,10 +327,11 @@ TEST(test_foreign_packets_change_nothing)
         packet.epoch = i == 2 ? 0 : 1;
         packet.path = i == 3 ? 7 : i == 4;
         packet.offset = i == 5 ? 8 : 0;           /* not where packets are cut */
-        packet.flags = i == 6 ? 0 : packet.flags; /* short, but not the last one */
+        packet.flags = i == 6 ? 0 : packet.flags; /* empty, but not the last one */
+        packet.length = i == 6 ? 0 : packet.length;
         packet.kind = i == 7 ? CL_PACKET_ACK : packet.kind;
         packet.offset = i == 7 ? 20 : packet.offset;
-        length = i == 8 ? 47 : i == 9 ? 39 : length;
+        length = i == 6 ? 40 : i == 8 ? 47 : i == 9 ? 39 : length;
         cl_packet_encode(&packet, bytes);
         cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, packet.number);
         cl_endpoint_receive(endpoint, bytes, length, false, now_us, now_us);
@@ -342,6 +343,27 @@ TEST(test_foreign_packets_change_nothing)
     cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, good.number);
     cl_endpoint_receive(endpoint, bytes, 48, false, now_us, now_us);
     CHECK_EQ(cl_endpoint_stats(endpoint)->packets_unexpected, 1);
+}
+
+/* Packets of a message are of one length, but for the last: its ends cut it alike. */
+TEST(test_short_packets_do_not_fit)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 22);
+    network_run_until(network, network_now_us(network) + 10000);
+    SCOPED_TRANSFER *t = transfer_new(1, 0, 0, 5000);
+    post_receive(network, t, 1);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    struct cl_packet packet = {.kind = CL_PACKET_DATA, .source = 1, .epoch = 1, .group = 9, .sequence = 1, .length = 8};
+    packet.number = 100;
+    uint8_t bytes[64] = {0};
+    cl_packet_encode(&packet, bytes);
+    cl_packet_seal(bytes, bytes + 40, &endpoint->seal, 0, packet.number);
+    uint64_t now_us = network_now_us(network);
+    cl_endpoint_receive(endpoint, bytes, 48, false, now_us, now_us);
+    struct cl_completion completion;
+    CHECK(cl_endpoint_next_completion(endpoint, &completion));
+    CHECK_EQ(completion.status, CL_EMISMATCH);
+    CHECK(completion.context == t);
 }
 
 static void mutate(struct network *network, struct sim_datagram *packet)

@@ -20,6 +20,23 @@ TEST(test_what_goes_where)
     CHECK_EQ(missing.absent_count, 0);
 }
 
+TEST(test_encoded_ranges_are_those_of_the_values)
+{
+    SCOPED(cl_missing_free) struct cl_missing missing = {0};
+    uint16_t int8 = (CL_CODEC_INT8 + 1) << 8; /* 64 values in 66 bytes */
+    struct cl_range ranges[] = {{0, 66}, {3 * 66, 5 * 66}};
+    struct cl_step send = {.kind = CL_SEND, .flags = int8, .source = CL_SCRATCH, .source_offset = 7, .length = 1100};
+    send.target_offset = 4096;
+    struct cl_step reduce = {.kind = CL_RECV_REDUCE, .flags = int8, .target = CL_OUTPUT, .length = 1100};
+    CHECK(cl_missing_add(&missing, &send, ranges, 2));
+    CHECK(cl_missing_add(&missing, &reduce, ranges, 2));
+    CHECK_EQ(missing.uncounted.list[0].start, 4096);
+    CHECK_EQ(missing.uncounted.list[0].end, 4096 + 256);
+    CHECK_EQ(missing.uncounted.list[1].start, 4096 + 768);
+    CHECK_EQ(missing.uncounted.list[1].end, 4096 + 1100); /* the last block is not full */
+    CHECK_EQ(missing.absent[1].end, 1100);
+}
+
 TEST(test_parts)
 {
     SCOPED(cl_missing_free) struct cl_missing missing = {0};

@@ -44,6 +44,24 @@ TEST(test_losses)
             }
 }
 
+TEST(test_packets_hold_whole_blocks)
+{
+    static const uint32_t BLOCKS[] = {18, 66, 130, 1000, PAYLOAD};
+    for (size_t i = 0; i < sizeof BLOCKS / sizeof *BLOCKS; i++) {
+        SCOPED_NETWORK *network = open_network(3, 2, 500, ROOM, 60 + i);
+        network_set_noise(network, (struct sim_noise){.loss = 0.02, .duplicate = 0.05, .reorder = 0.05});
+        struct cl_qos qos = {.blocks = {.encoded_bytes = BLOCKS[i], .value_bytes = 256, .length = 1}};
+        CHECK_EQ(exchange(network, 2, 200000, qos), 0);
+    }
+    for (size_t i = 0; i < sizeof BLOCKS / sizeof *BLOCKS; i++) {
+        SCOPED_NETWORK *network = open_network(3, 2, 500, ROOM, 70 + i);
+        network_set_noise(network, (struct sim_noise){.loss = 0.02});
+        struct cl_qos qos = may_lose(0.05);
+        qos.blocks = (struct cl_blocks){.encoded_bytes = BLOCKS[i], .value_bytes = 256, .length = 1};
+        CHECK(exchange(network, 4, 200000, qos) > 0);
+    }
+}
+
 TEST(test_everything_at_once)
 {
     for (uint64_t i = 0; i <= 20; i++) {
@@ -154,7 +172,8 @@ TEST(test_what_is_refused)
     uint8_t byte = 0;
     struct cl_qos too_much = {.loss_bound = CL_LOSS_BOUND_MAX + 1e-6},
                   no_grain = {.loss_bound = 1e-06, .protect = &map}, class_8 = {.priority = 8};
-    const struct cl_qos *const BAD[] = {&too_much, &no_grain, &class_8};
+    struct cl_qos wide = {.blocks = {.encoded_bytes = PAYLOAD + 1}}; /* no packet holds a block */
+    const struct cl_qos *const BAD[] = {&too_much, &no_grain, &class_8, &wide};
     for (size_t i = 0; i < 3; i++) {
         CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, BAD[i], 0, NULL), CL_EINVAL);
         CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, id, (struct cl_sink){.target = &byte}, 1, BAD[i], 0, NULL),

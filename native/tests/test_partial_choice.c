@@ -211,6 +211,29 @@ TEST(test_protected_packets_arrive)
     }
 }
 
+/* The map is of the values: a packet of 11 blocks stands for 11 x 1024 bytes of them. */
+TEST(test_protected_values_arrive_encoded)
+{
+    enum { BLOCK = 130, VALUES = 1024, BLOCKS = 2200, PACKET_BLOCKS = PAYLOAD / BLOCK };
+    uint64_t map[40] = {0x00FF00000000F000u, 0, 0x10};
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        SCOPED_NETWORK *network = open_network(2, 1, 500, ROOM, 250 + seed);
+        network_set_noise(network, (struct sim_noise){.loss = 0.3});
+        struct cl_qos qos = {.loss_bound = 0.4, .protect = map, .protect_bytes = VALUES, .protect_offset = 512};
+        qos.blocks = (struct cl_blocks){BLOCK, VALUES, BLOCKS * VALUES - 100};
+        SCOPED_TRANSFER *t = make(network, 0, 1, 0, BLOCKS * BLOCK, qos);
+        post_send(t);
+        post_receive(t);
+        CHECK(run_until_done(&t, 1, 5 * SECOND_US));
+        CHECK(check_ended(t) > 0);
+        for (uint32_t i = 0; i < t->receiver.count; i++) {
+            uint64_t first = t->receiver.missing[i].start / BLOCK, last = t->receiver.missing[i].end / BLOCK;
+            for (uint64_t bit = (first * VALUES + 512) / VALUES; bit < last; bit++)
+                CHECK(!(map[bit / 64] >> (bit % 64) & 1));
+        }
+    }
+}
+
 TEST(test_more_is_protected_than_the_bound_leaves)
 {
     uint64_t all[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};

@@ -103,7 +103,7 @@ TEST(test_arguments)
 TEST(test_each_field)
 {
     CHECK_EQ(create(&(struct draft){.rank = 0, .world_size = 1}), CL_OK);
-    REFUSED(0, kind = CL_AWAIT + 1);
+    REFUSED(0, kind = CL_ENCODE + 1);
     REFUSED(0, source = CL_STAGING + 1);
     REFUSED(0, target = CL_STAGING + 1);
     REFUSED(0, peer = 3);
@@ -117,7 +117,8 @@ TEST(test_each_field)
     REFUSED(4, message = CL_POSTS_LIMIT + 1);
     REFUSED(5, peer = 3);
     REFUSED(0, flags = CL_STEP_PARTIAL); /* no packets to lose */
-    REFUSED(1, flags = 2);
+    REFUSED(1, flags = CL_STEP_KEEP);    /* without a codec there is no error to keep */
+    REFUSED(1, flags = 4);
     struct draft draft = sound();
     draft.steps[1].flags = CL_STEP_PARTIAL;
     draft.steps[3] = (struct cl_step){.kind = CL_SCALE, .peer = 3, .target = CL_STAGING, .dependencies = 2};
@@ -126,6 +127,61 @@ TEST(test_each_field)
     CHECK_EQ(create(&draft), CL_EINVAL); /* whose staging? `peer` is the divisor */
     draft.steps[3].target = CL_OUTPUT;
     CHECK_EQ(create(&draft), CL_OK);
+}
+
+/* Encodes 100 values, sends them, receives as many, and decodes the own ones. */
+static struct draft encoded(void)
+{
+    enum { INT8 = (CL_CODEC_INT8 + 1) << 8 };
+    struct draft draft = {.world_size = 2, .input_bytes = 400, .output_bytes = 400, .scratch_bytes = 132};
+    struct cl_step step = {.kind = CL_ENCODE, .flags = INT8 | CL_STEP_KEEP, .target = CL_SCRATCH, .length = 400};
+    step.factor = 1;
+    uint32_t done = draft_add(&draft, step, DRAFT_NONE);
+    step = (struct cl_step){.kind = CL_SEND, .flags = INT8 | CL_STEP_KEEP | CL_STEP_PARTIAL, .peer = 1};
+    step.source = CL_SCRATCH;
+    step.length = 400;
+    draft_add(&draft, step, done);
+    step = (struct cl_step){.kind = CL_RECV_REDUCE, .flags = INT8, .peer = 1, .target = CL_OUTPUT, .length = 400};
+    draft_add(&draft, step, DRAFT_NONE);
+    step = (struct cl_step){.kind = CL_COPY, .flags = INT8, .source = CL_SCRATCH, .target = CL_OUTPUT, .length = 400};
+    draft_add(&draft, step, done);
+    draft_lay_out(&draft);
+    return draft;
+}
+
+#define REFUSED_ENCODED(step, change)                                                                                  \
+    do {                                                                                                               \
+        struct draft spoilt = encoded();                                                                               \
+        struct cl_step *s = &spoilt.steps[step];                                                                       \
+        s->change;                                                                                                     \
+        CHECK_EQ(create(&spoilt), CL_EINVAL);                                                                          \
+    } while (0)
+
+TEST(test_codecs)
+{
+    struct draft draft = encoded();
+    CHECK_EQ(create(&draft), CL_OK);
+    draft.scratch_bytes = 131; /* two blocks are 132 bytes */
+    CHECK_EQ(create(&draft), CL_EINVAL);
+    REFUSED_ENCODED(0, flags = (CL_CODECS + 1) << 8);
+    REFUSED_ENCODED(0, flags = 0);
+    REFUSED_ENCODED(0, target = CL_OUTPUT);
+    REFUSED_ENCODED(0, source = CL_STAGING);
+    REFUSED_ENCODED(0, target_offset = 1);
+    REFUSED_ENCODED(0, length = 398);
+    REFUSED_ENCODED(0, factor = 0);
+    REFUSED_ENCODED(0, source_offset = 4);
+    REFUSED_ENCODED(1, source = CL_INPUT);
+    REFUSED_ENCODED(1, source_offset = 1);
+    REFUSED_ENCODED(1, target_offset = 4);
+    REFUSED_ENCODED(2, flags |= CL_STEP_KEEP);
+    REFUSED_ENCODED(2, target_offset = 4);
+    REFUSED_ENCODED(2, length = 3);
+    REFUSED_ENCODED(3, source = CL_INPUT);
+    REFUSED_ENCODED(3, target = CL_STAGING);
+    REFUSED_ENCODED(3, target_offset = 4);
+    REFUSED_ENCODED(3, flags |= CL_STEP_PARTIAL);
+    REFUSED_ENCODED(3, kind = CL_REDUCE);
 }
 
 TEST(test_ranges)
