@@ -53,6 +53,12 @@ CODEC_SHIFT = 8
 
 CODECS = {
     codec.name: codec
-    for codec in (Codec("f16", 1, 1, 2), Codec("bf16", 2, 1, 2), Codec("int8", 3, 64, 66), Codec("int4", 4, 256, 130))
+    for codec in (
+        Codec("f16", 1, 1, 2),
+        Codec("bf16", 2, 1, 2),
+        Codec("int8", 3, 64, 66),
+        Codec("int4", 4, 256, 130),
+        Codec("sign", 5, 128, 18),
+    )
 }
 """By name; numbers and blocks equal those of native/kernels/codec.h."""

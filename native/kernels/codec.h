@@ -8,14 +8,20 @@
  * | f16, bf16 | 1 | 2 | half a unit in the last place, nearest even; f16 overflows to infinity |
  * | int8 | 64 | 2 + 64 | at most half a step; a step is 1/127 of the block's largest magnitude, rounded up to bf16 |
  * | int4 | 256 | 2 + 128 | mean squared error about 0.0125 of the mean square of the block's values |
+ * | sign | 128 | 2 + 16 | mean squared error of Gaussian values about 0.363 of their mean square (1 - 2 / pi) |
  *
- * int8 and int4 store one bf16 scale per block and round to nearest. int4 first rotates the block: it multiplies the
- * values by random signs and applies the orthonormal Walsh-Hadamard transform, which spreads outliers over the block
- * (Suresh et al., "Distributed mean estimation with limited communication", ICML 2017). The signs come from a counter
- * generator keyed by (key, number of the block), so that every rank derives the same ones.
+ * int8, int4 and sign store one bf16 scale per block. int8 and int4 round to nearest. int4 first rotates the block: it
+ * multiplies the values by random signs and applies the orthonormal Walsh-Hadamard transform, which spreads outliers
+ * over the block (Suresh et al., "Distributed mean estimation with limited communication", ICML 2017). The signs come
+ * from a counter generator keyed by (key, number of the block), so that every rank derives the same ones.
  *
- * A block of int8 or int4 with a value that is not finite decodes to NaN as a whole. One whose largest magnitude is
- * below 2^-100 decodes to zeros. A last block that is not full is padded with zeros and sent whole.
+ * sign keeps the sign of each value. The scale is the mean magnitude of the block's values, rounded to the nearest
+ * bf16: the mean has the least squared error of all scales. A zero (also -0) in a block with other values decodes to
+ * plus the scale.
+ *
+ * A block of int8, int4 or sign with a value that is not finite decodes to NaN as a whole. A block whose largest
+ * magnitude (sign: mean magnitude) is below 2^-100 decodes to zeros. A last block that is not full is padded with zeros
+ * and sent whole; the mean of sign leaves the padding out.
  */
 #ifndef CL_KERNELS_CODEC_H
 #define CL_KERNELS_CODEC_H
@@ -28,7 +34,7 @@ struct cl_codec_place {
     uint64_t block; /* number of the first block */
 };
 
-enum cl_codec_kind { CL_CODEC_F16, CL_CODEC_BF16, CL_CODEC_INT8, CL_CODEC_INT4, CL_CODECS };
+enum cl_codec_kind { CL_CODEC_F16, CL_CODEC_BF16, CL_CODEC_INT8, CL_CODEC_INT4, CL_CODEC_SIGN, CL_CODECS };
 
 struct cl_codec {
     const char *name;

@@ -8,16 +8,20 @@
  */
 #define INT8_VALUES 64
 #define INT4_VALUES 256
+#define SIGN_VALUES 128
 #define SCALE_BYTES 2
 #define NOT_FINITE_BITS 0x7f800000u /* of a magnitude: infinity and, above, NaN */
 #define ZERO_BITS (27u << 23)       /* 2^-100: smaller magnitudes would make scales denormal */
+#define LARGEST_BITS 0x7f7f0000u    /* of a finite bf16 */
 #define NAN_HALF 0x7fc0u
+#define SIGN_BIT 0x80000000u
 #define ROUNDER                                                                                                        \
     12582912.0f /* 1.5 x 2^23: added to a small number, the sum ends in its nearest integer (ties to even) */
 #define ROUNDER_BITS 0x4b400000u
 
 typedef float vector __attribute__((vector_size(64)));
 typedef uint32_t vector_bits __attribute__((vector_size(64)));
+#define LANES 16
 
 /* Largest magnitude of the block, as bits: these order as the magnitudes do, with infinity and NaN at the end. */
 TARGET static inline uint32_t largest_bits(const float *values, size_t count)
@@ -43,6 +47,12 @@ TARGET static inline uint16_t scale_of(uint32_t largest, float steps)
 TARGET static inline float bf16_value(uint16_t half)
 {
     return float_of((uint32_t)half << 16);
+}
+
+/* Nearest even; carries into infinity. */
+TARGET static inline uint16_t bf16_nearest(uint32_t bits)
+{
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 TARGET static inline void put_half(uint8_t *target, uint16_t half)
@@ -114,14 +124,13 @@ TARGET static void f16_decode_add(float *target, const uint8_t *source, size_t c
     f16_unpack(target, source, count, target);
 }
 
-/* Nearest even; carries into infinity. NaN stays NaN. */
+/* NaN stays NaN. */
 TARGET static void bf16_encode(uint8_t *target, const float *source, size_t count, struct cl_codec_place place)
 {
     (void)place;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits = bits_of(source[i]), is_nan = (bits & 0x7fffffffu) > NOT_FINITE_BITS;
-        uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        put_half(target + 2 * i, (uint16_t)(is_nan ? NAN_HALF : rounded));
+        put_half(target + 2 * i, is_nan ? NAN_HALF : bf16_nearest(bits));
     }
 }
 
@@ -141,9 +150,10 @@ TARGET static void bf16_decode_add(float *target, const uint8_t *source, size_t 
 
 /* ---- int8 ---- */
 
-TARGET static inline void int8_encode_block(uint8_t *target, const float *source, uint64_t key, uint64_t block)
+TARGET static inline void int8_encode_block(uint8_t *target, const float *source, size_t count, uint64_t key,
+                                            uint64_t block)
 {
-    (void)key, (void)block;
+    (void)count, (void)key, (void)block;
     uint16_t scale = scale_of(largest_bits(source, INT8_VALUES), 127);
     put_half(target, scale);
     if (scale == 0 || scale == NAN_HALF) {
@@ -186,7 +196,6 @@ TARGET static inline uint64_t random_bits(uint64_t key, uint64_t counter)
 
 /* A block of 256 values as 16 vectors; value 16 i + j is lane j of vector i. */
 #define VECTORS 16
-#define LANES 16
 #define EACH_VECTOR _Pragma("GCC unroll 16") for (size_t i = 0; i < VECTORS; i++)
 
 /* Random signs of a block, lane j of vector i: bit i of word j. */
@@ -202,7 +211,7 @@ TARGET static inline void draw_signs(vector_bits *signs, uint64_t key, uint64_t 
 /* Multiplies vector i by plus or minus 1/16. */
 TARGET static inline void flip(vector *value, const vector_bits *signs, size_t i)
 {
-    vector_bits factor = (*signs << (uint32_t)(31 - i) & 0x80000000u) | 0x3d800000u; /* 1/16 */
+    vector_bits factor = (*signs << (uint32_t)(31 - i) & SIGN_BIT) | 0x3d800000u; /* 1/16 */
     *value *= (vector)factor;
 }
 
@@ -237,8 +246,10 @@ TARGET static inline void flip(vector *value, const vector_bits *signs, size_t i
     STAGE_WITHIN(PARTNERS_2, SECONDS_2)                                                                                \
     STAGE_WITHIN(PARTNERS_1, SECONDS_1)
 
-TARGET static inline void int4_encode_block(uint8_t *target, const float *source, uint64_t key, uint64_t block)
+TARGET static inline void int4_encode_block(uint8_t *target, const float *source, size_t count, uint64_t key,
+                                            uint64_t block)
 {
+    (void)count;
     float rotated[INT4_VALUES] __attribute__((aligned(64)));
     vector v[VECTORS];
     vector_bits signs;
@@ -302,17 +313,104 @@ TARGET static inline void int4_add_block(float *target, const uint8_t *source, u
     int4_unpack_block(target, source, key, block, target);
 }
 
+/* ---- sign: bit i of byte j is the sign of value 16 i + j ---- */
+
+#define NATIVE_LANES (F16_LANES > 4 ? F16_LANES : 4)
+#define EACH_SIGN_VECTOR _Pragma("GCC unroll 8") for (size_t i = 0; i < SIGN_VALUES / LANES; i++)
+#define EACH_NATIVE_VECTOR _Pragma("GCC unroll 4") for (size_t j = 0; j < LANES; j += NATIVE_LANES)
+
+/* Vectors as wide as those of the level: gcc 12 shifts wider vectors one lane at a time. */
+typedef float native __attribute__((vector_size(4 * NATIVE_LANES)));
+typedef uint32_t native_bits __attribute__((vector_size(4 * NATIVE_LANES)));
+
+/* The mean of `count` magnitudes as the upper half of an f32, from a 128th of their sum. */
+TARGET static inline uint16_t mean_scale(float sum, size_t count)
+{
+    if ((bits_of(sum) & ~SIGN_BIT) >= NOT_FINITE_BITS)
+        return NAN_HALF;
+    uint32_t mean = bits_of(sum * ((float)SIGN_VALUES / (float)count));
+    if (mean < ZERO_BITS)
+        return 0;
+    return bf16_nearest(mean < LARGEST_BITS ? mean : LARGEST_BITS);
+}
+
+TARGET static inline void sign_encode_block(uint8_t *target, const float *source, size_t count, uint64_t key,
+                                            uint64_t block)
+{
+    (void)key, (void)block;
+    float sums[LANES];
+    uint32_t signs[LANES];
+    EACH_NATIVE_VECTOR
+    {
+        native sum = {0}, value;
+        native_bits sign = {0};
+        EACH_SIGN_VECTOR
+        {
+            memcpy(&value, source + LANES * i + j, sizeof value);
+            native_bits bits = (native_bits)(value + (native){0});    /* -0 becomes 0 */
+            sum += (native)(bits & ~SIGN_BIT) * (1.0f / SIGN_VALUES); /* finite magnitudes cannot overflow */
+            sign = sign >> 1 | (bits & SIGN_BIT);
+        }
+        memcpy(sums + j, &sum, sizeof sum);
+        memcpy(signs + j, &sign, sizeof sign);
+    }
+    for (size_t stride = LANES / 2; stride > 0; stride /= 2)
+        for (size_t j = 0; j < stride; j++)
+            sums[j] += sums[j + stride];
+    uint16_t scale = mean_scale(sums[0], count);
+    put_half(target, scale);
+    for (size_t j = 0; j < LANES; j++)
+        target[SCALE_BYTES + j] = (uint8_t)(signs[j] >> 24);
+    if (scale == 0)
+        memset(target + SCALE_BYTES, 0, SIGN_VALUES / 8);
+}
+
+/* The decoded block, or with `sum` that added to it. */
+TARGET static inline void sign_unpack_block(float *target, const uint8_t *source, const float *sum)
+{
+    uint32_t signs[LANES], scale = (uint32_t)get_half(source) << 16;
+    for (size_t j = 0; j < LANES; j++)
+        signs[j] = source[SCALE_BYTES + j];
+    EACH_NATIVE_VECTOR
+    {
+        native_bits sign;
+        memcpy(&sign, signs + j, sizeof sign);
+        EACH_SIGN_VECTOR
+        {
+            native value = (native)((sign << (uint32_t)(31 - i) & SIGN_BIT) | scale), before;
+            if (sum != NULL) {
+                memcpy(&before, sum + LANES * i + j, sizeof before);
+                value = before + value;
+            }
+            memcpy(target + LANES * i + j, &value, sizeof value);
+        }
+    }
+}
+
+TARGET static inline void sign_decode_block(float *target, const uint8_t *source, uint64_t key, uint64_t block)
+{
+    (void)key, (void)block;
+    sign_unpack_block(target, source, NULL);
+}
+
+TARGET static inline void sign_add_block(float *target, const uint8_t *source, uint64_t key, uint64_t block)
+{
+    (void)key, (void)block;
+    sign_unpack_block(target, source, target);
+}
+
 /* ---- whole blocks, and the last one ---- */
 
+/* A block is encoded from VALUES values, of which the first `count` exist and the others are zeros. */
 #define CODEC(name, VALUES, BYTES)                                                                                     \
     TARGET static void name##_encode(uint8_t *target, const float *source, size_t count, struct cl_codec_place place)  \
     {                                                                                                                  \
         for (; count >= (VALUES); count -= (VALUES), source += (VALUES), target += (BYTES))                            \
-            name##_encode_block(target, source, place.key, place.block++);                                             \
+            name##_encode_block(target, source, VALUES, place.key, place.block++);                                     \
         if (count > 0) {                                                                                               \
             float last[VALUES] = {0};                                                                                  \
             memcpy(last, source, count * sizeof *last);                                                                \
-            name##_encode_block(target, last, place.key, place.block);                                                 \
+            name##_encode_block(target, last, count, place.key, place.block);                                          \
         }                                                                                                              \
     }                                                                                                                  \
     TARGET static void name##_decode(float *target, const uint8_t *source, size_t count, struct cl_codec_place place)  \
@@ -340,10 +438,12 @@ TARGET static inline void int4_add_block(float *target, const uint8_t *source, u
 
 CODEC(int8, INT8_VALUES, SCALE_BYTES + INT8_VALUES)
 CODEC(int4, INT4_VALUES, SCALE_BYTES + INT4_VALUES / 2)
+CODEC(sign, SIGN_VALUES, SCALE_BYTES + SIGN_VALUES / 8)
 
 static const struct cl_codec codecs[CL_CODECS] = {
     [CL_CODEC_F16] = {"f16", 1, 2, f16_encode, f16_decode, f16_decode_add},
     [CL_CODEC_BF16] = {"bf16", 1, 2, bf16_encode, bf16_decode, bf16_decode_add},
     [CL_CODEC_INT8] = {"int8", INT8_VALUES, SCALE_BYTES + INT8_VALUES, int8_encode, int8_decode, int8_decode_add},
     [CL_CODEC_INT4] = {"int4", INT4_VALUES, SCALE_BYTES + INT4_VALUES / 2, int4_encode, int4_decode, int4_decode_add},
+    [CL_CODEC_SIGN] = {"sign", SIGN_VALUES, SCALE_BYTES + SIGN_VALUES / 8, sign_encode, sign_decode, sign_decode_add},
 };

@@ -5,6 +5,7 @@
 #include "kernels/codec.h"
 #include "kernels/level.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,6 +168,55 @@ EACH_LEVEL(test_mean_squared_errors)
     CHECK(error_of(int4) < 0.0135);
     fill(HUGE_MAGNITUDES);
     CHECK(error_of(int4) < 0.0135);
+    fill(GAUSSIAN); /* 1 - 2 / pi is 0.363 */
+    CHECK(fabs(error_of(cl_codec_of(CL_CODEC_SIGN)) - 0.36) < 0.02);
+}
+
+/* The mean magnitude of up to 128 values. */
+static double mean_magnitude(const float *block, size_t count)
+{
+    double sum = 0;
+    for (size_t i = 0; i < count; i++)
+        sum += (double)fabsf(block[i]);
+    return sum / (double)count;
+}
+
+EACH_LEVEL(test_sign_keeps_signs_and_mean_magnitudes)
+{
+    const struct cl_codec *codec = cl_codec_of(CL_CODEC_SIGN);
+    for (int data = 0; data < DATA; data++)
+        for (size_t count = 1; count <= 300; count += 13) {
+            fill((enum data)data);
+            codec->encode(encoded, values, count, PLACE);
+            codec->decode(decoded, encoded, count, PLACE);
+            for (size_t i = 0; i < count; i++) {
+                size_t start = i / 128 * 128;
+                double mean = mean_magnitude(values + start, count - start < 128 ? count - start : 128);
+                double expected = mean < ldexp(1, -100) ? 0 : copysign(mean, (double)values[i]);
+                CHECK(fabs((double)decoded[i] - expected) <= fabs(expected) * (1.0 / 256 + 1e-6));
+            }
+        }
+}
+
+EACH_LEVEL(test_sign_of_zeros_and_of_the_largest_values)
+{
+    static const float ENDS[] = {0.0f, -0.0f, 2.0f, -2.0f};
+    const struct cl_codec *codec = cl_codec_of(CL_CODEC_SIGN);
+    codec->encode(encoded, ENDS, 4, PLACE);
+    codec->decode(decoded, encoded, 4, PLACE);
+    CHECK(decoded[0] == 1 && decoded[1] == 1 && decoded[2] == 1 && decoded[3] == -1);
+    for (size_t count = 1; count <= 128; count++) {
+        for (size_t i = 0; i < count; i++)
+            values[i] = -FLT_MAX;
+        codec->encode(encoded, values, count, PLACE);
+        codec->decode(decoded, encoded, count, PLACE);
+        CHECK(decoded[count - 1] < -FLT_MAX * 0.99f && !isinf(decoded[count - 1]));
+    }
+    for (size_t i = 0; i < 128; i++)
+        values[i] = -FLT_MIN; /* far below the smallest scale: zeros, and as bits */
+    codec->encode(encoded, values, 128, PLACE);
+    for (size_t i = 0; i < codec->block_bytes; i++)
+        CHECK_EQ(encoded[i], 0);
 }
 
 EACH_LEVEL(test_errors_of_values_are_uncorrelated)

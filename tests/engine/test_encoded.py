@@ -20,9 +20,9 @@ Array = npt.NDArray[np.float32]
 
 NUMEL = 500_003
 
-PAIRS = (("f16", "f16"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
+PAIRS = (("f16", "f16"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int8"), ("int4", "int4"), ("sign", "sign"))
 
-NMSE = {"f16": 5e-8, "bf16": 3.2e-6, "int8": 5e-5, "int4": 0.0135}
+NMSE = {"f16": 5e-8, "bf16": 3.2e-6, "int8": 5e-5, "int4": 0.0135, "sign": 0.365}
 """Mean squared error of a codec, as a share of the mean square, on Gaussian values."""
 
 
