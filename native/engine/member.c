@@ -68,9 +68,7 @@ static void abort_host(void *context, int reason, uint32_t culprit)
 static int aborted(void *context, uint32_t *culprit)
 {
     const struct cl_member *member = context;
-    int reason = cl_host_aborted(member->host);
-    *culprit = reason == CL_OK ? UINT32_MAX : cl_host_culprit(member->host);
-    return reason;
+    return cl_host_aborted(member->host, culprit);
 }
 
 static void drop_payloads(void *context)

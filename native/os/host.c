@@ -196,8 +196,8 @@ void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t
     struct timespec timeout = {.tv_sec = (time_t)(timeout_us / 1000000u),
                                .tv_nsec = (long)(timeout_us % 1000000u) * 1000};
     atomic_fetch_add(&line->sleepers, 1);
-    uint32_t seen = atomic_load(&line->counter);
-    if ((int32_t)(seen - value) < 0 && cl_host_aborted(host) == 0)
+    uint32_t culprit, seen = atomic_load(&line->counter);
+    if ((int32_t)(seen - value) < 0 && cl_host_aborted(host, &culprit) == CL_OK)
         futex(&line->counter, FUTEX_WAIT, seen, &timeout);
     atomic_fetch_sub(&line->sleepers, 1);
 }
@@ -234,16 +234,12 @@ void cl_host_abort(struct cl_host *host, int reason, uint32_t culprit)
     cl_host_wake_all(host);
 }
 
-int cl_host_aborted(struct cl_host *host)
+int cl_host_aborted(struct cl_host *host, uint32_t *culprit)
 {
     struct head *head = (struct head *)(void *)host->memory;
-    return (int32_t)(uint32_t)atomic_load(&head->aborted);
-}
-
-uint32_t cl_host_culprit(struct cl_host *host)
-{
-    struct head *head = (struct head *)(void *)host->memory;
-    return (uint32_t)(atomic_load(&head->aborted) >> 32);
+    uint64_t aborted = atomic_load(&head->aborted);
+    *culprit = (uint32_t)(aborted >> 32);
+    return (int32_t)(uint32_t)aborted;
 }
 
 int cl_bell_open(char name[CL_BELL_BYTES])

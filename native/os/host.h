@@ -47,8 +47,8 @@ bool cl_host_left(struct cl_host *host, uint32_t rank);
 /* Marks the region failed (the first reason stays) and wakes everybody. reason is negative; culprit: a group rank;
  * UINT32_MAX: not known. */
 void cl_host_abort(struct cl_host *host, int reason, uint32_t culprit);
-int cl_host_aborted(struct cl_host *host);
-uint32_t cl_host_culprit(struct cl_host *host);
+/* The reason; CL_OK: not aborted, and there is no culprit. */
+int cl_host_aborted(struct cl_host *host, uint32_t *culprit);
 /* Wakes all threads of this host that sleep on a counter, so that they check the state of their group. */
 void cl_host_wake_all(struct cl_host *host);
 
