@@ -68,8 +68,8 @@ def t95(degrees: int) -> float:
 class Comparison:
     """One condition against exact training, paired by seed. Losses are nats per byte, on held-out text."""
 
-    bound: float
-    """Loss bound; 0 for the second run of exact training."""
+    loss_bound: float
+    """0 for the second run of exact training."""
     treatment: str
     losses: tuple[float, ...]
     """Final losses, by seed."""
@@ -95,15 +95,15 @@ def final_losses(logs: list[Log]) -> dict[tuple[float, str], dict[int, Log]]:
     by_condition: dict[tuple[float, str], dict[int, Log]] = {}
     for log in logs:
         job = log["job"]
-        bound = (job["policy"] or {}).get("loss_bound", 0.0)
-        by_condition.setdefault((bound, job["system"]), {})[job["seed"]] = log
+        loss_bound = (job["policy"] or {}).get("loss_bound", 0.0)
+        by_condition.setdefault((loss_bound, job["system"]), {})[job["seed"]] = log
     return by_condition
 
 
 def pooled_deviation(differences: list[list[float]]) -> tuple[float, int]:
     """Standard deviation of the differences about the mean of their condition, and its degrees of freedom.
 
-    It is pooled over the treatments of one loss bound, because three seeds are few, but not over the bounds, because
+    It is pooled over the treatments of one loss bound, because three seeds are few, but not over loss bounds, because
     runs with more loss differ more. The interval is narrower than each condition's own, so it finds more differences.
     """
     degrees = sum(len(each) - 1 for each in differences)
@@ -127,19 +127,19 @@ def compare(content: dict[str, Any]) -> list[Comparison]:
     if len(exact) < 2:
         return []
     half_widths = {}
-    for bound in {bound for bound, _ in differences}:
-        deviation, degrees = pooled_deviation([each for (at, _), each in differences.items() if at == bound])
-        half_widths[bound] = t95(degrees) * deviation / len(exact) ** 0.5
+    for loss_bound in {loss_bound for loss_bound, _ in differences}:
+        deviation, degrees = pooled_deviation([each for (at, _), each in differences.items() if at == loss_bound])
+        half_widths[loss_bound] = t95(degrees) * deviation / len(exact) ** 0.5
     return [
         Comparison(
-            bound,
+            loss_bound,
             treatment,
-            tuple(losses[bound, treatment]),
-            tuple(differences[bound, treatment]),
-            statistics.fmean(by_condition[bound, treatment][seed]["uncounted_share"] for seed in exact),
-            half_widths[bound],
+            tuple(losses[loss_bound, treatment]),
+            tuple(differences[loss_bound, treatment]),
+            statistics.fmean(by_condition[loss_bound, treatment][seed]["uncounted_share"] for seed in exact),
+            half_widths[loss_bound],
         )
-        for bound, treatment in losses
+        for loss_bound, treatment in losses
     ]
 
 
@@ -162,7 +162,7 @@ def table(content: dict[str, Any]) -> str:
     for each in comparisons:
         interval = f"{each.mean - each.half_width:+.4f} to {each.mean + each.half_width:+.4f}"
         lines.append(
-            f"| {f'{each.bound:.1%}' if each.bound else '-'} | {each.treatment} | {each.uncounted_share:.3%} "
+            f"| {f'{each.loss_bound:.1%}' if each.loss_bound else '-'} | {each.treatment} | {each.uncounted_share:.3%} "
             f"| {_losses(each.losses)} | {each.mean:+.4f} | {interval} | {'yes' if each.distinguishable else 'no'} |"
         )
     lines += ["", *_sentences(content, comparisons, spread)]
@@ -182,7 +182,7 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
         f"{len(comparisons)} comparisons at once: one in twenty would be called distinguishable by chance."
     )
     for each in comparisons:
-        if (each.bound, each.treatment) == TARGET:
+        if (each.loss_bound, each.treatment) == TARGET:
             reached = "**no**: it is" if each.distinguishable else "yes"
             lines.append(
                 f"Target: `feedback` at 3 % not distinguishable from exact: {reached} ({each.mean:+.4f} "
@@ -191,7 +191,7 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
     identical = all(log["replicas_identical"] for log in content["logs"])
     lines.append(f"Replicas were bit-identical in {'every run' if identical else '**not every** run'}.")
     log = content["logs"][0]
-    links = ", ".join(f"{loss:.1%} at {bound:.1%}" for bound, loss in LOSS.items())
+    links = ", ".join(f"{loss:.1%} at {loss_bound:.1%}" for loss_bound, loss in LOSS.items())
     tokens = log["ranks"] * log["job"]["batch"] * log["job"]["context"]
     lines.append(
         f"{log['ranks']} ranks on emulated hosts, {log['parameters']:,} parameters in 32 bits, "
@@ -219,37 +219,37 @@ def plot(content: dict[str, Any], path: Path) -> None:
     comparisons = compare(content)
     colours = dict(zip((EXACT, *TREATMENTS), ("black", "tab:blue", "tab:green", "tab:red"), strict=True))
     figure, (curves, ends) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for (bound, treatment), runs in final_losses(content["logs"]).items():
-        if bound not in (0.0, 0.03) or treatment == AGAIN:
+    for (loss_bound, treatment), runs in final_losses(content["logs"]).items():
+        if loss_bound not in (0.0, 0.03) or treatment == AGAIN:
             continue
         for number, log in enumerate(runs.values()):
             steps, _, losses = zip(*log["validations"], strict=True)
             style = "-" if treatment == EXACT else "--"
-            name = treatment if bound == 0 else f"{treatment} at {bound:.0%}"
+            name = treatment if loss_bound == 0 else f"{treatment} at {loss_bound:.0%}"
             curves.plot(steps, losses, style, color=colours[treatment], lw=1, label=None if number else name)
     curves.set(xlabel="step", ylabel="loss on held-out text (nats per byte)", title="three seeds each")
     curves.legend()
-    bounds = sorted({each.bound for each in comparisons} - {0.0})
-    again = [each for each in comparisons if each.bound == 0]
+    loss_bounds = sorted({each.loss_bound for each in comparisons} - {0.0})
+    again = [each for each in comparisons if each.loss_bound == 0]
     for each in comparisons:
-        place = 0.0 if each.bound == 0 else 1 + bounds.index(each.bound)
-        shift = 0.0 if each.bound == 0 else 0.2 * (TREATMENTS.index(each.treatment) - 1)
-        colour = colours[EXACT if each.bound == 0 else each.treatment]
-        label = each.treatment if each.bound in (0.0, bounds[0] if bounds else 0.0) else None
+        place = 0.0 if each.loss_bound == 0 else 1 + loss_bounds.index(each.loss_bound)
+        shift = 0.0 if each.loss_bound == 0 else 0.2 * (TREATMENTS.index(each.treatment) - 1)
+        colour = colours[EXACT if each.loss_bound == 0 else each.treatment]
+        label = each.treatment if each.loss_bound in (0.0, loss_bounds[0] if loss_bounds else 0.0) else None
         ends.errorbar(place + shift, each.mean, each.half_width, fmt="_", color=colour, capsize=3, label=label)
         ends.plot([place + shift] * len(each.differences), each.differences, ".", color=colour, alpha=0.6)
     ends.axhline(0, color="black", lw=0.5)
-    ends.set_xticks(range(len(bounds) + 1), [AGAIN if again else "", *(f"{bound:.1%}" for bound in bounds)])
+    ends.set_xticks(range(len(loss_bounds) + 1), [AGAIN if again else "", *(f"{each:.1%}" for each in loss_bounds)])
     ends.set(xlabel="loss bound", ylabel="difference to exact, same seed", title="final loss; bars are 95 % intervals")
     ends.legend()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 
-def jobs(bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> list[Job]:
+def jobs(loss_bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> list[Job]:
     """The jobs on the links of one loss bound, seed by seed: an interrupted run has whole seeds."""
-    policies: dict[str, dict[str, Any]] = {name: {} for name, at in EXACT_AT.items() if at == bound}
-    policies |= {each: {"loss_bound": bound, "treatment": each} for each in TREATMENTS}
+    policies: dict[str, dict[str, Any]] = {name: {} for name, at in EXACT_AT.items() if at == loss_bound}
+    policies |= {each: {"loss_bound": loss_bound, "treatment": each} for each in TREATMENTS}
     return [Job(name, policy=policy, seed=seed, **model) for seed in seeds for name, policy in policies.items()]
 
 
@@ -265,18 +265,25 @@ def main() -> int:
     content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1, "logs": []}
     seeds, model = ((1,), MODEL | {"steps": 12}) if arguments.quick else (SEEDS, MODEL)
     failed, about = False, machine.facts()
-    for bound in [] if arguments.table else arguments.only or list(LOSS):
-        scenario = Scenario(hosts=4, nics=(Link(loss=LOSS[bound], mtu=MTU),))
-        todo = jobs(bound, seeds, model)
+    for loss_bound in [] if arguments.table else arguments.only or list(LOSS):
+        scenario = Scenario(hosts=4, nics=(Link(loss=LOSS[loss_bound], mtu=MTU),))
+        todo = jobs(loss_bound, seeds, model)
         start = time.monotonic()
-        logs = measure(scenario, todo, LOGS, name=f"{bound:g}")
-        print(f"bound {bound:g}: {len(logs)} of {len(todo)} runs in {time.monotonic() - start:.0f} s", flush=True)
+        logs = measure(scenario, todo, LOGS, name=f"{loss_bound:g}")
+        print(
+            f"loss bound {loss_bound:g}: {len(logs)} of {len(todo)} runs in {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
         failed = failed or len(logs) < len(todo)
         if arguments.quick:
             continue
-        done = {(log["job"]["system"], bound, log["job"]["seed"]) for log in logs}
-        kept = [log for log in content["logs"] if (log["job"]["system"], log["bound"], log["job"]["seed"]) not in done]
-        content["logs"] = kept + [log | {"bound": bound, "link_loss": LOSS[bound]} for log in logs]
+        done = {(log["job"]["system"], log["job"]["seed"]) for log in logs}
+        kept = [
+            log
+            for log in content["logs"]
+            if log["loss_bound"] != loss_bound or (log["job"]["system"], log["job"]["seed"]) not in done
+        ]
+        content["logs"] = kept + [log | {"loss_bound": loss_bound, "link_loss": LOSS[loss_bound]} for log in logs]
         content["machine"] = about
         content["measured"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
         RESULTS.write_text(json.dumps(content, indent=None).replace('{"job"', '\n{"job"') + "\n")
@@ -285,7 +292,7 @@ def main() -> int:
     print(table(content))
     write_between(PAGE, results=table(content))
     plot(content, PLOT)
-    reached = [not each.distinguishable for each in compare(content) if (each.bound, each.treatment) == TARGET]
+    reached = [not each.distinguishable for each in compare(content) if (each.loss_bound, each.treatment) == TARGET]
     return 2 if failed else 0 if all(reached) else 1
 
 

@@ -67,7 +67,7 @@ MUTANTS = (
         "if (closed)",
     ),
     Mutant(
-        "end messages that miss more than their bound",
+        "end messages that miss more than their loss bound",
         "protocol/partial.c",
         "message->packet_count - message->packets_arrived > partial->loss_budget)",
         "message->packet_count - message->packets_arrived > 2 * partial->loss_budget)",

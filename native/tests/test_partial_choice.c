@@ -172,7 +172,7 @@ TEST(test_deadline)
     /* Protected packets that are there already do not hold it up; one that is not, does. */
     CHECK_EQ(outlast((struct cl_qos){.protect_first = 2}), plain_us);
     CHECK_EQ(outlast((struct cl_qos){.protect_last = 1}), 0);
-    /* A deadline is no reason to exceed the bound ... */
+    /* A deadline is no reason to exceed the loss bound ... */
     struct choice more = {.first = 60, .last = 100};
     CHECK(lose(&more, 100, (struct cl_qos){.loss_bound = 0.1, .deadline_us = 1000}, 10) < 60000);
     /* ... nor to end a message whose packets come steadily, however late. */

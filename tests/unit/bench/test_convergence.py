@@ -21,12 +21,12 @@ from bench.convergence import (
 )
 
 
-def log(system: str, seed: int, loss: float, bound: float = 0.0, share: float = 0.0) -> dict[str, Any]:
-    policy = {"loss_bound": bound, "treatment": system} if bound else {}
+def log(system: str, seed: int, loss: float, loss_bound: float = 0.0, share: float = 0.0) -> dict[str, Any]:
+    policy = {"loss_bound": loss_bound, "treatment": system} if loss_bound else {}
     job = {"system": system, "seed": seed, "policy": policy, "batch": 4, "context": 64, "steps": 10}
     return {
         "job": job,
-        "bound": bound or 0.1,
+        "loss_bound": loss_bound or 0.1,
         "validations": [[5, 1.0, loss + 1], [10, 2.0, loss]],
         "uncounted_share": share,
         "replicas_identical": True,
@@ -50,16 +50,16 @@ def content(shift: float) -> dict[str, Any]:
 
 
 def test_all_compared_variants_are_run() -> None:
-    todo = [job for bound in LOSS for job in jobs(bound, SEEDS, {})]
+    todo = [job for loss_bound in LOSS for job in jobs(loss_bound, SEEDS, {})]
     assert len(todo) == len(SEEDS) * (len(LOSS) * len(TREATMENTS) + 2)
     assert {job.system for job in todo} == {EXACT, AGAIN, *TREATMENTS}
     assert {job.policy["loss_bound"] for job in todo if job.policy} == set(LOSS)
-    assert all(loss >= bound for bound, loss in LOSS.items())
+    assert all(loss >= loss_bound for loss_bound, loss in LOSS.items())
 
 
 def test_differences_are_paired_by_seed() -> None:
     again, feedback = compare(content(0.0))
-    assert (again.treatment, feedback.treatment, feedback.bound) == (AGAIN, "feedback", 0.03)
+    assert (again.treatment, feedback.treatment, feedback.loss_bound) == (AGAIN, "feedback", 0.03)
     assert again.differences == pytest.approx((-0.001, 0, 0.001))
     assert feedback.mean == pytest.approx(0)
     assert not feedback.distinguishable  # though the seeds are 0.5 apart
