@@ -77,6 +77,19 @@ def test_point_to_point(rank: int, size: int) -> None:
     assert output.tolist() == [1.0 - rank] * 3
 
 
+@ranks.on(3, on_fake)
+def test_receives_from_any_source_name_the_source(rank: int, size: int) -> None:
+    if rank > 0:
+        dist.send(torch.full((2,), rank), 0, tag=3)
+        return
+    output, sources = torch.empty(2, dtype=torch.int64), []
+    for _ in range(size - 1):
+        sources.append(dist.recv(output, tag=3))
+        assert output.tolist() == [sources[-1]] * 2
+    assert sorted(sources) == [1, 2]
+    assert called() == ["receive"] * 2
+
+
 def bad_splits() -> None:
     dist.all_to_all_single(torch.empty(4), torch.zeros(4), [2, 2], [2, 3])
 
