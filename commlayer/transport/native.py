@@ -132,6 +132,40 @@ def spread_ports(ports: list[dict[str, Any]], sockets: int) -> list[dict[str, An
     return [dict(port) for port in (*ports, *(sockets - 1) * outside)]
 
 
+def encode(codec: int, target: int, source: int, count: int, *, key: int = 0, block: int = 0) -> None:
+    """Encodes `count` float32 values at the address `source` with the codec of this number (`plans.codec`), as the
+    engine does. `key` and `block`, the number of the first block, choose the rotations."""
+    target, source = ffi.cast("void *", target), ffi.cast("float *", source)
+    check(lib.cl_encode(codec, target, source, count, key, block), f"encoding with codec {codec}")
+
+
+def decode(
+    codec: int, target: int, source: int, count: int, *, key: int = 0, block: int = 0, add: bool = False
+) -> None:
+    """Decodes `count` float32 values into the address `target`; with `add`, adds them to the values there."""
+    target, source = ffi.cast("float *", target), ffi.cast("void *", source)
+    check(lib.cl_decode(codec, target, source, count, key, block, add), f"decoding with codec {codec}")
+
+
+def codec_key(key: int, rank: int) -> int:
+    """The key of the blocks that a rank encodes, in an operation that was submitted with `codec_key=key`."""
+    return int(lib.cl_codec_key(key, rank))
+
+
+def kernel_levels() -> list[str]:
+    """The instruction sets that this CPU has and the kernels can use, best first."""
+    used = lib.cl_kernels_level()
+    found = [name for name in ("avx512", "avx2", "scalar") if lib.cl_kernels_select(name.encode()) == 0]
+    lib.cl_kernels_select(used)
+    return found
+
+
+def select_kernels(level: str) -> None:
+    """Uses the kernels of one of `kernel_levels()`, in all threads, for tests and measurements."""
+    if lib.cl_kernels_select(level.encode()) != 0:
+        raise ConfigError(f"kernels of level {level!r}: this CPU lacks it; choose from {', '.join(kernel_levels())}")
+
+
 class Engine:
     """The native engine of this process: its thread, sockets and peers."""
 

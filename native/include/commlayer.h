@@ -360,6 +360,21 @@ struct cl_event {
  * cl_engine_stop_events. */
 int cl_engine_events(cl_engine *engine, struct cl_event *events, uint32_t capacity, uint64_t timeout_us);
 void cl_engine_stop_events(cl_engine *engine);
+
+/* ---- kernels, run in the calling thread ---- */
+
+/* Encodes and decodes `count` float32 values as the engine does. `codec`: 1 + enum cl_codec_kind; CL_EINVAL for an
+ * unknown one. `key` and `block`, the number of the first block, choose the rotations: those of a rank's messages have
+ * the key cl_codec_key(codec_key, rank). With `add` the decoded values are added to `target`. */
+int cl_encode(uint32_t codec, void *target, const float *source, uint64_t count, uint64_t key, uint64_t block);
+int cl_decode(uint32_t codec, float *target, const void *source, uint64_t count, uint64_t key, uint64_t block,
+              int32_t add);
+/* The key of the blocks that a rank encodes, in an operation with this codec_key. */
+uint64_t cl_codec_key(uint64_t codec_key, uint32_t rank);
+/* The instruction set of the kernels that this process uses: "avx512", "avx2" or "scalar". */
+const char *cl_kernels_level(void);
+/* Uses the kernels of another one, for tests and measurements. CL_EINVAL: this CPU lacks it. */
+int cl_kernels_select(const char *level);
 /* CFFI-END */
 
 #endif

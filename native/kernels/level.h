@@ -25,10 +25,6 @@ extern const struct cl_level cl_level_avx2;
 extern const struct cl_level cl_level_avx512;
 #endif
 
-/* The variants this process uses: "avx512", "avx2" or "scalar". */
-const char *cl_kernels_level(void);
-/* Uses other variants, for tests. CL_EINVAL: this CPU lacks the level. */
-int cl_kernels_select(const char *level);
 /* The best level that the CPU has, or the one that a test selected. */
 const struct cl_level *cl_level_current(void);
 

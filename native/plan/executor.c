@@ -138,8 +138,7 @@ static void deliver_reduce(void *target, size_t offset, const void *payload, siz
 static struct cl_codec_place place_of(const struct cl_executor *executor, const struct cl_step *step, uint32_t encoder,
                                       uint64_t n)
 {
-    return (struct cl_codec_place){executor->config.codec_key + (uint64_t)encoder * 0x9E3779B97F4A7C15u,
-                                   step->block + n};
+    return (struct cl_codec_place){cl_codec_key(executor->config.codec_key, encoder), step->block + n};
 }
 
 static void deliver_encoded(void *target, size_t offset, const void *payload, size_t length, void *argument)

@@ -301,3 +301,24 @@ TEST(test_unknown_codec)
 {
     CHECK(cl_codec_of(CL_CODECS) == NULL);
 }
+
+TEST(test_codecs_by_number)
+{
+    fill(GAUSSIAN);
+    for (int kind = 0; kind < CL_CODECS; kind++) {
+        const struct cl_codec *codec = cl_codec_of((enum cl_codec_kind)kind);
+        static uint8_t expected[sizeof encoded];
+        codec->encode(expected, values, VALUES, PLACE);
+        CHECK(cl_encode((uint32_t)kind + 1, encoded, values, VALUES, PLACE.key, PLACE.block) == CL_OK);
+        CHECK(memcmp(encoded, expected, cl_codec_bytes(codec, VALUES)) == 0);
+        CHECK(cl_decode((uint32_t)kind + 1, decoded, encoded, VALUES, PLACE.key, PLACE.block, 0) == CL_OK);
+        float once = decoded[VALUES - 1];
+        CHECK(cl_decode((uint32_t)kind + 1, decoded, encoded, VALUES, PLACE.key, PLACE.block, 1) == CL_OK);
+        CHECK(decoded[VALUES - 1] == 2 * once && once != 0);
+    }
+    CHECK(cl_encode(0, encoded, values, 1, 0, 0) == CL_EINVAL);
+    CHECK(cl_encode(CL_CODECS + 1, encoded, values, 1, 0, 0) == CL_EINVAL);
+    CHECK(cl_decode(0, decoded, encoded, 1, 0, 0, 0) == CL_EINVAL);
+    CHECK(cl_decode(CL_CODECS + 1, decoded, encoded, 1, 0, 0, 0) == CL_EINVAL);
+    CHECK(cl_codec_key(5, 0) == 5 && cl_codec_key(5, 1) != cl_codec_key(5, 2));
+}

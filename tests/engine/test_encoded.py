@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 
 from commlayer.errors import CommError, ConfigError
 from commlayer.plans import encoded
+from commlayer.plans.codec import CODECS
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import DType, Op, Qos, Treatment
 from commlayer.transport.group import NativeGroup
+from tests.virtual import virtual_all_reduce
 from tests.world import PATIENCE_S, Team, World, flat
 
 Array = npt.NDArray[np.float32]
@@ -33,18 +36,18 @@ class Result(NamedTuple):
     """The parts of `source` that hold errors in the end; 0 elsewhere."""
 
 
-def inputs(rank: int) -> Array:
-    return np.random.default_rng(rank).normal(size=NUMEL).astype("f4")
+def inputs(rank: int, numel: int = NUMEL) -> Array:
+    return np.random.default_rng(rank).normal(size=numel).astype("f4")
 
 
 def all_reduce(
-    group: NativeGroup, pair: tuple[str, str], qos: Qos | None = None, key: int = 7, **fields: bool
+    group: NativeGroup, pair: tuple[str, str], qos: Qos | None = None, key: int = 7, numel: int = NUMEL, **fields: bool
 ) -> Result:
     divisor, least = group.size, 50 * group.packet_bytes if qos else 0
     settings = Settings(codecs=pair, partial=qos is not None, partial_message_bytes=least, **fields)  # type: ignore[arg-type]
-    plan = encoded.all_reduce(group.rank, group.hosts, NUMEL, 4, divisor, settings)
+    plan = encoded.all_reduce(group.rank, group.hosts, numel, 4, divisor, settings)
     plan = dataclasses.replace(plan, signature=1)
-    source, target = inputs(group.rank), np.full(NUMEL, np.nan, "f4")
+    source, target = inputs(group.rank, numel), np.full(numel, np.nan, "f4")
     handle = group.submit(
         plan,
         source.ctypes.data,
@@ -56,7 +59,7 @@ def all_reduce(
         codec_key=key,
     )
     handle.wait()
-    kept = np.zeros(NUMEL, "f4")
+    kept = np.zeros(numel, "f4")
     for offset, length in plan.kept:
         kept[offset // 4 : (offset + length) // 4] = source[offset // 4 : (offset + length) // 4]
     return Result(source, target, kept)
@@ -120,6 +123,22 @@ def test_fixed_order_gives_the_same_bits_in_every_run() -> None:
 
     with World(flat(4), loss=0.02) as world, world.open_group() as team:
         assert len({run(team, world) for _ in range(4)}) == 1
+
+
+@pytest.mark.parametrize("pair", [*((name, name) for name in CODECS), ("int4", "int8")])
+@pytest.mark.parametrize("hosts", [flat(2), flat(4), [(0, 1), (2, 3), (4, 5)], [(0,), (1, 2)]])
+def test_virtual_ranks_give_the_bits_of_the_network(pair: tuple[str, str], hosts: list[tuple[int, ...]]) -> None:
+    with World(hosts, loss=0.02) as world, world.open_group() as team:
+        for numel in (1, 257, 20_001, NUMEL):
+            for keeps in (False, True):
+                run = functools.partial(all_reduce, pair=pair, numel=numel, deterministic=True, keep_errors=keeps)
+                results = world.on_each(lambda rank: run(team[rank]))  # noqa: B023
+                contributions = [inputs(rank, numel) for rank in range(world.size)]
+                virtual = virtual_all_reduce(contributions, *pair, key=7, keep_errors=keeps, hosts=hosts)
+                for result, kept in zip(results, virtual.kept, strict=True):
+                    assert result.target.tobytes() == virtual.total.tobytes()
+                    assert result.kept.tobytes() == kept.tobytes()
+                assert keeps == any(kept.any() for kept in virtual.kept)
 
 
 def test_ranks_with_different_keys_are_told() -> None:

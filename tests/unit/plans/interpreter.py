@@ -28,13 +28,22 @@ Array = npt.NDArray[Any]
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
 
 
+class Place(NamedTuple):
+    """Blocks in one operation: codecs that rotate blocks draw a rotation for each."""
+
+    rank: int
+    """The encoding rank."""
+    block: int
+    """Number of the first block."""
+
+
 class Coder(Protocol):
     """A codec's kernels on numpy arrays."""
 
-    def encode(self, values: Array) -> Array:
+    def encode(self, values: Array, place: Place) -> Array:
         """float32 values, whole blocks but for the last, as bytes."""
 
-    def decode(self, encoded: Array, count: int) -> Array:
+    def decode(self, encoded: Array, count: int, place: Place) -> Array:
         """The first `count` values."""
 
 
@@ -166,7 +175,7 @@ class Interpreter:
                 self.missing[rank].append((at + offset, length))
                 if self.keeps[rank][step]:
                     kept = self.part(rank, peer, Buffer.INPUT, target_offset + offset, length)
-                    kept += self.codec(rank, step)[1].decode(data, len(kept))
+                    kept += self.decode(rank, step, offset, data, len(kept))
             self.arrive((rank, peer, message), offset, length, data, lost)
         elif lost:
             if kind == StepKind.RECV_REDUCE and target == Buffer.OUTPUT:
@@ -174,15 +183,14 @@ class Interpreter:
                 self.absent[rank][at : at + length // self.dtype.itemsize] += 1
         elif kind == StepKind.ENCODE:
             codec, coder = self.codec(rank, step)
-            encoded = coder.encode(self.part(rank, peer, source, source_offset + offset, length))
+            values = self.part(rank, peer, source, source_offset + offset, length)
+            encoded = coder.encode(values, self.place(rank, step, offset))
             at = target_offset + codec.encoded_bytes(offset)
             self.memory[rank][Buffer.SCRATCH][at : at + len(encoded)] = encoded
             if self.keeps[rank][step]:
-                values = self.part(rank, peer, source, source_offset + offset, length)
-                factor = self.steps[rank][step][12]
-                self.part(rank, peer, Buffer.INPUT, source_offset + offset, length)[:] = (
-                    values - coder.decode(encoded, len(values))
-                ) * factor
+                error = values - self.decode(rank, step, offset, encoded, len(values))
+                kept = self.part(rank, peer, Buffer.INPUT, source_offset + offset, length)
+                kept[:] = error * self.steps[rank][step][12]
         elif kind != StepKind.AWAIT:
             into = self.part(rank, peer, target, target_offset + offset, length)
             if kind == StepKind.SCALE:
@@ -193,17 +201,27 @@ class Interpreter:
             else:
                 data = payload if payload is not None else self.read(rank, step, offset, length)
                 if self.codecs[rank][step]:
-                    data = self.codec(rank, step)[1].decode(data, len(into))
+                    data = self.decode(rank, step, offset, data, len(into))
                 reduces = kind in (StepKind.REDUCE, StepKind.RECV_REDUCE)
                 into[:] = self.reduction(into, data) if reduces else data
         self.end(rank, step, length)
 
     def codec(self, rank: int, step: int) -> tuple[Codec, Coder]:
-        """Those of a step that has some."""
+        """The codec of an encoding step, and its coder."""
         found = self.codecs[rank][step]
         if found is None:
             raise ValueError(f"rank {rank}: step {step} needs a coder that run() was not given")
         return found
+
+    def place(self, rank: int, step: int, offset: int) -> Place:
+        """The blocks of a step from byte `offset` of its values on."""
+        kind, peer = self.steps[rank][step][:2]
+        first = self.steps[rank][step][11]
+        return Place(peer if kind in RECEIVES else rank, first + offset // self.codec(rank, step)[0].block_length)
+
+    def decode(self, rank: int, step: int, offset: int, encoded: Array, count: int) -> Array:
+        """Values of a step from byte `offset` on, of which it has the bytes `encoded`."""
+        return self.codec(rank, step)[1].decode(encoded, count, self.place(rank, step, offset))
 
     def read(self, rank: int, step: int, offset: int, length: int) -> Array:
         """What a step reads for `length` bytes from `offset` of its range: encoded if it has a codec."""

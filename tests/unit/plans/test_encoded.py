@@ -25,12 +25,15 @@ PAIRS = (("f16", "f16"), ("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
 
 
 class Blocks:
-    """A coder in the blocks of a codec, each of a float32 scale's upper half and small integers."""
+    """A coder in the blocks of a codec, each of a float32 scale's upper half and small integers.
+
+    The integers are combined with the place of the block, so that a wrong place shows.
+    """
 
     def __init__(self, codec: Codec, largest: int) -> None:
         self.codec, self.largest = codec, largest
 
-    def encode(self, values: Array) -> npt.NDArray[np.uint8]:
+    def encode(self, values: Array, place: interpreter.Place) -> npt.NDArray[np.uint8]:
         padded = np.zeros(-(-len(values) // self.codec.block_values) * self.codec.block_values, np.float32)
         padded[: len(values)] = values
         blocks = padded.reshape(-1, self.codec.block_values)
@@ -45,10 +48,17 @@ class Blocks:
         else:
             nibbles = (quantized + 8).astype(np.uint8)
             encoded[:, 2:] = nibbles[:, ::2] | nibbles[:, 1::2] << 4
+        encoded[:, 2:] ^= self.masks(len(blocks), place)
         return encoded.reshape(-1)
 
-    def decode(self, encoded: npt.NDArray[np.uint8], count: int) -> Array:
-        blocks = encoded.reshape(-1, self.codec.block_bytes)
+    def masks(self, count: int, place: interpreter.Place) -> npt.NDArray[np.uint8]:
+        """A byte for each block."""
+        numbers = (place.block + np.arange(count)) * 5 + place.rank * 77
+        return (numbers % 256).astype(np.uint8)[:, None]
+
+    def decode(self, encoded: npt.NDArray[np.uint8], count: int, place: interpreter.Place) -> Array:
+        blocks = encoded.reshape(-1, self.codec.block_bytes).copy()
+        blocks[:, 2:] ^= self.masks(len(blocks), place)
         scales = (blocks[:, :2].copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         if self.largest > 7:
             quantized = blocks[:, 2:].view(np.int8).astype(np.float32)
@@ -61,8 +71,8 @@ class Blocks:
 
 CODERS: dict[str, interpreter.Coder] = {
     "f16": SimpleNamespace(
-        encode=lambda values: values.astype(np.float16).view(np.uint8),
-        decode=lambda encoded, count: encoded.view(np.float16)[:count].astype(np.float32),
+        encode=lambda values, _: values.astype(np.float16).view(np.uint8),
+        decode=lambda encoded, count, _: encoded.view(np.float16)[:count].astype(np.float32),
     ),
     "int8": Blocks(CODECS["int8"], 127),
     "int4": Blocks(CODECS["int4"], 7),

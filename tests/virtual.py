@@ -1,0 +1,106 @@
+"""Virtual ranks: an encoded all-reduce within one thread, by the plans and the codecs of the engine.
+
+The interpreter runs the plans with a fixed order of additions, so the result has the bits of the network's with
+`deterministic=True`. tests/engine/test_encoded.py compares them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commlayer.plans import encoded
+from commlayer.plans.codec import CODECS, Codec
+from commlayer.plans.plan import Plan
+from commlayer.plans.settings import Settings
+from commlayer.transport import native
+from commlayer.transport.base import Op
+from tests.unit.plans import interpreter
+from tests.unit.plans.interpreter import Place
+
+Array = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+START = Place(rank=0, block=0)
+
+
+class Kernel(NamedTuple):
+    """The engine's kernels of one codec, as a coder of the interpreter."""
+
+    codec: Codec
+    key: int = 0
+    """Of the operation: `codec_key`."""
+
+    def encode(self, values: Array, place: Place = START) -> Bytes:
+        """The values, a contiguous array, as bytes."""
+        encoded = np.empty(self.codec.encoded_bytes(values.nbytes), np.uint8)
+        key = native.codec_key(self.key, place.rank)
+        native.encode(
+            self.codec.number, encoded.ctypes.data, values.ctypes.data, len(values), key=key, block=place.block
+        )
+        return encoded
+
+    def decode(self, encoded: Bytes, count: int, place: Place = START, into: Array | None = None) -> Array:
+        """The first `count` values; or `into`, to which they were added."""
+        values = np.empty(count, np.float32) if into is None else into
+        native.decode(
+            self.codec.number,
+            values.ctypes.data,
+            encoded.ctypes.data,
+            count,
+            key=native.codec_key(self.key, place.rank),
+            block=place.block,
+            add=into is not None,
+        )
+        return values
+
+
+class Reduced(NamedTuple):
+    """The result of an encoded all-reduce."""
+
+    total: Array
+    """The sum or mean, the same on all ranks."""
+    kept: list[Array]
+    """By rank: the values of its contribution, and as owner of the sum, that did not arrive; 0 elsewhere."""
+
+
+@functools.lru_cache(maxsize=64)
+def plans_of(
+    hosts: tuple[tuple[int, ...], ...], numel: int, pair: tuple[str, str], divisor: int, keep_errors: bool
+) -> list[Plan]:
+    """The plans of all ranks, as the engine's tests make them."""
+    settings = Settings(codecs=pair, deterministic=True, keep_errors=keep_errors)
+    return [encoded.all_reduce(rank, hosts, numel, 4, divisor, settings) for rank in range(sum(map(len, hosts)))]
+
+
+def virtual_all_reduce(
+    contributions: Sequence[Array],
+    up: str,
+    down: str,
+    key: int,
+    *,
+    average: bool = True,
+    keep_errors: bool = False,
+    hosts: Sequence[Sequence[int]] | None = None,
+) -> Reduced:
+    """All-reduces the ranks' contributions, of which none is changed. `hosts`: by default one rank on each."""
+    world, numel = len(contributions), len(contributions[0])
+    places = tuple(map(tuple, hosts or [[rank] for rank in range(world)]))
+    plans = plans_of(places, numel, (up, down), world if average else 1, keep_errors)
+    sources = [each.copy() for each in contributions]
+    outputs = [np.empty_like(each) for each in contributions]
+    coders = {name: Kernel(CODECS[name], key) for name in (up, down)}
+    interpreter.run(plans, sources, outputs, Op.SUM, coders=coders)
+    if any(each.tobytes() != outputs[0].tobytes() for each in outputs):
+        raise RuntimeError("the virtual ranks disagree on the result: a defect of the plans or the codecs")
+    kept = [np.zeros_like(each) for each in contributions]
+    for plan, source, errors in zip(plans, sources, kept, strict=True):
+        for offset, length in plan.kept:
+            part = slice(offset // 4, (offset + length) // 4)
+            errors[part] = source[part]
+    return Reduced(outputs[0], kept)
