@@ -6,6 +6,7 @@ backend can use the engine for its gradients alone: `model.register_comm_hook(Ho
 
 from __future__ import annotations
 
+from .compress.fine import Fine
 from .config import Config, Policy
 from .errors import (
     AbortedError,
@@ -32,6 +33,7 @@ __all__ = [
     "CommError",
     "Config",
     "ConfigError",
+    "Fine",
     "GradientNorm",
     "HookState",
     "MismatchError",

@@ -148,6 +148,7 @@ class FakeGroup:
         timeout_s: float,
         priority: int = 0,
         qos: Any = None,  # noqa: ARG002  # it loses nothing
+        codec_key: int = 0,  # noqa: ARG002
     ) -> FakeHandle:
         self.operations.append((plan, timeout_s, priority))
         handle = FakeHandle()

@@ -11,6 +11,6 @@ from commlayer.compress.feedback import Feedback
 def total(feedback: Feedback, parameter: Tensor) -> Tensor:
     """The residual of one parameter, as a tensor of its shape and dtype."""
     flat = torch.zeros(parameter.numel(), dtype=parameter.dtype)
-    for offset, values in feedback._kept.get(parameter, ()):
+    for offset, values, _ in feedback._kept.get(parameter, ()):
         flat[offset : offset + len(values)] += values.to(flat.dtype)
     return flat.view(parameter.shape)

@@ -1,16 +1,16 @@
 """`Feedback`: contributions that were not counted in one step are added to the gradient of the next.
 
-Error feedback after Seide et al. ("1-Bit Stochastic Gradient Descent", Interspeech 2014). There quantisation loses a
-part of the gradient; here the network does, and the engine says which one. The residual is kept by parameter, since DDP
-may regroup its buckets at any time.
+Error feedback after Seide et al. ("1-Bit Stochastic Gradient Descent", Interspeech 2014). A codec loses a part of the
+gradient by rounding, the network loses packets, and the engine says which parts. The residual is kept by parameter,
+since DDP may regroup its buckets at any time.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,22 +19,41 @@ from ..errors import ConfigError
 
 log = logging.getLogger("commlayer")
 
-Stretches = list[tuple[int, Tensor]]
-"""Parts of a flat gradient: the element where each begins, and its values."""
+
+class Stretch(NamedTuple):
+    """A part of a parameter's flat gradient."""
+
+    offset: int
+    """The element where it begins."""
+    values: Tensor
+    late: bool = True
+    """Whether it was lost, and must not be lost again."""
+
+
+class Added(NamedTuple):
+    """The residual that was added to a buffer."""
+
+    late: list[tuple[int, int]]
+    """(start, end) in elements of the parts that must not be lost again: no gradient shall be over a step late."""
+    stretches: dict[Tensor, list[Stretch]]
+    """By parameter."""
 
 
 class Feedback:
-    """The residual: a few stretches of some parameters' gradients that have not been counted yet.
+    """The residual: stretches of some parameters' gradients that have not been counted yet.
+
+    `dtype` is that of stored rounding errors.
 
     Checkpoints know parameters by number, in the order in which they are met first, the last of each bucket first.
     DDP's first step goes from the model's last parameters to its first ones, so this is the model's own order,
     backwards, whatever the size of its buckets.
     """
 
-    def __init__(self) -> None:
-        self._kept: dict[Tensor, Stretches] = {}
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
+        self._kept: dict[Tensor, list[Stretch]] = {}
         self._numbers: dict[Tensor, int] = {}
-        self._restored: dict[int, Stretches] = {}  # by number, of parameters that have not been met since
+        self._restored: dict[int, list[Stretch]] = {}  # by number, of parameters that have not been met since
         self._restored_sizes: list[int] = []  # by number
         self._rank: int | None = None  # the rank whose residual this is; None: not known yet
         self._loss_scale = 1.0  # of the residual
@@ -59,7 +78,7 @@ class Feedback:
         if loss_scale != self._loss_scale:
             factor, self._loss_scale = loss_scale / self._loss_scale, loss_scale
             for stretches in (*self._kept.values(), *self._restored.values()):
-                stretches[:] = [(offset, values * factor) for offset, values in stretches]
+                stretches[:] = [each._replace(values=each.values * factor) for each in stretches]
 
     def has_met(self, parameters: Sequence[Tensor]) -> bool:
         """Whether all of them have numbers."""
@@ -81,23 +100,29 @@ class Feedback:
             if number in self._restored:
                 self._kept[parameter] = self._restored.pop(number)
 
-    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> list[tuple[int, int]]:
+    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> Added:
         """Adds the residual of these parameters to `buffer`, the flat buffer of their gradients, and forgets it.
 
-        starts[i] is the element of `buffer` where the gradient of parameters[i] begins, ascending. Returns where
-        something was added, as (start, end) in elements; these parts must not be lost a second time. The residual of a
+        starts[i] is the element of `buffer` where the gradient of parameters[i] begins, ascending. The residual of a
         parameter whose gradient is all zero waits: the parameter may be unused in this step, and then DDP drops its
         average.
         """
         self.meet(parameters)
-        added: list[tuple[int, int]] = []
+        added = Added([], {})
         for parameter, start in zip(parameters, starts, strict=True):
             if parameter not in self._kept or not buffer[start : start + parameter.numel()].any():
                 continue
-            for offset, values in self._kept.pop(parameter):
-                added.append((start + offset, start + offset + len(values)))
-                buffer[slice(*added[-1])].add_(values.to(buffer.device))
+            stretches = added.stretches[parameter] = self._kept.pop(parameter)
+            for offset, values, late in stretches:
+                where = start + offset, start + offset + len(values)
+                added.late.extend([where] * late)
+                buffer[slice(*where)].add_(values.to(buffer.device))
         return added
+
+    def put_back(self, added: Added) -> None:
+        """Undoes `add_to`, after a step that is skipped."""
+        for parameter, stretches in added.stretches.items():
+            self._kept.setdefault(parameter, []).extend(stretches)
 
     def keep(
         self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], missing: Sequence[tuple[int, int]]
@@ -106,15 +131,52 @@ class Feedback:
 
         Infinities and NaN are kept as 0: the step that made them is skipped, or lost anyway.
         """
-        for offset, length in missing:
-            at, end = offset // buffer.itemsize, (offset + length) // buffer.itemsize
-            while at < end:
-                index = bisect_right(starts, at) - 1
-                until = min(end, starts[index + 1]) if index + 1 < len(starts) else end
-                values = torch.nan_to_num(buffer[at:until], nan=0.0, posinf=0.0, neginf=0.0)
-                if values.any():
-                    self._kept.setdefault(parameters[index], []).append((at - starts[index], values))
-                at = until
+        for index, start, end in _by_parameter(buffer, starts, missing):
+            values = torch.nan_to_num(buffer[start:end], nan=0.0, posinf=0.0, neginf=0.0)
+            if values.any():
+                self._kept.setdefault(parameters[index], []).append(Stretch(start - starts[index], values))
+
+    def keep_errors(
+        self,
+        buffer: Tensor,
+        parameters: Sequence[Tensor],
+        starts: Sequence[int],
+        kept: Sequence[tuple[int, int]],
+        missing: Sequence[tuple[int, int]],
+        added: Added,
+    ) -> None:
+        """Keeps the parts `kept` of `buffer`: rounding errors and, where contributions are `missing`, all of them. Both
+        have (offset, length) in bytes.
+
+        It reuses the memory of the stretches that `add_to` returned, so a parameter takes the memory of its residual
+        once.
+        """
+        lost = [(start, end) for _, start, end in _by_parameter(buffer, starts, missing)]
+        for index, start, end in _by_parameter(buffer, starts, _merged(kept)):
+            parameter, offset, part = parameters[index], start - starts[index], buffer[start:end]
+            if not part.any():
+                continue
+            stretches = self._kept.setdefault(parameter, [])  # not empty: the residual of an unused parameter waits
+            waiting = self._find(stretches, offset, part)
+            values = self._find(added.stretches.get(parameter, ()), offset, part)
+            if waiting is not None:
+                values = waiting.add_(part)
+            else:
+                values = part.new_empty(len(part), dtype=self._dtype) if values is None else values
+                stretches.append(Stretch(offset, values.copy_(part), late=False))
+            none = values.new_zeros(())  # the values are in the stretch above; these say only that they are late
+            stretches += [
+                Stretch(max(first, start) - starts[index], none.expand(min(last, end) - max(first, start)))
+                for first, last in lost
+                if first < end and last > start
+            ]
+
+    def _find(self, stretches: Iterable[Stretch], offset: int, like: Tensor) -> Tensor | None:
+        """The values of a stretch that begins at `offset` and is as long as `like`, if their memory can be reused."""
+        for each in stretches:
+            if (each.offset, len(each.values), each.values.dtype, each.late) == (offset, len(like), self._dtype, False):
+                return each.values
+        return None
 
     def clear(self) -> None:
         """Forgets the residual, but not the parameters' numbers."""
@@ -122,14 +184,21 @@ class Feedback:
 
     def state_dict(self) -> dict[str, Any]:
         """The residual by the parameters' numbers; to be called between steps."""
-        kept = {self._numbers[each]: list(stretches) for each, stretches in self._kept.items()}
+        kept = {self._numbers[each]: stretches for each, stretches in self._kept.items()}
         sizes = [parameter.numel() for parameter in self._numbers] or self._restored_sizes
-        return {"kept": self._restored | kept, "sizes": sizes, "rank": self._rank, "loss_scale": self._loss_scale}
+        plain = {
+            number: [(offset, values.clone(), late) for offset, values, late in stretches]
+            for number, stretches in (self._restored | kept).items()
+        }
+        return {"kept": plain, "sizes": sizes, "rank": self._rank, "loss_scale": self._loss_scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the value of `state_dict`. Parameters keep their numbers until `renumber`."""
         self.clear()
-        self._restored = {number: list(stretches) for number, stretches in state.get("kept", {}).items()}
+        self._restored = {
+            number: [Stretch(offset, values.clone(), late) for offset, values, late in stretches]
+            for number, stretches in state.get("kept", {}).items()
+        }
         self._restored_sizes = list(state.get("sizes", ()))
         self._rank = state.get("rank")
         self._loss_scale = state.get("loss_scale", 1.0)
@@ -146,3 +215,26 @@ class Feedback:
                 f"{len(self._numbers)} parameters: it belongs to another model; restore the state of this model, or "
                 f"use a new HookState"
             )
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same (offset, length), where neighbours are one."""
+    merged: list[tuple[int, int]] = []
+    for offset, length in sorted(ranges):
+        if merged and sum(merged[-1]) == offset:
+            offset, length = merged[-1][0], merged.pop()[1] + length
+        merged.append((offset, length))
+    return merged
+
+
+def _by_parameter(
+    buffer: Tensor, starts: Sequence[int], ranges: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """Cuts ranges, (offset, length) in bytes, at the starts of parameters: (index of the parameter, start, end)."""
+    for offset, length in ranges:
+        at, end = offset // buffer.itemsize, (offset + length) // buffer.itemsize
+        while at < end:
+            index = bisect_right(starts, at) - 1
+            until = min(end, starts[index + 1]) if index + 1 < len(starts) else end
+            yield index, at, until
+            at = until

@@ -34,6 +34,7 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
 )
 
+from ..compress.codec import PAIRS, Coding
 from ..config import LOSS_BOUND_MAX, Config, Policy
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy
@@ -63,6 +64,11 @@ class Options(Backend.Options):
             raise ConfigError(f"Options({policy!r}): pass a policy, as Options(Policy(loss_bound=0.01)), or nothing")
         self.policy = policy or Policy()
         """The policy of all operations of the group."""
+        if self.policy.codec != "none":
+            raise ConfigError(
+                f"Options(Policy(codec={self.policy.codec!r})): on a whole group, a codec would round counters and "
+                f"metrics, too; give the policy to a HookState"
+            )
 
 
 @untraced
@@ -322,15 +328,19 @@ class CommProcessGroup(dist.ProcessGroup):
         protect: Tensor | None = None,
         *,
         policy: Policy | None = None,
+        key: int = 0,
     ) -> CommWork:
         """All-reduces `source` into `target`, see `Collectives.all_reduce_from`. `missing` of the work returns the
         contributions in `source` that were not counted.
 
-        `policy`, here and in `allreduce`, gives the priority and the losses of this operation. The rest of its plan
-        follows the policy of the group.
+        `policy`, here and in `allreduce`, gives the priority and the losses of this operation, and here its codec, too.
+        The rest of its plan follows the policy of the group. `key`, the same on all ranks, chooses the codec's
+        rotations; each operation needs another one.
         """
         own = None if policy is None else self._operation_policy(policy)
-        return self._collectives.all_reduce_from(source, target, opts, protect, own)
+        pair = None if policy is None else PAIRS[policy.codec]
+        coding = None if pair is None else Coding(pair, key)
+        return self._collectives.all_reduce_from(source, target, opts, protect, own, coding)
 
     @property
     def packet_bytes(self) -> int:

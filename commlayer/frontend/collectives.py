@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
+from ..compress.codec import Coding
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy, PartialPolicy, can_lose
 from .profile import profiled
@@ -71,13 +72,16 @@ class Collectives:
         opts: Any,
         protect: Tensor | None = None,
         policy: OperationPolicy | None = None,
+        coding: Coding | None = None,
     ) -> CommWork:
         """All-reduces one contiguous tensor of floating-point numbers into another of its shape, which may be the same.
 
         `missing` of the work returns the contributions in `source` that were not counted, with every treatment. With
         several ranks per host a contribution is the sum of a host. The rank that makes the sum of a range writes it to
         that range of `source`. `protect` is the map for `Qos.protect`, int64, with a bit per `packet_bytes` of the
-        group. Raises ConfigError for tensors that are not summed with losses, even if nothing may be lost here.
+        group. With `coding`, of float32 only, messages between hosts are encoded; `kept` of the work has the ranges of
+        `source` that hold rounding errors and lost contributions in the end, if the codecs keep errors. Raises
+        ConfigError for tensors that are not summed with losses, even if nothing may be lost here.
         """
         kind = reduction_kind([source, target], opts.reduceOp)
         flat = source.shape == target.shape and source.is_contiguous() and target.is_contiguous()
@@ -90,18 +94,21 @@ class Collectives:
         priority, partial, signed = policy or self._policy
         count = source.numel()
         operations = self._submitter.collective(
-            "all_reduce", kind, count, source, target, partial=partial, signed=signed
+            "all_reduce", kind, count, source, target, partial=partial, pair=coding and coding.pair, signed=signed
         )
-        qos = None
-        if partial is not None and operations and operations[0].plan.partial:
+        qos, plan = None, operations[0].plan if operations else None
+        if partial is not None and plan is not None and plan.partial:
             qos = partial.qos
             if protect is not None:
                 qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=partial.packet_bytes)
-        elif operations:
+        elif plan is not None and not plan.encodes:
             target.copy_(source)
             operations = [operations[0]._replace(source=target.data_ptr())]
         memory = [source, target] if protect is None else [source, target, protect]
-        return self._submitter.start(operations, opts, [target], memory, [], qos, priority)
+        key = coding.key if coding is not None and plan is not None and plan.encodes else None
+        work = self._submitter.start(operations, opts, [target], memory, [], qos, priority, key)
+        work.kept = plan.kept if plan is not None else ()
+        return work
 
     @profiled
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work | None:

@@ -6,14 +6,16 @@ Here scheduling (the buffer's class of service), the loss bound (policy, toleran
     scheduler/order.py      class of service of the buffer
     loss/tolerance.py       its loss bound, and the parameters that may lose nothing
     compress/feedback.py    adds the residual of earlier steps
+    compress/fine.py        separates parameters that a codec leaves in 16 bits
     loss/protect.py         map of the packets that must arrive
     frontend/backend.py     the all-reduce
-    compress/feedback.py    keeps the contributions that were not counted
+    compress/feedback.py    keeps the contributions that were not counted, and rounding errors
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -23,13 +25,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Work
 from torch.futures import Future
 
+from ..compress.codec import FINE, PAIRS, CodecPair
 from ..compress.feedback import Feedback
+from ..compress.fine import Cut, Fine, cut
 from ..config import Policy
+from ..errors import ConfigError
 from ..loss.protect import as_words, blocks_of, largest_blocks
 from ..loss.tolerance import Tolerance, bucket_loss_bound
 from ..scheduler.order import bucket_class
 from .backend import CommProcessGroup
-from .work import CommWork
+from .work import CommWork, join
 
 Missing = list[tuple[int, int]]
 """(offset, length) in bytes of contributions that were not counted."""
@@ -48,12 +53,15 @@ class Reduction:
     memory: dict[tuple[int, str], Tensor] = dataclasses.field(default_factory=dict)
     """Host memory by buffer and use, kept for the next steps."""
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG
+    fine: Fine = dataclasses.field(default_factory=Fine)
+    """The parameters that a codec leaves in 16 bits."""
 
-    def host(self, index: int, use: str, like: Tensor) -> Tensor:
-        """Host memory of the shape and dtype of `like`. Buffer `index` owns it for this use until its next step."""
-        memory = self.memory.get((index, use))
-        if memory is None or memory.shape != like.shape or memory.dtype != like.dtype:
-            memory = self.memory[index, use] = torch.empty_like(like, device="cpu")
+    def host(self, index: int, use: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Host memory of the shape of `like`, and of its dtype if none is given. Buffer `index` owns it for this use
+        until its next step."""
+        memory, dtype = self.memory.get((index, use)), dtype or like.dtype
+        if memory is None or memory.shape != like.shape or memory.dtype != dtype:
+            memory = self.memory[index, use] = torch.empty_like(like, device="cpu", dtype=dtype)
         return memory
 
 
@@ -90,36 +98,135 @@ def reduce_gradient(
     starts = [0, *accumulate(each.numel() for each in parameters)][:-1] if starts is None else starts
     group, feedback, tolerance = reduction.group, reduction.feedback, reduction.tolerance
     policy, reliable = _policy_at(place, policy, parameters, reduction)
-    source = buffer if buffer.is_cpu else reduction.host(place.index, "source", buffer).copy_(buffer)
-    protected = [(starts[i], starts[i] + parameters[i].numel()) for i in reliable]
-    protected += feedback.add_to(source, parameters, starts)  # protected: no gradient is over a step late
+    pair = _pair_of(policy, buffer, group)
+    source = buffer
+    if pair is not None and buffer.dtype != torch.float32:
+        source = reduction.host(place.index, "source", buffer, torch.float32).copy_(buffer)
+    elif not buffer.is_cpu:
+        source = reduction.host(place.index, "source", buffer).copy_(buffer)
+    added = feedback.add_to(source, parameters, starts)
+    protected = [(starts[i], starts[i] + parameters[i].numel()) for i in reliable] + added.late
     may_lose = group.can_lose and policy.loss_bound > 0
     feeds_back = may_lose and policy.treatment == "feedback"
+    keeps_errors = pair is not None and pair.keeps_errors
     target = source
-    if feeds_back:  # `source` must still be there when the missing contributions are known
+    if feeds_back or keeps_errors:  # `source` must still be there when the missing contributions are known
         target = reduction.host(place.index, "target", source)
-    options = AllreduceOptions()
-    options.reduceOp = dist.ReduceOp(reduction.op)
-    if feeds_back or (may_lose and (protected or policy.protect_share)):
-        protect = _protect_map(source, protected, policy.protect_share, group.packet_bytes)
-        work: Work = group.allreduce_from(source, target, options, protect, policy=policy)
+    parts = _Parts(source, target, reduction, policy, protected if may_lose else None)
+    if pair is None:
+        parts.start(0, source.numel(), 0, from_source=feeds_back)
     else:
-        work = group.allreduce([source], options, policy=policy)
+        parts.start_encoded(cut(parameters, starts, source.numel(), reduction.fine), place)
 
     def settle(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises the operation's error
-        missing = work.missing() if isinstance(work, CommWork) else []  # else gloo's
-        if feeds_back:
+        missing, kept = parts.finish()
+        if keeps_errors and _is_finite(target):
+            feedback.keep_errors(source, parameters, starts, kept, missing, added)
+        elif keeps_errors:
+            feedback.put_back(added)  # AMP skips this step on every rank: all have the same result
+        elif feeds_back:
             feedback.keep(source, parameters, starts, missing)
         if reduction.count is not None:
             reduction.count(source.nbytes, missing)
-        averaged = target if buffer.is_cpu else buffer.copy_(target)
+        averaged = target if target.dtype == buffer.dtype and buffer.is_cpu else buffer.copy_(target)
         if tolerance is not None:
             tolerance.observe(place.step, place.index, averaged)
         return averaged
 
-    future = work.get_future()
+    future = parts.future()
     return future.then(settle) if buffer.is_cpu else _on_device(buffer.device, future, settle)
+
+
+class _Parts:
+    """The operations on the parts of one buffer."""
+
+    def __init__(
+        self,
+        source: Tensor,
+        target: Tensor,
+        reduction: Reduction,
+        policy: Policy,
+        protected: list[tuple[int, int]] | None,
+    ) -> None:
+        self.source, self.target, self.reduction, self.policy = source, target, reduction, policy
+        self.protected = protected
+        """(start, end) in elements of what must not be lost; None: nothing may be."""
+        self.works: list[tuple[int, Work]] = []
+        """With the element where each begins."""
+        self.fine: list[tuple[int, int]] = []
+        self.packed = source[:0]
+        """The fine values, one after the other."""
+
+    def start(self, start: int, end: int, key: int, *, from_source: bool) -> None:
+        """Starts the all-reduce of the elements from `start` to `end`: in place, or from the source into the target."""
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(self.reduction.op)
+        source, target = self.source[start:end], self.target[start:end]
+        group, policy = self.reduction.group, self.policy
+        if self.protected is not None and (from_source or self.protected or policy.protect_share):
+            inside = [(max(a, start) - start, min(b, end) - start) for a, b in self.protected]
+            protect = _protect_map(source, inside, policy.protect_share, group.packet_bytes)
+            work: Work = group.allreduce_from(source, target, options, protect, policy=policy, key=key)
+        elif from_source:
+            work = group.allreduce_from(source, target, options, None, policy=policy, key=key)
+        else:
+            work = group.allreduce([source], options, policy=policy)
+        self.works.append((start, work))
+
+    def start_encoded(self, parts: Cut, place: Place) -> None:
+        """Starts the all-reduces of the fine values, packed, and of the stretches for the policy's codec."""
+        self.fine = parts.fine
+        if parts.fine:
+            packed = self.packed = torch.cat([self.source[start:end] for start, end in parts.fine])
+            for start, end in parts.fine:
+                self.source[start:end] = 0
+            options = AllreduceOptions()
+            options.reduceOp = dist.ReduceOp(self.reduction.op)
+            policy = dataclasses.replace(self.policy, codec=FINE, loss_bound=0.0)
+            work = self.reduction.group.allreduce_from(packed, packed, options, None, policy=policy)
+            self.works.append((-1, work))
+        for number, (start, end) in enumerate(parts.coarse):
+            key = (place.step << 20 | place.index << 8 | number) + 1
+            self.start(start, end, key, from_source=True)
+
+    def future(self) -> Future[list[Tensor]]:
+        """Completes when all operations have ended."""
+        works = [work for _, work in self.works]
+        joined = works[0] if len(works) == 1 else join([work for work in works if isinstance(work, CommWork)])
+        return joined.get_future()
+
+    def finish(self) -> tuple[Missing, Missing]:
+        """Puts the fine values into the target. Returns the ranges that were not counted, and those with errors."""
+        missing, kept = [], []
+        itemsize = self.source.itemsize
+        for start, work in self.works:
+            if isinstance(work, CommWork) and start >= 0:  # else gloo's, or that of the fine values
+                missing += [(offset + start * itemsize, length) for offset, length in work.missing()]
+                kept += [(offset + start * itemsize, length) for offset, length in work.kept]
+        at = 0
+        for start, end in self.fine:
+            self.target[start:end] = self.packed[at : at + end - start]
+            if self.source is not self.target:
+                self.source[start:end] = 0  # the codec's error of a zero that nobody reads
+            at += end - start
+        return missing, kept
+
+
+def _pair_of(policy: Policy, buffer: Tensor, group: CommProcessGroup) -> CodecPair | None:
+    """The codecs for a buffer; None: it travels as it is. Codecs are for networks."""
+    pair = PAIRS[policy.codec] if group.can_lose else None
+    if pair is not None and not buffer.dtype.is_floating_point:
+        raise ConfigError(
+            f"rank {group.rank()}: Policy(codec={policy.codec!r}) and gradients of {buffer.dtype}: codecs are for real "
+            f"floating-point numbers; use codec='none'"
+        )
+    return pair
+
+
+def _is_finite(values: Tensor) -> bool:
+    least, largest = values.aminmax() if values.numel() else (values.sum(), values.sum())
+    return math.isfinite(least) and math.isfinite(largest)
 
 
 def _policy_at(

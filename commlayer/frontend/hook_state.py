@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
 from ..compress.feedback import Feedback
+from ..compress.fine import Fine
 from ..compress.loss_scale import LossScale
 from ..config import LOSS_BOUND_MAX, Policy, number
 from ..errors import ConfigError
@@ -20,17 +21,22 @@ from ..loss.tolerance import Tolerance
 from .backend import NAME, CommProcessGroup, Options
 from .gradient import Missing, Place, Reduction
 
+RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
+"""By `Policy.residual`."""
+
 
 class HookState:
     """State of a communication hook from step to step. Each model needs a state of its own.
 
     `process_group` is that of the model; None: WORLD. `tolerance` gives loss bounds by layer and by step instead of the
-    policy's `loss_bound` (see `Tolerance`). Neither is saved or pickled: a restored state uses WORLD until
-    `process_group` is set, and a state that had a tolerance must be given an equal one.
+    policy's `loss_bound` (see `Tolerance`). `fine` selects the parameters that a codec leaves in 16 bits; None: those
+    of one dimension, as biases and norms. None of these is saved or pickled: a restored state uses WORLD until
+    `process_group` is set, a state that had a tolerance must be given an equal one, and `fine` must be set again.
 
     With the policy's treatment `feedback`, the state keeps lost contributions of this rank's gradients until the next
-    step adds them. They are saved, so every rank should save its own state and restore that. A rank that restores the
-    state of another rank drops its residual, which would otherwise be added several times.
+    step adds them; with a codec that keeps errors, also rounding errors. They are saved, so every rank should save its
+    own state and restore that. A rank that restores the state of another rank drops its residual, which would otherwise
+    be added several times.
 
     Raises ConfigError for arguments of another type, and for a policy with a `loss_bound` beside a tolerance.
     """
@@ -41,11 +47,13 @@ class HookState:
         process_group: dist.ProcessGroup | None = None,
         *,
         tolerance: Tolerance | None = None,
+        fine: Fine | None = None,
     ) -> None:
         for name, given, kind in (
             ("policy", policy, Policy),
             ("process_group", process_group, dist.ProcessGroup),
             ("tolerance", tolerance, Tolerance),
+            ("fine", fine, Fine),
         ):
             if given is not None and not isinstance(given, kind):
                 is_share = 0 < number(given) <= LOSS_BOUND_MAX
@@ -55,8 +63,10 @@ class HookState:
         self.process_group = process_group
         self.tolerance = tolerance
         """Gives the loss bounds instead of the policy's `loss_bound`; None: the policy does."""
-        self.feedback = Feedback()
-        """Lost contributions that wait for the next step."""
+        self.fine = fine or Fine()
+        """The parameters that a codec leaves in 16 bits."""
+        self.feedback = Feedback(RESIDUALS[self.policy.residual])
+        """Lost contributions and rounding errors that wait for the next step."""
         self.steps = 0
         """Backward passes that have begun with this state, including those before it was saved."""
         self._reset()
@@ -118,7 +128,7 @@ class HookState:
 
     def reduction(self) -> Reduction:
         """For the hook: the state that the reductions of this model share."""
-        return Reduction(self.group(), self.feedback, self.tolerance, self._count, self._memory)
+        return Reduction(self.group(), self.feedback, self.tolerance, self._count, self._memory, fine=self.fine)
 
     def _count(self, averaged_bytes: int, missing: Missing) -> None:
         with self._count_lock:
@@ -189,6 +199,7 @@ class HookState:
         self.policy = policy
         self.steps = state.get("steps", 0)
         self.loss_scale = state.get("loss_scale", 1.0)
+        self.feedback = Feedback(RESIDUALS[policy.residual])
         self.feedback.load_state_dict(state.get("feedback", {}))
         self._tolerance_state = state.get("tolerance")
 
@@ -198,7 +209,7 @@ class HookState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
         self.tolerance = None
-        self.feedback = Feedback()
+        self.fine = Fine()
         self.load_state_dict(state)
 
 
@@ -207,6 +218,7 @@ def _group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommPr
 
     Every rank of the group must call.
     """
+    policy = dataclasses.replace(policy, codec="none")  # codecs are the hook's, see Options
     given = process_group or dist.distributed_c10d._get_default_group()
     if isinstance(given, CommProcessGroup) and given.policy == policy:
         return given

@@ -5,6 +5,7 @@ It finds the plans, keeps memory alive while the engine may touch it, and copies
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections import deque
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
+from ..compress.codec import CodecPair
 from ..loss.operation_policy import PartialPolicy
 from ..plans.cache import PlanCache
 from ..plans.delivery import deliver
@@ -71,19 +73,32 @@ class Submitter:
         root: int = 0,
         *,
         partial: PartialPolicy | None = None,
+        pair: CodecPair | None = None,
         signed: tuple[object, ...] = (),
     ) -> list[Operation]:
         """The operations for a collective of `plan_for` on `count` elements: one, or none if `count` is 0.
 
         Every rank passes the same count, so all ranks start the operation or none does. With `partial`, contributions
-        may be lost: the caller starts the operation with `partial.qos`. `signed`: see `OperationPolicy`.
+        may be lost: the caller starts the operation with `partial.qos`. With `pair`, messages between hosts are
+        encoded. `signed`: see `OperationPolicy`.
         """
         if count == 0:
             return []
         itemsize = source.element_size() // kind.parts
         numel, average, element = count * kind.parts, kind.average, kind.element
+        settings = self._settings if partial is None else partial.settings
         plan = self._plans.get(
-            (name, numel, itemsize, average, root, None if partial is None else partial.plan_key, element, signed),
+            (
+                name,
+                numel,
+                itemsize,
+                average,
+                root,
+                None if partial is None else partial.plan_key,
+                element,
+                signed,
+                pair,
+            ),
             lambda: plan_for(
                 name,
                 rank=self._group.rank,
@@ -94,7 +109,9 @@ class Submitter:
                 root=root,
                 element=element,
                 signed=signed,
-                settings=self._settings if partial is None else partial.settings,
+                settings=settings
+                if pair is None
+                else dataclasses.replace(settings, codecs=pair[:2], keep_errors=pair.keeps_errors),
             ),
         )
         return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
@@ -138,17 +155,18 @@ class Submitter:
         copies: list[tuple[Tensor, list[Tensor]]],
         qos: Qos | None = None,
         priority: int | None = None,
+        codec_key: int | None = None,
     ) -> CommWork:
         """Runs or submits operations. `memory` stays alive until they end; then `copies` (from, to) are done.
 
-        `qos` None: nothing is lost. `priority` None: that of the group.
+        `qos` None: nothing is lost. `priority` None: that of the group. `codec_key` None: nothing is encoded.
         """
         timeout: timedelta = opts.timeout
         if timeout == UNSET:
             timeout = self._timeout()
         timeout_s = timeout.total_seconds()
         priority = self._priority if priority is None else priority
-        if not getattr(opts, "asyncOp", True) and qos is None:
+        if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
             for operation in operations:
                 self._group.run(*operation, timeout_s=timeout_s, priority=priority)
             copy_back(copies)
@@ -158,7 +176,9 @@ class Submitter:
             return CommWork(None, results)
         handles = []
         for operation in operations:
-            handle = self._group.submit(*operation, timeout_s=timeout_s, priority=priority, qos=qos)
+            handle = self._group.submit(
+                *operation, timeout_s=timeout_s, priority=priority, qos=qos, codec_key=codec_key or 0
+            )
             self._keep(handle, memory)
             handles.append(handle)
         if not handles:

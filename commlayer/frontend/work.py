@@ -49,6 +49,8 @@ class CommWork(Work):
         self._future: Future[Any] | None = None
         self.waited = False
         """Whether `wait` has returned."""
+        self.kept: tuple[tuple[int, int], ...] = ()
+        """See `Collectives.all_reduce_from`."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Blocks until the results are there. Raises the operation's error, or OperationTimeoutError.

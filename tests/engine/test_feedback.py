@@ -29,9 +29,9 @@ def test_parts_are_kept_by_parameter_and_added_once() -> None:
     assert total(residual, a).tolist() == [1, 0, 0, 4]
     assert total(residual, b).tolist() == [[5, 6, 0], [0, 0, 10]]
     regrouped = torch.ones(11)
-    assert residual.add_to(regrouped, [c, b], [0, 5]) == [(5, 7), (10, 11)]
+    assert residual.add_to(regrouped, [c, b], [0, 5]).late == [(5, 7), (10, 11)]
     assert regrouped.tolist() == [1, 1, 1, 1, 1, 6, 7, 1, 1, 1, 11]
-    assert residual.add_to(regrouped, [b], [5]) == []
+    assert residual.add_to(regrouped, [b], [5]).late == []
     assert regrouped.sum() == 11 + 21
     assert total(residual, a).sum() == 5
 
@@ -93,11 +93,11 @@ def test_the_residual_of_an_unused_parameter_waits() -> None:
     a, b = torch.zeros(3), torch.zeros(3)
     residual.keep(torch.ones(6), [a, b], [0, 3], [(0, 24)])
     buffer = torch.tensor([0.0, 0.0, 0.0, 0.0, 5.0, 0.0])
-    assert residual.add_to(buffer, [a, b], [0, 3]) == [(3, 6)]
+    assert residual.add_to(buffer, [a, b], [0, 3]).late == [(3, 6)]
     assert buffer.tolist() == [0, 0, 0, 1, 6, 1]
     residual.keep(torch.zeros(6), [a, b], [0, 3], [(0, 24)])  # nothing of it is lost again, as there was nothing
     assert [len(each) for each in residual.state_dict()["kept"].values()] == [1]
-    assert residual.add_to(torch.ones(6), [a, b], [0, 3]) == [(0, 3)]
+    assert residual.add_to(torch.ones(6), [a, b], [0, 3]).late == [(0, 3)]
 
 
 def test_the_residual_takes_another_scale() -> None:
@@ -113,11 +113,11 @@ def test_the_residual_takes_another_scale() -> None:
 
 def test_the_residual_of_another_model_is_refused() -> None:
     restored = Feedback()
-    restored.load_state_dict({"kept": {0: [(3, torch.ones(2))]}, "sizes": [5]})
+    restored.load_state_dict({"kept": {0: [(3, torch.ones(2), True)]}, "sizes": [5]})
     with pytest.raises(ConfigError, match="has 5 elements for parameter 0 from the end, but the parameter has 4"):
         restored.meet([torch.zeros(4)])
     restored = Feedback()
-    restored.load_state_dict({"kept": {7: [(0, torch.ones(1))]}, "sizes": [4] * 8})
+    restored.load_state_dict({"kept": {7: [(0, torch.ones(1), True)]}, "sizes": [4] * 8})
     restored.meet([torch.zeros(4)])
     with pytest.raises(ConfigError, match="has values for parameter 7 from the end, but the model has 1"):
         restored.check_met()

@@ -55,6 +55,7 @@ class Group:
         protect: Tensor | None,
         *,
         policy: Policy,
+        key: int = 0,  # noqa: ARG002
     ) -> CommWork:
         return self.start("allreduce_from", source, target, policy, protect)
 

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "loss": {"errors", "config", "plans"},
     "frontend": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss"},
     "tools": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss", "frontend"},
-    "": {"errors", "config", "transport", "loss", "frontend"},
+    "": {"errors", "config", "transport", "compress", "loss", "frontend"},
     "__main__": {"tools"},
 }
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...compress.feedback import Feedback
+from ...compress.feedback import Added, Feedback
 from ...frontend.backend import CommProcessGroup
 from ...frontend.gradient import Missing, Reduction, reduce_gradient
 from . import pattern
@@ -41,9 +41,10 @@ class _NotedFeedback(Feedback):
         self.added: list[tuple[int, int]] = []
         self.missing: Missing = []
 
-    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> list[tuple[int, int]]:
-        self.added = super().add_to(buffer, parameters, starts)
-        return self.added
+    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> Added:
+        added = super().add_to(buffer, parameters, starts)
+        self.added = added.late
+        return added
 
     def keep(
         self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], missing: Sequence[tuple[int, int]]
