@@ -15,13 +15,14 @@ static int has_f16c(void)
 
 static int has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && has_f16c();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt") && has_f16c();
 }
 
 static int has_avx512(void)
 {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && has_f16c();
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("popcnt") && has_f16c();
 }
 #endif
 

@@ -17,6 +17,9 @@ struct cl_level {
     cl_reduce_fn reduce[CL_DTYPES][CL_OPS];
     cl_scale_fn scale[CL_DTYPES];
     const struct cl_codec *codecs; /* by enum cl_codec_kind */
+    /* Writes the positions of the values whose magnitude, as bits, is at least `floor` and below `ceiling`; returns how
+     * many. `found` has room for all. */
+    size_t (*find)(uint32_t *found, const float *values, size_t count, uint32_t floor, uint32_t ceiling);
 };
 
 extern const struct cl_level cl_level_scalar;

@@ -7,7 +7,7 @@
 
 #define LEVEL cl_level_avx2
 #define LEVEL_NAME "avx2"
-#define TARGET __attribute__((target("avx2,f16c")))
+#define TARGET __attribute__((target("avx2,f16c,popcnt")))
 #define F16_LANES 8
 
 typedef __m256 floats;
@@ -45,6 +45,29 @@ TARGET static inline floats floats_max(floats a, floats b)
     return _mm256_blendv_ps(_mm256_max_ps(a, b), a, is_nan(a));
 }
 
+#define FIND_LANES 8
+
+TARGET static inline size_t find_lanes(uint32_t *found, const float *values, size_t i, uint32_t floor, uint32_t width)
+{
+    /* The positions, one a byte, of the ones of four bits. */
+    static const uint32_t ONES[16] = {0, 0,     1,     0x100,   2,     0x200,   0x201,   0x20100,
+                                      3, 0x300, 0x301, 0x30100, 0x302, 0x30200, 0x30201, 0x3020100};
+    /* Comparisons are signed: both sides are less by 2^31. */
+    const __m256i least = _mm256_set1_epi32((int)(floor ^ 0x80000000)),
+                  end = _mm256_set1_epi32((int)(width ^ 0x80000000));
+    __m256i bits = _mm256_and_si256(_mm256_loadu_si256((const void *)(values + i)), _mm256_set1_epi32(0x7fffffff));
+    __m256i is_hit = _mm256_cmpgt_epi32(end, _mm256_sub_epi32(bits, least));
+    uint32_t hits = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(is_hit)), count = 0;
+    for (size_t j = 0; j < FIND_LANES; j += 4, hits >>= 4) {
+        __m128i ones = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)ONES[hits & 15]));
+        _mm_storeu_si128((void *)(found + count), _mm_add_epi32(ones, _mm_set1_epi32((int)(i + j))));
+        count += (uint32_t)_mm_popcnt_u32(hits & 15);
+    }
+    return count;
+}
+
 #include "kernels/codec_template.h"
+#include "kernels/select_template.h"
+/* Last, as it defines the level. */
 #include "kernels/reduce_template.h"
 #endif

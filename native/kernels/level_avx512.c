@@ -7,7 +7,7 @@
 
 #define LEVEL cl_level_avx512
 #define LEVEL_NAME "avx512"
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c,popcnt")))
 #define F16_LANES 16
 
 typedef __m512 floats;
@@ -45,6 +45,20 @@ TARGET static inline floats floats_max(floats a, floats b)
     return _mm512_mask_blend_ps(is_nan(a), _mm512_max_ps(a, b), a);
 }
 
+#define FIND_LANES 16
+
+TARGET static inline size_t find_lanes(uint32_t *found, const float *values, size_t i, uint32_t floor, uint32_t width)
+{
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i bits = _mm512_and_si512(_mm512_loadu_si512(values + i), _mm512_set1_epi32(0x7fffffff));
+    __m512i excess = _mm512_sub_epi32(bits, _mm512_set1_epi32((int)floor));
+    __mmask16 hits = _mm512_cmplt_epu32_mask(excess, _mm512_set1_epi32((int)width));
+    _mm512_storeu_si512(found, _mm512_maskz_compress_epi32(hits, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i))));
+    return (size_t)_mm_popcnt_u32(hits);
+}
+
 #include "kernels/codec_template.h"
+#include "kernels/select_template.h"
+/* Last, as it defines the level. */
 #include "kernels/reduce_template.h"
 #endif

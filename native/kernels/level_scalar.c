@@ -56,4 +56,6 @@ static inline float floats_max(float a, float b)
 }
 
 #include "kernels/codec_template.h"
+#include "kernels/select_template.h"
+/* Last, as it defines the level. */
 #include "kernels/reduce_template.h"

@@ -229,4 +229,5 @@ const struct cl_level LEVEL = {
             [CL_U64] = scale_u64,
         },
     .codecs = codecs,
+    .find = find,
 };
