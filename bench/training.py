@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,6 +46,8 @@ WARM_UP_STEPS = 3
 """Steps left out of the medians: DDP rebuilds its buckets after the first one."""
 CALIBRATE_EVERY = 10
 STORE_TIMEOUT = timedelta(seconds=120)
+POWER_SGD_BEGINS = 3
+"""Steps before PowerSGD compresses; PyTorch's hook needs 2 at least. A longer run needs more."""
 JOB_LIMIT_S = 300.0
 """A rank whose job takes longer prints its stack and ends, which ends the other ranks."""
 
@@ -63,7 +65,7 @@ class Job:
     tcp_cc: str | None = None
     """TCP congestion control of gloo's connections; None: the machine's default."""
     bits: str = "f32"
-    """Type of gradients on the network: f32, f16 or bf16, by PyTorch's hooks."""
+    """Gradients on the network, by PyTorch's hooks: f32, f16, bf16, or gloo's powersgd:RANK with factors in f16."""
     policy: dict[str, Any] | None = None
     """Policy of commlayer's hook."""
     bucket_mb: float = 25.0
@@ -84,6 +86,12 @@ class Job:
     """Highest learning rate: it rises over the first 5 % of the steps, then falls to 0 as a cosine."""
 
 
+def interface_bytes() -> int:
+    """Bytes that the network interfaces of this namespace have sent, as the kernel counts them."""
+    counters = Path("/sys/class/net").glob("*/statistics/tx_bytes")
+    return sum(int(each.read_text()) for each in counters if each.parts[4] != "lo")
+
+
 def learning_rate_share(step: int, steps: int) -> float:
     """Share of the highest learning rate at a step."""
     rise = max(1, steps // 20)
@@ -100,13 +108,17 @@ def hold_out(text: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(kept), torch.cat(held)
 
 
-def hook_of(job: Job) -> tuple[commlayer.HookState | None, Callable[..., Any] | None]:
-    """The state of commlayer's hook, and the hook to register, if any. PyTorch's hooks make the 16-bit types."""
+def hook_of(job: Job, model: nn.Module) -> tuple[Any, Callable[..., Any] | None]:
+    """The state and the hook to register, if any. PyTorch's hooks make the 16-bit types."""
     if job.backend == "commlayer":
-        state = commlayer.HookState(policy_of(job.policy or {}))
+        state = commlayer.HookState(policy_of(job.policy or {}), fine=commlayer.Fine(model))
         wrappers = {"f16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
         hook: Callable[..., Any] = commlayer.allreduce_hook
         return state, _renamed(wrappers[job.bits](hook)) if job.bits in wrappers else hook
+    if job.bits.startswith("powersgd:"):
+        rank = int(job.bits.partition(":")[2])
+        powers = powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=POWER_SGD_BEGINS, warm_start=True)
+        return powers, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
     hooks = {"f16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     return None, _renamed(hooks[job.bits]) if job.bits in hooks else None
 
@@ -121,9 +133,10 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job.seed)
     model = DistributedDataParallel(Gpt(job.context, job.width, job.layers, job.heads), bucket_cap_mb=job.bucket_mb)
-    state, hook = hook_of(job)
-    if state is not None:
-        state.group()  # makes it, or the first step would
+    state, hook = hook_of(job, model.module)
+    ours = state if isinstance(state, commlayer.HookState) else None
+    if ours is not None:
+        ours.group()  # makes it, or the first step would
     if hook is not None:
         model.register_comm_hook(state, hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
@@ -143,10 +156,12 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     step_s: list[float] = []
     alone: list[tuple[float, float]] = []
     update_s: list[float] = []
+    cpu_s: list[float] = []
+    sent_bytes: list[int] = []
     validations: list[tuple[int, float, float]] = []
     dist.barrier()
     for step in range(job.steps):
-        start = time.perf_counter()
+        start, start_cpu, start_sent = time.perf_counter(), time.process_time(), interface_bytes()
         loss_of(step).backward()
         update_start = time.perf_counter()
         optimizer.step()
@@ -154,6 +169,8 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
         schedule.step()
         end = time.perf_counter()
         step_s.append(end - start)
+        cpu_s.append(time.process_time() - start_cpu)
+        sent_bytes.append(interface_bytes() - start_sent)
         update_s.append(end - update_start)
         pause = False
         if (job.validate_every and (step + 1) % job.validate_every == 0) or step + 1 == job.steps:
@@ -175,17 +192,20 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
 
     digests: list[Any] = [None] * world
     dist.all_gather_object(digests, parameters_digest(model))
-    lost = torch.tensor([state.uncounted_bytes, state.averaged_bytes] if state else [0, 0])
+    lost = torch.tensor([ours.uncounted_bytes, ours.averaged_bytes] if ours else [0, 0])
     dist.all_reduce(lost)
     sent = lost[1].item() * (world - 1) / world  # a rank does not send its own shard
     return {
         "job": dataclasses.asdict(job),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "fine": sum(each.numel() for each in model.parameters() if each in commlayer.Fine(model.module)),
         "ranks": world,
         "step_s": [round(each, 5) for each in step_s],
         "forward_s": statistics.median(each for each, _ in alone) if alone else None,
         "backward_s": statistics.median(each for _, each in alone) if alone else None,
         "update_s": statistics.median(update_s),
+        "cpu_s": [round(each, 5) for each in cpu_s],
+        "sent_bytes": sent_bytes,
         "validations": validations,
         "replicas_identical": len(set(digests)) == 1,
         "uncounted_share": lost[0].item() / sent if sent else 0.0,

@@ -62,11 +62,11 @@ class Gpt(nn.Module):
         self.embed_byte = nn.Embedding(BYTES, width)
         self.embed_position = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.read_out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, BYTES))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, BYTES))
 
     def forward(self, text: Tensor) -> Tensor:
         position = torch.arange(text.shape[1], device=text.device)
-        return torch.as_tensor(self.read_out(self.blocks(self.embed_byte(text) + self.embed_position(position))))
+        return torch.as_tensor(self.head(self.blocks(self.embed_byte(text) + self.embed_position(position))))
 
 
 def standard_library_text(limit_bytes: int = 8 << 20) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from bench import training
 from bench.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, hold_out, hook_of, learning_rate_share
@@ -37,13 +38,19 @@ def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
 @pytest.mark.parametrize("backend", ["gloo", "commlayer"])
 @pytest.mark.parametrize("bits", ["f32", "f16", "bf16"])
 def test_every_form_has_its_hook(backend: str, bits: str) -> None:
-    state, hook = hook_of(Job("one", backend=backend, bits=bits, policy={"loss_bound": 0.1}))
+    state, hook = hook_of(Job("one", backend=backend, bits=bits, policy={"loss_bound": 0.1}), nn.Linear(2, 2))
     assert (state is not None) == (backend == "commlayer")
     assert (hook is None) == ((backend, bits) == ("gloo", "f32"))
     if state is not None:
         assert state.policy.loss_bound == 0.1
     if hook is not None:
         assert not hook.__name__.startswith("bf16")  # DDP would refuse it
+
+
+def test_powersgd_is_gloos() -> None:
+    state, hook = hook_of(Job("one", backend="gloo", bits="powersgd:4"), nn.Linear(2, 2))
+    assert state.matrix_approximation_rank == 4
+    assert hook is not None
 
 
 @pytest.mark.parametrize(("attempts", "finished"), [([1, 2], 3), ([3], 3), ([1, 0], 1), ([0, 0], 0), ([0, 1, 1, 1], 3)])

@@ -1,0 +1,192 @@
+"""Steps of a training job with compressed gradients, beside gloo at its best, on links of several rates.
+
+    python -m bench.compression                    everything (about 25 minutes; the links need root)
+    python -m bench.compression --only 100         one rate in Mbit/s, merged into the kept results
+    python -m bench.compression --quick            one round, 100 Mbit/s; keeps nothing
+    python -m bench.compression --table            only the tables of the kept results
+
+The job is that of docs/training.md: 4 hosts, 1.07 M parameters, AdamW. All systems take turns: a round runs each of
+them once, and each round begins with another one. Bytes are those that the kernel counts on the interface of rank 0,
+acknowledgements included. Writes bench/results/compression.json and the tables of docs/compression.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from bench.page import write_between
+from bench.training import ROOT, Job, Log, measure
+from commlayer.compress.codec import FINE, PAIRS
+from commlayer.plans.codec import CODECS
+from commlayer.tools.bench import machine
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario
+
+RESULTS = ROOT / "bench/results/compression.json"
+PAGE = ROOT / "docs/compression.md"
+LOGS = ROOT / "out/compression"
+
+RATES_MBIT_S = (20, 100, 200, 1000)
+LOSSES = (0.0, 0.01)
+ROUNDS = 5
+STEPS, WARM_UP = 13, 5
+"""Steps of a run, and those left out: DDP regroups its buckets and torch's PowerSGD begins in them."""
+HOSTS = 4
+MODEL: dict[str, Any] = {"width": 128, "layers": 5, "batch": 2}
+HEADER_BYTES, PACKET_BYTES = 82, 1432
+"""Ethernet, IP, UDP and DLCP headers of a packet, and its payload."""
+
+CODECS_MEASURED = ("f16", "int8", "int4-int8", "int4")
+SYSTEMS = (
+    *(Job(f"gloo, {cc} {bits}", "gloo", cc, bits, None, 2.0) for cc in ("bbr", "cubic") for bits in ("f16", "bf16")),
+    *(Job(f"gloo, bbr PowerSGD {rank}", "gloo", "bbr", f"powersgd:{rank}", None, 25.0) for rank in (1, 4)),
+    *(Job(f"commlayer, {codec}", "commlayer", None, "f32", {"codec": codec}, 2.0) for codec in CODECS_MEASURED),
+)
+
+TARGETS_S: dict[tuple[str, int], float] = {
+    ("int8", 20): 0.717,
+    ("int8", 100): 0.170,
+    ("int8", 200): 0.100,
+    ("int8", 1000): 0.060,
+    ("int4-int8", 100): 0.138,
+    ("int4", 20): 0.388,
+    ("int4", 100): 0.105,
+    ("int4", 200): 0.070,
+}
+
+
+def name_of(rate_mbit_s: int, loss: float) -> str:
+    """The name of a network in the results."""
+    return f"{rate_mbit_s} Mbit/s, {f'{loss:.0%} loss' if loss else 'no loss'}"
+
+
+def bytes_per_step(codec: str, parameters: int, flat: int) -> float:
+    """Bytes that a rank must send in a step: values, scales and headers of full packets. `flat`: values in 16 bits."""
+    pair = PAIRS[codec]
+    assert pair is not None  # none is not measured
+    each = [CODECS[name].block_bytes / CODECS[name].block_values for name in (pair.up, pair.down)]
+    fine = 2 * CODECS[FINE].block_bytes
+    payload = (HOSTS - 1) / HOSTS * (sum(each) * (parameters - flat) + fine * flat)
+    return payload * (1 + HEADER_BYTES / PACKET_BYTES)
+
+
+def per_step(logs: Sequence[Log], field: str) -> list[float]:
+    """The median step of each run."""
+    return [statistics.median(log[field][WARM_UP:]) for log in logs]
+
+
+def tables(content: dict[str, Any]) -> str:
+    """The page's tables, as Markdown."""
+    return "\n\n".join(line for name, network in content.items() for line in (f"### {name}", *_network(name, network)))
+
+
+def _network(name: str, network: dict[str, Any]) -> list[str]:
+    runs: dict[str, list[Log]] = {}
+    for log in network["runs"]:
+        runs.setdefault(log["job"]["system"], []).append(log)
+    steps = {system: per_step(logs, "step_s") for system, logs in runs.items()}
+    rate = int(name.split()[0])
+    plain = [system for system in steps if system.startswith("gloo") and "PowerSGD" not in system]
+    best = min(plain, key=lambda system: statistics.median(steps[system]))
+    columns = [
+        "system",
+        "step (ms)",
+        "range",
+        "best 16-bit gloo / this",
+        "MB sent",
+        "of the formula",
+        "CPU (ms)",
+        "target",
+    ]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for system, values in steps.items():
+        median, codec = statistics.median(values), system.removeprefix("commlayer, ")
+        ratios = [a / b for a, b in zip(steps[best], values, strict=True)]
+        sent = statistics.median(per_step(runs[system], "sent_bytes"))
+        log = runs[system][0]
+        formula = f"{sent / bytes_per_step(codec, log['parameters'], log['fine']):.3f}" if codec in PAIRS else ""
+        target = TARGETS_S.get((codec, rate))
+        verdict = "" if target is None else f"{target * 1e3:.0f}: {'reached' if median <= target else '**missed**'}"
+        cells = [
+            system,
+            f"{median * 1e3:.0f}",
+            f"{min(values) * 1e3:.0f} to {max(values) * 1e3:.0f}",
+            f"{statistics.median(ratios):.2f}",
+            f"{sent / 1e6:.2f}",
+            formula,
+            f"{statistics.median(per_step(runs[system], 'cpu_s')) * 1e3:.0f}",
+            verdict,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    log, about = network["runs"][0], network["machine"]
+    computing = statistics.median(
+        each["forward_s"] + each["backward_s"] + each["update_s"] for each in network["runs"] if each["forward_s"]
+    )
+    conditions = (
+        f"{log['parameters']:,} parameters, {log['ranks']} ranks, medians of {len(steps[best])} interleaved rounds of "
+        f"{STEPS - WARM_UP} steps; {computing * 1e3:.0f} ms of a step are computation. Measured {network['measured']} "
+        f"on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch {about['torch']}, load average "
+        f"{about['load_average']} at the start, commit {about['git_commit']}."
+    )
+    return ["\n".join(lines), conditions]
+
+
+def in_turns(rounds: int) -> list[Job]:
+    """Every system in every round."""
+    jobs = [dataclasses.replace(job, steps=STEPS, validation_batch=1, **MODEL) for job in SYSTEMS]
+    return [job for i in range(rounds) for job in jobs[i % len(jobs) :] + jobs[: i % len(jobs)]]
+
+
+def measure_network(rate_mbit_s: int, loss: float, rounds: int) -> dict[str, Any]:
+    """Raises RuntimeError if a job did not run."""
+    link = Link(rate_bps=rate_mbit_s * 1e6, loss=loss)
+    scenario = Scenario(hosts=HOSTS, nics=(link,), tcp_congestion_control=("cubic", "bbr"))
+    name, about, jobs = name_of(rate_mbit_s, loss), machine.facts(), in_turns(rounds)
+    print(f"## {name}: {len(jobs)} runs", flush=True)
+    runs = measure(scenario, jobs, LOGS, name=name.replace(" ", "_").replace("/", "_per_"))
+    if len(runs) < len(jobs):
+        raise RuntimeError(f"{name}: only {len(runs)} of {len(jobs)} runs ended")
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return {"network": scenario.table, "runs": runs, "machine": about, "measured": today}
+
+
+def main() -> int:
+    """0; 2 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, action="append", choices=RATES_MBIT_S, help="a rate in Mbit/s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="one round at 100 Mbit/s without loss; keeps nothing")
+    parser.add_argument("--table", action="store_true", help="only the tables of the kept results")
+    arguments = parser.parse_args()
+    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() and not arguments.quick else {}
+    if arguments.quick:
+        content[name_of(100, 0.0)] = measure_network(100, 0.0, 1)
+        print(tables(content))
+        return 0
+    for rate in () if arguments.table else arguments.only or RATES_MBIT_S:
+        for loss in LOSSES:
+            try:
+                content[name_of(rate, loss)] = measure_network(rate, loss, arguments.rounds)
+            except RuntimeError as error:
+                print(error, file=sys.stderr)
+                return 2
+            RESULTS.write_text(json.dumps(content) + "\n")
+    content = {
+        name_of(rate, loss): content[name_of(rate, loss)]
+        for rate in RATES_MBIT_S
+        for loss in LOSSES
+        if name_of(rate, loss) in content
+    }
+    write_between(PAGE, results=tables(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from bench import compression
+from bench.compression import STEPS, SYSTEMS, TARGETS_S, WARM_UP, bytes_per_step, in_turns, tables
+from bench.training import Job
+
+PARAMETERS, FINE = 1_000_000, 100_000
+
+
+def log(job: Job, step_s: float) -> dict[str, Any]:
+    steps = [9.0] * WARM_UP + [step_s] * (STEPS - WARM_UP)
+    return {
+        "job": dataclasses.asdict(job),
+        "parameters": PARAMETERS,
+        "fine": FINE,
+        "ranks": 4,
+        "step_s": steps,
+        "cpu_s": steps,
+        "sent_bytes": [2e6] * STEPS,
+        "forward_s": 0.01,
+        "backward_s": 0.02,
+        "update_s": 0.01,
+    }
+
+
+@pytest.mark.parametrize(("codec", "each"), [("f16", 4), ("int8", 2 * 66 / 64), ("int4-int8", 130 / 256 + 66 / 64)])
+def test_bytes_count_values_scales_and_headers(codec: str, each: float) -> None:
+    payload = 0.75 * (each * (PARAMETERS - FINE) + 4 * FINE)
+    assert bytes_per_step(codec, PARAMETERS, FINE) == pytest.approx(payload * (1432 + 82) / 1432)
+
+
+def test_every_system_runs_once_a_round_and_each_begins_one() -> None:
+    jobs = in_turns(3)
+    count = len(SYSTEMS)
+    rounds = [[job.system for job in jobs[i * count : (i + 1) * count]] for i in range(3)]
+    assert all(sorted(each) == sorted(job.system for job in SYSTEMS) for each in rounds)
+    assert len({each[0] for each in rounds}) == 3
+
+
+def test_table_compares_with_the_best_gloo_in_16_bits() -> None:
+    seconds = {"gloo, bbr bf16": 0.3, "gloo, bbr PowerSGD 1": 0.1, "commlayer, int8": 0.2}
+    runs = [log(job, seconds.get(job.system, 0.4)) for job in in_turns(2)]
+    about = {"cores": 2, "cpu": "x", "kernel": "y", "torch": "z", "load_average": 0, "git_commit": "c"}
+    text = tables({"100 Mbit/s, no loss": {"runs": runs, "machine": about, "measured": "today"}})
+    row = next(line for line in text.splitlines() if line.startswith("| commlayer, int8 |")).split(" | ")
+    assert row[1] == "200"
+    assert row[3] == "1.50"
+    assert row[4] == "2.00"
+    assert row[7] == "170: **missed** |"
+
+
+def test_targets_name_codecs_and_rates_that_are_measured() -> None:
+    assert {codec for codec, _ in TARGETS_S} <= set(compression.CODECS_MEASURED)
+    assert {rate for _, rate in TARGETS_S} <= set(compression.RATES_MBIT_S)
