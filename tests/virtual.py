@@ -37,7 +37,8 @@ class Kernel(NamedTuple):
     """Of the operation: `codec_key`."""
 
     def encode(self, values: Array, place: Place = START) -> Bytes:
-        """The values, a contiguous array, as bytes."""
+        """The values as bytes."""
+        values = np.ascontiguousarray(values)
         encoded = np.empty(self.codec.encoded_bytes(values.nbytes), np.uint8)
         key = native.codec_key(self.key, place.rank)
         native.encode(
@@ -92,13 +93,13 @@ def virtual_all_reduce(
     world, numel = len(contributions), len(contributions[0])
     places = tuple(map(tuple, hosts or [[rank] for rank in range(world)]))
     plans = plans_of(places, numel, (up, down), world if average else 1, keep_errors)
-    sources = [each.copy() for each in contributions]
-    outputs = [np.empty_like(each) for each in contributions]
+    sources = [np.array(each, order="C") for each in contributions]
+    outputs = [np.empty_like(each) for each in sources]
     coders = {name: Kernel(CODECS[name], key) for name in (up, down)}
     interpreter.run(plans, sources, outputs, Op.SUM, coders=coders)
     if any(each.tobytes() != outputs[0].tobytes() for each in outputs):
         raise RuntimeError("the virtual ranks disagree on the result: a defect of the plans or the codecs")
-    kept = [np.zeros_like(each) for each in contributions]
+    kept = [np.zeros_like(each) for each in sources]
     for plan, source, errors in zip(plans, sources, kept, strict=True):
         for offset, length in plan.kept:
             part = slice(offset // 4, (offset + length) // 4)
