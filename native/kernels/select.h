@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Writes `k` indices in ascending order, and the values there. k <= count <= 2^32. */
+/* Writes `k` indices in ascending order, and the values there. k <= count < 2^32. */
 void cl_select_largest(const float *values, size_t count, size_t k, uint32_t *indices, float *chosen);
 
 #endif

@@ -4,9 +4,10 @@
  * exceeds `floor` by less than `width`.
  */
 
+/* A signed comparison, with both sides less by 2^31: SSE2 has no other. */
 TARGET static inline uint32_t is_hit(float value, uint32_t floor, uint32_t width)
 {
-    return (bits_of(value) & 0x7fffffffu) - floor < width;
+    return (int32_t)((bits_of(value) & 0x7fffffffu) - (floor ^ 0x80000000u)) < (int32_t)(width ^ 0x80000000u);
 }
 
 /* Appends i to `found` if value i is a hit; returns how many it appended. */
@@ -23,8 +24,8 @@ TARGET static inline size_t find_lanes(uint32_t *found, const float *values, siz
 {
     uint32_t any = 0;
     size_t hits = 0;
-    for (size_t j = 0; j < FIND_LANES; j++)
-        any |= is_hit(values[i + j], floor, width);
+    /* gcc 12 makes vectors of this loop only if it does not unroll it. */
+    _Pragma("GCC unroll 1") for (size_t j = 0; j < FIND_LANES; j++) any |= is_hit(values[i + j], floor, width);
     for (size_t j = 0; any != 0 && j < FIND_LANES; j++)
         hits += find_one(found + hits, values, i + j, floor, width);
     return hits;
