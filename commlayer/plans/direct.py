@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .codec import Encoding
 from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
@@ -132,6 +133,7 @@ def reduce_segment(
     after: Sequence[int] = (),
     target: Buffer = OUTPUT,
     partial: bool = False,
+    encoding: Encoding | None = None,
 ) -> list[int]:
     """Reduces the other members' parts into a range of `target`; returns the steps after which all are in.
 
@@ -140,14 +142,17 @@ def reduce_segment(
     """
     me = members.index(b.rank)
     if window is None:
-        return [*after, *(b.recv_reduce(members[i], target, *own, begin, partial=partial) for i in others(members, me))]
+        peers = [members[i] for i in others(members, me)]
+        received = [b.recv_reduce(peer, target, *own, begin, partial=partial, encoding=encoding) for peer in peers]
+        return [*after, *received]
     slot, free = window.take()
-    received = {}
+    copied = {}
     for i in others(members, me):
-        received[i] = b.recv_copy(members[i], SCRATCH, slot + i * own.length, own.length, free)
+        where = slot + i * own.length
+        copied[i] = b.recv_copy(members[i], SCRATCH, where, own.length, free, partial=partial, encoding=encoding)
     done = [*begin, *after]
-    for i in sorted(received):
-        done = [b.reduce(SCRATCH, slot + i * own.length, target, *own, [*done, received[i]])]
+    for i in sorted(copied):
+        done = [b.reduce(SCRATCH, slot + i * own.length, target, *own, [*done, copied[i]])]
     window.release(done)
     return done
 

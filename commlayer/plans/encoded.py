@@ -1,8 +1,9 @@
-"""All-reduces of float32 whose messages are encoded: contributions by one codec, sums by the same or another one.
+"""Collectives of float32 whose messages are encoded: contributions by one codec, results by the same or another one.
 
-Every rank encodes its part of a shard once. The owner adds the decoded parts to its own in float32, and encodes the sum
-once. All ranks decode that, the owner too, so all have the same bits. Several hosts of several ranks add up within each
-host first; the host's sum is encoded.
+For an all-reduce, every rank encodes its part of a shard once. The owner adds the decoded parts to its own in float32,
+and encodes the sum once. All ranks decode that, the owner too, so all have the same bits. Several hosts of several
+ranks add up within each host first; the host's sum is encoded. The reduce-scatter is the first half of that, and the
+all-gather the second.
 
 A ring would encode again at every hop, so there is none.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import ConfigError
-from . import hierarchical
+from . import direct, hierarchical
 from .codec import CODECS, VALUE_BYTES, Codec, Encoding
 from .direct import ORDERED_SEGMENTS, others
 from .hierarchical import Hosts
@@ -29,10 +30,8 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
 
     Raises ConfigError for settings without codecs, and for elements that are not of 4 bytes.
     """
-    if settings.codecs is None or itemsize != VALUE_BYTES:
-        raise ConfigError(f"an all-reduce of elements of {itemsize} bytes with codecs={settings.codecs}: use float32")
+    up, down = codecs = _codecs("an all-reduce", itemsize, settings)
     b = PlanBuilder(rank, sum(map(len, hosts)))
-    up, down = codecs = tuple(CODECS[name] for name in settings.codecs)
     block = max(codec.block_length for codec in codecs)
     owners = min(map(len, hosts))
     # Once encoded, messages are as long as those of other plans. All are cut between blocks.
@@ -55,6 +54,31 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
         between = (lambda i, after: network.all_reduce(mine[i], after)) if members else None
         hierarchical.reduce_and_spread(b, local, cuts, itemsize, settings.staging_bytes, between)
     return b.build()
+
+
+def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """Reduces INPUT of world size x numel elements into OUTPUT of numel; contributions have the first codec.
+
+    The settings keep no errors and allow no loss. Raises ConfigError as `all_reduce` does.
+    """
+    up, _ = _codecs("a reduce-scatter", itemsize, settings)
+    return hierarchical.reduce_scatter(rank, hosts, numel, itemsize, divisor, settings, up)
+
+
+def all_gather(rank: int, hosts: Hosts, numel: int, itemsize: int, settings: Settings) -> Plan:
+    """Gathers INPUT of numel elements, in the second codec, into OUTPUT of world size x numel: equal on all ranks.
+
+    Raises ConfigError as `all_reduce` does.
+    """
+    _, down = _codecs("an all-gather", itemsize, settings)
+    return hierarchical.all_gather(rank, hosts, numel, itemsize, settings, down)
+
+
+def _codecs(what: str, itemsize: int, settings: Settings) -> tuple[Codec, Codec]:
+    if settings.codecs is None or itemsize != VALUE_BYTES:
+        raise ConfigError(f"{what} of elements of {itemsize} bytes with codecs={settings.codecs}: use float32")
+    up, down = settings.codecs
+    return CODECS[up], CODECS[down]
 
 
 class _Network:
@@ -131,26 +155,19 @@ class _Network:
 
     def _sum(self, own: Range, after: Sequence[int]) -> list[int]:
         """Adds the contributions to the shard `own` up in OUTPUT."""
-        b, members, me = self.b, self.members, self.me
+        b = self.b
         encoding = Encoding(self.up, own.offset // self.up.block_length)
-        begun = b.copy(INPUT, own.offset, OUTPUT, *own, after)
-        if self.ordered:
-            slot, free = self.decoded.take()
-            received = {}
-            for i in others(members, me):
-                where = slot + i * own.length
-                received[i] = b.recv_copy(
-                    members[i], SCRATCH, where, own.length, free, partial=self.partial, encoding=encoding
-                )
-            done = [begun]
-            for i in sorted(received):
-                done = [b.reduce(SCRATCH, slot + i * own.length, OUTPUT, *own, [*done, received[i]])]
-            self.decoded.release(done)
-        else:
-            peers = [members[i] for i in others(members, me)]
-            done = [
-                b.recv_reduce(each, OUTPUT, *own, [begun], partial=self.partial, encoding=encoding) for each in peers
-            ]
+        begun = [b.copy(INPUT, own.offset, OUTPUT, *own, after)]
+        done = direct.reduce_segment(
+            b,
+            self.members,
+            own,
+            window=self.decoded if self.ordered else None,
+            begin=begun,
+            after=begun,
+            partial=self.partial,
+            encoding=encoding,
+        )
         if self.divisor > 1 or self.partial:
             done = [b.scale(OUTPUT, *own, self.divisor, done, weight=self.weight)]
         return done

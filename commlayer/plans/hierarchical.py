@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ..errors import ConfigError
 from . import direct
+from .codec import Codec, Encoding
 from .host import SLOTS, await_all, staged_broadcast, staged_reduce, staging_area
 from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
@@ -187,8 +189,13 @@ def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, roo
     return b.build()
 
 
-def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """Reduces INPUT of world size x numel elements into OUTPUT of numel, which may be this rank's part of INPUT."""
+def reduce_scatter(
+    rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings, codec: Codec | None = None
+) -> Plan:
+    """Reduces INPUT of world size x numel elements into OUTPUT of numel, which may be this rank's part of INPUT.
+
+    With a codec, messages are encoded; each has the sum of a host.
+    """
     world_size = sum(map(len, hosts))
     b = PlanBuilder(rank, world_size)
     local = home(hosts, rank)
@@ -197,11 +204,11 @@ def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: 
     remote = [other for other in clients(hosts, rank) if other != rank]
     members = [delegate(hosts, host, rank) for host in hosts]
     length = numel * itemsize
-    slot_bytes, longest = staging_area(settings.staging_bytes, 1, world_size, itemsize)
-    segment_bytes = min(max(settings.segment_bytes // world_size, 1), longest)
-    pieces = segments(Range(0, length), itemsize, segment_bytes, longest)
+    slot_bytes, pieces = _rank_pieces(hosts, length, itemsize, world_size, settings, codec)
+    longest = max((piece.length for piece in pieces), default=0)
     window = direct.ordered_window(b, len(hosts), pieces) if settings.deterministic else None
-    sending = Window(b, len(remote) * max((piece.length for piece in pieces), default=0), NETWORK_LAG)
+    sums = Window(b, len(remote) * longest if peers else 0, NETWORK_LAG)
+    encoded = Window(b, codec.encoded_bytes(longest) if codec else 0, NETWORK_LAG * max(len(remote), 1))
     chain = b.chain()
 
     def reduce_here(destination: int, piece: Range, staged: int, target: Buffer, at: int, free: Sequence[int]) -> int:
@@ -211,50 +218,92 @@ def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: 
                 b.reduce(STAGING, staged + destination * piece.length, target, at, piece.length, staging_of=peer)
         return began
 
+    def encoding_of(destination: int, piece: Range) -> Encoding | None:
+        """Blocks of different destinations have different numbers."""
+        if codec is None:
+            return None
+        return Encoding(
+            codec, (destination * codec.encoded_bytes(length) + codec.encoded_bytes(piece.offset)) // codec.block_bytes
+        )
+
     # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the reduction of k.
     for k, piece in enumerate(pieces):
         staged = k % SLOTS * slot_bytes
         with chain:
             for other in elsewhere if peers else ():
                 b.copy(INPUT, other * length + piece.offset, STAGING, staged + other * piece.length, piece.length)
-            b.post()
+            if len(hosts) < world_size:
+                b.post()
             await_all(b, peers, b.posts)
-        place, free = sending.take()
-        sends = []
+        place, free = sums.take()
+        read: list[int] = []
         for i, other in enumerate(remote):
-            at = place + i * piece.length
-            reduce_here(other, piece, staged, SCRATCH, at, free)
-            sends.append(b.send(other, SCRATCH, at, piece.length, chain.tail))
-        sending.release(sends)
+            values = Range(other * length + piece.offset, piece.length)
+            source, part, ready = INPUT, values, chain.tail[:0]
+            if peers:
+                source, part = SCRATCH, Range(place + i * piece.length, piece.length)
+                reduce_here(other, piece, staged, source, part.offset, free)
+                ready = chain.tail
+            encoding = encoding_of(other, piece)
+            if encoding is None:
+                read.append(b.send(other, source, *part, ready))
+                continue
+            at, busy = encoded.take()
+            read.append(b.encode(encoding, source, *part, at, [*ready, *busy]))
+            sent = b.send(other, SCRATCH, at, piece.length, read[-1:], encoding=encoding, values=values.offset)
+            encoded.release([sent])
+        sums.release(read)
         began = reduce_here(rank, piece, staged, OUTPUT, piece.offset, ())
-        done = direct.reduce_segment(b, members, piece, window=window, begin=[began], after=chain.tail)
+        done = direct.reduce_segment(
+            b, members, piece, window=window, begin=[began], after=chain.tail, encoding=encoding_of(rank, piece)
+        )
         if divisor > 1:
             b.scale(OUTPUT, *piece, divisor, done)
     return b.build()
 
 
-def all_gather(rank: int, hosts: Hosts, numel: int, itemsize: int, settings: Settings) -> Plan:
-    """Gathers INPUT of numel elements into OUTPUT of world size x numel; INPUT may be its own place in OUTPUT."""
+def all_gather(
+    rank: int, hosts: Hosts, numel: int, itemsize: int, settings: Settings, codec: Codec | None = None
+) -> Plan:
+    """Gathers INPUT of numel elements into OUTPUT of world size x numel; INPUT may be its own place in OUTPUT.
+
+    With a codec, each rank encodes its part once, and all ranks decode that, also this rank and those of its host.
+    """
     world_size = sum(map(len, hosts))
     b = PlanBuilder(rank, world_size)
     local = home(hosts, rank)
     peers = [peer for peer in local if peer != rank]
     length = numel * itemsize
     carried = [clients(hosts, each) for each in range(world_size)]
-    parts = max(map(len, carried))
-    slot_bytes, longest = staging_area(settings.staging_bytes, 1, parts, itemsize)
-    segment_bytes = min(max(settings.segment_bytes // world_size, 1), longest)
+    delegates = [delegate(hosts, host, rank) for host in hosts if host is not local]
+    slot_bytes, pieces = _rank_pieces(hosts, length, itemsize, max(map(len, carried)), settings, codec)
+    longest = max((piece.length for piece in pieces), default=0)
+    encoded = Window(b, codec.encoded_bytes(longest) if codec else 0, NETWORK_LAG)
     chain = b.chain()
     # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the copying of k.
-    for k, piece in enumerate(segments(Range(0, length), itemsize, segment_bytes, longest)):
+    for k, piece in enumerate(pieces):
         staged = k % SLOTS * slot_bytes
-        there = {rank: b.copy(INPUT, piece.offset, OUTPUT, rank * length + piece.offset, piece.length)}
-        for host in hosts:
-            if host is not local:
-                b.send(delegate(hosts, host, rank), INPUT, *piece)
+        own = Range(rank * length + piece.offset, piece.length)
+        encoding = codec and Encoding(codec, piece.offset // codec.block_length)
+        if encoding is None:
+            there = {rank: b.copy(INPUT, piece.offset, OUTPUT, *own)}
+            for other in delegates:
+                b.send(other, INPUT, *piece)
+        else:
+            at, free = encoded.take()
+            made = [b.encode(encoding, INPUT, *piece, at, free)]
+            there = {rank: b.decode(encoding, at, OUTPUT, *own, made)}
+            sent = [
+                b.send(other, SCRATCH, at, piece.length, made, encoding=encoding, values=piece.offset)
+                for other in delegates
+            ]
+            encoded.release([*sent, there[rank]])
         for other in carried[rank]:
             if other != rank:
-                there[other] = b.recv_copy(other, OUTPUT, other * length + piece.offset, piece.length)
+                target = other * length + piece.offset
+                there[other] = b.recv_copy(other, OUTPUT, target, piece.length, encoding=encoding)
+        if len(hosts) == world_size:
+            continue
         with chain:
             for i, other in enumerate(carried[rank] if peers else ()):
                 source = other * length + piece.offset
@@ -266,6 +315,29 @@ def all_gather(rank: int, hosts: Hosts, numel: int, itemsize: int, settings: Set
                     target = other * length + piece.offset
                     b.copy(STAGING, staged + i * piece.length, OUTPUT, target, piece.length, staging_of=peer)
     return b.build()
+
+
+def _rank_pieces(
+    hosts: Hosts, length: int, itemsize: int, parts: int, settings: Settings, codec: Codec | None
+) -> tuple[int, list[Range]]:
+    """The bytes of a staging slot, and the segments of each rank's `length` bytes, `parts` of which fit into a slot.
+
+    With a codec they begin at blocks, and have the usual length once encoded.
+    """
+    world_size = sum(map(len, hosts))
+    slot_bytes, longest, segment_bytes = 0, MESSAGE_LIMIT_BYTES, settings.segment_bytes // world_size
+    if len(hosts) < world_size:
+        slot_bytes, longest = staging_area(settings.staging_bytes, 1, parts, itemsize)
+    if codec is not None:
+        segment_bytes = segment_bytes * codec.block_length // codec.block_bytes
+        longest -= longest % codec.block_length
+        if longest == 0:
+            raise ConfigError(
+                f"staging of {settings.staging_bytes} bytes per rank is too small for blocks of {codec.block_length} "
+                f"bytes of {parts} ranks; use fewer ranks per host"
+            )
+    granule = itemsize if codec is None else codec.block_length
+    return slot_bytes, segments(Range(0, length), granule, min(max(segment_bytes, 1), longest), longest)
 
 
 def broadcast(rank: int, hosts: Hosts, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:

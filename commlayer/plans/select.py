@@ -73,11 +73,12 @@ def _plan(
     # These modules have the same functions; those of `hierarchical` take the hosts, the others the number of ranks.
     module: Any = host if len(hosts) == 1 else direct if flat else hierarchical
     where = hosts if module is hierarchical else n
+    is_encoded = settings.codecs is not None and len(hosts) > 1
     plan: Plan
     match collective:
         case "all_reduce":
             is_short = (len(hosts) - 1) * length <= settings.exchange_limit_bytes
-            is_encoded = settings.codecs is not None and len(hosts) > 1 and not is_short
+            is_encoded = is_encoded and not is_short
             if flat and settings.algorithm == "auto" and is_short:
                 return direct.exchange(rank, n, numel, itemsize, divisor)
             if flat and not settings.partial and not is_encoded and _ring(n, length // n, settings):
@@ -88,10 +89,14 @@ def _plan(
             make = module.partial_all_reduce if is_partial else module.all_reduce
             plan = make(rank, where, numel, itemsize, divisor, settings)
         case "reduce_scatter":
+            if is_encoded:
+                return encoded.reduce_scatter(rank, hosts, numel, itemsize, divisor, settings)
             if flat and _ring(n, length, settings) and not settings.partial:
                 return ring.reduce_scatter(rank, n, numel, itemsize, divisor, settings)
             plan = module.reduce_scatter(rank, where, numel, itemsize, divisor, settings)
         case "all_gather":
+            if is_encoded:
+                return encoded.all_gather(rank, hosts, numel, itemsize, settings)
             if flat and _ring(n, length, settings):
                 return ring.all_gather(rank, n, numel, itemsize, settings)
             plan = module.all_gather(rank, where, numel, itemsize, settings)

@@ -34,7 +34,8 @@ class Settings:
     """With `partial`: the shortest message to cut a tensor into. No packet of a short message may be lost."""
 
     codecs: tuple[str, str] | None = None
-    """Codecs of an all-reduce of float32 between hosts, by name: of the contributions, and of the sums."""
+    """Codecs of float32 between hosts, by name: of the contributions to a reduction, and of the values that an
+    all-reduce or an all-gather spreads."""
     keep_errors: bool = False
     """With `codecs`: INPUT keeps rounding errors and lost values: see `Plan.kept`."""
 

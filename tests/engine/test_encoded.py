@@ -1,4 +1,4 @@
-"""Encoded all-reduces through the engine: threads as ranks, over memory that loses packets and over UDP on loopback."""
+"""Encoded collectives through the engine: threads as ranks, over memory that loses packets and over UDP on loopback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from commlayer.errors import CommError, ConfigError
 from commlayer.plans import encoded
 from commlayer.plans.codec import CODECS
+from commlayer.plans.select import Collective, plan_for
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import DType, Op, Qos, Treatment
 from commlayer.transport.group import NativeGroup
@@ -84,6 +85,59 @@ def test_ranks_agree_on_a_sum_within_the_errors_of_the_codecs(
     assert error >= 0.5 * NMSE[pair[1]]  # it was encoded
 
 
+def halve(group: NativeGroup, name: Collective, pair: tuple[str, str], source: Array, target: Array, key: int) -> Array:
+    """The target of a reduce-scatter or an all-gather."""
+    numel = min(len(source), len(target))
+    settings = Settings(codecs=pair, deterministic=True)
+    plan = plan_for(name, rank=group.rank, hosts=group.hosts, numel=numel, itemsize=4, settings=settings)
+    memory = (source.ctypes.data, target.ctypes.data)
+    group.submit(plan, *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, codec_key=key).wait()
+    return target
+
+
+HALVES_NUMEL = 100_003
+
+
+@pytest.mark.parametrize("codec", NMSE)
+@pytest.mark.parametrize("hosts", [[(0,), (1,), (2,)], [(0, 1), (2, 3)], [(0,), (1, 2)]])
+def test_a_shard_of_a_reduce_scatter_is_within_the_errors_of_its_contributions(
+    codec: str, hosts: list[tuple[int, ...]]
+) -> None:
+    def run(team: Team, world: World, key: int) -> list[Array]:
+        total = world.size * HALVES_NUMEL
+        return world.on_each(
+            lambda r: halve(
+                team[r], "reduce_scatter", (codec, "f16"), inputs(r, total), np.empty(HALVES_NUMEL, "f4"), key
+            )
+        )
+
+    with World(hosts, loss=0.01) as world, world.open_group() as team:
+        shards, again, others = run(team, world, 7), run(team, world, 7), run(team, world, 8)
+        assert [each.tobytes() for each in again] == [each.tobytes() for each in shards]
+        rotates = codec == "int4"
+        assert rotates == any((a != b).any() for a, b in zip(shards, others, strict=True))
+        exact = np.sum([inputs(rank, world.size * HALVES_NUMEL) for rank in range(world.size)], axis=0, dtype="f8")
+    for rank, shard in enumerate(shards):
+        right = exact[rank * HALVES_NUMEL : (rank + 1) * HALVES_NUMEL]
+        error = np.square(shard - right).mean() / np.square(right).mean()
+        assert 0.2 * NMSE[codec] <= error <= 1.1 * NMSE[codec]  # one host's part is not encoded
+
+
+@pytest.mark.parametrize("codec", NMSE)
+@pytest.mark.parametrize("hosts", [[(0,), (1,), (2,)], [(0, 1), (2, 3)], [(0,), (1, 2)]])
+def test_gathered_shards_are_equal_on_all_ranks_and_within_the_errors_of_the_codec(
+    codec: str, hosts: list[tuple[int, ...]]
+) -> None:
+    with World(hosts, loss=0.01) as world, world.open_group() as team:
+        whole = [np.empty(world.size * HALVES_NUMEL, "f4") for _ in range(world.size)]
+        world.on_each(lambda r: halve(team[r], "all_gather", ("f16", codec), inputs(r, HALVES_NUMEL), whole[r], 7))
+    assert all(each.tobytes() == whole[0].tobytes() for each in whole)
+    for rank, shard in enumerate(np.split(whole[0], len(whole))):
+        right = inputs(rank, HALVES_NUMEL)
+        error = np.square(shard - right).mean() / np.square(right).mean()
+        assert 0.5 * NMSE[codec] <= error <= 1.1 * NMSE[codec]
+
+
 def test_packets_of_different_sizes_hold_whole_blocks() -> None:
     with World(flat(3), mtus=[1500, 1000, 1200]) as world, world.open_group() as team:
         assert nmse(world.on_each(lambda rank: all_reduce(team[rank], ("int4", "int8")))) < 0.015
@@ -153,5 +207,8 @@ def test_only_sums_of_float32_are_encoded() -> None:
         for dtype, op in ((DType.I32, Op.SUM), (DType.F32, Op.MAX)):
             with pytest.raises(ConfigError, match="codecs are for sums of float32"):
                 team[0].submit(plan, array.ctypes.data, array.ctypes.data, dtype, op, timeout_s=1)
-    with pytest.raises(ConfigError, match="use float32"):
-        encoded.all_reduce(0, ((0,), (1,)), NUMEL, 8, 1, Settings(codecs=("int8", "int8")))
+    hosts, settings = ((0,), (1,)), Settings(codecs=("int8", "int8"))
+    names: list[Collective] = ["all_reduce", "reduce_scatter", "all_gather"]
+    for name in names:
+        with pytest.raises(ConfigError, match=f"{name.replace('_', '-')} of elements of 8 bytes.*use float32"):
+            plan_for(name, rank=0, hosts=hosts, numel=NUMEL, itemsize=8, settings=settings)

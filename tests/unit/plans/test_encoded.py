@@ -1,4 +1,4 @@
-"""The all-reduce whose messages are encoded: what it computes, and that it sends what the formula says."""
+"""Collectives whose messages are encoded: their results, and that they send what the formula says."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commlayer.errors import ConfigError
 from commlayer.plans import encoded
 from commlayer.plans.codec import CODEC_SHIFT, CODECS, Codec
 from commlayer.plans.plan import Plan, StepKind
+from commlayer.plans.select import Collective, plan_for
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
 from tests.unit.plans import interpreter
@@ -93,6 +95,97 @@ def plans_of(shape: Sequence[int], numel: int, pair: tuple[str, str], divisor: i
     return [encoded.all_reduce(rank, hosts_of(shape), numel, 4, divisor, settings) for rank in range(sum(shape))]
 
 
+def halves_of(
+    name: Collective, shape: Sequence[int], numel: int, pair: tuple[str, str], average: bool = False, **fields: Any
+) -> list[Plan]:
+    """The plans of a reduce-scatter or an all-gather."""
+    settings = Settings(segment_bytes=4096, codecs=pair, staging_bytes=1 << 15, **fields)
+    hosts, ranks = hosts_of(shape), range(sum(shape))
+    return [
+        plan_for(name, rank=rank, hosts=hosts, numel=numel, itemsize=4, average=average, settings=settings)
+        for rank in ranks
+    ]
+
+
+STEPS = {"f16": 2**-11, "int8": 0.51 / 127, "int4": 0.51 / 7}
+"""Errors of the codecs, as a share of the largest value of a block."""
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    numel=st.integers(0, 3000),
+    codec=st.sampled_from(list(STEPS)),
+    in_place=st.booleans(),
+    average=st.booleans(),
+    deterministic=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_each_shard_of_a_reduce_scatter_is_within_the_errors_of_the_contributions(
+    shape: Sequence[int], numel: int, codec: str, in_place: bool, average: bool, deterministic: bool, seed: int
+) -> None:
+    world, chance = sum(shape), np.random.default_rng(seed)
+    inputs = [chance.standard_normal(world * numel).astype(np.float32) for _ in range(world)]
+    sources = [each.copy() for each in inputs]
+    own = [slice(rank * numel, (rank + 1) * numel) for rank in range(world)]
+    outputs = [sources[r][own[r]] if in_place else np.full(numel, np.nan, np.float32) for r in range(world)]
+    plans = halves_of("reduce_scatter", shape, numel, (codec, "sign"), average, deterministic=deterministic)
+    interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, coders=CODERS)
+    divisor = world if average else 1
+    exact = np.asarray(np.sum(inputs, axis=0, dtype=np.float64)) / divisor
+    largest = max((float(np.abs(each).max(initial=0)) for each in inputs), default=0.0) * world / divisor
+    for rank, output in enumerate(outputs):
+        assert np.abs(output - exact[own[rank]]).max(initial=0) <= 1.02 * largest * STEPS[codec] + 1e-6
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    numel=st.integers(0, 3000),
+    codec=st.sampled_from(list(STEPS)),
+    in_place=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_gathered_shards_are_rounded_once_and_equal_everywhere(
+    shape: Sequence[int], numel: int, codec: str, in_place: bool, seed: int
+) -> None:
+    world, chance = sum(shape), np.random.default_rng(seed)
+    exact = chance.standard_normal(world * numel).astype(np.float32)
+    own = [slice(rank * numel, (rank + 1) * numel) for rank in range(world)]
+    outputs = [np.full(world * numel, np.nan, np.float32) for _ in range(world)]
+    for rank, output in enumerate(outputs):
+        output[own[rank]] = exact[own[rank]]
+    inputs = [outputs[r][own[r]] if in_place else exact[own[r]].copy() for r in range(world)]
+    plans = halves_of("all_gather", shape, numel, ("sign", codec))
+    interpreter.run(plans, inputs, outputs, Op.SUM, seed=seed, coders=CODERS)
+    for output in outputs:
+        assert np.array_equal(output, outputs[0])
+    assert np.abs(outputs[0] - exact).max(initial=0) <= 1.02 * np.abs(exact).max(initial=0) * STEPS[codec] + 1e-6
+    for rank in range(world) if numel > 64 and codec != "f16" else ():
+        assert not np.array_equal(outputs[rank][own[rank]], exact[own[rank]])  # the owner has decoded, too
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("codec", list(STEPS))
+def test_every_rank_sends_its_half_of_the_formula(name: Collective, codec: str) -> None:
+    world, numel, kind = 4, 1 << 18, CODECS[codec]
+    for plan in halves_of(name, (1,) * world, numel, (codec, codec)):
+        sends = plan.steps[plan.steps["kind"] == StepKind.SEND]
+        assert set(sends["flags"] >> CODEC_SHIFT) == {kind.number}
+        sent = sum(kind.encoded_bytes(int(length)) for length in sends["length"])
+        formula = numel * (world - 1) * kind.block_bytes / kind.block_values
+        assert formula <= sent <= 1.005 * formula
+
+
+def test_blocks_for_different_destinations_have_different_numbers() -> None:
+    for plan in halves_of("reduce_scatter", (1, 1, 1), 5000, ("int4", "int4")):
+        numbers = plan.steps["block"][plan.steps["kind"] == StepKind.ENCODE]
+        assert len(set(numbers)) == len(numbers) > 2
+
+
+def test_staging_too_small_for_the_blocks_of_a_host_is_refused() -> None:
+    with pytest.raises(ConfigError, match="blocks of 1024 bytes of 4 ranks"):
+        encoded.reduce_scatter(0, ((0, 1), (2, 3)), 100, 4, 1, Settings(codecs=("int4", "int4"), staging_bytes=4096))
+
+
 @given(
     shape=st.sampled_from(SHAPES),
     numel=st.integers(0, 9000),
@@ -119,9 +212,8 @@ def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
     plans = plans_of(shape, numel, pair, world if average else 1, deterministic=deterministic)
     interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, coders=CODERS)
     if numel:
-        steps = {"f16": 2**-11, "int8": 0.51 / 127, "int4": 0.51 / 7}
         largest = max(float(np.abs(each).max()) for each in inputs) * world / (world if average else 1)
-        assert np.abs(outputs[0] - exact).max() <= 1.02 * largest * (steps[pair[0]] + steps[pair[1]]) + 1e-6
+        assert np.abs(outputs[0] - exact).max() <= 1.02 * largest * (STEPS[pair[0]] + STEPS[pair[1]]) + 1e-6
     for each in outputs[1:]:
         assert np.array_equal(each, outputs[0])
 
