@@ -8,10 +8,11 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from .bench.sizes import parse_rate, parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
@@ -29,8 +30,19 @@ def main() -> None:
     """commlayer: a communication layer for distributed training with PyTorch."""
 
 
-@app.command()
-def bench(
+class _BenchGroup(TyperGroup):
+    """`commlayer bench` without a subject measures collectives."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args and args[0] in self.commands else ["collectives", *args])
+
+
+bench = typer.Typer(cls=_BenchGroup)
+app.add_typer(bench, name="bench")
+
+
+@bench.command()
+def collectives(
     collective: Annotated[
         str,
         typer.Argument(
@@ -79,6 +91,7 @@ def bench(
     """Measure collectives of several torch.distributed backends side by side, as nccl-tests does.
 
     The command starts the ranks, unless torchrun has. Exit status: 1 if a result was wrong, 2 if the run failed.
+    `commlayer bench codec --help` is about the codecs.
     """
     from .emulate.link import Link
     from .emulate.scenario import Scenario
@@ -151,6 +164,39 @@ def _start(spec: Spec, ranks: int | None) -> int:
     from .bench import worker
 
     return worker.run(spec)
+
+
+@bench.command()
+def codec(
+    sizes: Annotated[str, typer.Option(help="Comma-separated sizes of the float32 values")] = "256K,64M",
+    codecs: Annotated[str | None, typer.Option(help="Comma-separated codecs (default: all)")] = None,
+    levels: Annotated[
+        str | None, typer.Option(help="Comma-separated instruction sets: avx512, avx2, scalar (default: this CPU's)")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="How often the kernels take turns")] = 7,
+    json_path: Annotated[str | None, typer.Option("--json", "-J", help="File for the results")] = None,
+) -> None:
+    """Measure speed and error of the codecs on one core, beside memcpy.
+
+    Example: commlayer bench codec --codecs int8,int4 --sizes 256K --json codec.json
+    """
+    from .bench import codec as bench_codec
+    from .bench import report
+
+    try:
+        given = {"codecs": codecs, "levels": levels}
+        spec = bench_codec.CodecSpec(
+            sizes=tuple(parse_size(size) for size in sizes.split(",")),
+            rounds=rounds,
+            command=("commlayer", *sys.argv[1:]),
+            **{name: tuple(value.split(",")) for name, value in given.items() if value is not None},
+        )
+        if json_path is not None:
+            report.check_writable(Path(json_path))
+    except ValueError as error:
+        _complain("bench codec", error)
+        raise typer.Exit(EXIT_FAILED) from error
+    bench_codec.run(spec, None if json_path is None else Path(json_path))
 
 
 @app.command()
