@@ -142,7 +142,7 @@ MUTANTS = (
         "forget what was on a dead path",
         "protocol/upkeep.c",
         "cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);",
-        "cl_sent_clear(&path->sent);",
+        "while (path->sent.packets > 0)\n                cl_sent_remove(&path->sent, path->sent.low);",
     ),
     Mutant(
         "never probe in silence",
