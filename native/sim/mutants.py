@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "lose protected packets",
         "protocol/partial.c",
-        "(partial->guarded && is_protected(endpoint, message, packet)) ||",
+        "(partial->guarded && is_protected(message, packet)) ||",
         "",
     ),
     Mutant(
