@@ -108,7 +108,8 @@ _SOCKETS = _numbers("sockets", 1, 8, "1 to 8", is_whole=True)
 _SECONDS = _numbers("seconds", 0.1, 86400, "0.1 to 86400")
 _PACKET = _numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
 _CLASS = _numbers("class", 0, PRIORITIES - 1, f"0 (most urgent) to {PRIORITIES - 1}", is_whole=True)
-_CODEC = _words(("none", "f16", "bf16", "int8", "int4-int8", "int4"))
+_STEPS = _numbers("steps", 0, 10**9, "0 to 1000000000", is_whole=True)
+_CODEC = _words(("none", "f16", "bf16", "int8", "int4-int8", "int4", "sign"))
 _BLOCKS = _numbers("share of blocks", 0, math.nextafter(1, 0), "0 to less than 1")
 _LOSS_SPAN = f"0 (no loss), or {LOSS_BOUND_LEAST:f} to {LOSS_BOUND_MAX}"
 LOSS_BOUND = _numbers("share of packets", LOSS_BOUND_LEAST, LOSS_BOUND_MAX, _LOSS_SPAN, zero=True)
@@ -301,8 +302,14 @@ class Policy:
         _CODEC,
         "representation of gradients between hosts; only the hook has one. `f16` and `bf16` add up in float32. `int8` "
         "sends 1.03 bytes per value. `int4-int8` sends contributions in 4 bits and sums in 8. `int4` sends both in 4 "
-        "bits and keeps rounding errors for the next step. See [compression.md](compression.md)",
+        "bits and keeps rounding errors for the next step. `sign` sends 1 bit and keeps them, too; not for Adam. See "
+        "[compression.md](compression.md)",
     ] = "none"
+    exact_steps: Annotated[
+        int,
+        _STEPS,
+        "steps at the start of a training that `sign` sends in bf16: compression hurts most there",
+    ] = 100
     residual: Annotated[
         Literal["f32", "bf16"], "how a codec that keeps rounding errors stores them: in 4 or in 2 bytes per parameter"
     ] = "f32"

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Work
 from torch.futures import Future
 
-from ..compress.codec import FINE, PAIRS, CodecPair
+from ..compress.codec import FINE, PAIRS, CodecPair, codec_at
 from ..compress.feedback import Feedback
 from ..compress.fine import Cut, Fine, cut
 from ..config import Policy
@@ -232,8 +232,9 @@ def _is_finite(values: Tensor) -> bool:
 def _policy_at(
     place: Place, policy: Policy, parameters: Sequence[Tensor], reduction: Reduction
 ) -> tuple[Policy, list[int]]:
-    """The policy of one buffer, with its class and loss bound, and the indices of parameters that may lose nothing."""
-    policy = dataclasses.replace(policy, priority=bucket_class(policy.priority, place.index, place.count))
+    """The policy of a buffer, with class, codec and loss bound, and the indices of parameters that lose nothing."""
+    priority = bucket_class(policy.priority, place.index, place.count)
+    policy = dataclasses.replace(policy, priority=priority, codec=codec_at(policy, place.step))
     if reduction.tolerance is None:
         return policy, []
     who = f"rank {reduction.group.rank()}: "

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 from ..compress.feedback import Feedback
 from ..compress.fine import Fine
 from ..compress.loss_scale import LossScale
+from ..compress.optimizer import check_optimizer
 from ..config import LOSS_BOUND_MAX, Policy, number
 from ..errors import ConfigError
 from ..loss.tolerance import Tolerance
@@ -30,15 +31,17 @@ class HookState:
 
     `process_group` is that of the model; None: WORLD. `tolerance` gives loss bounds by layer and by step instead of the
     policy's `loss_bound` (see `Tolerance`). `fine` selects the parameters that a codec leaves in 16 bits; None: those
-    of one dimension, as biases and norms. None of these is saved or pickled: a restored state uses WORLD until
-    `process_group` is set, a state that had a tolerance must be given an equal one, and `fine` must be set again.
+    of one dimension, as biases and norms. `optimizer` is the one that will use the averaged gradients; the codec `sign`
+    demands it. None of these is saved or pickled: a restored state uses WORLD until `process_group` is set, a state
+    that had a tolerance must be given an equal one, and `fine` and `optimizer` must be set again.
 
     With the policy's treatment `feedback`, the state keeps lost contributions of this rank's gradients until the next
     step adds them; with a codec that keeps errors, also rounding errors. They are saved, so every rank should save its
     own state and restore that. A rank that restores the state of another rank drops its residual, which would otherwise
     be added several times.
 
-    Raises ConfigError for arguments of another type, and for a policy with a `loss_bound` beside a tolerance.
+    Raises ConfigError for arguments of another type, for a policy with a `loss_bound` beside a tolerance, and for the
+    codec `sign` with an optimizer that cannot use it.
     """
 
     def __init__(
@@ -48,12 +51,14 @@ class HookState:
         *,
         tolerance: Tolerance | None = None,
         fine: Fine | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         for name, given, kind in (
             ("policy", policy, Policy),
             ("process_group", process_group, dist.ProcessGroup),
             ("tolerance", tolerance, Tolerance),
             ("fine", fine, Fine),
+            ("optimizer", optimizer, torch.optim.Optimizer),
         ):
             if given is not None and not isinstance(given, kind):
                 is_share = 0 < number(given) <= LOSS_BOUND_MAX
@@ -65,6 +70,9 @@ class HookState:
         """Gives the loss bounds instead of the policy's `loss_bound`; None: the policy does."""
         self.fine = fine or Fine()
         """The parameters that a codec leaves in 16 bits."""
+        self.optimizer = optimizer
+        """Checked at the first step, as a restored state gets it late."""
+        check_optimizer(self.policy, optimizer)
         self.feedback = Feedback(RESIDUALS[self.policy.residual])
         """Lost contributions and rounding errors that wait for the next step."""
         self.steps = 0
@@ -136,6 +144,8 @@ class HookState:
             self.uncounted_bytes += sum(length for _, length in missing)
 
     def _begin_step(self) -> None:
+        if not self._begun:
+            check_optimizer(self.policy, self.optimizer)
         self.feedback.begin_step(self.group().rank(), self.loss_scale)
         if self._buckets:
             self.feedback.check_met()
@@ -210,6 +220,7 @@ class HookState:
         self.process_group = None
         self.tolerance = None
         self.fine = Fine()
+        self.optimizer = None
         self.load_state_dict(state)
 
 

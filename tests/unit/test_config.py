@@ -165,6 +165,8 @@ def test_no_matching_interface_is_an_error_that_lists_the_interfaces(ifname: tup
         {"treatment": "forget"},
         {"protect_share": 1.0},
         {"protect_share": -0.1},
+        {"exact_steps": -1},
+        {"exact_steps": 0.5},
         {"loss_bound": math.nan},
         {"loss_bound": Decimal("sNaN")},
     ],
@@ -180,11 +182,12 @@ def test_numbers_of_any_type_become_plain_ones() -> None:
         "priority": np.uint8(3),
         "loss_bound": np.float32(0.25),
         "protect_share": Fraction(1, 4),
+        "exact_steps": np.int64(7),
     }
     policy = Policy(**numbers)
-    assert policy == Policy(priority=3, loss_bound=0.25, protect_share=0.25)
+    assert policy == Policy(priority=3, loss_bound=0.25, protect_share=0.25, exact_steps=7)
     assert [type(value) for value in dataclasses.asdict(policy).values() if type(value) not in (str, type(None))] == [
-        *(int, bool, float, float)
+        *(int, bool, float, float, int)
     ]
     decimal: Any = Decimal("0.01")
     assert Policy(loss_bound=decimal).loss_bound == 0.01

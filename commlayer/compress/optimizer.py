@@ -1,0 +1,47 @@
+"""Which optimizers may use the codec `sign`.
+
+Optimizers as Adam divide by the root of the mean squared gradient. With 1 bit per value and error feedback, each step
+carries residuals of earlier steps, whose squares are many times those of the gradient. That inflates the second moment,
+so steps become too small, in some coordinates more than in others (Tang et al., "1-bit Adam", ICML 2021, section 3).
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch.optim import Optimizer
+
+from ..config import Policy
+from ..errors import ConfigError
+
+_SECOND_MOMENT = re.compile(r"adam|adagrad|adadelta|adafactor|adabelief|rmsprop|lamb|yogi|novograd", re.IGNORECASE)
+"""In names of classes: other packages than torch have such optimizers, too, as FusedAdam and Adam8bit."""
+
+REMEDY = "use SGD with momentum, Lion, or another codec (int4 suits Adam)"
+
+
+def check_optimizer(policy: Policy, optimizer: Optimizer | None) -> None:
+    """Raises ConfigError for an optimizer that cannot train with the policy's codec, and if it is not known."""
+    if policy.codec != "sign":
+        return
+    if optimizer is None:
+        raise ConfigError(
+            "Policy(codec='sign') trains with some optimizers only, and a hook does not see the optimizer: give "
+            "HookState(optimizer=...), or set the `optimizer` of a restored HookState"
+        )
+    name = _second_moment(optimizer)
+    if name is not None:
+        raise ConfigError(
+            f"Policy(codec='sign') with {name}: the optimizer averages squared gradients, and residuals of 1 bit per "
+            f"value inflate that second moment, so training slows down or diverges (1-bit Adam, Tang et al., ICML "
+            f"2021); {REMEDY}"
+        )
+
+
+def _second_moment(optimizer: Optimizer) -> str | None:
+    """The class that averages squared gradients: that of the optimizer, of one that it wraps, or a base class."""
+    for inner in ("optim", "optimizer"):  # ZeroRedundancyOptimizer, and wrappers of other packages
+        wrapped = getattr(optimizer, inner, None)
+        if isinstance(wrapped, Optimizer) and wrapped is not optimizer:
+            return _second_moment(wrapped)
+    return next((kind.__name__ for kind in type(optimizer).__mro__ if _SECOND_MOMENT.search(kind.__name__)), None)
