@@ -53,17 +53,17 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
     int status = links == NULL ? CL_ENOMEM : make_links(links, interfaces, options, ports);
     if (status == CL_OK)
         status = cl_endpoint_add_peer(endpoint, peer, (uint16_t)options->path_count, interfaces);
-    if (status == CL_OK && options->packet_bytes != 0)
-        status = cl_endpoint_cut_peer(endpoint, peer, options->packet_bytes);
-    if (status == CL_OK && options->key != NULL)
-        status = cl_endpoint_key_peer(endpoint, peer, options->key);
     if (status != CL_OK) {
         free(links);
         return status;
     }
-    peers->links[peer] = links;
+    peers->links[peer] = links; /* the endpoint sends to the peer from here on */
     peers->count++;
-    return CL_OK;
+    if (options->packet_bytes != 0)
+        status = cl_endpoint_cut_peer(endpoint, peer, options->packet_bytes);
+    if (status == CL_OK && options->key != NULL)
+        status = cl_endpoint_key_peer(endpoint, peer, options->key);
+    return status;
 }
 
 int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid)

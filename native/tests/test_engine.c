@@ -46,6 +46,42 @@ TEST(test_open_errors)
     cl_engine_close(NULL);
 }
 
+TEST(test_peers)
+{
+    struct cl_engine_options options = options_of("udp", 0);
+    static const char *const address = "127.0.0.1";
+    static const uint32_t local[] = {0, 1}, nowhere = 0, port = 9;
+    cl_engine *engine;
+    CHECK_EQ(cl_engine_open(&options, &engine), CL_OK);
+    struct cl_peer_options peer = {
+        .peer = 1, .path_count = 1, .local = local, .remote_addresses = &address, .remote_ports = &port};
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL); /* before the engine has its name */
+    CHECK_EQ(cl_engine_identify(engine, 1, KEY, 0, 0), CL_OK);
+    const struct cl_peer_options good = peer;
+    peer.remote_ports = &nowhere;
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL);
+    peer = good;
+    peer.local = &local[1]; /* the engine has one port */
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL);
+    peer = good;
+    peer.path_count = 0;
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL);
+    peer = good;
+    peer.packet_bytes = 800;
+    peer.key = KEY;
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_OK);
+    peer.packet_bytes = 400;
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_OK); /* known: nothing changes */
+    peer.peer = 2;
+    peer.packet_bytes = 401; /* no multiple of 8; the engine already sends to the peer */
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL);
+    pthread_mutex_lock(&engine->core);
+    CHECK_EQ(engine->endpoint->peers.list[1]->payload_bytes, 800);
+    CHECK(engine->endpoint->peers.list[1]->keyed);
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_close(engine);
+}
+
 /* Two sockets of one address are two paths that share an interface. */
 TEST(test_ports_of_one_interface)
 {
@@ -381,7 +417,7 @@ TEST(test_partial_operations)
     CHECK(stats.messages_stopped > 0);
 }
 
-TEST(test_bounds_that_are_refused)
+TEST(test_loss_bounds_that_are_refused)
 {
     SCOPED_WORLD world = open_world(2, "mem", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);

@@ -407,6 +407,68 @@ TEST(test_a_deadline_and_what_is_absent)
     }
 }
 
+/* The owner gets 12 of 20 packets of encoded values. The sender keeps the error of those, and the lost values whole. */
+TEST(test_encoded_messages)
+{
+    enum { BLOCKS = 11 /* in a packet */, VALUES = 256, BLOCK_BYTES = 130, PACKETS = 20, ARRIVE = 12, KEY = 99 };
+    enum { COUNT = PACKETS * BLOCKS * VALUES, HERE = ARRIVE * BLOCKS * VALUES, INT4 = (CL_CODEC_INT4 + 1) << 8 };
+    enum { ENCODED_BYTES = PACKETS * BLOCKS * BLOCK_BYTES };
+    static float values[COUNT], input[COUNT], output[COUNT], decoded[COUNT];
+    static uint8_t encoded[ENCODED_BYTES];
+    for (uint32_t i = 0; i < COUNT; i++) {
+        values[i] = input[i] = (float)(i * 2654435761u >> 20) - 2048;
+        output[i] = (float)i;
+    }
+    const struct cl_codec *codec = cl_codec_of(CL_CODEC_INT4);
+    struct cl_codec_place place = {cl_codec_key(KEY, 0), 0};
+    codec->encode(encoded, values, COUNT, place);
+    codec->decode(decoded, encoded, COUNT, place);
+
+    struct draft sender = {.world_size = 2, .input_bytes = sizeof input, .scratch_bytes = sizeof encoded};
+    struct cl_step step = {.kind = CL_ENCODE, .flags = INT4 | CL_STEP_KEEP, .target = CL_SCRATCH, .factor = 1};
+    step.length = sizeof input;
+    uint32_t last = draft_add(&sender, step, DRAFT_NONE);
+    step = (struct cl_step){.kind = CL_SEND, .flags = INT4 | CL_STEP_KEEP | CL_STEP_PARTIAL, .peer = 1};
+    step.source = CL_SCRATCH;
+    step.length = sizeof input;
+    draft_add(&sender, step, last);
+    struct draft owner = {.rank = 1, .world_size = 2, .output_bytes = sizeof output};
+    step = (struct cl_step){.kind = CL_RECV_REDUCE, .flags = INT4 | CL_STEP_PARTIAL, .target = CL_OUTPUT};
+    step.length = sizeof output;
+    draft_add(&owner, step, DRAFT_NONE);
+    SCOPED_PLAN *send = draft_finish(&sender), *receive = draft_finish(&owner);
+
+    SCOPED_NETWORK *network = open_network();
+    uint32_t deaf_from = ARRIVE * BLOCKS * BLOCK_BYTES;
+    network->argument = &deaf_from;
+    network->drops = drops_rest;
+    struct cl_executor *executors[2];
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct cl_executor_config config = {.plan = rank == 0 ? send : receive,
+                                            .input = (uint8_t *)input,
+                                            .output = (uint8_t *)output,
+                                            .arithmetic = ARITHMETIC,
+                                            .endpoint = network->hosts[rank].endpoint,
+                                            .peers = PEERS,
+                                            .group = 3,
+                                            .codec_key = KEY,
+                                            .qos = {.loss_bound = 0.5, .deadline_us = 10000}};
+        CHECK_EQ(cl_executor_create(&config, &executors[rank]), CL_OK);
+    }
+    uint64_t start_us = network_now_us(network);
+    for (size_t rank = 2; rank-- > 0; network->drops = NULL) /* the sender hears of it when the owner is done */
+        while (poll(network, executors[rank]) != CL_PROGRESS_DONE && network_now_us(network) < start_us + 5000000) {
+            poll(network, executors[0]);
+            pump(network);
+        }
+    for (uint32_t i = 0; i < COUNT; i++) {
+        CHECK(output[i] == (i < HERE ? (float)i + decoded[i] : (float)i));
+        CHECK(input[i] == (i < HERE ? values[i] - decoded[i] : values[i] - decoded[i] + decoded[i]));
+    }
+    for (size_t rank = 0; rank < 2; rank++)
+        cl_executor_destroy(executors[rank]);
+}
+
 TEST(test_failure)
 {
     SCOPED_NETWORK *network = open_network();
