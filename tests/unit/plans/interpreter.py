@@ -25,6 +25,9 @@ from tests.oracle import REDUCTIONS
 
 Array = npt.NDArray[Any]
 
+GARBAGE_BYTES = 4099
+"""Period of the contents of fresh memory: a prime, unlike the lengths of messages."""
+
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
 
 
@@ -120,8 +123,8 @@ class Interpreter:
             {
                 Buffer.INPUT: inputs[rank].view(np.uint8),
                 Buffer.OUTPUT: outputs[rank].view(np.uint8),
-                Buffer.SCRATCH: garbage.integers(1, 99, plan.scratch_bytes, np.uint8),
-                Buffer.STAGING: garbage.integers(1, 99, plan.staging_bytes, np.uint8),
+                Buffer.SCRATCH: np.resize(garbage.integers(1, 99, GARBAGE_BYTES, np.uint8), plan.scratch_bytes),
+                Buffer.STAGING: np.resize(garbage.integers(1, 99, GARBAGE_BYTES, np.uint8), plan.staging_bytes),
             }
             for rank, plan in enumerate(plans)
         ]
