@@ -19,6 +19,7 @@ from .errors import (
 )
 from .frontend.backend import Options
 from .frontend.ddp import allreduce_hook
+from .frontend.fsdp import compress_fsdp
 from .frontend.hook_state import HookState
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 from .transport.stats import paths, stats
@@ -43,6 +44,7 @@ __all__ = [
     "Policy",
     "Tolerance",
     "allreduce_hook",
+    "compress_fsdp",
     "paths",
     "stats",
 ]

@@ -67,7 +67,7 @@ class Options(Backend.Options):
         if self.policy.codec != "none":
             raise ConfigError(
                 f"Options(Policy(codec={self.policy.codec!r})): on a whole group, a codec would round counters and "
-                f"metrics, too; give the policy to a HookState"
+                f"metrics, too; give the policy to a HookState or to compress_fsdp"
             )
 
 
@@ -182,9 +182,18 @@ class CommProcessGroup(dist.ProcessGroup):
         return work or self._fallback.reduce_scatter(outputs, inputs, opts)
 
     @placed(inputs=[1], outputs=[0])
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
+    def reduce_scatter_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002
+        opts: Any = None,
+        *,
+        policy: Policy | None = None,
+        key: int = 0,
+    ) -> Work:
+        """`policy` and `key`: as of `allreduce_from`. A codec encodes contributions, and excludes loss."""
         opts = _options(ReduceScatterOptions, opts)
-        work = self._collectives.reduce_scatter([(output, [input])], opts)
+        work = self._collectives.reduce_scatter([(output, [input])], opts, *self._coded(policy, key))
         return work or _reduce_scatter_single(self._fallback, output, input, opts)
 
     @placed(inputs=[1], outputs=[0])
@@ -213,9 +222,18 @@ class CommProcessGroup(dist.ProcessGroup):
         return work or self._fallback.allgather_coalesced(outputs, inputs, opts)
 
     @placed(inputs=[1], outputs=[0])
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
+    def all_gather_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002
+        opts: Any = None,
+        *,
+        policy: Policy | None = None,
+        key: int = 0,
+    ) -> Work:
+        """`policy` and `key`: as of `allreduce_from`. A codec rounds all shards, this rank's own, too."""
         opts = _options(AllgatherOptions, opts)
-        work = self._collectives.all_gather([([output], input)], opts)
+        work = self._collectives.all_gather([([output], input)], opts, *self._coded(policy, key))
         return work or _all_gather_single(self._fallback, output, input, opts)
 
     @placed(inputs=[1], outputs=[0])
@@ -337,10 +355,14 @@ class CommProcessGroup(dist.ProcessGroup):
         The rest of its plan follows the policy of the group. `key`, the same on all ranks, chooses the codec's
         rotations; each operation needs another one.
         """
-        own = None if policy is None else self._operation_policy(policy)
-        pair = None if policy is None else PAIRS[policy.codec]
-        coding = None if pair is None else Coding(pair, key)
-        return self._collectives.all_reduce_from(source, target, opts, protect, own, coding)
+        return self._collectives.all_reduce_from(source, target, opts, protect, *self._coded(policy, key))
+
+    def _coded(self, policy: Policy | None, key: int) -> tuple[OperationPolicy | None, Coding | None]:
+        """The arguments of `Collectives` for an operation with a policy of its own."""
+        if policy is None:
+            return None, None
+        pair = PAIRS[policy.codec]
+        return self._operation_policy(policy), None if pair is None else Coding(pair, key)
 
     @property
     def packet_bytes(self) -> int:

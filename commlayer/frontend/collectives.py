@@ -8,12 +8,14 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from ..compress.codec import Coding
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy, PartialPolicy, can_lose
+from ..transport.base import DType, Op
 from .profile import profiled
 from .submit import Operation, Submitter
 from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, op_name, reduction_kind, space
@@ -105,7 +107,7 @@ class Collectives:
             target.copy_(source)
             operations = [operations[0]._replace(source=target.data_ptr())]
         memory = [source, target] if protect is None else [source, target, protect]
-        key = coding.key if coding is not None and plan is not None and plan.encodes else None
+        key = _key_of(operations, coding)
         work = self._submitter.start(operations, opts, [target], memory, [], qos, priority, key)
         work.kept = plan.kept if plan is not None else ()
         return work
@@ -122,24 +124,39 @@ class Collectives:
         return self._submitter.start(operations, opts, tensors, [memory, *tensors], copies)
 
     @profiled
-    def reduce_scatter(self, pairs: list[tuple[Tensor, list[Tensor]]], opts: Any) -> Work | None:
-        """Reduces pairs of an output and its inputs, which have n times as many elements: a shard for each rank."""
+    def reduce_scatter(
+        self,
+        pairs: list[tuple[Tensor, list[Tensor]]],
+        opts: Any,
+        policy: OperationPolicy | None = None,
+        coding: Coding | None = None,
+    ) -> Work | None:
+        """Reduces pairs of an output and its inputs, which have n times as many elements: a shard for each rank.
+
+        With `coding`, contributions are encoded between hosts, and nothing is lost. Raises ConfigError if the codec
+        cannot do that.
+        """
         kind = reduction_kind([pairs[0][0]], opts.reduceOp)
+        if coding is not None:
+            self._check_coding("reduce-scatter", kind, pairs[0][1][0], pairs[0][0], coding)
         if kind is None or not self._are_shards(pairs):
             return None
-        partial = _partial_of(self._policy, kind)
+        policy = policy or self._policy
+        partial = _partial_of(policy, kind) if coding is None else None
         operations, memory, copies = [], [], []
         for output, inputs in pairs:
             source = contribution(inputs, kind, opts.reduceOp)
             target = space([output], kind.wide)
             operations += self._submitter.collective(
-                "reduce_scatter", kind, output.numel(), source, target, partial=partial
+                "reduce_scatter", kind, output.numel(), source, target, partial=partial, pair=coding and coding.pair
             )
             memory += [source, target, *inputs]
             if target is not output:
                 copies.append((target, [output]))
         qos = None if partial is None else partial.qos
-        return self._submitter.start(operations, opts, [output for output, _ in pairs], memory, copies, qos)
+        key = _key_of(operations, coding)
+        results = [output for output, _ in pairs]
+        return self._submitter.start(operations, opts, results, memory, copies, qos, policy.priority, key)
 
     def reduce_scatter_list(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
         """inputs[r] is this rank's contribution to rank r. Inputs of unequal length take a reduce to each rank."""
@@ -164,21 +181,36 @@ class Collectives:
         return self._submitter.start(operations, opts, [output], memory, copies)
 
     @profiled
-    def all_gather(self, pairs: list[tuple[list[Tensor], Tensor]], opts: Any) -> Work | None:
-        """Gathers pairs of outputs and their input; the outputs have n times as many elements: a shard of each rank."""
+    def all_gather(
+        self,
+        pairs: list[tuple[list[Tensor], Tensor]],
+        opts: Any,
+        policy: OperationPolicy | None = None,
+        coding: Coding | None = None,
+    ) -> Work | None:
+        """Gathers pairs of outputs and their input; the outputs have n times as many elements: a shard of each rank.
+
+        With `coding`, shards are encoded between hosts; then all ranks have the same rounded values. Raises ConfigError
+        if the codec cannot do that.
+        """
         kind = move_kind(pairs[0][1].dtype)
+        if coding is not None:
+            kind = reduction_kind([pairs[0][1]], dist.ReduceOp(dist.ReduceOp.SUM))
+            self._check_coding("all-gather", kind, pairs[0][1], pairs[0][0][0], coding)
         if kind is None or not self._are_shards((each, outputs) for outputs, each in pairs):
             return None
         operations, memory, copies = [], [], []
         for outputs, each in pairs:
             source, target = flatten([each]), space(outputs)
-            operations += self._submitter.collective("all_gather", kind, each.numel(), source, target)
+            operations += self._submitter.collective(
+                "all_gather", kind, each.numel(), source, target, pair=coding and coding.pair
+            )
             memory += [source, target, *outputs]
             if target is not outputs[0]:
                 copies.append((target, outputs))
-        return self._submitter.start(
-            operations, opts, [output for outputs, _ in pairs for output in outputs], memory, copies
-        )
+        priority, key = (policy or self._policy).priority, _key_of(operations, coding)
+        results = [output for outputs, _ in pairs for output in outputs]
+        return self._submitter.start(operations, opts, results, memory, copies, None, priority, key)
 
     def all_gather_list(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
         """outputs[r] is the tensor of rank r, which may have any length."""
@@ -312,6 +344,18 @@ class Collectives:
                 return False
         return True
 
+    def _check_coding(self, what: str, kind: Kind | None, source: Tensor, target: Tensor, coding: Coding) -> None:
+        shard, whole = sorted((source.numel(), target.numel()))
+        if kind is None or (kind.dtype, kind.op, kind.parts, kind.wide) != (DType.F32, Op.SUM, 1, None):
+            fault = f"is of {source.dtype}: codecs are for sums, averages and copies of dense float32"
+        elif source.dtype != target.dtype or whole != shard * self._size:
+            fault = f"is from {source.dtype} {tuple(source.shape)} into {target.dtype} {tuple(target.shape)}"
+        elif coding.pair.keeps_errors:
+            fault = f"with {coding.pair} would lose rounding errors, which that codec keeps for the next step"
+        else:
+            return
+        raise ConfigError(f"rank {self._rank}: this encoded {what} {fault}; use the operation without a codec")
+
     def _is_rank(self, rank: int) -> bool:
         return 0 <= rank < self._size
 
@@ -351,3 +395,8 @@ def _partial_of(policy: OperationPolicy, kind: Kind) -> PartialPolicy | None:
     """The partial policy of a reduction whose caller does not ask for `missing`: the result makes up for losses."""
     partial = policy.partial
     return partial if partial is not None and partial.makes_up_at_once and can_lose(kind.op, kind.dtype) else None
+
+
+def _key_of(operations: Sequence[Operation], coding: Coding | None) -> int | None:
+    """The codec key of operations with these plans; None if they encode nothing."""
+    return coding.key if coding is not None and operations and operations[0].plan.encodes else None

@@ -1,0 +1,170 @@
+"""`compress_fsdp`: codecs for a model that FSDP2 shards (`fully_shard`).
+
+FSDP2 asks an object for each of its collectives. Here these are a reduce-scatter of gradients, an all-gather of weights
+and, between replicas, an all-reduce of gradients. They start the same operations of the process group as FSDP2 does by
+itself, but with a codec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions, Work
+
+from ..compress.codec import PAIRS
+from ..config import Policy
+from ..errors import ConfigError
+from .backend import CommProcessGroup
+
+Weights = Literal["none", "bf16", "int8"]
+"""Codecs of an all-gather of weights; "none": as they are."""
+
+GRADIENTS = [name for name, pair in PAIRS.items() if pair is None or not pair.keeps_errors]
+"""Codecs of gradients, see `Policy.codec`; FSDP2 has no place for the errors that the others keep."""
+
+
+def compress_fsdp(
+    model: nn.Module, policy: Policy, *, weights: Weights = "none", replicate: dist.ProcessGroup | None = None
+) -> None:
+    """Encodes the traffic of all modules in `model` that `fully_shard` was called for. All ranks call it, once.
+
+    Gradients travel in the codec of `policy` between hosts, weights in the codec `weights`. The forward and backward
+    passes then see rounded weights, equal on all ranks; the optimizer's shards stay exact. `replicate` is a group of
+    replicas: the gradients of a model that is sharded over one mesh dimension are then averaged over this group, too.
+
+    Raises ConfigError for a model without such modules, for arguments of another type, and for policies that FSDP2
+    cannot follow. The first steps raise it for groups of other backends, and for other types than float32.
+    """
+    _check(policy, weights, replicate)
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "set_custom_reduce_scatter")]
+    if not modules:
+        raise ConfigError(f"compress_fsdp({type(model).__name__}): nothing in it is sharded; call fully_shard first")
+    if replicate is not None and any(_is_replicated(parameter) for parameter in model.parameters()):
+        raise ConfigError(
+            "compress_fsdp(replicate=...): fully_shard averages the gradients of this model over its replicas already, "
+            "without a codec; give it the mesh dimension of the shards alone"
+        )
+    for number, module in enumerate(modules):
+        module.set_custom_reduce_scatter(GradientReduceScatter(policy, 3 * number))
+        if weights != "none":
+            of_weights = dataclasses.replace(policy, codec=weights)
+            module.set_custom_all_gather(WeightAllGather(of_weights, 3 * number + 1))
+        if replicate is not None:
+            module.set_all_reduce_hook(GradientAllReduce(policy, 3 * number + 2, replicate))
+
+
+class Encoded:
+    """A collective of one module, as FSDP2 asks for it. `number` is another one for each of a model."""
+
+    remedy = ""
+
+    def __init__(self, policy: Policy, number: int) -> None:
+        self.policy = policy
+        self._number = number
+        self._begun = 0
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for the collective."""
+        return torch.empty(tuple(size), dtype=dtype, device=device)
+
+    def key(self) -> int:
+        """The codec key of the next operation: equal on all ranks, because FSDP2 makes the same calls on all."""
+        self._begun += 1
+        return self._begun << 16 | self._number
+
+    def check(self, group: dist.ProcessGroup, tensor: Tensor) -> CommProcessGroup:
+        """The group, if it can encode this tensor. Raises ConfigError otherwise."""
+        who = f"rank {group.rank()}: compress_fsdp(Policy(codec={self.policy.codec!r}))"
+        if not isinstance(group, CommProcessGroup):
+            raise ConfigError(
+                f"{who}: the group {group.group_name!r} of this model is not commlayer's; call "
+                f"init_process_group('commlayer'), or name 'commlayer' in the backend_override of the mesh"
+            )
+        if group.devices is not None and group.devices.neighbour(tensor.device.type) is not None:
+            raise ConfigError(
+                f"{who}: another backend has the {tensor.device.type} tensors of the group; call "
+                f"init_process_group('commlayer') without a backend for {tensor.device.type}"
+            )
+        if tensor.dtype != torch.float32 and self.policy.codec != "none":
+            raise ConfigError(f"{who}: {tensor.dtype} instead of float32; {self.remedy}")
+        return group
+
+
+class GradientReduceScatter(Encoded):
+    """The `ReduceScatter` of FSDP2."""
+
+    remedy = "use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Work | None:
+        options = ReduceScatterOptions()
+        options.reduceOp = op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
+        made = self.check(group, input_tensor)
+        work = made.reduce_scatter_single(output_tensor, input_tensor, options, policy=self.policy, key=self.key())
+        return _awaited(work, async_op)
+
+
+class WeightAllGather(Encoded):
+    """The `AllGather` of FSDP2."""
+
+    remedy = "use weights='none', or a MixedPrecisionPolicy without param_dtype"
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Work | None:
+        made = self.check(group, input_tensor)
+        options = AllgatherOptions()
+        work = made.all_gather_single(output_tensor, input_tensor, options, policy=self.policy, key=self.key())
+        return _awaited(work, async_op)
+
+
+class GradientAllReduce(Encoded):
+    """The all-reduce hook of FSDP2: averages reduced gradients over replicas."""
+
+    remedy = GradientReduceScatter.remedy
+
+    def __init__(self, policy: Policy, number: int, group: dist.ProcessGroup) -> None:
+        super().__init__(policy, number)
+        self.group = group
+
+    def __call__(self, gradients: Tensor) -> None:
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+        group = self.check(self.group, gradients)
+        group.allreduce_from(gradients, gradients, options, policy=self.policy, key=self.key()).wait()
+
+
+def _awaited(work: Work, async_op: bool) -> Work | None:
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _check(policy: Policy, weights: str, replicate: dist.ProcessGroup | None) -> None:
+    given = policy if not isinstance(policy, Policy) else f"Policy(codec={policy.codec!r})"
+    if not isinstance(policy, Policy):
+        fault = "give a Policy, as Policy(codec='int8')"
+    elif policy.codec not in GRADIENTS:
+        fault = f"FSDP2 has no place for the state of this codec; use one of {', '.join(GRADIENTS)}"
+    elif policy.loss_bound:
+        fault = f"and loss_bound={policy.loss_bound}: FSDP2 has no place for lost gradients; use loss_bound=0"
+    elif weights not in get_args(Weights):
+        fault = f"and weights={weights!r}: use one of {', '.join(get_args(Weights))}"
+    elif not isinstance(replicate, (dist.ProcessGroup, type(None))):
+        fault = f"and replicate={replicate!r}: give a process group, as mesh.get_group('replicate')"
+    else:
+        return
+    raise ConfigError(f"compress_fsdp({given}): {fault}")
+
+
+def _is_replicated(parameter: nn.Parameter) -> bool:
+    """Whether FSDP2 itself averages the gradients of replicas: the first dimension of the mesh has replicas."""
+    placements: Any = getattr(parameter, "placements", ())
+    return len(placements) > 1 and bool(placements[0].is_replicate())
