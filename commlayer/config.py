@@ -109,7 +109,7 @@ _SECONDS = _numbers("seconds", 0.1, 86400, "0.1 to 86400")
 _PACKET = _numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
 _CLASS = _numbers("class", 0, PRIORITIES - 1, f"0 (most urgent) to {PRIORITIES - 1}", is_whole=True)
 _STEPS = _numbers("steps", 0, 10**9, "0 to 1000000000", is_whole=True)
-_CODEC = _words(("none", "f16", "bf16", "int8", "int4-int8", "int4", "sign"))
+_CODEC = _words(("none", "f16", "bf16", "int8", "int4-int8", "int4", "sign", "auto"))
 _BLOCKS = _numbers("share of blocks", 0, math.nextafter(1, 0), "0 to less than 1")
 _LOSS_SPAN = f"0 (no loss), or {LOSS_BOUND_LEAST:f} to {LOSS_BOUND_MAX}"
 LOSS_BOUND = _numbers("share of packets", LOSS_BOUND_LEAST, LOSS_BOUND_MAX, _LOSS_SPAN, zero=True)
@@ -303,13 +303,16 @@ class Policy:
         "representation of gradients between hosts, in the hook and in `compress_fsdp`. `f16` and `bf16` add up in "
         "float32. `int8` sends 1.03 bytes per value. `int4-int8` sends contributions in 4 bits and sums in 8. `int4` "
         "sends both in 4 bits and keeps rounding errors for the next step. `sign` sends 1 bit and keeps them, too; not "
-        "for Adam. See [compression.md](compression.md)",
+        "for Adam. `auto` measures and chooses, in the hook. See [compression.md](compression.md)",
     ] = "none"
     exact_steps: Annotated[
         int,
         _STEPS,
         "steps at the start of a training that `sign` sends in bf16: compression hurts most there",
     ] = 100
+    allow_state: Annotated[
+        bool, "whether `auto` may choose a codec that keeps rounding errors, if over a quarter of the step is waiting"
+    ] = False
     residual: Annotated[
         Literal["f32", "bf16"], "how a codec that keeps rounding errors stores them: in 4 or in 2 bytes per parameter"
     ] = "f32"

@@ -21,7 +21,7 @@ log = logging.getLogger("commlayer")
 
 
 class Stretch(NamedTuple):
-    """A part of a parameter's flat gradient."""
+    """A part of a parameter's flat residual. A late one may consist of zeros: it marks values of another stretch."""
 
     offset: int
     """The element where it begins."""
@@ -50,7 +50,7 @@ class Feedback:
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self._dtype = dtype
+        self.dtype = dtype
         self._kept: dict[Tensor, list[Stretch]] = {}
         self._numbers: dict[Tensor, int] = {}
         self._restored: dict[int, list[Stretch]] = {}  # by number, of parameters that have not been met since
@@ -64,7 +64,7 @@ class Feedback:
     def begin_step(self, rank: int, loss_scale: float) -> None:
         """Prepares the residual for the gradients of a step on `rank`, whose loss is multiplied with `loss_scale`.
 
-        The residual of another rank is dropped: that rank adds it, too.
+        The residual of another rank is dropped, because that rank adds it itself.
         """
         if self._rank not in (None, rank) and self:
             log.warning(
@@ -145,25 +145,26 @@ class Feedback:
         missing: Sequence[tuple[int, int]],
         added: Added,
     ) -> None:
-        """Keeps the parts `kept` of `buffer`: rounding errors and, where contributions are `missing`, all of them. Both
-        have (offset, length) in bytes.
+        """Keeps the parts `kept` of `buffer`: rounding errors and, X
+        be lost again. Both have (offset, length) in bytes.
 
-        It reuses the memory of the stretches that `add_to` returned, so a parameter takes the memory of its residual
-        once.
+        It reuses the memory of the stretches that `add_to` returned, so no second copy of the residual is allocated.
+        Infinities and NaN are kept as 0.
         """
         lost = [(start, end) for _, start, end in _by_parameter(buffer, starts, missing)]
         for index, start, end in _by_parameter(buffer, starts, _merged(kept)):
-            parameter, offset, part = parameters[index], start - starts[index], buffer[start:end]
+            parameter, offset = parameters[index], start - starts[index]
+            part = torch.nan_to_num(buffer[start:end], nan=0.0, posinf=0.0, neginf=0.0)  # of a lost packet, perhaps
             if not part.any():
                 continue
             stretches = self._kept.setdefault(parameter, [])  # not empty: the residual of an unused parameter waits
             waiting = self._find(stretches, offset, part)
             values = self._find(added.stretches.get(parameter, ()), offset, part)
             if waiting is not None:
-                values = waiting.add_(part)
-            else:
-                values = part.new_empty(len(part), dtype=self._dtype) if values is None else values
-                stretches.append(Stretch(offset, values.copy_(part), late=False))
+                waiting.add_(part)
+                continue
+            values = part.new_empty(len(part), dtype=self.dtype) if values is None else values
+            stretches.append(Stretch(offset, values.copy_(part), late=False))
             none = values.new_zeros(())  # the values are in the stretch above; these say only that they are late
             stretches += [
                 Stretch(max(first, start) - starts[index], none.expand(min(last, end) - max(first, start)))
@@ -174,7 +175,7 @@ class Feedback:
     def _find(self, stretches: Iterable[Stretch], offset: int, like: Tensor) -> Tensor | None:
         """The values of a stretch that begins at `offset` and is as long as `like`, if their memory can be reused."""
         for each in stretches:
-            if (each.offset, len(each.values), each.values.dtype, each.late) == (offset, len(like), self._dtype, False):
+            if (each.offset, len(each.values), each.values.dtype, each.late) == (offset, len(like), self.dtype, False):
                 return each.values
         return None
 
@@ -196,7 +197,7 @@ class Feedback:
         """Takes over the value of `state_dict`. Parameters keep their numbers until `renumber`."""
         self.clear()
         self._restored = {
-            number: [Stretch(offset, values.clone(), late) for offset, values, late in stretches]
+            number: [Stretch(offset, values.clone(), *late) for offset, values, *late in stretches]
             for number, stretches in state.get("kept", {}).items()
         }
         self._restored_sizes = list(state.get("sizes", ()))

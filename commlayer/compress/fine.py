@@ -1,6 +1,6 @@
 """`Fine`: the parameters whose gradients travel in 16 bits, whatever the codec.
 
-Biases, norms, embeddings and the head are few values with much influence. Other systems leave them exact, too (CGX,
+Biases, norms, embeddings and the head have much influence. Other systems leave biases and norms uncompressed, too (CGX,
 Markov et al., Middleware 2022; PowerSGD, Vogels et al., NeurIPS 2019).
 """
 
@@ -15,29 +15,46 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import ConfigError
 
-PATTERNS = ("*norm*", "*.ln*", "ln*", "*embed*", "*wte*", "*wpe*", "*head*", "*.classifier*", "classifier*")
-"""Names of parameters that travel in 16 bits by default; those of one dimension always do."""
+PATTERNS = ("*norm*", "*embed*", "*wte*", "*wpe*", "head.*", "*.head.*", "*lm_head*", "classifier*", "*.classifier*")
+"""Names of parameters that travel in 16 bits by default; those with fewer than two dimensions always do."""
 
 GAP_LEAST = 1 << 14
-"""A stretch of so many fine values in a row splits the buffer; shorter ones are cheaper to send twice."""
+"""A fine stretch of at least this many values splits the buffer. Shorter ones stay in it as zeros: a few bytes cost
+less than another operation."""
 
 
 class Fine:
-    """Selects parameters by name: those that match one of the patterns (as of file names), and all of one dimension.
+    """Selects parameters by name: those that match one of the patterns (with the wildcards of file names), and all with
+    fewer than two dimensions.
 
-    `model` is the model of the HookState, wrapped in DistributedDataParallel or not; None: names are not known, only
-    parameters of one dimension are fine. Raises ConfigError for a model of another type, and for a pattern that is no
-    text.
+    `model` is the model of the HookState, wrapped in DistributedDataParallel or not. None: names are not known, only
+    parameters with fewer than two dimensions are fine. `patterns` None: PATTERNS. A parameter with several names, as of
+    tied weights, is fine if one of them matches.
+
+    Raises ConfigError for arguments of another type, for patterns without a model, and for a pattern of the caller's
+    that matches no parameter.
     """
 
-    def __init__(self, model: nn.Module | None = None, patterns: Sequence[str] = PATTERNS) -> None:
+    def __init__(self, model: nn.Module | None = None, patterns: Sequence[str] | None = None) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise ConfigError(f"Fine(model={model!r}): give the model that gets the hook, an nn.Module")
-        if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+        given = PATTERNS if patterns is None else patterns
+        if not isinstance(given, (list, tuple)) or not all(isinstance(pattern, str) for pattern in given):
             raise ConfigError(f"Fine(patterns={patterns!r}): use a list of patterns of names, as ['*norm*', '*head*']")
+        if patterns is not None and model is None:
+            raise ConfigError(
+                f"Fine(patterns={patterns!r}): patterns need the model whose names they match: Fine(model)"
+            )
         plain = model.module if isinstance(model, DistributedDataParallel) else model
-        named = [] if plain is None else plain.named_parameters()
-        self._named = {each for name, each in named if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
+        named = [] if plain is None else list(plain.named_parameters(remove_duplicate=False))
+        matching = {one: {each for name, each in named if fnmatch.fnmatchcase(name, one)} for one in given}
+        unmatched = [pattern for pattern, found in matching.items() if patterns is not None and not found]
+        if unmatched:
+            raise ConfigError(
+                f"Fine: {', '.join(map(repr, unmatched))} matches no parameter's name; use names as "
+                f"model.named_parameters() gives them, without 'module.'"
+            )
+        self._named: set[Tensor] = set().union(*matching.values())
 
     def __contains__(self, parameter: Tensor) -> bool:
         return parameter.dim() < 2 or parameter in self._named

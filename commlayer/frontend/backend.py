@@ -128,6 +128,7 @@ class CommProcessGroup(dist.ProcessGroup):
         self._operation_policy = operation_policy
         self.can_lose = operation_policy(Policy(loss_bound=LOSS_BOUND_MAX)).partial is not None
         """Whether a network between the ranks could lose contributions, if a policy allows it."""
+        self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         self._submitter = Submitter(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
         self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Work
 from torch.futures import Future
 
+from ..compress.choice import Choice
 from ..compress.codec import FINE, PAIRS, CodecPair, codec_at
 from ..compress.feedback import Feedback
 from ..compress.fine import Cut, Fine, cut
@@ -53,6 +55,8 @@ class Reduction:
     memory: dict[tuple[int, str], Tensor] = dataclasses.field(default_factory=dict)
     """Host memory by buffer and use, kept for the next steps."""
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG
+    choice: Choice | None = None
+    """Chooses the codecs for the policy's `auto`."""
     fine: Fine = dataclasses.field(default_factory=Fine)
     """The parameters that a codec leaves in 16 bits."""
 
@@ -89,7 +93,8 @@ def reduce_gradient(
 
     `buffer` is contiguous, on the CPU or on a device. starts[i] is the element where the gradient of parameters[i]
     begins, ascending; None: the gradients lie one after the other. The future's value is the averaged gradient: on a
-    device it is `buffer`, on the CPU it is `buffer` or, with error feedback, memory that is valid until the next step.
+    device it is `buffer`, on the CPU it is `buffer` or, if losses or rounding errors are fed back, other memory that is
+    valid until the next step.
 
     The future fails with the operation's error. Raises ConfigError for a buffer that cannot be reduced as the policy
     demands, and for a loss bound of the tolerance out of range.
@@ -99,6 +104,7 @@ def reduce_gradient(
     group, feedback, tolerance = reduction.group, reduction.feedback, reduction.tolerance
     policy, reliable = _policy_at(place, policy, parameters, reduction)
     pair = _pair_of(policy, buffer, group)
+    start_s = time.perf_counter()
     source = buffer
     if pair is not None and buffer.dtype != torch.float32:
         source = reduction.host(place.index, "source", buffer, torch.float32).copy_(buffer)
@@ -119,16 +125,22 @@ def reduce_gradient(
         parts.start_encoded(cut(parameters, starts, source.numel(), reduction.fine), place)
 
     def settle(done: Future[list[Tensor]]) -> Tensor:
-        done.value()  # raises the operation's error
+        try:
+            done.value()
+        except Exception:
+            feedback.put_back(added)
+            raise
         missing, kept = parts.finish()
         if keeps_errors and _is_finite(target):
-            feedback.keep_errors(source, parameters, starts, kept, missing, added)
+            feedback.keep_errors(source, parameters, starts, kept, missing if feeds_back else (), added)
         elif keeps_errors:
             feedback.put_back(added)  # AMP skips this step on every rank: all have the same result
         elif feeds_back:
             feedback.keep(source, parameters, starts, missing)
+        if reduction.choice is not None:
+            reduction.choice.note(place.index, source.numel(), start_s, time.perf_counter())
         if reduction.count is not None:
-            reduction.count(source.nbytes, missing)
+            reduction.count(buffer.nbytes, missing)
         averaged = target if target.dtype == buffer.dtype and buffer.is_cpu else buffer.copy_(target)
         if tolerance is not None:
             tolerance.observe(place.step, place.index, averaged)
@@ -151,9 +163,9 @@ class _Parts:
     ) -> None:
         self.source, self.target, self.reduction, self.policy = source, target, reduction, policy
         self.protected = protected
-        """(start, end) in elements of what must not be lost; None: nothing may be."""
+        """(start, end) in elements of what must not be lost; None: nothing may be lost."""
         self.works: list[tuple[int, Work]] = []
-        """With the element where each begins."""
+        """With the element where each begins; -1: of the fine values."""
         self.fine: list[tuple[int, int]] = []
         self.packed = source[:0]
         """The fine values, one after the other."""
@@ -187,7 +199,7 @@ class _Parts:
             work = self.reduction.group.allreduce_from(packed, packed, options, None, policy=policy)
             self.works.append((-1, work))
         for number, (start, end) in enumerate(parts.coarse):
-            key = (place.step << 20 | place.index << 8 | number) + 1
+            key = place.step << 32 | place.index << 16 | number
             self.start(start, end, key, from_source=True)
 
     def future(self) -> Future[list[Tensor]]:
@@ -208,7 +220,7 @@ class _Parts:
         for start, end in self.fine:
             self.target[start:end] = self.packed[at : at + end - start]
             if self.source is not self.target:
-                self.source[start:end] = 0  # the codec's error of a zero that nobody reads
+                self.source[start:end] = 0  # the rounding error of zeros sent in place of fine values is no residual
             at += end - start
         return missing, kept
 
@@ -235,6 +247,8 @@ def _policy_at(
     """The policy of a buffer, with class, codec and loss bound, and the indices of parameters that lose nothing."""
     priority = bucket_class(policy.priority, place.index, place.count)
     policy = dataclasses.replace(policy, priority=priority, codec=codec_at(policy, place.step))
+    if reduction.choice is not None:
+        policy = dataclasses.replace(policy, codec=reduction.choice.codec(place.index))
     if reduction.tolerance is None:
         return policy, []
     who = f"rank {reduction.group.rank()}: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
+from ..compress.choice import Candidate, Choice
+from ..compress.codec import PAIRS, CodecPair
 from ..compress.feedback import Feedback
 from ..compress.fine import Fine
 from ..compress.loss_scale import LossScale
@@ -19,8 +22,13 @@ from ..compress.optimizer import check_optimizer
 from ..config import LOSS_BOUND_MAX, Policy, number
 from ..errors import ConfigError
 from ..loss.tolerance import Tolerance
+from ..plans.codec import CODECS, VALUE_BYTES
+from ..transport import native
 from .backend import NAME, CommProcessGroup, Options
 from .gradient import Missing, Place, Reduction
+
+AUTO = ("f16", "int8", "int4-int8", "int4")
+"""The codecs that `auto` chooses from."""
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
 """By `Policy.residual`."""
@@ -96,6 +104,8 @@ class HookState:
         self._loss_scale = LossScale()
         self._tolerance_state: dict[str, Any] | None = None  # restored, and not yet handed to the tolerance
         self._begun = False  # a step, since this state was made or loaded
+        self._choice: Choice | None = None
+        self._choice_state: dict[str, Any] = {"values": [], "codecs": []}
         self._buckets = 0  # of the last step; 0: not known
         self._group: CommProcessGroup | None = None
         self._memory: dict[tuple[int, str], Tensor] = {}
@@ -136,7 +146,15 @@ class HookState:
 
     def reduction(self) -> Reduction:
         """For the hook: the state that the reductions of this model share."""
-        return Reduction(self.group(), self.feedback, self.tolerance, self._count, self._memory, fine=self.fine)
+        return Reduction(
+            self.group(), self.feedback, self.tolerance, self._count, self._memory, choice=self._choice, fine=self.fine
+        )
+
+    def explain(self) -> str:
+        """The codecs that `auto` has chosen, as a table: measured and predicted times, bytes, and the reason."""
+        if self._choice is None:
+            return f"Policy(codec={self.policy.codec!r}) chooses nothing{', nor does auto on one host' * self._begun}"
+        return self._choice.explain()
 
     def _count(self, averaged_bytes: int, missing: Missing) -> None:
         with self._count_lock:
@@ -154,20 +172,29 @@ class HookState:
                 raise ConfigError("this HookState was saved with a tolerance: set its `tolerance` to an equal one")
             self.tolerance.load_state_dict(self._tolerance_state)
             self._tolerance_state = None
+        if not self._begun and (self.tolerance is not None or self.policy.codec != "none"):
+            self.steps = int(self._largest(self.steps))  # a rank that is new in the job begins where the others are
         if self.tolerance is not None:
-            if not self._begun:
-                self.steps = int(self._largest(self.steps))  # a rank that is new in the job begins where the others are
             self.tolerance.begin(self.steps, self._largest)
+        if self.policy.codec == "auto" and self.group().can_lose:
+            if self._choice is None:
+                self._choice = choice_for(self.group(), allow_state=self.policy.allow_state)
+                self._choice.load_state_dict(self._choice_state)
+            self._choice.begin_step(self.steps, time.perf_counter(), self._largest_of)
         self._begun = True
         self.steps += 1
 
     def _largest(self, value: float) -> float:
         """The largest of all ranks' values."""
-        values = torch.tensor([value], dtype=torch.float64)
+        return self._largest_of([value])[0]
+
+    def _largest_of(self, own: Sequence[float]) -> list[float]:
+        """The largest of all ranks' values, one by one."""
+        values = torch.tensor(own, dtype=torch.float64)
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self.group().allreduce([values], options).wait()
-        return float(values)
+        return [float(each) for each in values]
 
     def group(self) -> CommProcessGroup:
         """The commlayer group to use. The first call may make it: then every rank of the group must call.
@@ -185,6 +212,7 @@ class HookState:
             "steps": self.steps,
             "feedback": self.feedback.state_dict(),
             "loss_scale": self.loss_scale,
+            "choice": self._choice_state if self._choice is None else self._choice.state_dict(),
             "tolerance": self._tolerance_state if self.tolerance is None else self.tolerance.state_dict(),
         }
 
@@ -209,8 +237,9 @@ class HookState:
         self.policy = policy
         self.steps = state.get("steps", 0)
         self.loss_scale = state.get("loss_scale", 1.0)
-        self.feedback = Feedback(RESIDUALS[policy.residual])
+        self.feedback.dtype = RESIDUALS[policy.residual]
         self.feedback.load_state_dict(state.get("feedback", {}))
+        self._choice_state = state.get("choice", self._choice_state)
         self._tolerance_state = state.get("tolerance")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -221,6 +250,7 @@ class HookState:
         self.tolerance = None
         self.fine = Fine()
         self.optimizer = None
+        self.feedback = Feedback()
         self.load_state_dict(state)
 
 
@@ -242,3 +272,30 @@ def _group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommPr
     )
     assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
     return made
+
+
+def choice_for(group: CommProcessGroup, *, allow_state: bool) -> Choice:
+    """The choice among all codecs for a group of several hosts. It measures how fast this CPU encodes and decodes."""
+    candidates = [Candidate("none", 2 * VALUE_BYTES, 0.0)]
+    for name, pair in PAIRS.items():
+        if pair is None or name not in AUTO:
+            continue
+        each = [CODECS[one] for one in (pair.up, pair.down)]
+        bytes_per_value = sum(codec.block_bytes / codec.block_values for codec in each)
+        candidates.append(Candidate(name, bytes_per_value, _coding_s(pair), pair.keeps_errors))
+    hosts = group.host_count
+    return Choice(candidates, (hosts - 1) / hosts, allow_state=allow_state)
+
+
+def _coding_s(pair: CodecPair, count: int = 1 << 16) -> float:
+    """CPU seconds per value: a contribution is encoded and decoded, and so is a sum."""
+    values, seconds = torch.ones(count), []
+    encoded = torch.empty(2 * count, dtype=torch.uint8)
+    for _ in range(3):
+        start_s = time.perf_counter()
+        for name in (pair.up, pair.down):
+            number = CODECS[name].number
+            native.encode(number, encoded.data_ptr(), values.data_ptr(), count)
+            native.decode(number, values.data_ptr(), encoded.data_ptr(), count)
+        seconds.append(time.perf_counter() - start_s)
+    return min(seconds) / count

@@ -10,6 +10,7 @@ A ring would encode again at every hop, so there is none.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from ..errors import ConfigError
@@ -53,7 +54,8 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     else:
         between = (lambda i, after: network.all_reduce(mine[i], after)) if members else None
         hierarchical.reduce_and_spread(b, local, cuts, itemsize, settings.staging_bytes, between)
-    return b.build()
+    # Ranks that own nothing have no such steps, but the operation is the same.
+    return dataclasses.replace(b.build(), encodes=True, partial=settings.partial)
 
 
 def reduce_scatter(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:

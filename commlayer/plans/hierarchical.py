@@ -10,6 +10,7 @@ works on a later segment than the network: up to `NETWORK_LAG` segments are on t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import ConfigError
@@ -98,7 +99,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
         )
 
     reduce_and_spread(b, local, cuts, itemsize, settings.staging_bytes, between if members else None)
-    return b.build()
+    return dataclasses.replace(b.build(), partial=True)  # ranks that own nothing have no partial steps
 
 
 def reduce_and_spread(

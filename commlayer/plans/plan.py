@@ -91,10 +91,10 @@ class Plan:
     posts: int
     """Rise of this rank's host counter from start to end; equal on all ranks of the operation."""
     partial: bool = False
-    """Whether it has partial steps. Such an all-reduce goes from INPUT to OUTPUT, as encoded ones; others are in
+    """Whether some rank has partial steps. Such an all-reduce goes from INPUT to OUTPUT, as encoded ones; others are in
     place."""
     encodes: bool = False
-    """Whether it has steps with a codec: it works on float32."""
+    """Whether some rank has steps with a codec: it works on float32."""
     kept: tuple[tuple[int, int], ...] = ()
     """(offset, length) in bytes of the ranges of INPUT that in the end hold this rank's part of what did not arrive."""
     signature: int = 0

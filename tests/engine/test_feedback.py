@@ -170,3 +170,47 @@ def test_updates_and_residuals_add_up_to_all_gradients(size: int) -> None:
     assert (left != 0).any()
     torch.testing.assert_close(applied + left, exact, rtol=1e-5, atol=1e-4)
     assert not torch.allclose(applied.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_errors_are_kept_in_the_memory_of_the_last_ones() -> None:
+    a, b = torch.zeros(6), torch.zeros(4)
+    feedback, starts = Feedback(), [0, 6]
+    feedback.meet([a, b])
+    none = feedback.add_to(torch.ones(10), [a, b], starts)
+    feedback.keep_errors(torch.arange(10.0), [a, b], starts, [(0, 20), (20, 20)], [], none)
+    assert total(feedback, a).tolist() == [0, 1, 2, 3, 4, 5]
+    assert total(feedback, b).tolist() == [6, 7, 8, 9]
+    places = {stretch.values.data_ptr() for stretch in feedback._kept[a] + feedback._kept[b]}
+    buffer = torch.ones(10)
+    added = feedback.add_to(buffer, [a, b], starts)
+    assert buffer.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert added.late == []
+    feedback.keep_errors(torch.full((10,), 0.5), [a, b], starts, [(0, 40)], [(8, 8)], added)
+    assert {each.values.data_ptr() for each in feedback._kept[a] + feedback._kept[b] if not each.late} == places
+    assert feedback.add_to(torch.ones(10), [a, b], starts).late == [(2, 4)]
+
+
+def test_errors_that_are_not_finite_are_kept_as_zero() -> None:
+    a, feedback = torch.zeros(4), Feedback()
+    feedback.meet([a])
+    added = feedback.add_to(torch.ones(4), [a], [0])
+    feedback.keep_errors(torch.tensor([1.0, torch.nan, torch.inf, -2.0]), [a], [0], [(0, 16)], [], added)
+    assert total(feedback, a).tolist() == [1, 0, 0, -2]
+
+
+def test_a_skipped_step_puts_the_residual_back() -> None:
+    a, feedback = torch.zeros(3), Feedback()
+    feedback.keep(torch.ones(3), [a], [0], [(4, 8)])
+    added = feedback.add_to(torch.ones(3), [a], [0])
+    assert not feedback
+    feedback.put_back(added)
+    assert total(feedback, a).tolist() == [0, 1, 1]
+
+
+def test_the_residual_of_an_unused_parameter_does_not_grow() -> None:
+    a, feedback = torch.zeros(4), Feedback()
+    for _ in range(5):
+        added = feedback.add_to(torch.zeros(4), [a], [0])
+        feedback.keep_errors(torch.ones(4), [a], [0], [(0, 16)], [(0, 8)], added)
+    assert total(feedback, a).tolist() == [5] * 4
+    assert len(feedback._kept[a]) <= 2

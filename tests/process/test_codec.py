@@ -20,7 +20,7 @@ NETWORK = {"COMMLAYER_SHM": "0"}
 NMSE = {"f16": 2e-7, "bf16": 1e-5, "int8": 1e-4, "int4-int8": 0.0145, "int4": 0.028, "sign": 0.55}
 """Of contributions and sums together, on Gaussian values."""
 
-CODECS = [name for name in PAIRS if name != "none"]
+CODECS = [name for name, pair in PAIRS.items() if pair is not None]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -106,6 +106,27 @@ def test_fine_parameters_travel_in_16_bits(rank: int, size: int) -> None:
         assert errors[2] > 0.005
 
 
+@ranks.on(3, ranks.run_job, environ=NETWORK)
+def test_auto_decides_and_explains(rank: int, size: int) -> None:
+    model, state = hooked(commlayer.Policy(codec="auto", allow_state=True))
+    assert "chooses nothing" in state.explain()
+    for step in range(30):
+        gradients = step_of(model, directions(rank, step))
+        check_equal(gradients, size)
+        for gradient, exact in zip(gradients, mean(size, step), strict=True):
+            assert float((gradient - exact).square().mean() / exact.square().mean()) < 2 * NMSE["int4"]
+    table = state.explain()
+    assert "Mbit/s measured" in table
+    assert "chosen:" in table
+    codecs: list[object] = [None] * size
+    dist.all_gather_object(codecs, state.state_dict()["choice"])
+    assert codecs == [codecs[0]] * size
+    assert codecs[0]["codecs"]  # type: ignore[index]
+    restored = commlayer.HookState()
+    restored.load_state_dict(state.state_dict())
+    assert restored.state_dict()["choice"] == codecs[0]
+
+
 @ranks.on(2, ranks.run_job)
 def test_shared_memory_takes_no_codec(rank: int, size: int) -> None:
     model, _ = hooked(commlayer.Policy(codec="int4"))
@@ -145,7 +166,11 @@ def test_fine_wants_a_model_and_patterns() -> None:
     with pytest.raises(commlayer.ConfigError, match=r"Fine\(model=\['\*head\*'\]\)"):
         commlayer.Fine(names)
     with pytest.raises(commlayer.ConfigError, match=r"Fine\(patterns='head'\): use a list"):
-        commlayer.Fine(None, "head")
+        commlayer.Fine(torch.nn.Linear(2, 2), "head")
+    with pytest.raises(commlayer.ConfigError, match=r"Fine\(patterns=\['head'\]\): patterns need the model"):
+        commlayer.Fine(None, ["head"])
+    with pytest.raises(commlayer.ConfigError, match=r"Fine: 'haed\*' matches no parameter"):
+        commlayer.Fine(torch.nn.Linear(2, 2), ["*weight", "haed*"])
 
 
 @ranks.on(2, ranks.run_job, environ=NETWORK)

@@ -187,7 +187,7 @@ def test_numbers_of_any_type_become_plain_ones() -> None:
     policy = Policy(**numbers)
     assert policy == Policy(priority=3, loss_bound=0.25, protect_share=0.25, exact_steps=7)
     assert [type(value) for value in dataclasses.asdict(policy).values() if type(value) not in (str, type(None))] == [
-        *(int, bool, float, float, int)
+        *(int, bool, float, float, int, bool)
     ]
     decimal: Any = Decimal("0.01")
     assert Policy(loss_bound=decimal).loss_bound == 0.01

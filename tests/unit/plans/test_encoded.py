@@ -241,6 +241,14 @@ def test_kept_errors_and_the_result_add_up_to_the_exact_sum(
     assert np.allclose(total, np.sum(inputs, axis=0, dtype=np.float64), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ranks_that_own_nothing_know_the_operation(shape: Sequence[int], partial: bool) -> None:
+    for plan in plans_of(shape, 300, ("int8", "int8"), partial=partial):
+        assert plan.encodes
+        assert plan.partial == partial
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_every_rank_sends_what_the_formula_says(pair: tuple[str, str]) -> None:
     world, numel = 4, 1 << 20
