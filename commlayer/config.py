@@ -12,6 +12,7 @@ import functools
 import math
 import numbers
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -29,6 +30,11 @@ LOSS_BOUND_MAX = 0.5
 
 LOSS_BOUND_LEAST = 1e-6
 """The smallest loss bound above 0."""
+
+POWERSGD = "powersgd:"
+"""Begins the codecs whose names end with a rank."""
+
+POWERSGD_RANK_MAX = 1024
 
 
 def number(value: object) -> float:
@@ -88,6 +94,18 @@ def _words(words: Sequence[str]) -> Kind:
     return Kind(known, f"use one of {', '.join(words)}", lambda value: value if value in words else None)
 
 
+def _codecs(words: Sequence[str]) -> Kind:
+    """The words, and `powersgd:RANK`."""
+    kind = _words((*words, f"{POWERSGD}RANK"))
+
+    def plain(value: object) -> object:
+        named = re.fullmatch(f"{POWERSGD}([1-9][0-9]{{0,3}})", value) if isinstance(value, str) else None
+        return value if value in words or (named and int(named[1]) <= POWERSGD_RANK_MAX) else None
+
+    remedy = f"{kind.remedy}, where RANK is a whole number from 1 to {POWERSGD_RANK_MAX}"
+    return dataclasses.replace(kind, remedy=remedy, plain=plain)
+
+
 def _names(value: object) -> tuple[str, ...] | None:
     good = isinstance(value, (tuple, list)) and all(isinstance(name, str) and name.strip("^") for name in value)
     return tuple(value) if good else None  # type: ignore[arg-type]  # mypy forgets what is good
@@ -109,7 +127,7 @@ _SECONDS = _numbers("seconds", 0.1, 86400, "0.1 to 86400")
 _PACKET = _numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
 _CLASS = _numbers("class", 0, PRIORITIES - 1, f"0 (most urgent) to {PRIORITIES - 1}", is_whole=True)
 _STEPS = _numbers("steps", 0, 10**9, "0 to 1000000000", is_whole=True)
-_CODEC = _words(("none", "f16", "bf16", "int8", "int4-int8", "int4", "sign", "auto"))
+_CODEC = _codecs(("none", "f16", "bf16", "int8", "int4-int8", "int4", "sign", "auto"))
 _BLOCKS = _numbers("share of blocks", 0, math.nextafter(1, 0), "0 to less than 1")
 _LOSS_SPAN = f"0 (no loss), or {LOSS_BOUND_LEAST:f} to {LOSS_BOUND_MAX}"
 LOSS_BOUND = _numbers("share of packets", LOSS_BOUND_LEAST, LOSS_BOUND_MAX, _LOSS_SPAN, zero=True)
@@ -303,12 +321,13 @@ class Policy:
         "representation of gradients between hosts, in the hook and in `compress_fsdp`. `f16` and `bf16` add up in "
         "float32. `int8` sends 1.03 bytes per value. `int4-int8` sends contributions in 4 bits and sums in 8. `int4` "
         "sends both in 4 bits and keeps rounding errors for the next step. `sign` sends 1 bit and keeps them, too; not "
-        "for Adam. `auto` measures and chooses, in the hook. See [compression.md](compression.md)",
+        "for Adam. `powersgd:RANK` sends factors of matrices. `auto` measures and chooses, in the hook. See "
+        "[compression.md](compression.md)",
     ] = "none"
     exact_steps: Annotated[
         int,
         _STEPS,
-        "steps at the start of a training that `sign` sends in bf16: compression hurts most there",
+        "steps at the start of a training that `sign` and `powersgd` send in bf16: compression hurts most there",
     ] = 100
     allow_state: Annotated[
         bool, "whether `auto` may choose a codec that keeps rounding errors, if over a quarter of the step is waiting"

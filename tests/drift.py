@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +18,15 @@ SHAPES = ((300, 400), (100,), (33, 501), (50_000, 2))
 
 
 class Drift(nn.Module):
-    """Its gradients are its inputs, independent of its parameters."""
+    """Its gradients are its inputs, independent of its parameters. None: the parameter is not used."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.weights = nn.ParameterList(nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in SHAPES)
 
-    def forward(self, directions: list[Tensor]) -> Tensor:
-        return torch.stack([(w * d).sum() for w, d in zip(self.weights, directions, strict=True)]).sum()
+    def forward(self, directions: Sequence[Tensor | None]) -> Tensor:
+        used = zip(self.weights, directions, strict=True)
+        return torch.stack([(w * d).sum() for w, d in used if d is not None]).sum()
 
 
 def directions(rank: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -37,16 +39,21 @@ def mean(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tenso
     return [torch.stack(each).double().mean(0) for each in zip(*every, strict=True)]
 
 
-def hooked(policy: commlayer.Policy, dtype: torch.dtype = torch.float32, **state: Any) -> Any:
-    """A `Drift` of several buckets with the hook, and the hook's state. No codec starts with exact steps."""
-    model = DistributedDataParallel(Drift(dtype), bucket_cap_mb=0.6)
+def hooked(
+    policy: commlayer.Policy, dtype: torch.dtype = torch.float32, *, finds_unused: bool = False, **state: Any
+) -> Any:
+    """A `Drift` of several buckets with the hook, and the hook's state. No codec starts with exact steps.
+
+    With `finds_unused`, DDP keeps the buckets of its first step.
+    """
+    model = DistributedDataParallel(Drift(dtype), bucket_cap_mb=0.6, find_unused_parameters=finds_unused)
     policy = dataclasses.replace(policy, exact_steps=0)
     made = commlayer.HookState(policy, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **state)
     model.register_comm_hook(made, commlayer.allreduce_hook)
     return model, made
 
 
-def step_of(model: DistributedDataParallel, inputs: list[Tensor]) -> list[Tensor]:
+def step_of(model: DistributedDataParallel, inputs: Sequence[Tensor | None]) -> list[Tensor]:
     model.zero_grad()
     model(inputs).backward()
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
@@ -65,7 +72,7 @@ def nmse(values: Tensor, exact: Tensor) -> float:
     return float((values - exact).double().square().mean() / exact.double().square().mean())
 
 
-def trained(rank: int, policy: commlayer.Policy, steps: int = 60) -> float:
+def trained(rank: int, policy: commlayer.Policy, steps: int = 120) -> float:
     """The loss of a small network after it has learned another one by SGD; of rank 0's inputs, the same on all."""
     torch.manual_seed(1)
     teacher, model = (nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 32)) for _ in range(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..config import Policy
+from ..config import POWERSGD, Policy
 
 
 class CodecPair(NamedTuple):
@@ -36,7 +36,7 @@ PAIRS: dict[str, CodecPair | None] = {
     "int4": CodecPair("int4", "int4", keeps_errors=True),
     "sign": CodecPair("sign", "sign", keeps_errors=True),
 }
-"""By `Policy.codec`; None: float32."""
+"""By `Policy.codec`, see `pair_of`; None: float32."""
 
 FINE = "bf16"
 """The codec of parameters that are too sensitive for fewer bits: see fine.py."""
@@ -44,9 +44,20 @@ FINE = "bf16"
 
 def codec_at(policy: Policy, step: int) -> str:
     """The policy's codec for a step of the training, the first of which is 0."""
-    return FINE if starts_exact(policy.codec) and step < policy.exact_steps else policy.codec
+    starts_exact = policy.codec == "sign" or is_low_rank(policy.codec)
+    return FINE if starts_exact and step < policy.exact_steps else policy.codec
 
 
-def starts_exact(codec: str) -> bool:
-    """Whether the first steps of a training are sent in 16 bits."""
-    return codec == "sign"
+def pair_of(codec: str) -> CodecPair | None:
+    """The codecs of all-reduces; low-rank factors travel as fine values. None: float32."""
+    return PAIRS[FINE if is_low_rank(codec) else codec]
+
+
+def is_low_rank(codec: str) -> bool:
+    """Whether this is `powersgd:RANK`."""
+    return codec.startswith(POWERSGD)
+
+
+def low_rank_of(codec: str) -> int:
+    """The RANK of `powersgd:RANK`."""
+    return int(codec.removeprefix(POWERSGD))

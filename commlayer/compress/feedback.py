@@ -100,6 +100,10 @@ class Feedback:
             if number in self._restored:
                 self._kept[parameter] = self._restored.pop(number)
 
+    def numbers_of(self, parameters: Iterable[Tensor]) -> list[int]:
+        """The numbers by which checkpoints know them."""
+        return [self._numbers[parameter] for parameter in parameters]
+
     def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> Added:
         """Adds the residual of these parameters to `buffer`, the flat buffer of their gradients, and forgets it.
 

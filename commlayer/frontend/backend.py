@@ -34,7 +34,7 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
 )
 
-from ..compress.codec import PAIRS, Coding
+from ..compress.codec import Coding, pair_of
 from ..config import LOSS_BOUND_MAX, Config, Policy
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy
@@ -362,7 +362,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """The arguments of `Collectives` for an operation with a policy of its own."""
         if policy is None:
             return None, None
-        pair = PAIRS[policy.codec]
+        pair = pair_of(policy.codec)
         return self._operation_policy(policy), None if pair is None else Coding(pair, key)
 
     @property

@@ -7,6 +7,7 @@ Here scheduling (the buffer's class of service), the loss bound (policy, toleran
     loss/tolerance.py       its loss bound, and the parameters that may lose nothing
     compress/feedback.py    adds the residual of earlier steps
     compress/fine.py        separates parameters that a codec leaves in 16 bits
+    frontend/low_rank.py    instead of the rest, if low-rank factors of the gradients travel
     loss/protect.py         map of the packets that must arrive
     frontend/backend.py     the all-reduce
     compress/feedback.py    keeps the contributions that were not counted, and rounding errors
@@ -27,7 +28,7 @@ from torch._C._distributed_c10d import AllreduceOptions, Work
 from torch.futures import Future
 
 from ..compress.choice import Choice
-from ..compress.codec import FINE, PAIRS, CodecPair, codec_at
+from ..compress.codec import FINE, CodecPair, codec_at, is_low_rank, pair_of
 from ..compress.feedback import Feedback
 from ..compress.fine import Cut, Fine, cut
 from ..config import Policy
@@ -36,6 +37,7 @@ from ..loss.protect import as_words, blocks_of, largest_blocks
 from ..loss.tolerance import Tolerance, bucket_loss_bound
 from ..scheduler.order import bucket_class
 from .backend import CommProcessGroup
+from .low_rank import Bucket, LowRank
 from .work import CommWork, join
 
 Missing = list[tuple[int, int]]
@@ -59,6 +61,7 @@ class Reduction:
     """Chooses the codecs for the policy's `auto`."""
     fine: Fine = dataclasses.field(default_factory=Fine)
     """The parameters that a codec leaves in 16 bits."""
+    low_rank: LowRank = dataclasses.field(default_factory=LowRank)
 
     def host(self, index: int, use: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Host memory of the shape of `like`, and of its dtype if none is given. Buffer `index` owns it for this use
@@ -78,6 +81,7 @@ class Place:
     count: int = 0
     """Buffers per step; 0: not known yet."""
     step: int = 0
+    is_last: bool = True
 
 
 def reduce_gradient(
@@ -118,11 +122,16 @@ def reduce_gradient(
     target = source
     if feeds_back or keeps_errors:  # `source` must still be there when the missing contributions are known
         target = reduction.host(place.index, "target", source)
-    parts = _Parts(source, target, reduction, policy, protected if may_lose else None)
-    if pair is None:
-        parts.start(0, source.numel(), 0, from_source=feeds_back)
+    parts: _Parts | Bucket
+    if is_low_rank(policy.codec) and pair is not None:
+        numbers = feedback.numbers_of(parameters)
+        parts = reduction.low_rank.start(group, policy, source, parameters, starts, numbers, reduction.fine)
     else:
-        parts.start_encoded(cut(parameters, starts, source.numel(), reduction.fine), place)
+        parts = _Parts(source, target, reduction, policy, protected if may_lose else None)
+        if pair is None:
+            parts.start(0, source.numel(), 0, from_source=feeds_back)
+        else:
+            parts.start_encoded(cut(parameters, starts, source.numel(), reduction.fine), place)
 
     def settle(done: Future[list[Tensor]]) -> Tensor:
         try:
@@ -141,13 +150,16 @@ def reduce_gradient(
             reduction.choice.note(place.index, source.numel(), start_s, time.perf_counter())
         if reduction.count is not None:
             reduction.count(buffer.nbytes, missing)
-        averaged = target if target.dtype == buffer.dtype and buffer.is_cpu else buffer.copy_(target)
+        result = target if target.dtype == buffer.dtype and buffer.is_cpu else buffer.copy_(target)
         if tolerance is not None:
-            tolerance.observe(place.step, place.index, averaged)
-        return averaged
+            tolerance.observe(place.step, place.index, result)
+        return result
 
     future = parts.future()
-    return future.then(settle) if buffer.is_cpu else _on_device(buffer.device, future, settle)
+    averaged = future.then(settle) if buffer.is_cpu else _on_device(buffer.device, future, settle)
+    if place.is_last:
+        reduction.low_rank.finish_step()
+    return averaged
 
 
 class _Parts:
@@ -227,7 +239,7 @@ class _Parts:
 
 def _pair_of(policy: Policy, buffer: Tensor, group: CommProcessGroup) -> CodecPair | None:
     """The codecs for a buffer; None: it travels as it is. Codecs are for networks."""
-    pair = PAIRS[policy.codec] if group.can_lose else None
+    pair = pair_of(policy.codec) if group.can_lose else None
     if pair is not None and not buffer.dtype.is_floating_point:
         raise ConfigError(
             f"rank {group.rank()}: Policy(codec={policy.codec!r}) and gradients of {buffer.dtype}: codecs are for real "
@@ -249,6 +261,8 @@ def _policy_at(
     policy = dataclasses.replace(policy, priority=priority, codec=codec_at(policy, place.step))
     if reduction.choice is not None:
         policy = dataclasses.replace(policy, codec=reduction.choice.codec(place.index))
+    if is_low_rank(policy.codec):
+        return dataclasses.replace(policy, loss_bound=0.0), []
     if reduction.tolerance is None:
         return policy, []
     who = f"rank {reduction.group.rank()}: "

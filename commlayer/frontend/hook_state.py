@@ -26,6 +26,7 @@ from ..plans.codec import CODECS, VALUE_BYTES
 from ..transport import native
 from .backend import NAME, CommProcessGroup, Options
 from .gradient import Missing, Place, Reduction
+from .low_rank import LowRank
 
 AUTO = ("f16", "int8", "int4-int8", "int4")
 """The codecs that `auto` chooses from."""
@@ -83,6 +84,8 @@ class HookState:
         check_optimizer(self.policy, optimizer)
         self.feedback = Feedback(RESIDUALS[self.policy.residual])
         """Lost contributions and rounding errors that wait for the next step."""
+        self.low_rank = LowRank()
+        """State of the codec `powersgd:RANK`."""
         self.steps = 0
         """Backward passes that have begun with this state, including those before it was saved."""
         self._reset()
@@ -136,19 +139,19 @@ class HookState:
                 )
             if index == 0:
                 self.feedback.renumber()
+                self.low_rank.renumber()
         if index == 0:
             self._begin_step()
         self.feedback.meet(parameters)
-        place = Place(index, self._buckets, self.steps - 1)
+        place = Place(index, self._buckets, self.steps - 1, is_last)
         if is_last:
             self._buckets = index + 1
         return place
 
     def reduction(self) -> Reduction:
         """For the hook: the state that the reductions of this model share."""
-        return Reduction(
-            self.group(), self.feedback, self.tolerance, self._count, self._memory, choice=self._choice, fine=self.fine
-        )
+        shared = self.feedback, self.tolerance, self._count, self._memory
+        return Reduction(self.group(), *shared, choice=self._choice, fine=self.fine, low_rank=self.low_rank)
 
     def explain(self) -> str:
         """The codecs that `auto` has chosen, as a table: measured and predicted times, bytes, and the reason."""
@@ -164,7 +167,8 @@ class HookState:
     def _begin_step(self) -> None:
         if not self._begun:
             check_optimizer(self.policy, self.optimizer)
-        self.feedback.begin_step(self.group().rank(), self.loss_scale)
+        for each in (self.feedback, self.low_rank):
+            each.begin_step(self.group().rank(), self.loss_scale)
         if self._buckets:
             self.feedback.check_met()
         if self._tolerance_state is not None:
@@ -211,6 +215,7 @@ class HookState:
             "policy": dataclasses.asdict(self.policy),
             "steps": self.steps,
             "feedback": self.feedback.state_dict(),
+            "low_rank": self.low_rank.state_dict(),
             "loss_scale": self.loss_scale,
             "choice": self._choice_state if self._choice is None else self._choice.state_dict(),
             "tolerance": self._tolerance_state if self.tolerance is None else self.tolerance.state_dict(),
@@ -240,6 +245,8 @@ class HookState:
         self.feedback.dtype = RESIDUALS[policy.residual]
         self.feedback.load_state_dict(state.get("feedback", {}))
         self._choice_state = state.get("choice", self._choice_state)
+        self.low_rank = LowRank()
+        self.low_rank.load_state_dict(state.get("low_rank", {}))
         self._tolerance_state = state.get("tolerance")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -127,16 +127,18 @@ def test_auto_decides_and_explains(rank: int, size: int) -> None:
     assert restored.state_dict()["choice"] == codecs[0]
 
 
+@pytest.mark.parametrize("codec", ["int4", "powersgd:2"])
 @ranks.on(2, ranks.run_job)
-def test_shared_memory_takes_no_codec(rank: int, size: int) -> None:
-    model, _ = hooked(commlayer.Policy(codec="int4"))
+def test_shared_memory_takes_no_codec(rank: int, size: int, codec: str) -> None:
+    model, _ = hooked(commlayer.Policy(codec=codec))
     for gradient, exact in zip(step_of(model, directions(rank, 0)), mean(size, 0), strict=True):
         torch.testing.assert_close(gradient, exact.float(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("codec", ["int4", "powersgd:2"])
 @ranks.on(2, ranks.run_job, environ=NETWORK)
-def test_ranks_with_different_codecs_are_told(rank: int, size: int) -> None:
-    model, _ = hooked(commlayer.Policy(codec="int8" if rank else "int4"))
+def test_ranks_with_different_codecs_are_told(rank: int, size: int, codec: str) -> None:
+    model, _ = hooked(commlayer.Policy(codec="int8" if rank else codec))
     with pytest.raises(RuntimeError, match=r"rank"):
         step_of(model, directions(rank, 0))
 
@@ -173,17 +175,21 @@ def test_fine_wants_a_model_and_patterns() -> None:
         commlayer.Fine(torch.nn.Linear(2, 2), ["*weight", "haed*"])
 
 
+@pytest.mark.parametrize(("codec", "encoded"), [("sign", (0, 2, 3)), ("powersgd:2", (0, 2))])
 @ranks.on(2, ranks.run_job, environ=NETWORK)
-def test_sign_sends_the_first_steps_in_16_bits_also_after_a_restore(rank: int, size: int) -> None:
-    model, state = hooked(commlayer.Policy(codec="sign"))
-    state.policy = commlayer.Policy(codec="sign", exact_steps=3)
+def test_the_first_steps_travel_in_16_bits_also_after_a_restore(
+    rank: int, size: int, codec: str, encoded: tuple[int, ...]
+) -> None:
+    model, state = hooked(commlayer.Policy(codec=codec))
+    state.policy = commlayer.Policy(codec=codec, exact_steps=3)
     for step in range(5):
         if step == 2:
             saved = state.state_dict()
             model, state = hooked(commlayer.Policy())
             state.load_state_dict(saved)
-        for gradient, exact in zip(step_of(model, directions(rank, step)), mean(size, step), strict=True):
-            assert (nmse(gradient, exact) < NMSE["bf16"]) == (step < 3 or exact.dim() < 2)
+        pairs = zip(step_of(model, directions(rank, step)), mean(size, step), strict=True)
+        for i, (gradient, exact) in enumerate(pairs):
+            assert (nmse(gradient, exact) < NMSE["bf16"]) == (step < 3 or i not in encoded)
 
 
 @ranks.on(3, ranks.run_job, environ=NETWORK)
@@ -234,4 +240,4 @@ def test_sign_wants_the_optimizer(rank: int, size: int) -> None:
 def test_sign_trains_with_sgd(rank: int, size: int) -> None:
     exact, signs = (trained(rank, commlayer.Policy(codec=codec, exact_steps=10)) for codec in ("none", "sign"))
     assert exact < 0.01  # from 0.14 at the start
-    assert signs < 1.25 * exact  # measured: 1.06
+    assert signs < 1.1 * exact  # measured: 1.000

@@ -1,0 +1,173 @@
+"""`LowRank`: the buckets of a model are averaged as low-rank factors (codec `powersgd:RANK`).
+
+A bucket takes two all-reduces, of its left and of its right factors (compress/powersgd.py), and one of the gradients
+that are no large matrices. All travel in bf16. Every rank must submit operations in the same order, so the hook's
+thread submits all of them:
+
+    hook of each bucket        submits the gradients that are not compressed, and the left factors
+    hook of the last bucket    for each bucket: waits for the left factors, submits the right ones;
+                               for each bucket: waits for the right factors, completes the bucket's future
+
+Only communication is left to do while the last hook waits. The arithmetic stays in that thread, too: in a callback of
+the engine it could run with another number of threads than on other ranks, and differ in the last bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions
+from torch.futures import Future
+
+from ..compress.codec import FINE, low_rank_of
+from ..compress.fine import Fine
+from ..compress.powersgd import Compression, PowerSgd
+from ..config import Policy
+from ..errors import CommError
+from .backend import CommProcessGroup
+from .work import CommWork
+
+
+class LowRank:
+    """Low-rank reductions of one model's buckets: their state from step to step, and the buckets of this step."""
+
+    def __init__(self) -> None:
+        self._powersgd: PowerSgd | None = None
+        self._restored: dict[str, Any] | None = None
+        """A saved state of `_powersgd`, until that is made."""
+        self._owner: int | None = None
+        """The rank whose errors these are; None: not known yet."""
+        self._loss_scale = 1.0
+        self._open: list[Bucket] = []
+        """Buckets whose futures are not complete, in the order of their hooks."""
+
+    def begin_step(self, rank: int, loss_scale: float) -> None:
+        """Prepares for the gradients of a step on `rank`, whose loss is multiplied with `loss_scale`.
+
+        The errors of another rank are dropped: that rank adds them, too. Right factors are the same on all ranks. The
+        futures of a step that ended before its last bucket fail.
+        """
+        if self._restored is not None and self._owner not in (None, rank):
+            self._restored = {**self._restored, "errors": {}}
+        self._owner, self._loss_scale = rank, loss_scale
+        for bucket in self._take_open():
+            bucket.fail(CommError(f"rank {rank}: this step ended before the hook of its last bucket"))
+
+    def start(
+        self,
+        group: CommProcessGroup,
+        policy: Policy,
+        source: Tensor,
+        parameters: Sequence[Tensor],
+        starts: Sequence[int],
+        numbers: Sequence[int],
+        fine: Fine,
+    ) -> Bucket:
+        """Starts the reduction of `source`, in place. `numbers` are the parameters' numbers in `Feedback`.
+
+        Raises ConfigError if a restored state is of another rank of the approximation, or of another model.
+        """
+        views = [
+            source[start : start + parameter.numel()].view(parameter.shape)
+            for start, parameter in zip(starts, parameters, strict=True)
+        ]
+        excluded = {i for i, parameter in enumerate(parameters) if parameter in fine}
+        powersgd = self._powersgd_of(low_rank_of(policy.codec))
+        compression = powersgd.compress(0, numbers, views, group.size(), excluded=excluded, loss_scale=self._loss_scale)
+        assert compression is not None  # noqa: S101  # there are no exact steps, and several ranks
+        self._open.append(Bucket(group, dataclasses.replace(policy, codec=FINE, loss_bound=0.0), source, compression))
+        return self._open[-1]
+
+    def _powersgd_of(self, rank: int) -> PowerSgd:
+        """The state for this rank of the approximation; a new one if the policy's rank has changed."""
+        if self._powersgd is None or self._powersgd.rank != rank:
+            made = PowerSgd(rank, exact_steps=0)
+            if self._restored is not None:
+                made.load_state_dict(self._restored)
+            self._powersgd, self._restored = made, None
+        return self._powersgd
+
+    def finish_step(self) -> None:
+        """In the hook of the step's last bucket, whatever its codec: completes the futures of all buckets.
+
+        After a failure, all other futures fail with the same error: other ranks do not submit the rest, either.
+        """
+        buckets = self._take_open()
+        try:
+            if buckets and self._powersgd is not None:
+                self._powersgd.check_met()
+            for bucket in buckets:
+                bucket.project()
+            for bucket in buckets:
+                bucket.complete()
+        except Exception as error:
+            for bucket in buckets:
+                bucket.fail(error)
+
+    def _take_open(self) -> list[Bucket]:
+        buckets, self._open = self._open, []
+        return buckets
+
+    def renumber(self) -> None:
+        """Forgets errors and right factors, before the parameters of another model; not those restored for it."""
+        self._powersgd = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The errors and right factors; to be called between steps."""
+        state = self._restored if self._powersgd is None else self._powersgd.state_dict()
+        return {"powersgd": state, "owner": self._owner}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the value of `state_dict`."""
+        self._powersgd, self._restored, self._owner = None, state.get("powersgd"), state.get("owner")
+
+
+class Bucket:
+    """One bucket of a step. Its gradients that are not compressed, and its left factors, are on their way."""
+
+    def __init__(self, group: CommProcessGroup, policy: Policy, source: Tensor, compression: Compression) -> None:
+        self._group, self._policy, self._source, self._compression = group, policy, source, compression
+        self._left, self._exact = compression.left, compression.exact
+        self._right = compression.left[:0]
+        self._works = [self._average(values) for values in (self._left, self._exact)]
+        self._done: Future[list[Tensor]] = Future()
+
+    def _average(self, values: Tensor) -> CommWork | None:
+        """Starts the all-reduce of `values`, in place; None if there are none."""
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+        return self._group.allreduce_from(values, values, options, policy=self._policy) if len(values) else None
+
+    def project(self) -> None:
+        """Waits for the left factors, and submits the right ones. Raises the operation's error."""
+        left = self._works[0]
+        if left is not None:
+            left.wait()
+            self._right = self._compression.project(self._left)
+            self._works.append(self._average(self._right))
+
+    def complete(self) -> None:
+        """Waits for all operations, writes the averages into the gradients, and completes the future. Raises the
+        operation's error."""
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        self._compression.finish(self._exact, self._right)
+        self._done.set_result([self._source])
+
+    def fail(self, error: Exception) -> None:
+        """Fails the future, unless it is complete."""
+        if not self._done.done():
+            self._done.set_exception(error)  # type: ignore[arg-type]  # declared as the value's type
+
+    def future(self) -> Future[list[Tensor]]:
+        """Completes when the averages are in the gradients."""
+        return self._done
+
+    def finish(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """See `gradient._Parts`: everything was counted, and `PowerSgd` keeps the errors."""
+        return [], []
