@@ -1,8 +1,8 @@
 """`compress_fsdp`: codecs for a model that FSDP2 shards (`fully_shard`).
 
-FSDP2 asks an object for each of its collectives. Here these are a reduce-scatter of gradients, an all-gather of weights
-and, between replicas, an all-reduce of gradients. They start the same operations of the process group as FSDP2 does by
-itself, but with a codec.
+FSDP2 lets each module replace its collectives by objects. The objects here start the operations that FSDP2 would start
+by itself, with a codec: the reduce-scatter of gradients, the all-gather of weights and, between replicas, the
+all-reduce of gradients.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ GRADIENTS = [name for name, pair in PAIRS.items() if pair is None or not pair.ke
 def compress_fsdp(
     model: nn.Module, policy: Policy, *, weights: Weights = "none", replicate: dist.ProcessGroup | None = None
 ) -> None:
-    """Encodes the traffic of all modules in `model` that `fully_shard` was called for. All ranks call it, once.
+    """Encodes the traffic of all sharded modules in `model`. All ranks call it, after `fully_shard`.
 
     Gradients travel in the codec of `policy` between hosts, weights in the codec `weights`. The forward and backward
     passes then see rounded weights, equal on all ranks; the optimizer's shards stay exact. `replicate` is a group of
     replicas: the gradients of a model that is sharded over one mesh dimension are then averaged over this group, too.
 
     Raises ConfigError for a model without such modules, for arguments of another type, and for policies that FSDP2
-    cannot follow. The first steps raise it for groups of other backends, and for other types than float32.
+    cannot follow. The first step raises it for groups of other backends, and for other types than float32.
     """
     _check(policy, weights, replicate)
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "set_custom_reduce_scatter")]
@@ -59,9 +59,10 @@ def compress_fsdp(
 
 
 class Encoded:
-    """A collective of one module, as FSDP2 asks for it. `number` is another one for each of a model."""
+    """A collective of one module. `number` differs between the collectives of a model."""
 
     remedy = ""
+    """Advice for tensors of other types than float32."""
 
     def __init__(self, policy: Policy, number: int) -> None:
         self.policy = policy
@@ -79,7 +80,7 @@ class Encoded:
 
     def check(self, group: dist.ProcessGroup, tensor: Tensor) -> CommProcessGroup:
         """The group, if it can encode this tensor. Raises ConfigError otherwise."""
-        who = f"rank {group.rank()}: compress_fsdp(Policy(codec={self.policy.codec!r}))"
+        who = f"rank {group.rank()}: compress_fsdp, codec {self.policy.codec!r}"
         if not isinstance(group, CommProcessGroup):
             raise ConfigError(
                 f"{who}: the group {group.group_name!r} of this model is not commlayer's; call "
@@ -165,6 +166,6 @@ def _check(policy: Policy, weights: str, replicate: dist.ProcessGroup | None) ->
 
 
 def _is_replicated(parameter: nn.Parameter) -> bool:
-    """Whether FSDP2 itself averages the gradients of replicas: the first dimension of the mesh has replicas."""
+    """Whether the first dimension of the mesh has replicas. FSDP2 averages their gradients by itself."""
     placements: Any = getattr(parameter, "placements", ())
     return len(placements) > 1 and bool(placements[0].is_replicate())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
 from commlayer.frontend.backend import CommProcessGroup
-from commlayer.frontend.fsdp import GRADIENTS
+from commlayer.frontend.fsdp import GRADIENTS, GradientReduceScatter
 from tests import ranks
 from tests.drift import Drift, check_equal, directions, mean, nmse
 
@@ -62,6 +63,14 @@ def test_rotations_differ_between_steps(rank: int, size: int) -> None:
     assert not any(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_divide_factor_of_fsdp_holds(rank: int, size: int) -> None:
+    model: Any = sharded(DEFAULT)
+    model.set_gradient_divide_factor(0.5)  # FSDP2 asks for a PREMUL_SUM then
+    for gradient, exact in zip(gradients_of(model, directions(rank, 0)), mean(size, 0), strict=True):
+        assert 0.1 * NMSE["int8"] <= nmse(gradient, exact * size / 0.5) <= 2 * NMSE["int8"]
+
+
 class Seen(nn.Module):
     """Keeps a copy of the weight that its last forward has seen."""
 
@@ -82,7 +91,9 @@ def test_forward_sees_rounded_weights_equal_on_all_ranks(rank: int, size: int, w
     exact = model.weight.detach().clone()
     fully_shard(model)
     commlayer.compress_fsdp(model, commlayer.Policy(), weights=weights)
-    for _ in range(2):
+    for step in range(2):
+        if step:
+            model.unshard(async_op=True)  # type: ignore[operator]  # the forward pass waits for it
         (gradient,) = gradients_of(model, [torch.full_like(exact, rank + 1.0)][0])  # type: ignore[arg-type]
         assert torch.equal(gradient, torch.full_like(exact, (size + 1) / 2))  # codec="none"
         check_equal([model.seen], size)
@@ -195,6 +206,19 @@ def test_other_backends_are_named(rank: int, size: int) -> None:
     with pytest.raises(commlayer.ConfigError, match=r"rank \d: .*is not commlayer's; call init_process_group\('comml"):
         gradients_of(sharded(DEFAULT), directions(rank, 0))
     dist.destroy_process_group()
+
+
+@ranks.on(1, ranks.run_job)
+def test_another_backend_for_the_device_is_named(rank: int, size: int) -> None:
+    group: Any = dist.distributed_c10d._get_default_group()
+    group.devices = SimpleNamespace(neighbour=lambda _: "nccl")
+    try:
+        with pytest.raises(
+            commlayer.ConfigError, match="another backend has the cpu tensors of the group; call init_p"
+        ):
+            GradientReduceScatter(DEFAULT, 0).check(group, torch.ones(3))
+    finally:
+        group.devices = None
 
 
 @ranks.on(2, ranks.run_job, environ=NETWORK)
