@@ -1,7 +1,7 @@
 """Settings of a job: `Config` of the process, from COMMLAYER_* variables, and `Policy` of a group or a hook.
 
 Each field is a row: its name, type or `Kind` (unit, range, parser, remedy), meaning and default. Parsing, checks and
-the tables of docs/settings.md come from the rows. No other module reads the environment.
+the tables of docs/settings.md come from the rows. No other module reads COMMLAYER_ variables.
 """
 
 from __future__ import annotations

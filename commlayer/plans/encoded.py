@@ -1,9 +1,9 @@
 """Collectives of float32 whose messages are encoded: contributions by one codec, results by the same or another one.
 
-For an all-reduce, every rank encodes its part of a shard once. The owner adds the decoded parts to its own in float32,
-and encodes the sum once. All ranks decode that, the owner too, so all have the same bits. Several hosts of several
-ranks add up within each host first; the host's sum is encoded. The reduce-scatter is the first half of that, and the
-all-gather the second.
+For an all-reduce, every rank encodes its contribution to a shard once. The owner adds the decoded ones to its own in
+float32, and encodes the sum once. All ranks decode that, the owner too, so all have the same bits. Several hosts of
+several ranks add up within each host first; the host's sum is encoded. The reduce-scatter is the first half of that,
+and the all-gather the second.
 
 A ring would encode again at every hop, so there is none.
 """

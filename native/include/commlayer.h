@@ -96,8 +96,9 @@ enum cl_buffer {
 enum cl_step_flags {
     CL_STEP_PARTIAL =
         1, /* the message may lose packets, up to the loss bound of the operation; for SEND and its RECV */
-    /* Keeps in CL_INPUT what does not arrive. ENCODE: there, at its source_offset, the error of the encoded values is
-     * left, times `factor`. SEND of encoded values: lost ones are added to the values at its target_offset. */
+    /* Leaves in CL_INPUT what the sum lacks. ENCODE: there, at its source_offset, the error of the encoded values is
+     * left, times `factor`. SEND of encoded values, with CL_FEEDBACK: lost values are added at its
+     * target_offset. */
     CL_STEP_KEEP = 2,
 };
 
@@ -117,7 +118,7 @@ struct cl_step {
     uint32_t successor_first; /* this step's slice of the plan's successor array */
     uint32_t successor_count;
     uint32_t block;  /* with a codec: number of the first block, the same at encoder and decoders */
-    uint32_t factor; /* ENCODE with CL_STEP_KEEP */
+    uint32_t factor; /* ENCODE with CL_STEP_KEEP: multiplies the error */
 };
 
 struct cl_range {
