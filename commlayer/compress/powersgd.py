@@ -50,16 +50,14 @@ class PowerSgd:
     """Low-rank approximation of a model's gradients, with error feedback and warm start.
 
     `rank` is that of the approximation. A matrix is compressed if its factors have fewer elements than the matrix
-    divided by `min_compression`. The first `exact_steps` steps compress nothing, because early gradients suffer most.
-    `seed` draws the first right factors; let all ranks use the same.
+    divided by `min_compression`. `seed` draws the first right factors; let all ranks use the same.
 
     Parameters are known by number, as `Feedback` numbers them: DDP may regroup its buckets at any time. Errors are kept
     in float32, for a loss scale of 1, before any clipping. Raises ConfigError for arguments out of range.
     """
 
-    def __init__(self, rank: int, *, min_compression: float = 2.0, exact_steps: int = 10, seed: int = 0) -> None:
+    def __init__(self, rank: int, *, min_compression: float = 2.0, seed: int = 0) -> None:
         self.rank = _at_least(1, rank, f"powersgd:{rank}", "a rank from 1, as powersgd:4")
-        self.exact_steps = _at_least(0, exact_steps, f"PowerSgd(exact_steps={exact_steps!r})", "a number of steps")
         self.seed = _at_least(0, seed, f"PowerSgd(seed={seed!r})", "a number from 0")
         self.min_compression = number(min_compression)
         if not 1 <= self.min_compression < math.inf:
@@ -70,18 +68,15 @@ class PowerSgd:
 
     def compress(
         self,
-        step: int,
         numbers: Sequence[int],
         gradients: Sequence[Tensor],
-        world_size: int,
         *,
         excluded: Container[int] = (),
         loss_scale: float = 1.0,
-    ) -> Compression | None:
+    ) -> Compression:
         """Begins the reduction of a bucket: numbers[i] is the parameter of gradients[i], a view of a float32 buffer.
 
-        Returns None if the caller should average the bucket as it is: in the exact first steps, and on a single rank.
-        `step`, `numbers`, the shapes and `excluded` are the same on all ranks. `excluded` holds the indices in
+        `numbers`, the shapes and `excluded` are the same on all ranks. `excluded` holds the indices in
         `gradients` of matrices to keep exact, such as embeddings; the same parameters in every step. `loss_scale` is
         the factor that the loss was multiplied with.
 
@@ -93,8 +88,6 @@ class PowerSgd:
         for each, gradient, shape in zip(numbers, gradients, matrices, strict=True):
             self._check(each, gradient, shape)
         self._restored.difference_update(numbers)
-        if step < self.exact_steps or world_size < 2:
-            return None
         places: dict[tuple[int, int], list[int]] = {}
         for place, shape in enumerate(matrices):
             if shape is not None:
@@ -134,7 +127,7 @@ class PowerSgd:
         return _orthonormal(torch.from_numpy(drawn))[0]
 
     def bytes_per_step(self, gradients: Iterable[Tensor], excluded: Container[int] = ()) -> int:
-        """Bytes that a rank hands to the all-reduces after the exact steps, at 16 bits per value."""
+        """Bytes that a rank hands to the all-reduces of a step, at 16 bits per value."""
         values = 0
         for i, gradient in enumerate(gradients):
             shape = None if i in excluded else self._as_matrix(gradient.shape)

@@ -77,15 +77,14 @@ class LowRank:
         ]
         excluded = {i for i, parameter in enumerate(parameters) if parameter in fine}
         powersgd = self._powersgd_of(low_rank_of(policy.codec))
-        compression = powersgd.compress(0, numbers, views, group.size(), excluded=excluded, loss_scale=self._loss_scale)
-        assert compression is not None  # noqa: S101  # there are no exact steps, and several ranks
+        compression = powersgd.compress(numbers, views, excluded=excluded, loss_scale=self._loss_scale)
         self._open.append(Bucket(group, dataclasses.replace(policy, codec=FINE, loss_bound=0.0), source, compression))
         return self._open[-1]
 
     def _powersgd_of(self, rank: int) -> PowerSgd:
         """The state for this rank of the approximation; a new one if the policy's rank has changed."""
         if self._powersgd is None or self._powersgd.rank != rank:
-            made = PowerSgd(rank, exact_steps=0)
+            made = PowerSgd(rank)
             if self._restored is not None:
                 made.load_state_dict(self._restored)
             self._powersgd, self._restored = made, None

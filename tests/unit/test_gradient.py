@@ -44,6 +44,9 @@ class Group:
     def rank(self) -> int:
         return 3
 
+    def size(self) -> int:
+        return 2
+
     def allreduce(self, tensors: list[Tensor], options: Any, *, policy: Policy) -> CommWork:  # noqa: ARG002
         return self.start("allreduce", tensors[0], tensors[0], policy, None)
 
@@ -52,7 +55,7 @@ class Group:
         source: Tensor,
         target: Tensor,
         options: Any,  # noqa: ARG002
-        protect: Tensor | None,
+        protect: Tensor | None = None,
         *,
         policy: Policy,
         key: int = 0,  # noqa: ARG002
@@ -133,6 +136,49 @@ def test_the_largest_blocks_are_protected_with_every_treatment() -> None:
         policy = Policy(loss_bound=0.1, treatment=treatment, protect_share=0.2)
         reduce_gradient(buffer, parameters, policy, shared).wait()
         assert group.calls[0][::2] == ("allreduce_from", {1})
+
+
+def low_rank_buckets(group: Group, *, lasts: tuple[bool, ...]) -> tuple[list[Any], Reduction]:
+    """The futures of buckets of a matrix and a vector each, with operations averaged by `group`."""
+    shared, _ = reduction(group)
+    policy, futures = Policy(codec="powersgd:1", exact_steps=0, loss_bound=0.1), []
+    for index, is_last in enumerate(lasts):
+        parameters = [torch.zeros(20, 30), torch.zeros(7)]
+        place = Place(index, len(lasts), is_last=is_last)
+        futures.append(reduce_gradient(torch.ones(607), parameters, policy, shared, place=place))
+    return futures, shared
+
+
+def test_right_factors_go_out_with_the_last_bucket() -> None:
+    group = Group()
+    (first,), _ = low_rank_buckets(group, lasts=(False,))
+    assert not first.done()
+    assert len(group.calls) == 2  # left factors, and the vector
+    group = Group()
+    futures, shared = low_rank_buckets(group, lasts=(False, True))
+    assert len(group.calls) == 2 * 2 + 2
+    assert {(policy.codec, policy.loss_bound) for _, policy, _ in group.calls} == {("bf16", 0.0)}
+    for future in futures:
+        torch.testing.assert_close(future.wait(), torch.full((607,), 2.0))  # the group doubles; ones have rank 1
+    assert len(shared.low_rank.state_dict()["powersgd"]["errors"]) == 2
+
+
+def test_a_failure_fails_the_buckets_of_the_step() -> None:
+    group = Group()
+    group.failure = PeerLostError("rank 1 is gone")
+    futures, shared = low_rank_buckets(group, lasts=(False, True))
+    assert len(group.calls) == 2 * 2  # no right factors
+    for future in futures:
+        with pytest.raises(RuntimeError, match="rank 1 is gone"):
+            future.wait()
+    assert not shared.low_rank.state_dict()["powersgd"]["errors"]
+
+
+def test_buckets_of_a_step_without_a_last_one_fail_with_the_next() -> None:
+    (future,), shared = low_rank_buckets(Group(), lasts=(False,))
+    shared.low_rank.begin_step(3, 1.0)
+    with pytest.raises(RuntimeError, match="rank 3: this step ended before the hook of its last bucket"):
+        future.wait()
 
 
 class Seen(Tolerance):

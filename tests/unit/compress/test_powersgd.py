@@ -30,7 +30,7 @@ def mean_in_16_bits(tensors: list[Tensor]) -> Tensor:
 
 
 def team(size: int, rank: int = 2, **options: Any) -> list[PowerSgd]:
-    return [PowerSgd(rank, **{"exact_steps": 0, **options}) for _ in range(size)]
+    return [PowerSgd(rank, **options) for _ in range(size)]
 
 
 def draw(size: int, shapes: Shapes, seed: int) -> list[list[Tensor]]:
@@ -50,9 +50,7 @@ def reduce(
     results = [[each.clone() for each in own] for own in gradients]
     begun: list[Compression] = []
     for rank, result in zip(ranks, results, strict=True):
-        compression = rank.compress(0, numbers or range(len(result)), result, len(ranks), **options)
-        assert compression is not None
-        begun.append(compression)
+        begun.append(rank.compress(numbers or range(len(result)), result, **options))
     exact = shifted(mean([each.exact for each in begun]), len(ranks))
     left = shifted(average([each.left for each in begun]), len(ranks))
     projected = [each.project(averaged) for each, averaged in zip(begun, left, strict=True)]
@@ -154,13 +152,6 @@ def test_all_but_large_matrices_stay_exact(excluded: tuple[int, ...], compressed
     assert team(1, rank=5)[0].bytes_per_step(gradients[0]) == 2 * sum(each.numel() for each in results)
 
 
-def test_first_steps_and_single_ranks_are_exact() -> None:
-    rank, gradients = PowerSgd(1, exact_steps=3), [torch.randn(20, 20)]
-    assert [rank.compress(step, [0], gradients, 2) is None for step in (0, 2, 3)] == [True, True, False]
-    assert rank.compress(3, [0], gradients, 1) is None
-    assert PowerSgd(1).compress(9, [0], gradients, 2) is None
-
-
 def test_results_are_the_same_bits_on_all_ranks() -> None:
     ranks = team(4, rank=3)
     for step in range(3):
@@ -198,8 +189,8 @@ def test_a_quadratic_problem_converges() -> None:
 
 def test_the_first_factors_are_the_same_on_all_ranks_and_differ_by_parameter_and_seed() -> None:
     def first(seed: int, number: int) -> Tensor:
-        rank = PowerSgd(2, exact_steps=0, seed=seed)
-        rank.compress(0, [number], [torch.randn(20, 30)], 2)
+        rank = PowerSgd(2, seed=seed)
+        rank.compress([number], [torch.randn(20, 30)])
         return torch.as_tensor(rank.state_dict()["right"][number])
 
     assert torch.equal(first(0, 1), first(0, 1))
@@ -379,19 +370,19 @@ def test_the_state_goes_on_with_another_number_of_ranks() -> None:
 
 
 def test_the_state_of_another_model_is_refused() -> None:
-    rank = PowerSgd(2, exact_steps=0)
-    rank.compress(0, [5], [torch.randn(20, 30)], 2)
+    rank = PowerSgd(2)
+    rank.compress([5], [torch.randn(20, 30)])
     state = rank.state_dict()
     for gradient in (torch.randn(20, 31), torch.randn(600)):
         restored = PowerSgd(2)
         restored.load_state_dict(state)
         with pytest.raises(ConfigError, match=r"shape \(2, 30\) for parameter 5 from the end, whose gradient has the"):
-            restored.compress(0, [5], [gradient], 2)
+            restored.compress([5], [gradient])
     state["errors"] = {5: torch.zeros(21, 30)}
     restored.load_state_dict(state)
     with pytest.raises(ConfigError, match=r"a matrix of the shape \(21, 30\) for parameter 5.*restore the state"):
-        restored.compress(0, [5], [torch.randn(20, 30)], 2)
-    restored.compress(0, [4], [torch.randn(20, 30)], 2)
+        restored.compress([5], [torch.randn(20, 30)])
+    restored.compress([4], [torch.randn(20, 30)])
     with pytest.raises(ConfigError, match="values for parameter 5 from the end, which this model lacks"):
         restored.check_met()
 
@@ -419,9 +410,8 @@ def test_a_bad_rank_is_refused(rank: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("exact_steps", -1),
-        ("exact_steps", 0.5),
         ("seed", -1),
+        ("seed", 0.5),
         ("min_compression", 0.9),
         ("min_compression", torch.inf),
         ("min_compression", "2"),
@@ -434,4 +424,4 @@ def test_bad_options_are_refused(name: str, value: Any) -> None:
 
 def test_gradients_of_another_type_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"float32 gradients, but parameter 7 from the end has torch\.float16"):
-        PowerSgd(1).compress(0, [7], [torch.zeros(4, dtype=torch.float16)], 2)
+        PowerSgd(1).compress([7], [torch.zeros(4, dtype=torch.float16)])
