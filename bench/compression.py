@@ -1,13 +1,15 @@
-"""Steps of a training job with compressed gradients, beside gloo at its best, on links of several rates.
+"""Training with compressed gradients beside gloo at its best, on links of several rates.
 
-    python -m bench.compression                    everything (about 25 minutes; the links need root)
+    python -m bench.compression                    steps at all rates (about 25 minutes; the links need root)
     python -m bench.compression --only 100         one rate in Mbit/s, merged into the kept results
+    python -m bench.compression --train --only 100 time to a validation loss at this rate, with `auto`
     python -m bench.compression --quick            one round, 100 Mbit/s; keeps nothing
     python -m bench.compression --table            only the tables of the kept results
 
 The job is that of docs/training.md: 4 hosts, 1.07 M parameters, AdamW. All systems take turns: a round runs each of
 them once, and each round begins with another one. Bytes are those that the kernel counts on the interface of rank 0,
-acknowledgements included. Writes bench/results/compression.json and the tables of docs/compression.md.
+acknowledgements included. For the time to a loss, systems train 80 steps with each seed, in turns. Writes
+bench/results/compression.json and the tables of docs/compression.md.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.page import write_between
+from bench.time_to_loss import time_to_loss
 from bench.training import ROOT, Job, Log, measure
 from commlayer.compress.codec import FINE, PAIRS
 from commlayer.plans.codec import CODECS
@@ -46,9 +49,21 @@ HEADER_BYTES, PACKET_BYTES = 82, 1432
 CODECS_MEASURED = ("f16", "int8", "int4-int8", "int4")
 SYSTEMS = (
     *(Job(f"gloo, {cc} {bits}", "gloo", cc, bits, None, 2.0) for cc in ("bbr", "cubic") for bits in ("f16", "bf16")),
-    *(Job(f"gloo, bbr PowerSGD {rank}", "gloo", "bbr", f"powersgd:{rank}", None, 25.0) for rank in (1, 4)),
+    *(Job(f"gloo, bbr PowerSGD {rank}", "gloo", "bbr", f"powersgd:{rank}:3", None, 25.0) for rank in (1, 4)),
     *(Job(f"commlayer, {codec}", "commlayer", None, "f32", {"codec": codec}, 2.0) for codec in CODECS_MEASURED),
 )
+
+TRAINING: dict[str, Any] = {**MODEL, "steps": 80, "validate_every": 3, "validation_batch": 32}
+TARGET_LOSS = 2.65
+SEEDS = (1, 2, 3)
+TRAINED = (
+    Job("gloo, bbr bf16", "gloo", "bbr", "bf16", None, 2.0),
+    Job("gloo, bbr PowerSGD 4", "gloo", "bbr", "powersgd:4:8", None, 25.0),
+    Job("commlayer, auto", "commlayer", None, "f32", {"codec": "auto"}, 2.0),
+    Job("commlayer, auto with state", "commlayer", None, "f32", {"codec": "auto", "allow_state": True}, 2.0),
+)
+KINDS = ("", "Time to a loss, ")
+"""Measurements: of steps, and of trainings."""
 
 TARGETS_S: dict[tuple[str, int], float] = {
     ("int8", 20): 0.717,
@@ -84,7 +99,40 @@ def per_step(logs: Sequence[Log], field: str) -> list[float]:
 
 def tables(content: dict[str, Any]) -> str:
     """The page's tables, as Markdown."""
-    return "\n\n".join(line for name, network in content.items() for line in (f"### {name}", *_network(name, network)))
+    return "\n\n".join(
+        line
+        for name, network in content.items()
+        for line in (f"### {name}", *(_training(network) if name.startswith(KINDS[1]) else _network(name, network)))
+    )
+
+
+def _training(network: dict[str, Any]) -> list[str]:
+    runs: dict[str, list[Log]] = {}
+    for log in network["runs"]:
+        runs.setdefault(log["job"]["system"], []).append(log)
+    times = {system: [time_to_loss(log, TARGET_LOSS) for log in logs] for system, logs in runs.items()}
+    lines = ["| system | time to loss (s) | range | gloo bf16 / this | final loss | MB sent |", "|---" * 6 + "|"]
+    for system, logs in runs.items():
+        reached = [each for each in times[system] if each is not None]
+        pairs = zip(times[TRAINED[0].system], times[system], strict=True)
+        ratios = [a / b for a, b in pairs if a is not None and b is not None]
+        whole = len(reached) == len(logs)
+        cells = [
+            system,
+            f"{statistics.median(reached):.1f}" if whole else "not reached",
+            f"{min(reached):.1f} to {max(reached):.1f}" if whole else "",
+            f"{statistics.median(ratios):.2f}" if whole and ratios else "",
+            f"{statistics.fmean(log['validations'][-1][2] for log in logs):.4f}",
+            f"{statistics.median(sum(log['sent_bytes']) for log in logs) / 1e6:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    about, log = network["machine"], network["runs"][0]
+    conditions = (
+        f"Time to a validation loss of {TARGET_LOSS}, median of {len(runs[TRAINED[0].system])} seeds of "
+        f"{log['job']['steps']} steps. Measured {network['measured']}, load average {about['load_average']} at the "
+        f"start, commit {about['git_commit']}."
+    )
+    return ["\n".join(lines), conditions]
 
 
 def _network(name: str, network: dict[str, Any]) -> list[str]:
@@ -144,11 +192,20 @@ def in_turns(rounds: int) -> list[Job]:
     return [job for i in range(rounds) for job in jobs[i % len(jobs) :] + jobs[: i % len(jobs)]]
 
 
-def measure_network(rate_mbit_s: int, loss: float, rounds: int) -> dict[str, Any]:
+def trainings() -> list[Job]:
+    """Every system with every seed; each seed begins with another system."""
+    return [
+        dataclasses.replace(job, seed=seed, **TRAINING)
+        for i, seed in enumerate(SEEDS)
+        for job in TRAINED[i % len(TRAINED) :] + TRAINED[: i % len(TRAINED)]
+    ]
+
+
+def measure_network(name: str, rate_mbit_s: int, loss: float, jobs: list[Job]) -> dict[str, Any]:
     """Raises RuntimeError if a job did not run."""
     link = Link(rate_bps=rate_mbit_s * 1e6, loss=loss)
     scenario = Scenario(hosts=HOSTS, nics=(link,), tcp_congestion_control=("cubic", "bbr"))
-    name, about, jobs = name_of(rate_mbit_s, loss), machine.facts(), in_turns(rounds)
+    about = machine.facts()
     print(f"## {name}: {len(jobs)} runs", flush=True)
     runs = measure(scenario, jobs, LOGS, name=name.replace(" ", "_").replace("/", "_per_"))
     if len(runs) < len(jobs):
@@ -161,29 +218,29 @@ def main() -> int:
     """0; 2 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, action="append", choices=RATES_MBIT_S, help="a rate in Mbit/s")
+    parser.add_argument("--link-loss", type=float, choices=LOSSES, help="share of packets that links lose")
+    parser.add_argument("--train", action="store_true", help="time to a loss instead of steps")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="one round at 100 Mbit/s without loss; keeps nothing")
     parser.add_argument("--table", action="store_true", help="only the tables of the kept results")
     arguments = parser.parse_args()
     content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() and not arguments.quick else {}
     if arguments.quick:
-        content[name_of(100, 0.0)] = measure_network(100, 0.0, 1)
+        content[name_of(100, 0.0)] = measure_network(name_of(100, 0.0), 100, 0.0, in_turns(1))
         print(tables(content))
         return 0
     for rate in () if arguments.table else arguments.only or RATES_MBIT_S:
-        for loss in LOSSES:
+        for loss in LOSSES if arguments.link_loss is None else (arguments.link_loss,):
+            name = KINDS[arguments.train] + name_of(rate, loss)
+            jobs = trainings() if arguments.train else in_turns(arguments.rounds)
             try:
-                content[name_of(rate, loss)] = measure_network(rate, loss, arguments.rounds)
+                content[name] = measure_network(name, rate, loss, jobs)
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 return 2
             RESULTS.write_text(json.dumps(content) + "\n")
-    content = {
-        name_of(rate, loss): content[name_of(rate, loss)]
-        for rate in RATES_MBIT_S
-        for loss in LOSSES
-        if name_of(rate, loss) in content
-    }
+    names = [kind + name_of(rate, loss) for kind in KINDS for rate in RATES_MBIT_S for loss in LOSSES]
+    content = {name: content[name] for name in names if name in content}
     write_between(PAGE, results=tables(content))
     return 0
 

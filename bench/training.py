@@ -46,8 +46,6 @@ WARM_UP_STEPS = 3
 """Steps left out of the medians: DDP rebuilds its buckets after the first one."""
 CALIBRATE_EVERY = 10
 STORE_TIMEOUT = timedelta(seconds=120)
-POWER_SGD_BEGINS = 3
-"""Steps before PowerSGD compresses; PyTorch's hook needs 2 at least. A longer run needs more."""
 JOB_LIMIT_S = 300.0
 """A rank whose job takes longer prints its stack and ends, which ends the other ranks."""
 
@@ -65,7 +63,8 @@ class Job:
     tcp_cc: str | None = None
     """TCP congestion control of gloo's connections; None: the machine's default."""
     bits: str = "f32"
-    """Gradients on the network, by PyTorch's hooks: f32, f16, bf16, or gloo's powersgd:RANK with factors in f16."""
+    """Gradients on the network, by PyTorch's hooks: f32, f16, bf16, or gloo's powersgd:RANK:BEGIN, in f16 after
+    BEGIN steps, 2 at least."""
     policy: dict[str, Any] | None = None
     """Policy of commlayer's hook."""
     bucket_mb: float = 25.0
@@ -116,8 +115,8 @@ def hook_of(job: Job, model: nn.Module) -> tuple[Any, Callable[..., Any] | None]
         hook: Callable[..., Any] = commlayer.allreduce_hook
         return state, _renamed(wrappers[job.bits](hook)) if job.bits in wrappers else hook
     if job.bits.startswith("powersgd:"):
-        rank = int(job.bits.partition(":")[2])
-        powers = powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=POWER_SGD_BEGINS, warm_start=True)
+        rank, begin = map(int, job.bits.split(":")[1:])
+        powers = powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=begin, warm_start=True)
         return powers, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
     hooks = {"f16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     return None, _renamed(hooks[job.bits]) if job.bits in hooks else None

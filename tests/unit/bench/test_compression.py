@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench import compression
-from bench.compression import STEPS, SYSTEMS, TARGETS_S, WARM_UP, bytes_per_step, in_turns, tables
+from bench.compression import KINDS, STEPS, SYSTEMS, TARGETS_S, WARM_UP, bytes_per_step, in_turns, tables, trainings
 from bench.training import Job
 
 PARAMETERS, FINE = 1_000_000, 100_000
@@ -52,6 +52,18 @@ def test_table_compares_with_the_best_gloo_in_16_bits() -> None:
     assert row[3] == "1.50"
     assert row[4] == "2.00"
     assert row[7] == "170: **missed** |"
+
+
+def test_training_table_gives_times_to_the_loss() -> None:
+    runs = []
+    for job in trainings():
+        step_s = 0.3 if job.backend == "gloo" else 0.1
+        validations = [(step, step * step_s, 3.0 - step / 100) for step in range(3, 81, 3)]
+        runs.append(log(job, step_s) | {"validations": validations})
+    about = {"load_average": 0, "git_commit": "c"}
+    text = tables({KINDS[1] + "100 Mbit/s, no loss": {"runs": runs, "machine": about, "measured": "today"}})
+    row = next(line for line in text.splitlines() if line.startswith("| commlayer, auto |")).split(" | ")
+    assert row[1:4] == ["3.6", "3.6 to 3.6", "3.00"]
 
 
 def test_targets_name_codecs_and_rates_that_are_measured() -> None:

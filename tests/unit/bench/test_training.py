@@ -48,8 +48,9 @@ def test_every_form_has_its_hook(backend: str, bits: str) -> None:
 
 
 def test_powersgd_is_gloos() -> None:
-    state, hook = hook_of(Job("one", backend="gloo", bits="powersgd:4"), nn.Linear(2, 2))
+    state, hook = hook_of(Job("one", backend="gloo", bits="powersgd:4:3"), nn.Linear(2, 2))
     assert state.matrix_approximation_rank == 4
+    assert state.start_powerSGD_iter == 3
     assert hook is not None
 
 
