@@ -1,8 +1,8 @@
-"""Which optimizers may use the codec `sign`.
+"""Which optimizers can train with the codec `sign`.
 
-Optimizers as Adam divide by the root of the mean squared gradient. With 1 bit per value and error feedback, each step
-carries residuals of earlier steps, whose squares are many times those of the gradient. That inflates the second moment,
-so steps become too small, in some coordinates more than in others (Tang et al., "1-bit Adam", ICML 2021, section 3).
+Adam and its relatives divide by the root of the mean squared gradient. With 1 bit per value and error feedback, a step
+carries the residuals of earlier steps, whose squares are many times those of the gradient. They inflate the second
+moment, so steps become too small, in some coordinates more than in others (Tang et al., "1-bit Adam", ICML 2021).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..config import Policy
 from ..errors import ConfigError
 
 _SECOND_MOMENT = re.compile(r"adam|adagrad|adadelta|adafactor|adabelief|rmsprop|lamb|yogi|novograd", re.IGNORECASE)
-"""In names of classes: other packages than torch have such optimizers, too, as FusedAdam and Adam8bit."""
+"""In names of classes. Packages other than torch have such optimizers, too: FusedAdam, Adam8bit."""
 
 REMEDY = "use SGD with momentum, Lion, or another codec (int4 suits Adam)"
 
 
 def check_optimizer(policy: Policy, optimizer: Optimizer | None) -> None:
-    """Raises ConfigError for an optimizer that cannot train with the policy's codec, and if it is not known."""
+    """Raises ConfigError if the optimizer cannot train with the policy's codec, or is missing and needed."""
     if policy.codec != "sign":
         return
     if optimizer is None:

@@ -1,10 +1,9 @@
-"""`LowRank`: the buckets of a model are averaged as low-rank factors (codec `powersgd:RANK`).
+"""`LowRank`: averages the buckets of a model as low-rank factors (codec `powersgd:RANK`).
 
-A bucket takes two all-reduces, of its left and of its right factors (compress/powersgd.py), and one of the gradients
-that are no large matrices. All travel in bf16. Every rank must submit operations in the same order, so the hook's
-thread submits all of them:
+A bucket takes two all-reduces for its left and right factors (compress/powersgd.py), and one for its other gradients.
+All travel in bf16. Every rank must submit operations in the same order, so the hook's thread submits all of them:
 
-    hook of each bucket        submits the gradients that are not compressed, and the left factors
+    hook of each bucket        submits the left factors and the other gradients
     hook of the last bucket    for each bucket: waits for the left factors, submits the right ones;
                                for each bucket: waits for the right factors, completes the bucket's future
 
@@ -15,6 +14,7 @@ the engine it could run with another number of threads than on other ranks, and 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +30,8 @@ from ..config import Policy
 from ..errors import CommError
 from .backend import CommProcessGroup
 from .work import CommWork
+
+log = logging.getLogger("commlayer")
 
 
 class LowRank:
@@ -51,8 +53,12 @@ class LowRank:
         The errors of another rank are dropped: that rank adds them, too. Right factors are the same on all ranks. The
         futures of a step that ended before its last bucket fail.
         """
-        if self._restored is not None and self._owner not in (None, rank):
-            self._restored = {**self._restored, "errors": {}}
+        state = self.state_dict()["powersgd"]
+        if state is not None and self._owner not in (None, rank):
+            log.warning(
+                "rank %d drops the PowerSGD errors of rank %s; let every rank restore its own", rank, self._owner
+            )
+            self._powersgd, self._restored = None, {**state, "errors": {}}
         self._owner, self._loss_scale = rank, loss_scale
         for bucket in self._take_open():
             bucket.fail(CommError(f"rank {rank}: this step ended before the hook of its last bucket"))
@@ -93,7 +99,7 @@ class LowRank:
     def finish_step(self) -> None:
         """In the hook of the step's last bucket, whatever its codec: completes the futures of all buckets.
 
-        After a failure, all other futures fail with the same error: other ranks do not submit the rest, either.
+        After a failure, all other futures fail with the same error, and nothing more is submitted.
         """
         buckets = self._take_open()
         try:

@@ -100,6 +100,8 @@ def test_errors_of_another_rank_are_dropped(rank: int, size: int) -> None:
     step_of(again, [torch.zeros(shape) for shape in SHAPES])  # their errors wait
     assert set(errors_of(restored)) == set(LOW_RANK)
     assert all(error.any() == (rank == 0) for error in errors_of(restored).values())
+    state.low_rank.begin_step(7, 1.0)  # the process has another rank after a restart of the group
+    assert not errors_of(state)
 
 
 @ranks.on(2, ranks.run_job, environ=NETWORK)
