@@ -102,12 +102,12 @@ PROOFS = {
         "make sim",
         found(
             r"^(?P<seeds>\d+) seeds, (?P<failed>\d+) failed; (?P<hours>[\d.]+) virtual hours",
-            r"^operations: +(?P<right>\d+) right, (?P<errors>\d+) with a typed error",
+            r"^operations: +(?P<right>\d+) right, (?P<messages>\d+) of them messages received; (?P<errors>\d+) with a",
             r"^packets: +(?P<packets>\d+) sent",
             r"^faults: +(?P<faults>.*?);",
         ),
-        "{seeds} seeds, {failed} failed; {packets} packets, {right} collectives right, {errors} ended by a typed error "
-        "as they had to; faults: {faults}",
+        "{seeds} seeds, {failed} failed; {packets} packets, {right} operations right ({messages} received messages), "
+        "{errors} ended by a typed error as they had to; faults: {faults}",
     ),
     "simulation-asan": Proof(
         "Simulated seeds with ASan and UBSan",
