@@ -7,6 +7,7 @@ backend can use the engine for its gradients alone: `model.register_comm_hook(Ho
 from __future__ import annotations
 
 from .compress.fine import Fine
+from .compress.reshard import reshard
 from .config import Config, Policy
 from .errors import (
     AbortedError,
@@ -46,5 +47,6 @@ __all__ = [
     "allreduce_hook",
     "compress_fsdp",
     "paths",
+    "reshard",
     "stats",
 ]

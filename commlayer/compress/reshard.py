@@ -1,0 +1,57 @@
+"""`reshard`: the saved states of a job's HookStates, for another number of ranks.
+
+The average of the next steps must still get what the old ranks owed it: the sum of all residuals over the number of
+ranks stays the same. So each new rank takes the residuals of some old ranks, times new / old number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..config import whole
+from ..errors import ConfigError
+
+
+def reshard(states: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:
+    """The states for `world_size` ranks from `HookState.state_dict()` of all ranks of the old job, in rank order.
+
+    Old rank i's residual goes to new rank i modulo `world_size`; new ranks beyond begin without one. Everything else is
+    that of old rank 0. Raises ConfigError for states that are not of ranks 0, 1, 2 ... of one step, and for a
+    `world_size` below 1.
+    """
+    if whole(world_size, 0) < 1:
+        raise ConfigError(f"reshard(world_size={world_size!r}): use the new number of ranks, at least 1")
+    if not states:
+        raise ConfigError("reshard(states=[]): give the states of all ranks of the old job")
+    for rank, state in enumerate(states):
+        saved = state.get("feedback", {}).get("rank")
+        if saved not in (None, rank) or state.get("steps") != states[0].get("steps"):
+            raise ConfigError(
+                f"reshard: state {rank} is of rank {saved} after {state.get('steps')} steps: give the states of all "
+                f"ranks of the old job in rank order, all saved after {states[0].get('steps')} steps"
+            )
+    factor = world_size / len(states)
+    return [_merged(states[0], states[rank::world_size], rank, factor) for rank in range(world_size)]
+
+
+def _merged(first: dict[str, Any], owners: Sequence[dict[str, Any]], rank: int, factor: float) -> dict[str, Any]:
+    """The state of a new rank, with the residuals of the old ranks `owners`, times `factor`."""
+    kept: dict[int, list[tuple[int, Tensor, bool]]] = {}
+    scale = first["feedback"]["loss_scale"]
+    for owner in owners:
+        feedback = owner["feedback"]
+        times = factor * scale / feedback["loss_scale"]
+        for number, stretches in feedback["kept"].items():
+            kept.setdefault(number, []).extend((offset, values * times, *late) for offset, values, *late in stretches)
+    merged = {**first, "feedback": {**first["feedback"], "kept": kept, "rank": rank}}
+    powersgd = first.get("low_rank", {}).get("powersgd")
+    if powersgd is not None:
+        errors: dict[int, Tensor] = {}
+        for owner in owners:
+            for number, error in owner["low_rank"]["powersgd"]["errors"].items():
+                errors[number] = errors.get(number, 0) + error * factor
+        merged["low_rank"] = {"powersgd": {**powersgd, "errors": errors}, "owner": rank}
+    return merged

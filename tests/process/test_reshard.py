@@ -1,0 +1,77 @@
+"""A job goes on with another number of ranks: what the old ranks owed reaches the average of the new ones."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import commlayer
+from tests import ranks
+from tests.drift import SHAPES, directions, hooked, mean, step_of
+from tests.residual import total
+
+NETWORK = {"COMMLAYER_SHM": "0"}
+STEPS = 3
+
+
+def begin(rank: int, size: int, codec: str) -> bytes:
+    """The state after some steps and the sum of the averages, as a file."""
+    model, state = hooked(commlayer.Policy(codec=codec))
+    averages = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    for step in range(STEPS):
+        for average, gradient in zip(averages, step_of(model, directions(rank, step)), strict=True):
+            average += gradient
+    return _file(state.state_dict(), averages)
+
+
+def go_on(rank: int, size: int, states: list[bytes]) -> bytes:
+    """The sum of the averages of one step, and what the ranks owe then, over their number."""
+    model, state = hooked(commlayer.Policy())
+    state.load_state_dict(_read(states[rank])[0])
+    averages = [gradient.double() for gradient in step_of(model, directions(rank, STEPS))]
+    for average, parameter in zip(averages, model.parameters(), strict=True):
+        left = total(state.feedback, parameter).double()
+        dist.all_reduce(left)
+        average += left / size
+    return _file(averages)
+
+
+def _file(*content: Any) -> bytes:
+    """Plain bytes: tensors that processes pass on are gone when these end."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def _read(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (2, 1)])
+def test_residuals_of_all_ranks_reach_the_new_ones(before: int, after: int) -> None:
+    began = [_read(each) for each in ranks.run_job(begin, before, "int4", environ=NETWORK)]
+    states = [_file(state) for state in commlayer.reshard([state for state, _ in began], after)]
+    assert len(states) == after
+    (averages,) = _read(ranks.run_job(go_on, after, states, environ=NETWORK)[0])
+    for number, average in enumerate(averages):
+        if average.dim() < 2:
+            continue  # travels in 16 bits, which keeps no errors
+        exact = sum(mean(before, step)[number] for step in range(STEPS)) + mean(after, STEPS)[number]
+        torch.testing.assert_close(began[0][1][number] + average, exact, rtol=0, atol=1e-5)
+
+
+def test_states_of_other_ranks_and_steps_are_refused() -> None:
+    empty = commlayer.HookState().state_dict()
+    with pytest.raises(commlayer.ConfigError, match=r"reshard\(world_size=0\)"):
+        commlayer.reshard([empty], 0)
+    with pytest.raises(commlayer.ConfigError, match=r"states=\[\]"):
+        commlayer.reshard([], 2)
+    with pytest.raises(commlayer.ConfigError, match="state 1 is of rank None after 7 steps"):
+        commlayer.reshard([empty, {**empty, "steps": 7}], 2)
+    turned = {**empty, "feedback": {**empty["feedback"], "rank": 1}}
+    with pytest.raises(commlayer.ConfigError, match="state 0 is of rank 1"):
+        commlayer.reshard([turned, empty], 2)
