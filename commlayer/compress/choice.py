@@ -85,7 +85,7 @@ class Choice:
         self.candidates = [each for each in candidates if allow_state or not each.keeps_errors]
         self._by_name = {each.codec: each for each in candidates}
         self._share = share
-        self._start = "f16"  # until the first decision
+        self._start = "bf16"  # until the first decision: it has the range of float32
         self.codecs: list[str] = []
         """By bucket; empty until the first decision, and after the buckets have changed."""
         self.decisions: list[Decision] = []

@@ -28,7 +28,7 @@ from .backend import NAME, CommProcessGroup, Options
 from .gradient import Missing, Place, Reduction
 from .low_rank import LowRank
 
-AUTO = ("f16", "int8", "int4-int8", "int4")
+AUTO = ("bf16", "int8", "int4-int8", "int4")
 """The codecs that `auto` chooses from."""
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}

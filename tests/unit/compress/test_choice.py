@@ -12,7 +12,7 @@ from commlayer.compress.choice import FIRST, PERIOD, Candidate, Choice
 
 CANDIDATES = [
     Candidate("none", 8.0, 0.0),
-    Candidate("f16", 4.0, 0.3e-9),
+    Candidate("bf16", 4.0, 0.3e-9),
     Candidate("int8", 2.06, 0.3e-9),
     Candidate("int4-int8", 1.54, 0.6e-9),
     Candidate("int4", 1.02, 0.8e-9, keeps_errors=True),
@@ -78,7 +78,7 @@ class Job:
 def test_starts_in_16_bits() -> None:
     job = Job()
     job.run(FIRST)
-    assert job.choice.codec(0) == "f16"
+    assert job.choice.codec(0) == "bf16"
     assert "no decision yet" in job.choice.explain()
 
 
@@ -127,13 +127,13 @@ def test_a_change_of_the_link_is_followed() -> None:
     job = Job(noise=0.05)
     job.rate = 1e9
     job.run(PERIOD * 2)
-    assert set(job.choice.codecs) <= {"none", "f16"}
+    assert set(job.choice.codecs) <= {"none", "bf16"}
     job.rate = 5e6
     job.run(PERIOD * 2 + 2)
     assert job.choice.codecs[-1] == "int4-int8"
     job.rate = 1e9
     job.run(PERIOD * 2 + 2)
-    assert set(job.choice.codecs) <= {"none", "f16"}
+    assert set(job.choice.codecs) <= {"none", "bf16"}
 
 
 def test_noise_changes_nothing() -> None:
@@ -158,7 +158,7 @@ def test_new_buckets_are_measured_first() -> None:
     job.values = VALUES[:2]
     job.run(2)
     assert not job.choice.codecs
-    assert job.choice.codec(0) == "f16"
+    assert job.choice.codec(0) == "bf16"
     job.run(PERIOD * 2)
     assert len(job.choice.codecs) == 2
 
