@@ -134,7 +134,9 @@ static uint64_t receives(const struct sim_world *world, const struct sim_operati
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < part->step_count; i++)
         if (steps[i].kind == CL_RECV_COPY || steps[i].kind == CL_RECV_REDUCE)
-            bytes += steps[i].length;
+            bytes += cl_step_codec(&steps[i]) == NULL
+                         ? steps[i].length
+                         : cl_codec_bytes(cl_step_codec(&steps[i]), steps[i].length / sizeof(float));
     return bytes;
 }
 

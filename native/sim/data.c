@@ -12,8 +12,9 @@ static const struct sim_shape *shape_of(const struct sim_world *world, uint32_t 
 int64_t sim_data_value(const struct sim_world *world, uint32_t call, uint32_t rank, uint64_t index)
 {
     const struct sim_call *what = &world->scenario->calls[call];
-    return sim_element_value(what->dtype, what->op, shape_of(world, call)->world, rank, world->scenario->seed + call,
-                             index);
+    const struct sim_shape *shape = shape_of(world, call);
+    enum cl_dtype dtype = shape->encoded ? CL_BF16 : what->dtype; /* numbers whose sums are exact in 16 bits */
+    return sim_element_value(dtype, what->op, shape->world, rank, world->scenario->seed + call, index);
 }
 
 void sim_data_fill(const struct sim_world *world, uint32_t call, uint32_t rank, uint8_t *input, uint64_t bytes)

@@ -264,6 +264,24 @@ MUTANTS = (
         "operation->name = CL_WAITING;",
         "operation->name = CL_NAMED;",
     ),
+    Mutant(
+        "keep the last encoded contribution only",
+        "plan/executor.c",
+        "(step->kind == CL_RECV_REDUCE ? codec->decode_add : codec->decode)(",
+        "(step->kind == CL_RECV_REDUCE && offset == 0 ? codec->decode_add : codec->decode)(",
+    ),
+    Mutant(
+        "decode packets at the place of their bytes",
+        "plan/missing.c",
+        "return (struct cl_range){encoded->start / codec->block_bytes * value_bytes,",
+        "return (struct cl_range){encoded->start,",
+    ),
+    Mutant(
+        "send encoded values at the length of the plain ones",
+        "plan/executor.c",
+        "(codec == NULL ? step->length :",
+        "(codec == NULL || step->kind == CL_SEND ? step->length :",
+    ),
 )
 
 

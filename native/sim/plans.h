@@ -12,7 +12,7 @@
 
 #include "commlayer.h"
 
-enum { SIM_PLANS_VERSION = 3, SIM_NAME_BYTES = 24, SIM_ALL_RANKS = UINT32_MAX };
+enum { SIM_PLANS_VERSION = 4, SIM_NAME_BYTES = 24, SIM_ALL_RANKS = UINT32_MAX };
 
 /* The records of the file, little-endian; `*_at` are offsets from its start. */
 struct sim_plans_head {
@@ -33,7 +33,8 @@ struct sim_shape {
     char algorithm[8];
     uint64_t numel;
     uint64_t input_bytes, output_bytes; /* per rank, the largest of all ranks */
-    uint32_t in_place, unused;          /* INPUT and OUTPUT are the same memory */
+    uint32_t in_place;                  /* INPUT and OUTPUT are the same memory */
+    uint32_t encoded;                   /* messages are in 16 bits; of sums of CL_F32 */
     double loss_bound;                  /* share of the contributions that may be lost */
     uint64_t parts_at;                  /* a struct sim_part per rank */
 };

@@ -36,7 +36,7 @@ if importlib.util.find_spec("commlayer.plans.delivery"):
 
 Hosts = tuple[tuple[int, ...], ...]
 
-VERSION = 3
+VERSION = 4
 HEAD = struct.Struct("<8sIIIIQQ")
 LAYOUT = struct.Struct("<IIQII")
 SHAPE = struct.Struct("<24sIIIIII8sQQQIIdQ")
@@ -124,6 +124,19 @@ def partial_sample(hosts: Hosts, collective: str, chance: random.Random) -> Shap
     return Shape(collective, min(numel, most), itemsize, chance.random() < 0.4, 0, settings, loss_bound)
 
 
+def encoded_sample(hosts: Hosts, chance: random.Random) -> Shape:
+    """A shape whose messages are encoded in 16 bits, which hold the simulator's small numbers exactly."""
+    numel = chance.choice((3, 100, 5003, 20_000, 65_536))
+    settings = Settings(
+        deterministic=chance.random() < 0.3,
+        segment_bytes=chance.choice((4 << 10, 16 << 10, 64 << 10, 256 << 10)),
+        exchange_limit_bytes=0,  # that plan encodes nothing
+        staging_bytes=chance.choice((4 << 10, 16 << 10, 128 << 10)),
+        codecs=chance.choice((("bf16", "bf16"), ("f16", "bf16"), ("f16", "f16"))),
+    )
+    return Shape("all_reduce", min(numel, 300_000 // sum(map(len, hosts))), 4, False, 0, settings)
+
+
 def large(world: int) -> Iterator[Shape]:
     """Shapes that are possible with very many ranks: few messages each, or one rank that all others talk to."""
     ring, direct = (Settings(algorithm=name) for name in ("ring", "direct"))
@@ -148,6 +161,9 @@ def shapes(hosts: Hosts) -> Iterator[Shape]:
         count = 1 if collective == "barrier" else 3 if world in MIDDLE_WORLDS else SAMPLES
         for _ in range(count):
             yield sample(hosts, collective, chance)
+    if len(hosts) > 1:
+        for _ in range(3 if world in MIDDLE_WORLDS else SAMPLES // 2):
+            yield encoded_sample(hosts, chance)
     if len(hosts) == world:
         for _ in range(3 if world in MIDDLE_WORLDS else SAMPLES):
             yield partial_sample(hosts, "all_reduce", chance)
@@ -225,7 +241,7 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
         max(means.input_length for means in meanings),
         max(means.output_length for means in meanings),
         meanings[0].in_place,
-        0,
+        shape.settings.codecs is not None,
         shape.loss_bound,
         writer.append(b"".join(parts)),
     )

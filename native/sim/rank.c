@@ -272,8 +272,8 @@ static int request_collective(struct sim_rank *rank, struct sim_operation *opera
         .plan = sim_plans_load(world->plans, operation->shape, group->rank),
         .input = operation->input,
         .output = operation->output,
-        .dtype = (int32_t)call->dtype,
-        .op = (int32_t)call->op,
+        .dtype = shape->encoded ? CL_F32 : (int32_t)call->dtype,
+        .op = shape->encoded ? CL_SUM : (int32_t)call->op,
         .qos = call->qos,
         .timeout_us = world->scenario->timeout_us,
     };

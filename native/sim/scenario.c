@@ -266,6 +266,10 @@ static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
     }
     call->dtype = sim_element_dtype(shape->itemsize, below(draw, 60));
     call->op = shape->average || chance(draw, 0.5) ? CL_SUM : (enum cl_op)below(draw, 4);
+    if (shape->encoded) {
+        call->dtype = CL_F32;
+        call->op = CL_SUM;
+    }
     uint8_t priority = (uint8_t)(chance(draw, 0.5) ? 4 : below(draw, 8));
     if (shape->loss_bound > 0)
         draw_qos(draw, call, shape);
