@@ -24,7 +24,7 @@ from .backend import CommProcessGroup
 Weights = Literal["none", "bf16", "int8"]
 """Codecs of an all-gather of weights; "none": as they are."""
 
-GRADIENTS = [name for name, pair in PAIRS.items() if pair is None or not pair.keeps_errors]
+GRADIENTS = ["none", *(name for name, pair in PAIRS.items() if pair is not None and not pair.keeps_errors)]
 """Codecs of gradients, see `Policy.codec`; FSDP2 has no place for the errors that the others keep."""
 
 

@@ -173,6 +173,7 @@ def test_one_host_encodes_nothing(rank: int, size: int) -> None:
         ({"policy": "int8"}, r"compress_fsdp\(int8\): give a Policy"),
         *(({"policy": commlayer.Policy(codec=codec)}, f"'{codec}'.*no place for the state.*use one of none, f16")
           for codec in ("int4", "sign")),
+        ({"policy": commlayer.Policy(codec="auto")}, "codec='auto'.*use one of none, f16"),
         ({"policy": commlayer.Policy(codec="int8", loss_bound=0.01)}, "loss_bound=0.01.*use loss_bound=0"),
         ({"weights": "int4"}, "weights='int4': use one of none, bf16, int8"),
         ({"replicate": 3}, r"replicate=3: give a process group"),
