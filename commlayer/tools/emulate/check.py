@@ -111,7 +111,7 @@ class _Probe:
         counts = [len(window) for window in _windows(arrivals)]
         measured_bps = statistics.median(counts) / _WINDOW_S * self.link.payload_bytes * 8 if counts else 0.0
         expected_bps = rate_bps * self.link.payload_bytes / self.link.frame_bytes * (1 - self.link.loss)
-        good = abs(measured_bps / expected_bps - 1) < 0.03 + _spread(self.link, len(arrivals) + 1)
+        good = abs(measured_bps / expected_bps - 1) < 0.03 + 4 * _spread(self.link, len(arrivals) + 1)
         return Figure(
             f"{where}: UDP goodput", f"{expected_bps / 1e6:.1f} Mbit/s", f"{measured_bps / 1e6:.1f} Mbit/s", good
         )
