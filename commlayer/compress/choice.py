@@ -124,7 +124,7 @@ class Choice:
         complete = sorted(self._buckets) == list(range(len(sizes)))
         if sizes != self._values or not complete:
             self._values, self._steps, self.codecs = sizes, [], []
-        elif complete:
+        else:
             used = [self._used.get(i, self._start) for i in range(len(sizes))]
             sent = sum(map(self._bytes, used, sizes))
             coding_s = sum(self._by_name[codec].coding_s * values for codec, values in zip(used, sizes, strict=True))
@@ -232,8 +232,10 @@ class Choice:
         return {"values": list(self._values), "codecs": list(self.codecs)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over the value of `state_dict`: goes on with its codecs while the buckets are the same."""
-        self._values, self.codecs = list(state["values"]), list(state["codecs"])
+        """Takes over the value of `state_dict`: goes on with its codecs while the buckets are the same, and if all of
+        them are still candidates."""
+        if {each.codec for each in self.candidates}.issuperset(state["codecs"]):
+            self._values, self.codecs = list(state["values"]), list(state["codecs"])
 
 
 def _busy_s(buckets: Sequence[Bucket]) -> float:

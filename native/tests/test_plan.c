@@ -91,14 +91,15 @@ TEST(test_arguments)
     CHECK_EQ(create(&draft), CL_EINVAL);
 }
 
-/* Applies one change to step `step` of the sound plan, and expects it to be refused. */
-#define REFUSED(step, change)                                                                                          \
+/* Applies one change to step `step` of the plan that `made` drafts, and expects it to be refused. */
+#define REFUSED_OF(made, step, change)                                                                                 \
     do {                                                                                                               \
-        struct draft spoilt = sound();                                                                                 \
+        struct draft spoilt = made();                                                                                  \
         struct cl_step *s = &spoilt.steps[step];                                                                       \
         s->change;                                                                                                     \
         CHECK_EQ(create(&spoilt), CL_EINVAL);                                                                          \
     } while (0)
+#define REFUSED(step, change) REFUSED_OF(sound, step, change)
 
 TEST(test_each_field)
 {
@@ -149,13 +150,7 @@ static struct draft encoded(void)
     return draft;
 }
 
-#define REFUSED_ENCODED(step, change)                                                                                  \
-    do {                                                                                                               \
-        struct draft spoilt = encoded();                                                                               \
-        struct cl_step *s = &spoilt.steps[step];                                                                       \
-        s->change;                                                                                                     \
-        CHECK_EQ(create(&spoilt), CL_EINVAL);                                                                          \
-    } while (0)
+#define REFUSED_ENCODED(step, change) REFUSED_OF(encoded, step, change)
 
 TEST(test_codecs)
 {

@@ -171,3 +171,13 @@ def test_checkpoint_goes_on_with_its_codecs() -> None:
     assert [restored.choice.codec(i) for i in range(3)] == job.choice.codecs
     restored.run(3)
     assert restored.choice.codecs == job.choice.codecs
+
+
+def test_checkpoint_with_codecs_that_are_not_allowed_now_begins_anew() -> None:
+    job, restored = Job(allow_state=True), Job()
+    job.run(PERIOD * 2)
+    assert "int4" in job.choice.codecs
+    restored.choice.load_state_dict(job.choice.state_dict())
+    assert restored.choice.codec(0) == "bf16"
+    restored.run(PERIOD * 2)
+    assert "int4" not in restored.choice.codecs
