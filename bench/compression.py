@@ -52,6 +52,11 @@ SYSTEMS = (
     *(Job(f"gloo, {cc} {bits}", "gloo", cc, bits, None, 2.0) for cc in ("bbr", "cubic") for bits in ("f16", "bf16")),
     *(Job(f"gloo, bbr PowerSGD {rank}", "gloo", "bbr", f"powersgd:{rank}:3", None, 25.0) for rank in (1, 4)),
     *(Job(f"commlayer, {codec}", "commlayer", None, "f32", {"codec": codec}, 2.0) for codec in CODECS_MEASURED),
+    Job("commlayer, sign", policy={"codec": "sign", "exact_steps": 3}, bucket_mb=2.0, optimizer="SGD"),
+    *(
+        Job(f"commlayer, PowerSGD {rank}", policy={"codec": f"powersgd:{rank}", "exact_steps": 3}, bucket_mb=25.0)
+        for rank in (1, 4)
+    ),
 )
 
 TRAINING: dict[str, Any] = {**MODEL, "steps": 80, "validate_every": 3, "validation_batch": 32}
@@ -75,6 +80,7 @@ TARGETS_S: dict[tuple[str, int], float] = {
     ("int4", 20): 0.388,
     ("int4", 100): 0.105,
     ("int4", 200): 0.070,
+    ("sign", 100): 0.057,
 }
 
 

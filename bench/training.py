@@ -81,6 +81,8 @@ class Job:
     """Windows per rank and step."""
     validation_batch: int = 64
     """Windows per rank and validation."""
+    optimizer: str = "AdamW"
+    """Of torch.optim; SGD has momentum 0.9."""
     learning_rate: float = 3e-3
     """Highest learning rate: it rises over the first 5 % of the steps, then falls to 0 as a cosine."""
 
@@ -107,10 +109,18 @@ def hold_out(text: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(kept), torch.cat(held)
 
 
-def hook_of(job: Job, model: nn.Module) -> tuple[Any, Callable[..., Any] | None]:
+def optimizer_of(job: Job, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the job."""
+    options = {"momentum": 0.9} if job.optimizer == "SGD" else {}
+    made: torch.optim.Optimizer = getattr(torch.optim, job.optimizer)(model.parameters(), job.learning_rate, **options)
+    return made
+
+
+def hook_of(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Callable[..., Any] | None]:
     """The state and the hook to register, if any. PyTorch's hooks make the 16-bit types."""
     if job.backend == "commlayer":
-        state = commlayer.HookState(policy_of(job.policy or {}), fine=commlayer.Fine(model))
+        fine = commlayer.Fine(model)
+        state = commlayer.HookState(policy_of(job.policy or {}), fine=fine, optimizer=optimizer)
         wrappers = {"f16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
         hook: Callable[..., Any] = commlayer.allreduce_hook
         return state, _renamed(wrappers[job.bits](hook)) if job.bits in wrappers else hook
@@ -132,13 +142,13 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job.seed)
     model = DistributedDataParallel(Gpt(job.context, job.width, job.layers, job.heads), bucket_cap_mb=job.bucket_mb)
-    state, hook = hook_of(job, model.module)
+    optimizer = optimizer_of(job, model)
+    state, hook = hook_of(job, model.module, optimizer)
     ours = state if isinstance(state, commlayer.HookState) else None
     if ours is not None:
         ours.group()  # makes it, or the first step would
     if hook is not None:
         model.register_comm_hook(state, hook)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, job.steps))
     inputs, targets = draw_batch(held_out, job.context, job.validation_batch, 1_000_000 + rank)
 
