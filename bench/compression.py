@@ -9,7 +9,7 @@
 The job is that of docs/training.md: 4 hosts, 1.07 M parameters, AdamW. All systems take turns: a round runs each of
 them once, and each round begins with another one. Bytes are those that the kernel counts on the interface of rank 0,
 acknowledgements included. For the time to a loss, systems train 80 steps with each seed, in turns. Writes
-bench/results/compression.json and the tables of docs/compression.md.
+bench/results/compression.json, the tables of docs/compression.md and docs/compression_RATE.svg.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from bench.curves import plot
 from bench.page import write_between
 from bench.time_to_loss import time_to_loss
 from bench.training import ROOT, Job, Log, measure
@@ -89,6 +90,11 @@ def name_of(rate_mbit_s: int, loss: float) -> str:
     return f"{rate_mbit_s} Mbit/s, {f'{loss:.0%} loss' if loss else 'no loss'}"
 
 
+def names_at(rate_mbit_s: int) -> list[str]:
+    """The names of the networks of this rate."""
+    return [name_of(rate_mbit_s, loss) for loss in LOSSES]
+
+
 def bytes_per_step(codec: str, parameters: int, flat: int) -> float:
     """Bytes that a rank must send in a step: values, scales and headers of full packets. `flat`: values in 16 bits."""
     pair = PAIRS[codec]
@@ -118,10 +124,16 @@ def _is_plain(system: str) -> bool:
     return system.startswith("gloo") and "PowerSGD" not in system
 
 
-def _training(network: dict[str, Any]) -> list[str]:
+def by_system(network: dict[str, Any]) -> dict[str, list[Log]]:
+    """The logs of a network's runs by system."""
     runs: dict[str, list[Log]] = {}
     for log in network["runs"]:
         runs.setdefault(log["job"]["system"], []).append(log)
+    return runs
+
+
+def _training(network: dict[str, Any]) -> list[str]:
+    runs = by_system(network)
     times = {system: [time_to_loss(log, TARGET_LOSS) for log in logs] for system, logs in runs.items()}
     lines = ["| system | time to loss (s) | range | best 16-bit gloo / this | final loss | MB sent |", "|---" * 6 + "|"]
     plain = [system for system in runs if _is_plain(system)]
@@ -150,9 +162,7 @@ def _training(network: dict[str, Any]) -> list[str]:
 
 
 def _network(name: str, network: dict[str, Any]) -> list[str]:
-    runs: dict[str, list[Log]] = {}
-    for log in network["runs"]:
-        runs.setdefault(log["job"]["system"], []).append(log)
+    runs = by_system(network)
     steps = {system: per_step(logs, "step_s") for system, logs in runs.items()}
     rate = int(name.split()[0])
     best = min(filter(_is_plain, steps), key=lambda system: statistics.median(steps[system]))
@@ -252,9 +262,13 @@ def main() -> int:
                 print(error, file=sys.stderr)
                 return 2
             RESULTS.write_text(json.dumps(content) + "\n")
-    names = [kind + name_of(rate, loss) for kind in KINDS for rate in RATES_MBIT_S for loss in LOSSES]
+    names = [kind + name for kind in KINDS for rate in RATES_MBIT_S for name in names_at(rate)]
     content = {name: content[name] for name in names if name in content}
     write_between(PAGE, results=tables(content))
+    for rate in RATES_MBIT_S:
+        trained = {name: by_system(content[KINDS[1] + name]) for name in names_at(rate) if KINDS[1] + name in content}
+        if trained:
+            plot(trained, TARGET_LOSS, PAGE.with_name(f"compression_{rate}.svg"))
     return 0
 
 
