@@ -38,7 +38,9 @@ def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
 @pytest.mark.parametrize("backend", ["gloo", "commlayer"])
 @pytest.mark.parametrize("bits", ["f32", "f16", "bf16"])
 def test_every_form_has_its_hook(backend: str, bits: str) -> None:
-    state, hook = hook_of(Job("one", backend=backend, bits=bits, policy={"loss_bound": 0.1}), nn.Linear(2, 2))
+    model = nn.Linear(2, 2)
+    job = Job("one", backend=backend, bits=bits, policy={"loss_bound": 0.1})
+    state, hook = hook_of(job, model, torch.optim.SGD(model.parameters()))
     assert (state is not None) == (backend == "commlayer")
     assert (hook is None) == ((backend, bits) == ("gloo", "f32"))
     if state is not None:
@@ -48,7 +50,8 @@ def test_every_form_has_its_hook(backend: str, bits: str) -> None:
 
 
 def test_powersgd_is_gloos() -> None:
-    state, hook = hook_of(Job("one", backend="gloo", bits="powersgd:4:3"), nn.Linear(2, 2))
+    model = nn.Linear(2, 2)
+    state, hook = hook_of(Job("one", backend="gloo", bits="powersgd:4:3"), model, torch.optim.SGD(model.parameters()))
     assert state.matrix_approximation_rank == 4
     assert state.start_powerSGD_iter == 3
     assert hook is not None
