@@ -22,6 +22,7 @@ from .frontend.backend import Options
 from .frontend.ddp import allreduce_hook
 from .frontend.fsdp import compress_fsdp
 from .frontend.hook_state import HookState
+from .frontend.overlap import overlap
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 from .transport.stats import paths, stats
 
@@ -46,6 +47,7 @@ __all__ = [
     "Tolerance",
     "allreduce_hook",
     "compress_fsdp",
+    "overlap",
     "paths",
     "reshard",
     "stats",

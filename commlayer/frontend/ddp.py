@@ -9,13 +9,16 @@ when the first bucket is ready.
 
 # No `from __future__ import annotations` here: DDP checks a hook's annotations, and would find strings.
 
+import dataclasses
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
 from ..errors import ConfigError
 from .dynamo import untraced
-from .gradient import reduce_gradient
+from .gradient import Reduction, reduce_gradient
 from .hook_state import HookState
 
 
@@ -26,13 +29,35 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     A failure reaches the caller of `backward()` as a RuntimeError with the engine's text. Raises ConfigError for sparse
     gradients, for the buckets of a second model, and for a restored state that belongs to another model.
     """
-    buffer, parameters = bucket.buffer(), bucket.parameters()
-    if buffer.layout != torch.strided:
+    check_dense(bucket)
+    return reduce_bucket(bucket.buffer(), bucket, state, state.reduction)
+
+
+def check_dense(bucket: dist.GradBucket) -> None:
+    """Raises ConfigError for sparse gradients."""
+    layout = bucket.buffer().layout
+    if layout != torch.strided:
         raise ConfigError(
-            f"rank {dist.get_rank()}: bucket {bucket.index()} has {buffer.layout} gradients of parameters with the "
-            f"shapes {[tuple(each.shape) for each in parameters]}: this hook averages dense gradients; use sparse=False"
+            f"rank {dist.get_rank()}: bucket {bucket.index()} has {layout} gradients of parameters with the shapes "
+            f"{[tuple(each.shape) for each in bucket.parameters()]}: this hook averages dense gradients; use "
+            f"sparse=False"
         )
+
+
+def reduce_bucket(
+    buffer: torch.Tensor,
+    bucket: dist.GradBucket,
+    state: HookState,
+    reduction: Callable[[], Reduction],
+    priority: int | None = None,
+) -> Future[torch.Tensor]:
+    """Averages `buffer`, which has the dense gradients of a bucket: its own memory, or a copy.
+
+    `reduction` is called once the state has begun the step. `priority`: see `Place`.
+    """
+    parameters = bucket.parameters()
     place = state.enter(parameters, bucket.index(), is_last=bucket.is_last())
-    first = buffer.storage_offset()
+    place = dataclasses.replace(place, priority=priority)
+    first = bucket.buffer().storage_offset()
     starts = [int(each.storage_offset() - first) for each in bucket.gradients()]
-    return reduce_gradient(buffer, parameters, state.policy, state.reduction(), starts=starts, place=place)
+    return reduce_gradient(buffer, parameters, state.policy, reduction(), starts=starts, place=place)

@@ -62,6 +62,8 @@ class Reduction:
     fine: Fine = dataclasses.field(default_factory=Fine)
     """The parameters that a codec leaves in 16 bits."""
     low_rank: LowRank = dataclasses.field(default_factory=LowRank)
+    failed: Callable[[BaseException], None] | None = None
+    """Called with the error of an operation, before the future fails: a future keeps only the error's text."""
 
     def host(self, index: int, use: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Host memory of the shape of `like`, and of its dtype if none is given. Buffer `index` owns it for this use
@@ -82,6 +84,8 @@ class Place:
     """Buffers per step; 0: not known yet."""
     step: int = 0
     is_last: bool = True
+    priority: int | None = None
+    """Its class; None: by its index."""
 
 
 def reduce_gradient(
@@ -136,8 +140,10 @@ def reduce_gradient(
     def settle(done: Future[list[Tensor]]) -> Tensor:
         try:
             done.value()
-        except Exception:
+        except Exception as error:
             feedback.put_back(added)
+            if reduction.failed is not None:
+                reduction.failed(parts.failure() or error)
             raise
         missing, kept = parts.finish()
         if keeps_errors and _is_finite(target):
@@ -220,6 +226,11 @@ class _Parts:
         joined = works[0] if len(works) == 1 else join([work for work in works if isinstance(work, CommWork)])
         return joined.get_future()
 
+    def failure(self) -> BaseException | None:
+        """The error of the first operation that failed."""
+        errors = (work.exception() for _, work in self.works if isinstance(work, CommWork))
+        return next((error for error in errors if error is not None), None)
+
     def finish(self) -> tuple[Missing, Missing]:
         """Puts the fine values into the target. Returns the ranges that were not counted, and those with errors."""
         missing, kept = [], []
@@ -257,7 +268,9 @@ def _policy_at(
     place: Place, policy: Policy, parameters: Sequence[Tensor], reduction: Reduction
 ) -> tuple[Policy, list[int]]:
     """The policy of a buffer, with class, codec and loss bound, and the indices of parameters that lose nothing."""
-    priority = bucket_class(policy.priority, place.index, place.count)
+    priority = place.priority
+    if priority is None:
+        priority = bucket_class(policy.priority, place.index, place.count)
     policy = dataclasses.replace(policy, priority=priority, codec=codec_at(policy, place.step))
     if reduction.choice is not None:
         policy = dataclasses.replace(policy, codec=reduction.choice.codec(place.index))

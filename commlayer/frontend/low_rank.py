@@ -140,6 +140,7 @@ class Bucket:
         self._right = compression.left[:0]
         self._works = [self._average(values) for values in (self._left, self._exact)]
         self._done: Future[list[Tensor]] = Future()
+        self._error: Exception | None = None
 
     def _average(self, values: Tensor) -> CommWork | None:
         """Starts the all-reduce of `values`, in place; None if there are none."""
@@ -167,7 +168,12 @@ class Bucket:
     def fail(self, error: Exception) -> None:
         """Fails the future, unless it is complete."""
         if not self._done.done():
+            self._error = error
             self._done.set_exception(error)  # type: ignore[arg-type]  # declared as the value's type
+
+    def failure(self) -> Exception | None:
+        """The error of `fail`."""
+        return self._error
 
     def future(self) -> Future[list[Tensor]]:
         """Completes when the averages are in the gradients."""

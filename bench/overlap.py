@@ -1,0 +1,333 @@
+"""Step time of DDP when gradients travel during the next forward pass.
+
+    python -m bench.overlap --ddp                     everything (about 6 minutes; the links need root)
+    python -m bench.overlap --ddp --rounds 9          more rounds
+    python -m bench.overlap --ddp --short             one round of few steps; keeps nothing
+    python -m bench.overlap --table                   only the table of the kept results
+
+The accelerator is a sleep: every layer sleeps in its forward pass and twice as long in its backward pass. Collectives
+are real, between emulated hosts. The layers are as large as makes an ideal transport's communication as long as
+forward and backward. The systems run in turns; each round begins with another one. First, each stock DDP is tuned by
+its bucket size (gloo also by TCP's congestion control).
+
+Two cores run four hosts, so what this measures is order, moments of launch and waits. It prints the busy share of the
+machine's CPU beside each row, and a row above 25 % is void. Writes bench/results/overlap.json and the table of
+docs/overlap.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import faulthandler
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from bench.page import write_between
+from commlayer.tools.bench import machine
+from commlayer.tools.bench.cpu import parse_proc_stat
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.ranks import run, terminable
+from commlayer.tools.emulate.scenario import Scenario
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench/results/overlap.json"
+PAGE = ROOT / "docs/overlap.md"
+LOGS = ROOT / "out/overlap"
+SCENARIO = ROOT / "bench/scenarios/overlap.toml"
+TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+LAYERS = 8
+FORWARD_S = 0.025
+"""Of a layer; its backward pass takes twice as long."""
+WARM_UP_STEPS, STEPS, ROUNDS = 3, 8, 6
+BUSY_MAX = 0.25
+"""Of the machine's CPU, in a valid row."""
+LIMIT_S = 120.0
+"""A rank whose job takes longer prints its stack and ends, which ends the others."""
+
+GLOO, STOCK, FIFO, OURS = "DDP, gloo", "DDP, commlayer", "overlap, one class", "overlap"
+TARGETS = {GLOO: (1.20, 1.25), STOCK: (1.20, 1.25), FIFO: (1.10, None)}
+"""Of a system's step over ours: target, and the limit of an ideal network."""
+
+Log = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of one system."""
+
+    system: str
+    layers_per_bucket: int = 1
+    tcp_cc: str | None = None
+    steps: int = STEPS
+
+    @property
+    def backend(self) -> str:
+        return "gloo" if self.system == GLOO else "commlayer"
+
+
+class Accelerator(torch.autograd.Function):
+    """A layer's computation: time passes, and no core is busy."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ARG004
+        time.sleep(FORWARD_S)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        time.sleep(2 * FORWARD_S)
+        return gradient.view_as(gradient)
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        computed: Tensor = Accelerator.apply(torch.tanh(self.linear(values)))  # type: ignore[no-untyped-call]
+        return computed
+
+
+def width_of(scenario: Scenario) -> int:
+    """Width of the layers, with which communication at the link's rate is as long as forward and backward."""
+    rate, hosts = scenario.payload_gb_s, scenario.hosts
+    assert rate is not None
+    sent = rate * 1e9 * 3 * FORWARD_S  # during one layer's forward and backward
+    return int((sent * hosts / (2 * (hosts - 1)) / 4) ** 0.5)
+
+
+def ideal_s(system: str, layers_per_bucket: int = 1) -> float:
+    """Seconds of a step on an ideal network, whose communication takes as long as forward and backward.
+
+    In order, the front layers' bucket comes last, so the next forward pass begins when all communication is over. That
+    begins when the backward pass has filled the first bucket. By next use, the front layers' bucket overtakes, and only
+    its own time is added to forward and backward.
+    """
+    communication = 3 * FORWARD_S * LAYERS
+    if system == OURS:
+        return communication + 3 * FORWARD_S
+    return FORWARD_S * LAYERS + 2 * FORWARD_S * layers_per_bucket + communication
+
+
+def train(job: Job, width: int) -> tuple[list[float], float]:
+    """Seconds of each step, and the busy share of the machine's CPU."""
+    torch.manual_seed(1)
+    layer_mb = 4 * width * width / (1 << 20)
+    model = DistributedDataParallel(
+        nn.Sequential(*(Layer(width) for _ in range(LAYERS))),
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=layer_mb * (job.layers_per_bucket - 0.1),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    handle = None
+    if job.system in (OURS, FIFO):
+        handle = commlayer.overlap(model, optimizer)
+        handle.by_next_use = job.system == OURS
+    inputs = torch.randn(2, width)
+    step_s, cpu = [], (0.0, 0.0)
+    dist.barrier()
+    for step in range(WARM_UP_STEPS + job.steps):
+        if step == WARM_UP_STEPS:
+            cpu = parse_proc_stat(Path("/proc/stat").read_text())
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        step_s.append(time.perf_counter() - start)
+    busy = parse_proc_stat(Path("/proc/stat").read_text())[0] - cpu[0]
+    timed = step_s[WARM_UP_STEPS:]
+    if handle is not None:
+        handle.remove()
+    dist.barrier()
+    return timed, busy / sum(timed) / (os.cpu_count() or 1)
+
+
+def measure(scenario: Scenario, jobs: Sequence[Job], name: str) -> list[Log]:
+    """Runs the jobs in the emulated network. Raises RuntimeError if a rank failed."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    request, written = LOGS / f"{name}.jobs.json", LOGS / f"{name}.logs.jsonl"
+    content = {"width": width_of(scenario), "jobs": [dataclasses.asdict(job) for job in jobs]}
+    request.write_text(json.dumps(content))
+    written.unlink(missing_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.chdir(ROOT)  # the ranks import from here
+    with terminable(), Network(scenario) as network:
+        status = run(network, [sys.executable, "-m", "bench.overlap", "--rank", str(request), str(written)])
+    logs = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+    if status or len(logs) < len(jobs):
+        raise RuntimeError(f"{name}: only {len(logs)} of {len(jobs)} jobs ended")
+    return logs
+
+
+def serve(request: Path, written: Path) -> None:
+    """On each rank: runs the jobs, each in its own process group; rank 0 writes their logs."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, world, rank == 0, timedelta(seconds=120))
+    default_tcp_cc = TCP_CC.read_text()
+    content = json.loads(request.read_text())
+    for number, each in enumerate(content["jobs"]):
+        job = Job(**each)
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+        TCP_CC.write_text(job.tcp_cc or default_tcp_cc)
+        prefixed = dist.PrefixStore(f"job {number}", store)
+        dist.init_process_group(job.backend, store=prefixed, rank=rank, world_size=world)
+        step_s, busy = train(job, content["width"])
+        if rank == 0:
+            with written.open("a") as out:
+                out.write(json.dumps({"job": each, "step_s": step_s, "busy": busy}) + "\n")
+            print(f"{job.system}: {statistics.median(step_s) * 1e3:.0f} ms, {busy:.0%} busy", flush=True)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def step_s(log: Log) -> float:
+    """Median step."""
+    return float(statistics.median(log["step_s"]))
+
+
+def tuned(scenario: Scenario, *, short: bool) -> tuple[list[Job], list[Log]]:
+    """The systems, each stock DDP with its best bucket size, and the logs of the tuning."""
+    sizes = (1,) if short else (1, 2, 4)
+    ccs = (None,) if short else scenario.tcp_congestion_control
+    steps = 2 if short else 5
+    jobs = [Job(GLOO, size, cc, steps) for size in sizes for cc in ccs]
+    jobs += [Job(STOCK, size, steps=steps) for size in sizes]
+    logs = measure(scenario, jobs, "tuning")
+    chosen = []
+    for system in (GLOO, STOCK):
+        best = min((log for log in logs if log["job"]["system"] == system), key=step_s)
+        chosen.append(dataclasses.replace(Job(**best["job"]), steps=steps if short else STEPS))
+    return [*chosen, *(Job(system, steps=steps if short else STEPS) for system in (FIFO, OURS))], logs
+
+
+def in_turns(jobs: Sequence[Job], rounds: int) -> list[Job]:
+    """Every system in every round; each round begins with another one."""
+    return [job for i in range(rounds) for job in [*jobs[i % len(jobs) :], *jobs[: i % len(jobs)]]]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The narrowest pair of order statistics that has the median with at least 95 %; of less than 6 values, all."""
+    ordered, n = sorted(values), len(values)
+    outside, drop = 0.0, 0
+    term = 0.5**n
+    for k in range(n // 2):
+        outside += 2 * term
+        if outside > 0.05:
+            break
+        drop, term = k, term * (n - k) / (k + 1)
+    return ordered[drop], ordered[n - 1 - drop]
+
+
+def by_system(runs: Sequence[Log]) -> dict[str, list[Log]]:
+    """The logs of each system, by round."""
+    found: dict[str, list[Log]] = {}
+    for log in runs:
+        found.setdefault(log["job"]["system"], []).append(log)
+    return found
+
+
+def table(content: dict[str, Any]) -> str:
+    """The page's table, as Markdown: only from the results and the targets."""
+    found = by_system(content["runs"])
+    ours = [step_s(log) for log in found[OURS]]
+    columns = ["system", "configuration", "step (ms)", "model (ms)", "CPU busy", "its step / ours", "target", "reached"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for system in (GLOO, STOCK, FIFO, OURS):
+        logs = found[system]
+        job, steps = Job(**logs[0]["job"]), [step_s(log) for log in logs]
+        ratios = [one / other for one, other in zip(steps, ours, strict=True)]
+        busy = max(log["busy"] for log in logs)
+        target, limit = TARGETS.get(system, (None, None))
+        cells = [
+            system,
+            ", ".join(filter(None, [f"{job.layers_per_bucket} layers per bucket", job.tcp_cc])),
+            _spread(steps, 1e3, ".0f"),
+            f"{ideal_s(system, job.layers_per_bucket) * 1e3:.0f}",
+            f"{busy:.0%}" + " (**void**)" * (busy > BUSY_MAX),
+            "" if system == OURS else _spread(ratios, 1, ".3f"),
+            "" if target is None else f"≥ {target:.2f}" + (f" (limit {limit:.2f})" if limit else ""),
+            "" if target is None else "yes" if statistics.median(ratios) >= target else "**no**",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    about, network = content["machine"], Scenario.from_table(content["network"])
+    conditions = (
+        f"{LAYERS} equal layers of {content['width']}x{content['width']} values, {FORWARD_S * 1e3:g} ms forward and "
+        f"{2 * FORWARD_S * 1e3:g} ms backward each, by sleeping. Network: {network}. Median of {len(ours)} rounds (95 "
+        f"% interval, by order statistics); ratios are of the same round. CPU: the largest share of any round. "
+        f"Measured {content['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
+        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}. Generated "
+        f"by `bench/overlap.py` from `bench/results/overlap.json`."
+    )
+    return "\n".join(lines) + "\n\n" + conditions
+
+
+def _spread(values: Sequence[float], factor: float, form: str) -> str:
+    low, high = interval(values)
+    return f"{statistics.median(values) * factor:{form}} ({low * factor:{form}} to {high * factor:{form}})"
+
+
+def measure_ddp(rounds: int, *, short: bool) -> dict[str, Any]:
+    """Tunes and measures. Raises RuntimeError if a rank failed."""
+    scenario, about = Scenario.read(SCENARIO), machine.facts()
+    jobs, tuning = tuned(scenario, short=short)
+    return {
+        "schema": 1,
+        "network": scenario.table,
+        "width": width_of(scenario),
+        "tuning": tuning,
+        "runs": measure(scenario, in_turns(jobs, rounds), "runs"),
+        "machine": about,
+        "measured": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+
+
+def main() -> int:
+    """0, or 2 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ddp", action="store_true", help="measure DDP")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of all systems (default: %(default)s)")
+    parser.add_argument("--short", action="store_true", help="one round of few steps; keeps nothing")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
+    parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        serve(*arguments.rank)
+        return 0
+    if not (arguments.ddp or arguments.table):
+        parser.error("name a case: --ddp")
+    if arguments.table:
+        content = json.loads(RESULTS.read_text())
+    else:
+        try:
+            content = measure_ddp(1 if arguments.short else arguments.rounds, short=arguments.short)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return 2
+    if not arguments.short:
+        RESULTS.write_text(json.dumps(content).replace('{"job"', '\n{"job"') + "\n")
+        write_between(PAGE, ddp=table(content))
+    print(table(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

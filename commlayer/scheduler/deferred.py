@@ -1,0 +1,259 @@
+"""`DeferredStep`: the step of an optimizer, made for each reduction when its gradients are needed, not in `step()`.
+
+`step()` notes the hyperparameters and goes on. The step of some parameters is made before their next use, by the same
+optimizer, with only these parameters and the noted hyperparameters in its groups. So a scheduler may change the
+learning rate, and `zero_grad` may clear gradients, before that.
+
+With staleness 1, `step()` number t makes the step with the gradients of the backward pass before the last one:
+W(t+1) = W(t) - lr(t) g(W(t-1)), the rule of PipeDream-2BW (Narayanan et al., ICML 2021). There is no step number 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from ..errors import ConfigError
+from .gradient import PendingReduction
+
+log = logging.getLogger("commlayer")
+
+_NAMES = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "RMSprop",
+    "Adagrad",
+    "Adadelta",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "ASGD",
+    "Rprop",
+    "Adafactor",
+    "Muon",
+]
+PER_PARAMETER = frozenset(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
+"""Optimizers whose step for one parameter reads nothing of the others, and which keep no state in their groups."""
+
+
+def check_per_parameter(optimizer: object) -> None:
+    """Raises ConfigError unless the step can be made for some parameters at a time."""
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"overlap(optimizer={optimizer!r}): give a torch.optim.Optimizer, as AdamW")
+    name = type(optimizer).__name__
+    if type(optimizer) not in PER_PARAMETER and not getattr(type(optimizer), "per_parameter", False):
+        raise ConfigError(
+            f"overlap with {name}: its step may need all gradients at once, and a deferred step is made for some "
+            f"parameters at a time; use {', '.join(sorted(each.__name__ for each in PER_PARAMETER))}, or set "
+            f"{name}.per_parameter = True if its step for one parameter reads nothing of the others"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ConfigError(f"overlap with {name}(differentiable=True): a deferred step has no gradient; leave it out")
+
+
+@dataclasses.dataclass(eq=False)
+class Claim:
+    """A step to make when a reduction has arrived."""
+
+    reduction: PendingReduction
+    parameters: list[list[Tensor]]
+    """By group of the optimizer."""
+    hyperparameters: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """By group, as of `step()`."""
+
+
+class DeferredStep:
+    """Makes the steps of `optimizer` for the reductions that `add` brings. Raises ConfigError, see the check above.
+
+    Whoever runs the model calls `use` before parameters are used, and `settle` before the next backward pass.
+    """
+
+    def __init__(self, optimizer: Optimizer, staleness: int = 0) -> None:
+        check_per_parameter(optimizer)
+        if any(isinstance(getattr(hook, "__self__", None), DeferredStep) for hook in _hooks_of(optimizer)):
+            raise ConfigError(f"overlap with {type(optimizer).__name__}: it has an overlap already; use one per model")
+        self.optimizer = optimizer
+        self.staleness = staleness
+        self._open: list[PendingReduction] = []
+        """Reductions since the last `step()`."""
+        self._claims: dict[Tensor, Claim] = {}
+        """Steps to make, by parameter."""
+        self._held: list[Claim] = []
+        """With staleness 1: gradients that wait for the next `step()`."""
+        self._hidden: dict[Tensor, Tensor | None] = {}
+        """Gradients of claims, during the optimizer's own step for all others."""
+        self._is_applying = False
+        self._told = False
+        hooks = optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step)
+        self._hooks = hooks
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are steps to make."""
+        return bool(self._claims)
+
+    def add(self, reduction: PendingReduction) -> None:
+        """Takes a reduction that a backward pass has started, and replaces its gradients by PendingGradients."""
+        reduction.before_use = self._read
+        reduction.place()
+        self._open.append(reduction)
+
+    def use(self, parameters: Iterable[Tensor]) -> None:
+        """Before these parameters are used: makes their steps. Raises the error of a reduction."""
+        for parameter in parameters if self._claims and not self._is_applying else ():
+            claim = self._claims.get(parameter)
+            if claim is not None:
+                self._apply(claim)
+
+    def finish(self) -> None:
+        """Makes all steps. Raises the error of a reduction; its step then stays to be made."""
+        while self._claims:
+            self._apply(next(iter(self._claims.values())))
+
+    def settle(self) -> None:
+        """Makes all steps, and waits for reductions that no `step()` has taken. Raises the error of a reduction."""
+        self.finish()
+        for reduction in self._open:
+            reduction.wait()
+        self._open.clear()
+
+    def forget(self) -> None:
+        """Drops the gradients that staleness 1 keeps for the next `step()`: they belong to other parameters."""
+        self._held.clear()
+
+    def remove(self) -> None:
+        """Drops all that is left to do, and leaves the optimizer as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        self._open.clear()
+        self._claims.clear()
+        self.forget()
+
+    def _read(self, reduction: PendingReduction) -> None:
+        """A gradient is read or changed: the step that should have come before it is made first."""
+        claim = next((each for each in self._claims.values() if each.reduction is reduction), None)
+        if claim is not None:
+            self._apply(claim)
+            return
+        if any(each is reduction for each in self._open):
+            self._tell("gradients are read before step(), as by clip_grad_norm_ or GradScaler")
+        reduction.wait()
+
+    def _tell(self, reason: str) -> None:
+        if not self._told:
+            log.warning("overlap: %s: the step waits there for the gradients, and results stay exact", reason)
+        self._told = True
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """In `step()`, before the optimizer's own step: claims gradients in flight, and hides them from it."""
+        if self._is_applying:
+            return
+        if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+            raise ConfigError(
+                f"overlap with {type(optimizer).__name__}.step(closure): the closure would need all steps at once; "
+                f"call the model and backward() before step()"
+            )
+        self.finish()
+        self._hidden.clear()  # not empty after a step that failed
+        if self._has_other_hooks():
+            self._tell("the optimizer has other step hooks, which may read parameters")
+            for reduction in self._open:
+                reduction.wait()
+        now = [_hyperparameters(group) for group in optimizer.param_groups]
+        claims = self._claim()
+        self._open = [each for each in self._open if any(each.stands_for(parameter) for parameter in each.gradients)]
+        if self.staleness:
+            claims, self._held = self._held, claims
+            self._hidden.clear()
+        for claim in claims:
+            claim.hyperparameters = now
+            self._claims.update({parameter: claim for group in claim.parameters for parameter in group})
+
+    def _claim(self) -> list[Claim]:
+        """Takes the gradients of the open reductions from the parameters of the optimizer."""
+        source = self._sources()
+        groups = self.optimizer.param_groups
+        claims: dict[PendingReduction, Claim] = {}
+        for number, group in enumerate(groups):
+            for parameter in group["params"]:
+                reduction = source.get(parameter)
+                if reduction is not None:
+                    claim = claims.setdefault(reduction, Claim(reduction, [[] for _ in groups]))
+                    claim.parameters[number].append(parameter)
+                    self._hidden[parameter], parameter.grad = parameter.grad, None
+        return list(claims.values())
+
+    def _sources(self) -> dict[Tensor, PendingReduction]:
+        """The reduction of each gradient to be claimed. All others are those of the optimizer's own step.
+
+        With staleness 1, gradients that have arrived, or that the caller has replaced, are claimed, too.
+        """
+        source = {}
+        there = PendingReduction(None, {})
+        for reduction in self._open:
+            for parameter in reduction.gradients:
+                if reduction.stands_for(parameter):
+                    source[parameter] = reduction
+                elif self.staleness and parameter.grad is not None:
+                    source[parameter], there.gradients[parameter] = there, parameter.grad
+        return source
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        """Without a `zero_grad`, gradients stay where they are."""
+        if not self._is_applying:
+            for parameter, gradient in self._hidden.items():
+                parameter.grad = gradient
+            self._hidden.clear()
+
+    def _has_other_hooks(self) -> bool:
+        of_all = [*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()]
+        return len(_hooks_of(self.optimizer)) + len(of_all) > len(self._hooks)
+
+    def _apply(self, claim: Claim) -> None:
+        """Makes one step: with the noted hyperparameters, and for the parameters of the claim only."""
+        self._is_applying = True  # a watch over parameters sees their gradients change
+        try:
+            claim.reduction.wait()
+            for group in claim.parameters:
+                for parameter in group:
+                    del self._claims[parameter]
+            self._step(claim)
+        finally:
+            self._is_applying = False
+
+    def _step(self, claim: Claim) -> None:
+        optimizer = self.optimizer
+        pairs = zip(claim.hyperparameters, claim.parameters, strict=False)  # groups may have been added since
+        groups = [{**noted, "params": parameters} for noted, parameters in pairs if parameters]
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        kept = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = claim.reduction.gradients[parameter]
+        all_groups, optimizer.param_groups = optimizer.param_groups, groups
+        try:
+            # The caller's forward pass may run under autocast or in inference mode.
+            with torch.inference_mode(False), torch.autocast(parameters[0].device.type, enabled=False):
+                type(optimizer).step(optimizer)
+        finally:
+            optimizer.param_groups = all_groups
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+
+
+def _hooks_of(optimizer: Optimizer) -> list[Any]:
+    return [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    """The values of now: a scheduler may also change a tensor in place."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"
+    }

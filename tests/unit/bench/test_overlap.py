@@ -1,0 +1,78 @@
+"""The table of docs/overlap.md: order of runs, interval, model, targets."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from bench import overlap
+from bench.overlap import FIFO, GLOO, OURS, STOCK, Job
+from commlayer.tools.bench import machine
+from commlayer.tools.emulate.scenario import Scenario
+
+
+def logs(step_s: dict[str, list[float]], busy: float = 0.1) -> list[dict[str, Any]]:
+    rounds = zip(*([(name, value) for value in values] for name, values in step_s.items()), strict=True)
+    return [
+        {"job": dataclasses.asdict(Job(name)), "step_s": [value] * 3, "busy": busy}
+        for each in rounds
+        for name, value in each
+    ]
+
+
+def content(step_s: dict[str, list[float]], busy: float = 0.1) -> dict[str, Any]:
+    scenario = Scenario.read(overlap.SCENARIO)
+    return {
+        "network": scenario.table,
+        "width": overlap.width_of(scenario),
+        "runs": logs(step_s, busy),
+        "machine": machine.facts(),
+        "measured": "2026-01-01",
+    }
+
+
+STEPS = {GLOO: [0.9, 0.88, 0.92], STOCK: [0.8, 0.81, 0.79], FIFO: [0.8, 0.81, 0.82], OURS: [0.7, 0.7, 0.7]}
+
+
+def test_communication_is_as_long_as_forward_and_backward() -> None:
+    scenario = Scenario.read(overlap.SCENARIO)
+    assert scenario.payload_gb_s is not None
+    values = overlap.LAYERS * overlap.width_of(scenario) ** 2
+    sent = 2 * (scenario.hosts - 1) / scenario.hosts * 4 * values
+    assert sent / (scenario.payload_gb_s * 1e9) == pytest.approx(3 * overlap.FORWARD_S * overlap.LAYERS, rel=0.01)
+    assert overlap.ideal_s(STOCK) / overlap.ideal_s(OURS) == pytest.approx(1.26, abs=0.005)
+
+
+def test_every_round_has_every_system_and_begins_with_another() -> None:
+    jobs = [Job(system) for system in (GLOO, STOCK, FIFO, OURS)]
+    made = overlap.in_turns(jobs, 4)
+    assert [made[4 * i].system for i in range(4)] == [GLOO, STOCK, FIFO, OURS]
+    assert all(len({job.system for job in made[4 * i : 4 * i + 4]}) == 4 for i in range(4))
+
+
+def test_an_interval_has_the_median_with_95_percent() -> None:
+    assert overlap.interval([3, 1, 2]) == (1, 3)
+    assert overlap.interval(range(6)) == (0, 5)  # 96.9 %; without the outer two: 78 %
+    assert overlap.interval(range(9)) == (1, 7)  # 96.1 %
+    assert overlap.interval(range(8)) == (0, 7)  # without the outer two: 93.0 %
+
+
+def test_the_table_has_ratios_targets_and_void_rows() -> None:
+    rows = overlap.table(content(STEPS)).splitlines()
+    assert "| 900 (880 to 920) | 850 | 10% | 1.286 (1.257 to 1.314) | ≥ 1.20 (limit 1.25) | yes |" in rows[2]
+    assert rows[3].endswith("| ≥ 1.20 (limit 1.25) | **no** |")
+    assert rows[5].startswith(f"| {OURS} | 1 layers per bucket | 700 (700 to 700) | 675 | 10% |")
+    assert "**void**" not in overlap.table(content(STEPS))
+    assert overlap.table(content(STEPS, busy=0.3)).count("30% (**void**)") == 4
+
+
+def test_an_accelerator_takes_time_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    layer = overlap.Layer(3)
+    layer(torch.ones(1, 3)).sum().backward()
+    assert slept == [overlap.FORWARD_S, 2 * overlap.FORWARD_S]
+    assert layer.linear.weight.grad is not None
