@@ -1,7 +1,8 @@
 """Virtual ranks: an encoded all-reduce within one thread, by the plans and the codecs of the engine.
 
 The interpreter runs the plans with a fixed order of additions, so the result has the bits of the network's with
-`deterministic=True`. tests/engine/test_encoded.py compares them.
+`deterministic=True`. tests/engine/test_encoded.py compares them. It can lose contributions; then the order is fixed for
+two ranks only.
 """
 
 from __future__ import annotations
@@ -68,14 +69,21 @@ class Reduced(NamedTuple):
     """The sum or mean, the same on all ranks."""
     kept: list[Array]
     """With `keep_errors`, by rank: the errors that it has to add to its next contribution."""
+    missing: list[list[tuple[int, int]]]
+    """By rank: (offset, length) in bytes of its lost contributions."""
 
 
 @functools.lru_cache(maxsize=64)
 def plans_of(
-    hosts: tuple[tuple[int, ...], ...], numel: int, pair: tuple[str, str], divisor: int, keep_errors: bool
+    hosts: tuple[tuple[int, ...], ...],
+    numel: int,
+    pair: tuple[str, str],
+    divisor: int,
+    keep_errors: bool,
+    partial: bool = False,
 ) -> list[Plan]:
     """The plans of all ranks, as the engine's tests make them."""
-    settings = Settings(codecs=pair, deterministic=True, keep_errors=keep_errors)
+    settings = Settings(codecs=pair, deterministic=not partial, keep_errors=keep_errors, partial=partial)
     return [encoded.all_reduce(rank, hosts, numel, 4, divisor, settings) for rank in range(sum(map(len, hosts)))]
 
 
@@ -88,15 +96,19 @@ def virtual_all_reduce(
     average: bool = True,
     keep_errors: bool = False,
     hosts: Sequence[Sequence[int]] | None = None,
+    loss: float = 0.0,
 ) -> Reduced:
-    """All-reduces the ranks' contributions, of which none is changed. `hosts`: by default one rank on each."""
+    """All-reduces the ranks' contributions, of which none is changed. `hosts`: by default one rank on each.
+
+    `loss` is the probability that a part of a contribution is lost.
+    """
     world, numel = len(contributions), len(contributions[0])
     places = tuple(map(tuple, hosts or [[rank] for rank in range(world)]))
-    plans = plans_of(places, numel, (up, down), world if average else 1, keep_errors)
+    plans = plans_of(places, numel, (up, down), world if average else 1, keep_errors, loss > 0)
     sources = [np.array(each, order="C") for each in contributions]
     outputs = [np.empty_like(each) for each in sources]
     coders = {name: Kernel(CODECS[name], key) for name in (up, down)}
-    interpreter.run(plans, sources, outputs, Op.SUM, coders=coders)
+    missing = interpreter.run(plans, sources, outputs, Op.SUM, seed=key, loss=loss, coders=coders)
     if not all(np.array_equal(each.view("u4"), outputs[0].view("u4")) for each in outputs):
         raise RuntimeError("the virtual ranks disagree on the result: a defect of the plans or the codecs")
     kept = []
@@ -106,4 +118,4 @@ def virtual_all_reduce(
             part = slice(offset // 4, (offset + length) // 4)
             errors[part] = source[part]
         kept.append(errors)
-    return Reduced(outputs[0], kept)
+    return Reduced(outputs[0], kept, missing)

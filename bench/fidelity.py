@@ -1,0 +1,327 @@
+"""Whether codecs leave the validation loss of a training as it is: equivalence, not "no difference found".
+
+    python -m bench.fidelity                  all seeds that the results lack (about an hour of one core)
+    python -m bench.fidelity --seeds 3        at most this many seeds of each model
+    python -m bench.fidelity --quick          one seed, few steps; prints, and keeps nothing
+    python -m bench.fidelity --table          only the table of the kept results
+
+Fixed before the first run:
+
+- Claim, for each model, codec and loss: the mean difference of the validation loss to training with float32 sums is
+  within 0.005 nats (0.2 %). Two one-sided t-tests at 5 % each (bench/equivalence.py), paired by seed, 12 seeds.
+- The validation loss is that after the last of 1,500 steps, on 65,536 bytes of held-out text, the same in all runs. The
+  losses after 100 and 500 steps are shown, and not tested.
+- A seed gives all systems the same initial weights and the same batches. AdamW, gradients clipped to a norm of 1.0
+  after the average, learning rate with a rise of 5 % and a cosine to 0.
+- 4 ranks, virtual (bench/virtual_ranks.py). Fine parameters are those of `Fine(model)`. Loss: 1 % of the packets of
+  contributions, each by itself, treatment `feedback`.
+- `f32, other order` adds the ranks up in reverse: differences of this size are chance. `sign` with AdamW, which the
+  hook refuses, must not pass: a control that the test can fail.
+
+All systems of a seed are trained together, as one batch of models. Writes bench/results/fidelity.json after each seed
+and model, and the table of docs/fidelity.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench.equivalence import Equivalence
+from bench.page import write_between
+from bench.training import ROOT, hold_out, learning_rate_share
+from bench.virtual_ranks import VirtualHook
+from commlayer import Fine, Policy
+from commlayer.tools.bench import machine
+from examples.train_gpt import BYTES, Gpt, draw_batch, standard_library_text
+
+RESULTS = ROOT / "bench/results/fidelity.json"
+PAGE = ROOT / "docs/fidelity.md"
+
+MARGIN = 0.005
+"""In nats."""
+SEEDS = tuple(range(1, 13))
+RANKS = 4
+STEPS = 1500
+VALIDATE_AT = (100, 500, STEPS)
+CONTEXT, BATCH = 32, 4
+VALIDATION_WINDOWS = 2048
+CHUNK = 128
+"""Windows of one forward pass of the validation."""
+LEARNING_RATE, CLIP = 3e-3, 1.0
+LOSS = 0.01
+
+Log = dict[str, Any]
+"""The log of a run: `model`, `seed`, `system`, `losses` by step, `uncounted_share`."""
+
+
+class System(NamedTuple):
+    """A way to average the gradients."""
+
+    name: str
+    codec: str | None = None
+    """None: float32, without a hook."""
+    loss: float = 0.0
+    feedback: bool = True
+
+
+BASELINE, REVERSED = System("f32"), System("f32, other order")
+WITHOUT = System("int4, no feedback", "int4", feedback=False)
+CONTROL = System("sign, AdamW", "sign")
+CODECS = ("int8", "int4-int8", "int4")
+TESTED = tuple(System(f"{name}, {loss:.0%} loss", name, loss) for name in CODECS for loss in (0.0, LOSS))
+SYSTEMS = (BASELINE, REVERSED, *TESTED, WITHOUT, CONTROL)
+
+
+class Convolution(nn.Module):
+    """A causal convolution of `kernel` inputs, `dilation` apart, as one product with the shifted inputs."""
+
+    def __init__(self, width: int, kernel: int, dilation: int) -> None:
+        super().__init__()
+        self.shifts = [i * dilation for i in range(kernel)]
+        self.norm = nn.LayerNorm(width)
+        self.convolve = nn.Linear(kernel * width, width)
+        self.project = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed, length = self.norm(x), x.shape[-2]
+        shifted = torch.cat([functional.pad(normed, (0, 0, shift, 0))[..., :length, :] for shift in self.shifts], -1)
+        return x + torch.as_tensor(self.project(functional.gelu(self.convolve(shifted))))
+
+
+class ConvolutionalNet(nn.Module):
+    """Predicts each next byte from dilated convolutions, as WaveNet does."""
+
+    def __init__(self, width: int, layers: int, kernel: int) -> None:
+        super().__init__()
+        self.embed_byte = nn.Embedding(BYTES, width)
+        self.blocks = nn.Sequential(*(Convolution(width, kernel, 2**i) for i in range(layers)))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, BYTES))
+
+    def forward(self, text: Tensor) -> Tensor:
+        return torch.as_tensor(self.head(self.blocks(self.embed_byte(text))))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "byte GPT": partial(Gpt, CONTEXT, width=48, layers=2, heads=4),
+    "convolutions": partial(ConvolutionalNet, width=48, layers=5, kernel=4),
+}
+
+
+class Replicas:
+    """One model with the weights of several systems: rows of one flat parameter."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        self.model = model
+        self.names = [name for name, _ in model.named_parameters()]
+        self.shapes = [parameter.shape for parameter in model.parameters()]
+        flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        self.weights = nn.Parameter(flat.expand(count, -1).clone())
+        per_rank = vmap(grad(self._loss), in_dims=(None, 0, 0))
+        self.gradients = vmap(per_rank, in_dims=(0, None, None))
+        """By system and rank, of weights, inputs [rank, ...] and targets."""
+        self.losses = vmap(self._loss, in_dims=(0, None, None))
+        """By system, of weights, inputs and targets."""
+
+    def _loss(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        parts = flat.split([shape.numel() for shape in self.shapes])
+        named = {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        with sdpa_kernel(SDPBackend.MATH):  # the others are not batched by vmap
+            logits = functional_call(self.model, named, (inputs,))
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def validate(self, inputs: Tensor, targets: Tensor) -> list[float]:
+        """The mean loss of each system."""
+        with torch.no_grad():
+            pairs = zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True)
+            chunks = [self.losses(self.weights, *pair).double() for pair in pairs]
+        return [float(each) for each in torch.stack(chunks).mean(0)]
+
+
+def hook_of(model: nn.Module, system: System, seed: Sequence[int]) -> VirtualHook | None:
+    """The hook of a system; None: float32."""
+    if system.codec is None:
+        return None
+    policy = Policy(codec=system.codec)
+    hook = VirtualHook(list(model.parameters()), Fine(model), policy, RANKS, system.loss, seed)
+    hook.feedback = system.feedback
+    return hook
+
+
+def average(gradients: Tensor, system: System, hook: VirtualHook | None, step: int) -> Tensor:
+    """The average over the ranks, which are the rows of `gradients`."""
+    if hook is not None:
+        return torch.from_numpy(hook.average(gradients.numpy(), step))
+    order = range(RANKS)[:: -1 if system is REVERSED else 1]
+    total = gradients[order[0]].clone()
+    for rank in order[1:]:
+        total += gradients[rank]
+    return total / RANKS
+
+
+def train(name: str, seed: int, steps: int = STEPS, systems: Sequence[System] = SYSTEMS) -> list[Log]:
+    """Trains the model of this name with all systems."""
+    text, held_out = hold_out(standard_library_text())
+    windows = draw_batch(held_out, CONTEXT, VALIDATION_WINDOWS if steps == STEPS else CHUNK, 1_000_000)
+    torch.manual_seed(seed)
+    model = MODELS[name]()
+    replicas = Replicas(model, len(systems))
+    hooks = [hook_of(model, system, (seed, list(MODELS).index(name), i)) for i, system in enumerate(systems)]
+    optimizer = torch.optim.AdamW([replicas.weights], lr=LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, steps))
+    losses: dict[int, list[float]] = {}
+    for step in range(steps):
+        draws = [draw_batch(text, CONTEXT, BATCH, (seed * 100_000 + step) * RANKS + rank) for rank in range(RANKS)]
+        inputs, targets = (torch.stack(each) for each in zip(*draws, strict=True))
+        gradients = replicas.gradients(replicas.weights.detach(), inputs, targets)
+        each = zip(gradients, systems, hooks, strict=True)
+        averages = torch.stack([average(rows, system, hook, step) for rows, system, hook in each])
+        norms = torch.linalg.vector_norm(averages, dim=1, keepdim=True)
+        replicas.weights.grad = averages * (CLIP / (norms + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_
+        optimizer.step()
+        schedule.step()
+        if step + 1 in (*VALIDATE_AT, steps):
+            losses[step + 1] = replicas.validate(*windows)
+    return [
+        {
+            "model": name,
+            "seed": seed,
+            "system": system.name,
+            "losses": {str(at): values[i] for at, values in losses.items()},
+            "uncounted_share": hook.lost_values / hook.sent_values if hook else 0.0,
+        }
+        for i, (system, hook) in enumerate(zip(systems, hooks, strict=True))
+    ]
+
+
+def sizes(name: str) -> dict[str, int]:
+    """Parameters of a model, and those that the codecs encode."""
+    model = MODELS[name]()
+    fine, parameters = Fine(model), list(model.parameters())
+    coarse = sum(each.numel() for each in parameters if each not in fine)
+    return {"parameters": sum(each.numel() for each in parameters), "coarse": coarse}
+
+
+def whole_seeds(runs: Sequence[Log], name: str) -> dict[int, dict[str, Log]]:
+    """The runs of a model by seed and system, for the seeds that have all systems."""
+    by_seed: dict[int, dict[str, Log]] = {}
+    for log in runs:
+        if log["model"] == name:
+            by_seed.setdefault(log["seed"], {})[log["system"]] = log
+    return {seed: logs for seed, logs in sorted(by_seed.items()) if len(logs) == len(SYSTEMS)}
+
+
+def verdict(system: System, found: Equivalence) -> str:
+    """What the test says."""
+    if found.shown:
+        return "**equivalent: the test has no force**" if system is CONTROL else "equivalent"
+    return "differs" if found.differs(MARGIN) else "not shown"
+
+
+def table(content: dict[str, Any]) -> str:
+    """The page's tables, as Markdown."""
+    lines = []
+    for name in MODELS:
+        seeds = whole_seeds(content["runs"], name)
+        lines += [f"### {name}", ""]
+        if len(seeds) < 2:
+            lines += [f"{len(seeds)} of {len(SEEDS)} seeds so far.", ""]
+            continue
+        lines += _rows(list(seeds.values()))
+        last = [logs[BASELINE.name]["losses"][str(STEPS)] for logs in seeds.values()]
+        size = content["models"][name]
+        count = f"{len(seeds)} seeds" + ("" if len(seeds) >= len(SEEDS) else f" of {len(SEEDS)}, **so far**")
+        sentence = (
+            f"{count}. {size['parameters']:,} parameters, of which {size['coarse'] / size['parameters']:.0%} take the "
+            f"codec and the rest bf16. Loss with f32: {min(last):.3f} to {max(last):.3f} nats per byte."
+        )
+        lines += ["", sentence, ""]
+    about = content["machine"]
+    lines.append(
+        f"Measured {content['measured']} on {about['cpu']}, torch {about['torch']}, commit {about['git_commit']}. "
+        "Generated by `bench/fidelity.py` from `bench/results/fidelity.json`."
+    )
+    return "\n".join(lines)
+
+
+def _rows(seeds: Sequence[dict[str, Log]]) -> list[str]:
+    columns = ["system", "not counted", *(f"after {at} steps" for at in VALIDATE_AT)]
+    columns += ["standard error", "90 % interval", "p", "within ±0.005 nats"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for system in SYSTEMS[1:]:
+        runs = [(logs[system.name], logs[BASELINE.name]) for logs in seeds]
+        by_step = [
+            Equivalence.of([ours["losses"][str(at)] - exact["losses"][str(at)] for ours, exact in runs], MARGIN)
+            for at in VALIDATE_AT
+        ]
+        last = by_step[-1]
+        cells = [
+            system.name,
+            f"{sum(ours['uncounted_share'] for ours, _ in runs) / len(runs):.2%}" if system.loss else "",
+            *(f"{each.mean:+.4f}" for each in by_step),
+            f"{last.error:.4f}",
+            f"{last.low:+.4f} to {last.high:+.4f}",
+            f"{last.p:.1g}",
+            verdict(system, last),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
+    """Trains what the results lack, seed by seed, and writes them after each model of a seed."""
+    content.setdefault("runs", [])
+    for seed in seeds:
+        for name in MODELS:
+            if seed in whole_seeds(content["runs"], name):
+                continue
+            start_s, start_cpu_s = time.perf_counter(), time.process_time()
+            content["runs"] += train(name, seed)
+            content["models"] = {each: sizes(each) for each in MODELS}
+            content["machine"] = machine.facts()
+            content["measured"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+            written = RESULTS.with_suffix(".new")
+            written.write_text(json.dumps(content).replace('{"model"', '\n{"model"') + "\n")
+            written.replace(RESULTS)
+            took = f"{time.perf_counter() - start_s:.0f} s, {time.process_time() - start_cpu_s:.0f} s of CPU"
+            print(f"seed {seed}, {name}: {took}", flush=True)
+
+
+def main() -> int:
+    """0 if every test shows equivalence, 1 if not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="at most this many (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="one seed, few steps; prints, and keeps nothing")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.quick:
+        for name in MODELS:
+            start_s = time.perf_counter()
+            logs = train(name, SEEDS[0], 20)
+            print(f"{name}, {sizes(name)}: {(time.perf_counter() - start_s) / 20 / len(SYSTEMS) * 1e3:.1f} ms per step")
+            print(*(f"{log['system']}: {log['losses']['20']:.4f}" for log in logs), sep="\n")
+        return 0
+    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not arguments.table:
+        measure(content, SEEDS[: arguments.seeds])
+    write_between(PAGE, results=table(content))
+    tested = {system.name for system in TESTED}
+    lines = [line for line in table(content).splitlines() if line.split(" | ")[0].removeprefix("| ") in tested]
+    return 0 if lines and all(line.endswith("| equivalent |") for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
