@@ -286,6 +286,7 @@ def _rows(seeds: Sequence[dict[str, Log]]) -> list[str]:
 def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
     """Trains what the results lack, seed by seed, and writes them after each model of a seed."""
     content.setdefault("runs", [])
+    about = machine.facts()  # before the results, a tracked file, change
     for seed in seeds:
         for name in MODELS:
             if seed in whole_seeds(content["runs"], name):
@@ -293,7 +294,7 @@ def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
             start_s, start_cpu_s = time.perf_counter(), time.process_time()
             content["runs"] += train(name, seed)
             content["models"] = {each: sizes(each) for each in MODELS}
-            content["machine"] = machine.facts()
+            content["machine"] = about
             content["measured"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
             written = RESULTS.with_suffix(".new")
             written.write_text(json.dumps(content).replace('{"model"', '\n{"model"') + "\n")
