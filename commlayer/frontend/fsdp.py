@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions, Work
+from torch.distributed.tensor import DTensor
 
 from ..compress.codec import PAIRS
 from ..config import Policy
@@ -27,6 +29,12 @@ Weights = Literal["none", "bf16", "int8"]
 GRADIENTS = ["none", *(name for name, pair in PAIRS.items() if pair is not None and not pair.keeps_errors)]
 """Codecs of gradients, see `Policy.codec`; FSDP2 has no place for the errors that the others keep."""
 
+_gathering: WeakSet[nn.Module] = WeakSet()
+"""Modules whose all-gather an earlier call has replaced."""
+
+_averaging: WeakSet[nn.Module] = WeakSet()
+"""Modules whose gradients an earlier call averages over replicas."""
+
 
 def compress_fsdp(
     model: nn.Module, policy: Policy, *, weights: Weights = "none", replicate: dist.ProcessGroup | None = None
@@ -36,26 +44,24 @@ def compress_fsdp(
     Gradients travel in the codec of `policy` between hosts, weights in the codec `weights`. The forward and backward
     passes then see rounded weights, equal on all ranks; the optimizer's shards stay exact. `replicate` is a group of
     replicas: the gradients of a model that is sharded over one mesh dimension are then averaged over this group, too.
+    Another call replaces policy, weights and replicas.
 
-    Raises ConfigError for a model without such modules, for arguments of another type, and for policies that FSDP2
-    cannot follow. The first step raises it for groups of other backends, and for other types than float32.
+    Raises ConfigError for a model without such modules, for arguments of another type, for policies that FSDP2 cannot
+    follow, and for a group that does not consist of replicas. The first step raises it for groups of other backends or
+    settings, and for other types than float32.
     """
     _check(policy, weights, replicate)
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "set_custom_reduce_scatter")]
-    if not modules:
-        raise ConfigError(f"compress_fsdp({type(model).__name__}): nothing in it is sharded; call fully_shard first")
-    if replicate is not None and any(_is_replicated(parameter) for parameter in model.parameters()):
-        raise ConfigError(
-            "compress_fsdp(replicate=...): fully_shard averages the gradients of this model over its replicas already, "
-            "without a codec; give it the mesh dimension of the shards alone"
-        )
+    _check_shards(model, modules, replicate)
     for number, module in enumerate(modules):
         module.set_custom_reduce_scatter(GradientReduceScatter(policy, 3 * number))
-        if weights != "none":
+        if weights != "none" or module in _gathering:
             of_weights = dataclasses.replace(policy, codec=weights)
             module.set_custom_all_gather(WeightAllGather(of_weights, 3 * number + 1))
+            _gathering.add(module)
         if replicate is not None:
             module.set_all_reduce_hook(GradientAllReduce(policy, 3 * number + 2, replicate))
+            _averaging.add(module)
 
 
 class Encoded:
@@ -91,6 +97,14 @@ class Encoded:
                 f"{who}: another backend has the {tensor.device.type} tensors of the group; call "
                 f"init_process_group('commlayer') without a backend for {tensor.device.type}"
             )
+        for name in ("deterministic", "algorithm"):  # an operation follows its group in these
+            wanted, has = getattr(self.policy, name), getattr(group.policy, name)
+            if wanted not in (has, getattr(Policy, name)):
+                raise ConfigError(
+                    f"{who}: Policy({name}={wanted!r}): the group {group.group_name!r} of this model has "
+                    f"{name}={has!r}; make it with pg_options=commlayer.Options(commlayer.Policy({name}={wanted!r})), "
+                    f"or with the same in the backend_override of the mesh"
+                )
         if tensor.dtype != torch.float32 and self.policy.codec != "none":
             raise ConfigError(f"{who}: {tensor.dtype} instead of float32; {self.remedy}")
         return group
@@ -112,16 +126,27 @@ class GradientReduceScatter(Encoded):
 
 
 class WeightAllGather(Encoded):
-    """The `AllGather` of FSDP2."""
+    """The `AllGather` of FSDP2.
+
+    With `reshard_after_forward=NUMBER`, the backward pass gathers parts of the weights that the forward pass has seen,
+    in a smaller group. They are rounded already, so they travel as they are.
+    """
 
     remedy = "use weights='none', or a MixedPrecisionPolicy without param_dtype"
+
+    def __init__(self, policy: Policy, number: int) -> None:
+        super().__init__(policy, number)
+        self._again = dataclasses.replace(policy, codec="none")
+        self._group: dist.ProcessGroup | None = None
+        """That of the shards, which the first forward pass uses."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Work | None:
         made = self.check(group, input_tensor)
-        options = AllgatherOptions()
-        work = made.all_gather_single(output_tensor, input_tensor, options, policy=self.policy, key=self.key())
+        self._group = self._group or group
+        options, policy = AllgatherOptions(), self.policy if group is self._group else self._again
+        work = made.all_gather_single(output_tensor, input_tensor, options, policy=policy, key=self.key())
         return _awaited(work, async_op)
 
 
@@ -165,7 +190,30 @@ def _check(policy: Policy, weights: str, replicate: dist.ProcessGroup | None) ->
     raise ConfigError(f"compress_fsdp({given}): {fault}")
 
 
-def _is_replicated(parameter: nn.Parameter) -> bool:
-    """Whether the first dimension of the mesh has replicas. FSDP2 averages their gradients by itself."""
-    placements: Any = getattr(parameter, "placements", ())
-    return len(placements) > 1 and bool(placements[0].is_replicate())
+def _check_shards(model: nn.Module, modules: Sequence[nn.Module], replicate: dist.ProcessGroup | None) -> None:
+    """Raises ConfigError unless the model is sharded, and `replicate` has its replicas: ranks with the same shards."""
+    name, parameters = type(model).__name__, [each for each in model.parameters() if isinstance(each, DTensor)]
+    is_whole = parameters and not any(each.is_shard() for parameter in parameters for each in parameter.placements)
+    if not modules or is_whole:
+        raise ConfigError(f"compress_fsdp({name}): nothing in it is sharded; call fully_shard first")
+    if replicate is None:
+        if any(module in _averaging for module in modules):
+            raise ConfigError(
+                "compress_fsdp(replicate=None): an earlier call averages the gradients of this model over replicas, "
+                "which would drift apart; give it again, as replicate=mesh.get_group('replicate')"
+            )
+        return
+    rank, members = dist.get_rank(), set(dist.get_process_group_ranks(replicate))
+    for parameter in parameters:
+        if len(parameter.placements) > 1 and parameter.placements[0].is_replicate():
+            raise ConfigError(
+                "compress_fsdp(replicate=...): fully_shard averages the gradients of this model over its replicas "
+                "already, without a codec; give it the mesh dimension of the shards alone"
+            )
+        others = members.intersection(parameter.device_mesh.mesh.flatten().tolist()) - {rank}
+        if others:
+            raise ConfigError(
+                f"rank {rank}: compress_fsdp(replicate=...): ranks {sorted(others)} of the group "
+                f"{replicate.group_name!r} have other shards of {name}; give a group of ranks with the same shards, as "
+                f"mesh.get_group('replicate')"
+            )

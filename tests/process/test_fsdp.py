@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
+from torch.distributed._composable import replicate_with_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
 from commlayer.frontend.backend import CommProcessGroup
-from commlayer.frontend.fsdp import GRADIENTS, GradientReduceScatter
+from commlayer.frontend.fsdp import GRADIENTS, GradientReduceScatter, Weights
 from tests import ranks
 from tests.drift import Drift, check_equal, directions, mean, nmse
 
@@ -77,7 +79,7 @@ class Seen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(301, 400, generator=torch.Generator().manual_seed(1)))
-        self.seen = torch.empty(0)
+        self.seen = self.seen_backward = torch.empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = self.weight.detach().clone()
@@ -100,6 +102,66 @@ def test_forward_sees_rounded_weights_equal_on_all_ranks(rank: int, size: int, w
         assert 0.1 * error <= nmse(model.seen, exact) <= error
         whole: Any = model.weight
         assert torch.equal(whole.full_tensor(), exact)  # the shards stay as they are
+
+
+class Watched(torch.autograd.Function):
+    """The sum of the products with a module's weight. Its backward keeps a copy of that weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: Any, weight: Tensor) -> Tensor:
+        ctx.x, ctx.module = x, module
+        return (x * weight).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.module.seen_backward = ctx.module.weight.detach().clone()
+        return None, None, gradient * ctx.x
+
+
+class SeenTwice(Seen):
+    """Keeps copies of the weights that its last forward and its last backward have seen."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        super().forward(x)
+        return Watched.apply(x, self, self.weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_backward_sees_the_weights_of_forward_also_from_a_smaller_group(rank: int, size: int) -> None:
+    inner = SeenTwice()
+    exact = inner.weight.detach().clone()
+    fully_shard(inner, reshard_after_forward=2)
+    model = nn.Sequential(inner, nn.Identity())
+    fully_shard(model)
+    commlayer.compress_fsdp(model, commlayer.Policy(), weights="int8")
+    for _ in range(2):
+        model(torch.ones_like(exact)).backward()
+        assert torch.equal(inner.seen, inner.seen_backward)
+        assert 1e-6 < nmse(inner.seen, exact) < 6e-5
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_a_second_call_replaces_the_first(rank: int, size: int) -> None:
+    model, policy = Seen(), commlayer.Policy()
+    exact = model.weight.detach().clone()
+    fully_shard(model)
+    ways: tuple[Weights, ...] = ("int8", "none", "bf16")
+    for weights in ways:
+        commlayer.compress_fsdp(model, policy, weights=weights)
+        model(torch.ones_like(exact)).backward()
+        assert nmse(model.seen, exact) <= {"none": 0, "bf16": 5e-6, "int8": 6e-5}[weights]
+        assert torch.equal(model.seen, exact) == (weights == "none")
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_a_second_call_must_not_forget_the_replicas(rank: int, size: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    replicas = mesh.get_group("replicate")
+    model = sharded(DEFAULT, mesh["shard"], replicate=replicas)
+    with pytest.raises(commlayer.ConfigError, match=r"replicate=None\): an earlier call .* give it again"):
+        commlayer.compress_fsdp(model, DEFAULT)
+    commlayer.compress_fsdp(model, DEFAULT, replicate=replicas)
+    check_equal(gradients_of(model, directions(rank, 0)), size)
 
 
 def loss_after(steps: int, rank: int, policy: commlayer.Policy | None = None, weights: Any = "none") -> float:
@@ -161,6 +223,22 @@ def test_torchs_own_replicas(rank: int, size: int) -> None:
         commlayer.compress_fsdp(model, DEFAULT, replicate=mesh.get_group("replicate"))
 
 
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_groups_of_ranks_with_other_shards_are_no_replicas(rank: int, size: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for group in (mesh.get_group("shard"), dist.group.WORLD):
+        who = rf"rank {rank}: compress_fsdp\(replicate=...\): ranks \[{rank ^ 1}\] "  # the other one of its shards
+        with pytest.raises(commlayer.ConfigError, match=f"{who}of the group .* have other shards of FSDPDrift"):
+            sharded(DEFAULT, mesh["shard"], replicate=group)
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_replicas_without_shards_are_refused(rank: int, size: int) -> None:
+    model: Any = replicate_with_fsdp.replicate(Drift())
+    with pytest.raises(commlayer.ConfigError, match="nothing in it is sharded; call fully_shard first"):
+        commlayer.compress_fsdp(model, DEFAULT)
+
+
 @ranks.on(2, ranks.run_job)
 def test_one_host_encodes_nothing(rank: int, size: int) -> None:
     for gradient, exact in zip(gradients_of(sharded(DEFAULT), directions(rank, 0)), mean(size, 0), strict=True):
@@ -172,7 +250,7 @@ def test_one_host_encodes_nothing(rank: int, size: int) -> None:
     [
         ({"policy": "int8"}, r"compress_fsdp\(int8\): give a Policy"),
         *(({"policy": commlayer.Policy(codec=codec)}, f"'{codec}'.*no place for the state.*use one of none, f16")
-          for codec in ("int4", "sign")),
+          for codec in ("int4", "sign", "powersgd:2")),
         ({"policy": commlayer.Policy(codec="auto")}, "codec='auto'.*use one of none, f16"),
         ({"policy": commlayer.Policy(codec="int8", loss_bound=0.01)}, "loss_bound=0.01.*use loss_bound=0"),
         ({"weights": "int4"}, "weights='int4': use one of none, bf16, int8"),
@@ -199,6 +277,40 @@ def test_other_types_are_named(rank: int, size: int) -> None:
     rounded = [[each.bfloat16() for each in directions(r, 0)] for r in range(size)]
     for i, gradient in enumerate(gradients_of(sharded(DEFAULT, None, mixed), inputs)):
         assert nmse(gradient, torch.stack([each[i].double() for each in rounded]).mean(0)) < 3 * NMSE["int8"]
+
+
+@pytest.mark.parametrize("setting", [{"deterministic": True}, {"algorithm": "ring"}])
+@ranks.on(2, ranks.run, environ=NETWORK)
+def test_settings_that_only_the_group_can_follow_are_named(rank: int, size: int, setting: dict[str, Any]) -> None:
+    policy = commlayer.Policy(**setting)
+    ((name, value),) = setting.items()
+    for options in (None, commlayer.Options(policy)):
+        ranks.init(rank, size, pg_options=options)
+        model = sharded(policy)
+        if options is None:
+            message = rf"rank {rank}: .*Policy\({name}={value!r}\): .*has {name}=.*commlayer.Options"
+            with pytest.raises(commlayer.ConfigError, match=message):
+                gradients_of(model, directions(rank, 0))
+        else:
+            gradients_of(model, directions(rank, 0))
+        dist.destroy_process_group()
+
+
+def test_a_lost_rank_is_named() -> None:
+    ended = ranks.outcomes(_lose_rank_2, 3, environ=NETWORK | {"COMMLAYER_PEER_TIMEOUT_S": "1"})
+    for outcome in ended[:2]:
+        assert outcome.error is None, outcome.error
+
+
+def _lose_rank_2(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    model = sharded(DEFAULT, weights="int8")
+    gradients_of(model, directions(rank, 0))
+    result = model(directions(rank, 1))
+    if rank == 2:
+        os._exit(0)
+    with pytest.raises(commlayer.PeerLostError, match=r"rank [01] .*\(rank 2\)"):
+        result.backward()
 
 
 @ranks.on(2, ranks.run)
