@@ -63,11 +63,13 @@ SYSTEMS = (
 TRAINING: dict[str, Any] = {**MODEL, "steps": 80, "validate_every": 3, "validation_batch": 32}
 TARGET_LOSS = 2.65
 SEEDS = (1, 2, 3)
+WITH_STATE = {"codec": "auto", "allow_state": True, "exact_steps": 8}
+"""PowerSGD may begin where torch's does."""
 TRAINED = (
     *(Job(f"gloo, {cc} {bits}", "gloo", cc, bits, None, 2.0) for cc, bits in (("bbr", "bf16"), ("cubic", "f16"))),
     *(Job(f"gloo, bbr PowerSGD {rank}", "gloo", "bbr", f"powersgd:{rank}:8", None, 25.0) for rank in (1, 4)),
     Job("commlayer, auto", "commlayer", None, "f32", {"codec": "auto"}, 2.0),
-    Job("commlayer, auto with state", "commlayer", None, "f32", {"codec": "auto", "allow_state": True}, 2.0),
+    Job("commlayer, auto with state", "commlayer", None, "f32", WITH_STATE, 2.0),
 )
 KINDS = ("", "Time to a loss, ")
 """Measurements: of steps, and of trainings."""

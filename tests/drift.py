@@ -40,13 +40,18 @@ def mean(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tenso
 
 
 def hooked(
-    policy: commlayer.Policy, dtype: torch.dtype = torch.float32, *, finds_unused: bool = False, **state: Any
+    policy: commlayer.Policy,
+    dtype: torch.dtype = torch.float32,
+    *,
+    finds_unused: bool = False,
+    bucket_cap_mb: float = 0.6,
+    **state: Any,
 ) -> Any:
-    """A `Drift` of several buckets with the hook, and the hook's state. No codec starts with exact steps.
+    """A `Drift` with the hook, and the hook's state. No codec starts with exact steps.
 
     With `finds_unused`, DDP keeps the buckets of its first step.
     """
-    model = DistributedDataParallel(Drift(dtype), bucket_cap_mb=0.6, find_unused_parameters=finds_unused)
+    model = DistributedDataParallel(Drift(dtype), bucket_cap_mb=bucket_cap_mb, find_unused_parameters=finds_unused)
     policy = dataclasses.replace(policy, exact_steps=0)
     made = commlayer.HookState(policy, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **state)
     model.register_comm_hook(made, commlayer.allreduce_hook)

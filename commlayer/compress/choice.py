@@ -4,12 +4,15 @@ The model of a step: the network carries one bucket after another, each from the
 The time from the last bucket's start to the end of the network's work is *waiting*: no computation hides it.
 
     finish(i) = max(finish(i - 1), start(i)) + bytes(i, codec) / rate + values(i) * coding time(codec)
-    waiting   = finish(last) - start(last)
+    waiting   = finish(last) + late work + latency - start(last)
+
+Late work is that of low-rank factors after the last bucket. `content.py` has the bytes, `link.py` rate and latency.
 
 Candidates are ordered by what they take from the gradient: float32, 16 bits, 8 bits, 4 and 8 bits, then codecs that
-keep errors. The first one with little waiting is chosen for all buckets, but none that saves little over a milder one.
-Then every bucket, from the first on, gets the mildest candidate that does not lengthen the step: early buckets travel
-while the backward pass still computes.
+keep errors: 4 bits, low-rank factors, 1 bit. The first one with little waiting is chosen for all buckets, but none that
+saves little over a milder one. With the last two a training needs more steps to the same loss (`Candidate.steps`), so
+their steps count as longer than they are. Then every bucket, from the first on, gets the mildest candidate that does
+not lengthen the step: early buckets travel while the backward pass still computes.
 
 All ranks decide alike: they agree on the measurements first, by the largest of their values.
 """
@@ -18,8 +21,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from .content import Candidate, Content, Load, load_of
+from .link import Link
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
 """Returns the largest of all ranks' values, one by one. Every rank must call it in the same steps."""
@@ -40,23 +46,13 @@ FAST_BYTES_S = 1.25e9
 """10 Gbit/s: coding costs as much as it saves there, and no codec is chosen."""
 
 
-class Candidate(NamedTuple):
-    """A codec to choose from."""
-
-    codec: str
-    """A value of `Policy.codec`."""
-    bytes_per_value: float
-    """On the wire, of contributions and sums together."""
-    coding_s: float
-    """CPU seconds per value."""
-    keeps_errors: bool = False
-
-
 class Bucket(NamedTuple):
     """The measurement of one bucket in one step; times count from the step's first bucket."""
 
     start_s: float
     end_s: float
+    spans: list[tuple[float, float]]
+    """(start, end) of its operations."""
 
 
 @dataclasses.dataclass
@@ -67,6 +63,8 @@ class Decision:
     codecs: list[str]
     rate_bytes_s: float
     """Measured while the network was busy."""
+    latency_s: float
+    """Measured, per step."""
     waiting_s: float
     """Measured, per step."""
     step_s: float
@@ -78,22 +76,66 @@ class Decision:
     why: str
 
 
-class Choice:
-    """Chooses codecs; one per HookState. `share` is (n-1)/n of n hosts: a rank sends this part of each value twice."""
+@dataclasses.dataclass
+class StepModel:
+    """Predicts a step from agreed measurements."""
 
-    def __init__(self, candidates: Sequence[Candidate], share: float, *, allow_state: bool) -> None:
+    candidates: Mapping[str, Candidate]
+    loads: list[dict[str, Load]]
+    """By bucket and codec."""
+    contents: list[Content]
+    starts_s: list[float]
+    computing_s: float
+    link: Link
+
+    def seconds(self, codecs: Sequence[str]) -> float:
+        """The length of a step."""
+        finish_s, late_s = 0.0, self.link.latency_s
+        for codec, start_s, loads in zip(codecs, self.starts_s, self.loads, strict=True):
+            load = loads[codec]
+            finish_s = max(finish_s, start_s) + load.bytes * self.link.seconds_per_byte + load.coding_s
+            late_s += load.late_bytes * self.link.seconds_per_byte + load.late_coding_s
+        return self.computing_s + max(finish_s + late_s - self.starts_s[-1], 0.0)
+
+    def cost(self, codecs: Sequence[str]) -> float:
+        """The length of a step, times the steps that the training needs."""
+        pairs = zip(codecs, self.contents, strict=True)
+        steps = sum(self.candidates[codec].steps * content.values for codec, content in pairs)
+        return self.seconds(codecs) * steps / sum(content.values for content in self.contents)
+
+
+class Choice:
+    """Chooses codecs; one per HookState. `share` is (n-1)/n of n hosts: a rank sends this part of each value twice.
+
+    `candidates` begin with `none` and `bf16`. `unavailable` has other codecs, and the reason.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        share: float,
+        *,
+        allow_state: bool,
+        unavailable: Mapping[str, str] | None = None,
+    ) -> None:
         self.candidates = [each for each in candidates if allow_state or not each.keeps_errors]
+        self.unavailable = {each.codec: "needs Policy(allow_state=True)" for each in candidates}
+        for each in self.candidates:
+            del self.unavailable[each.codec]
+        self.unavailable |= unavailable or {}
         self._by_name = {each.codec: each for each in candidates}
         self._share = share
         self._start = "bf16"  # until the first decision: it has the range of float32
         self.codecs: list[str] = []
         """By bucket; empty until the first decision, and after the buckets have changed."""
         self.decisions: list[Decision] = []
+        self._link = Link()
         self._values: list[int] = []
+        self._contents: list[Content] = []
         self._used: dict[int, str] = {}
-        self._steps: list[tuple[float, list[Bucket], float]] = []  # length, buckets, seconds per byte
+        self._steps: list[tuple[float, list[Bucket], float]] = []  # length, buckets, seconds that the network was busy
         self._buckets: dict[int, Bucket] = {}
-        self._sizes: dict[int, int] = {}
+        self._noted: dict[int, Content] = {}
         self._begun_s: float | None = None
         self._since = 0
 
@@ -104,37 +146,51 @@ class Choice:
         return codec
 
     def begin_step(self, step: int, now_s: float, agree: Agree) -> None:
-        """Begins a step: takes the last one's measurements in and decides if it is time. All ranks call it alike."""
-        if self._begun_s is not None and self._sizes:
+        """Begins a step: takes the last one's measurements in and decides if it is time. All ranks call it alike.
+
+        It is time after a period, and when a candidate may be chosen for the first time.
+        """
+        if self._begun_s is not None and self._noted:
             self._end_step(now_s - self._begun_s)
         self._begun_s, self._buckets = now_s, {}
         self._since += 1
-        if self._since > (PERIOD if self.decisions else FIRST):
+        has_new = bool(self.decisions) and any(each.begins == step for each in self.candidates)
+        if has_new or self._since > (PERIOD if self.decisions else FIRST):
             self._since = 0
             self._decide(step, agree)
 
-    def note(self, index: int, values: int, start_s: float, end_s: float) -> None:
-        """Takes the times of a bucket in; on any thread, before the next step begins."""
-        if self._begun_s is not None:
-            self._sizes[index] = values
-            self._buckets[index] = Bucket(start_s - self._begun_s, end_s - self._begun_s)
+    def note(self, index: int, content: Content, spans: Sequence[tuple[float, float]]) -> None:
+        """Takes a bucket in: (start, end) of its operations, the first of which starts with the bucket. On any thread,
+        before the next step begins."""
+        begun_s = self._begun_s
+        if begun_s is not None:
+            self._noted[index] = content
+            own = [(start_s - begun_s, end_s - begun_s) for start_s, end_s in spans]
+            self._buckets[index] = Bucket(own[0][0], max(end_s for _, end_s in own), own)
 
     def _end_step(self, length_s: float) -> None:
-        sizes = [self._sizes[index] for index in sorted(self._sizes)]
-        complete = sorted(self._buckets) == list(range(len(sizes)))
-        if sizes != self._values or not complete:
-            self._values, self._steps, self.codecs = sizes, [], []
+        contents = [self._noted[index] for index in sorted(self._noted)]
+        values = [each.values for each in contents]
+        complete = sorted(self._buckets) == list(range(len(values)))
+        if values != self._values or not complete:
+            self._values, self._steps, self.codecs = values, [], []
         else:
-            used = [self._used.get(i, self._start) for i in range(len(sizes))]
-            sent = sum(map(self._bytes, used, sizes))
-            coding_s = sum(self._by_name[codec].coding_s * values for codec, values in zip(used, sizes, strict=True))
-            buckets = [self._buckets[i] for i in range(len(sizes))]
+            used = [self._used.get(i, self._start) for i in range(len(values))]
+            coding_s = sum(self._load(*each).coding_s for each in zip(used, contents, strict=True))
+            buckets = [self._buckets[i] for i in range(len(values))]
             busy_s = _busy_s(buckets)
-            self._steps.append((length_s, buckets, max(busy_s - coding_s, busy_s / 2) / sent if sent else 0.0))
-        self._sizes = {}
+            self._steps.append((length_s, buckets, max(busy_s - coding_s, busy_s / 2)))
+        self._contents, self._noted = contents, {}
 
-    def _bytes(self, codec: str, values: int) -> float:
-        return self._by_name[codec].bytes_per_value * values * self._share
+    def _load(self, codec: str, content: Content) -> Load:
+        bytes_, coding_s, late_bytes, late_coding_s = load_of(
+            self._by_name[codec], content, self._by_name[self._start].bytes_per_value
+        )
+        return Load(bytes_ * self._share, coding_s, late_bytes * self._share, late_coding_s)
+
+    def _bytes(self, codecs: Sequence[str]) -> float:
+        loads = [self._load(*each) for each in zip(codecs, self._contents, strict=True)]
+        return sum(each.bytes + each.late_bytes for each in loads)
 
     def _decide(self, step: int, agree: Agree) -> None:
         """Chooses the codecs of the next period, if there are measurements on every rank."""
@@ -144,88 +200,75 @@ class Choice:
         if steps and count:
             length_s = statistics.median(length for length, _, _ in steps)
             waiting_s = statistics.median(max(b.end_s for b in each) - each[-1].start_s for _, each, _ in steps)
-            seconds_per_byte = statistics.median(each for _, _, each in steps)
+            busy_s = statistics.median(each for _, _, each in steps)
             starts = [statistics.median(each[i].start_s for _, each, _ in steps) for i in range(count)]
-            own = [0.0, length_s, waiting_s, seconds_per_byte, *starts]
-        lacking, length_s, waiting_s, seconds_per_byte, *starts = agree(own)
-        if lacking or seconds_per_byte <= 0:
-            return
+            own = [0.0, length_s, waiting_s, busy_s, *starts]
+        lacking, length_s, waiting_s, busy_s, *starts = agree(own)
         current = [self._used.get(i, self._start) for i in range(count)]
+        if lacking or busy_s <= 0 or self._bytes(current) <= 0:
+            return
+        sent_bytes = self._bytes(current)
+        self._link.measure(sent_bytes, busy_s)
+        allowed = [each for each in self.candidates if each.begins <= step]
+        loads = [
+            {each.codec: self._load(each.codec, content) for each in self.candidates} for content in self._contents
+        ]
         computing_s = max(length_s - waiting_s, 0.0)
-
-        def predict(codecs: Sequence[str]) -> float:
-            finish_s = 0.0
-            for codec, start_s, values in zip(codecs, starts, self._values, strict=True):
-                work_s = self._bytes(codec, values) * seconds_per_byte + self._by_name[codec].coding_s * values
-                finish_s = max(finish_s, start_s) + work_s
-            return computing_s + max(finish_s - starts[-1], 0.0)
-
-        predicted = {each.codec: predict([each.codec] * count) for each in self.candidates}
-        codecs, why = self._mildest(predict, predicted, computing_s, 1 / seconds_per_byte)
-        now_s, then_s = predict(current), predict(codecs)
-        if codecs != current and then_s > (1 - WORTH) * now_s:
-            options = [codecs, *([each.codec] * count for each in self.candidates)]
-            milder = (each for each in options if self._is_milder(each, current) and predict(each) <= TOLERABLE * now_s)
+        model = StepModel(self._by_name, loads, self._contents, list(starts), computing_s, self._link)
+        if sent_bytes / busy_s >= FAST_BYTES_S:
+            codecs, why = ["none"] * count, "10 Gbit/s and more need no codec"
+        else:
+            codecs, why = _mildest(model, allowed)
+        cost = model.cost(current)
+        if codecs != current and model.cost(codecs) > (1 - WORTH) * cost:
+            options = [codecs, *([each.codec] * count for each in allowed)]
+            milder = (
+                each for each in options if self._is_milder(each, current) and model.cost(each) <= TOLERABLE * cost
+            )
             codecs, why = next(milder, current), f"a shorter code would save less than {WORTH:.0%}"
-            then_s = predict(codecs)
         self.codecs = codecs
-        self.decisions.append(Decision(step, codecs, 1 / seconds_per_byte, waiting_s, length_s, predicted, then_s, why))
+        predicted = {each.codec: model.seconds([each.codec] * count) for each in self.candidates}
+        rate, latency_s = 1 / self._link.seconds_per_byte, self._link.latency_s
+        measured = rate, latency_s, waiting_s, length_s
+        self.decisions.append(Decision(step, codecs, *measured, predicted, model.seconds(codecs), why))
 
     def _is_milder(self, codecs: Sequence[str], current: Sequence[str]) -> bool:
         """Whether these codecs take less from the gradients, of some buckets at least, and more from none."""
         order = [each.codec for each in self.candidates]
         return codecs != current and all(order.index(a) <= order.index(b) for a, b in zip(codecs, current, strict=True))
 
-    def _mildest(
-        self,
-        predict: Callable[[Sequence[str]], float],
-        predicted: dict[str, float],
-        computing_s: float,
-        rate_bytes_s: float,
-    ) -> tuple[list[str], str]:
-        count = len(self._values)
-        if rate_bytes_s >= FAST_BYTES_S:
-            return ["none"] * count, "10 Gbit/s and more need no codec"
-        chosen = self.candidates[0]
-        for each in self.candidates:
-            waiting = 1 - computing_s / predicted[chosen.codec]
-            if waiting <= (STATE_WAITING if each.keeps_errors else LITTLE_WAITING):
-                break
-            if predicted[each.codec] < (1 - WORTH) * predicted[chosen.codec]:
-                chosen = each
-        waiting = 1 - computing_s / predicted[chosen.codec]
-        why = f"the mildest with at most {LITTLE_WAITING:.0%} waiting"
-        if waiting > LITTLE_WAITING:
-            why = f"shorter codes would save less than {WORTH:.0%}, or keep errors; {waiting:.0%} of the step waits"
-        codecs = [chosen.codec] * count
-        order = [each.codec for each in self.candidates]
-        shortest_s = predict(codecs)
-        for i in range(count):
-            for codec in order[: order.index(chosen.codec)]:
-                milder = [*codecs[:i], codec, *codecs[i + 1 :]]
-                if predict(milder) <= shortest_s * 1.001:
-                    codecs = milder
-                    break
-        return codecs, why
-
     def explain(self) -> str:
         """The last decision as a table."""
         if not self.decisions:
             return f"no decision yet: every bucket travels as {self._start}"
         last = self.decisions[-1]
+        used = list(enumerate(zip(self._values, last.codecs, strict=True)))
         lines = [
-            f"step {last.step}: {last.rate_bytes_s * 8e-6:.0f} Mbit/s measured",
+            f"step {last.step}: {last.rate_bytes_s * 8e-6:.0f} Mbit/s measured, and {last.latency_s * 1e3:.1f} ms more",
             f"a step took {last.step_s * 1e3:.1f} ms, of which {last.waiting_s * 1e3:.1f} ms waiting",
-            "all buckets as    predicted step",
-            *(f"{codec:16}  {seconds * 1e3:8.1f} ms" for codec, seconds in last.predicted.items()),
-            "bucket     values  codec      bytes sent",
-            *(
-                f"{i:6} {values:10}  {codec:9}  {self._bytes(codec, values):10.0f}"
-                for i, (values, codec) in enumerate(zip(self._values, last.codecs, strict=True))
-            ),
+            "all buckets as    bytes sent  predicted step",
+            *(self._row(each, last) for each in self.candidates),
+            *(f"{codec:16}  not chosen from: {reason}" for codec, reason in self.unavailable.items()),
+            "bucket     values  codec         bytes sent",
+            *(f"{i:6} {values:10}  {codec:12}{self._sent(i, codec):12.0f}" for i, (values, codec) in used),
             f"chosen: {last.why}; predicted step {last.predicted_s * 1e3:.1f} ms",
         ]
         return "\n".join(lines)
+
+    def _sent(self, index: int, codec: str) -> float:
+        load = self._load(codec, self._contents[index])
+        return load.bytes + load.late_bytes
+
+    def _row(self, each: Candidate, last: Decision) -> str:
+        row = (
+            f"{each.codec:16}{self._bytes([each.codec] * len(self._contents)):12.0f}"
+            f"{last.predicted[each.codec] * 1e3:12.1f} ms"
+        )
+        remarks = [
+            *([f"counts {each.steps:g} times: more steps to the same loss"] if each.steps > 1 else []),
+            *([f"from step {each.begins} on"] if each.begins > last.step else []),
+        ]
+        return "  ".join([row, "; ".join(remarks)]) if remarks else row
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the codecs in use."""
@@ -238,10 +281,36 @@ class Choice:
             self._values, self.codecs = list(state["values"]), list(state["codecs"])
 
 
+def _mildest(model: StepModel, candidates: Sequence[Candidate]) -> tuple[list[str], str]:
+    """The mildest codecs with little waiting, and the reason."""
+    count = len(model.contents)
+    chosen = candidates[0]
+    for each in candidates:
+        waiting = 1 - model.computing_s / model.seconds([chosen.codec] * count)
+        if waiting <= (STATE_WAITING if each.keeps_errors else LITTLE_WAITING):
+            break
+        if model.cost([each.codec] * count) < (1 - WORTH) * model.cost([chosen.codec] * count):
+            chosen = each
+    codecs = [chosen.codec] * count
+    shortest_s = model.seconds(codecs)
+    waiting = 1 - model.computing_s / shortest_s
+    why = f"the mildest with at most {LITTLE_WAITING:.0%} waiting"
+    if waiting > LITTLE_WAITING:
+        why = f"shorter codes would save less than {WORTH:.0%}, or keep errors; {waiting:.0%} of the step waits"
+    order = [each.codec for each in candidates]
+    for i in range(count):
+        for codec in order[: order.index(chosen.codec)]:
+            milder = [*codecs[:i], codec, *codecs[i + 1 :]]
+            if model.seconds(milder) <= shortest_s * 1.001:
+                codecs = milder
+                break
+    return codecs, why
+
+
 def _busy_s(buckets: Sequence[Bucket]) -> float:
     """Seconds in which at least one bucket was on the network."""
     busy_s, until_s = 0.0, 0.0
-    for start_s, end_s in sorted(buckets):
+    for start_s, end_s in sorted(span for each in buckets for span in each.spans):
         busy_s += max(end_s - max(start_s, until_s), 0.0)
         until_s = max(until_s, end_s)
     return busy_s

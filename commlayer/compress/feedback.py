@@ -105,7 +105,7 @@ class Feedback:
         return [self._numbers[parameter] for parameter in parameters]
 
     def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> Added:
-        """Adds the residual of these parameters to `buffer`, the flat buffer of their gradients, and forgets it.
+        """Adds these parameters' residual to `buffer`, the flat buffer of their gradients; it stays until `spend`.
 
         starts[i] is the element of `buffer` where the gradient of parameters[i] begins, ascending. The residual of a
         parameter whose gradient is all zero waits: the parameter may be unused in this step, and then DDP drops its
@@ -116,24 +116,24 @@ class Feedback:
         for parameter, start in zip(parameters, starts, strict=True):
             if parameter not in self._kept or not buffer[start : start + parameter.numel()].any():
                 continue
-            stretches = added.stretches[parameter] = self._kept.pop(parameter)
+            stretches = added.stretches[parameter] = self._kept[parameter]
             for offset, values, late in stretches:
                 where = start + offset, start + offset + len(values)
                 added.late.extend([where] * late)
                 buffer[slice(*where)].add_(values.to(buffer.device))
         return added
 
-    def put_back(self, added: Added) -> None:
-        """Undoes `add_to`, after a step that is skipped."""
-        for parameter, stretches in added.stretches.items():
-            self._kept.setdefault(parameter, []).extend(stretches)
+    def spend(self, added: Added) -> None:
+        """Forgets the residual that `add_to` has added, once the step is known to count; `keep` comes after it."""
+        for parameter in added.stretches:
+            del self._kept[parameter]
 
     def keep(
         self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], missing: Sequence[tuple[int, int]]
     ) -> None:
         """Keeps the parts of `buffer` that were not counted: `missing` has their (offset, length) in bytes.
 
-        Infinities and NaN are kept as 0: the step that made them is skipped, or lost anyway.
+        Infinities and NaN are kept as 0: the network lost them.
         """
         for index, start, end in _by_parameter(buffer, starts, missing):
             values = torch.nan_to_num(buffer[start:end], nan=0.0, posinf=0.0, neginf=0.0)
@@ -149,7 +149,7 @@ class Feedback:
         missing: Sequence[tuple[int, int]],
         added: Added,
     ) -> None:
-        """Keeps the parts `kept` of `buffer`: rounding errors and, X
+        """Keeps the parts `kept` of `buffer`: rounding errors and, where `missing`, whole contributions, which must not
         be lost again. Both have (offset, length) in bytes.
 
         It reuses the memory of the stretches that `add_to` returned, so no second copy of the residual is allocated.

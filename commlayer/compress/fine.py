@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import ConfigError
 
 PATTERNS = ("*norm*", "*embed*", "*wte*", "*wpe*", "head.*", "*.head.*", "*lm_head*", "classifier*", "*.classifier*")
-"""Names of parameters that travel in 16 bits by default; those with fewer than two dimensions always do."""
+"""Names of parameters that travel in 16 bits by default; those with fewer than two dimensions always do. PowerSGD
+compresses the matrices among them."""
 
 GAP_LEAST = 1 << 14
 """A fine stretch of at least this many values splits the buffer. Shorter ones stay in it as zeros: a few bytes cost
@@ -55,9 +56,15 @@ class Fine:
                 f"model.named_parameters() gives them, without 'module.'"
             )
         self._named: set[Tensor] = set().union(*matching.values())
+        self._is_given = patterns is not None
 
     def __contains__(self, parameter: Tensor) -> bool:
         return parameter.dim() < 2 or parameter in self._named
+
+    def is_given(self, parameter: Tensor) -> bool:
+        """Whether it matches a pattern of the caller's. PowerSGD compresses matrices that match only PATTERNS: they
+        would be most of its bytes."""
+        return self._is_given and parameter in self._named
 
 
 class Cut(NamedTuple):

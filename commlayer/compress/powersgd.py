@@ -31,6 +31,9 @@ from torch import Tensor
 from ..config import number, whole
 from ..errors import ConfigError
 
+MIN_COMPRESSION = 2.0
+"""Matrices whose factors would save less are not compressed."""
+
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -42,7 +45,7 @@ class _Stack:
     gradients: list[Tensor]
     inputs: Tensor  # (matrices, rows, columns): gradient + error; at the end the new error
     waiting: dict[int, Tensor]  # errors by place in the stack that this step leaves out
-    right: Tensor  # (matrices, rank, columns): Q, orthonormal
+    right: Tensor  # (matrices, rank, columns): Q, orthonormal; at the end that of the next step
     left: Tensor  # (matrices, rank, rows): P, later P̂
 
 
@@ -56,7 +59,7 @@ class PowerSgd:
     in float32, for a loss scale of 1, before any clipping. Raises ConfigError for arguments out of range.
     """
 
-    def __init__(self, rank: int, *, min_compression: float = 2.0, seed: int = 0) -> None:
+    def __init__(self, rank: int, *, min_compression: float = MIN_COMPRESSION, seed: int = 0) -> None:
         self.rank = _at_least(1, rank, f"powersgd:{rank}", "a rank from 1, as powersgd:4")
         self.seed = _at_least(0, seed, f"PowerSgd(seed={seed!r})", "a number from 0")
         self.min_compression = number(min_compression)
@@ -84,7 +87,7 @@ class PowerSgd:
         DDP drops its average. Raises ConfigError for gradients of another type, and if the state of a parameter has
         another shape.
         """
-        matrices = [None if i in excluded else self._as_matrix(gradient.shape) for i, gradient in enumerate(gradients)]
+        matrices = [None if i in excluded else self._matrix_of(gradient.shape) for i, gradient in enumerate(gradients)]
         for each, gradient, shape in zip(numbers, gradients, matrices, strict=True):
             self._check(each, gradient, shape)
         self._restored.difference_update(numbers)
@@ -99,13 +102,8 @@ class PowerSgd:
         exact = [gradient for gradient, shape in zip(gradients, matrices, strict=True) if shape is None]
         return Compression(self._errors, self._right, stacks, exact, loss_scale)
 
-    def _as_matrix(self, shape: torch.Size) -> tuple[int, int] | None:
-        """Rows and columns of a gradient, as (first dimension, the rest); None if it is not worth compressing."""
-        if len(shape) < 2:
-            return None
-        rows, columns = shape[0], math.prod(shape[1:])
-        is_worth = (rows + columns) * self.rank * self.min_compression < rows * columns
-        return (rows, columns) if is_worth else None
+    def _matrix_of(self, shape: torch.Size) -> tuple[int, int] | None:
+        return matrix_of(shape, self.rank, self.min_compression)
 
     def _stack(self, numbers: list[int], gradients: list[Tensor], shape: tuple[int, int], loss_scale: float) -> _Stack:
         inputs = torch.stack([gradient.reshape(shape) for gradient in gradients])
@@ -126,11 +124,33 @@ class PowerSgd:
         drawn = numpy.random.default_rng((self.seed, parameter)).standard_normal((1, self.rank, columns))
         return _orthonormal(torch.from_numpy(drawn))[0]
 
+    def add_errors(self, numbers: Sequence[int], gradients: Sequence[Tensor], loss_scale: float = 1.0) -> list[int]:
+        """Adds the errors of these parameters to their gradients, which are not compressed in this step.
+
+        Returns the parameters that had one, for `forget_errors`. The error of a parameter whose gradient is all zero
+        waits. Raises ConfigError if an error has another size than the gradient.
+        """
+        self._restored.difference_update(numbers)
+        added = []
+        for each, gradient in zip(numbers, gradients, strict=True):
+            error = self._errors.get(each)
+            if error is not None and error.numel() != gradient.numel():
+                raise _of_another_model(each, error, gradient)
+            if error is not None and gradient.any():
+                gradient.add_(error.view(gradient.shape), alpha=loss_scale)
+                added.append(each)
+        return added
+
+    def forget_errors(self, numbers: Sequence[int]) -> None:
+        """Forgets errors that `add_errors` has added, once the step is known to count."""
+        for each in numbers:
+            del self._errors[each]
+
     def bytes_per_step(self, gradients: Iterable[Tensor], excluded: Container[int] = ()) -> int:
         """Bytes that a rank hands to the all-reduces of a step, at 16 bits per value."""
         values = 0
         for i, gradient in enumerate(gradients):
-            shape = None if i in excluded else self._as_matrix(gradient.shape)
+            shape = None if i in excluded else self._matrix_of(gradient.shape)
             values += gradient.numel() if shape is None else self.rank * sum(shape)
         return 2 * values
 
@@ -173,11 +193,7 @@ class PowerSgd:
         rows, columns = shape or (0, 0)
         for kept, expected in ((self._errors, (rows, columns)), (self._right, (self.rank, columns))):
             if parameter in kept and kept[parameter].shape != expected:
-                raise ConfigError(
-                    f"the PowerSGD state has a matrix of the shape {tuple(kept[parameter].shape)} for parameter "
-                    f"{parameter} from the end, whose gradient has the shape {tuple(gradient.shape)}: the state is "
-                    f"another model's; restore the state of this model, or begin with a new one"
-                )
+                raise _of_another_model(parameter, kept[parameter], gradient)
 
     def check_met(self) -> None:
         """For the end of a step. Raises ConfigError if a restored state has a parameter that the model lacks."""
@@ -189,10 +205,11 @@ class PowerSgd:
 
 
 class Compression:
-    """One bucket's reduction. The caller averages `exact` and `left`, then `project(left)`, then calls `finish`.
+    """One bucket's reduction. The caller averages `exact` and `left`, then `project(left)`, then calls `finish`, and
+    `keep` if the step counts.
 
-    These calls, and `compress` for other buckets, may come from different threads. A reduction that is given up leaves
-    errors and right factors as they were.
+    These calls, and `compress` for other buckets, may come from different threads. Without `keep`, errors and right
+    factors stay as they were.
     """
 
     def __init__(
@@ -208,6 +225,7 @@ class Compression:
         self._stacks = stacks
         self._exact = exact
         self._loss_scale = loss_scale
+        self._is_finished = False
         self.exact = _flat(exact)
         """Gradients that are not compressed, one after the other, to be averaged in 16 bits. May be empty."""
         self.left = _flat(stack.left for stack in stacks)
@@ -229,7 +247,6 @@ class Compression:
         """Takes the averaged exact part and right factors, and writes the averages into the gradients.
 
         If a value is not finite, all gradients of the bucket become NaN, on all ranks alike: GradScaler skips the step.
-        Then the errors and right factors of this bucket's parameters stay as they were; those of other buckets do not.
         """
         # The sum bounds the result, as the elements of the left factors are 1 at most; it is NaN if a value is.
         if not (right.abs().sum(dtype=torch.float64) <= _LARGEST and exact.isfinite().all()):
@@ -242,6 +259,15 @@ class Compression:
         factors = right.split([stack.right.numel() for stack in self._stacks])
         for stack, factor in zip(self._stacks, factors, strict=True):
             self._finish_stack(stack, factor.view(stack.right.shape).to(torch.float32, copy=True))
+        self._is_finished = True
+
+    def keep(self) -> None:
+        """Keeps the errors and right factors for the next step; not those of a bucket that is not finite."""
+        if self._is_finished:
+            for stack in self._stacks:
+                for i, each in enumerate(stack.numbers):
+                    self._errors[each] = stack.inputs[i]
+                    self._right[each] = stack.right[i]
 
     def _finish_stack(self, stack: _Stack, right: Tensor) -> None:
         # Both factors are in memory of their own: the products' last bits may depend on the alignment of the operands.
@@ -253,11 +279,26 @@ class Compression:
             errors[i].add_(error)
         # A row of zeros finds nothing in the next step: there the last one stays.
         is_zero = (right == 0).all(2, keepdim=True)
-        next_right = _orthonormal(torch.where(is_zero, stack.right, right))
-        for i, (each, gradient) in enumerate(zip(stack.numbers, stack.gradients, strict=True)):
+        stack.right = _orthonormal(torch.where(is_zero, stack.right, right))
+        for i, gradient in enumerate(stack.gradients):
             gradient.copy_(result[i].view(gradient.shape))
-            self._errors[each] = errors[i]
-            self._right[each] = next_right[i]
+
+
+def matrix_of(shape: Sequence[int], rank: int, min_compression: float = MIN_COMPRESSION) -> tuple[int, int] | None:
+    """Rows and columns of a gradient, as (first dimension, the rest); None if it is not worth compressing."""
+    if len(shape) < 2:
+        return None
+    rows, columns = shape[0], math.prod(shape[1:])
+    is_worth = (rows + columns) * rank * min_compression < rows * columns
+    return (rows, columns) if is_worth else None
+
+
+def _of_another_model(parameter: int, kept: Tensor, gradient: Tensor) -> ConfigError:
+    return ConfigError(
+        f"the PowerSGD state has a matrix of the shape {tuple(kept.shape)} for parameter {parameter} from the end, "
+        f"whose gradient has the shape {tuple(gradient.shape)}: the state is another model's; restore the state of "
+        f"this model, or begin with a new one"
+    )
 
 
 def _at_least(least: int, value: object, what: str, use: str) -> int:

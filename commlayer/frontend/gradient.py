@@ -10,13 +10,14 @@ Here scheduling (the buffer's class of service), the loss bound (policy, toleran
     frontend/low_rank.py    instead of the rest, if low-rank factors of the gradients travel
     loss/protect.py         map of the packets that must arrive
     frontend/backend.py     the all-reduce
+    frontend/commit.py      waits for the step's other buckets: an overflow in one of them changes no residual
     compress/feedback.py    keeps the contributions that were not counted, and rounding errors
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -28,7 +29,8 @@ from torch._C._distributed_c10d import AllreduceOptions, Work
 from torch.futures import Future
 
 from ..compress.choice import Choice
-from ..compress.codec import FINE, CodecPair, codec_at, is_low_rank, pair_of
+from ..compress.codec import FINE, CodecPair, codec_at, is_low_rank, low_rank_of, pair_of
+from ..compress.content import content_of
 from ..compress.feedback import Feedback
 from ..compress.fine import Cut, Fine, cut
 from ..config import Policy
@@ -37,6 +39,8 @@ from ..loss.protect import as_words, blocks_of, largest_blocks
 from ..loss.tolerance import Tolerance, bucket_loss_bound
 from ..scheduler.order import bucket_class
 from .backend import CommProcessGroup
+from .candidates import LOW_RANK
+from .commit import Commit, Settled
 from .low_rank import Bucket, LowRank
 from .work import CommWork, join
 
@@ -62,6 +66,8 @@ class Reduction:
     fine: Fine = dataclasses.field(default_factory=Fine)
     """The parameters that a codec leaves in 16 bits."""
     low_rank: LowRank = dataclasses.field(default_factory=LowRank)
+    commit: Commit = dataclasses.field(default_factory=Commit)
+    """The buffers that change residuals together."""
     failed: Callable[[BaseException], None] | None = None
     """Called with the error of an operation, before the future fails: a future keeps only the error's text."""
 
@@ -102,70 +108,110 @@ def reduce_gradient(
     `buffer` is contiguous, on the CPU or on a device. starts[i] is the element where the gradient of parameters[i]
     begins, ascending; None: the gradients lie one after the other. The future's value is the averaged gradient: on a
     device it is `buffer`, on the CPU it is `buffer` or, if losses or rounding errors are fed back, other memory that is
-    valid until the next step.
+    valid until the next step. The future of a bucket with a residual to change completes when all buckets of the step
+    are done: do not wait for it in the hook.
 
     The future fails with the operation's error. Raises ConfigError for a buffer that cannot be reduced as the policy
     demands, and for a loss bound of the tolerance out of range.
     """
     place = place or Place()
     starts = [0, *accumulate(each.numel() for each in parameters)][:-1] if starts is None else starts
-    group, feedback, tolerance = reduction.group, reduction.feedback, reduction.tolerance
+    group, tolerance = reduction.group, reduction.tolerance
     policy, reliable = _policy_at(place, policy, parameters, reduction)
     pair = _pair_of(policy, buffer, group)
-    start_s = time.perf_counter()
     source = buffer
     if pair is not None and buffer.dtype != torch.float32:
         source = reduction.host(place.index, "source", buffer, torch.float32).copy_(buffer)
     elif not buffer.is_cpu:
         source = reduction.host(place.index, "source", buffer).copy_(buffer)
-    added = feedback.add_to(source, parameters, starts)
-    protected = [(starts[i], starts[i] + parameters[i].numel()) for i in reliable] + added.late
-    may_lose = group.can_lose and policy.loss_bound > 0
-    feeds_back = may_lose and policy.treatment == "feedback"
-    keeps_errors = pair is not None and pair.keeps_errors
+    residual = _Residual(reduction, policy, pair, source, parameters, starts)
     target = source
-    if feeds_back or keeps_errors:  # `source` must still be there when the missing contributions are known
+    if residual.feeds_back or residual.keeps_errors:  # `source` must still be there when the missing parts are known
         target = reduction.host(place.index, "target", source)
     parts: _Parts | Bucket
-    if is_low_rank(policy.codec) and pair is not None:
-        numbers = feedback.numbers_of(parameters)
-        parts = reduction.low_rank.start(group, policy, source, parameters, starts, numbers, reduction.fine)
+    if residual.has_factors:
+        whose = parameters, starts, residual.numbers
+        parts = reduction.low_rank.start(group, policy, source, *whose, reduction.fine)
     else:
-        parts = _Parts(source, target, reduction, policy, protected if may_lose else None)
+        protected = [(starts[i], starts[i] + parameters[i].numel()) for i in reliable] + residual.added.late
+        parts = _Parts(source, target, reduction, policy, protected if residual.may_lose else None)
         if pair is None:
-            parts.start(0, source.numel(), 0, from_source=feeds_back)
+            parts.start(0, source.numel(), 0, from_source=residual.feeds_back)
         else:
             parts.start_encoded(cut(parameters, starts, source.numel(), reduction.fine), place)
+    averaged: Future[Tensor] = Future(devices=[] if buffer.is_cpu else [buffer.device])
 
-    def settle(done: Future[list[Tensor]]) -> Tensor:
+    def result() -> Tensor:
+        found = target if target.dtype == buffer.dtype and buffer.is_cpu else buffer.copy_(target)
+        if tolerance is not None:
+            tolerance.observe(place.step, place.index, found)
+        return found
+
+    def settle(done: Future[list[Tensor]]) -> None:
         try:
             done.value()
+            missing, kept = parts.finish()
+            if reduction.choice is not None:
+                content = content_of(parameters, starts, source.numel(), reduction.fine, low_rank_of(LOW_RANK))
+                reduction.choice.note(place.index, content, parts.spans())
+            if reduction.count is not None:
+                reduction.count(buffer.nbytes, missing)
         except Exception as error:
-            feedback.put_back(added)
+            reduction.commit.fail()
             if reduction.failed is not None:
                 reduction.failed(parts.failure() or error)
-            raise
-        missing, kept = parts.finish()
-        if keeps_errors and _is_finite(target):
-            feedback.keep_errors(source, parameters, starts, kept, missing if feeds_back else (), added)
-        elif keeps_errors:
-            feedback.put_back(added)  # AMP skips this step on every rank: all have the same result
-        elif feeds_back:
-            feedback.keep(source, parameters, starts, missing)
-        if reduction.choice is not None:
-            reduction.choice.note(place.index, source.numel(), start_s, time.perf_counter())
-        if reduction.count is not None:
-            reduction.count(buffer.nbytes, missing)
-        result = target if target.dtype == buffer.dtype and buffer.is_cpu else buffer.copy_(target)
-        if tolerance is not None:
-            tolerance.observe(place.step, place.index, result)
-        return result
+            averaged.set_exception(error)  # type: ignore[arg-type]  # declared as the value's type
+            return
+        change = functools.partial(residual.change, parts, missing, kept) if residual.has_change else None
+        reduction.commit.settle(Settled(target, change, result, averaged))
 
-    future = parts.future()
-    averaged = future.then(settle) if buffer.is_cpu else _on_device(buffer.device, future, settle)
+    reduction.commit.enter(is_last=place.is_last)
+    parts.future().add_done_callback(settle)
     if place.is_last:
         reduction.low_rank.finish_step()
-    return averaged
+    return averaged.then(lambda done: done.value())  # see work.py
+
+
+class _Residual:
+    """The residual of one buffer: adds to `source` what earlier steps have left, and keeps what this one leaves."""
+
+    def __init__(
+        self,
+        reduction: Reduction,
+        policy: Policy,
+        pair: CodecPair | None,
+        source: Tensor,
+        parameters: Sequence[Tensor],
+        starts: Sequence[int],
+    ) -> None:
+        self.may_lose = reduction.group.can_lose and policy.loss_bound > 0
+        self.feeds_back = self.may_lose and policy.treatment == "feedback"
+        self.keeps_errors = pair is not None and pair.keeps_errors
+        self.has_factors = pair is not None and is_low_rank(policy.codec)
+        self._feedback, self._low_rank = reduction.feedback, reduction.low_rank
+        self._values = source, parameters, starts
+        self.added = self._feedback.add_to(*self._values)
+        self.numbers = self._feedback.numbers_of(parameters)
+        self._errors: list[int] = []  # parameters whose errors of low-rank factors were added
+        if not self.has_factors:
+            self._errors = self._low_rank.add_errors(*self._values, self.numbers)
+
+    @property
+    def has_change(self) -> bool:
+        """Whether `change` changes anything."""
+        keeps = self.feeds_back or self.keeps_errors or self.has_factors
+        return keeps or bool(self.added.stretches or self._errors)
+
+    def change(self, parts: _Parts | Bucket, missing: Missing, kept: Missing) -> None:
+        """Forgets what was added, and keeps what the step leaves: once the step is known to count."""
+        self._feedback.spend(self.added)
+        self._low_rank.forget_errors(self._errors)
+        if self.keeps_errors:
+            self._feedback.keep_errors(*self._values, kept, missing if self.feeds_back else (), self.added)
+        elif self.feeds_back:
+            self._feedback.keep(*self._values, missing)
+        if isinstance(parts, Bucket):
+            parts.keep()
 
 
 class _Parts:
@@ -180,6 +226,7 @@ class _Parts:
         protected: list[tuple[int, int]] | None,
     ) -> None:
         self.source, self.target, self.reduction, self.policy = source, target, reduction, policy
+        self._start_s = time.perf_counter()
         self.protected = protected
         """(start, end) in elements of what must not be lost; None: nothing may be lost."""
         self.works: list[tuple[int, Work]] = []
@@ -220,6 +267,10 @@ class _Parts:
             key = place.step << 32 | place.index << 16 | number
             self.start(start, end, key, from_source=True)
 
+    def spans(self) -> list[tuple[float, float]]:
+        """(start, end) of the operations, which have ended."""
+        return [(self._start_s, time.perf_counter())]
+
     def future(self) -> Future[list[Tensor]]:
         """Completes when all operations have ended."""
         works = [work for _, work in self.works]
@@ -259,11 +310,6 @@ def _pair_of(policy: Policy, buffer: Tensor, group: CommProcessGroup) -> CodecPa
     return pair
 
 
-def _is_finite(values: Tensor) -> bool:
-    least, largest = values.aminmax() if values.numel() else (values.sum(), values.sum())
-    return math.isfinite(least) and math.isfinite(largest)
-
-
 def _policy_at(
     place: Place, policy: Policy, parameters: Sequence[Tensor], reduction: Reduction
 ) -> tuple[Policy, list[int]]:
@@ -289,19 +335,3 @@ def _protect_map(values: Tensor, protected: list[tuple[int, int]], share: float,
     if share:
         blocks |= largest_blocks(values, share, packet_bytes)
     return as_words(blocks)
-
-
-def _on_device(
-    device: torch.device, done: Future[list[Tensor]], settle: Callable[[Future[list[Tensor]]], Tensor]
-) -> Future[Tensor]:
-    """A future of a tensor on `device`: the value of `settle` once the result is in host memory."""
-    averaged: Future[Tensor] = Future(devices=[device])
-
-    def set_result(done: Future[list[Tensor]]) -> None:
-        try:
-            averaged.set_result(settle(done))
-        except Exception as error:
-            averaged.set_exception(error)  # type: ignore[arg-type]  # declared as the value's type
-
-    done.add_done_callback(set_result)
-    return averaged.then(lambda done: done.value())  # see work.py

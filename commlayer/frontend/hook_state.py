@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ..compress.choice import Candidate, Choice
-from ..compress.codec import PAIRS, CodecPair
+from ..compress.choice import Choice
 from ..compress.feedback import Feedback
 from ..compress.fine import Fine
 from ..compress.loss_scale import LossScale
@@ -22,14 +21,11 @@ from ..compress.optimizer import check_optimizer
 from ..config import LOSS_BOUND_MAX, Policy, number
 from ..errors import ConfigError
 from ..loss.tolerance import Tolerance
-from ..plans.codec import CODECS, VALUE_BYTES
-from ..transport import native
 from .backend import NAME, CommProcessGroup, Options
+from .candidates import choice_for
+from .commit import Commit
 from .gradient import Missing, Place, Reduction
 from .low_rank import LowRank
-
-AUTO = ("bf16", "int8", "int4-int8", "int4")
-"""The codecs that `auto` chooses from."""
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
 """By `Policy.residual`."""
@@ -112,6 +108,7 @@ class HookState:
         self._buckets = 0  # of the last step; 0: not known
         self._group: CommProcessGroup | None = None
         self._memory: dict[tuple[int, str], Tensor] = {}
+        self._commit = Commit()
 
     @property
     def loss_scale(self) -> float:
@@ -151,7 +148,9 @@ class HookState:
     def reduction(self) -> Reduction:
         """For the hook: the state that the reductions of this model share."""
         shared = self.feedback, self.tolerance, self._count, self._memory
-        return Reduction(self.group(), *shared, choice=self._choice, fine=self.fine, low_rank=self.low_rank)
+        return Reduction(
+            self.group(), *shared, choice=self._choice, fine=self.fine, low_rank=self.low_rank, commit=self._commit
+        )
 
     def explain(self) -> str:
         """The codecs that `auto` has chosen, as a table: measured and predicted times, bytes, and the reason."""
@@ -169,6 +168,8 @@ class HookState:
             check_optimizer(self.policy, self.optimizer)
         for each in (self.feedback, self.low_rank):
             each.begin_step(self.group().rank(), self.loss_scale)
+        self._commit.abandon(self.group().rank())
+        self._commit = Commit()
         if self._buckets:
             self.feedback.check_met()
         if self._tolerance_state is not None:
@@ -182,7 +183,7 @@ class HookState:
             self.tolerance.begin(self.steps, self._largest)
         if self.policy.codec == "auto" and self.group().can_lose:
             if self._choice is None:
-                self._choice = choice_for(self.group(), allow_state=self.policy.allow_state)
+                self._choice = choice_for(self.group(), self.policy, self.optimizer, self._largest_of)
                 self._choice.load_state_dict(self._choice_state)
             self._choice.begin_step(self.steps, time.perf_counter(), self._largest_of)
         self._begun = True
@@ -279,30 +280,3 @@ def _group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommPr
     )
     assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
     return made
-
-
-def choice_for(group: CommProcessGroup, *, allow_state: bool) -> Choice:
-    """The choice among all codecs for a group of several hosts. It measures how fast this CPU encodes and decodes."""
-    candidates = [Candidate("none", 2 * VALUE_BYTES, 0.0)]
-    for name, pair in PAIRS.items():
-        if pair is None or name not in AUTO:
-            continue
-        each = [CODECS[one] for one in (pair.up, pair.down)]
-        bytes_per_value = sum(codec.block_bytes / codec.block_values for codec in each)
-        candidates.append(Candidate(name, bytes_per_value, _coding_s(pair), pair.keeps_errors))
-    hosts = group.host_count
-    return Choice(candidates, (hosts - 1) / hosts, allow_state=allow_state)
-
-
-def _coding_s(pair: CodecPair, count: int = 1 << 16) -> float:
-    """CPU seconds per value: a contribution is encoded and decoded, and so is a sum."""
-    values, seconds = torch.ones(count), []
-    encoded = torch.empty(2 * count, dtype=torch.uint8)
-    for _ in range(3):
-        start_s = time.perf_counter()
-        for name in (pair.up, pair.down):
-            number = CODECS[name].number
-            native.encode(number, encoded.data_ptr(), values.data_ptr(), count)
-            native.decode(number, values.data_ptr(), encoded.data_ptr(), count)
-        seconds.append(time.perf_counter() - start_s)
-    return min(seconds) / count

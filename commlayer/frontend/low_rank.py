@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,24 +78,42 @@ class LowRank:
 
         Raises ConfigError if a restored state is of another rank of the approximation, or of another model.
         """
-        views = [
-            source[start : start + parameter.numel()].view(parameter.shape)
-            for start, parameter in zip(starts, parameters, strict=True)
-        ]
-        excluded = {i for i, parameter in enumerate(parameters) if parameter in fine}
+        views = _views(source, parameters, starts)
+        excluded = {i for i, parameter in enumerate(parameters) if fine.is_given(parameter)}
         powersgd = self._powersgd_of(low_rank_of(policy.codec))
         compression = powersgd.compress(numbers, views, excluded=excluded, loss_scale=self._loss_scale)
         self._open.append(Bucket(group, dataclasses.replace(policy, codec=FINE, loss_bound=0.0), source, compression))
         return self._open[-1]
 
     def _powersgd_of(self, rank: int) -> PowerSgd:
-        """The state for this rank of the approximation; a new one if the policy's rank has changed."""
+        """The state for this rank of the approximation; a new one with the same errors if the rank has changed."""
         if self._powersgd is None or self._powersgd.rank != rank:
             made = PowerSgd(rank)
             if self._restored is not None:
                 made.load_state_dict(self._restored)
+            elif self._powersgd is not None:
+                made.load_state_dict({**self._powersgd.state_dict(), "rank": rank, "right": {}})
             self._powersgd, self._restored = made, None
         return self._powersgd
+
+    def add_errors(
+        self, source: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], numbers: Sequence[int]
+    ) -> list[int]:
+        """For a bucket of another codec: adds the errors that steps with factors have left to `source`.
+
+        Returns the numbers of the parameters that had errors, for `forget_errors`. Raises ConfigError if a restored
+        state is of another model.
+        """
+        if self._restored is not None:
+            self._powersgd_of(int(self._restored["rank"]))
+        if self._powersgd is None:
+            return []
+        return self._powersgd.add_errors(numbers, _views(source, parameters, starts), self._loss_scale)
+
+    def forget_errors(self, numbers: Sequence[int]) -> None:
+        """Forgets errors that `add_errors` has added, once the step is known to count."""
+        if self._powersgd is not None:
+            self._powersgd.forget_errors(numbers)
 
     def finish_step(self) -> None:
         """In the hook of the step's last bucket, whatever its codec: completes the futures of all buckets.
@@ -131,6 +150,17 @@ class LowRank:
         self._powersgd, self._restored, self._owner = None, state.get("powersgd"), state.get("owner")
 
 
+class Span:
+    """When an operation began and ended."""
+
+    def __init__(self, start_s: float) -> None:
+        self.start_s, self.end_s = start_s, 0.0
+
+    def end(self) -> None:
+        """Notes the present time; on any thread."""
+        self.end_s = time.perf_counter()
+
+
 class Bucket:
     """One bucket of a step. Its gradients that are not compressed, and its left factors, are on their way."""
 
@@ -138,6 +168,7 @@ class Bucket:
         self._group, self._policy, self._source, self._compression = group, policy, source, compression
         self._left, self._exact = compression.left, compression.exact
         self._right = compression.left[:0]
+        self._spans: list[Span] = []
         self._works = [self._average(values) for values in (self._left, self._exact)]
         self._done: Future[list[Tensor]] = Future()
         self._error: Exception | None = None
@@ -146,7 +177,13 @@ class Bucket:
         """Starts the all-reduce of `values`, in place; None if there are none."""
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
-        return self._group.allreduce_from(values, values, options, policy=self._policy) if len(values) else None
+        if not len(values):
+            return None
+        span = Span(time.perf_counter())
+        self._spans.append(span)
+        work = self._group.allreduce_from(values, values, options, policy=self._policy)
+        work.get_future().add_done_callback(lambda _: span.end())
+        return work
 
     def project(self) -> None:
         """Waits for the left factors, and submits the right ones. Raises the operation's error."""
@@ -179,6 +216,23 @@ class Bucket:
         """Completes when the averages are in the gradients."""
         return self._done
 
+    def spans(self) -> list[tuple[float, float]]:
+        """(start, end) of the operations, which have ended."""
+        now_s = time.perf_counter()
+        return [(each.start_s, each.end_s or now_s) for each in self._spans]
+
+    def keep(self) -> None:
+        """Keeps errors and right factors for the next step. Without it, they stay as they were."""
+        self._compression.keep()
+
     def finish(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """See `gradient._Parts`: everything was counted, and `PowerSgd` keeps the errors."""
         return [], []
+
+
+def _views(source: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> list[Tensor]:
+    """The gradients of the parameters in `source`."""
+    return [
+        source[start : start + parameter.numel()].view(parameter.shape)
+        for start, parameter in zip(starts, parameters, strict=True)
+    ]

@@ -34,6 +34,7 @@ from ..errors import ConfigError
 from ..scheduler.deferred import DeferredStep, check_per_parameter
 from ..scheduler.gradient import PendingReduction
 from ..scheduler.order import FirstUse, NextUse
+from .commit import Commit
 from .ddp import check_dense, reduce_bucket
 from .dynamo import untraced
 from .gradient import Reduction
@@ -242,6 +243,8 @@ class Overlap:
 
         def reduction() -> Reduction:
             shared = dataclasses.replace(self.state.reduction(), failed=started.fail)
+            if self.state.loss_scale == 1:  # no GradScaler: a bucket's step does not depend on other buckets
+                shared.commit = Commit(alone=True)
             if self._deferred.staleness:  # that of the last step is still in use
                 shared.memory = self._memories[self.state.steps % 2]
             return shared

@@ -29,8 +29,11 @@ def test_parts_are_kept_by_parameter_and_added_once() -> None:
     assert total(residual, a).tolist() == [1, 0, 0, 4]
     assert total(residual, b).tolist() == [[5, 6, 0], [0, 0, 10]]
     regrouped = torch.ones(11)
-    assert residual.add_to(regrouped, [c, b], [0, 5]).late == [(5, 7), (10, 11)]
+    added = residual.add_to(regrouped, [c, b], [0, 5])
+    assert added.late == [(5, 7), (10, 11)]
     assert regrouped.tolist() == [1, 1, 1, 1, 1, 6, 7, 1, 1, 1, 11]
+    assert total(residual, b).sum() == 21  # until the step counts
+    residual.spend(added)
     assert residual.add_to(regrouped, [b], [5]).late == []
     assert regrouped.sum() == 11 + 21
     assert total(residual, a).sum() == 5
@@ -58,7 +61,7 @@ def test_the_residual_is_saved_in_the_order_in_which_parameters_are_met() -> Non
     assert total(restored, c).tolist() == [0, 9]
     assert len(restored.state_dict()["kept"]) == 3  # also of those that have not been met
     buffer = torch.ones(7)
-    restored.add_to(buffer, [a, b], [0, 4])
+    restored.spend(restored.add_to(buffer, [a, b], [0, 4]))
     assert buffer.tolist() == [2, 3, 1, 1, 6, 1, 1]
     restored.check_met()
     assert len(restored.state_dict()["kept"]) == 1
@@ -93,7 +96,9 @@ def test_the_residual_of_an_unused_parameter_waits() -> None:
     a, b = torch.zeros(3), torch.zeros(3)
     residual.keep(torch.ones(6), [a, b], [0, 3], [(0, 24)])
     buffer = torch.tensor([0.0, 0.0, 0.0, 0.0, 5.0, 0.0])
-    assert residual.add_to(buffer, [a, b], [0, 3]).late == [(3, 6)]
+    added = residual.add_to(buffer, [a, b], [0, 3])
+    assert added.late == [(3, 6)]
+    residual.spend(added)
     assert buffer.tolist() == [0, 0, 0, 1, 6, 1]
     residual.keep(torch.zeros(6), [a, b], [0, 3], [(0, 24)])  # nothing of it is lost again, as there was nothing
     assert [len(each) for each in residual.state_dict()["kept"].values()] == [1]
@@ -144,7 +149,7 @@ def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         gradients = [torch.randn(size, generator=generator) for size in SIZES]
         source = torch.cat([gradients[i] for i in order])
         named, starts = [parameters[i] for i in order], bucket(order)
-        residual.add_to(source, named, starts)
+        residual.spend(residual.add_to(source, named, starts))
         target = torch.empty_like(source)
         plan = direct.partial_all_reduce(rank, group.size, len(source), 4, 1, settings)
         handle = group.submit(
@@ -185,6 +190,7 @@ def test_errors_are_kept_in_the_memory_of_the_last_ones() -> None:
     added = feedback.add_to(buffer, [a, b], starts)
     assert buffer.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert added.late == []
+    feedback.spend(added)
     feedback.keep_errors(torch.full((10,), 0.5), [a, b], starts, [(0, 40)], [(8, 8)], added)
     assert {each.values.data_ptr() for each in feedback._kept[a] + feedback._kept[b] if not each.late} == places
     assert feedback.add_to(torch.ones(10), [a, b], starts).late == [(2, 4)]
@@ -198,19 +204,23 @@ def test_errors_that_are_not_finite_are_kept_as_zero() -> None:
     assert total(feedback, a).tolist() == [1, 0, 0, -2]
 
 
-def test_a_skipped_step_puts_the_residual_back() -> None:
+def test_a_skipped_step_leaves_the_residual() -> None:
     a, feedback = torch.zeros(3), Feedback()
     feedback.keep(torch.ones(3), [a], [0], [(4, 8)])
-    added = feedback.add_to(torch.ones(3), [a], [0])
+    for _ in range(2):
+        buffer = torch.ones(3)
+        added = feedback.add_to(buffer, [a], [0])
+        assert buffer.tolist() == [1, 2, 2]
+        assert total(feedback, a).tolist() == [0, 1, 1]
+    feedback.spend(added)
     assert not feedback
-    feedback.put_back(added)
-    assert total(feedback, a).tolist() == [0, 1, 1]
 
 
 def test_the_residual_of_an_unused_parameter_does_not_grow() -> None:
     a, feedback = torch.zeros(4), Feedback()
     for _ in range(5):
         added = feedback.add_to(torch.zeros(4), [a], [0])
+        feedback.spend(added)
         feedback.keep_errors(torch.ones(4), [a], [0], [(0, 16)], [(0, 8)], added)
     assert total(feedback, a).tolist() == [5] * 4
     assert len(feedback._kept[a]) <= 2

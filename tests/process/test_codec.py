@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -108,7 +109,8 @@ def test_fine_parameters_travel_in_16_bits(rank: int, size: int) -> None:
 
 @ranks.on(3, ranks.run_job, environ=NETWORK)
 def test_auto_decides_and_explains(rank: int, size: int) -> None:
-    model, state = hooked(commlayer.Policy(codec="auto", allow_state=True))
+    model, state = hooked(commlayer.Policy())
+    state.policy = commlayer.Policy(codec="auto", allow_state=True, exact_steps=1000)
     assert "chooses nothing" in state.explain()
     for step in range(30):
         gradients = step_of(model, directions(rank, step))
@@ -118,6 +120,8 @@ def test_auto_decides_and_explains(rank: int, size: int) -> None:
     table = state.explain()
     assert "Mbit/s measured" in table
     assert "chosen:" in table
+    for codec in ("powersgd:4", "sign"):
+        assert re.search(rf"^{codec} .* ms  counts 1.3 times.*; from step 1000 on$", table, re.MULTILINE)
     codecs: list[object] = [None] * size
     dist.all_gather_object(codecs, state.state_dict()["choice"])
     assert codecs == [codecs[0]] * size

@@ -74,22 +74,6 @@ def test_it_trains(rank: int, size: int) -> None:
 
 
 @ranks.on(2, ranks.run_job, environ=NETWORK)
-def test_a_restored_state_goes_on_with_the_same_bits(rank: int, size: int) -> None:
-    model, state = hooked(commlayer.Policy(codec="powersgd:2", deterministic=True), finds_unused=True)
-    for step in range(3):
-        step_of(model, directions(rank, step))
-    saved = state.state_dict()
-    again, restored = hooked(commlayer.Policy(), finds_unused=True)
-    restored.load_state_dict(saved)
-    assert restored.state_dict()["low_rank"] == saved["low_rank"]
-    for step in range(3, 6):
-        pairs = zip(step_of(model, directions(rank, step)), step_of(again, directions(rank, step)), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs)
-    before, after = errors_of(state), errors_of(restored)
-    assert all(torch.equal(before[i], after[i]) for i in LOW_RANK)
-
-
-@ranks.on(2, ranks.run_job, environ=NETWORK)
 def test_errors_of_another_rank_are_dropped(rank: int, size: int) -> None:
     model, state = hooked(POWERSGD)
     step_of(model, directions(rank, 0))

@@ -57,6 +57,7 @@ def reduce(
     right = shifted(average(projected), len(ranks))
     for i, compression in enumerate(begun):
         compression.finish(exact[i], right[i])
+        compression.keep()
     return results
 
 

@@ -1,0 +1,34 @@
+"""A training that is stopped and resumed has the same bits as one that goes on, if its buckets are the same."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+import commlayer
+from tests import ranks
+from tests.drift import directions, hooked, step_of
+from tests.residual import same_bits, saved
+
+CODECS = ["int8", "int4", "sign", "powersgd:2"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+def test_a_restored_state_goes_on_with_the_same_bits(rank: int, size: int, codec: str) -> None:
+    policy = commlayer.Policy(codec=codec, deterministic=True)
+    model, state = hooked(policy, finds_unused=True, bucket_cap_mb=0.1)
+    for step in range(3):
+        step_of(model, directions(rank, step))
+    file = io.BytesIO()
+    torch.save(state.state_dict(), file)
+    again, restored = hooked(commlayer.Policy(), finds_unused=True, bucket_cap_mb=0.1)
+    restored.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+    assert same_bits(saved(restored), saved(state))
+    assert bool(saved(state)) == (codec != "int8")
+    for step in range(3, 6):
+        assert same_bits(step_of(model, directions(rank, step)), step_of(again, directions(rank, step)))
+    assert same_bits(saved(restored), saved(state))
+    assert state._buckets == 2

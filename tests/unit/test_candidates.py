@@ -1,0 +1,70 @@
+"""`choice_for`: the candidates of `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from commlayer import Policy
+from commlayer.compress.choice import Choice
+from commlayer.frontend.candidates import AUTO, LOW_RANK, choice_for
+
+WEIGHTS = [torch.nn.Parameter(torch.zeros(3))]
+
+
+class Group:
+    host_count = 4
+
+
+def choice_of(policy: Policy, optimizer: Any = None, others: Sequence[float] = ()) -> Choice:
+    """The choice on a rank; `others` are the largest values of the other ranks."""
+    group: Any = Group()
+
+    def agree(own: Sequence[float]) -> list[float]:
+        return [max(a, b) for a, b in zip(own, others or [0.0] * len(own), strict=True)]
+
+    return choice_for(group, policy, optimizer, agree)
+
+
+def names(choice: Choice) -> list[str]:
+    return [each.codec for each in choice.candidates]
+
+
+def test_codecs_that_keep_errors_need_permission() -> None:
+    choice = choice_of(Policy(codec="auto"))
+    assert names(choice) == ["none", "bf16", "int8", "int4-int8"]
+    assert set(choice.unavailable) == {"int4", LOW_RANK, "sign"}
+    assert choice.unavailable[LOW_RANK] == "needs Policy(allow_state=True)"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (None, "HookState(optimizer=...) is not given"),
+        (torch.optim.AdamW(WEIGHTS), "AdamW averages squared gradients"),
+    ],
+)
+def test_sign_is_left_out_where_the_optimizer_cannot_use_it(optimizer: Any, reason: str) -> None:
+    choice = choice_of(Policy(codec="auto", allow_state=True), optimizer)
+    assert names(choice) == ["none", *AUTO[:-1]]
+    assert choice.unavailable == {"sign": reason}
+
+
+def test_sign_comes_last_and_late() -> None:
+    policy = Policy(codec="auto", allow_state=True, exact_steps=7)
+    choice = choice_of(policy, torch.optim.SGD(WEIGHTS, lr=0.1))
+    assert names(choice) == ["none", *AUTO]
+    assert [each.begins for each in choice.candidates] == [0] * 5 + [7, 7]
+    assert [each.steps > 1 for each in choice.candidates] == [False] * 5 + [True, True]
+    assert all(each.coding_s > 0 for each in choice.candidates[1:])
+
+
+def test_all_ranks_have_the_largest_times_and_the_fewest_codecs() -> None:
+    policy = Policy(codec="auto", allow_state=True)
+    choice = choice_of(policy, torch.optim.SGD(WEIGHTS, lr=0.1), others=[1.0, *range(10, 16)])
+    assert names(choice) == ["none", *AUTO[:-1]]
+    assert [each.coding_s for each in choice.candidates] == [0, 10, 11, 12, 13, 14]
+    assert choice.unavailable == {"sign": "another rank has no optimizer for it"}
