@@ -243,7 +243,7 @@ class Overlap:
 
         def reduction() -> Reduction:
             shared = dataclasses.replace(self.state.reduction(), failed=started.fail)
-            if self.state.loss_scale == 1:  # no GradScaler: a bucket's step does not depend on other buckets
+            if self.state.loss_scale == 1 and not self._is_removed:  # no GradScaler: buckets make steps of their own
                 shared.commit = Commit(alone=True)
             if self._deferred.staleness:  # that of the last step is still in use
                 shared.memory = self._memories[self.state.steps % 2]
