@@ -6,6 +6,7 @@ backend can use the engine for its gradients alone: `model.register_comm_hook(Ho
 
 from __future__ import annotations
 
+from . import planner, scheduler
 from .compress.fine import Fine
 from .compress.reshard import reshard
 from .config import Config, Policy
@@ -49,6 +50,8 @@ __all__ = [
     "compress_fsdp",
     "overlap",
     "paths",
+    "planner",
     "reshard",
+    "scheduler",
     "stats",
 ]

@@ -106,7 +106,7 @@ def simulate(
     network: Network | None = None,
     *,
     action_s: float = 0.0,
-    steps: int = 6,
+    steps: int = 8,
 ) -> Simulation:
     """Times of a training step of `schedule`.
 

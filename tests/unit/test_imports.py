@@ -19,15 +19,17 @@ MAY_IMPORT = {
     "plans": {"errors", "config"},
     "transport": {"errors", "config"},
     "scheduler": {"errors", "config"},
+    "planner": {"errors", "config", "scheduler"},
     "compress": {"errors", "config"},
     "loss": {"errors", "config", "plans"},
     "frontend": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss"},
     "tools": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss", "frontend"},
-    "": {"errors", "config", "transport", "compress", "loss", "frontend"},
+    "": {"errors", "config", "transport", "scheduler", "planner", "compress", "loss", "frontend"},
     "__main__": {"tools"},
 }
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
 MAY_USE_TORCH_DISTRIBUTED = {"frontend", "tools.cli", "tools.bench", "transport.bootstrap"}
+WITHOUT_TORCH = {"planner", *(f"scheduler.{name}" for name in ("simulate", "link", "trace", "actions", "pipelines"))}
 DISTRIBUTED = ("torch.distributed", "torch._C._distributed_c10d")
 
 # The same for native/: which folders a file may include headers of, beside its own. The public header is everybody's.
@@ -109,6 +111,8 @@ def python_violations(module: str, source: str, *, is_package: bool = False) -> 
         for name in names:
             if name.startswith(DISTRIBUTED) and not is_within(module, MAY_USE_TORCH_DISTRIBUTED):
                 found.append(f"{module}: torch.distributed is for frontends, work and transport.bootstrap")
+            if is_within(name, {"torch"}) and is_within(module, WITHOUT_TORCH):
+                found.append(f"{module}: imports {name}; the planner and the model are pure functions of numbers")
             if name.startswith("commlayer._native"):
                 if module != "transport.native":
                     found.append(f"{module}: only transport.native touches the compiled module")
@@ -268,6 +272,10 @@ def test_a_circle_of_c_files_is_found() -> None:
         ("compress.codec", "import commlayer.plans.ring"),
         ("scheduler.order", "from commlayer.transport.native import Engine"),
         ("scheduler.order", "from ..loss import tolerance"),
+        ("scheduler.simulate", "from ..planner import search"),
+        ("scheduler.simulate", "from torch.distributed.pipelining import ScheduleLoopedBFS"),
+        ("planner.search", "from ..plans.plan import Plan"),
+        ("planner.search", "import torch"),
         ("transport.native", "from ..plans.plan import Plan"),
         ("transport.native", "def late():\n    from ..frontend.backend import CommProcessGroup"),
         ("plans.ring", "from commlayer import HookState"),
@@ -297,6 +305,8 @@ def test_python_violation_is_found(module: str, source: str) -> None:
         ("transport.base", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..plans.plan import Plan"),
         ("transport.native", "from .._native import ffi, lib"),
         ("transport.bootstrap", "import torch.distributed as dist"),
+        ("planner.search", "from ..scheduler.simulate import simulate"),
+        ("scheduler.gradient", "import torch"),
         (
             "frontend.backend",
             "from ..plans.plan import Plan\nfrom ..transport import native\nimport torch.distributed as dist",

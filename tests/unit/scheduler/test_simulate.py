@@ -98,6 +98,12 @@ def test_aiao_deferred_over_a_fifo_link_gains_nothing() -> None:
     assert serial(4, 16) / aiao("deferred", FIFO).step_s == pytest.approx(1.433, abs=0.0005)
 
 
+def test_sends_behind_reductions_undo_the_overlap() -> None:
+    """Over one FIFO link, gradients between stages wait for reductions: little better than blocking (95.04)."""
+    for mode in ("step", "deferred", "stale"):
+        assert 90 < aiao(mode, Network("fifo")).step_s < 95.04
+
+
 @pytest.mark.parametrize("network", [Network(), FIFO])
 def test_stale_gradients_hide_all_communication(network: Network) -> None:
     """C = 44.79 is less than the 50.25 of compute: 2.03x."""
@@ -105,6 +111,12 @@ def test_stale_gradients_hide_all_communication(network: Network) -> None:
     assert result.step_s == pytest.approx(50.25)
     assert serial(4, 16) / result.step_s == pytest.approx(2.03, abs=0.005)
     assert result.exposed_s == 0
+
+
+@pytest.mark.parametrize("network", [Network(), FIFO])
+def test_stale_gradients_cannot_be_faster_than_the_link(network: Network) -> None:
+    """C = 57 * 0.6 / 0.4 = 85.5 is more than the 50.25 of compute."""
+    assert aiao("stale", network, share=0.6).step_s == pytest.approx(85.5)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""Exact balanced partition of a chain of layers into contiguous stages (the problem of BaPipe, arXiv 2012.12544)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from ..errors import ConfigError
+from .costs import Costs
+
+StageCost = Callable[[int, int, int], float]
+"""Cost of stage s with the layers from `first` up to `end`."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Stage s has the layers from `cuts[s]` up to `cuts[s + 1]`."""
+
+    cuts: tuple[int, ...]
+    time_s: float
+    """Seconds per micro-batch of the slowest stage, divided by its share."""
+
+    @property
+    def stages(self) -> tuple[tuple[int, int], ...]:
+        return tuple(pairwise(self.cuts))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Conditions on a partition."""
+
+    memory_bytes: float = math.inf
+    """Bytes that a stage may take."""
+    live: Sequence[int] | None = None
+    """Micro-batches whose activations stage s keeps at once; under 1F1B min(M, p - s). None: 1 each."""
+    shares: Sequence[float] | None = None
+    """Relative time of each stage; None: equal. Below 1 for a first segment that shall be small, because its reduction
+    ends last and is needed first, or for slower ranks (BaPipe's heterogeneous clusters)."""
+
+
+def partition(
+    costs: Costs,
+    stages: int,
+    limits: Limits | None = None,
+    *,
+    overlap: bool = False,
+    recompute: bool = False,
+) -> Partition:
+    """The contiguous partition with the least time of its slowest stage: min max_s t(s) / share(s).
+
+    t(s) is forward, backward and transfer, where the transfer is the output to the next stage and the gradient to the
+    one before. `overlap`: the transfer hides behind computation, t(s) = max(computation, transfer) (BaPipe's 1F1B-SO).
+    Dynamic programming over (stage, layer), O(stages layers^2). Of equally good partitions, one with early cuts.
+
+    Raises:
+        ConfigError: more stages than layers, a share or list of wrong length, or no partition within the memory; the
+            error names the memory that would do.
+    """
+    limits = limits or Limits()
+    layers = len(costs.layers)
+    if not 1 <= stages <= layers:
+        raise ConfigError(f"stages={stages} does not fit {layers} layers; use 1 to {layers}")
+    live = _per_stage("live", limits.live, stages)
+    shares = _per_stage("shares", limits.shares, stages)
+
+    @cache
+    def memory(first: int, end: int, micro_batches: int) -> float:
+        return costs.memory_bytes(first, end, live=micro_batches, recompute=recompute)
+
+    time = _stage_time(costs, stages, overlap=overlap, recompute=recompute)
+
+    def cost(stage: int, first: int, end: int) -> float:
+        if memory(first, end, int(live[stage])) > limits.memory_bytes:
+            return math.inf
+        return time(stage, first, end) / shares[stage]
+
+    cuts, time_s = _min_max(layers, stages, cost)
+    if time_s == math.inf:
+        _, least = _min_max(layers, stages, lambda stage, first, end: memory(first, end, int(live[stage])))
+        raise ConfigError(
+            f"memory_bytes={limits.memory_bytes:.0f} is too small for {stages} stages: the best partition needs"
+            f" {least:.0f} bytes; give more memory or stages, or recompute"
+        )
+    return Partition(cuts, time_s)
+
+
+def _per_stage(name: str, values: Sequence[float] | None, stages: int) -> Sequence[float]:
+    values = [1] * stages if values is None else values
+    if len(values) != stages or not all(value > 0 for value in values):
+        raise ConfigError(f"{name}={list(values)} does not fit {stages} stages; give one number above 0 for each")
+    return values
+
+
+def _stage_time(costs: Costs, stages: int, *, overlap: bool, recompute: bool) -> StageCost:
+    compute, total = [0.0], 0.0
+    for layer in costs.layers:
+        total += layer.forward_s * (2 if recompute else 1) + layer.backward_s
+        compute.append(total)
+    sent = [costs.link.send_s(layer.sent_bytes) for layer in costs.layers]
+
+    def time(stage: int, first: int, end: int) -> float:
+        transfer = (sent[end - 1] if stage < stages - 1 else 0.0) + (sent[first - 1] if stage else 0.0)
+        computation = compute[end] - compute[first]
+        return max(computation, transfer) if overlap else computation + transfer
+
+    return time
+
+
+def _min_max(layers: int, stages: int, cost: StageCost) -> tuple[tuple[int, ...], float]:
+    """Cuts with the least maximum of the stages' costs, and that maximum. Every stage has a layer."""
+    best = {0: 0.0}  # of the first layers, in the stages so far
+    before: list[dict[int, int]] = []
+    for stage in range(stages):
+        ends = [layers] if stage == stages - 1 else range(stage + 1, layers - (stages - stage - 1) + 1)
+        following, cuts = dict[int, float](), dict[int, int]()
+        for end in ends:
+            for first in range(stage, end):
+                value = max(best.get(first, math.inf), cost(stage, first, end))
+                if end not in following or value < following[end]:
+                    following[end], cuts[end] = value, first
+        best = following
+        before.append(cuts)
+    path = [layers]
+    for cuts in reversed(before):
+        path.append(cuts[path[-1]])
+    return tuple(reversed(path)), best[layers]

@@ -1,0 +1,144 @@
+"""One way to run a job: stages, chunks, order, reductions and recomputation, with the predicted step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..scheduler.actions import Order, Reduction, peak_activations
+from ..scheduler.link import Discipline, Network
+from ..scheduler.pipelines import breadth_first, interleaved, one_f_one_b
+from ..scheduler.simulate import Simulation, StageCosts, simulate
+from .costs import Costs
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the planner decides."""
+
+    ranks: int
+    """Ranks of one pipeline, p."""
+    replicas: int
+    """Pipelines whose gradients are averaged, d."""
+    microbatches: int
+    """Micro-batches of one pipeline in a step, M."""
+    chunks: int
+    """Stages of one rank, v."""
+    group: int | None
+    """Group size of the interleaved order; None: AIAO (breadth first), or 1F1B for one chunk."""
+    reduction: Reduction
+    recompute: bool
+    """Whether backward repeats the forward of every layer."""
+    cuts: tuple[int, ...]
+    """Stage s has the layers from `cuts[s]` up to `cuts[s + 1]`."""
+
+    def order(self) -> Order:
+        """The actions of each rank, for `commlayer.scheduler.simulate`."""
+        if self.chunks == 1:
+            return one_f_one_b(self.ranks, self.microbatches)
+        if self.group is None:
+            return breadth_first(self.ranks, self.microbatches, self.chunks)
+        return interleaved(self.ranks, self.microbatches, self.chunks, self.group)
+
+    def stages(self, costs: Costs) -> list[StageCosts]:
+        """The costs of each stage."""
+        return [
+            costs.stage(first, end, replicas=self.replicas, recompute=self.recompute)
+            for first, end in zip(self.cuts, self.cuts[1:], strict=False)
+        ]
+
+    def memory_bytes(self, costs: Costs) -> float:
+        """Bytes of the rank that needs most: parameters and their state, activations, a second gradient if stale."""
+        sizes = {stage: each.activation_bytes for stage, each in enumerate(self.stages(costs))}
+        factor = costs.state_factor + (self.reduction.mode == "stale")
+        most = 0.0
+        for rank, actions in enumerate(self.order()):
+            ranges = [self.cuts[stage : stage + 2] for stage in range(rank, len(self.cuts) - 1, self.ranks)]
+            layers = [layer for first, end in ranges for layer in costs.layers[first:end]]
+            working = max(layer.activation_bytes for layer in layers) if self.recompute else 0.0
+            parameters = sum(layer.parameter_bytes for layer in layers)
+            most = max(most, factor * parameters + peak_activations(actions, sizes) + working)
+        return most
+
+    def simulate(self, costs: Costs, discipline: Discipline = "class", *, steps: int = 8) -> Simulation:
+        """The predicted steps of this choice."""
+        network = Network(discipline, costs.link.latency_s)
+        return simulate(self.order(), self.stages(costs), self.reduction, network, action_s=costs.action_s, steps=steps)
+
+    def __str__(self) -> str:
+        order = "1F1B" if self.chunks == 1 else "AIAO" if self.group is None else f"interleaved g={self.group}"
+        layers = [end - first for first, end in zip(self.cuts, self.cuts[1:], strict=False)]
+        return (
+            f"{_count(self.ranks, 'rank')} x {_count(self.replicas, 'replica')},"
+            f" {_count(self.microbatches, 'micro-batch', 'es')}, {order},"
+            f" {_count(self.chunks, 'chunk')}, {self.reduction.mode}, {_count(self.reduction.buckets, 'bucket')}"
+            f"{', recompute' if self.recompute else ''}, layers {_runs(layers)}"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice with its prediction; `str` is one line."""
+
+    choice: Choice
+    costs: Costs = field(repr=False)
+    step_s: float
+    """Seconds of a step."""
+    compute_s: float
+    """Seconds of computation on the busiest rank."""
+    exposed_s: float
+    """Seconds of a step that the rank that waits longest for reductions spends so."""
+    bubble_s: float
+    """Seconds of a step that the rank that waits longest for other stages spends so."""
+    memory_bytes: float
+    """Bytes of the rank that needs most."""
+    reason: str = ""
+    """Why a plan before this one is better; empty for the best."""
+
+    @cached_property
+    def link_bytes(self) -> float:
+        """Bytes that the rank that sends most puts on its link in a step."""
+        return link_seconds(self.choice, self.choice.stages(self.costs)) * self.costs.link.rate_bps / 8
+
+    def simulate(self) -> Simulation:
+        """The predicted steps, with their trace."""
+        return self.choice.simulate(self.costs)
+
+    def __str__(self) -> str:
+        line = (
+            f"{seconds(self.step_s)}: {self.choice}; {self.memory_bytes / 2**30:.2f} GiB, exposed"
+            f" {seconds(self.exposed_s)}, bubble {seconds(self.bubble_s)}"
+        )
+        return f"{line} ({self.reason})" if self.reason else line
+
+
+def link_seconds(choice: Choice, stages: Sequence[StageCosts]) -> float:
+    """Seconds of a step that the busiest link is in use: reductions, outputs and their gradients."""
+    used = [0.0] * choice.ranks
+    for stage, each in enumerate(stages):
+        used[stage % choice.ranks] += each.reduce_s
+        if choice.ranks > 1 and stage < len(stages) - 1:
+            used[stage % choice.ranks] += choice.microbatches * each.send_s
+            used[(stage + 1) % choice.ranks] += choice.microbatches * each.send_s
+    return max(used)
+
+
+def seconds(value: float) -> str:
+    """`value` seconds with four digits."""
+    return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.4g} ms"
+
+
+def _count(number: int, name: str, plural: str = "s") -> str:
+    return f"{number} {name}{'' if number == 1 else plural}"
+
+
+def _runs(layers: Sequence[int]) -> str:
+    """Layers per stage: 3 3 2 2 as 3x2 2x2."""
+    runs: list[list[int]] = []
+    for each in layers:
+        if runs and runs[-1][0] == each:
+            runs[-1][1] += 1
+        else:
+            runs.append([each, 1])
+    return " ".join(f"{size}x{times}" if times > 1 else str(size) for size, times in runs)

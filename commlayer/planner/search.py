@@ -1,0 +1,264 @@
+"""Search for the fastest plan: every choice that fits the memory, with the discrete-event model as its cost.
+
+The choices are those of PipeDream-2BW's planner (arXiv 2006.09503: width, depth, recomputation) and BaPipe's (schedule,
+partition), and besides the group size, buckets, deferral and an uneven first segment.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import ConfigError
+from ..scheduler.actions import Mode, Reduction
+from ..scheduler.link import Discipline
+from ..scheduler.simulate import StageCosts
+from .costs import Costs
+from .frontier import Point, reduce
+from .partition import Limits, partition
+from .plan import Choice, Plan, link_seconds, seconds
+
+FIRST_SHARES = (1.0, 0.5)
+"""Sizes of the first segment that are tried with deferral: the last reduction is that of the first segment."""
+MODES: dict[int, tuple[Mode, ...]] = {0: ("step", "deferred"), 1: ("stale",)}
+"""Modes by staleness. The modes serial and blocking never end earlier."""
+STEPS = 6
+"""Simulated steps of each choice."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A choice without a simulation, and the reason."""
+
+    choice: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.choice}: {self.reason}"
+
+
+class Plans(list[Plan]):
+    """Plans by predicted step time; of equally fast ones, the one with less memory first."""
+
+    def __init__(self, plans: Iterable[Plan], rejected: Sequence[Rejected]) -> None:
+        super().__init__(plans)
+        self.rejected = tuple(rejected)
+        """Choices that do not fit, or whose computation or link alone takes longer than the plans kept."""
+
+    def frontier(self) -> list[Plan]:
+        """The plans that no other plan beats in step time, memory and bytes sent per rank, by step time."""
+        points = (Point(p.step_s, p.memory_bytes, p.link_bytes, (str(i),)) for i, p in enumerate(self))
+        return [self[int(point.choices[0])] for point in reduce(points)]
+
+
+def search(
+    costs: Costs,
+    *,
+    ranks: int,
+    microbatches: int,
+    memory_bytes: float,
+    staleness: Sequence[int] = (0,),
+    buckets: Sequence[int] = (1, 8),
+    chunks: Sequence[int] = (1, 2, 4, 8),
+    discipline: Discipline = "class",
+    keep: int = 10,
+) -> Plans:
+    """The `keep` fastest plans for `ranks` ranks, in ascending order of the predicted step.
+
+    Args:
+        costs: of one micro-batch on one rank.
+        microbatches: of a step, over all ranks: each of d replicas takes a d-th.
+        memory_bytes: of each rank.
+        staleness: 0 for exact plans, (0, 1) also for those that update with the gradient before
+            (W(t+1) = W(t) - lr g(W(t-1))), which changes the numerics.
+        buckets: numbers of buckets per stage that are tried.
+        chunks: numbers of stages per rank that are tried.
+        discipline: the order of transfers on a link; see `commlayer.scheduler.link.Network`.
+        keep: plans returned. The rest is simulated only as far as its lower bound is below theirs.
+
+    Recomputation is tried where a choice does not fit without.
+
+    Raises:
+        ConfigError: a number below 1, a staleness other than 0 and 1, ranks or micro-batches that cannot be divided, or
+            no plan within the memory; the error names what the smallest plan needs.
+    """
+    for name, value in (("ranks", ranks), ("microbatches", microbatches), ("keep", keep)):
+        if value < 1:
+            raise ConfigError(f"{name}={value} is below 1; give a whole number of at least 1")
+    if not memory_bytes > 0:
+        raise ConfigError(f"memory_bytes={memory_bytes} is not above 0; give the bytes of one rank")
+    if not staleness or not set(staleness) <= set(MODES):
+        raise ConfigError(f"staleness={staleness} is unknown; use (0,) for exact plans, or (0, 1)")
+    reductions = [
+        Reduction(mode, each) for age in sorted(set(staleness)) for mode in MODES[age] for each in sorted(set(buckets))
+    ]
+    rejected: list[Rejected] = []
+    fitting: list[Choice] = []
+    least = math.inf
+    for choice in _choices(costs, ranks, microbatches, sorted(set(chunks)), reductions, rejected):
+        fitted, needed = _fit(costs, choice, memory_bytes)
+        least = min(least, needed)
+        if fitted is None:
+            rejected.append(Rejected(str(choice), f"needs {_gib(needed)} of {_gib(memory_bytes)}"))
+        else:
+            fitting.append(fitted)
+    if not fitting:
+        if least == math.inf:
+            raise ConfigError(
+                f"ranks={ranks} and microbatches={microbatches} cannot be divided: {rejected[-1]}; give a multiple of"
+                " the ranks as micro-batches, or more layers"
+            )
+        raise ConfigError(
+            f"memory_bytes={memory_bytes:.0f} is too small for any plan: the smallest needs {least:.0f} bytes per rank;"
+            " give more memory or ranks, or smaller micro-batches"
+        )
+    return _fastest(costs, fitting, discipline, keep, rejected)
+
+
+def _fit(costs: Costs, choice: Choice, memory_bytes: float) -> tuple[Choice | None, float]:
+    """`choice` such that it fits, or None; and the least memory of what was tried.
+
+    Tried are the balanced partition and, for one chunk, the best one within the memory; without recomputation first.
+    """
+    least = math.inf
+    for recompute in (False, True):
+        for bounded in (False, True) if choice.chunks == 1 else (False,):
+            each = replace(choice, recompute=recompute)
+            if bounded:
+                live = [min(choice.microbatches, choice.ranks - stage) for stage in range(choice.ranks)]
+                stale = choice.reduction.mode == "stale"
+                try:
+                    found = partition(
+                        replace(costs, state_factor=costs.state_factor + stale),
+                        choice.ranks,
+                        Limits(memory_bytes=memory_bytes, live=live),
+                        overlap=True,
+                        recompute=recompute,
+                    )
+                except ConfigError:
+                    continue
+                each = replace(each, cuts=found.cuts)
+            needed = each.memory_bytes(costs)
+            least = min(least, needed)
+            if needed <= memory_bytes:
+                return each, least
+    return None, least
+
+
+def _choices(
+    costs: Costs,
+    ranks: int,
+    microbatches: int,
+    chunks: Sequence[int],
+    reductions: Sequence[Reduction],
+    rejected: list[Rejected],
+) -> Iterator[Choice]:
+    for depth in (each for each in range(1, ranks + 1) if ranks % each == 0):
+        replicas = ranks // depth
+        if microbatches % replicas:
+            rejected.append(
+                Rejected(
+                    f"{depth} ranks x {replicas} replicas",
+                    f"{microbatches} micro-batches are no multiple of {replicas}",
+                )
+            )
+            continue
+        for count in chunks:
+            if depth * count > len(costs.layers):
+                rejected.append(
+                    Rejected(
+                        f"{depth} ranks, {count} chunks", f"{len(costs.layers)} layers are fewer than {depth * count}"
+                    )
+                )
+                continue
+            yield from _choices_of(costs, depth, replicas, microbatches // replicas, count, reductions)
+
+
+def _choices_of(
+    costs: Costs, depth: int, replicas: int, microbatches: int, chunks: int, reductions: Sequence[Reduction]
+) -> Iterator[Choice]:
+    groups: list[int | None] = [None]
+    if chunks > 1:
+        groups += [each for each in _groups(depth, microbatches) if not 0 < microbatches % each < depth]
+    cuts = {}
+    for share in FIRST_SHARES if chunks > 1 else (1.0,):
+        shares = [share] * depth + [1.0] * (depth * (chunks - 1))
+        cuts[partition(costs, depth * chunks, Limits(shares=shares), overlap=True).cuts] = share
+    for each, share in cuts.items():
+        for group in groups:
+            for reduction in reductions if replicas > 1 else [Reduction()]:
+                if share == 1.0 or reduction.mode == "deferred":
+                    yield Choice(depth, replicas, microbatches, chunks, group, reduction, recompute=False, cuts=each)
+
+
+def _groups(depth: int, microbatches: int) -> list[int]:
+    """Group sizes between depth first (p) and breadth first (M), in powers of two."""
+    groups = []
+    size = depth
+    while size < microbatches:
+        groups.append(size)
+        size *= 2
+    return [*groups, microbatches] if microbatches >= depth else []
+
+
+def _fastest(
+    costs: Costs, choices: Sequence[Choice], discipline: Discipline, keep: int, rejected: list[Rejected]
+) -> Plans:
+    """Simulates in the order of a lower bound of the step, until `keep` plans are faster than the next bound."""
+    bounded = sorted(((bound(costs, choice), index) for index, choice in enumerate(choices)))
+    plans: list[Plan] = []
+    times: list[float] = []
+    for least, index in bounded:
+        choice = choices[index]
+        if len(times) >= keep and least > times[keep - 1]:
+            rejected.append(Rejected(str(choice), f"takes at least {seconds(least)} for computation or its link alone"))
+            continue
+        result = choice.simulate(costs, discipline, steps=STEPS)
+        busy = max(rank.busy_s for rank in result.ranks)
+        memory = choice.memory_bytes(costs)
+        plans.append(Plan(choice, costs, result.step_s, busy, result.exposed_s, result.bubble_s, memory))
+        insort(times, result.step_s)
+    plans.sort(key=_rank)
+    best = plans[0]
+    reasoned = [best, *(replace(plan, reason=_reason(plan, best)) for plan in plans[1:])]
+    rejected += [Rejected(str(plan.choice), plan.reason) for plan in reasoned[keep:]]
+    return Plans(reasoned[:keep], rejected)
+
+
+def bound(costs: Costs, choice: Choice) -> float:
+    """A lower bound of the step in seconds: computation of the busiest rank, or its link."""
+    stages = choice.stages(costs)
+    return max(link_seconds(choice, stages), *(_busy(costs, choice, stages, rank) for rank in range(choice.ranks)))
+
+
+def _busy(costs: Costs, choice: Choice, stages: Sequence[StageCosts], rank: int) -> float:
+    own = stages[rank :: choice.ranks]
+    once = sum(each.forward_s + each.backward_s + 2 * costs.action_s for each in own)
+    return choice.microbatches * once + sum(each.update_s for each in own)
+
+
+def _rank(plan: Plan) -> tuple[float, float, str]:
+    """Order of plans; times that differ by rounding are equal."""
+    return float(f"{plan.step_s:.9g}"), plan.memory_bytes, str(plan.choice)
+
+
+def _reason(plan: Plan, best: Plan) -> str:
+    """Why `best` comes before `plan`."""
+    ratio = plan.step_s / best.step_s if best.step_s else 1.0
+    if ratio < 1 + 1e-6:
+        if plan.memory_bytes > best.memory_bytes:
+            return f"as fast as the best, with {_gib(plan.memory_bytes)} for {_gib(best.memory_bytes)}"
+        return "as fast as the best"
+    parts = [
+        (plan.compute_s - best.compute_s, "computation", plan.compute_s, best.compute_s),
+        (plan.exposed_s - best.exposed_s, "exposed reductions", plan.exposed_s, best.exposed_s),
+        (plan.bubble_s - best.bubble_s, "bubble", plan.bubble_s, best.bubble_s),
+    ]
+    _, name, mine, theirs = max(parts)
+    return f"{ratio:.2f}x the best: {name} {seconds(mine)} for {seconds(theirs)}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,208 @@
+"""The search against a simulation of every choice, its order, its reasons and its errors."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commlayer.errors import ConfigError
+from commlayer.planner import Costs, Layer, Limits, Link, Plans, partition, search
+from commlayer.planner.search import STEPS, bound
+from commlayer.scheduler.actions import Mode, Reduction
+from commlayer.scheduler.link import Network
+from commlayer.scheduler.pipelines import breadth_first, interleaved, one_f_one_b
+from commlayer.scheduler.simulate import simulate
+
+GIB = 1 << 30
+
+
+def transformer(layers: int = 16, rate_bps: float = 5e9, activation_bytes: float = GIB / 16) -> Costs:
+    layer = Layer(0.01, 0.02, parameter_bytes=GIB / 16, activation_bytes=activation_bytes, output_bytes=GIB / 256)
+    return Costs([layer] * layers, Link(rate_bps, latency_s=1e-4))
+
+
+def plans_of(costs: Costs, memory_bytes: float = 24 * GIB, keep: int = 10, staleness: tuple[int, ...] = (0,)) -> Plans:
+    return search(
+        costs,
+        ranks=4,
+        microbatches=8,
+        memory_bytes=memory_bytes,
+        keep=keep,
+        staleness=staleness,
+        chunks=(1, 2),
+        buckets=(1, 4),
+    )
+
+
+@pytest.fixture(scope="module")
+def plans() -> Plans:
+    return plans_of(transformer(), keep=8)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(
+        st.builds(Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(1, 9)),
+        min_size=4,
+        max_size=6,
+    ),
+    st.integers(1, 6),
+    st.sampled_from([8.0, 40.0]),
+)
+def test_the_plans_kept_are_the_best_of_all(layers: list[Layer], keep: int, rate_bps: float) -> None:
+    costs = Costs(layers, Link(rate_bps))
+    memory_bytes = 400
+    few, every = (
+        search(costs, ranks=2, microbatches=4, memory_bytes=memory_bytes, chunks=(1, 2), buckets=(1, 2), keep=each)
+        for each in (keep, 10_000)
+    )
+    assert [plan.step_s for plan in few] == pytest.approx([plan.step_s for plan in every[:keep]])
+    for plan in every:
+        assert plan.step_s == pytest.approx(plan.choice.simulate(costs, steps=STEPS).step_s)
+        assert plan.step_s >= bound(costs, plan.choice) - 1e-9
+        assert plan.memory_bytes == plan.choice.memory_bytes(costs) <= memory_bytes
+
+
+MODES: tuple[Mode, ...] = ("step", "deferred")
+
+
+def fastest_of_all(layers: list[Layer], link: Link, ranks: int, microbatches: int) -> float:
+    """The least step of 1F1B, AIAO and every interleaved group, simulated without the planner's choices or bounds."""
+    costs, best = Costs(layers, link), math.inf
+    for depth, chunks in product((each for each in range(1, ranks + 1) if ranks % each == 0), (1, 2)):
+        replicas, count = ranks // depth, microbatches * depth // ranks
+        if microbatches % replicas or depth * chunks > len(layers):
+            continue
+        orders = [one_f_one_b(depth, count)] if chunks == 1 else [breadth_first(depth, count, chunks)]
+        if chunks > 1:
+            orders += [
+                interleaved(depth, count, chunks, g) for g in (1, 2, 4) if depth <= g <= count and count % g == 0
+            ]
+        for shares, mode, buckets in product(
+            ([1.0] * depth * chunks, [0.5] * depth + [1.0] * depth * (chunks - 1)), MODES, (1, 2)
+        ):
+            if shares[0] < 1 and (chunks == 1 or mode == "step"):
+                continue
+            ranges = partition(costs, depth * chunks, Limits(shares=shares), overlap=True).stages
+            stages = [costs.stage(first, end, replicas=replicas) for first, end in ranges]
+            for order in orders:
+                result = simulate(
+                    order, stages, Reduction(mode, buckets), Network("class", link.latency_s), steps=STEPS
+                )
+                best = min(best, result.step_s)
+    return best
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.lists(
+        st.builds(Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(1, 9)),
+        min_size=2,
+        max_size=6,
+    ),
+    st.sampled_from([8.0, 40.0, 400.0]),
+    st.sampled_from([(1, 3), (2, 4), (4, 4)]),
+)
+def test_the_best_plan_is_the_fastest_of_all(layers: list[Layer], rate_bps: float, job: tuple[int, int]) -> None:
+    link = Link(rate_bps, latency_s=0.125)
+    best = search(
+        Costs(layers, link), ranks=job[0], microbatches=job[1], memory_bytes=1e9, chunks=(1, 2), buckets=(1, 2), keep=1
+    )
+    assert best[0].step_s == pytest.approx(fastest_of_all(layers, link, *job))
+
+
+def test_plans_come_in_the_order_of_their_steps(plans: Plans) -> None:
+    assert len(plans) == 8
+    assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
+    assert len({plan.choice for plan in plans}) == 8
+
+
+def test_every_plan_is_one_line_that_says_why_it_lost(plans: Plans) -> None:
+    assert plans[0].reason == ""
+    for plan in plans:
+        assert "\n" not in str(plan)
+        assert f"{plan.choice.ranks} rank" in str(plan)
+        assert f"x {plan.choice.replicas} replica" in str(plan)
+    for plan in plans[1:]:
+        assert "the best" in plan.reason
+        assert plan.reason in str(plan)
+    assert plans.rejected
+    assert all(
+        " of 24.00 GiB" in each.reason
+        or "the best" in each.reason
+        or "at least" in each.reason
+        or "fewer than" in each.reason
+        for each in plans.rejected
+    )
+
+
+def test_deferral_wins_on_a_slow_link(plans: Plans) -> None:
+    """Data parallel: reductions of 2 * 3/4 * 1 GiB take 2.6 s at 5 Gbit/s; compute of a step takes 0.96 s."""
+    assert plans[0].choice.ranks > 1
+    modes = {plan.choice.reduction.mode for plan in plans_of(transformer(rate_bps=2e10))[:1]}
+    assert modes == {"deferred"}
+
+
+def test_a_fast_link_makes_data_parallel_best() -> None:
+    """Without bubble: 2 micro-batches of 16 * 30 ms on each rank, 0.96 s."""
+    best = plans_of(transformer(rate_bps=1e14))[0]
+    assert (best.choice.ranks, best.choice.replicas) == (1, 4)
+    assert best.step_s == pytest.approx(0.96, rel=0.01)
+
+
+def test_stale_plans_only_on_request() -> None:
+    costs = transformer(rate_bps=2e10)
+    stale = plans_of(costs, staleness=(0, 1))
+    assert stale[0].choice.reduction.mode == "stale"
+    assert stale[0].step_s < plans_of(costs)[0].step_s
+    assert all(plan.choice.reduction.mode != "stale" for plan in plans_of(costs))
+
+
+def test_little_memory_leads_to_recomputation() -> None:
+    """A rank that keeps one micro-batch of 16 GiB does not fit 8 GiB; its outputs do."""
+    costs = transformer(activation_bytes=GIB)
+    best = plans_of(costs, memory_bytes=8 * GIB)[0]
+    assert best.choice.recompute
+    assert best.memory_bytes <= 8 * GIB
+    assert not plans_of(costs, memory_bytes=200 * GIB)[0].choice.recompute
+
+
+def test_1f1b_gets_a_partition_that_fits() -> None:
+    """Two ranks, 4 layers: rank 0 keeps two micro-batches, so it takes one layer where memory is short."""
+    costs = Costs([Layer(1, 2, 0, 10)] * 4, Link(1e12))
+    best = search(costs, ranks=2, microbatches=1, memory_bytes=30, chunks=(1,))[0]
+    assert best.memory_bytes <= 30
+    tight = search(costs, ranks=2, microbatches=3, memory_bytes=35, chunks=(1,))
+    assert any(plan.choice.cuts == (0, 1, 4) for plan in tight)
+
+
+def test_frontier_of_plans(plans: Plans) -> None:
+    frontier = plans.frontier()
+    assert frontier[0].step_s == plans[0].step_s
+    for plan in plans:
+        assert any(
+            each.step_s <= plan.step_s and each.memory_bytes <= plan.memory_bytes and each.link_bytes <= plan.link_bytes
+            for each in frontier
+        )
+
+
+def test_a_plan_simulates_again(plans: Plans) -> None:
+    assert plans[0].simulate().step_s == pytest.approx(plans[0].step_s, rel=0.01)
+
+
+def test_bad_input_is_named() -> None:
+    costs = transformer()
+    with pytest.raises(ConfigError, match=r"memory_bytes=1000 is too small for any plan: the smallest needs \d+ bytes"):
+        search(costs, ranks=2, microbatches=2, memory_bytes=1000)
+    with pytest.raises(ConfigError, match="ranks=3 and microbatches=1 cannot be divided"):
+        search(transformer(layers=2), ranks=3, microbatches=1, memory_bytes=GIB)
+    with pytest.raises(ConfigError, match="ranks=0 is below 1"):
+        search(costs, ranks=0, microbatches=2, memory_bytes=GIB)
+    with pytest.raises(ConfigError, match="memory_bytes=-1 is not above 0"):
+        search(costs, ranks=2, microbatches=2, memory_bytes=-1)
+    with pytest.raises(ConfigError, match=r"staleness=\(2,\) is unknown"):
+        search(costs, ranks=2, microbatches=2, memory_bytes=GIB, staleness=(2,))
