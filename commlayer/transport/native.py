@@ -58,8 +58,8 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EMISMATCH: (
         MismatchError,
         (
-            "call the same operations in the same order on all ranks, with the same sizes, dtypes, and policy or "
-            "tolerance"
+            "call the same operations in the same order on all ranks, with the same sizes, dtypes, priorities, and "
+            "policy or tolerance"
         ),
     ),
     lib.CL_ENOLIBFABRIC: (

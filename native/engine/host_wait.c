@@ -10,12 +10,12 @@
 #define relax() sched_yield()
 #endif
 
-static int wait_for(struct cl_member *member, uint32_t index, uint32_t value, uint64_t deadline_us)
+static int wait_for(struct cl_member *member, uint32_t class, uint32_t index, uint32_t value, uint64_t deadline_us)
 {
-    const struct cl_host_queue *queue = &member->group.host_queue;
+    const struct cl_host_queue *queue = &member->group.host_queues.queues[class];
     uint64_t start = cl_now_us(), now = start;
-    uint64_t limit = member->spin_us;
-    if (limit > 0 && member->spin_ewma_us <= limit) {
+    uint64_t limit = member->spin_us, ewma = atomic_load_explicit(&member->spin_ewma_us, memory_order_relaxed);
+    if (limit > 0 && ewma <= limit) {
         while (now - start < limit) {
             for (int i = 0; i < 64; i++) {
                 if (cl_host_queue_reached(queue, index, value))
@@ -26,18 +26,18 @@ static int wait_for(struct cl_member *member, uint32_t index, uint32_t value, ui
         }
     }
     while (!cl_host_queue_reached(queue, index, value)) {
-        int stop = cl_group_check_wait(&member->group, index, value, now, deadline_us);
+        int stop = cl_group_check_wait(&member->group, class, index, value, now, deadline_us);
         if (stop != CL_OK)
             return stop;
         uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
-        cl_host_sleep(member->host, index, value, left);
+        cl_host_sleep(member->host, class, index, value, left);
         now = cl_now_us();
     }
 reached:
     now = cl_now_us();
     /* Capped: one late rank must not turn spinning off for long. */
     uint64_t took = now - start > 4 * limit ? 4 * limit : now - start;
-    member->spin_ewma_us = (7 * member->spin_ewma_us + took) / 8;
+    atomic_store_explicit(&member->spin_ewma_us, (7 * ewma + took) / 8, memory_order_relaxed);
     return CL_OK;
 }
 
@@ -56,8 +56,8 @@ static int run_plan(struct cl_member *member, struct cl_operation *operation)
         }
         if (!cl_executor_awaits(operation->executor, 0, &rank, &value))
             return CL_EINVAL; /* a plan that waits for nothing; cl_plan_create refuses those */
-        int status =
-            wait_for(member, cl_host_queue_index(&member->group.host_queue, rank), value, operation->deadline_us);
+        uint32_t index = member->group.host_queues.index[rank];
+        int status = wait_for(member, operation->turn.class, index, value, operation->deadline_us);
         if (status != CL_OK)
             return status;
     }
@@ -66,17 +66,18 @@ static int run_plan(struct cl_member *member, struct cl_operation *operation)
 int cl_host_wait_run(struct cl_member *member, struct cl_operation *operation)
 {
     struct cl_group *group = &member->group;
+    const struct cl_host_turn *turn = &operation->turn;
     uint32_t behind = 0;
     bool host = operation->plan->uses_host;
-    int status = cl_group_check_wait(group, UINT32_MAX, 0, 0, UINT64_MAX);
-    while (status == CL_OK && host && !cl_host_queue_gate_is_open(&group->host_queue, &operation->turn, &behind))
-        status = wait_for(member, behind, operation->turn.gate, operation->deadline_us);
+    int status = cl_group_check_wait(group, turn->class, UINT32_MAX, 0, 0, UINT64_MAX);
+    while (status == CL_OK && host && !cl_host_queues_gate_is_open(&group->host_queues, turn, &behind))
+        status = wait_for(member, turn->class, behind, turn->gate, operation->deadline_us);
     if (status == CL_OK)
         status = cl_group_start(group, operation, operation->submitted_us);
     if (status == CL_OK)
         status = run_plan(member, operation);
     if (host && status == CL_OK) /* only then: the post says that all data is there */
-        cl_host_queue_end(&group->host_queue, &operation->turn);
+        cl_host_queues_end(&group->host_queues, turn);
     else if (host && status == CL_ECLOSED)
         cl_host_abort(member->host, CL_EABORTED, group->rank); /* this rank leaves, and the others wait for it */
     else if (status != CL_OK)

@@ -8,6 +8,7 @@
 #include "os/process.h"
 
 _Static_assert(offsetof(struct cl_member, group) == 0, "cl_group is the member's address");
+_Static_assert(CL_HOST_CLASSES == CL_CLASSES, "a host has memory for each class");
 
 /* ---- the group's io: see group/io.h ---- */
 
@@ -23,16 +24,16 @@ static void wake_host(void *context)
     cl_host_wake_all(member->host);
 }
 
-static void post(void *context, uint32_t value)
+static void post(void *context, uint32_t class, uint32_t value)
 {
     const struct cl_member *member = context;
-    cl_host_post(member->host, value);
+    cl_host_post(member->host, class, value);
 }
 
-static void request_bell(void *context, uint32_t index)
+static void request_bell(void *context, uint32_t class, uint32_t index)
 {
     const struct cl_member *member = context;
-    cl_host_request_bell(member->host, index);
+    cl_host_request_bell(member->host, class, index);
 }
 
 /* Whether the process of a neighbour has been stopped for the peer timeout, after which a silent rank of another host
@@ -87,24 +88,33 @@ void cl_member_ended(void *context, struct cl_operation *operation, int status)
 
 /* ---- opening ---- */
 
+static void map_queues(struct cl_host_queues *queues, struct cl_host *host)
+{
+    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+        for (uint32_t i = 0; i < queues->local_count; i++) {
+            struct cl_host_place place = {
+                .counter = cl_host_counter(host, class, i),
+                .staging = {cl_host_staging(host, class, i, 0), cl_host_staging(host, class, i, 1)},
+                .signatures = {cl_host_signature(host, class, i, 0), cl_host_signature(host, class, i, 1)}};
+            cl_host_queues_map(queues, class, i, &place);
+        }
+    }
+}
+
 /* Maps the memory that the ranks of this host share. A rank alone on its host has some, too: its plans may post. */
 static int map_host(struct cl_member *member, const struct cl_group_options *options)
 {
-    struct cl_host_queue *queue = &member->group.host_queue;
+    struct cl_host_queues *queues = &member->group.host_queues;
     bool alone = options->local_count == 1;
     int32_t fd = options->host_fd;
     int status = alone ? cl_host_create(1, options->staging_bytes, &fd) : CL_OK;
     if (status == CL_OK)
-        status = cl_host_map(fd, options->local_count, queue->self, options->staging_bytes,
+        status = cl_host_map(fd, options->local_count, queues->self, options->staging_bytes,
                              alone ? member->engine->bell : options->bells, member->engine->bell_fd, &member->host);
     if (alone)
         cl_host_close_fd(fd);
-    for (uint32_t i = 0; status == CL_OK && i < queue->local_count; i++) {
-        struct cl_host *host = member->host;
-        uint8_t *staging[] = {cl_host_staging(host, i, 0), cl_host_staging(host, i, 1)};
-        _Atomic uint64_t *signatures[] = {cl_host_signature(host, i, 0), cl_host_signature(host, i, 1)};
-        cl_host_queue_map(queue, i, cl_host_counter(host, i), staging, signatures);
-    }
+    if (status == CL_OK)
+        map_queues(queues, member->host);
     return status;
 }
 
@@ -126,8 +136,8 @@ static void join_engine(struct cl_member *member)
     engine->groups = group;
     for (uint32_t i = 0; i < engine->peers.watched_count; i++) {
         const struct cl_watched *watched = &engine->peers.watched[i];
-        for (uint32_t local = 0; local < group->host_queue.local_count; local++)
-            if (group->peers[group->host_queue.local[local]] == watched->peer)
+        for (uint32_t local = 0; local < group->host_queues.local_count; local++)
+            if (group->peers[group->host_queues.local[local]] == watched->peer)
                 member->neighbours[local].pid = watched->pid;
         if (watched->pidfd < 0)
             cl_group_peer_died(group, watched->peer);
@@ -208,8 +218,9 @@ void cl_group_close(cl_group *group)
     int32_t open = CL_OK;
     atomic_compare_exchange_strong(&group->status, &open, CL_ECLOSED);
     cl_host_wake_all(member->host); /* ends the wait of a calling thread, which must leave first */
-    while (atomic_load(&group->host_queue.taken))
-        sched_yield();
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        while (atomic_load(&group->host_queues.queues[class].taken))
+            sched_yield();
     pthread_mutex_lock(&engine->core);
     empty_inbox(engine, group);
     cl_group_leave(group, cl_now_us());

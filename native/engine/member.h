@@ -24,9 +24,9 @@ struct cl_member {
     struct cl_engine *engine;
     struct cl_host *host;
     struct cl_neighbour *neighbours; /* by local index */
-    pthread_mutex_t submitting;      /* makes the order of submission; guards entry to the host queue */
+    pthread_mutex_t submitting;      /* makes the order of submission; guards entry to the host queues */
     uint64_t spin_us;
-    uint64_t spin_ewma_us; /* how long recent waits of calling threads took */
+    _Atomic uint64_t spin_ewma_us; /* how long recent waits of calling threads took */
 };
 
 static inline struct cl_member *cl_member_of(cl_group *group)

@@ -56,8 +56,9 @@ int cl_run(cl_group *group, const struct cl_operation_request *request)
         return status;
     struct cl_member *member = cl_member_of(group);
     struct cl_operation *operation = &submission->operation;
+    struct cl_host_queue *queue = &group->host_queues.queues[operation->qos.priority];
     pthread_mutex_lock(&member->submitting);
-    bool here = operation->plan->network_steps == 0 && cl_host_queue_enter(&group->host_queue);
+    bool here = operation->plan->network_steps == 0 && cl_host_queue_enter(queue);
     if (here)
         cl_group_order(group, operation);
     else if (cl_member_hand_over(member, operation))
@@ -68,7 +69,7 @@ int cl_run(cl_group *group, const struct cl_operation_request *request)
         cl_operation_end(operation, status, operation->submitted_us);
         cl_member_ended(member, operation, status);
         pthread_mutex_lock(&member->submitting);
-        if (cl_host_queue_leave(&group->host_queue))
+        if (cl_host_queue_leave(queue))
             cl_engine_wake(member->engine);
         pthread_mutex_unlock(&member->submitting); /* the group may be closed and freed from here on */
     } else {

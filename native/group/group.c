@@ -10,12 +10,14 @@ int cl_group_init(struct cl_group *group, const struct cl_group_options *options
 {
     *group = (struct cl_group){
         .id = options->id, .rank = options->rank, .size = options->size, .endpoint = endpoint, .io = *io};
-    group->last = &group->first;
+    group->in_flight.last = &group->in_flight.first;
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        group->host_flight[class].last = &group->host_flight[class].first;
     atomic_init(&group->culprit, UINT32_MAX);
     if (options->rank >= options->size || options->peers == NULL || (options->id & CL_GROUP_P2P) != 0)
         return CL_EINVAL;
-    int status = cl_host_queue_init(&group->host_queue, group->size, group->rank, options->local, options->local_count,
-                                    &group->io);
+    int status = cl_host_queues_init(&group->host_queues, group->size, group->rank, options->local,
+                                     options->local_count, &group->io);
     if (status != CL_OK)
         return status;
     group->peers = calloc(group->size, sizeof *group->peers);
@@ -29,7 +31,7 @@ int cl_group_init(struct cl_group *group, const struct cl_group_options *options
 void cl_group_free(struct cl_group *group)
 {
     cl_mailbox_free(&group->mailbox);
-    cl_host_queue_free(&group->host_queue);
+    cl_host_queues_free(&group->host_queues);
     free(group->peers);
 }
 
@@ -51,7 +53,7 @@ int cl_group_request(struct cl_group *group, struct cl_operation *operation, con
         (plan->network_steps > 0 && group->endpoint == NULL))
         return CL_EINVAL;
     for (uint32_t i = 0; i < plan->host_rank_count; i++)
-        if (group->host_queue.counters[plan->host_ranks[i]] == NULL)
+        if (group->host_queues.index[plan->host_ranks[i]] == UINT32_MAX)
             return CL_EINVAL; /* a rank of another host */
     cl_operation_init(operation, group, CL_OPERATION_PLAN, request->plan, request->input, request->output);
     int status = cl_operation_request(operation, request, now_us);
@@ -81,25 +83,30 @@ void cl_group_order(struct cl_group *group, struct cl_operation *operation)
         operation->signature = group->signature;
     }
     if (operation->plan->uses_host)
-        cl_host_queue_order(&group->host_queue, &operation->turn, operation->plan->posts, group->signature);
+        cl_host_queues_order(&group->host_queues, &operation->turn, operation->qos.priority, operation->plan->posts,
+                             group->signature);
 }
 
 void cl_group_queue(struct cl_group *group, struct cl_operation *operation)
 {
     if (operation->plan->uses_host)
-        atomic_fetch_add(&group->host_queue.queued, 1);
+        atomic_fetch_add(&group->host_queues.queues[operation->turn.class].queued, 1);
 }
 
 void cl_group_take(struct cl_group *group, struct cl_operation *operation)
 {
+    struct cl_operation_list *list =
+        operation->plan->uses_host ? &group->host_flight[operation->turn.class] : &group->in_flight;
+    if (operation->plan->uses_host && operation->plan->network_steps > 0)
+        cl_endpoint_delay(group->endpoint, group->id, operation->sequence);
     operation->next = NULL;
-    *group->last = operation;
-    group->last = &operation->next;
+    *list->last = operation;
+    list->last = &operation->next;
 }
 
 int cl_group_start(struct cl_group *group, struct cl_operation *operation, uint64_t now_us)
 {
-    struct cl_operation_place place = {group->endpoint, &group->host_queue, group->peers, group->id};
+    struct cl_operation_place place = {group->endpoint, &group->host_queues, group->peers, group->id};
     return cl_operation_start(operation, &place, now_us);
 }
 
@@ -140,11 +147,11 @@ void cl_group_hear_of(struct cl_group *groups, const struct cl_closed_group *abo
 
 void cl_group_peer_died(struct cl_group *group, uint16_t peer)
 {
-    struct cl_host_queue *queue = &group->host_queue;
-    for (uint32_t i = 0; i < queue->local_count; i++) {
-        if (i == queue->self || group->peers[queue->local[i]] != peer)
+    struct cl_host_queues *queues = &group->host_queues;
+    for (uint32_t i = 0; i < queues->local_count; i++) {
+        if (i == queues->self || group->peers[queues->local[i]] != peer)
             continue;
-        atomic_store(&queue->lost[i], true);
+        atomic_store(&queues->lost[i], true);
         group->io.wake_host(group->io.context);
     }
 }
@@ -160,7 +167,8 @@ void cl_group_complete(const struct cl_completion *completion)
     cl_group_fail(group, completion->status, rank_of(group, completion->peer));
 }
 
-int cl_group_check_wait(struct cl_group *group, uint32_t index, uint32_t value, uint64_t now_us, uint64_t deadline_us)
+int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us,
+                        uint64_t deadline_us)
 {
     int status = atomic_load(&group->status);
     if (status != CL_OK)
@@ -173,11 +181,11 @@ int cl_group_check_wait(struct cl_group *group, uint32_t index, uint32_t value, 
     }
     if (index == UINT32_MAX)
         return CL_OK;
-    status = cl_host_queue_doubt(&group->host_queue, index, value, now_us);
+    status = cl_host_queues_doubt(&group->host_queues, class, index, value, now_us);
     if (status == CL_OK && now_us >= deadline_us)
         status = CL_ETIMEDOUT;
     if (status != CL_OK)
-        cl_group_fail(group, status, group->host_queue.local[index]);
+        cl_group_fail(group, status, group->host_queues.local[index]);
     return status;
 }
 
@@ -205,8 +213,10 @@ static void tell_peers(struct cl_group *group, int reason)
 static void end(struct cl_group *group, struct cl_operation *operation, int status, uint64_t now_us)
 {
     if (operation->plan->uses_host)
-        atomic_fetch_sub(&group->host_queue.queued, 1);
+        atomic_fetch_sub(&group->host_queues.queues[operation->turn.class].queued, 1);
     cl_operation_end(operation, status, now_us);
+    if (operation->plan->uses_host && operation->plan->network_steps > 0)
+        cl_endpoint_end(group->endpoint, group->id, operation->sequence);
     group->io.ended(group->io.context, operation, status);
 }
 
@@ -220,22 +230,38 @@ static void forget_messages(struct cl_group *group)
     cl_endpoint_cancel(group->endpoint, group->id, UINT32_MAX);
 }
 
+static void end_list(struct cl_group *group, struct cl_operation_list *list, int status, uint64_t now_us)
+{
+    while (list->first != NULL) {
+        struct cl_operation *operation = list->first;
+        list->first = operation->next;
+        int own = operation->executor != NULL ? cl_executor_status(operation->executor) : CL_OK;
+        end(group, operation, own != CL_OK && own != CL_EABORTED ? own : status, now_us);
+    }
+    list->last = &list->first;
+}
+
+static bool is_idle(const struct cl_group *group)
+{
+    bool idle = group->in_flight.first == NULL;
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        idle = idle && group->host_flight[class].first == NULL;
+    return idle;
+}
+
 /* Ends every operation of the group and tells the peers: always of a failure, of the group's closing only if operations
  * are in flight, which the peers may wait for. */
 static void end_all(struct cl_group *group, int status, uint64_t now_us)
 {
-    if (!group->announced && (status != CL_ECLOSED || group->first != NULL))
+    bool idle = is_idle(group);
+    if (!group->announced && (status != CL_ECLOSED || !idle))
         tell_peers(group, status == CL_ECLOSED ? CL_EABORTED : status);
-    if (group->first == NULL)
+    if (idle)
         return;
     forget_messages(group);
-    while (group->first != NULL) {
-        struct cl_operation *operation = group->first;
-        group->first = operation->next;
-        int own = operation->executor != NULL ? cl_executor_status(operation->executor) : CL_OK;
-        end(group, operation, own != CL_OK && own != CL_EABORTED ? own : status, now_us);
-    }
-    group->last = &group->first;
+    end_list(group, &group->in_flight, status, now_us);
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        end_list(group, &group->host_flight[class], status, now_us);
 }
 
 void cl_group_leave(struct cl_group *group, uint64_t now_us)
@@ -246,8 +272,16 @@ void cl_group_leave(struct cl_group *group, uint64_t now_us)
 
 /* ---- progress ---- */
 
-static int step_operation(struct cl_group *group, struct cl_operation *operation, uint64_t now_us, bool *more)
+/* One call of cl_group_progress. */
+struct progress {
+    uint64_t now_us;
+    uint64_t *deadline_us; /* lowered to those of the operations */
+    bool more;             /* an operation has used up its budget */
+};
+
+static int step_operation(struct cl_group *group, struct cl_operation *operation, size_t budget, struct progress *progress)
 {
+    uint64_t now_us = progress->now_us;
     if (operation->executor == NULL) {
         int status = operation->kind == CL_OPERATION_PLAN ? CL_OK : cl_p2p_bind(operation, &group->mailbox, now_us);
         if (status == CL_OK)
@@ -255,15 +289,15 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
         if (status != CL_OK)
             return status;
     }
-    switch (cl_executor_poll(operation->executor, CL_WORK_BUDGET_BYTES, now_us)) {
+    switch (cl_executor_poll(operation->executor, budget, now_us)) {
     case CL_PROGRESS_DONE:
         if (operation->plan->uses_host)
-            cl_host_queue_end(&group->host_queue, &operation->turn);
+            cl_host_queues_end(&group->host_queues, &operation->turn);
         return CL_OK;
     case CL_PROGRESS_FAILED:
         return cl_executor_status(operation->executor);
     case CL_PROGRESS_MORE:
-        *more = true;
+        progress->more = true;
         return CL_EAGAIN;
     default:
         return CL_EAGAIN;
@@ -277,9 +311,9 @@ static uint32_t culprit_of(const struct cl_group *group, const struct cl_operati
     if (operation->kind != CL_OPERATION_PLAN)
         return status == CL_ETIMEDOUT || status == CL_EPEERLOST ? operation->ticket.source : UINT32_MAX;
     if (operation->executor == NULL) {
-        bool gated =
-            operation->plan->uses_host && !cl_host_queue_gate_is_open(&group->host_queue, &operation->turn, &behind);
-        return status == CL_ETIMEDOUT && gated ? group->host_queue.local[behind] : UINT32_MAX;
+        bool gated = operation->plan->uses_host &&
+                     !cl_host_queues_gate_is_open(&group->host_queues, &operation->turn, &behind);
+        return status == CL_ETIMEDOUT && gated ? group->host_queues.local[behind] : UINT32_MAX;
     }
     if (status != CL_ETIMEDOUT)
         return cl_executor_culprit(operation->executor);
@@ -288,125 +322,159 @@ static uint32_t culprit_of(const struct cl_group *group, const struct cl_operati
     return rank;
 }
 
-/* Whether the operation may run now: if it uses the host's memory, only as the first in the queue, with no calling
- * thread there, and with the gate open. *host_before: an operation before it uses the host, or this one does. */
-static bool may_run(const struct cl_group *group, const struct cl_operation *operation, bool *host_before)
+/* Whether the operation may run now: if it uses the host's memory, only as the first in its queue, with no calling
+ * thread there, and with the gate open. */
+static bool may_run(const struct cl_group *group, const struct cl_operation *operation, bool first)
 {
-    const struct cl_host_queue *queue = &group->host_queue;
     uint32_t behind;
     if (!operation->plan->uses_host)
         return true;
-    bool first = !*host_before;
-    *host_before = true;
     /* queued > 0 keeps calling threads out from here on */
-    return first && !atomic_load(&queue->taken) && cl_host_queue_gate_is_open(queue, &operation->turn, &behind);
+    return first && !atomic_load(&group->host_queues.queues[operation->turn.class].taken) &&
+           cl_host_queues_gate_is_open(&group->host_queues, &operation->turn, &behind);
 }
 
 /* Fails the group if a local rank, for which the operation waits, cannot come any more. Returns the group's status. */
 static int check_host(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us)
 {
+    const struct cl_host_turn *turn = &operation->turn;
     uint32_t rank, value, behind;
     if (!operation->plan->uses_host)
         return CL_OK;
     if (operation->executor == NULL) {
-        bool open = cl_host_queue_gate_is_open(&group->host_queue, &operation->turn, &behind);
-        return cl_group_check_wait(group, open ? UINT32_MAX : behind, operation->turn.gate, now_us, UINT64_MAX);
+        bool open = cl_host_queues_gate_is_open(&group->host_queues, turn, &behind);
+        return cl_group_check_wait(group, turn->class, open ? UINT32_MAX : behind, turn->gate, now_us, UINT64_MAX);
     }
     for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
-        uint32_t index = cl_host_queue_index(&group->host_queue, rank);
-        int status = cl_group_check_wait(group, index, value, now_us, UINT64_MAX);
+        uint32_t index = group->host_queues.index[rank];
+        int status = cl_group_check_wait(group, turn->class, index, value, now_us, UINT64_MAX);
         if (status != CL_OK)
             return status;
     }
     return CL_OK;
 }
 
-static bool uses_host_before(const struct cl_group *group, const struct cl_operation *end)
-{
-    for (const struct cl_operation *operation = group->first; operation != end; operation = operation->next)
-        if (operation->plan->uses_host)
-            return true;
-    return false;
-}
-
-/* Takes a finished operation out of the list. */
-static void finish(struct cl_group *group, struct cl_operation **at, uint64_t now_us)
+/* Takes a finished operation out of its list. */
+static void finish(struct cl_group *group, struct cl_operation_list *list, struct cl_operation **at, uint64_t now_us)
 {
     struct cl_operation *operation = *at;
     *at = operation->next;
     if (operation->next == NULL)
-        group->last = at;
+        list->last = at;
     if (operation->plan->network_steps > 0)
         group->io.drop_payloads(group->io.context); /* queued retransmissions still point to its buffers */
     end(group, operation, CL_OK, now_us);
 }
 
 /* Runs receives from any source whose message has come. */
-static void step_matched(struct cl_group *group, uint64_t now_us, bool *more)
+static void step_matched(struct cl_group *group, struct progress *progress)
 {
     struct cl_operation *matched;
     while (group->mailbox.queues != NULL && (matched = cl_p2p_next(&group->mailbox)) != NULL) {
-        int status = step_operation(group, matched, now_us, more);
+        int status = step_operation(group, matched, CL_WORK_BUDGET_BYTES, progress);
         if (status != CL_EAGAIN)
             cl_group_fail(group, status, culprit_of(group, matched, status));
     }
 }
 
+/* Runs an operation as far as it can, or only looks whether it must end. `first`: no operation of its list is before
+ * it. CL_EAGAIN: it is still in flight; an error: the group has failed. */
+static int advance(struct cl_group *group, struct cl_operation *operation, bool first, size_t budget,
+                   struct progress *progress)
+{
+    uint64_t now_us = progress->now_us;
+    int status = CL_EAGAIN;
+    if (budget > 0 && may_run(group, operation, first))
+        status = step_operation(group, operation, budget, progress);
+    /* The others of a queue wait for the first one. */
+    if (status == CL_EAGAIN && first && check_host(group, operation, now_us) != CL_OK)
+        return CL_EABORTED;
+    if (status == CL_EAGAIN && now_us >= operation->deadline_us)
+        status = CL_ETIMEDOUT;
+    if (status == CL_EAGAIN && operation->deadline_us < *progress->deadline_us)
+        *progress->deadline_us = operation->deadline_us;
+    /* CL_EABORTED: heard while it started. The reason follows, see cl_group_complete. */
+    if (status != CL_OK && status != CL_EAGAIN && status != CL_EABORTED)
+        cl_group_fail(group, status, culprit_of(group, operation, status));
+    return status;
+}
+
+/* Runs the operations of a list. False when the group has failed. */
+static bool advance_list(struct cl_group *group, struct cl_operation_list *list, size_t budget, struct progress *progress)
+{
+    struct cl_operation **at = &list->first;
+    while (*at != NULL && atomic_load(&group->status) == CL_OK) {
+        int status = advance(group, *at, at == &list->first, budget, progress);
+        if (status == CL_OK)
+            finish(group, list, at, progress->now_us);
+        else if (status == CL_EAGAIN)
+            at = &(*at)->next;
+        else
+            return false;
+    }
+    return atomic_load(&group->status) == CL_OK;
+}
+
+/* Runs the host queues, the most urgent one first. Once a queue has used up its budget, the others have to wait, but
+ * for one turn now and then. */
+static void advance_queues(struct cl_group *group, struct progress *progress)
+{
+    size_t budget = CL_WORK_BUDGET_BYTES;
+    bool used_up = false;
+    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+        struct cl_operation_list *list = &group->host_flight[class];
+        if (list->first == NULL)
+            continue;
+        progress->more = false;
+        if (!advance_list(group, list, budget, progress))
+            return;
+        if (progress->more && !used_up) {
+            used_up = true;
+            bool pass_by = ++group->host_queues.passed_by % CL_HOST_QUEUE_GUARD != 0;
+            budget = pass_by ? 0 : CL_WORK_BUDGET_BESIDE_BYTES;
+        } else if (!used_up) {
+            budget = CL_WORK_BUDGET_BESIDE_BYTES;
+        }
+    }
+    progress->more = used_up;
+}
+
 bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
 {
-    bool more = false, host_before = false;
-    struct cl_operation **at = &group->first;
+    struct progress progress = {.now_us = now_us, .deadline_us = deadline_us};
     uint32_t culprit;
     int aborted = group->io.aborted(group->io.context, &culprit);
     if (aborted != CL_OK)
         cl_group_hear(group, aborted, culprit);
-    step_matched(group, now_us, &more);
-    while (*at != NULL && atomic_load(&group->status) == CL_OK) {
-        struct cl_operation *operation = *at;
-        int status = CL_EAGAIN;
-        if (may_run(group, operation, &host_before))
-            status = step_operation(group, operation, now_us, &more);
-        if (status == CL_OK) {
-            finish(group, at, now_us);
-            host_before = uses_host_before(group, *at);
-            continue;
-        }
-        if (status == CL_EAGAIN && check_host(group, operation, now_us) != CL_OK)
-            break;
-        if (status == CL_EAGAIN && now_us >= operation->deadline_us)
-            status = CL_ETIMEDOUT;
-        if (status == CL_EABORTED) /* heard while it started: the reason follows, see cl_group_complete */
-            break;
-        if (status != CL_EAGAIN) {
-            cl_group_fail(group, status, culprit_of(group, operation, status));
-            break;
-        }
-        if (operation->deadline_us < *deadline_us)
-            *deadline_us = operation->deadline_us;
-        at = &operation->next;
+    step_matched(group, &progress);
+    if (advance_list(group, &group->in_flight, CL_WORK_BUDGET_BYTES, &progress)) {
+        bool more = progress.more;
+        advance_queues(group, &progress);
+        progress.more |= more;
     }
     int failed = atomic_load(&group->status);
     if (failed != CL_OK) {
         end_all(group, failed, now_us);
         return false;
     }
-    return more;
+    return progress.more;
 }
 
-/* Asks for the bells of one operation, the first that uses the host. */
+/* Asks for the bells of one operation, the first of its queue. */
 static bool arm_bells(struct cl_group *group, const struct cl_operation *operation)
 {
-    const struct cl_host_queue *queue = &group->host_queue;
+    const struct cl_host_turn *turn = &operation->turn;
+    const struct cl_host_queue *queue = &group->host_queues.queues[turn->class];
     uint32_t rank, value, behind;
     if (operation->executor == NULL) {
-        if (!cl_host_queue_gate_is_open(queue, &operation->turn, &behind))
-            group->io.request_bell(group->io.context, behind);
+        if (!cl_host_queues_gate_is_open(&group->host_queues, turn, &behind))
+            group->io.request_bell(group->io.context, turn->class, behind);
         /* A calling thread that has taken the queue wakes the engine when it leaves. */
-        return atomic_load(&queue->taken) || !cl_host_queue_gate_is_open(queue, &operation->turn, &behind);
+        return atomic_load(&queue->taken) || !cl_host_queues_gate_is_open(&group->host_queues, turn, &behind);
     }
     for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
-        uint32_t index = cl_host_queue_index(queue, rank);
-        group->io.request_bell(group->io.context, index);
+        uint32_t index = group->host_queues.index[rank];
+        group->io.request_bell(group->io.context, turn->class, index);
         if (cl_host_queue_reached(queue, index, value))
             return false;
     }
@@ -415,12 +483,14 @@ static bool arm_bells(struct cl_group *group, const struct cl_operation *operati
 
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
 {
-    const struct cl_operation *operation = group->first;
-    while (operation != NULL && !operation->plan->uses_host)
-        operation = operation->next;
-    if (operation == NULL)
-        return true;
-    if (now_us + CL_SLEEP_MAX_US < *deadline_us)
-        *deadline_us = now_us + CL_SLEEP_MAX_US;
-    return arm_bells(group, operation);
+    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+        const struct cl_operation *operation = group->host_flight[class].first;
+        if (operation == NULL)
+            continue;
+        if (now_us + CL_SLEEP_MAX_US < *deadline_us)
+            *deadline_us = now_us + CL_SLEEP_MAX_US;
+        if (!arm_bells(group, operation))
+            return false;
+    }
+    return true;
 }

@@ -1,8 +1,8 @@
 /*
  * Group: one rank's part of a communicator: the order of its operations, which of them run, and how it fails.
  *
- * Operations that need packets run in cl_group_progress, any number at a time; those that touch the host's shared
- * memory one after another, in the order of submission (host_queue.h).
+ * Operations that need packets run in cl_group_progress, any number at a time; of those that touch the host's shared
+ * memory one per class at a time, in the order of submission (host_queue.h), the most urgent class first.
  *
  * All ranks must submit the same operations in the same order. Each operation carries a signature of everything that
  * was submitted so far, which other ranks compare: in packets (protocol/signatures.h) and, in the host's memory, beside
@@ -18,6 +18,10 @@
 
 enum {
     CL_WORK_BUDGET_BYTES = 1 << 20, /* local copying between two looks at the sockets */
+    /* ... of operations in shared memory beside one of a more urgent class. While that one uses its budget up, they
+     * have every CL_HOST_QUEUE_GUARD-th turn only. */
+    CL_WORK_BUDGET_BESIDE_BYTES = 128 << 10,
+    CL_HOST_QUEUE_GUARD = 8,
     CL_SLEEP_MAX_US = 100000,       /* no wait is longer: a lost wake-up costs this much, never a hang */
 };
 
@@ -32,10 +36,11 @@ struct cl_group {
     /* of the latest operation; submissions are serialised */
     uint32_t sequence;
     uint64_t signature;
-    struct cl_host_queue host_queue;
+    struct cl_host_queues host_queues;
     struct cl_mailbox mailbox;
-    struct cl_operation *first, **last; /* in flight, in order of submission */
-    struct cl_group *next;              /* in the list of whoever runs it */
+    struct cl_operation_list in_flight;             /* those that do not use the host's memory */
+    struct cl_operation_list host_flight[CL_CLASSES]; /* those that do, by class */
+    struct cl_group *next;                          /* in the list of whoever runs it */
 };
 
 /* CL_EINVAL for ranks that do not fit together, or CL_ENOMEM; cl_group_free also after a failure. */
@@ -69,9 +74,10 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
 /* A message of one of its operations ended. */
 void cl_group_complete(const struct cl_completion *completion);
-/* What a wait for local rank `index` to come to `value` must end with, and fails the group with; CL_OK: go on. The
- * index UINT32_MAX: the wait has not begun. Any thread. */
-int cl_group_check_wait(struct cl_group *group, uint32_t index, uint32_t value, uint64_t now_us, uint64_t deadline_us);
+/* What a wait for local rank `index` to come to `value` in a class must end with, and fails the group with; CL_OK: go
+ * on. The index UINT32_MAX: the wait has not begun. Any thread. */
+int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us,
+                        uint64_t deadline_us);
 
 /* ---- its end ---- */
 

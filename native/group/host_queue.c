@@ -3,69 +3,67 @@
 #include <stdlib.h>
 #include <string.h>
 
-int cl_host_queue_init(struct cl_host_queue *queue, uint32_t size, uint32_t rank, const uint32_t *local,
-                       uint32_t local_count, const struct cl_group_io *io)
+enum { HASH_BITS = 24 /* of a published signature; the number of the operation is above */ };
+
+static bool allocate(struct cl_host_queues *queues, uint32_t size)
 {
-    *queue = (struct cl_host_queue){.io = io, .rank = rank, .local_count = local_count, .self = UINT32_MAX};
+    queues->local = calloc(queues->local_count, sizeof *queues->local);
+    queues->index = calloc(size, sizeof *queues->index);
+    queues->lost = calloc(queues->local_count, sizeof *queues->lost);
+    bool complete = queues->local != NULL && queues->index != NULL && queues->lost != NULL;
+    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+        struct cl_host_queue *queue = &queues->queues[class];
+        queue->places = calloc(queues->local_count, sizeof *queue->places);
+        complete = complete && queue->places != NULL;
+    }
+    return complete;
+}
+
+int cl_host_queues_init(struct cl_host_queues *queues, uint32_t size, uint32_t rank, const uint32_t *local,
+                        uint32_t local_count, const struct cl_group_io *io)
+{
+    *queues = (struct cl_host_queues){.io = io, .local_count = local_count, .self = UINT32_MAX};
     if (local == NULL || local_count == 0 || local_count > size)
         return CL_EINVAL;
     for (uint32_t i = 0; i < local_count; i++) {
         if (local[i] >= size || (i > 0 && local[i] <= local[i - 1]))
             return CL_EINVAL;
         if (local[i] == rank)
-            queue->self = i;
+            queues->self = i;
     }
-    if (queue->self == UINT32_MAX)
+    if (queues->self == UINT32_MAX)
         return CL_EINVAL;
-    queue->local = calloc(local_count, sizeof *queue->local);
-    queue->lost = calloc(local_count, sizeof *queue->lost);
-    queue->counters = calloc(size, sizeof *queue->counters);
-    bool complete = queue->local != NULL && queue->lost != NULL && queue->counters != NULL;
-    for (uint32_t parity = 0; parity < 2; parity++) {
-        queue->staging[parity] = calloc(size, sizeof *queue->staging[parity]);
-        queue->signatures[parity] = calloc(size, sizeof *queue->signatures[parity]);
-        complete = complete && queue->staging[parity] != NULL && queue->signatures[parity] != NULL;
-    }
-    if (!complete)
+    if (!allocate(queues, size))
         return CL_ENOMEM;
-    memcpy(queue->local, local, local_count * sizeof *local);
+    memcpy(queues->local, local, local_count * sizeof *local);
+    memset(queues->index, 0xff, size * sizeof *queues->index);
+    for (uint32_t i = 0; i < local_count; i++)
+        queues->index[local[i]] = i;
     return CL_OK;
 }
 
-void cl_host_queue_free(struct cl_host_queue *queue)
+void cl_host_queues_free(struct cl_host_queues *queues)
 {
-    free(queue->local);
-    free(queue->lost);
-    free(queue->counters);
-    for (uint32_t parity = 0; parity < 2; parity++) {
-        free(queue->staging[parity]);
-        free(queue->signatures[parity]);
-    }
+    free(queues->local);
+    free(queues->index);
+    free(queues->lost);
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        free(queues->queues[class].places);
 }
 
-void cl_host_queue_map(struct cl_host_queue *queue, uint32_t index, _Atomic uint32_t *counter,
-                       uint8_t *const staging[2], _Atomic uint64_t *const signatures[2])
+void cl_host_queues_map(struct cl_host_queues *queues, uint32_t class, uint32_t index,
+                        const struct cl_host_place *place)
 {
-    uint32_t rank = queue->local[index];
-    queue->counters[rank] = counter;
-    for (uint32_t parity = 0; parity < 2; parity++) {
-        queue->staging[parity][rank] = staging[parity];
-        queue->signatures[parity][rank] = signatures[parity];
-    }
+    queues->queues[class].places[index] = *place;
 }
 
-uint32_t cl_host_queue_index(const struct cl_host_queue *queue, uint32_t rank)
+void cl_host_queues_order(struct cl_host_queues *queues, struct cl_host_turn *turn, uint32_t class, uint32_t posts,
+                          uint64_t signature)
 {
-    uint32_t index = 0;
-    while (queue->local[index] != rank)
-        index++;
-    return index;
-}
-
-void cl_host_queue_order(struct cl_host_queue *queue, struct cl_host_turn *turn, uint32_t posts, uint64_t signature)
-{
-    turn->signature = (uint64_t)(queue->sequence + 1) << 32 | (uint32_t)signature;
-    turn->parity = queue->sequence++ & 1;
+    struct cl_host_queue *queue = &queues->queues[class];
+    turn->signature = ++queues->sequence << HASH_BITS | (signature & ((1u << HASH_BITS) - 1));
+    turn->class = class;
+    turn->parity = queue->operations++ & 1;
     turn->gate = queue->previous_base;
     turn->base = queue->base;
     turn->posts = posts;
@@ -87,10 +85,11 @@ bool cl_host_queue_leave(struct cl_host_queue *queue)
     return atomic_load(&queue->queued) > 0;
 }
 
-bool cl_host_queue_gate_is_open(const struct cl_host_queue *queue, const struct cl_host_turn *turn, uint32_t *behind)
+bool cl_host_queues_gate_is_open(const struct cl_host_queues *queues, const struct cl_host_turn *turn,
+                                 uint32_t *behind)
 {
-    for (uint32_t i = 0; i < queue->local_count; i++) {
-        if (!cl_host_queue_reached(queue, i, turn->gate)) {
+    for (uint32_t i = 0; i < queues->local_count; i++) {
+        if (!cl_host_queue_reached(&queues->queues[turn->class], i, turn->gate)) {
             *behind = i;
             return false;
         }
@@ -98,41 +97,54 @@ bool cl_host_queue_gate_is_open(const struct cl_host_queue *queue, const struct 
     return true;
 }
 
-struct cl_host_view cl_host_queue_begin(struct cl_host_queue *queue, const struct cl_host_turn *turn)
+struct cl_host_view cl_host_queues_begin(struct cl_host_queues *queues, const struct cl_host_turn *turn)
 {
+    const struct cl_host_place *places = queues->queues[turn->class].places;
     /* The turn's first post publishes it. */
-    atomic_store_explicit(queue->signatures[turn->parity][queue->rank], turn->signature, memory_order_relaxed);
-    return (struct cl_host_view){.staging = queue->staging[turn->parity],
-                                 .signatures = queue->signatures[turn->parity],
+    atomic_store_explicit(places[queues->self].signatures[turn->parity], turn->signature, memory_order_relaxed);
+    return (struct cl_host_view){.places = places,
+                                 .index = queues->index,
+                                 .parity = turn->parity,
                                  .signature = turn->signature,
-                                 .counters = queue->counters,
                                  .base = turn->base,
-                                 .post = queue->io->post,
-                                 .context = queue->io->context};
+                                 .class = turn->class,
+                                 .post = queues->io->post,
+                                 .context = queues->io->context};
 }
 
-void cl_host_queue_end(struct cl_host_queue *queue, const struct cl_host_turn *turn)
+void cl_host_queues_end(struct cl_host_queues *queues, const struct cl_host_turn *turn)
 {
-    queue->io->post(queue->io->context, turn->base + turn->posts + 1);
+    queues->io->post(queues->io->context, turn->class, turn->base + turn->posts + 1);
 }
 
-/* Whether a local rank runs another operation in the same turn, as far as the two are within sight of each other. */
-static bool disagrees(const struct cl_host_queue *queue, uint32_t rank)
+static uint64_t published(const struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t parity)
 {
-    for (uint32_t parity = 0; parity < 2; parity++) {
-        uint64_t own = atomic_load_explicit(queue->signatures[parity][queue->rank], memory_order_relaxed);
-        uint64_t other = atomic_load_explicit(queue->signatures[parity][rank], memory_order_relaxed);
-        if (own != other && own >> 32 == other >> 32)
-            return true;
+    return atomic_load_explicit(queues->queues[class].places[index].signatures[parity], memory_order_relaxed);
+}
+
+/* Whether a local rank runs the operation with this signature otherwise, or in another class, as far as the two are
+ * within sight of each other. */
+static bool differs(const struct cl_host_queues *queues, uint32_t class, uint32_t index, uint64_t signature)
+{
+    for (uint32_t other = 0; other < CL_CLASSES; other++) {
+        for (uint32_t parity = 0; parity < 2; parity++) {
+            uint64_t theirs = published(queues, other, index, parity);
+            if (theirs >> HASH_BITS == signature >> HASH_BITS && (theirs != signature || other != class))
+                return true;
+        }
     }
     return false;
 }
 
-int cl_host_queue_doubt(struct cl_host_queue *queue, uint32_t index, uint32_t value, uint64_t now_us)
+int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t value,
+                         uint64_t now_us)
 {
-    if (disagrees(queue, queue->local[index]))
-        return CL_EMISMATCH;
+    for (uint32_t parity = 0; parity < 2; parity++) {
+        uint64_t own = published(queues, class, queues->self, parity);
+        if (own != 0 && differs(queues, class, index, own))
+            return CL_EMISMATCH;
+    }
     /* The counter comes second: a rank may have made its last post just before it went. */
-    bool gone = atomic_load(&queue->lost[index]) || queue->io->is_gone(queue->io->context, index, now_us);
-    return gone && !cl_host_queue_reached(queue, index, value) ? CL_EPEERLOST : CL_OK;
+    bool gone = atomic_load(&queues->lost[index]) || queues->io->is_gone(queues->io->context, index, now_us);
+    return gone && !cl_host_queue_reached(&queues->queues[class], index, value) ? CL_EPEERLOST : CL_OK;
 }

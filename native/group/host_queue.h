@@ -1,42 +1,52 @@
 /*
- * Host queue: the operations of one group in shared memory of a host. They run one after another, in the order of
- * submission: in cl_group_progress, or, when the caller waits anyway and no other operation is queued, in the calling
- * thread, which saves two thread switches.
+ * Host queues: the operations of one group in shared memory of a host, in one queue per class of service.
  *
- * Host counters. Each operation owns the counter values base+1 .. base+posts of its plan, and base+posts+1, which every
- * rank posts when it has ended the operation: it reads the others' staging no more. Consecutive operations use
- * alternate halves of the staging, so an operation may start once every local rank has ended the operation two before
- * it (the gate). That has nearly always happened long ago.
+ * The operations of one queue run one after another, in the order of submission. Those of different queues overtake
+ * each other. They run in cl_group_progress, or, when the caller waits anyway and no other operation of the class is
+ * queued, in the calling thread, which saves two thread switches. An operation has the same class on all ranks of the
+ * host.
  *
- * Signatures. Beside its counter each rank publishes the signature of the operation that uses each half of its staging.
- * Ranks that wait for each other compare them.
+ * Host counters. Each rank has a counter per queue. Each operation owns the counter values base+1 .. base+posts of its
+ * plan, and base+posts+1, which every rank posts when it has ended the operation: it reads the others' staging no more.
+ * Consecutive operations of a queue use alternate halves of its staging, so an operation may start once every local
+ * rank has ended the operation two before it (the gate). That has nearly always happened long ago.
+ *
+ * Signatures. Beside its counter each rank publishes the signature of the operation that uses each half of its staging:
+ * the number of the operation, counted over all queues, and a hash. Ranks that wait for each other compare them, also
+ * with those of other queues: a rank that runs the operation in another class runs another operation.
  */
 #ifndef CL_GROUP_HOST_QUEUE_H
 #define CL_GROUP_HOST_QUEUE_H
 
 #include <stdatomic.h>
 
+#include "congestion/class.h"
 #include "group/io.h"
 #include "plan/executor.h"
 
 struct cl_host_queue {
-    const struct cl_group_io *io;
-    uint32_t rank, self; /* this rank, and its local index */
-    uint32_t local_count;
-    uint32_t *local; /* local index -> group rank, ascending */
-    /* by group rank; NULL for ranks of other hosts */
-    uint8_t **staging[2]; /* by parity */
-    _Atomic uint64_t **signatures[2];
-    _Atomic uint32_t **counters;
-    atomic_bool *lost; /* by local index: the process has died */
+    struct cl_host_place *places; /* by local index */
     /* of the next operation; submissions are serialised */
-    uint32_t sequence, base, previous_base;
+    uint32_t operations, base, previous_base;
     atomic_uint queued; /* operations handed over to cl_group_progress and not yet done */
     atomic_bool taken;  /* a calling thread runs an operation */
 };
 
-/* The place of one operation in the queue. */
+struct cl_host_queues {
+    const struct cl_group_io *io;
+    uint32_t self; /* this rank's local index */
+    uint32_t local_count;
+    uint32_t *local;    /* local index -> group rank, ascending */
+    uint32_t *index;    /* group rank -> local index; UINT32_MAX: a rank of another host */
+    atomic_bool *lost;  /* by local index: the process has died */
+    uint64_t sequence;  /* of the latest operation in any queue; submissions are serialised */
+    uint32_t passed_by; /* turns in which less urgent queues had to wait: see group.c */
+    struct cl_host_queue queues[CL_CLASSES];
+};
+
+/* The place of one operation in its queue. */
 struct cl_host_turn {
+    uint32_t class;
     uint32_t base; /* host counters at its start */
     uint32_t posts;
     uint32_t gate; /* every local rank's counter must have come this far first */
@@ -44,40 +54,41 @@ struct cl_host_turn {
     uint64_t signature;
 };
 
-/* A queue of `size` ranks, of which `local` share this host's memory. The caller must cl_host_queue_map each. CL_EINVAL
- * for a list that is not ascending, beyond size, or without `rank`; CL_ENOMEM. cl_host_queue_free also after a failure.
- */
-int cl_host_queue_init(struct cl_host_queue *queue, uint32_t size, uint32_t rank, const uint32_t *local,
-                       uint32_t local_count, const struct cl_group_io *io);
-void cl_host_queue_free(struct cl_host_queue *queue);
-/* Gives local rank `index` its part of the shared memory. */
-void cl_host_queue_map(struct cl_host_queue *queue, uint32_t index, _Atomic uint32_t *counter,
-                       uint8_t *const staging[2], _Atomic uint64_t *const signatures[2]);
-/* The local index of a group rank of this host. */
-uint32_t cl_host_queue_index(const struct cl_host_queue *queue, uint32_t rank);
+/* The queues of a group of `size` ranks, of which `local` share this host's memory. The caller must cl_host_queues_map
+ * each, for each class. CL_EINVAL for a list that is not ascending, beyond size, or without `rank`; CL_ENOMEM.
+ * cl_host_queues_free also after a failure. */
+int cl_host_queues_init(struct cl_host_queues *queues, uint32_t size, uint32_t rank, const uint32_t *local,
+                        uint32_t local_count, const struct cl_group_io *io);
+void cl_host_queues_free(struct cl_host_queues *queues);
+/* Gives local rank `index` its part of the shared memory of a class. */
+void cl_host_queues_map(struct cl_host_queues *queues, uint32_t class, uint32_t index,
+                        const struct cl_host_place *place);
 
-/* Gives an operation that posts `posts` values the next turn. `signature`: of everything submitted so far. */
-void cl_host_queue_order(struct cl_host_queue *queue, struct cl_host_turn *turn, uint32_t posts, uint64_t signature);
+/* Gives an operation that posts `posts` values the next turn of its class. `signature`: of everything submitted so far.
+ */
+void cl_host_queues_order(struct cl_host_queues *queues, struct cl_host_turn *turn, uint32_t class, uint32_t posts,
+                          uint64_t signature);
 /* Takes the queue for the calling thread if no operation is queued: the caller's operation has the next turn then. */
 bool cl_host_queue_enter(struct cl_host_queue *queue);
 /* The calling thread has ended its operation. Returns whether others are queued, whose engine must be woken. */
 bool cl_host_queue_leave(struct cl_host_queue *queue);
 
-/* Whether the counter of a local rank has come to `value`. */
+/* Whether the counter of local rank `index` has come to `value`. */
 static inline bool cl_host_queue_reached(const struct cl_host_queue *queue, uint32_t index, uint32_t value)
 {
-    const _Atomic uint32_t *counter = queue->counters[queue->local[index]];
-    return (int32_t)(atomic_load_explicit(counter, memory_order_acquire) - value) >= 0;
+    return (int32_t)(atomic_load_explicit(queue->places[index].counter, memory_order_acquire) - value) >= 0;
 }
 /* Whether all local ranks have come far enough for the turn; else *behind is the local index of one that has not. */
-bool cl_host_queue_gate_is_open(const struct cl_host_queue *queue, const struct cl_host_turn *turn, uint32_t *behind);
+bool cl_host_queues_gate_is_open(const struct cl_host_queues *queues, const struct cl_host_turn *turn,
+                                 uint32_t *behind);
 /* Begins the turn: publishes its signature, and returns the memory as the executor sees it. */
-struct cl_host_view cl_host_queue_begin(struct cl_host_queue *queue, const struct cl_host_turn *turn);
+struct cl_host_view cl_host_queues_begin(struct cl_host_queues *queues, const struct cl_host_turn *turn);
 /* Ends the turn: tells the local ranks that this one has ended the operation. */
-void cl_host_queue_end(struct cl_host_queue *queue, const struct cl_host_turn *turn);
+void cl_host_queues_end(struct cl_host_queues *queues, const struct cl_host_turn *turn);
 
-/* Whether a wait for local rank `index` to come to `value` is in vain: CL_EMISMATCH when that rank runs another
- * operation, CL_EPEERLOST when it will post no more, else CL_OK. */
-int cl_host_queue_doubt(struct cl_host_queue *queue, uint32_t index, uint32_t value, uint64_t now_us);
+/* Whether a wait for local rank `index` to come to `value` in a class is in vain: CL_EMISMATCH when that rank runs
+ * another operation, or this one in another class, CL_EPEERLOST when it will post no more, else CL_OK. */
+int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t value,
+                         uint64_t now_us);
 
 #endif

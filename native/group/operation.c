@@ -67,7 +67,7 @@ int cl_operation_start(struct cl_operation *operation, const struct cl_operation
     bool p2p = operation->kind != CL_OPERATION_PLAN;
     struct cl_host_view view;
     if (operation->plan->uses_host)
-        view = cl_host_queue_begin(place->host_queue, &operation->turn);
+        view = cl_host_queues_begin(place->host_queues, &operation->turn);
     if (operation->qos.loss_bound > 0)
         operation->started_us = now_us;
     if (operation->qos.deadline_us == UINT64_MAX)

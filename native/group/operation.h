@@ -35,6 +35,11 @@ struct cl_operation {
     struct cl_operation *next;                      /* in the list of whoever holds it */
 };
 
+/* Operations in the order of submission. */
+struct cl_operation_list {
+    struct cl_operation *first, **last;
+};
+
 /* The time after timeout_us; UINT64_MAX: never. timeout_us 0 means none. */
 uint64_t cl_deadline_after(uint64_t now_us, uint64_t timeout_us);
 
@@ -49,7 +54,7 @@ void cl_operation_free(struct cl_operation *operation);
 /* Where an operation runs. */
 struct cl_operation_place {
     struct cl_endpoint *endpoint;
-    struct cl_host_queue *host_queue;
+    struct cl_host_queues *host_queues;
     const uint16_t *peers;
     uint32_t group; /* its id */
 };

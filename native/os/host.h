@@ -1,9 +1,10 @@
 /*
  * Host: the memory that the ranks of one host share, with the counters by which they wait for each other.
  *
- * The region holds, per rank, one line with its counter and two halves of staging. A rank raises its counter when data
- * in its staging is ready, or when it has read the staging of others. Other ranks write to its line only to ask for a
- * wake-up. Waiting threads sleep on the counter itself (futex). An engine thread, which must also watch its sockets,
+ * The region holds, per rank and class of service, one line with a counter and two halves of staging. A rank raises its
+ * counter when data in its staging is ready, or when it has read the staging of others. Other ranks write to its line
+ * only to ask for a wake-up. Staging costs memory only once it was used: a class without operations has addresses,
+ * 2 * staging_bytes per rank, and no pages. Waiting threads sleep on the counter itself (futex). An engine thread, which must also watch its sockets,
  * asks for its bell instead: a datagram on a Unix socket.
  *
  * The region is an anonymous memory file that peers open through /proc. So a crash leaves nothing behind, and the small
@@ -17,7 +18,7 @@
 
 #include "commlayer.h"
 
-enum { CL_HOST_RANKS_MAX = 256, CL_BELL_BYTES = 32 };
+enum { CL_HOST_RANKS_MAX = 256, CL_HOST_CLASSES = 8, CL_BELL_BYTES = 32 };
 
 struct cl_host;
 
@@ -26,19 +27,20 @@ int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, c
                 struct cl_host **host);
 void cl_host_unmap(struct cl_host *host);
 
-/* The memory in which `rank` stages operations of this parity (0 or 1). */
-uint8_t *cl_host_staging(struct cl_host *host, uint32_t rank, uint32_t parity);
-_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t rank);
+/* The memory in which `rank` stages operations of this class and parity (0 or 1). */
+uint8_t *cl_host_staging(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t parity);
+_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t class, uint32_t rank);
 /* The signature of the operation that `rank` runs in that half of its staging; `rank` writes it before its first post.
  */
-_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t rank, uint32_t parity);
+_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t parity);
 
-/* Raises this rank's counter and wakes the ranks that wait for it. */
-void cl_host_post(struct cl_host *host, uint32_t value);
-/* Sleeps until the counter of `rank` reaches `value`, a wake-up comes, or timeout_us passed. May return early. */
-void cl_host_sleep(struct cl_host *host, uint32_t rank, uint32_t value, uint64_t timeout_us);
-/* Asks `rank` to ring this rank's bell at its next post. The caller must check the counter once more afterwards. */
-void cl_host_request_bell(struct cl_host *host, uint32_t rank);
+/* Raises this rank's counter of a class and wakes the ranks that wait for it. */
+void cl_host_post(struct cl_host *host, uint32_t class, uint32_t value);
+/* Sleeps until that counter of `rank` reaches `value`, a wake-up comes, or timeout_us passed. May return early. */
+void cl_host_sleep(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t value, uint64_t timeout_us);
+/* Asks `rank` to ring this rank's bell at its next post in a class. The caller must check the counter once more
+ * afterwards. */
+void cl_host_request_bell(struct cl_host *host, uint32_t class, uint32_t rank);
 
 /* Announces that this rank leaves: it posts no more, and nobody should wait for it. */
 void cl_host_leave(struct cl_host *host);

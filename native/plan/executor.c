@@ -85,6 +85,11 @@ void cl_executor_destroy(struct cl_executor *executor)
     free(executor);
 }
 
+static const struct cl_host_place *host_place(const struct cl_executor *executor, uint32_t rank)
+{
+    return &executor->host.places[executor->host.index[rank]];
+}
+
 static uint8_t *address(const struct cl_executor *executor, uint32_t buffer, uint32_t rank, uint64_t offset)
 {
     switch (buffer) {
@@ -95,7 +100,7 @@ static uint8_t *address(const struct cl_executor *executor, uint32_t buffer, uin
     case CL_SCRATCH:
         return executor->scratch + offset;
     default:
-        return executor->host.staging[rank] + offset;
+        return host_place(executor, rank)->staging[executor->host.parity] + offset;
     }
 }
 
@@ -115,12 +120,13 @@ static void finish_step(struct cl_executor *executor, uint32_t index)
 static bool counter_reached(struct cl_executor *executor, const struct cl_step *step)
 {
     const struct cl_host_view *host = &executor->host;
-    uint32_t value = atomic_load_explicit(host->counters[step->peer], memory_order_acquire);
+    const struct cl_host_place *place = host_place(executor, step->peer);
+    uint32_t value = atomic_load_explicit(place->counter, memory_order_acquire);
     if ((int32_t)(value - (host->base + step->message)) < 0)
         return false;
-    if (host->signatures != NULL && step->message > 0 &&
-        atomic_load_explicit(host->signatures[step->peer], memory_order_relaxed) != host->signature &&
-        executor->status == CL_OK) {
+    _Atomic uint64_t *signature = place->signatures[host->parity];
+    if (signature != NULL && step->message > 0 &&
+        atomic_load_explicit(signature, memory_order_relaxed) != host->signature && executor->status == CL_OK) {
         executor->status = CL_EMISMATCH;
         executor->culprit = step->peer;
     }
@@ -287,7 +293,7 @@ static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t no
         scale(executor, step);
         return true;
     case CL_POST:
-        executor->host.post(executor->host.context, executor->host.base + step->message);
+        executor->host.post(executor->host.context, executor->host.class, executor->host.base + step->message);
         return true;
     case CL_AWAIT:
         if (counter_reached(executor, step))

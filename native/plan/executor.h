@@ -13,15 +13,22 @@
 #include "plan/plan.h"
 #include "protocol/endpoint.h"
 
-/* The memory that the ranks of one host share, for one operation. Arrays are indexed by group rank; NULL for ranks of
- * other hosts. */
+/* The memory of one rank that the ranks of its host share, for operations of one class. */
+struct cl_host_place {
+    _Atomic uint32_t *counter;       /* the host counter */
+    uint8_t *staging[2];             /* by the operation's parity */
+    _Atomic uint64_t *signatures[2]; /* of the operation in that half of the staging; NULL: not compared */
+};
+
+/* The memory that the ranks of one host share, for one operation. */
 struct cl_host_view {
-    uint8_t **staging;             /* each rank's staging for this operation */
-    _Atomic uint32_t **counters;   /* each rank's host counter */
-    _Atomic uint64_t **signatures; /* of each rank's operation in this half of its staging; NULL: not compared */
-    uint64_t signature;            /* of this operation */
-    uint32_t base; /* value of the counters at the start of the operation: POST and AWAIT count from it */
-    void (*post)(void *context, uint32_t value); /* publishes this rank's counter and wakes the ranks that wait */
+    const struct cl_host_place *places; /* by local index */
+    const uint32_t *index;              /* group rank -> local index */
+    uint32_t parity;                    /* of this operation */
+    uint64_t signature;                 /* likewise */
+    uint32_t base;  /* value of the counters at the start of the operation: POST and AWAIT count from it */
+    uint32_t class; /* given to `post`, which publishes this rank's counter and wakes the ranks that wait */
+    void (*post)(void *context, uint32_t class, uint32_t value);
     void *context;
 };
 

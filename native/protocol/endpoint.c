@@ -77,6 +77,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
     for (uint16_t i = 0; i < path_count; i++)
         made->paths[i].ingress = &endpoint->nics.ingresses[egresses[i] - endpoint->nics.egresses];
     made->payload_bytes = endpoint->payload_bytes;
+    made->history.in_flight = &endpoint->signatures;
     cl_peer_list_add(&endpoint->peers, made);
     endpoint->nics.count = egress_count;
     cl_peer_list_urge(&endpoint->peers, made); /* the first PINGs measure the empty network */
@@ -294,6 +295,11 @@ int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t seq
     if (comparison.differs)
         cl_endpoint_fail_group(endpoint, group, CL_EMISMATCH, comparison.differs->id);
     return CL_OK;
+}
+
+void cl_endpoint_delay(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)
+{
+    (void)cl_signatures_add(&endpoint->signatures, group, sequence, 0); /* without memory it may be forgotten */
 }
 
 void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence)

@@ -66,6 +66,9 @@ int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t p
  * peers with another signature fail the group with CL_EMISMATCH. 0: not compared. CL_ENOMEM. */
 int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature);
 void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
+/* Notes an operation that will begin after later ones, until an additional cl_endpoint_end: while it waits, its
+ * messages do not count as finished, however many operations finish meanwhile. */
+void cl_endpoint_delay(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* Both return CL_EINVAL for an unknown peer, a bad priority, the sequence UINT32_MAX, a name that was posted before or
  * a point-to-point receive out of turn; CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when the peer or the group is gone.

@@ -39,17 +39,29 @@ static uint64_t key(uint32_t sequence, uint32_t index)
     return (uint64_t)sequence << 32 | index;
 }
 
+/* Forgets the oldest ranges of a group, as far as no operation in flight is among them. */
+static void forget(const struct cl_history *history, struct cl_history_group *group)
+{
+    uint64_t floor = group->finished.list[group->finished.count - CL_HISTORY_RANGES / 4 * 3].start;
+    if (history->in_flight) {
+        uint64_t oldest = key(cl_signatures_oldest(history->in_flight, group->group), 0);
+        floor = oldest < floor ? oldest : floor;
+    }
+    if (floor <= group->floor)
+        return;
+    group->floor = floor;
+    cl_ranges_drop_below(&group->finished, floor);
+}
+
 static bool add(struct cl_history *history, uint32_t group, uint64_t start, uint64_t end)
 {
     struct cl_history_group *found = find_or_add(history, group);
     if (!found)
         return false;
     struct cl_ranges *finished = &found->finished;
-    if (finished->count == CL_HISTORY_RANGES) {
-        /* drop a quarter at once: moving the rest then costs little per range */
-        found->floor = finished->list[CL_HISTORY_RANGES / 4].start;
-        cl_ranges_drop_below(finished, found->floor);
-    }
+    /* a quarter at once: moving the rest then costs little per range */
+    if (finished->count >= CL_HISTORY_RANGES && finished->count % (CL_HISTORY_RANGES / 4) == 0)
+        forget(history, found);
     return end <= found->floor || cl_ranges_add(finished, start, end);
 }
 

@@ -2,8 +2,8 @@
  * History: the finished messages of one peer. A packet that comes again for one of them is acknowledged and dropped.
  *
  * Per group a set of (sequence, index) pairs as ranges: the indices of one operation are dense, so an operation costs
- * one range. Beyond CL_HISTORY_RANGES the oldest are forgotten, and everything below counts as finished: the operations
- * of a group start in order.
+ * one range. Beyond CL_HISTORY_RANGES the oldest are forgotten, and everything below counts as finished, but for
+ * operations in flight and those that follow them: urgent operations may overtake others for a long time.
  *
  * Point-to-point messages (CL_GROUP_P2P) have tags for sequences, which come in any order. But the receives of one tag
  * are posted in order, so the number of posted receives is enough: messages with a lower index are finished, unless
@@ -14,6 +14,7 @@
 
 #include "protocol/message_id.h"
 #include "protocol/ranges.h"
+#include "protocol/signatures.h"
 #include "protocol/tags.h"
 
 enum { CL_HISTORY_RANGES = 4096 };
@@ -28,7 +29,8 @@ struct cl_history_group {
 struct cl_history {
     struct cl_history_group *groups;
     uint32_t count, capacity;
-    uint32_t recent; /* index of the group looked up last */
+    uint32_t recent;                       /* index of the group looked up last */
+    const struct cl_signatures *in_flight; /* operations of this process; NULL: not known */
 };
 
 /* False when there is no memory. */

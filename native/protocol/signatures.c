@@ -28,6 +28,15 @@ uint16_t cl_signatures_find(const struct cl_signatures *signatures, uint32_t gro
     return found ? found->signature : 0;
 }
 
+uint32_t cl_signatures_oldest(const struct cl_signatures *signatures, uint32_t group)
+{
+    uint32_t oldest = UINT32_MAX;
+    for (uint32_t i = 0; i < signatures->count; i++)
+        if (signatures->list[i].group == group && signatures->list[i].sequence < oldest)
+            oldest = signatures->list[i].sequence;
+    return oldest;
+}
+
 void cl_signatures_remove(struct cl_signatures *signatures, uint32_t group, uint32_t sequence)
 {
     struct cl_signature *found = find(signatures, group, sequence);

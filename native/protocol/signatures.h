@@ -27,6 +27,8 @@ struct cl_signatures {
 bool cl_signatures_add(struct cl_signatures *signatures, uint32_t group, uint32_t sequence, uint16_t signature);
 /* The signature of an operation in flight; 0 when it is not in flight, or is not compared. */
 uint16_t cl_signatures_find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence);
+/* The lowest sequence of a group's operations in flight; UINT32_MAX: there are none. */
+uint32_t cl_signatures_oldest(const struct cl_signatures *signatures, uint32_t group);
 void cl_signatures_remove(struct cl_signatures *signatures, uint32_t group, uint32_t sequence);
 /* The next operation in turn, also while operations begin and end; all zeros when there is none. */
 struct cl_signature cl_signatures_next(struct cl_signatures *signatures);

@@ -199,6 +199,27 @@ static void check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t 
                        rank->starved, last);
 }
 
+/* In the memory of the host, no class waits for another: the first operation of each runs once its gate is open. */
+static void check_queues(struct sim_world *world, const struct sim_rank *rank)
+{
+    uint8_t seen[SIM_GROUPS_MAX] = {0};
+    for (uint32_t call = 0; call < world->scenario->call_count && !rank->busy; call++) {
+        const struct sim_operation *operation = &rank->operations[call];
+        if (operation->state != SIM_IN_FLIGHT || !operation->operation.plan->uses_host)
+            continue;
+        const struct cl_group *group = &operation->member->group;
+        uint8_t *classes = &seen[world->scenario->calls[call].group], bit = (uint8_t)(1u << operation->operation.turn.class);
+        uint32_t behind;
+        if (*classes & bit || operation->called_ns == sim_world_now_ns(world)) /* that one is yet to be looked at */
+            continue;
+        *classes |= bit;
+        if (operation->operation.executor == NULL && group->status == CL_OK &&
+            cl_host_queues_gate_is_open(&group->host_queues, &operation->operation.turn, &behind))
+            sim_world_fail(world, "rank %u does not run call %u, though no other of its class is before it", rank->id,
+                           call);
+    }
+}
+
 static void check_turn(struct sim_world *world, struct sim_rank *rank)
 {
     const struct cl_endpoint *endpoint = rank->endpoint;
@@ -213,6 +234,7 @@ static void check_turn(struct sim_world *world, struct sim_rank *rank)
                        rank->id);
     if (world->counts.turns % LOOK_EVERY != 0)
         return;
+    check_queues(world, rank);
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         const struct cl_peer *peer = endpoint->peers.list[i];
         if (peer == NULL || !peer->alive)

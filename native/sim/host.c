@@ -4,26 +4,37 @@
 
 #include "sim/memory.h"
 
-void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging_bytes)
+static void furnish(struct sim_host_class *of_class, uint32_t local_count, uint64_t staging_bytes, bool used)
+{
+    of_class->counters = sim_new(local_count, sizeof *of_class->counters);
+    of_class->signatures = sim_new(2 * (size_t)local_count, sizeof *of_class->signatures);
+    of_class->bells = sim_new((size_t)local_count * local_count, sizeof *of_class->bells);
+    if (!used)
+        return;
+    of_class->staging = sim_new(2 * (size_t)local_count, staging_bytes);
+    /* bytes nobody wrote must not look right */
+    memset(of_class->staging, 0xA5, 2 * (size_t)local_count * staging_bytes);
+}
+
+void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging_bytes, uint8_t classes)
 {
     *host = (struct sim_host){.local_count = local_count, .staging_bytes = staging_bytes};
     host->local = sim_new(local_count, sizeof *host->local);
     host->members = sim_new(local_count, sizeof *host->members);
-    host->counters = sim_new(local_count, sizeof *host->counters);
-    host->signatures = sim_new(2 * (size_t)local_count, sizeof *host->signatures);
-    host->bells = sim_new((size_t)local_count * local_count, sizeof *host->bells);
-    host->staging = sim_new(2 * (size_t)local_count, staging_bytes);
-    memset(host->staging, 0xA5, 2 * (size_t)local_count * staging_bytes); /* bytes nobody wrote must not look right */
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        furnish(&host->classes[class], local_count, staging_bytes, classes >> class & 1);
 }
 
 void sim_host_free(struct sim_host *host)
 {
     free(host->local);
     free(host->members);
-    free(host->counters);
-    free(host->signatures);
-    free(host->bells);
-    free(host->staging);
+    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+        free(host->classes[class].counters);
+        free(host->classes[class].signatures);
+        free(host->classes[class].bells);
+        free(host->classes[class].staging);
+    }
 }
 
 /* ---- what a group asks for ---- */
@@ -41,24 +52,25 @@ static void wake_host(void *context)
         wake(member->host->members[i]);
 }
 
-static void post(void *context, uint32_t value)
+static void post(void *context, uint32_t class, uint32_t value)
 {
     const struct sim_member *member = context;
     struct sim_host *host = member->host;
-    uint32_t self = member->group.host_queue.self;
-    atomic_store(&host->counters[self], value);
+    uint32_t self = member->group.host_queues.self;
+    atomic_store(&host->classes[class].counters[self], value);
     for (uint32_t i = 0; i < host->local_count; i++) {
-        bool *bell = &host->bells[self * host->local_count + i];
+        bool *bell = &host->classes[class].bells[self * host->local_count + i];
         if (*bell)
             wake(host->members[i]);
         *bell = false;
     }
 }
 
-static void request_bell(void *context, uint32_t index)
+static void request_bell(void *context, uint32_t class, uint32_t index)
 {
     const struct sim_member *member = context;
-    member->host->bells[index * member->host->local_count + member->group.host_queue.self] = true;
+    const struct sim_host *host = member->host;
+    host->classes[class].bells[index * host->local_count + member->group.host_queues.self] = true;
 }
 
 /* A dead rank is reported by cl_group_peer_died; stopping a rank of one's own host is not simulated. */
@@ -99,11 +111,17 @@ void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct si
     io.aborted = aborted;
     if (cl_group_init(&member->group, options, endpoint, &io) != CL_OK)
         sim_memory(NULL);
-    host->members[member->group.host_queue.self] = member;
-    for (uint32_t i = 0; i < host->local_count; i++) {
-        uint8_t *half = host->staging + 2 * i * host->staging_bytes;
-        uint8_t *staging[] = {half, half + host->staging_bytes};
-        _Atomic uint64_t *signatures[] = {&host->signatures[2 * i], &host->signatures[2 * i + 1]};
-        cl_host_queue_map(&member->group.host_queue, i, &host->counters[i], staging, signatures);
+    host->members[member->group.host_queues.self] = member;
+    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+        const struct sim_host_class *of_class = &host->classes[class];
+        for (uint32_t i = 0; i < host->local_count; i++) {
+            struct cl_host_place place = {.counter = &of_class->counters[i]};
+            for (uint32_t parity = 0; parity < 2; parity++) {
+                if (of_class->staging != NULL)
+                    place.staging[parity] = of_class->staging + (2 * i + parity) * host->staging_bytes;
+                place.signatures[parity] = &of_class->signatures[2 * i + parity];
+            }
+            cl_host_queues_map(&member->group.host_queues, class, i, &place);
+        }
     }
 }

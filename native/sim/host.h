@@ -1,6 +1,6 @@
 /*
- * Host: what the ranks of one host share in one group (os/host.h): counters, signatures, two halves of staging each,
- * bells. A member is one rank's part of the group: the production group of native/group/ in virtual surroundings.
+ * Host: what the ranks of one host share in one group (os/host.h): by class, counters, signatures, two halves of
+ * staging each, bells. A member is one rank's part of the group: the production group of native/group/ in virtual surroundings.
  */
 #ifndef CL_SIM_HOST_H
 #define CL_SIM_HOST_H
@@ -20,16 +20,19 @@ struct sim_host {
     uint32_t local_count;
     uint32_t *local; /* group ranks, ascending */
     struct sim_member **members;
-    _Atomic uint32_t *counters;
-    _Atomic uint64_t *signatures; /* of each rank, two: of the operation in each half of its staging */
-    bool *bells;                  /* [poster * local_count + waiter]: wake the waiter at the next post */
+    struct sim_host_class {
+        _Atomic uint32_t *counters;
+        _Atomic uint64_t *signatures; /* of each rank, two: of the operation in each half of its staging */
+        bool *bells;                  /* [poster * local_count + waiter]: wake the waiter at the next post */
+        uint8_t *staging;             /* of each rank, two halves; NULL in classes without operations */
+    } classes[CL_CLASSES];
     uint64_t staging_bytes;
-    uint8_t *staging; /* of each rank, two halves */
-    int aborted;      /* the first reason stays */
+    int aborted; /* the first reason stays */
     uint32_t culprit;
 };
 
-void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging_bytes);
+/* `classes`: a bit for each class that operations have. */
+void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging_bytes, uint8_t classes);
 void sim_host_free(struct sim_host *host);
 
 /* Makes a group with the host's memory. `io` has the functions that concern the rank alone: wake, drop_payloads, ended;

@@ -129,8 +129,8 @@ MUTANTS = (
     Mutant(
         "do not compare signatures in shared memory",
         "plan/executor.c",
-        "host->signatures != NULL && step->message > 0",
-        "host->signatures == NULL && step->message > 0",
+        "signature != NULL && step->message > 0",
+        "signature == NULL && step->message > 0",
     ),
     Mutant(
         "never give a path up",
@@ -183,8 +183,8 @@ MUTANTS = (
     Mutant(
         "use one half of the staging only",
         "group/host_queue.c",
-        "turn->parity = queue->sequence++ & 1;",
-        "turn->parity = queue->sequence++ & 0;",
+        "turn->parity = queue->operations++ & 1;",
+        "turn->parity = queue->operations++ & 0;",
     ),
     Mutant(
         "give two operations the same counter values",
@@ -197,6 +197,12 @@ MUTANTS = (
         "group/group.c",
         "return first && !atomic_load",
         "return !atomic_load",
+    ),
+    Mutant(
+        "let a host queue wait for the more urgent ones",
+        "group/group.c",
+        "} else if (!used_up) {\n            budget = CL_WORK_BUDGET_BESIDE_BYTES;",
+        "} else if (!used_up) {\n            budget = 0;",
     ),
     Mutant(
         "forget to tell the peers that a group failed",
@@ -213,8 +219,8 @@ MUTANTS = (
     Mutant(
         "forget the death of a rank of one's host",
         "group/group.c",
-        "atomic_store(&queue->lost[i], true);",
-        "atomic_store(&queue->lost[i], false);",
+        "atomic_store(&queues->lost[i], true);",
+        "atomic_store(&queues->lost[i], false);",
     ),
     Mutant(
         "name no culprit for a lost message",

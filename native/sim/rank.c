@@ -168,6 +168,7 @@ static void turn(struct sim_driver *driver)
         sim_trace_say(&world->trace, "rank %u: timer", rank->id);
     sim_driver_complete(driver);
     bool more = progress(rank, now_us, &deadline_us);
+    rank->busy = more;
     rank->queue_classes = rank->endpoint->queue.classes;
     rank->queue_packets = rank->endpoint->queue.packets;
     bool room = sim_driver_send(driver);
@@ -264,9 +265,12 @@ static int request_collective(struct sim_rank *rank, struct sim_operation *opera
     struct cl_group *group = &operation->member->group;
     operation->shape = mismatch != NULL ? (uint32_t)mismatch->amount : call->shape;
     const struct sim_shape *shape = &world->plans->shapes[operation->shape];
+    struct cl_qos qos = call->qos;
+    if (mismatch != NULL)
+        qos.priority = (uint8_t)mismatch->path;
     sim_trace_say(&world->trace, "rank %u: calls %u: %s of %llu x %s, group %u, operation %u, priority %u%s", rank->id,
                   operation->call, shape->collective, (unsigned long long)shape->numel, sim_element_name(call->dtype),
-                  call->group + 1, group->sequence, call->qos.priority, mismatch != NULL ? ", unlike the others" : "");
+                  call->group + 1, group->sequence, qos.priority, mismatch != NULL ? ", unlike the others" : "");
     prepare_collective(world, operation);
     struct cl_operation_request request = {
         .plan = sim_plans_load(world->plans, operation->shape, group->rank),
@@ -274,7 +278,7 @@ static int request_collective(struct sim_rank *rank, struct sim_operation *opera
         .output = operation->output,
         .dtype = shape->encoded ? CL_F32 : (int32_t)call->dtype,
         .op = shape->encoded ? CL_SUM : (int32_t)call->op,
-        .qos = call->qos,
+        .qos = qos,
         .timeout_us = world->scenario->timeout_us,
     };
     return cl_group_request(group, &operation->operation, &request, sim_driver_now_us(&rank->driver));

@@ -38,6 +38,7 @@ struct sim_rank {
     uint64_t paused_until_ns; /* no call before */
     struct cl_endpoint *endpoint;
 
+    bool busy;              /* in the latest turn an operation used up its budget */
     uint32_t spins;         /* turns in a row with nothing to do that want the next one at once */
     uint8_t queue_classes;  /* of the endpoint's queue before it filled the batch: classes with something to send */
     uint32_t queue_packets; /* ... and packets taken from the queue so far */

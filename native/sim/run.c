@@ -134,7 +134,7 @@ static void make_group(struct sim_world *world, uint32_t index)
     }
     for (uint32_t host = 0; host < world->scenario->hosts; host++)
         if (count[host] > 0)
-            sim_host_init(&made->hosts[place_of_host[host]], count[host], group->staging_bytes);
+            sim_host_init(&made->hosts[place_of_host[host]], count[host], group->staging_bytes, group->classes);
     memset(count, 0, world->scenario->hosts * sizeof *count);
     for (uint32_t rank = 0; rank < group->size; rank++) {
         uint32_t host = world->scenario->host_of[group->members[rank]];

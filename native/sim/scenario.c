@@ -274,6 +274,7 @@ static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
     if (shape->loss_bound > 0)
         draw_qos(draw, call, shape);
     call->qos.priority = priority;
+    group->classes = (uint8_t)(group->classes | 1u << priority);
     call->at_ns = at_ns;
     scenario->call_count++;
 }
@@ -434,6 +435,10 @@ static void draw_mismatch(struct draw *draw, struct sim_fault *fault)
         shape = call->shape;
     }
     fault->amount = shape;
+    /* Often in another class, too. That draw must not change the others. */
+    uint64_t other = sim_mix(scenario->seed ^ 0x636c617373);
+    fault->path = other % 3 == 0 ? (uint32_t)(other / 3 % CL_CLASSES) : call->qos.priority;
+    group->classes = (uint8_t)(group->classes | 1u << fault->path);
 }
 
 /* The fault of the story. */

@@ -46,7 +46,7 @@ enum sim_fault_kind {
     SIM_FAULT_ATTACK,   /* rank `a` gets `amount` packets from outside its job */
     SIM_FAULT_LATE,     /* rank `a` makes call `b` that much later */
     SIM_FAULT_ABSENT,   /* rank `a` never makes call `b` or any later one */
-    SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape, or length: `amount` */
+    SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape, or length: `amount`; collectives: in class `path` */
     SIM_FAULT_ABORT,    /* rank `a` aborts group `b` */
     SIM_FAULTS,
 };
@@ -67,6 +67,7 @@ struct sim_group {
     uint32_t layout, size;
     uint16_t *members;      /* group rank -> rank */
     uint64_t staging_bytes; /* enough for every call */
+    uint8_t classes;        /* a bit for each class of the collectives */
 };
 
 /* How fast a rank is. */

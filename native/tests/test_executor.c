@@ -99,29 +99,36 @@ TEST(test_budget)
 
 struct host {
     uint32_t staging[3][WORDS];
-    uint8_t *places[3];
+    struct cl_host_place places[3];
     _Atomic uint32_t counters[3];
-    _Atomic uint32_t *counter_places[3];
     uint32_t posted;
 };
 
-static void note_post(void *context, uint32_t value)
+static void note_post(void *context, uint32_t class, uint32_t value)
 {
     struct host *host = context;
+    CHECK_EQ(class, 5);
     host->posted++;
     atomic_store(&host->counters[0], value);
 }
 
+/* Group ranks 0 to 2 lie in the reverse order in the host's memory. */
 static struct cl_host_view view_of(struct host *host, uint32_t base)
 {
+    static const uint32_t index[] = {2, 1, 0};
     memset(host, 0, sizeof *host);
     for (size_t i = 0; i < 3; i++) {
-        host->places[i] = (uint8_t *)host->staging[i];
-        host->counter_places[i] = &host->counters[i];
+        host->places[index[i]] =
+            (struct cl_host_place){.counter = &host->counters[i], .staging = {NULL, (uint8_t *)host->staging[i]}};
         atomic_init(&host->counters[i], base);
     }
-    return (struct cl_host_view){
-        .staging = host->places, .counters = host->counter_places, .base = base, .post = note_post, .context = host};
+    return (struct cl_host_view){.places = host->places,
+                                 .index = index,
+                                 .parity = 1,
+                                 .base = base,
+                                 .class = 5,
+                                 .post = note_post,
+                                 .context = host};
 }
 
 /* Stages, posts, and waits for two others, at a base that makes the counters wrap around on the way. */
@@ -181,8 +188,8 @@ TEST(test_another_call)
     struct host host;
     struct cl_host_view view = view_of(&host, 0);
     _Atomic uint64_t signatures[3] = {5, 5, 6};
-    _Atomic uint64_t *places[3] = {&signatures[0], &signatures[1], &signatures[2]};
-    view.signatures = places;
+    for (size_t i = 0; i < 3; i++)
+        host.places[2 - i].signatures[1] = &signatures[i];
     view.signature = 5;
     uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
     struct cl_executor_config config = {.plan = draft_host_exchange(0, 3, BYTES, BYTES),

@@ -47,6 +47,30 @@ TEST(test_memory_is_limited)
     CHECK(!cl_history_contains(&history, &future));
 }
 
+/* Thousands of operations overtake one, of which nothing is finished yet. */
+TEST(test_an_old_operation_in_flight)
+{
+    SCOPED(cl_signatures_free) struct cl_signatures in_flight = {0};
+    SCOPED(cl_history_free) struct cl_history history = {.in_flight = &in_flight};
+    struct cl_message_id waiting = {1, 10, 0}, before = {1, 9, 0};
+    CHECK(cl_signatures_add(&in_flight, 1, waiting.sequence, 0));
+    CHECK(cl_signatures_add(&in_flight, 2, 0, 0)); /* of another group */
+    for (uint32_t sequence = 0; sequence < 5 * CL_HISTORY_RANGES; sequence++) {
+        struct cl_message_id id = {1, sequence, 0};
+        if (sequence != waiting.sequence)
+            cl_history_add(&history, &id);
+    }
+    CHECK(!cl_history_contains(&history, &waiting));
+    CHECK(cl_history_contains(&history, &before));
+    cl_signatures_remove(&in_flight, 1, waiting.sequence);
+    for (uint32_t sequence = 5 * CL_HISTORY_RANGES; sequence < 6 * CL_HISTORY_RANGES; sequence++) {
+        struct cl_message_id id = {1, sequence, 0};
+        cl_history_add(&history, &id);
+    }
+    CHECK(cl_history_contains(&history, &waiting)); /* long ago */
+    CHECK(history.groups[0].finished.count <= CL_HISTORY_RANGES);
+}
+
 /* Tags come in any order, their receives are posted in order: the posted receives are known exactly, however many tags
  * there are. */
 TEST(test_point_to_point)

@@ -6,15 +6,16 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum { STAGING = 5000, RANKS = 3, FOREVER_US = 20000000, CLASS = 4 };
+
 static bool reached(struct cl_host *host, uint32_t rank, uint32_t value)
 {
-    return (int32_t)(atomic_load_explicit(cl_host_counter(host, rank), memory_order_acquire) - value) >= 0;
+    return (int32_t)(atomic_load_explicit(cl_host_counter(host, CLASS, rank), memory_order_acquire) - value) >= 0;
 }
-
-enum { STAGING = 5000, RANKS = 3, FOREVER_US = 20000000 };
 
 struct region {
     int32_t fd;
@@ -72,18 +73,44 @@ TEST(test_staging)
 {
     struct region region;
     open_region(&region);
-    for (uint32_t rank = 0; rank < RANKS; rank++)
-        for (uint32_t parity = 0; parity < 2; parity++) /* everybody writes its own, through its own mapping */
-            memset(cl_host_staging(region.hosts[rank], rank, parity), (int)(1 + 2 * rank + parity), STAGING);
-    for (uint32_t i = 0; i < RANKS; i++) {
-        CHECK_EQ(atomic_load(cl_host_counter(region.hosts[0], i)), 0);
-        for (uint32_t parity = 0; parity < 2; parity++) {
-            const uint8_t *bytes = cl_host_staging(region.hosts[0], i, parity);
-            CHECK_EQ(bytes[0], 1 + 2 * i + parity);
-            CHECK_EQ(bytes[STAGING - 1], 1 + 2 * i + parity);
+    uint8_t byte = 0;
+    for (uint32_t class = 0; class < CL_HOST_CLASSES; class ++)
+        for (uint32_t rank = 0; rank < RANKS; rank++)
+            for (uint32_t parity = 0; parity < 2; parity++) /* everybody writes its own, through its own mapping */
+                memset(cl_host_staging(region.hosts[rank], class, rank, parity), ++byte, STAGING);
+    byte = 0;
+    for (uint32_t class = 0; class < CL_HOST_CLASSES; class ++) {
+        for (uint32_t i = 0; i < RANKS; i++) {
+            CHECK_EQ(atomic_load(cl_host_counter(region.hosts[0], class, i)), 0);
+            for (uint32_t parity = 0; parity < 2; parity++) {
+                const uint8_t *bytes = cl_host_staging(region.hosts[0], class, i, parity);
+                CHECK_EQ(atomic_load(cl_host_signature(region.hosts[0], class, i, parity)), 0);
+                CHECK_EQ(bytes[0], ++byte);
+                CHECK_EQ(bytes[STAGING - 1], byte);
+            }
         }
     }
     close_region(&region);
+}
+
+/* Staging that no operation has used takes no memory. */
+TEST(test_unused_staging)
+{
+    enum { LARGE = 1 << 20 };
+    int32_t fd;
+    struct cl_host *host;
+    struct stat status;
+    char bells[RANKS * CL_BELL_BYTES] = {0};
+    CHECK_EQ(cl_host_create(RANKS, LARGE, &fd), CL_OK);
+    CHECK_EQ(cl_host_map(fd, RANKS, 0, LARGE, bells, -1, &host), CL_OK);
+    memset(cl_host_staging(host, CLASS, 0, 1), 1, LARGE);
+    cl_host_post(host, CLASS, 1);
+    cl_host_wake_all(host);
+    CHECK_EQ(fstat(fd, &status), 0);
+    CHECK(status.st_size > 2 * RANKS * CL_HOST_CLASSES * LARGE);
+    CHECK(status.st_blocks * 512 < 8 * LARGE);
+    cl_host_unmap(host);
+    cl_host_close_fd(fd);
 }
 
 TEST(test_counters)
@@ -92,13 +119,15 @@ TEST(test_counters)
     open_region(&region);
     CHECK(reached(region.hosts[0], 1, 0));
     CHECK(!reached(region.hosts[0], 1, 1));
-    cl_host_post(region.hosts[1], 3);
+    cl_host_post(region.hosts[1], CLASS, 3);
     CHECK(reached(region.hosts[0], 1, 3));
     CHECK(!reached(region.hosts[0], 1, 4));
     CHECK(!reached(region.hosts[0], 2, 1));
-    cl_host_post(region.hosts[1], UINT32_MAX);
+    cl_host_post(region.hosts[2], CLASS + 1, 1);
+    CHECK(!reached(region.hosts[0], 2, 1)); /* of another class */
+    cl_host_post(region.hosts[1], CLASS, UINT32_MAX);
     CHECK(!reached(region.hosts[0], 1, 1)); /* 1 comes after UINT32_MAX */
-    cl_host_post(region.hosts[1], 2);
+    cl_host_post(region.hosts[1], CLASS, 2);
     CHECK(reached(region.hosts[0], 1, 1));
     CHECK(reached(region.hosts[0], 1, UINT32_MAX));
     close_region(&region);
@@ -115,7 +144,7 @@ static void *sleep_once(void *argument)
     struct sleeper *sleeper = argument;
     uint32_t culprit;
     while (!reached(sleeper->host, sleeper->rank, sleeper->value) && cl_host_aborted(sleeper->host, &culprit) == CL_OK)
-        cl_host_sleep(sleeper->host, sleeper->rank, sleeper->value, FOREVER_US);
+        cl_host_sleep(sleeper->host, CLASS, sleeper->rank, sleeper->value, FOREVER_US);
     atomic_store(&sleeper->awake, true);
     return NULL;
 }
@@ -124,18 +153,18 @@ TEST(test_sleep)
 {
     struct region region;
     open_region(&region);
-    cl_host_sleep(region.hosts[0], 1, 0, FOREVER_US); /* reached already */
-    cl_host_sleep(region.hosts[0], 1, 1, 1000);       /* or not, but no longer than asked for */
+    cl_host_sleep(region.hosts[0], CLASS, 1, 0, FOREVER_US); /* reached already */
+    cl_host_sleep(region.hosts[0], CLASS, 1, 1, 1000);       /* or not, but no longer than asked for */
     struct sleeper sleeper = {.host = region.hosts[0], .rank = 1, .value = 2};
     pthread_t thread;
     pthread_create(&thread, NULL, sleep_once, &sleeper);
     usleep(20000); /* likely asleep by now; right either way */
     CHECK(!atomic_load(&sleeper.awake));
-    cl_host_post(region.hosts[2], 2);
-    cl_host_post(region.hosts[1], 1);
+    cl_host_post(region.hosts[2], CLASS, 2);
+    cl_host_post(region.hosts[1], CLASS, 1);
     usleep(20000);
     CHECK(!atomic_load(&sleeper.awake));
-    cl_host_post(region.hosts[1], 2);
+    cl_host_post(region.hosts[1], CLASS, 2);
     pthread_join(thread, NULL);
     close_region(&region);
 }
@@ -152,8 +181,8 @@ static void *play(void *argument)
     for (uint32_t turn = 1; turn <= player->turns; turn++) {
         uint32_t wanted = turn - (player->self == 0 ? 1 : 0);
         while (!reached(player->host, 1 - player->self, wanted))
-            cl_host_sleep(player->host, 1 - player->self, wanted, FOREVER_US);
-        cl_host_post(player->host, turn);
+            cl_host_sleep(player->host, CLASS, 1 - player->self, wanted, FOREVER_US);
+        cl_host_post(player->host, CLASS, turn);
     }
     return NULL;
 }
@@ -193,7 +222,7 @@ TEST(test_abort)
         usleep(1000);
     }
     pthread_join(thread, NULL);
-    cl_host_sleep(region.hosts[0], 1, 1, FOREVER_US); /* no thread sleeps in a dead region */
+    cl_host_sleep(region.hosts[0], CLASS, 1, 1, FOREVER_US); /* no thread sleeps in a dead region */
     close_region(&region);
 }
 
@@ -203,27 +232,29 @@ TEST(test_bells)
     open_region(&region);
     CHECK(strcmp(region.bells[0], region.bells[1]) != 0);
     CHECK(strlen(region.bells[0]) < CL_BELL_BYTES);
-    cl_host_post(region.hosts[1], 1);
+    cl_host_post(region.hosts[1], CLASS, 1);
     CHECK(!rings(&region, 0)); /* no rank asked */
-    cl_host_request_bell(region.hosts[0], 1);
-    cl_host_request_bell(region.hosts[2], 1);
-    cl_host_post(region.hosts[2], 1);
+    cl_host_request_bell(region.hosts[0], CLASS, 1);
+    cl_host_request_bell(region.hosts[2], CLASS, 1);
+    cl_host_post(region.hosts[2], CLASS, 1);
     CHECK(!rings(&region, 0)); /* asked of another */
-    cl_host_post(region.hosts[1], 2);
+    cl_host_post(region.hosts[1], CLASS - 1, 1);
+    CHECK(!rings(&region, 0)); /* asked for another class */
+    cl_host_post(region.hosts[1], CLASS, 2);
     CHECK(rings(&region, 0));
     CHECK(rings(&region, 2));
     CHECK(!rings(&region, 1));
     cl_bell_drain(region.bell_fds[0]);
     CHECK(!rings(&region, 0));
-    cl_host_post(region.hosts[1], 3);
+    cl_host_post(region.hosts[1], CLASS, 3);
     CHECK(!rings(&region, 0)); /* one request, one ring */
-    cl_host_request_bell(region.hosts[0], 2);
+    cl_host_request_bell(region.hosts[0], CLASS, 2);
     cl_host_abort(region.hosts[1], CL_EABORTED, 1);
     CHECK(rings(&region, 0));
     cl_bell_drain(region.bell_fds[0]);
     for (int i = 0; i < 2000; i++) { /* a full queue does not block */
-        cl_host_request_bell(region.hosts[0], 1);
-        cl_host_post(region.hosts[1], 4 + (uint32_t)i);
+        cl_host_request_bell(region.hosts[0], CLASS, 1);
+        cl_host_post(region.hosts[1], CLASS, 4 + (uint32_t)i);
     }
     CHECK(rings(&region, 0));
     cl_bell_drain(region.bell_fds[0]);
@@ -242,22 +273,22 @@ TEST(test_between_processes)
         bool right = cl_host_open(parent, region.fd, &fd) == CL_OK &&
                      cl_host_map(fd, RANKS, 2, STAGING, &region.bells[0][0], region.bell_fds[2], &host) == CL_OK;
         if (right) {
-            memset(cl_host_staging(host, 2, 1), 0x5A, STAGING);
+            memset(cl_host_staging(host, CLASS, 2, 1), 0x5A, STAGING);
             while (!reached(host, 0, 1))
-                cl_host_sleep(host, 0, 1, FOREVER_US);
-            cl_host_post(host, 1);
+                cl_host_sleep(host, CLASS, 0, 1, FOREVER_US);
+            cl_host_post(host, CLASS, 1);
             cl_host_unmap(host);
             cl_host_close_fd(fd);
         }
         _exit(right ? 0 : 1);
     }
-    cl_host_request_bell(region.hosts[1], 2);
-    cl_host_post(region.hosts[0], 1);
+    cl_host_request_bell(region.hosts[1], CLASS, 2);
+    cl_host_post(region.hosts[0], CLASS, 1);
     struct pollfd bell = {.fd = region.bell_fds[1], .events = POLLIN};
     int status = 1;
     CHECK_EQ(poll(&bell, 1, FOREVER_US / 1000), 1);
     CHECK(reached(region.hosts[0], 2, 1));
-    CHECK_EQ(cl_host_staging(region.hosts[0], 2, 1)[STAGING - 1], 0x5A);
+    CHECK_EQ(cl_host_staging(region.hosts[0], CLASS, 2, 1)[STAGING - 1], 0x5A);
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK_EQ(status, 0);
     close_region(&region);

@@ -1,9 +1,12 @@
-/* Host queue: the order of operations in shared memory, the threads that run them, and what ends them. */
+/* Host queues: the order of operations in shared memory, the threads that run them, and their ends. */
+#include "sim/host.h"
 #include "tests/world.h"
 
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+enum { CLASS = 4 /* of the calls of a team */ };
 
 /* Both 32-bit counters of a group's order pass zero in the middle. */
 TEST(test_counters_wrap)
@@ -13,14 +16,15 @@ TEST(test_counters_wrap)
     struct job jobs[2];
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct cl_group *group = team.groups[rank];
+        struct cl_host_queue *queue = &group->host_queues.queues[CLASS];
         group->sequence = UINT32_MAX - 10;
-        group->host_queue.base = group->host_queue.previous_base = UINT32_MAX - 20;
-        atomic_store(group->host_queue.counters[rank], UINT32_MAX - 20);
+        queue->base = queue->previous_base = UINT32_MAX - 20;
+        atomic_store(queue->places[rank].counter, UINT32_MAX - 20);
         jobs[rank] =
             (struct job){.team = &team, .rank = rank, .rounds = 30, .submit_every = 2, .timeout_us = PATIENCE_US};
     }
     run_jobs(jobs, 2);
-    CHECK(team.groups[0]->host_queue.base < 100);
+    CHECK(team.groups[0]->host_queues.queues[CLASS].base < 100);
 }
 
 /* A host operation waits for its turn, and the turn comes while the engine is about to sleep. */
@@ -36,13 +40,13 @@ TEST(test_a_turn_that_comes_late)
     CHECK_EQ(cl_group_request(group, &operation, &request, cl_now_us()), CL_OK);
     uint64_t deadline_us = UINT64_MAX;
     pthread_mutex_lock(&world.engines[0]->core);
-    group->first = &operation; /* as if just looked at, and not yet allowed to start */
+    group->host_flight[operation.turn.class].first = &operation; /* as if just looked at, and not yet allowed to start */
     CHECK(!cl_group_arm_bells(group, cl_now_us(), &deadline_us));
-    atomic_store(&group->host_queue.taken,
-                 true); /* a calling thread is before it, and wakes the engine when it leaves */
+    atomic_bool *taken = &group->host_queues.queues[operation.turn.class].taken;
+    atomic_store(taken, true); /* a calling thread is before it, and wakes the engine when it leaves */
     CHECK(cl_group_arm_bells(group, cl_now_us(), &deadline_us));
-    atomic_store(&group->host_queue.taken, false);
-    group->first = NULL;
+    atomic_store(taken, false);
+    group->host_flight[operation.turn.class].first = NULL;
     pthread_mutex_unlock(&world.engines[0]->core);
     cl_operation_free(&operation);
 }
@@ -91,7 +95,7 @@ TEST(test_close_under_a_caller)
         SCOPED_TEAM team = open_team(&world, 1, true);
         struct job caller = {.team = &team, .rank = 0, .rounds = 1, .expected = CL_ECLOSED, .timeout_us = PATIENCE_US};
         pthread_create(&caller.thread, NULL, work, &caller);
-        while (!atomic_load(&team.groups[0]->host_queue.taken)) {
+        while (!atomic_load(&team.groups[0]->host_queues.queues[CLASS].taken)) {
         }
         cl_group_close(team.groups[0]);
         team.groups[0] = NULL;
@@ -130,4 +134,329 @@ TEST(test_deaths)
     CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, children[0]), CL_OK);
     job.team = &second;
     run_jobs(&job, 1);
+}
+
+/* ---- classes, with engines whose turns the test gives ---- */
+
+enum { ENDS_MAX = 8, PARTS = 60, EXCHANGES = 30 };
+
+/* Two ranks of one host in virtual surroundings. */
+struct pair {
+    struct sim_host host;
+    struct sim_member members[2];
+    uint32_t end_count[2];
+    const struct cl_operation *ends[2][ENDS_MAX]; /* operations in the order in which they ended */
+    int statuses[2][ENDS_MAX];
+    uint8_t memory[2][1 << 20];
+};
+static struct pair *pair;
+
+static void ignore(void *context)
+{
+    (void)context;
+}
+
+static void note_end(void *context, struct cl_operation *operation, int status)
+{
+    uint32_t rank = context == &pair->members[1];
+    pair->ends[rank][pair->end_count[rank]] = operation;
+    pair->statuses[rank][pair->end_count[rank]++] = status;
+}
+
+static void open_pair(void)
+{
+    static const uint16_t peers[] = {0, 1};
+    pair = calloc(1, sizeof *pair);
+    sim_host_init(&pair->host, 2, STAGING, UINT8_MAX);
+    pair->host.local[1] = 1;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct cl_group_options options = {
+            .id = 1, .rank = rank, .size = 2, .peers = peers, .local = pair->host.local, .local_count = 2};
+        struct cl_group_io io = {.wake = ignore, .drop_payloads = ignore, .ended = note_end};
+        sim_member_open(&pair->members[rank], NULL, &pair->host, &options, NULL, io);
+    }
+}
+
+static void close_pair(void)
+{
+    for (uint32_t rank = 0; rank < 2; rank++)
+        cl_group_free(&pair->members[rank].group);
+    sim_host_free(&pair->host);
+    free(pair);
+}
+
+/* Takes `exchanges` posts, each after the other rank's previous one. */
+static cl_plan *plan_of_exchanges(uint32_t rank, uint32_t exchanges)
+{
+    struct draft draft = {.rank = rank, .world_size = 2};
+    uint32_t last = DRAFT_NONE;
+    for (uint32_t i = 1; i <= exchanges; i++) {
+        last = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = rank, .message = i}, last);
+        last = draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = 1 - rank, .message = i}, last);
+    }
+    return draft_finish(&draft);
+}
+
+/* Copies PARTS times a whole budget, and waits for nobody. */
+static cl_plan *plan_of_copies(uint32_t rank)
+{
+    struct draft draft = {
+        .rank = rank, .world_size = 2, .input_bytes = CL_WORK_BUDGET_BYTES, .output_bytes = CL_WORK_BUDGET_BYTES};
+    uint32_t last = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = rank, .message = 1}, DRAFT_NONE);
+    for (uint32_t i = 0; i < PARTS; i++)
+        last = draft_add(
+            &draft,
+            (struct cl_step){.kind = CL_COPY, .peer = rank, .target = CL_OUTPUT, .length = CL_WORK_BUDGET_BYTES}, last);
+    return draft_finish(&draft);
+}
+
+static void start(struct cl_operation *operation, uint32_t rank, cl_plan *plan, uint32_t class, uint64_t timeout_us)
+{
+    struct cl_group *group = &pair->members[rank].group;
+    struct cl_operation_request request = {.plan = plan,
+                                           .input = pair->memory[rank],
+                                           .output = pair->memory[rank],
+                                           .dtype = CL_U8,
+                                           .qos = {.priority = (uint8_t)class},
+                                           .timeout_us = timeout_us};
+    CHECK_EQ(cl_group_request(group, operation, &request, 0), CL_OK);
+    cl_plan_release(plan); /* the operation has its own hold on it */
+    cl_group_order(group, operation);
+    cl_group_queue(group, operation);
+    cl_group_take(group, operation);
+}
+
+/* Starts exchanges on both ranks. */
+static void start_exchanges(struct cl_operation operation[2], uint32_t class, uint32_t exchanges)
+{
+    for (uint32_t rank = 0; rank < 2; rank++)
+        start(&operation[rank], rank, plan_of_exchanges(rank, exchanges), class, 0);
+}
+
+/* One turn of a rank. Returns whether it wants the next one at once. */
+static bool progress(uint32_t rank, uint64_t now_us)
+{
+    uint64_t deadline_us = UINT64_MAX;
+    return cl_group_progress(&pair->members[rank].group, now_us, &deadline_us);
+}
+
+static void free_operations(struct cl_operation (*operations)[2], uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t rank = 0; rank < 2; rank++)
+            cl_operation_free(&operations[i][rank]);
+}
+
+TEST(test_urgent_overtakes)
+{
+    enum { BULK, LATER, URGENT, MIDDLE, COUNT };
+    struct cl_operation operations[COUNT][2];
+    open_pair();
+    start_exchanges(operations[BULK], 7, EXCHANGES);
+    start_exchanges(operations[LATER], 7, 1); /* of the same class: in order, however short */
+    for (int i = 0; i < 3; i++)
+        progress(0, 0), progress(1, 0);
+    start_exchanges(operations[URGENT], 0, 2);
+    start_exchanges(operations[MIDDLE], 5, 3);
+    for (int i = 0; i < EXCHANGES + 5; i++)
+        progress(0, 0), progress(1, 0);
+    static const uint32_t order[] = {URGENT, MIDDLE, BULK, LATER};
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        CHECK_EQ(pair->end_count[rank], COUNT);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            CHECK(pair->ends[rank][i] == &operations[order[i]][rank]);
+            CHECK_EQ(pair->statuses[rank][i], CL_OK);
+        }
+    }
+    free_operations(operations, COUNT);
+    close_pair();
+}
+
+/* Urgent work that never waits leaves bulk every CL_HOST_QUEUE_GUARD-th turn, no more and no less. */
+TEST(test_bulk_does_not_starve)
+{
+    enum { URGENT, MIDDLE, BULK, COUNT };
+    struct cl_operation operations[COUNT][2];
+    open_pair();
+    for (uint32_t rank = 0; rank < 2; rank++)
+        start(&operations[URGENT][rank], rank, plan_of_copies(rank), 1, 0);
+    start_exchanges(operations[MIDDLE], 3, 1);
+    start_exchanges(operations[BULK], 6, 1);
+    for (int turn = 1; turn <= CL_HOST_QUEUE_GUARD; turn++) {
+        CHECK(operations[BULK][0].executor == NULL);
+        CHECK(progress(0, 0)); /* there is more to copy */
+        progress(1, 0);
+    }
+    CHECK(operations[MIDDLE][0].executor != NULL);
+    CHECK(operations[BULK][0].executor != NULL);
+    for (int turn = 1; turn <= CL_HOST_QUEUE_GUARD; turn++) {
+        CHECK_EQ(pair->end_count[0], 0);
+        progress(0, 0);
+        progress(1, 0);
+    }
+    CHECK_EQ(pair->end_count[0], 2);
+    CHECK(pair->ends[0][0] == &operations[MIDDLE][0]);
+    for (int turn = 2 * CL_HOST_QUEUE_GUARD; turn <= PARTS; turn++)
+        progress(0, 0), progress(1, 0);
+    CHECK_EQ(pair->end_count[0], COUNT);
+    free_operations(operations, COUNT);
+    close_pair();
+}
+
+/* Ranks that call the same operation in different classes wait in different queues. */
+TEST(test_classes_that_differ)
+{
+    for (uint32_t warm = 0; warm < 3; warm++) { /* operations before that agree, of either class */
+        enum { COUNT = 4 };
+        struct cl_operation operations[COUNT][2];
+        open_pair();
+        for (uint32_t i = 0; i < warm; i++) {
+            start_exchanges(operations[1 + i], 2 + 3 * i, 1);
+            for (int turn = 0; turn < 3; turn++)
+                progress(0, 0), progress(1, 0);
+        }
+        CHECK_EQ(pair->end_count[0], warm);
+        start(&operations[0][0], 0, plan_of_exchanges(0, 1), 2, 0);
+        start(&operations[0][1], 1, plan_of_exchanges(1, 1), 5, 0);
+        for (int turn = 0; turn < 3; turn++)
+            progress(0, 0), progress(1, 0);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            CHECK_EQ(pair->end_count[rank], warm + 1);
+            CHECK_EQ(pair->statuses[rank][warm], CL_EMISMATCH);
+            CHECK_EQ(atomic_load(&pair->members[rank].group.status), CL_EMISMATCH);
+            CHECK(atomic_load(&pair->members[rank].group.culprit) < 2);
+        }
+        free_operations(operations, 1 + warm);
+        close_pair();
+    }
+}
+
+/* However a group ends, the operations of all its queues end. */
+static void end_queues(int reason)
+{
+    enum { COUNT = 6 };
+    struct cl_operation operations[COUNT][2];
+    open_pair();
+    struct cl_group *group = &pair->members[0].group;
+    for (uint32_t i = 0; i < COUNT; i++) /* the last one is not the first of its queue */
+        start(&operations[i][0], 0, plan_of_exchanges(0, 1), i % 4 * 2, i + 1 == COUNT ? 1000 : 0);
+    progress(0, 10);
+    if (reason == CL_ETIMEDOUT)
+        progress(0, 999);
+    CHECK_EQ(pair->end_count[0], 0);
+    if (reason == CL_ETIMEDOUT) {
+        progress(0, 1000);
+    } else if (reason == CL_EPEERLOST) {
+        cl_group_peer_died(group, 1);
+        progress(0, 20);
+    } else if (reason == CL_EABORTED) {
+        cl_group_fail(&pair->members[1].group, CL_ETIMEDOUT, 1);
+        progress(0, 20);
+    } else {
+        atomic_store(&group->status, CL_ECLOSED); /* as cl_group_close does */
+        cl_group_leave(group, 20);
+    }
+    CHECK_EQ(pair->end_count[0], COUNT);
+    for (uint32_t i = 0; i < COUNT; i++)
+        CHECK_EQ(pair->statuses[0][i], reason);
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        CHECK_EQ(atomic_load(&group->host_queues.queues[class].queued), 0);
+    for (uint32_t i = 0; i < COUNT; i++)
+        cl_operation_free(&operations[i][0]);
+    close_pair();
+}
+
+TEST(test_ends_of_queues)
+{
+    end_queues(CL_ETIMEDOUT);
+    end_queues(CL_EPEERLOST);
+    end_queues(CL_EABORTED);
+    end_queues(CL_ECLOSED);
+}
+
+/* ---- classes, with threads ---- */
+
+enum { MIXED = 96 };
+
+/* One rank's calls, of all classes; some run in this thread. */
+static void *work_mixed(void *argument)
+{
+    struct job *job = argument;
+    struct call *calls[MIXED];
+    cl_operation *operations[MIXED] = {0};
+    for (uint32_t i = 0; i < MIXED; i++) {
+        calls[i] = make_call(job->rank, i);
+        struct cl_operation_request request = request_of(job->team, job->rank, calls[i], PATIENCE_US);
+        request.qos.priority = (uint8_t)(i * 5 % CL_CLASSES);
+        if (i % 3 == 0)
+            CHECK_EQ(cl_run(job->team->groups[job->rank], &request), CL_OK);
+        else
+            CHECK_EQ(cl_submit(job->team->groups[job->rank], &request, &operations[i]), CL_OK);
+    }
+    for (uint32_t i = 0; i < MIXED; i++) {
+        if (operations[i] != NULL) {
+            CHECK_EQ(cl_operation_wait(operations[i], 0), CL_OK);
+            cl_operation_release(operations[i]);
+        }
+        check_call(calls[i], job->team->world->size, i);
+        free(calls[i]);
+    }
+    return NULL;
+}
+
+TEST(test_mixed_classes)
+{
+    SCOPED_WORLD world = open_world(3, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    struct job jobs[3];
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        jobs[rank] = (struct job){.team = &team, .rank = rank};
+        pthread_create(&jobs[rank].thread, NULL, work_mixed, &jobs[rank]);
+    }
+    for (uint32_t rank = 0; rank < 3; rank++)
+        pthread_join(jobs[rank].thread, NULL);
+}
+
+/* Ranks 0 and 1 exchange a post; rank 2 only posts. */
+static cl_plan *plan_without_rank_2(uint32_t rank)
+{
+    struct draft draft = {.rank = rank, .world_size = 3};
+    uint32_t last = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = rank, .message = 1}, DRAFT_NONE);
+    if (rank < 2)
+        draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = 1 - rank, .message = 1}, last);
+    return draft_finish(&draft);
+}
+
+/* While one thread waits in an operation for rank 2, another thread runs a later one of another class. */
+TEST(test_callers_of_two_classes)
+{
+    SCOPED_WORLD world = open_world(3, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    struct job waiting = {.team = &team, .rank = 0, .rounds = 1, .timeout_us = PATIENCE_US};
+    pthread_create(&waiting.thread, NULL, work, &waiting);
+    while (!atomic_load(&team.groups[0]->host_queues.queues[CLASS].taken)) {
+    }
+    struct call *calls[] = {NULL, make_call(1, 1), make_call(2, 1)};
+    cl_operation *first[3], *second[3];
+    for (uint32_t rank = 1; rank < 4; rank++) { /* rank 0 goes before rank 2 */
+        uint32_t self = rank == 2 ? 0 : rank == 3 ? 2 : rank;
+        SCOPED_PLAN *plan = plan_without_rank_2(self);
+        struct cl_operation_request request = {.plan = plan, .dtype = CL_U8, .timeout_us = PATIENCE_US};
+        if (self == 0) {
+            CHECK_EQ(cl_run(team.groups[0], &request), CL_OK);
+            CHECK(atomic_load(&team.groups[0]->host_queues.queues[CLASS].taken));
+            continue;
+        }
+        CHECK_EQ(submit_call(&team, self, calls[self], PATIENCE_US, &first[self]), CL_OK);
+        CHECK_EQ(cl_submit(team.groups[self], &request, &second[self]), CL_OK);
+    }
+    pthread_join(waiting.thread, NULL);
+    for (uint32_t rank = 1; rank < 3; rank++) {
+        CHECK_EQ(cl_operation_wait(first[rank], 0), CL_OK);
+        CHECK_EQ(cl_operation_wait(second[rank], 0), CL_OK);
+        cl_operation_release(first[rank]);
+        cl_operation_release(second[rank]);
+        check_call(calls[rank], 3, 1);
+        free(calls[rank]);
+    }
 }

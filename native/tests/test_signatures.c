@@ -18,6 +18,22 @@ TEST(test_in_flight_only)
     CHECK_EQ(signatures.count, 2);
 }
 
+TEST(test_oldest)
+{
+    SCOPED(cl_signatures_free) struct cl_signatures signatures = {0};
+    CHECK_EQ(cl_signatures_oldest(&signatures, 1), UINT32_MAX);
+    CHECK(cl_signatures_add(&signatures, 1, 9, 0));
+    CHECK(cl_signatures_add(&signatures, 1, 8, 0)); /* delayed, and begun */
+    CHECK(cl_signatures_add(&signatures, 1, 8, 3));
+    CHECK(cl_signatures_add(&signatures, 2, 7, 0));
+    CHECK_EQ(cl_signatures_oldest(&signatures, 1), 8);
+    CHECK_EQ(cl_signatures_find(&signatures, 1, 8), 3);
+    cl_signatures_remove(&signatures, 1, 8);
+    CHECK_EQ(cl_signatures_oldest(&signatures, 1), 8);
+    cl_signatures_remove(&signatures, 1, 8);
+    CHECK_EQ(cl_signatures_oldest(&signatures, 1), 9);
+}
+
 TEST(test_turns)
 {
     SCOPED(cl_signatures_free) struct cl_signatures signatures = {0};
