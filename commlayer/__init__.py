@@ -24,6 +24,7 @@ from .frontend.ddp import allreduce_hook
 from .frontend.fsdp import compress_fsdp
 from .frontend.hook_state import HookState
 from .frontend.overlap import overlap
+from .frontend.priority import priority
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 from .transport.stats import paths, stats
 
@@ -51,6 +52,7 @@ __all__ = [
     "overlap",
     "paths",
     "planner",
+    "priority",
     "reshard",
     "scheduler",
     "stats",

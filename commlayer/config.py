@@ -125,7 +125,7 @@ _NAMES = Kind(
 _SOCKETS = _numbers("sockets", 1, 8, "1 to 8", is_whole=True)
 _SECONDS = _numbers("seconds", 0.1, 86400, "0.1 to 86400")
 _PACKET = _numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
-_CLASS = _numbers("class", 0, PRIORITIES - 1, f"0 (most urgent) to {PRIORITIES - 1}", is_whole=True)
+CLASS = _numbers("class", 0, PRIORITIES - 1, f"0 (most urgent) to {PRIORITIES - 1}", is_whole=True)
 _STEPS = _numbers("steps", 0, 10**9, "0 to 1000000000", is_whole=True)
 _CODEC = _codecs(("none", "f16", "bf16", "int8", "int4-int8", "int4", "sign", "auto"))
 _BLOCKS = _numbers("share of blocks", 0, math.nextafter(1, 0), "0 to less than 1")
@@ -283,9 +283,9 @@ class Policy:
 
     priority: Annotated[
         int,
-        _CLASS,
-        "packets of a lower class go first through the whole engine. Beside classes 0 and 1 bulk keeps shorter queues, "
-        "which costs it 1 to 2 % of the link",
+        CLASS,
+        "packets of a lower class go first through the whole engine, and its operations in shared memory. Beside "
+        "classes 0 and 1 bulk keeps shorter queues, which costs it 1 to 2 % of the link",
     ] = 4
     deterministic: Annotated[
         bool,

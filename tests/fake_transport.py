@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from commlayer.errors import CommError, OperationTimeoutError
 from commlayer.frontend import backend, submit
-from commlayer.transport.base import DType, Op
+from commlayer.transport.base import DType, Op, Times
 from commlayer.transport.bootstrap import Rendezvous
 from tests import oracle, ranks
 
@@ -87,6 +87,7 @@ class FakeHandle:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
+        self._times: Times | None = None
         self._callbacks: list[Callable[[BaseException | None], None]] = []
 
     def done(self) -> bool:
@@ -101,6 +102,9 @@ class FakeHandle:
     def missing(self) -> list[tuple[int, int]]:
         return []
 
+    def times(self) -> Times | None:
+        return self._times if self._ended.is_set() else None
+
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         with self._lock:
             if not self._ended.is_set():
@@ -108,9 +112,9 @@ class FakeHandle:
                 return
         callback(self._error)
 
-    def end(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None, times: Times | None = None) -> None:
         with self._lock:
-            self._error = error
+            self._error, self._times = error, times
             self._ended.set()
         for callback in self._callbacks:
             callback(error)

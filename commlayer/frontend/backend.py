@@ -131,7 +131,7 @@ class CommProcessGroup(dist.ProcessGroup):
         self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         self._submitter = Submitter(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
-        self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy))
+        self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy).without_class())
         self._lock = threading.Lock()
         self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
         """Takes tensors that are not on the CPU; None without an accelerator."""

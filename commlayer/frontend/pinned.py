@@ -15,6 +15,7 @@ device tensors that has not started: `PinnedCopies.busy` tells, and `run` takes 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from ..errors import OperationTimeoutError
+from ..transport.base import Times
 from .work import CommWork, ReceiveWork
 
 Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Work]
@@ -63,6 +65,9 @@ class PinnedHandle:
 
     def missing(self) -> list[tuple[int, int]]:
         return self.work.missing() if isinstance(self.work, CommWork) else []  # gloo loses nothing
+
+    def times(self) -> Times | None:
+        return self.work.times() if isinstance(self.work, CommWork) else None
 
     @property
     def source(self) -> int:
@@ -112,8 +117,10 @@ class PinnedCopies:
     def run(self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> CommWork:
         """Starts `call` on pinned copies of the tensors when its turn comes, and copies the results to `outputs`.
 
-        Host tensors are passed on as they are. Raises ValueError if the tensors are on more than one device.
+        Host tensors are passed on as they are, and so is the caller's context (`priority.py`). Raises ValueError if the
+        tensors are on more than one device.
         """
+        context = contextvars.copy_context()
         devices = {tensor.device for tensor in (*inputs, *outputs) if self._is_there(tensor)}
         if len(devices) > 1:
             names = ", ".join(sorted(map(str, devices)))
@@ -143,7 +150,7 @@ class PinnedCopies:
             try:
                 if ready is not None:
                     ready.synchronize()
-                started = call(host_inputs, host_outputs)
+                started = context.run(call, host_inputs, host_outputs)
             except Exception as error:
                 self._has_started()
                 handle.end(error)

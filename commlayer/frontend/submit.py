@@ -23,6 +23,7 @@ from ..plans.delivery import deliver
 from ..plans.plan import Plan
 from ..plans.select import Collective, Settings, plan_for
 from ..transport.base import DType, Group, Handle, Op, Qos
+from .priority import current_priority
 from .tensors import Kind, copy_back
 from .work import CommWork, JoinedHandle, ReceiveWork, join
 
@@ -159,13 +160,14 @@ class Submitter:
     ) -> CommWork:
         """Runs or submits operations. `memory` stays alive until they end; then `copies` (from, to) are done.
 
-        `qos` None: nothing is lost. `priority` None: that of the group. `codec_key` None: nothing is encoded.
+        `qos` None: nothing is lost. `priority` None: that of the context (`priority.py`), else of the group.
+        `codec_key` None: nothing is encoded.
         """
         timeout: timedelta = opts.timeout
         if timeout == UNSET:
             timeout = self._timeout()
         timeout_s = timeout.total_seconds()
-        priority = self._priority if priority is None else priority
+        priority = self._class() if priority is None else priority
         if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
             for operation in operations:
                 self._group.run(*operation, timeout_s=timeout_s, priority=priority)
@@ -193,7 +195,7 @@ class Submitter:
         """Sends `source`, the elements of `tensor` in one stretch."""
         timeout_s = self._timeout().total_seconds()
         handle = self._group.send(
-            source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._priority
+            source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._class()
         )
         self._keep(handle, [source])
         return self._noted(CommWork(handle, [tensor], [source]))
@@ -202,7 +204,7 @@ class Submitter:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
         timeout_s = self._timeout().total_seconds()
         handle = self._group.receive(
-            target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._priority
+            target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._class()
         )
         self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
@@ -221,6 +223,11 @@ class Submitter:
         """Frees the memory that was kept for the engine, which must be closed."""
         self._in_flight.clear()
         self._scalars.clear()
+
+    def _class(self) -> int:
+        """The class of an operation without a policy of its own."""
+        current = current_priority()
+        return self._priority if current is None else current
 
     def _noted(self, work: CommWork) -> CommWork:
         coalesced = self._coalesced

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from ..errors import ConfigError
-from ..transport.base import Handle, ReceiveHandle
+from ..transport.base import Handle, ReceiveHandle, Times
 from .dynamo import untraced
 
 
@@ -103,6 +103,14 @@ class CommWork(Work):
         self.wait()
         return [] if self.handle is None else self.handle.missing()
 
+    def times(self) -> Times | None:
+        """When the operation was submitted, moved its first byte, and ended; of several operations the earliest, the
+        earliest and the latest time. None while it runs, and if it ended within its call (`async_op=False`).
+
+        With tensors on a device, the times are those of the operation on host memory.
+        """
+        return None if self.handle is None else self.handle.times()
+
     def get_future(self) -> Future[Any]:
         """The results as a future of a list of tensors. Its callbacks run on the completion thread."""
         with self._lock:
@@ -180,6 +188,14 @@ class JoinedHandle:
         raise ConfigError(
             "a work of several operations has no common input: ask the work of each operation for `missing()`"
         )
+
+    def times(self) -> Times | None:
+        """The earliest submission, the earliest first byte and the latest end."""
+        times = [each for handle in self._handles if (each := handle.times()) is not None]
+        if len(times) < len(self._handles) or not times:
+            return None
+        first = min((each.first_byte_s for each in times if each.first_byte_s is not None), default=None)
+        return Times(min(each.submitted_s for each in times), first, max(each.ended_s for each in times))
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """Calls `callback` once, when the last operation ends."""

@@ -82,8 +82,8 @@ class PartialPolicy:
 class OperationPolicy(NamedTuple):
     """Priority and permitted loss of one operation; they may differ between the operations of a group."""
 
-    priority: int
-    """Class of service, 0 (most urgent) to 7."""
+    priority: int | None
+    """Class of service, 0 (most urgent) to 7. None: that of the context, or of the group."""
     partial: PartialPolicy | None
     """None: the operation loses nothing."""
     signed: tuple[object, ...] = ()
@@ -97,6 +97,10 @@ class OperationPolicy(NamedTuple):
         """The operation policy for `policy` in a group; arguments as of `PartialPolicy.of`."""
         signed = (policy.loss_bound, policy.treatment, isinstance(policy, PapersPolicy)) if policy.loss_bound else ()
         return OperationPolicy(policy.priority, PartialPolicy.of(policy, hosts, packets, settings), signed)
+
+    def without_class(self) -> OperationPolicy:
+        """This policy as that of a group: the context may have another class."""
+        return self._replace(priority=None)
 
 
 def can_lose(op: Op, dtype: DType) -> bool:

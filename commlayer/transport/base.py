@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..config import LOSS_BOUND_MAX as LOSS_BOUND_MAX
 
@@ -77,6 +77,15 @@ class Qos:
     protect_bytes: int = 0
 
 
+class Times(NamedTuple):
+    """Times of one operation in seconds, on the clock of `time.monotonic()` (CLOCK_MONOTONIC)."""
+
+    submitted_s: float
+    first_byte_s: float | None
+    """The first packet was sent or received, or memory of the host was first used. None: neither happened."""
+    ended_s: float
+
+
 class Handle(Protocol):
     """A submitted operation."""
 
@@ -93,6 +102,9 @@ class Handle(Protocol):
     def missing(self) -> list[tuple[int, int]]:
         """(offset, length) in bytes of the parts of INPUT that were not counted, ascending; once the operation ended
         well."""
+
+    def times(self) -> Times | None:
+        """Times of the operation once it ended, well or not; None before."""
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """Calls `callback(error or None)` exactly once: on a completion thread, or at once if already done."""

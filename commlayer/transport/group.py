@@ -65,6 +65,13 @@ class NativeHandle:
         lib.cl_operation_missing(self._operation, ranges, count)
         return [(each.start, each.end - each.start) for each in ranges]
 
+    def times(self) -> base.Times | None:
+        times = ffi.new("struct cl_operation_times *")
+        if lib.cl_operation_times(self._operation, times) != 0:
+            return None
+        first_byte_s = times.first_us / 1e6 if times.first_us else None
+        return base.Times(times.submitted_us / 1e6, first_byte_s, times.ended_us / 1e6)
+
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """See `base.Handle.on_done`; at most one callback per handle."""
 

@@ -73,7 +73,7 @@ int cl_host_wait_run(struct cl_member *member, struct cl_operation *operation)
     while (status == CL_OK && host && !cl_host_queues_gate_is_open(&group->host_queues, turn, &behind))
         status = wait_for(member, turn->class, behind, turn->gate, operation->deadline_us);
     if (status == CL_OK)
-        status = cl_group_start(group, operation, operation->submitted_us);
+        status = cl_group_start(group, operation, operation->times.submitted_us);
     if (status == CL_OK)
         status = run_plan(member, operation);
     if (host && status == CL_OK) /* only then: the post says that all data is there */

@@ -8,7 +8,7 @@
 #include "os/process.h"
 
 _Static_assert(offsetof(struct cl_member, group) == 0, "cl_group is the member's address");
-_Static_assert(CL_HOST_CLASSES == CL_CLASSES, "a host has memory for each class");
+_Static_assert((int)CL_HOST_CLASSES == (int)CL_CLASSES, "a host has memory for each class");
 
 /* ---- the group's io: see group/io.h ---- */
 
@@ -82,6 +82,7 @@ void cl_member_ended(void *context, struct cl_operation *operation, int status)
 {
     const struct cl_member *member = context;
     struct cl_engine *engine = member->engine;
+    operation->times.ended_us = cl_now_us(); /* its last turn may have been long */
     atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
     cl_submission_end((struct cl_submission *)operation, status, &engine->events);
 }

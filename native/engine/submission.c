@@ -88,6 +88,16 @@ int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint3
     return (int)uncounted->count;
 }
 
+int cl_operation_times(cl_operation *operation, struct cl_operation_times *times)
+{
+    if (operation == NULL || times == NULL)
+        return CL_EINVAL;
+    if (cl_operation_status(operation) == CL_EAGAIN)
+        return CL_EAGAIN;
+    *times = operation->times;
+    return CL_OK;
+}
+
 int cl_operation_source(cl_operation *operation, uint32_t *rank)
 {
     if (operation == NULL || rank == NULL || operation->kind != CL_OPERATION_RECEIVE)

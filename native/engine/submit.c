@@ -66,7 +66,7 @@ int cl_run(cl_group *group, const struct cl_operation_request *request)
     pthread_mutex_unlock(&member->submitting);
     if (here) {
         status = cl_host_wait_run(member, operation);
-        cl_operation_end(operation, status, operation->submitted_us);
+        cl_operation_end(operation, status, operation->times.submitted_us);
         cl_member_ended(member, operation, status);
         pthread_mutex_lock(&member->submitting);
         if (cl_host_queue_leave(queue))

@@ -160,6 +160,7 @@ void cl_group_complete(const struct cl_completion *completion)
 {
     if (completion->missing_count > 0)
         cl_executor_missed(completion->context, completion->missing, completion->missing_count);
+    cl_executor_moved(completion->context, completion->first_us);
     const struct cl_executor *executor = cl_executor_complete(completion->context, completion->status);
     if (completion->status == CL_OK || completion->status == CL_EABORTED)
         return; /* of an abort, the reason follows: cl_group_hear_of */
@@ -279,7 +280,8 @@ struct progress {
     bool more;             /* an operation has used up its budget */
 };
 
-static int step_operation(struct cl_group *group, struct cl_operation *operation, size_t budget, struct progress *progress)
+static int step_operation(struct cl_group *group, struct cl_operation *operation, size_t budget,
+                          struct progress *progress)
 {
     uint64_t now_us = progress->now_us;
     if (operation->executor == NULL) {
@@ -311,8 +313,8 @@ static uint32_t culprit_of(const struct cl_group *group, const struct cl_operati
     if (operation->kind != CL_OPERATION_PLAN)
         return status == CL_ETIMEDOUT || status == CL_EPEERLOST ? operation->ticket.source : UINT32_MAX;
     if (operation->executor == NULL) {
-        bool gated = operation->plan->uses_host &&
-                     !cl_host_queues_gate_is_open(&group->host_queues, &operation->turn, &behind);
+        bool gated =
+            operation->plan->uses_host && !cl_host_queues_gate_is_open(&group->host_queues, &operation->turn, &behind);
         return status == CL_ETIMEDOUT && gated ? group->host_queues.local[behind] : UINT32_MAX;
     }
     if (status != CL_ETIMEDOUT)
@@ -400,7 +402,8 @@ static int advance(struct cl_group *group, struct cl_operation *operation, bool 
 }
 
 /* Runs the operations of a list. False when the group has failed. */
-static bool advance_list(struct cl_group *group, struct cl_operation_list *list, size_t budget, struct progress *progress)
+static bool advance_list(struct cl_group *group, struct cl_operation_list *list, size_t budget,
+                         struct progress *progress)
 {
     struct cl_operation **at = &list->first;
     while (*at != NULL && atomic_load(&group->status) == CL_OK) {

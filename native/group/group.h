@@ -22,7 +22,7 @@ enum {
      * have every CL_HOST_QUEUE_GUARD-th turn only. */
     CL_WORK_BUDGET_BESIDE_BYTES = 128 << 10,
     CL_HOST_QUEUE_GUARD = 8,
-    CL_SLEEP_MAX_US = 100000,       /* no wait is longer: a lost wake-up costs this much, never a hang */
+    CL_SLEEP_MAX_US = 100000, /* no wait is longer: a lost wake-up costs this much, never a hang */
 };
 
 struct cl_group {
@@ -38,9 +38,9 @@ struct cl_group {
     uint64_t signature;
     struct cl_host_queues host_queues;
     struct cl_mailbox mailbox;
-    struct cl_operation_list in_flight;             /* those that do not use the host's memory */
+    struct cl_operation_list in_flight;               /* those that do not use the host's memory */
     struct cl_operation_list host_flight[CL_CLASSES]; /* those that do, by class */
-    struct cl_group *next;                          /* in the list of whoever runs it */
+    struct cl_group *next;                            /* in the list of whoever runs it */
 };
 
 /* CL_EINVAL for ranks that do not fit together, or CL_ENOMEM; cl_group_free also after a failure. */

@@ -85,8 +85,7 @@ bool cl_host_queue_leave(struct cl_host_queue *queue)
     return atomic_load(&queue->queued) > 0;
 }
 
-bool cl_host_queues_gate_is_open(const struct cl_host_queues *queues, const struct cl_host_turn *turn,
-                                 uint32_t *behind)
+bool cl_host_queues_gate_is_open(const struct cl_host_queues *queues, const struct cl_host_turn *turn, uint32_t *behind)
 {
     for (uint32_t i = 0; i < queues->local_count; i++) {
         if (!cl_host_queue_reached(&queues->queues[turn->class], i, turn->gate)) {
@@ -136,8 +135,7 @@ static bool differs(const struct cl_host_queues *queues, uint32_t class, uint32_
     return false;
 }
 
-int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t value,
-                         uint64_t now_us)
+int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us)
 {
     for (uint32_t parity = 0; parity < 2; parity++) {
         uint64_t own = published(queues, class, queues->self, parity);

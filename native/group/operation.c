@@ -44,7 +44,7 @@ int cl_operation_request(struct cl_operation *operation, const struct cl_operati
     if (operation->plan->encodes && (dtype != CL_F32 || request->op != CL_SUM))
         return CL_EINVAL;
     operation->codec_key = request->codec_key;
-    operation->submitted_us = now_us;
+    operation->times.submitted_us = now_us;
     operation->deadline_us = cl_deadline_after(now_us, request->timeout_us);
     if (operation->plan->signature != 0) {
         operation->signature =
@@ -101,6 +101,9 @@ void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_u
         operation->missing = *missing;
         *missing = (struct cl_missing){0};
     }
+    if (operation->executor != NULL)
+        operation->times.first_us = cl_executor_first_us(operation->executor);
+    operation->times.ended_us = now_us;
     cl_executor_destroy(operation->executor);
     operation->executor = NULL;
 }

@@ -21,7 +21,7 @@ struct cl_operation {
     struct cl_arithmetic arithmetic;
     struct cl_qos qos;
     uint64_t codec_key;
-    uint64_t submitted_us;
+    struct cl_operation_times times;
     uint64_t deadline_us;     /* UINT64_MAX: none */
     uint32_t sequence;        /* names the operation in packets; point-to-point: the tag */
     uint64_t signature;       /* of everything submitted to the group, up to this one: equal on all ranks; 0: unknown */
@@ -60,7 +60,7 @@ struct cl_operation_place {
 };
 /* Creates the executor; the operation's order must have been assigned. */
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us);
-/* Takes what the operation did not count from the executor, which goes. */
+/* Takes the time of the first byte and what the operation did not count from the executor, which goes. */
 void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_us);
 
 #endif

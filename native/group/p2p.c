@@ -52,7 +52,7 @@ int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, enum 
     cl_plan_release(plan); /* the operation has its own hold on it */
     operation->arithmetic.element_bytes = 1;
     operation->qos.priority = (uint8_t)request->priority;
-    operation->submitted_us = now_us;
+    operation->times.submitted_us = now_us;
     operation->deadline_us = cl_deadline_after(now_us, request->timeout_us);
     operation->ticket = (struct cl_ticket){.source = request->rank, .tag = request->tag};
     operation->sequence = request->tag;

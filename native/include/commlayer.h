@@ -326,6 +326,14 @@ int cl_run(cl_group *group, const struct cl_operation_request *request);
 /* Once it is done and well: the ranges of CL_INPUT that were not counted, in order. Fills up to `capacity`, returns how
  * many there are, or CL_EAGAIN while the operation is in flight. */
 int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
+/* Times of CLOCK_MONOTONIC. */
+struct cl_operation_times {
+    uint64_t submitted_us;
+    uint64_t first_us; /* the first packet was sent or received, or shared memory was first used; 0: neither */
+    uint64_t ended_us;
+};
+/* Once it is done, well or not: its times; CL_EAGAIN while it is in flight. */
+int cl_operation_times(cl_operation *operation, struct cl_operation_times *times);
 /* What cl_send and cl_receive are asked for. */
 struct cl_message_request {
     uint32_t rank; /* the other one; cl_receive: UINT32_MAX is any source: the first message with this tag that comes */

@@ -19,7 +19,7 @@ enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
 /* The state of one rank in one class, on cache lines of its own: written by this rank, read by the others. */
 struct line {
     _Atomic uint32_t counter;
-    _Atomic uint16_t sleepers; /* threads that sleep on the counter */
+    _Atomic uint16_t sleepers;      /* threads that sleep on the counter */
     _Atomic uint16_t left;          /* in class 0, for all */
     _Atomic uint64_t signatures[2]; /* of the operation that runs, by parity */
     _Atomic uint64_t bells[MASKS];  /* ranks whose bell this rank rings at its next post */
@@ -140,7 +140,7 @@ void cl_host_unmap(struct cl_host *host)
 
 uint8_t *cl_host_staging(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t parity)
 {
-    uint64_t number = 2 * ((uint64_t)class * host->ranks + rank) + parity;
+    uint64_t number = 2 * ((uint64_t) class * host->ranks + rank) + parity;
     return host->memory + HEAD_BYTES + lines_bytes(host->ranks) + number * host->staging_bytes;
 }
 

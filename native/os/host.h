@@ -4,8 +4,8 @@
  * The region holds, per rank and class of service, one line with a counter and two halves of staging. A rank raises its
  * counter when data in its staging is ready, or when it has read the staging of others. Other ranks write to its line
  * only to ask for a wake-up. Staging costs memory only once it was used: a class without operations has addresses,
- * 2 * staging_bytes per rank, and no pages. Waiting threads sleep on the counter itself (futex). An engine thread, which must also watch its sockets,
- * asks for its bell instead: a datagram on a Unix socket.
+ * 2 * staging_bytes per rank, and no pages. Waiting threads sleep on the counter itself (futex). An engine thread,
+ * which must also watch its sockets, asks for its bell instead: a datagram on a Unix socket.
  *
  * The region is an anonymous memory file that peers open through /proc. So a crash leaves nothing behind, and the small
  * /dev/shm of containers does not matter.

@@ -26,6 +26,7 @@ struct cl_executor {
     struct token *tokens;
     struct cl_missing missing;
     uint64_t deadline_us; /* absolute; 0: not set yet, UINT64_MAX: none */
+    uint64_t first_us;    /* see cl_executor_first_us */
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **out)
@@ -264,6 +265,19 @@ static void encode(const struct cl_executor *executor, const struct cl_step *ste
     }
 }
 
+/* Notes that bytes of the operation moved; at 0: unknown when. */
+static void move(struct cl_executor *executor, uint64_t at_us)
+{
+    if (at_us != 0 && (executor->first_us == 0 || at_us < executor->first_us))
+        executor->first_us = at_us;
+}
+
+static bool uses_host(const struct cl_step *step)
+{
+    return step->kind == CL_POST || (cl_step_reads(step->kind) && step->source == CL_STAGING) ||
+           (cl_step_writes(step->kind) && step->target == CL_STAGING);
+}
+
 /* Returns whether the step is done already. */
 static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t now_us)
 {
@@ -340,6 +354,8 @@ enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, u
                 return CL_PROGRESS_MORE;
             uint32_t index = executor->ready[executor->ready_head++];
             const struct cl_step *step = &executor->config.plan->steps[index];
+            if (executor->first_us == 0 && uses_host(step))
+                move(executor, now_us);
             if (start_step(executor, index, now_us)) {
                 if (step->kind >= CL_COPY)
                     moved += step->length;
@@ -359,6 +375,16 @@ struct cl_executor *cl_executor_complete(void *context, int status)
     else if (executor->status == CL_OK)
         executor->status = status;
     return executor;
+}
+
+void cl_executor_moved(void *context, uint64_t first_us)
+{
+    move(((const struct token *)context)->executor, first_us);
+}
+
+uint64_t cl_executor_first_us(const struct cl_executor *executor)
+{
+    return executor->first_us;
 }
 
 /* Adds encoded values that were lost to the error that encoding them has left in CL_INPUT. */

@@ -71,6 +71,11 @@ enum cl_progress {
 enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, uint64_t now_us);
 /* A message of this executor ended; `context` is that of the endpoint's completion. Returns the executor. */
 struct cl_executor *cl_executor_complete(void *context, int status);
+/* Notes when the first packet of that message was sent or received; 0: none was. */
+void cl_executor_moved(void *context, uint64_t first_us);
+/* When the first packet was sent or received, or shared memory was first used, as far as the executor was told; 0:
+ * neither. */
+uint64_t cl_executor_first_us(const struct cl_executor *executor);
 /* To be called just before, if bytes of the message were not counted: with the ranges of struct cl_completion. */
 void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count);
 /* The ranges that the operation did not count so far. */

@@ -110,7 +110,8 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
     if (!message)
         return false;
     cl_message_list_remove(&endpoint->completed, message);
-    *completion = (struct cl_completion){.context = message->context, .status = message->status, .peer = message->peer};
+    *completion = (struct cl_completion){
+        .context = message->context, .status = message->status, .peer = message->peer, .first_us = message->first_us};
     if (message->partial.loss_budget && message->status == CL_OK &&
         (message->partial.stopped || !cl_message_complete(message))) {
         cl_ranges_clear(&endpoint->missing);

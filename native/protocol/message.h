@@ -69,7 +69,8 @@ struct cl_message {
     struct cl_sink sink;                   /* receive */
     struct cl_unexpected_chain unexpected; /* receive: until it is posted */
     void *context;
-    int status; /* once completed */
+    int status;        /* once completed */
+    uint64_t first_us; /* when the first packet was sent or received; 0: none was */
 
     uint64_t *arrived; /* a bit per packet */
     uint64_t inline_arrived;

@@ -109,6 +109,8 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     cl_egress_see(path->egress, message->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
     cl_active_set_see(&path->egress->receivers, &path->receiver, now_us);
     message->packets_in_flight++;
+    if (!message->first_us)
+        message->first_us = now_us;
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = length;
     out->payload = message->data + start;

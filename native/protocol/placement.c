@@ -35,6 +35,8 @@ enum cl_placed cl_placement_put(struct cl_endpoint *endpoint, struct cl_message 
                                 uint32_t offset, const uint8_t *payload, uint16_t length, uint64_t now_us)
 {
     uint32_t generation = message->generation;
+    if (!message->first_us)
+        message->first_us = now_us;
     enum cl_placed placed = place(endpoint, message, flags & CL_PACKET_LAST, offset, payload, length);
     if (message->generation == generation)
         cl_partial_on_packet(endpoint, message, flags, placed == CL_PLACED, now_us);

@@ -208,7 +208,8 @@ static void check_queues(struct sim_world *world, const struct sim_rank *rank)
         if (operation->state != SIM_IN_FLIGHT || !operation->operation.plan->uses_host)
             continue;
         const struct cl_group *group = &operation->member->group;
-        uint8_t *classes = &seen[world->scenario->calls[call].group], bit = (uint8_t)(1u << operation->operation.turn.class);
+        uint8_t *classes = &seen[world->scenario->calls[call].group],
+                bit = (uint8_t)(1u << operation->operation.turn.class);
         uint32_t behind;
         if (*classes & bit || operation->called_ns == sim_world_now_ns(world)) /* that one is yet to be looked at */
             continue;

@@ -1,6 +1,7 @@
 /*
  * Host: what the ranks of one host share in one group (os/host.h): by class, counters, signatures, two halves of
- * staging each, bells. A member is one rank's part of the group: the production group of native/group/ in virtual surroundings.
+ * staging each, bells. A member is one rank's part of the group: the production group of native/group/ in virtual
+ * surroundings.
  */
 #ifndef CL_SIM_HOST_H
 #define CL_SIM_HOST_H

@@ -46,7 +46,8 @@ enum sim_fault_kind {
     SIM_FAULT_ATTACK,   /* rank `a` gets `amount` packets from outside its job */
     SIM_FAULT_LATE,     /* rank `a` makes call `b` that much later */
     SIM_FAULT_ABSENT,   /* rank `a` never makes call `b` or any later one */
-    SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape, or length: `amount`; collectives: in class `path` */
+    SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape, or length: `amount`; collectives: in class `path`
+                         */
     SIM_FAULT_ABORT,    /* rank `a` aborts group `b` */
     SIM_FAULTS,
 };

@@ -252,6 +252,7 @@ static void on_completion(struct network_host *host, const struct cl_completion 
     (void)host;
     if (completion->missing_count > 0)
         cl_executor_missed(completion->context, completion->missing, completion->missing_count);
+    cl_executor_moved(completion->context, completion->first_us);
     cl_executor_complete(completion->context, completion->status);
 }
 
@@ -313,6 +314,48 @@ TEST(test_messages)
         cl_executor_destroy(executors[rank]);
         cl_plan_release(plans[rank]);
     }
+}
+
+/* The time of the first byte, of a message of several packets: at the sender its first packet's departure, at the
+ * receiver its arrival. */
+TEST(test_first_byte)
+{
+    enum { MANY = 5000 };
+    static uint32_t input[MANY], output[MANY];
+    SCOPED_NETWORK *network = open_network();
+    network_run_until(network, network_now_us(network) + 5000); /* without the first PINGs */
+    struct draft sender = {.world_size = 2, .input_bytes = sizeof input};
+    draft_add(&sender, (struct cl_step){.kind = CL_SEND, .peer = 1, .length = sizeof input}, DRAFT_NONE);
+    struct draft receiver = {.rank = 1, .world_size = 2, .output_bytes = sizeof output};
+    draft_add(&receiver, (struct cl_step){.kind = CL_RECV_COPY, .target = CL_OUTPUT, .length = sizeof output},
+              DRAFT_NONE);
+    cl_plan *plans[2] = {draft_finish(&sender), draft_finish(&receiver)};
+    struct cl_executor *to = start(network, 1, plans[1], NULL, output);
+    CHECK_EQ(poll(network, to), CL_PROGRESS_BLOCKED);
+    uint64_t start_us = network_now_us(network) + 4000;
+    network_run_until(network, start_us);
+    struct cl_executor *from = start(network, 0, plans[0], input, NULL);
+    CHECK_EQ(poll(network, from), CL_PROGRESS_BLOCKED);
+    CHECK_EQ(cl_executor_first_us(from), 0);
+    network_sleep(network, 0, 700);
+    network_wake(network, 0);
+    uint64_t sent_us = 0, received_us = 0;
+    while (poll(network, from) != CL_PROGRESS_DONE && network_step(network, start_us + 100000)) {
+        if (sent_us == 0 && cl_endpoint_stats(network->hosts[0].endpoint)->payload_bytes_sent > 0)
+            sent_us = network_now_us(network);
+        if (received_us == 0 && cl_endpoint_stats(network->hosts[1].endpoint)->payload_bytes_received > 0)
+            received_us = network_now_us(network);
+    }
+    CHECK_EQ(poll(network, to), CL_PROGRESS_DONE);
+    CHECK_EQ(sent_us, start_us + 700);
+    CHECK(received_us >= sent_us + 100);
+    CHECK_EQ(cl_executor_first_us(from), sent_us);
+    CHECK_EQ(cl_executor_first_us(to), received_us);
+    CHECK(network_now_us(network) > received_us);
+    cl_executor_destroy(from);
+    cl_executor_destroy(to);
+    cl_plan_release(plans[0]);
+    cl_plan_release(plans[1]);
 }
 
 /* Received bytes replace the old ones, and later steps wait until all have come. */

@@ -40,7 +40,8 @@ TEST(test_a_turn_that_comes_late)
     CHECK_EQ(cl_group_request(group, &operation, &request, cl_now_us()), CL_OK);
     uint64_t deadline_us = UINT64_MAX;
     pthread_mutex_lock(&world.engines[0]->core);
-    group->host_flight[operation.turn.class].first = &operation; /* as if just looked at, and not yet allowed to start */
+    group->host_flight[operation.turn.class].first =
+        &operation; /* as if just looked at, and not yet allowed to start */
     CHECK(!cl_group_arm_bells(group, cl_now_us(), &deadline_us));
     atomic_bool *taken = &group->host_queues.queues[operation.turn.class].taken;
     atomic_store(taken, true); /* a calling thread is before it, and wakes the engine when it leaves */
@@ -144,6 +145,7 @@ enum { ENDS_MAX = 8, PARTS = 60, EXCHANGES = 30 };
 struct pair {
     struct sim_host host;
     struct sim_member members[2];
+    uint64_t now_us; /* of submissions */
     uint32_t end_count[2];
     const struct cl_operation *ends[2][ENDS_MAX]; /* operations in the order in which they ended */
     int statuses[2][ENDS_MAX];
@@ -217,9 +219,9 @@ static void start(struct cl_operation *operation, uint32_t rank, cl_plan *plan, 
                                            .input = pair->memory[rank],
                                            .output = pair->memory[rank],
                                            .dtype = CL_U8,
-                                           .qos = {.priority = (uint8_t)class},
+                                           .qos = {.priority = (uint8_t) class},
                                            .timeout_us = timeout_us};
-    CHECK_EQ(cl_group_request(group, operation, &request, 0), CL_OK);
+    CHECK_EQ(cl_group_request(group, operation, &request, pair->now_us), CL_OK);
     cl_plan_release(plan); /* the operation has its own hold on it */
     cl_group_order(group, operation);
     cl_group_queue(group, operation);
@@ -329,6 +331,41 @@ TEST(test_classes_that_differ)
         free_operations(operations, 1 + warm);
         close_pair();
     }
+}
+
+static void check_times(const struct cl_operation *operation, uint64_t submitted_us, uint64_t first_us,
+                        uint64_t ended_us)
+{
+    CHECK_EQ(operation->times.submitted_us, submitted_us);
+    CHECK_EQ(operation->times.first_us, first_us);
+    CHECK_EQ(operation->times.ended_us, ended_us);
+}
+
+/* Of an operation that waits for its turn, too. */
+TEST(test_times)
+{
+    struct cl_operation operations[3][2];
+    open_pair();
+    pair->now_us = 5;
+    start_exchanges(operations[0], 4, 1);
+    start_exchanges(operations[1], 4, 1);
+    progress(0, 10);
+    progress(1, 20); /* both operations post here */
+    pair->now_us = 25;
+    start(&operations[2][0], 0, plan_of_exchanges(0, 1), 6, 0);
+    progress(0, 30);
+    check_times(&operations[0][0], 5, 10, 30);
+    check_times(&operations[0][1], 5, 20, 20);
+    progress(0, 40);
+    progress(1, 50);
+    check_times(&operations[1][0], 5, 30, 30);
+    check_times(&operations[1][1], 5, 20, 50);
+    cl_group_fail(&pair->members[0].group, CL_EABORTED, 0);
+    progress(0, 60);
+    check_times(&operations[2][0], 25, 30, 60);
+    free_operations(operations, 2);
+    cl_operation_free(&operations[2][0]);
+    close_pair();
 }
 
 /* However a group ends, the operations of all its queues end. */

@@ -8,9 +8,13 @@ TEST(test_events)
     struct call *calls[2] = {make_call(0, 1), make_call(1, 1)};
     cl_operation *operations[2];
     struct cl_event events[4];
+    struct cl_operation_times none;
+    uint64_t start_us = cl_now_us();
     CHECK_EQ(cl_engine_events(world.engines[0], events, 4, 1000), 0);
     CHECK_EQ(submit_call(&team, 0, calls[0], PATIENCE_US, &operations[0]), CL_OK);
     CHECK_EQ(cl_operation_status(operations[0]), CL_EAGAIN);
+    CHECK_EQ(cl_operation_times(operations[0], &none), CL_EAGAIN);
+    CHECK_EQ(cl_operation_times(operations[0], NULL), CL_EINVAL);
     CHECK_EQ(cl_operation_wait(operations[0], 1000), CL_EAGAIN);
     CHECK_EQ(cl_operation_notify(operations[0], 42), CL_EAGAIN);
     CHECK_EQ(cl_operation_notify(operations[0], 43), CL_EINVAL); /* one event, and the first token's */
@@ -21,6 +25,12 @@ TEST(test_events)
     CHECK_EQ(cl_operation_wait(operations[1], 0), CL_OK);
     CHECK_EQ(cl_operation_notify(operations[1], 44), CL_OK); /* waited for: no event will come, not even a late one */
     CHECK_EQ(cl_engine_events(world.engines[1], events, 4, 1000), 0);
+    for (size_t rank = 0; rank < 2; rank++) {
+        struct cl_operation_times times;
+        CHECK_EQ(cl_operation_times(operations[rank], &times), CL_OK);
+        CHECK(start_us <= times.submitted_us && times.submitted_us <= times.first_us);
+        CHECK(times.first_us <= times.ended_us && times.ended_us <= cl_now_us());
+    }
     cl_engine_stop_events(world.engines[0]);
     CHECK_EQ(cl_engine_events(world.engines[0], events, 4, PATIENCE_US), CL_ECLOSED);
     for (size_t rank = 0; rank < 2; rank++) {

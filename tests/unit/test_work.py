@@ -10,6 +10,7 @@ import torch
 
 from commlayer.errors import ConfigError, OperationTimeoutError, PeerLostError
 from commlayer.frontend.work import CommWork, JoinedHandle
+from commlayer.transport.base import Times
 from tests.fake_transport import FakeHandle
 
 LOST = PeerLostError("rank 1 is lost")
@@ -186,3 +187,26 @@ def test_joined_operations_have_no_common_input_to_miss_something_of() -> None:
         handle.end(None)
     with pytest.raises(ConfigError, match="ask the work of each"):
         CommWork(JoinedHandle(list(handles)), []).missing()
+
+
+def test_times_are_there_once_the_operation_ended() -> None:
+    handle = FakeHandle()
+    work = CommWork(handle, [])
+    assert work.times() is None
+    handle.end(LOST, Times(1.0, 2.0, 3.0))
+    assert work.times() == (1.0, 2.0, 3.0)
+    assert CommWork(None, []).times() is None
+
+
+def test_joined_works_have_the_outermost_times() -> None:
+    handles = [FakeHandle() for _ in range(3)]
+    work = CommWork(JoinedHandle(list(handles)), [])
+    handles[0].end(None, Times(2.0, 3.0, 9.0))
+    handles[1].end(None, Times(1.0, None, 4.0))
+    assert work.times() is None
+    handles[2].end(None, Times(3.0, 5.0, 6.0))
+    assert work.times() == (1.0, 3.0, 9.0)
+    nothing = [FakeHandle()]
+    nothing[0].end(None, Times(1.0, None, 2.0))
+    assert JoinedHandle(list(nothing)).times() == (1.0, None, 2.0)
+    assert JoinedHandle([]).times() is None
