@@ -20,7 +20,7 @@ enum {
     WINDOW_PACKETS_MAX = 1 << 16,
     WINDOW_PACKETS_SILENT = 8, /* smallest window towards a peer that does not answer */
     TARGET_US = 4000,
-    TARGET_PACKETS = 8, /* least target: on slow links one packet alone takes long */
+    TARGET_PACKETS = 14, /* least target: more than the 13 packets that egress.c keeps at the sender on slow links */
     TARGET_MIN_US = 500,
     SILENT_PTOS = 3,
     SHARE_CALM_ROUNDS = 16,
