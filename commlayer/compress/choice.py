@@ -6,7 +6,8 @@ The time from the last bucket's start to the end of the network's work is *waiti
     finish(i) = max(finish(i - 1), start(i)) + bytes(i, codec) / rate + values(i) * coding time(codec)
     waiting   = finish(last) + late work + latency - start(last)
 
-Late work is that of low-rank factors after the last bucket. `content.py` has the bytes, `link.py` rate and latency.
+Late work is that of low-rank factors after the last bucket. `content.py` has the bytes, `link.py` rate and latency. The
+part of the latency that the backward pass hides is taken off, so that the model agrees with the last measured steps.
 
 Candidates are ordered by what they take from the gradient: float32, 16 bits, 8 bits, 4 and 8 bits, then codecs that
 keep errors: 4 bits, low-rank factors, 1 bit. The first one with little waiting is chosen for all buckets, but none that
@@ -86,15 +87,22 @@ class StepModel:
     contents: list[Content]
     starts_s: list[float]
     computing_s: float
-    link: Link
+    seconds_per_byte: float
+    latency_s: float
+    """After the last bucket."""
+
+    def fit(self, codecs: Sequence[str], measured_s: float) -> None:
+        """Takes off the part of the latency that the backward pass has hidden in steps with these codecs."""
+        hidden_s = self.seconds(codecs) - measured_s
+        self.latency_s -= min(max(hidden_s, 0.0), self.latency_s)
 
     def seconds(self, codecs: Sequence[str]) -> float:
         """The length of a step."""
-        finish_s, late_s = 0.0, self.link.latency_s
+        finish_s, late_s = 0.0, self.latency_s
         for codec, start_s, loads in zip(codecs, self.starts_s, self.loads, strict=True):
             load = loads[codec]
-            finish_s = max(finish_s, start_s) + load.bytes * self.link.seconds_per_byte + load.coding_s
-            late_s += load.late_bytes * self.link.seconds_per_byte + load.late_coding_s
+            finish_s = max(finish_s, start_s) + load.bytes * self.seconds_per_byte + load.coding_s
+            late_s += load.late_bytes * self.seconds_per_byte + load.late_coding_s
         return self.computing_s + max(finish_s + late_s - self.starts_s[-1], 0.0)
 
     def cost(self, codecs: Sequence[str]) -> float:
@@ -214,7 +222,9 @@ class Choice:
             {each.codec: self._load(each.codec, content) for each in self.candidates} for content in self._contents
         ]
         computing_s = max(length_s - waiting_s, 0.0)
-        model = StepModel(self._by_name, loads, self._contents, list(starts), computing_s, self._link)
+        rate, latency_s = 1 / self._link.seconds_per_byte, self._link.latency_s
+        model = StepModel(self._by_name, loads, self._contents, list(starts), computing_s, 1 / rate, latency_s)
+        model.fit(current, length_s)
         if sent_bytes / busy_s >= FAST_BYTES_S:
             codecs, why = ["none"] * count, "10 Gbit/s and more need no codec"
         else:
@@ -228,7 +238,6 @@ class Choice:
             codecs, why = next(milder, current), f"a shorter code would save less than {WORTH:.0%}"
         self.codecs = codecs
         predicted = {each.codec: model.seconds([each.codec] * count) for each in self.candidates}
-        rate, latency_s = 1 / self._link.seconds_per_byte, self._link.latency_s
         measured = rate, latency_s, waiting_s, length_s
         self.decisions.append(Decision(step, codecs, *measured, predicted, model.seconds(codecs), why))
 
