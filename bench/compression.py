@@ -66,11 +66,15 @@ SEEDS = (1, 2, 3)
 WITH_STATE = {"codec": "auto", "allow_state": True, "exact_steps": 8}
 """PowerSGD may begin where torch's does."""
 TRAINED = (
-    *(Job(f"gloo, {cc} {bits}", "gloo", cc, bits, None, 2.0) for cc, bits in (("bbr", "bf16"), ("cubic", "f16"))),
     *(Job(f"gloo, bbr PowerSGD {rank}", "gloo", "bbr", f"powersgd:{rank}:8", None, 25.0) for rank in (1, 4)),
     Job("commlayer, auto", "commlayer", None, "f32", {"codec": "auto"}, 2.0),
     Job("commlayer, auto with state", "commlayer", None, "f32", WITH_STATE, 2.0),
 )
+PLAIN = {
+    loss: Job(f"gloo, {cc} f16", "gloo", cc, "f16", None, 2.0)
+    for loss, cc in zip(LOSSES, ("cubic", "bbr"), strict=True)
+}
+"""The best 16-bit gloo by the tables of steps, by the loss of the links."""
 KINDS = ("", "Time to a loss, ")
 """Measurements: of steps, and of trainings."""
 
@@ -134,29 +138,38 @@ def by_system(network: dict[str, Any]) -> dict[str, list[Log]]:
     return runs
 
 
+def _ratio(theirs: Sequence[float | None], ours: Sequence[float | None]) -> str:
+    """The median ratio of two systems' times, by seed."""
+    pairs = zip(theirs, ours, strict=True)
+    ratios = [a / b for a, b in pairs if a is not None and b is not None]
+    return f"{statistics.median(ratios):.2f}" if ratios else ""
+
+
 def _training(network: dict[str, Any]) -> list[str]:
     runs = by_system(network)
     times = {system: [time_to_loss(log, TARGET_LOSS) for log in logs] for system, logs in runs.items()}
-    lines = ["| system | time to loss (s) | range | best 16-bit gloo / this | final loss | MB sent |", "|---" * 6 + "|"]
-    plain = [system for system in runs if _is_plain(system)]
-    best = min(plain, key=lambda system: statistics.median(each or math.inf for each in times[system]))
+    lines = [
+        "| system | time to loss (s) | range | best 16-bit gloo / this | best gloo / this | final loss | MB sent |",
+        "|---" * 7 + "|",
+    ]
+    median_s = {system: statistics.median(each or math.inf for each in times[system]) for system in runs}
+    gloo = [system for system in runs if system.startswith("gloo")]
+    best = [min(each, key=median_s.__getitem__) for each in (list(filter(_is_plain, gloo)), gloo)]
     for system, logs in runs.items():
         reached = [each for each in times[system] if each is not None]
-        pairs = zip(times[best], times[system], strict=True)
-        ratios = [a / b for a, b in pairs if a is not None and b is not None]
         whole = len(reached) == len(logs)
         cells = [
             system,
-            f"{statistics.median(reached):.1f}" if whole else "not reached",
+            f"{median_s[system]:.1f}" if whole else "not reached",
             f"{min(reached):.1f} to {max(reached):.1f}" if whole else "",
-            f"{statistics.median(ratios):.2f}" if whole and ratios else "",
+            *(_ratio(times[other], times[system]) if whole else "" for other in best),
             f"{statistics.fmean(log['validations'][-1][2] for log in logs):.4f}",
             f"{statistics.median(sum(log['sent_bytes']) for log in logs) / 1e6:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     about, log = network["machine"], network["runs"][0]
     conditions = (
-        f"Time to a validation loss of {TARGET_LOSS}, median of {len(runs[TRAINED[0].system])} seeds of "
+        f"Time to a validation loss of {TARGET_LOSS}, median of {len(next(iter(runs.values())))} seeds of "
         f"{log['job']['steps']} steps. Measured {network['measured']}, load average {about['load_average']} at the "
         f"start, commit {about['git_commit']}."
     )
@@ -217,12 +230,13 @@ def in_turns(rounds: int) -> list[Job]:
     return [job for i in range(rounds) for job in jobs[i % len(jobs) :] + jobs[: i % len(jobs)]]
 
 
-def trainings() -> list[Job]:
+def trainings(loss: float) -> list[Job]:
     """Every system with every seed; each seed begins with another system."""
+    systems = (PLAIN[loss], *TRAINED)
     return [
         dataclasses.replace(job, seed=seed, **TRAINING)
         for i, seed in enumerate(SEEDS)
-        for job in TRAINED[i % len(TRAINED) :] + TRAINED[: i % len(TRAINED)]
+        for job in systems[i % len(systems) :] + systems[: i % len(systems)]
     ]
 
 
@@ -257,7 +271,7 @@ def main() -> int:
     for rate in () if arguments.table else arguments.only or RATES_MBIT_S:
         for loss in LOSSES if arguments.link_loss is None else (arguments.link_loss,):
             name = KINDS[arguments.train] + name_of(rate, loss)
-            jobs = trainings() if arguments.train else in_turns(arguments.rounds)
+            jobs = trainings(loss) if arguments.train else in_turns(arguments.rounds)
             try:
                 content[name] = measure_network(name, rate, loss, jobs)
             except RuntimeError as error:
