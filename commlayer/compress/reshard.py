@@ -19,15 +19,17 @@ def reshard(states: Sequence[dict[str, Any]], world_size: int) -> list[dict[str,
     """The states for `world_size` ranks from `HookState.state_dict()` of all ranks of the old job, in rank order.
 
     Old rank i's residual goes to new rank i modulo `world_size`; new ranks beyond begin without one. Everything else is
-    that of old rank 0. Raises ConfigError for states that are not of ranks 0, 1, 2 ... of one step, and for a
-    `world_size` below 1.
+    that of old rank 0. Raises ConfigError for anything but states of ranks 0, 1, 2 ... with one step, policy and model,
+    and for a `world_size` below 1.
     """
     if whole(world_size, 0) < 1:
         raise ConfigError(f"reshard(world_size={world_size!r}): use the new number of ranks, at least 1")
-    if not states:
-        raise ConfigError("reshard(states=[]): give the states of all ranks of the old job")
+    if not isinstance(states, (list, tuple)) or not states:
+        given = states if isinstance(states, (list, tuple)) else type(states).__name__
+        raise ConfigError(f"reshard(states={given}): give a list of the states of all ranks of the old job")
+    _check_alike(states)
     for rank, state in enumerate(states):
-        saved = state.get("feedback", {}).get("rank")
+        saved = state["feedback"].get("rank")
         if saved not in (None, rank) or state.get("steps") != states[0].get("steps"):
             raise ConfigError(
                 f"reshard: state {rank} is of rank {saved} after {state.get('steps')} steps: give the states of all "
@@ -35,6 +37,32 @@ def reshard(states: Sequence[dict[str, Any]], world_size: int) -> list[dict[str,
             )
     factor = world_size / len(states)
     return [_merged(states[0], states[rank::world_size], rank, factor) for rank in range(world_size)]
+
+
+def _check_alike(states: Sequence[Any]) -> None:
+    """Raises ConfigError unless all are states of HookStates, with one policy and of one model."""
+    sizes: list[int] = []
+    of = 0  # the state that has these sizes of parameters
+    for number, state in enumerate(states):
+        feedback = state.get("feedback") if isinstance(state, dict) else None
+        if not isinstance(feedback, dict) or not {"kept", "sizes", "loss_scale"} <= feedback.keys():
+            raise ConfigError(
+                f"reshard: state {number}, of type {type(state).__name__}, is not what HookState.state_dict() of this "
+                f"version returns: give that of every old rank"
+            )
+        if state.get("policy") != states[0].get("policy"):
+            raise ConfigError(
+                f"reshard: state {number} has another policy than state 0: {state.get('policy')} and "
+                f"{states[0].get('policy')}; give the states of one job"
+            )
+        if sizes and feedback["sizes"] and feedback["sizes"] != sizes:
+            raise ConfigError(
+                f"reshard: state {number} is of a model of {len(feedback['sizes'])} parameters with "
+                f"{sum(feedback['sizes'])} elements, state {of} of one of {len(sizes)} with {sum(sizes)}; give the "
+                f"states of one job"
+            )
+        if not sizes:
+            sizes, of = feedback["sizes"], number
 
 
 def _merged(first: dict[str, Any], owners: Sequence[dict[str, Any]], rank: int, factor: float) -> dict[str, Any]:
