@@ -80,16 +80,16 @@ class PowerSgd:
         """Begins the reduction of a bucket: numbers[i] is the parameter of gradients[i], a view of a float32 buffer.
 
         `numbers`, the shapes and `excluded` are the same on all ranks. `excluded` holds the indices in
-        `gradients` of matrices to keep exact, such as embeddings; the same parameters in every step. `loss_scale` is
-        the factor that the loss was multiplied with.
+        `gradients` of matrices to keep exact, such as embeddings. A matrix that was compressed before, and is exact
+        now, gets its error. `loss_scale` is the factor that the loss was multiplied with.
 
         The error of a parameter waits if its gradient is all zero: the parameter may be unused in this step, and then
         DDP drops its average. Raises ConfigError for gradients of another type, and if the state of a parameter has
         another shape.
         """
         matrices = [None if i in excluded else self._matrix_of(gradient.shape) for i, gradient in enumerate(gradients)]
-        for each, gradient, shape in zip(numbers, gradients, matrices, strict=True):
-            self._check(each, gradient, shape)
+        for each, gradient in zip(numbers, gradients, strict=True):
+            self._check(each, gradient)
         self._restored.difference_update(numbers)
         places: dict[tuple[int, int], list[int]] = {}
         for place, shape in enumerate(matrices):
@@ -99,8 +99,10 @@ class PowerSgd:
             self._stack([numbers[i] for i in group], [gradients[i] for i in group], shape, loss_scale)
             for shape, group in places.items()
         ]
-        exact = [gradient for gradient, shape in zip(gradients, matrices, strict=True) if shape is None]
-        return Compression(self._errors, self._right, stacks, exact, loss_scale)
+        rest = [i for i, shape in enumerate(matrices) if shape is None]
+        exact = [gradients[i] for i in rest]
+        added = self.add_errors([numbers[i] for i in rest], exact, loss_scale)
+        return Compression(self._errors, self._right, stacks, exact, added, loss_scale)
 
     def _matrix_of(self, shape: torch.Size) -> tuple[int, int] | None:
         return matrix_of(shape, self.rank, self.min_compression)
@@ -183,14 +185,14 @@ class PowerSgd:
         self._errors, self._right = dict(state.get("errors", {})), dict(state.get("right", {}))
         self._restored = {*self._errors, *self._right}
 
-    def _check(self, parameter: int, gradient: Tensor, shape: tuple[int, int] | None) -> None:
-        """Raises ConfigError unless the gradient is float32, and the parameter's state, if any, fits its matrix."""
+    def _check(self, parameter: int, gradient: Tensor) -> None:
+        """Raises ConfigError unless the gradient is float32, and the parameter's state, if any, fits it as a matrix."""
         if gradient.dtype != torch.float32:
             raise ConfigError(
                 f"PowerSGD compresses float32 gradients, but parameter {parameter} from the end has {gradient.dtype}: "
                 f"copy the bucket to float32 first, or use another codec"
             )
-        rows, columns = shape or (0, 0)
+        rows, columns = math.prod(gradient.shape[:1]), math.prod(gradient.shape[1:])
         for kept, expected in ((self._errors, (rows, columns)), (self._right, (self.rank, columns))):
             if parameter in kept and kept[parameter].shape != expected:
                 raise _of_another_model(parameter, kept[parameter], gradient)
@@ -218,12 +220,14 @@ class Compression:
         right: dict[int, Tensor],
         stacks: list[_Stack],
         exact: list[Tensor],
+        added: list[int],
         loss_scale: float,
     ) -> None:
         self._errors = errors
         self._right = right
         self._stacks = stacks
         self._exact = exact
+        self._added = added  # parameters whose errors are in `exact`
         self._loss_scale = loss_scale
         self._is_finished = False
         self.exact = _flat(exact)
@@ -264,6 +268,8 @@ class Compression:
     def keep(self) -> None:
         """Keeps the errors and right factors for the next step; not those of a bucket that is not finite."""
         if self._is_finished:
+            for each in self._added:
+                del self._errors[each]
             for stack in self._stacks:
                 for i, each in enumerate(stack.numbers):
                     self._errors[each] = stack.inputs[i]
