@@ -47,7 +47,7 @@ def collectives(
         str,
         typer.Argument(
             help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, gather, scatter, sendrecv, "
-            "barrier, or gradients (an all-reduce as a DDP communication hook calls it)"
+            "pingpong, window (of 8 sends), barrier, or gradients (an all-reduce as a DDP communication hook calls it)"
         ),
     ] = "all_reduce",
     backends: Annotated[

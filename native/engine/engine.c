@@ -252,23 +252,39 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     return more || !arm_bells(engine, &deadline) ? 0 : deadline;
 }
 
+/* A turn of a thread that is not the engine's, under core. Returns whether there is more to do at once. */
+static bool visit(struct cl_engine *engine)
+{
+    bool wire_full;
+    uint64_t deadline = turn(engine, &wire_full);
+    if (wire_full) {
+        cl_engine_wake(engine);
+    } else if (deadline > 0 && deadline < engine->sleeps_until_us) {
+        struct itimerspec at = {
+            .it_value = {.tv_sec = (time_t)(deadline / 1000000), .tv_nsec = (long)(deadline % 1000000) * 1000}};
+        timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+        engine->sleeps_until_us = deadline;
+    }
+    return deadline == 0 && !wire_full;
+}
+
 void cl_engine_attend(struct cl_engine *engine)
 {
     if (pthread_mutex_trylock(&engine->core) != 0) {
         cl_engine_wake(engine);
         return;
     }
-    bool wire_full;
-    uint64_t deadline = turn(engine, &wire_full);
-    if (wire_full || deadline == 0) {
+    if (visit(engine))
         cl_engine_wake(engine);
-    } else if (deadline < engine->sleeps_until_us) {
-        struct itimerspec at = {
-            .it_value = {.tv_sec = (time_t)(deadline / 1000000), .tv_nsec = (long)(deadline % 1000000) * 1000}};
-        timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
-        engine->sleeps_until_us = deadline;
-    }
     pthread_mutex_unlock(&engine->core);
+}
+
+bool cl_engine_take_turn(struct cl_engine *engine)
+{
+    pthread_mutex_lock(&engine->core);
+    bool more = visit(engine);
+    pthread_mutex_unlock(&engine->core);
+    return more;
 }
 
 static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wire_full)

@@ -57,6 +57,8 @@ void cl_engine_wake(struct cl_engine *engine);
 /* Has the inbox looked at: by the calling thread if the engine's sleeps, which saves two thread switches; else by the
  * engine's. */
 void cl_engine_attend(struct cl_engine *engine);
+/* Takes the engine's next turn in the calling thread. Returns whether there is more to do at once. */
+bool cl_engine_take_turn(struct cl_engine *engine);
 /* Drops packets handed out by the endpoint and not yet taken by the wire: they point into buffers about to go. */
 void cl_engine_drop_payloads(struct cl_engine *engine);
 

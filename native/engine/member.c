@@ -78,13 +78,38 @@ static void drop_payloads(void *context)
     cl_engine_drop_payloads(member->engine);
 }
 
+static void notify(void *context, uint32_t index, bool at_once)
+{
+    const struct cl_member *member = context;
+    cl_host_notify(member->host, index, at_once);
+}
+
+static void listen_for(void *context, bool all)
+{
+    const struct cl_member *member = context;
+    struct cl_doorbell *doorbell = cl_host_doorbell(member->host, member->group.channels.self);
+    uint32_t wish = all ? CL_DOORBELL_ALL : CL_DOORBELL_REQUESTS;
+    if (atomic_load(&doorbell->wish) != wish)
+        atomic_store(&doorbell->wish, wish);
+    atomic_thread_fence(memory_order_seq_cst); /* the rings must not be read before this */
+}
+
+static int read_memory(void *context, uint32_t index, uint64_t address, void *target, uint64_t bytes)
+{
+    const struct cl_member *member = context;
+    return cl_host_read_memory(member->host, index, address, target, bytes);
+}
+
 void cl_member_ended(void *context, struct cl_operation *operation, int status)
 {
     const struct cl_member *member = context;
     struct cl_engine *engine = member->engine;
     operation->times.ended_us = cl_now_us(); /* its last turn may have been long */
+    bool message = operation->kind != CL_OPERATION_PLAN;
     atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
     cl_submission_end((struct cl_submission *)operation, status, &engine->events);
+    if (message && member->message_wait != NULL)
+        cl_doorbell_wake(cl_host_doorbell(member->host, member->group.channels.self));
 }
 
 /* ---- opening ---- */
@@ -102,6 +127,20 @@ static void map_queues(struct cl_host_queues *queues, struct cl_host *host)
     }
 }
 
+static int map_channels(struct cl_member *member)
+{
+    struct cl_channels *channels = &member->group.channels;
+    struct cl_host *host = member->host;
+    uint32_t self = channels->self;
+    for (uint32_t i = 0; i < channels->count; i++)
+        if (i != self)
+            cl_channels_map(channels, i, cl_host_ring(host, self, i), cl_host_ring(host, i, self),
+                            cl_host_ring_bytes(host));
+    cl_channels_listen(channels, &cl_host_doorbell(host, self)->requests);
+    member->message_wait = cl_message_wait_create(member->engine, cl_host_doorbell(host, self), member->spin_us > 0);
+    return member->message_wait != NULL ? CL_OK : CL_ENOMEM;
+}
+
 /* Maps the memory that the ranks of this host share. A rank alone on its host has some, too: its plans may post. */
 static int map_host(struct cl_member *member, const struct cl_group_options *options)
 {
@@ -116,11 +155,14 @@ static int map_host(struct cl_member *member, const struct cl_group_options *opt
         cl_host_close_fd(fd);
     if (status == CL_OK)
         map_queues(queues, member->host);
+    if (status == CL_OK && !alone)
+        status = map_channels(member);
     return status;
 }
 
 static void free_member(struct cl_member *member)
 {
+    cl_message_wait_close(member->message_wait);
     cl_group_free(&member->group);
     cl_host_unmap(member->host);
     free(member->neighbours);
@@ -156,8 +198,8 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     member->engine = engine;
     member->spin_us = options->spin_us;
     member->neighbours = calloc(options->local_count, sizeof *member->neighbours);
-    struct cl_group_io io = {member,  wake,       wake_host, post,          request_bell,
-                             is_gone, abort_host, aborted,   drop_payloads, cl_member_ended};
+    struct cl_group_io io = {member,  wake,          wake_host,       post,   request_bell, is_gone,    abort_host,
+                             aborted, drop_payloads, cl_member_ended, notify, listen_for,   read_memory};
     pthread_mutex_lock(&engine->core);
     struct cl_endpoint *endpoint = engine->endpoint; /* set once */
     pthread_mutex_unlock(&engine->core);

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "engine/engine.h"
+#include "engine/message_wait.h"
 #include "engine/submission.h"
 #include "group/group.h"
 #include "os/host.h"
@@ -26,7 +27,8 @@ struct cl_member {
     struct cl_neighbour *neighbours; /* by local index */
     pthread_mutex_t submitting;      /* makes the order of submission; guards entry to the host queues */
     uint64_t spin_us;
-    _Atomic uint64_t spin_ewma_us; /* how long recent waits of calling threads took */
+    _Atomic uint64_t spin_ewma_us;        /* how long recent waits of calling threads took */
+    struct cl_message_wait *message_wait; /* NULL: no other rank on this host */
 };
 
 static inline struct cl_member *cl_member_of(cl_group *group)

@@ -51,6 +51,8 @@ int cl_operation_wait(cl_operation *operation, uint64_t timeout_us)
 {
     struct cl_submission *submission = submission_of(operation);
     uint64_t deadline = cl_deadline_after(cl_now_us(), timeout_us);
+    if (submission->message_wait != NULL && atomic_load(&submission->done) == 0)
+        cl_message_wait_for(submission->message_wait, &submission->done, deadline);
     while (atomic_load(&submission->done) == 0) {
         uint64_t now = cl_now_us();
         if (now >= deadline)
@@ -114,5 +116,6 @@ void cl_operation_release(cl_operation *operation)
     if (operation == NULL || atomic_fetch_sub(&submission->references, 1) != 1)
         return;
     cl_operation_free(operation);
+    cl_message_wait_release(submission->message_wait);
     free(submission);
 }

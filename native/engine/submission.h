@@ -6,6 +6,7 @@
 #define CL_ENGINE_SUBMISSION_H
 
 #include "engine/events.h"
+#include "engine/message_wait.h"
 #include "group/operation.h"
 
 struct cl_submission {
@@ -15,6 +16,7 @@ struct cl_submission {
     _Atomic uint32_t done;         /* futex word */
     _Atomic uint32_t notify;       /* enum in submission.c */
     uint64_t token;
+    struct cl_message_wait *message_wait; /* of a message that may come through shared memory; else NULL */
 };
 
 /* The operation in it is yet to be made; if it never is, free() the submission. NULL: no memory. The second

@@ -5,6 +5,7 @@
 
 #include "engine/clock.h"
 #include "engine/host_wait.h"
+#include "group/p2p.h"
 
 enum { NOW_BYTES_MAX = 65536 /* the calling thread sends no more than this itself */ };
 
@@ -92,8 +93,14 @@ static int submit_message(cl_group *group, enum cl_operation_kind kind, const st
         free(submission);
         return status;
     }
+    struct cl_member *member = cl_member_of(group);
+    bool local = cl_p2p_may_be_local(&submission->operation);
+    if (local && member->message_wait != NULL) {
+        submission->message_wait = member->message_wait;
+        cl_message_wait_retain(member->message_wait);
+    }
     *out = &submission->operation;
-    submit(cl_member_of(group), *out, kind == CL_OPERATION_RECEIVE || request->length <= NOW_BYTES_MAX);
+    submit(member, *out, local || kind == CL_OPERATION_RECEIVE || request->length <= NOW_BYTES_MAX);
     return CL_OK;
 }
 

@@ -25,12 +25,20 @@ int cl_group_init(struct cl_group *group, const struct cl_group_options *options
         return CL_ENOMEM;
     memcpy(group->peers, options->peers, group->size * sizeof *group->peers);
     cl_mailbox_init(&group->mailbox, endpoint, group->id, group->size, group->peers);
-    return CL_OK;
+    group->mailbox.channels = &group->channels;
+    struct cl_channels_options channels = {.size = group->size,
+                                           .count = group->host_queues.local_count,
+                                           .self = group->host_queues.self,
+                                           .local = group->host_queues.local,
+                                           .lost = group->host_queues.lost,
+                                           .io = &group->io};
+    return cl_channels_init(&group->channels, &channels);
 }
 
 void cl_group_free(struct cl_group *group)
 {
     cl_mailbox_free(&group->mailbox);
+    cl_channels_free(&group->channels);
     cl_host_queues_free(&group->host_queues);
     free(group->peers);
 }
@@ -69,7 +77,7 @@ int cl_group_request_message(struct cl_group *group, struct cl_operation *operat
     if (group->endpoint == NULL || group->size < 2 ||
         (!any && (request->rank >= group->size || request->rank == group->rank)))
         return CL_EINVAL;
-    return cl_p2p_request(operation, group, kind, request, now_us);
+    return cl_p2p_request(operation, group, &group->channels, kind, request, now_us);
 }
 
 void cl_group_order(struct cl_group *group, struct cl_operation *operation)
@@ -225,6 +233,7 @@ static void end(struct cl_group *group, struct cl_operation *operation, int stat
 static void forget_messages(struct cl_group *group)
 {
     cl_mailbox_free(&group->mailbox);
+    cl_channels_forget(&group->channels);
     if (group->endpoint == NULL)
         return;
     group->io.drop_payloads(group->io.context);
@@ -286,6 +295,8 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
     uint64_t now_us = progress->now_us;
     if (operation->executor == NULL) {
         int status = operation->kind == CL_OPERATION_PLAN ? CL_OK : cl_p2p_bind(operation, &group->mailbox, now_us);
+        if (status == CL_OK && operation->name == CL_LOCAL)
+            return operation->transfer.status;
         if (status == CL_OK)
             status = cl_group_start(group, operation, now_us);
         if (status != CL_OK)
@@ -311,7 +322,9 @@ static uint32_t culprit_of(const struct cl_group *group, const struct cl_operati
 {
     uint32_t rank = UINT32_MAX, value, behind;
     if (operation->kind != CL_OPERATION_PLAN)
-        return status == CL_ETIMEDOUT || status == CL_EPEERLOST ? operation->ticket.source : UINT32_MAX;
+        return status == CL_ETIMEDOUT || status == CL_EPEERLOST || operation->name == CL_LOCAL
+                   ? operation->ticket.source
+                   : UINT32_MAX;
     if (operation->executor == NULL) {
         bool gated =
             operation->plan->uses_host && !cl_host_queues_gate_is_open(&group->host_queues, &operation->turn, &behind);
@@ -368,14 +381,38 @@ static void finish(struct cl_group *group, struct cl_operation_list *list, struc
     end(group, operation, CL_OK, now_us);
 }
 
-/* Runs receives from any source whose message has come. */
-static void step_matched(struct cl_group *group, struct progress *progress)
+/* Runs one point-to-point operation that has just got its name. */
+static void begin_message(struct cl_group *group, struct cl_operation *operation, int status, struct progress *progress)
 {
-    struct cl_operation *matched;
-    while (group->mailbox.queues != NULL && (matched = cl_p2p_next(&group->mailbox)) != NULL) {
-        int status = step_operation(group, matched, CL_WORK_BUDGET_BYTES, progress);
-        if (status != CL_EAGAIN)
-            cl_group_fail(group, status, culprit_of(group, matched, status));
+    if (status == CL_OK)
+        status = step_operation(group, operation, CL_WORK_BUDGET_BYTES, progress);
+    if (status != CL_OK && status != CL_EAGAIN)
+        cl_group_fail(group, status, culprit_of(group, operation, status));
+}
+
+/* Names the point-to-point operations that are new, in the order of their submission, moves messages within the host,
+ * and runs receives from any source whose message has come. */
+static void move_messages(struct cl_group *group, struct progress *progress)
+{
+    struct cl_operation *operation;
+    uint32_t culprit;
+    for (operation = group->in_flight.first; operation != NULL && atomic_load(&group->status) == CL_OK;
+         operation = operation->next)
+        if (operation->kind != CL_OPERATION_PLAN && operation->name == CL_UNNAMED)
+            begin_message(group, operation, CL_OK, progress);
+    if (atomic_load(&group->status) != CL_OK)
+        return;
+    bool waiting = group->mailbox.queues != NULL;
+    int status = cl_channels_progress(&group->channels, progress->now_us, waiting, &progress->more,
+                                      progress->deadline_us, &culprit);
+    if (status != CL_OK)
+        cl_group_fail(group, status, culprit);
+    while (group->mailbox.queues != NULL && atomic_load(&group->status) == CL_OK) {
+        status = cl_p2p_next(&group->mailbox, &operation);
+        if (operation == NULL)
+            return;
+        begin_message(group, operation, status, progress);
+        progress->more |= operation->name == CL_LOCAL; /* its data may have to be fetched */
     }
 }
 
@@ -449,7 +486,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     int aborted = group->io.aborted(group->io.context, &culprit);
     if (aborted != CL_OK)
         cl_group_hear(group, aborted, culprit);
-    step_matched(group, &progress);
+    move_messages(group, &progress);
     if (advance_list(group, &group->in_flight, CL_WORK_BUDGET_BYTES, &progress)) {
         bool more = progress.more;
         advance_queues(group, &progress);
@@ -486,6 +523,11 @@ static bool arm_bells(struct cl_group *group, const struct cl_operation *operati
 
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
 {
+    bool waiting = group->mailbox.queues != NULL;
+    if (atomic_load(&group->status) == CL_OK && !cl_channels_arm(&group->channels, waiting))
+        return false;
+    if (cl_channels_listens(&group->channels, waiting) && now_us + CL_SLEEP_MAX_US < *deadline_us)
+        *deadline_us = now_us + CL_SLEEP_MAX_US;
     for (uint32_t class = 0; class < CL_CLASSES; class ++) {
         const struct cl_operation *operation = group->host_flight[class].first;
         if (operation == NULL)

@@ -38,6 +38,7 @@ struct cl_group {
     uint64_t signature;
     struct cl_host_queues host_queues;
     struct cl_mailbox mailbox;
+    struct cl_channels channels;
     struct cl_operation_list in_flight;               /* those that do not use the host's memory */
     struct cl_operation_list host_flight[CL_CLASSES]; /* those that do, by class */
     struct cl_group *next;                            /* in the list of whoever runs it */

@@ -31,6 +31,14 @@ struct cl_group_io {
     void (*drop_payloads)(void *context);
     /* The operation has ended. Its buffers are the caller's again. */
     void (*ended)(void *context, struct cl_operation *operation, int status);
+    /* ---- messages between ranks of the host: channel.h ---- */
+    /* Tells local rank `index` of entries in its rings (channel.h); at_once: even if it has nothing in flight. */
+    void (*notify)(void *context, uint32_t index, bool at_once);
+    /* Asks the local ranks for wake-ups: all: of every entry, else of those that say at_once. The caller must look at
+     * the rings once more afterwards. */
+    void (*listen)(void *context, bool all);
+    /* Reads memory of local rank `index`; a status other than CL_OK: this cannot be done. */
+    int (*read_memory)(void *context, uint32_t index, uint64_t address, void *target, uint64_t bytes);
 };
 
 #endif

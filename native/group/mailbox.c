@@ -34,20 +34,40 @@ bool cl_mailbox_send(struct cl_mailbox *mailbox, uint32_t rank, uint32_t tag, ui
     return cl_tags_add(&mailbox->sent[rank], tag, messages);
 }
 
-/* False: the ticket is for any source, and no message is announced. */
+/* The rank of an announced message of this tag; false: there is none. */
+static bool find_remote(const struct cl_mailbox *mailbox, uint32_t tag, uint32_t *rank)
+{
+    uint16_t peer;
+    if (!cl_endpoint_find_announced(mailbox->endpoint, mailbox->group, tag, &peer))
+        return false;
+    for (*rank = 0; *rank < mailbox->size; ++*rank)
+        if (mailbox->peers[*rank] == peer)
+            return true;
+    return false; /* the sender is no member of this group */
+}
+
+/* A rank whose message an any-source receive can take: by turns from the network and from this host. */
+static bool find(struct cl_mailbox *mailbox, uint32_t tag, uint32_t *rank)
+{
+    for (int attempt = 0; attempt < 2; attempt++) {
+        bool local = mailbox->took_local == (attempt == 1);
+        bool found = local ? mailbox->channels != NULL && cl_channels_find(mailbox->channels, tag, rank)
+                           : find_remote(mailbox, tag, rank);
+        if (found) {
+            mailbox->took_local = local;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* False: the ticket is for any source, and no message is there. */
 static bool bind(struct cl_mailbox *mailbox, struct cl_ticket *ticket)
 {
-    if (ticket->source == CL_ANY_SOURCE) {
-        uint16_t peer;
-        uint32_t rank = 0;
-        if (!cl_endpoint_find_announced(mailbox->endpoint, mailbox->group, ticket->tag, &peer))
-            return false;
-        while (rank < mailbox->size && mailbox->peers[rank] != peer)
-            rank++;
-        if (rank == mailbox->size)
-            return false; /* the sender is no member of this group */
-        ticket->source = rank;
-    }
+    uint32_t rank = ticket->source;
+    if (rank == CL_ANY_SOURCE && !find(mailbox, ticket->tag, &rank))
+        return false;
+    ticket->source = rank;
     ticket->index =
         cl_endpoint_next_index(mailbox->endpoint, mailbox->peers[ticket->source], mailbox->group, ticket->tag);
     return true;
@@ -97,7 +117,10 @@ struct cl_ticket *cl_mailbox_next(struct cl_mailbox *mailbox)
 bool cl_mailbox_deserted(const struct cl_mailbox *mailbox, uint64_t now_us)
 {
     bool deserted = mailbox->queues != NULL;
-    for (uint32_t rank = 0; deserted && rank < mailbox->size; rank++)
-        deserted = cl_endpoint_peer_silent(mailbox->endpoint, mailbox->peers[rank], now_us);
+    for (uint32_t rank = 0; deserted && rank < mailbox->size; rank++) {
+        const struct cl_channel *channel = mailbox->channels == NULL ? NULL : cl_channels_with(mailbox->channels, rank);
+        deserted =
+            channel != NULL ? channel->gone : cl_endpoint_peer_silent(mailbox->endpoint, mailbox->peers[rank], now_us);
+    }
     return deserted;
 }

@@ -6,6 +6,9 @@
  * waits until a message has announced itself. Later receives of the same tag wait behind it, so that they do not take
  * its message. A receive that is bound to a rank gets the next message of that rank.
  *
+ * Messages of ranks of this host come through channels (channel.h) and need no names. The mailbox only chooses whether
+ * a receive from any source takes one of those or one from the network.
+ *
  * A transfer longer than a message takes several messages, one after the other: each of `limit` bytes, and a last one
  * that is shorter, perhaps empty. Two ends that disagree on the length of the transfer therefore disagree on the length
  * of a message.
@@ -13,6 +16,7 @@
 #ifndef CL_GROUP_MAILBOX_H
 #define CL_GROUP_MAILBOX_H
 
+#include "group/channel.h"
 #include "protocol/endpoint.h"
 #include "protocol/tags.h"
 
@@ -40,6 +44,8 @@ struct cl_mailbox {
     const uint16_t *peers;           /* rank -> peer id */
     struct cl_tags *sent;            /* by rank, once anything was sent */
     struct cl_mailbox_queue *queues; /* NULL: no receive waits */
+    struct cl_channels *channels;    /* the other way by which messages come; NULL: none */
+    bool took_local;                 /* the latest message for a receive from any source came by a channel */
 };
 
 /* `peers` must outlive the mailbox. */

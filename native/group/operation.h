@@ -5,6 +5,7 @@
 #ifndef CL_GROUP_OPERATION_H
 #define CL_GROUP_OPERATION_H
 
+#include "group/channel.h"
 #include "group/host_queue.h"
 #include "group/mailbox.h"
 #include "plan/executor.h"
@@ -28,11 +29,12 @@ struct cl_operation {
     struct cl_host_turn turn; /* of a plan that uses the host */
     struct cl_ticket ticket;  /* point-to-point: the other rank and the name of its messages */
     uint16_t pair[2];         /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
-    enum { CL_UNNAMED, CL_WAITING, CL_NAMED } name; /* point-to-point */
-    struct cl_executor *executor;                   /* from start to end */
-    uint64_t started_us;                            /* with a bound on loss */
-    struct cl_missing missing;                      /* likewise, once the operation ended well */
-    struct cl_operation *next;                      /* in the list of whoever holds it */
+    enum { CL_UNNAMED, CL_WAITING, CL_NAMED, CL_LOCAL } name; /* point-to-point; CL_LOCAL: it goes through a channel */
+    struct cl_transfer transfer;                              /* ... which this is its part in */
+    struct cl_executor *executor;                             /* from start to end */
+    uint64_t started_us;                                      /* with a bound on loss */
+    struct cl_missing missing;                                /* likewise, once the operation ended well */
+    struct cl_operation *next;                                /* in the list of whoever holds it */
 };
 
 /* Operations in the order of submission. */

@@ -12,8 +12,6 @@ enum {
 static int make_plan(enum cl_step_kind kind, uint64_t length, cl_plan **plan)
 {
     uint64_t messages = cl_mailbox_messages(length, MESSAGE_LIMIT_BYTES);
-    if (messages > UINT32_MAX / 2)
-        return CL_EINVAL;
     struct cl_step few[MESSAGES_INLINE], *steps = few;
     if (messages > MESSAGES_INLINE && (steps = malloc(messages * sizeof *steps)) == NULL)
         return CL_ENOMEM;
@@ -39,17 +37,27 @@ static int make_plan(enum cl_step_kind kind, uint64_t length, cl_plan **plan)
     return status;
 }
 
-int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, enum cl_operation_kind kind,
-                   const struct cl_message_request *request, uint64_t now_us)
+/* The plan of operations that use a channel only. */
+static struct cl_plan no_steps = {.references = 1, .world_size = 2};
+
+int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, struct cl_channels *channels,
+                   enum cl_operation_kind kind, const struct cl_message_request *request, uint64_t now_us)
 {
-    if (request->tag == UINT32_MAX || (request->memory == NULL && request->length > 0) || request->priority > 7)
+    if (request->tag == UINT32_MAX || (request->memory == NULL && request->length > 0) || request->priority > 7 ||
+        request->length / MESSAGE_LIMIT_BYTES >= UINT32_MAX / 2)
         return CL_EINVAL;
-    cl_plan *plan;
-    int status = make_plan(kind == CL_OPERATION_SEND ? CL_SEND : CL_RECV_COPY, request->length, &plan);
+    bool local = request->rank != CL_ANY_SOURCE && cl_channels_with(channels, request->rank) != NULL;
+    cl_plan *plan = &no_steps;
+    int status = CL_OK;
+    if (!local)
+        status = make_plan(kind == CL_OPERATION_SEND ? CL_SEND : CL_RECV_COPY, request->length, &plan);
     if (status != CL_OK)
         return status;
     cl_operation_init(operation, group, kind, plan, request->memory, request->memory);
-    cl_plan_release(plan); /* the operation has its own hold on it */
+    if (!local)
+        cl_plan_release(plan); /* the operation has its own hold on it */
+    operation->transfer = (struct cl_transfer){
+        .memory = request->memory, .length = request->length, .tag = request->tag, .class = (uint8_t)request->priority};
     operation->arithmetic.element_bytes = 1;
     operation->qos.priority = (uint8_t)request->priority;
     operation->times.submitted_us = now_us;
@@ -59,10 +67,29 @@ int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, enum 
     return CL_OK;
 }
 
-static void set_name(struct cl_operation *operation, const struct cl_mailbox *mailbox)
+/* Begins the transfer of an operation that knows its other rank now, if that is on this host. */
+static int set_name(struct cl_operation *operation, struct cl_mailbox *mailbox)
 {
-    operation->name = CL_NAMED;
-    operation->pair[1] = mailbox->peers[operation->ticket.source];
+    struct cl_channels *channels = mailbox->channels;
+    struct cl_channel *channel = channels == NULL ? NULL : cl_channels_with(channels, operation->ticket.source);
+    if (channel == NULL) {
+        operation->name = CL_NAMED;
+        operation->pair[1] = mailbox->peers[operation->ticket.source];
+        return CL_OK;
+    }
+    operation->name = CL_LOCAL;
+    return operation->kind == CL_OPERATION_SEND ? cl_channel_send(channels, channel, &operation->transfer)
+                                                : cl_channel_receive(channels, channel, &operation->transfer);
+}
+
+static bool is_local(const struct cl_operation *operation)
+{
+    return operation->plan == &no_steps;
+}
+
+bool cl_p2p_may_be_local(const struct cl_operation *operation)
+{
+    return is_local(operation) || operation->ticket.source == CL_ANY_SOURCE;
 }
 
 int cl_p2p_bind(struct cl_operation *operation, struct cl_mailbox *mailbox, uint64_t now_us)
@@ -71,26 +98,26 @@ int cl_p2p_bind(struct cl_operation *operation, struct cl_mailbox *mailbox, uint
     int status = CL_OK;
     if (operation->name == CL_WAITING)
         return cl_mailbox_deserted(mailbox, now_us) ? CL_EPEERLOST : CL_EAGAIN;
-    if (operation->name == CL_NAMED)
+    if (operation->name != CL_UNNAMED)
         return CL_OK;
     if (operation->kind == CL_OPERATION_RECEIVE)
         status = cl_mailbox_receive(mailbox, ticket, now_us);
-    else if (!cl_mailbox_send(mailbox, ticket->source, ticket->tag, operation->plan->step_count, &ticket->index))
+    else if (!is_local(operation) &&
+             !cl_mailbox_send(mailbox, ticket->source, ticket->tag, operation->plan->step_count, &ticket->index))
         status = CL_ENOMEM;
     if (status == CL_OK)
-        set_name(operation, mailbox);
+        status = set_name(operation, mailbox);
     else if (status == CL_EAGAIN)
         operation->name = CL_WAITING;
     return status;
 }
 
-struct cl_operation *cl_p2p_next(struct cl_mailbox *mailbox)
+int cl_p2p_next(struct cl_mailbox *mailbox, struct cl_operation **operation)
 {
     struct cl_ticket *ticket = cl_mailbox_next(mailbox);
+    *operation = NULL;
     if (ticket == NULL)
-        return NULL;
-    struct cl_operation *operation =
-        (struct cl_operation *)(void *)((char *)ticket - offsetof(struct cl_operation, ticket));
-    set_name(operation, mailbox);
-    return operation;
+        return CL_OK;
+    *operation = (struct cl_operation *)(void *)((char *)ticket - offsetof(struct cl_operation, ticket));
+    return set_name(*operation, mailbox);
 }

@@ -346,8 +346,8 @@ struct cl_message_request {
 
 /* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received
  * in the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
- * CL_EMISMATCH. A send is done when all of it is with the receiver's engine: small ones before the receive was called.
- * The first failure of one fails the group. */
+ * CL_EMISMATCH. A send is done when all of it is with the receiver's engine, or in memory that the two ranks share:
+ * small ones before the receive was called. The first failure of one fails the group. */
 int cl_send(cl_group *group, const struct cl_message_request *request, cl_operation **operation);
 int cl_receive(cl_group *group, const struct cl_message_request *request, cl_operation **operation);
 /* The rank from which a receive got its message, once it has ended well; else returns its status. */

@@ -14,6 +14,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "os/process.h"
+
+enum {
+    RING_HEAD_BYTES = 4096,
+    RING_BYTES_LEAST = 64 << 10,
+    RING_BYTES_MOST = 256 << 10,
+    RINGS_BYTES = 256 << 20, /* all rings together, unless they are of the least size */
+};
 enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
 
 /* The state of one rank in one class, on cache lines of its own: written by this rank, read by the others. */
@@ -37,6 +45,9 @@ struct cl_host {
     uint64_t staging_bytes; /* rounded up to pages */
     int bell_fd;
     struct sockaddr_un *bell_addresses;
+    uint8_t *rings;
+    struct cl_doorbell *doorbells;
+    uint64_t proof; /* others read it: see os/doorbell.h */
 };
 
 static uint64_t round_up(uint64_t bytes)
@@ -49,9 +60,25 @@ static uint64_t lines_bytes(uint32_t ranks)
     return round_up((uint64_t)ranks * CL_HOST_CLASSES * LINE_BYTES);
 }
 
+static uint64_t ring_bytes(uint32_t ranks)
+{
+    uint64_t bytes = RING_BYTES_MOST;
+    while (bytes > RING_BYTES_LEAST && bytes * ranks * ranks > RINGS_BYTES)
+        bytes /= 2;
+    return bytes;
+}
+
+/* Of doorbells and rings, which come last. */
+static uint64_t message_bytes(uint32_t ranks)
+{
+    return round_up((uint64_t)ranks * sizeof(struct cl_doorbell)) +
+           (uint64_t)ranks * ranks * (RING_HEAD_BYTES + ring_bytes(ranks));
+}
+
 static uint64_t region_bytes(uint32_t ranks, uint64_t staging_bytes)
 {
-    return HEAD_BYTES + lines_bytes(ranks) + 2 * (uint64_t)ranks * CL_HOST_CLASSES * round_up(staging_bytes);
+    return HEAD_BYTES + lines_bytes(ranks) + 2 * (uint64_t)ranks * CL_HOST_CLASSES * round_up(staging_bytes) +
+           message_bytes(ranks);
 }
 
 int cl_host_create(uint32_t ranks, uint64_t staging_bytes, int32_t *fd)
@@ -98,6 +125,19 @@ static void bell_address(struct sockaddr_un *address, const char *name)
     memcpy(address->sun_path + 1, name, CL_BELL_BYTES - 1); /* leading NUL: abstract, vanishes with its socket */
 }
 
+/* Lets the other ranks read this process's memory. */
+static void open_doorbell(struct cl_host *host)
+{
+    struct cl_doorbell *own = &host->doorbells[host->self];
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    host->proof = ((uint64_t)getpid() << 32 ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)host) * 0x9E3779B97F4A7C15u;
+    atomic_store(&own->proof, host->proof);
+    atomic_store(&own->proof_address, (uint64_t)(uintptr_t)&host->proof);
+    atomic_store(&own->wish, CL_DOORBELL_REQUESTS);
+    atomic_store(&own->pid, getpid());
+}
+
 int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells, int bell_fd,
                 struct cl_host **out)
 {
@@ -125,6 +165,9 @@ int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, c
                              .staging_bytes = round_up(staging_bytes),
                              .bell_fd = bell_fd,
                              .bell_addresses = addresses};
+    host->doorbells = (struct cl_doorbell *)(void *)(host->memory + bytes - message_bytes(ranks));
+    host->rings = host->memory + bytes - (uint64_t)ranks * ranks * (RING_HEAD_BYTES + ring_bytes(ranks));
+    open_doorbell(host);
     *out = host;
     return CL_OK;
 }
@@ -159,6 +202,14 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const s
     return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
 }
 
+static void ring_bell(struct cl_host *host, uint32_t rank)
+{
+    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + CL_BELL_BYTES);
+    /* A full queue means that the bell is ringing already. */
+    sendto(host->bell_fd, "", 0, MSG_DONTWAIT | MSG_NOSIGNAL, (const struct sockaddr *)&host->bell_addresses[rank],
+           length);
+}
+
 static void ring_bells(struct cl_host *host, struct line *line)
 {
     for (uint32_t i = 0; i < MASKS; i++) {
@@ -168,10 +219,7 @@ static void ring_bells(struct cl_host *host, struct line *line)
         while (mask != 0) {
             uint32_t rank = 64 * i + (uint32_t)__builtin_ctzll(mask);
             mask &= mask - 1;
-            socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + CL_BELL_BYTES);
-            /* A full queue means that the bell is ringing already. */
-            sendto(host->bell_fd, "", 0, MSG_DONTWAIT | MSG_NOSIGNAL,
-                   (const struct sockaddr *)&host->bell_addresses[rank], length);
+            ring_bell(host, rank);
         }
     }
 }
@@ -216,16 +264,53 @@ static void wake_rank(struct cl_host *host, uint32_t rank)
         wake_line(host, line_of(host, class, rank));
 }
 
+void *cl_host_ring(struct cl_host *host, uint32_t from, uint32_t to)
+{
+    return host->rings + ((uint64_t)from * host->ranks + to) * (RING_HEAD_BYTES + ring_bytes(host->ranks));
+}
+
+uint64_t cl_host_ring_bytes(const struct cl_host *host)
+{
+    return ring_bytes(host->ranks);
+}
+
+struct cl_doorbell *cl_host_doorbell(struct cl_host *host, uint32_t rank)
+{
+    return &host->doorbells[rank];
+}
+
+void cl_host_notify(struct cl_host *host, uint32_t rank, bool request)
+{
+    if (cl_doorbell_ring(&host->doorbells[rank], request))
+        ring_bell(host, rank);
+}
+
+int cl_host_read_memory(struct cl_host *host, uint32_t rank, uint64_t address, void *target, uint64_t bytes)
+{
+    struct cl_doorbell *doorbell = &host->doorbells[rank];
+    uint64_t proof = 0;
+    int32_t pid = atomic_load(&doorbell->pid);
+    /* The proof comes last: then the process was the right one, and alive, all the time. */
+    bool done = pid != 0 && cl_process_read(pid, (uint64_t[]){address, atomic_load(&doorbell->proof_address)},
+                                            (void *[]){target, &proof}, (size_t[]){bytes, sizeof proof});
+    return done && proof == atomic_load(&doorbell->proof) ? CL_OK : CL_ESYSTEM;
+}
+
 void cl_host_wake_all(struct cl_host *host)
 {
-    for (uint32_t i = 0; i < host->ranks; i++)
+    for (uint32_t i = 0; i < host->ranks; i++) {
         wake_rank(host, i);
+        cl_host_notify(host, i, true);
+    }
 }
 
 void cl_host_leave(struct cl_host *host)
 {
     atomic_store(&line_of(host, 0, host->self)->left, 1);
     wake_rank(host, host->self);
+    atomic_store(&host->doorbells[host->self].pid, 0);
+    for (uint32_t i = 0; i < host->ranks; i++)
+        cl_host_notify(host, i, true);
 }
 
 bool cl_host_left(struct cl_host *host, uint32_t rank)

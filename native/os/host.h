@@ -7,6 +7,9 @@
  * 2 * staging_bytes per rank, and no pages. Waiting threads sleep on the counter itself (futex). An engine thread,
  * which must also watch its sockets, asks for its bell instead: a datagram on a Unix socket.
  *
+ * For messages the region holds a ring per ordered pair of ranks (group/ring.h) and a doorbell per rank. Memory that
+ * nobody has touched costs addresses only.
+ *
  * The region is an anonymous memory file that peers open through /proc. So a crash leaves nothing behind, and the small
  * /dev/shm of containers does not matter.
  */
@@ -17,6 +20,7 @@
 #include <stdbool.h>
 
 #include "commlayer.h"
+#include "os/doorbell.h"
 
 enum { CL_HOST_RANKS_MAX = 256, CL_HOST_CLASSES = 8, CL_BELL_BYTES = 32 };
 
@@ -42,6 +46,15 @@ void cl_host_sleep(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t
  * afterwards. */
 void cl_host_request_bell(struct cl_host *host, uint32_t class, uint32_t rank);
 
+/* Memory for messages from one rank to another: bytes of a page, and of data (a power of two). Zero at first. */
+void *cl_host_ring(struct cl_host *host, uint32_t from, uint32_t to);
+uint64_t cl_host_ring_bytes(const struct cl_host *host);
+struct cl_doorbell *cl_host_doorbell(struct cl_host *host, uint32_t rank);
+/* Tells a rank of a message, or of a request (doorbell.h). */
+void cl_host_notify(struct cl_host *host, uint32_t rank, bool request);
+/* Reads memory of the process of another rank. CL_ESYSTEM: the kernel does not allow it, or the process has died. */
+int cl_host_read_memory(struct cl_host *host, uint32_t rank, uint64_t address, void *target, uint64_t bytes);
+
 /* Announces that this rank leaves: it posts no more, and nobody should wait for it. */
 void cl_host_leave(struct cl_host *host);
 bool cl_host_left(struct cl_host *host, uint32_t rank);
@@ -51,7 +64,8 @@ bool cl_host_left(struct cl_host *host, uint32_t rank);
 void cl_host_abort(struct cl_host *host, int reason, uint32_t culprit);
 /* The reason; CL_OK: not aborted, and there is no culprit. */
 int cl_host_aborted(struct cl_host *host, uint32_t *culprit);
-/* Wakes all threads of this host that sleep on a counter, so that they check the state of their group. */
+/* Wakes all threads of this host that sleep on a counter or at a doorbell, so that they check the state of their group.
+ */
 void cl_host_wake_all(struct cl_host *host);
 
 /* Bells: an abstract Unix socket per engine. */

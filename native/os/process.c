@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 bool cl_process_is_stopped(int32_t pid)
@@ -20,4 +21,14 @@ bool cl_process_is_stopped(int32_t pid)
     /* "pid (name) state ...": the name may contain spaces and parentheses, and has at most 64 bytes */
     const char *end = strrchr(text, ')');
     return end != NULL && strncmp(end, ") T", 3) == 0;
+}
+
+bool cl_process_read(int32_t pid, const uint64_t addresses[2], void *const targets[2], const size_t bytes[2])
+{
+    struct iovec local[2], remote[2];
+    for (int i = 0; i < 2; i++) {
+        local[i] = (struct iovec){targets[i], bytes[i]};
+        remote[i] = (struct iovec){(void *)(uintptr_t)addresses[i], bytes[i]};
+    }
+    return process_vm_readv(pid, local, 2, remote, 2, 0) == (ssize_t)(bytes[0] + bytes[1]);
 }

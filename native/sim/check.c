@@ -126,8 +126,8 @@ static bool may_fail_with(enum sim_story story, int status)
 
 static uint64_t receives(const struct sim_world *world, const struct sim_operation *operation)
 {
-    if (world->scenario->calls[operation->call].kind == SIM_CALL_MESSAGE)
-        return operation->output_bytes;
+    if (world->scenario->calls[operation->call].kind == SIM_CALL_MESSAGE) /* within a host no packet carries it */
+        return operation->operation.name == CL_LOCAL ? 0 : operation->output_bytes;
     const struct sim_part *part =
         sim_plans_part(world->plans, &world->plans->shapes[operation->shape], operation->member->group.rank);
     const struct cl_step *steps = sim_plans_steps(world->plans, part);

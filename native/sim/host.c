@@ -23,6 +23,11 @@ void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging
     host->members = sim_new(local_count, sizeof *host->members);
     for (uint32_t class = 0; class < CL_CLASSES; class ++)
         furnish(&host->classes[class], local_count, staging_bytes, classes >> class & 1);
+    host->requests = sim_new(local_count, sizeof *host->requests);
+    host->listens = sim_new(local_count, sizeof *host->listens);
+    size_t rings_bytes = (size_t)local_count * local_count * SIM_RING_BYTES;
+    host->rings = sim_memory(aligned_alloc(CL_RING_LINE_BYTES, rings_bytes));
+    memset(host->rings, 0, rings_bytes);
 }
 
 void sim_host_free(struct sim_host *host)
@@ -35,6 +40,9 @@ void sim_host_free(struct sim_host *host)
         free(host->classes[class].bells);
         free(host->classes[class].staging);
     }
+    free(host->requests);
+    free(host->listens);
+    free(host->rings);
 }
 
 /* ---- what a group asks for ---- */
@@ -97,6 +105,29 @@ static int aborted(void *context, uint32_t *culprit)
     return member->host->aborted;
 }
 
+static void notify(void *context, uint32_t index, bool at_once)
+{
+    const struct sim_member *member = context;
+    struct sim_host *host = member->host;
+    if (at_once)
+        atomic_fetch_add(&host->requests[index], 1);
+    if (host->listens[index] >= (at_once ? SIM_LISTENS_TO_REQUESTS : SIM_LISTENS_TO_ALL)) {
+        host->listens[index] = SIM_LISTENS_TO_NOTHING;
+        wake(host->members[index]);
+    }
+}
+
+static void listen_for(void *context, bool all)
+{
+    const struct sim_member *member = context;
+    member->host->listens[member->group.host_queues.self] = all ? SIM_LISTENS_TO_ALL : SIM_LISTENS_TO_REQUESTS;
+}
+
+static void *ring(const struct sim_host *host, uint32_t from, uint32_t to)
+{
+    return host->rings + ((size_t)from * host->local_count + to) * SIM_RING_BYTES;
+}
+
 void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct sim_host *host,
                      const struct cl_group_options *options, struct cl_endpoint *endpoint, struct cl_group_io io)
 {
@@ -109,6 +140,8 @@ void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct si
     io.is_gone = is_gone;
     io.abort = abort_host;
     io.aborted = aborted;
+    io.notify = notify;
+    io.listen = listen_for;
     if (cl_group_init(&member->group, options, endpoint, &io) != CL_OK)
         sim_memory(NULL);
     host->members[member->group.host_queues.self] = member;
@@ -124,4 +157,12 @@ void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct si
             cl_host_queues_map(&member->group.host_queues, class, i, &place);
         }
     }
+    uint32_t self = member->group.host_queues.self;
+    for (uint32_t i = 0; i < host->local_count; i++)
+        if (i != self)
+            cl_channels_map(&member->group.channels, i, ring(host, self, i), ring(host, i, self),
+                            SIM_RING_BYTES - CL_RING_HEAD_BYTES);
+    host->listens[self] = SIM_LISTENS_TO_REQUESTS;
+    if (host->local_count > 1)
+        cl_channels_listen(&member->group.channels, &host->requests[self]);
 }

@@ -1,12 +1,14 @@
 /*
  * Host: what the ranks of one host share in one group (os/host.h): by class, counters, signatures, two halves of
- * staging each, bells. A member is one rank's part of the group: the production group of native/group/ in virtual
- * surroundings.
+ * staging each, bells; and rings for messages. A member is one rank's part of the group: the production group of
+ * native/group/ in virtual surroundings.
  */
 #ifndef CL_SIM_HOST_H
 #define CL_SIM_HOST_H
 
 #include "group/group.h"
+
+enum { SIM_RING_BYTES = CL_RING_HEAD_BYTES + CL_RING_DATA_BYTES_MIN }; /* small: rings that are full */
 
 struct sim_rank;
 
@@ -28,7 +30,11 @@ struct sim_host {
         uint8_t *staging;             /* of each rank, two halves; NULL in classes without operations */
     } classes[CL_CLASSES];
     uint64_t staging_bytes;
-    int aborted; /* the first reason stays */
+    /* messages */
+    _Atomic uint32_t *requests;
+    enum { SIM_LISTENS_TO_NOTHING, SIM_LISTENS_TO_REQUESTS, SIM_LISTENS_TO_ALL } * listens;
+    uint8_t *rings; /* [from * local_count + to] */
+    int aborted;    /* the first reason stays */
     uint32_t culprit;
 };
 
@@ -36,8 +42,8 @@ struct sim_host {
 void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging_bytes, uint8_t classes);
 void sim_host_free(struct sim_host *host);
 
-/* Makes a group with the host's memory. `io` has the functions that concern the rank alone: wake, drop_payloads, ended;
- * the others are filled in. */
+/* Makes a group with the host's memory. `io` has the functions that concern ranks: wake, drop_payloads, ended,
+ * read_memory; the others are filled in. */
 void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct sim_host *host,
                      const struct cl_group_options *options, struct cl_endpoint *endpoint, struct cl_group_io io);
 

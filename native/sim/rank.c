@@ -407,6 +407,16 @@ static void drop_payloads(void *context)
     sim_driver_drop_payloads(&member->rank->driver);
 }
 
+/* In every third group the kernel does not allow it. */
+static int read_memory(void *context, uint32_t index, uint64_t address, void *target, uint64_t bytes)
+{
+    const struct sim_member *member = context, *from = member->host->members[index];
+    if (sim_mix(member->rank->world->scenario->seed + member->group.id) % 3 == 0 || from->rank->driver.dead)
+        return CL_ESYSTEM;
+    memcpy(target, (const void *)(uintptr_t)address, bytes);
+    return CL_OK;
+}
+
 static void ended(void *context, struct cl_operation *of_group, int status)
 {
     const struct sim_member *member = context;
@@ -432,7 +442,8 @@ static void join_group(struct sim_rank *rank, uint32_t index, uint32_t self)
                                        .peers = group->members,
                                        .local = host->local,
                                        .local_count = host->local_count};
-    struct cl_group_io io = {.wake = wake_for_group, .drop_payloads = drop_payloads, .ended = ended};
+    struct cl_group_io io = {
+        .wake = wake_for_group, .drop_payloads = drop_payloads, .ended = ended, .read_memory = read_memory};
     sim_member_open(&rank->members[index], rank, host, &options, rank->endpoint, io);
     rank->members[index].group.next = rank->groups;
     rank->groups = &rank->members[index].group;

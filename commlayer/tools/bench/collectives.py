@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -208,6 +208,73 @@ class SendRecv(Collective):
             work.wait()
 
 
+class PingPong(Collective):
+    """Ranks 0 and 1, 2 and 3, and so on: the first sends its array, the second answers with its own. Half of a run's
+    time is the latency of one message. A last rank without a partner has nothing to do."""
+
+    name = "pingpong"
+
+    @property
+    def bus_factor(self) -> float:
+        return 2.0  # one array after the other
+
+    def prepare(self) -> None:
+        self.source, self.result, self.expected = (self._new(self.count) for _ in range(3))
+        self.partner = self.rank ^ 1 if self.rank ^ 1 < self.world else self.rank
+        pattern.fill(self.source, self.rank, self.world, "sum")
+        pattern.fill(self.expected, self.partner, self.world, "sum")
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        if self.partner == self.rank:
+            self.result.copy_(self.source)
+        elif self.rank < self.partner:
+            dist.send(self.source, group=group, group_dst=self.partner)
+            dist.recv(self.result, group=group, group_src=self.partner)
+        else:
+            dist.recv(self.result, group=group, group_src=self.partner)
+            dist.send(self.source, group=group, group_dst=self.partner)
+
+
+class Window(Collective):
+    """Ranks 0 and 1, 2 and 3, and so on: the first sends several arrays without waiting for any, as a pipeline does,
+    and the second answers with one element when it has all of them."""
+
+    name = "window"
+    messages: ClassVar[int] = 8
+
+    @property
+    def bus_factor(self) -> float:
+        return float(self.messages)
+
+    def prepare(self) -> None:
+        self.sends = self.rank % 2 == 0
+        self.partner = self.rank ^ 1 if self.rank ^ 1 < self.world else self.rank
+        self.source = self._new(self.count)
+        self.result, self.expected = (self._new(self.messages * self.count) for _ in range(2))
+        self.answer = self._new(1).fill_(1)
+        pattern.fill(self.source, self.rank, self.world, "sum")
+        for part in self.expected.split(self.count):
+            pattern.fill(part, self.partner, self.world, "sum")
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        if self.partner == self.rank:
+            return
+        if self.sends:
+            works = [dist.isend(self.source, group=group, group_dst=self.partner) for _ in range(self.messages)]
+            dist.recv(self.answer, group=group, group_src=self.partner)
+        else:
+            parts = self.result.split(self.count)
+            works = [dist.irecv(part, group=group, group_src=self.partner) for part in parts]
+        for work in works:
+            if work is not None:
+                work.wait()
+        if not self.sends:
+            dist.send(self.answer, group=group, group_dst=self.partner)
+
+    def wrong(self) -> int:
+        return 0 if self.sends or self.partner == self.rank else super().wrong()
+
+
 class Barrier(Collective):
     """Latency only: there is no data, hence no bandwidth and nothing to be wrong."""
 
@@ -233,7 +300,20 @@ class Barrier(Collective):
 COLLECTIVES: dict[str, type[Collective]] = {
     kind.name: kind
     for kind in (
-        *(AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll, Gather, Scatter, SendRecv, Barrier),
+        *(
+            AllReduce,
+            ReduceScatter,
+            AllGather,
+            Broadcast,
+            Reduce,
+            AllToAll,
+            Gather,
+            Scatter,
+            SendRecv,
+            PingPong,
+            Window,
+            Barrier,
+        ),
         Gradients,
     )
 }

@@ -24,6 +24,8 @@ COLLECTIVE_NAMES = (
     "gather",
     "scatter",
     "sendrecv",
+    "pingpong",
+    "window",
     "barrier",
     "gradients",
 )

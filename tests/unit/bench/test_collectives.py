@@ -37,6 +37,8 @@ def make(kind: type[Collective], world: int, size_bytes: int = 4000, dtype: torc
         ("gather", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("scatter", {2: 0.5, 4: 0.75, 8: 0.875}),
         ("sendrecv", {2: 1.0, 4: 1.0, 8: 1.0}),
+        ("pingpong", {2: 2.0, 4: 2.0, 8: 2.0}),
+        ("window", {2: 8.0, 4: 8.0, 8: 8.0}),
         ("barrier", {2: 0.0, 4: 0.0, 8: 0.0}),
     ],
 )

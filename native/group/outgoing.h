@@ -1,0 +1,16 @@
+/*
+ * Outgoing: the sends of a channel, from the head to the last piece.
+ */
+#ifndef CL_GROUP_OUTGOING_H
+#define CL_GROUP_OUTGOING_H
+
+#include "group/channel_state.h"
+
+/* Writes the heads of sends in their order, as far as there is room, with all of the eager messages. */
+void cl_outgoing_announce(struct cl_channels *channels, struct cl_channel *channel);
+/* Writes DATA, the most urgent first. Half of the ring stays free for heads. */
+void cl_outgoing_stream(struct cl_channels *channels, struct cl_channel *channel);
+/* Takes an offered send; NULL: there is none of that number. */
+struct cl_transfer *cl_outgoing_take(struct cl_channel *channel, uint64_t number);
+
+#endif
