@@ -208,7 +208,7 @@ def test_replicas_average_encoded(rank: int, size: int, codec: str) -> None:
     gradients = gradients_of(model, directions(rank, 0))
     check_equal(gradients, size)
     for gradient, exact in zip(gradients, mean(size, 0), strict=True):
-        assert NMSE[codec] * 0.1 <= nmse(gradient, exact) <= 3.5 * NMSE[codec]
+        assert 0.55 * NMSE[codec] <= nmse(gradient, exact) <= 3.5 * NMSE[codec]  # 0.3 to 0.45 by the reduce-scatter
 
 
 @ranks.on(4, ranks.run_job, environ=NETWORK)
