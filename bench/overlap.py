@@ -2,6 +2,7 @@
 
     python -m bench.overlap --ddp                     everything (about 6 minutes; the links need root)
     python -m bench.overlap --ddp --rounds 9          more rounds
+    python -m bench.overlap --ddp --slower 2          half the link rate, twice the time per layer: half the CPU share
     python -m bench.overlap --ddp --short             one round of few steps; keeps nothing
     python -m bench.overlap --table                   only the table of the kept results
 
@@ -39,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from bench.page import write_between
 from commlayer.tools.bench import machine
-from commlayer.tools.bench.cpu import parse_proc_stat
+from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run, terminable
 from commlayer.tools.emulate.scenario import Scenario
@@ -53,7 +54,7 @@ TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 LAYERS = 8
 FORWARD_S = 0.025
-"""Of a layer; its backward pass takes twice as long."""
+"""Of a layer, on links that are not slowed down; its backward pass takes twice as long."""
 WARM_UP_STEPS, STEPS, ROUNDS = 3, 8, 6
 BUSY_MAX = 0.25
 """Of the machine's CPU, in a valid row."""
@@ -75,6 +76,7 @@ class Job:
     layers_per_bucket: int = 1
     tcp_cc: str | None = None
     steps: int = STEPS
+    forward_s: float = FORWARD_S
 
     @property
     def backend(self) -> str:
@@ -85,53 +87,61 @@ class Accelerator(torch.autograd.Function):
     """A layer's computation: time passes, and no core is busy."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ARG004
-        time.sleep(FORWARD_S)
+    def forward(ctx: Any, values: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
         return values.view_as(values)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
-        time.sleep(2 * FORWARD_S)
-        return gradient.view_as(gradient)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return gradient.view_as(gradient), None
 
 
 class Layer(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, forward_s: float) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width, bias=False)
+        self.forward_s = forward_s
 
     def forward(self, values: Tensor) -> Tensor:
-        computed: Tensor = Accelerator.apply(torch.tanh(self.linear(values)))  # type: ignore[no-untyped-call]
+        computed: Tensor = Accelerator.apply(torch.tanh(self.linear(values)), self.forward_s)  # type: ignore[no-untyped-call]
         return computed
 
 
-def width_of(scenario: Scenario) -> int:
+def slowed(scenario: Scenario, slower: float) -> Scenario:
+    """The scenario with links of a lower rate."""
+    nics = (dataclasses.replace(each, rate_bps=(each.rate_bps or 0) / slower) for each in scenario.nics)
+    return dataclasses.replace(scenario, nics=tuple(nics))
+
+
+def width_of(scenario: Scenario, forward_s: float = FORWARD_S) -> int:
     """Width of the layers, with which communication at the link's rate is as long as forward and backward."""
     rate, hosts = scenario.payload_gb_s, scenario.hosts
     assert rate is not None
-    sent = rate * 1e9 * 3 * FORWARD_S  # during one layer's forward and backward
+    sent = rate * 1e9 * 3 * forward_s  # during one layer's forward and backward
     return int((sent * hosts / (2 * (hosts - 1)) / 4) ** 0.5)
 
 
-def ideal_s(system: str, layers_per_bucket: int = 1) -> float:
+def ideal_s(job: Job) -> float:
     """Seconds of a step on an ideal network, whose communication takes as long as forward and backward.
 
     In order, the front layers' bucket comes last, so the next forward pass begins when all communication is over. That
     begins when the backward pass has filled the first bucket. By next use, the front layers' bucket overtakes, and only
     its own time is added to forward and backward.
     """
-    communication = 3 * FORWARD_S * LAYERS
-    if system == OURS:
-        return communication + 3 * FORWARD_S
-    return FORWARD_S * LAYERS + 2 * FORWARD_S * layers_per_bucket + communication
+    communication = 3 * job.forward_s * LAYERS
+    if job.system == OURS:
+        return communication + 3 * job.forward_s
+    return job.forward_s * LAYERS + 2 * job.forward_s * job.layers_per_bucket + communication
 
 
-def train(job: Job, width: int) -> tuple[list[float], float]:
-    """Seconds of each step, and the busy share of the machine's CPU."""
+def train(job: Job, width: int) -> Log:
+    """Seconds of each step, the busy share of the machine's CPU, and the part of it that such ranks charge."""
     torch.manual_seed(1)
     layer_mb = 4 * width * width / (1 << 20)
     model = DistributedDataParallel(
-        nn.Sequential(*(Layer(width) for _ in range(LAYERS))),
+        nn.Sequential(*(Layer(width, job.forward_s) for _ in range(LAYERS))),
         gradient_as_bucket_view=True,
         bucket_cap_mb=layer_mb * (job.layers_per_bucket - 0.1),
     )
@@ -141,29 +151,31 @@ def train(job: Job, width: int) -> tuple[list[float], float]:
         handle = commlayer.overlap(model, optimizer)
         handle.by_next_use = job.system == OURS
     inputs = torch.randn(2, width)
-    step_s, cpu = [], (0.0, 0.0)
+    step_s, start_cpu = [], CpuTime.now()
     dist.barrier()
     for step in range(WARM_UP_STEPS + job.steps):
         if step == WARM_UP_STEPS:
-            cpu = parse_proc_stat(Path("/proc/stat").read_text())
+            start_cpu = CpuTime.now()
         start = time.perf_counter()
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
         step_s.append(time.perf_counter() - start)
-    busy = parse_proc_stat(Path("/proc/stat").read_text())[0] - cpu[0]
+    cpu = CpuTime.now() - start_cpu
     timed = step_s[WARM_UP_STEPS:]
     if handle is not None:
         handle.remove()
     dist.barrier()
-    return timed, busy / sum(timed) / (os.cpu_count() or 1)
+    available_s = sum(timed) * (os.cpu_count() or 1)
+    of_ranks = cpu.process_s * dist.get_world_size() / available_s
+    return {"step_s": timed, "busy": cpu.machine_s / available_s, "of_ranks": of_ranks}
 
 
 def measure(scenario: Scenario, jobs: Sequence[Job], name: str) -> list[Log]:
     """Runs the jobs in the emulated network. Raises RuntimeError if a rank failed."""
     LOGS.mkdir(parents=True, exist_ok=True)
     request, written = LOGS / f"{name}.jobs.json", LOGS / f"{name}.logs.jsonl"
-    content = {"width": width_of(scenario), "jobs": [dataclasses.asdict(job) for job in jobs]}
+    content = {"width": width_of(scenario, jobs[0].forward_s), "jobs": [dataclasses.asdict(job) for job in jobs]}
     request.write_text(json.dumps(content))
     written.unlink(missing_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -190,11 +202,12 @@ def serve(request: Path, written: Path) -> None:
         TCP_CC.write_text(job.tcp_cc or default_tcp_cc)
         prefixed = dist.PrefixStore(f"job {number}", store)
         dist.init_process_group(job.backend, store=prefixed, rank=rank, world_size=world)
-        step_s, busy = train(job, content["width"])
+        log = {"job": each, **train(job, content["width"])}
         if rank == 0:
             with written.open("a") as out:
-                out.write(json.dumps({"job": each, "step_s": step_s, "busy": busy}) + "\n")
-            print(f"{job.system}: {statistics.median(step_s) * 1e3:.0f} ms, {busy:.0%} busy", flush=True)
+                out.write(json.dumps(log) + "\n")
+            busy = f"{log['busy']:.0%} busy, {log['of_ranks']:.0%} by ranks"
+            print(f"{job.system}: {step_s(log) * 1e3:.0f} ms, {busy}", flush=True)
         dist.barrier()
         dist.destroy_process_group()
 
@@ -204,19 +217,20 @@ def step_s(log: Log) -> float:
     return float(statistics.median(log["step_s"]))
 
 
-def tuned(scenario: Scenario, *, short: bool) -> tuple[list[Job], list[Log]]:
+def tuned(scenario: Scenario, forward_s: float, *, short: bool) -> tuple[list[Job], list[Log]]:
     """The systems, each stock DDP with its best bucket size, and the logs of the tuning."""
     sizes = (1,) if short else (1, 2, 4)
     ccs = (None,) if short else scenario.tcp_congestion_control
     steps = 2 if short else 5
-    jobs = [Job(GLOO, size, cc, steps) for size in sizes for cc in ccs]
-    jobs += [Job(STOCK, size, steps=steps) for size in sizes]
+    jobs = [Job(GLOO, size, cc, steps, forward_s) for size in sizes for cc in ccs]
+    jobs += [Job(STOCK, size, None, steps, forward_s) for size in sizes]
     logs = measure(scenario, jobs, "tuning")
     chosen = []
     for system in (GLOO, STOCK):
         best = min((log for log in logs if log["job"]["system"] == system), key=step_s)
         chosen.append(dataclasses.replace(Job(**best["job"]), steps=steps if short else STEPS))
-    return [*chosen, *(Job(system, steps=steps if short else STEPS) for system in (FIFO, OURS))], logs
+    others = (Job(system, steps=steps if short else STEPS, forward_s=forward_s) for system in (FIFO, OURS))
+    return [*chosen, *others], logs
 
 
 def in_turns(jobs: Sequence[Job], rounds: int) -> list[Job]:
@@ -261,17 +275,17 @@ def table(content: dict[str, Any]) -> str:
             system,
             ", ".join(filter(None, [f"{job.layers_per_bucket} layers per bucket", job.tcp_cc])),
             _spread(steps, 1e3, ".0f"),
-            f"{ideal_s(system, job.layers_per_bucket) * 1e3:.0f}",
+            f"{ideal_s(job) * 1e3:.0f}",
             f"{busy:.0%}" + " (**void**)" * (busy > BUSY_MAX),
             "" if system == OURS else _spread(ratios, 1, ".3f"),
             "" if target is None else f"≥ {target:.2f}" + (f" (limit {limit:.2f})" if limit else ""),
             "" if target is None else "yes" if statistics.median(ratios) >= target else "**no**",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    about, network = content["machine"], Scenario.from_table(content["network"])
+    about, network, forward_ms = content["machine"], Scenario.from_table(content["network"]), job.forward_s * 1e3
     conditions = (
-        f"{LAYERS} equal layers of {content['width']}x{content['width']} values, {FORWARD_S * 1e3:g} ms forward and "
-        f"{2 * FORWARD_S * 1e3:g} ms backward each, by sleeping. Network: {network}. Median of {len(ours)} rounds (95 "
+        f"{LAYERS} equal layers of {content['width']}x{content['width']} values, {forward_ms:g} ms forward and "
+        f"{2 * forward_ms:g} ms backward each, by sleeping. Network: {network}. Median of {len(ours)} rounds (95 "
         f"% interval, by order statistics); ratios are of the same round. CPU: the largest share of any round. "
         f"Measured {content['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
         f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}. Generated "
@@ -285,14 +299,14 @@ def _spread(values: Sequence[float], factor: float, form: str) -> str:
     return f"{statistics.median(values) * factor:{form}} ({low * factor:{form}} to {high * factor:{form}})"
 
 
-def measure_ddp(rounds: int, *, short: bool) -> dict[str, Any]:
+def measure_ddp(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
     """Tunes and measures. Raises RuntimeError if a rank failed."""
-    scenario, about = Scenario.read(SCENARIO), machine.facts()
-    jobs, tuning = tuned(scenario, short=short)
+    scenario, about = slowed(Scenario.read(SCENARIO), slower), machine.facts()
+    jobs, tuning = tuned(scenario, FORWARD_S * slower, short=short)
     return {
         "schema": 1,
         "network": scenario.table,
-        "width": width_of(scenario),
+        "width": width_of(scenario, FORWARD_S * slower),
         "tuning": tuning,
         "runs": measure(scenario, in_turns(jobs, rounds), "runs"),
         "machine": about,
@@ -305,6 +319,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ddp", action="store_true", help="measure DDP")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of all systems (default: %(default)s)")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
     parser.add_argument("--short", action="store_true", help="one round of few steps; keeps nothing")
     parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
     parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
@@ -318,7 +333,7 @@ def main() -> int:
         content = json.loads(RESULTS.read_text())
     else:
         try:
-            content = measure_ddp(1 if arguments.short else arguments.rounds, short=arguments.short)
+            content = measure_ddp(1 if arguments.short else arguments.rounds, arguments.slower, short=arguments.short)
         except RuntimeError as error:
             print(error, file=sys.stderr)
             return 2

@@ -50,8 +50,8 @@ def compress_fsdp(
     follow, and for a group that does not consist of replicas. The first step raises it for groups of other backends or
     settings, and for other types than float32.
     """
-    _check(policy, weights, replicate)
-    modules: list[Any] = [module for module in model.modules() if hasattr(module, "set_custom_reduce_scatter")]
+    check_policy(policy, weights, replicate)
+    modules = sharded_modules(model)
     _check_shards(model, modules, replicate)
     for number, module in enumerate(modules):
         module.set_custom_reduce_scatter(GradientReduceScatter(policy, 3 * number))
@@ -62,6 +62,11 @@ def compress_fsdp(
         if replicate is not None:
             module.set_all_reduce_hook(GradientAllReduce(policy, 3 * number + 2, replicate))
             _averaging.add(module)
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that `fully_shard` was called for."""
+    return [module for module in model.modules() if hasattr(module, "set_custom_reduce_scatter")]
 
 
 class Encoded:
@@ -118,11 +123,14 @@ class GradientReduceScatter(Encoded):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Work | None:
+        return _awaited(self.start(output_tensor, input_tensor, group, op, self.policy), async_op)
+
+    def start(self, output: Tensor, contribution: Tensor, group: dist.ProcessGroup, op: Any, policy: Policy) -> Work:
+        """Starts the reduce-scatter, and does not wait for it."""
         options = ReduceScatterOptions()
         options.reduceOp = op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
-        made = self.check(group, input_tensor)
-        work = made.reduce_scatter_single(output_tensor, input_tensor, options, policy=self.policy, key=self.key())
-        return _awaited(work, async_op)
+        made = self.check(group, contribution)
+        return made.reduce_scatter_single(output, contribution, options, policy=policy, key=self.key())
 
 
 class WeightAllGather(Encoded):
@@ -173,7 +181,7 @@ def _awaited(work: Work, async_op: bool) -> Work | None:
     return None
 
 
-def _check(policy: Policy, weights: str, replicate: dist.ProcessGroup | None) -> None:
+def check_policy(policy: Policy, weights: str, replicate: dist.ProcessGroup | None) -> None:
     given = policy if not isinstance(policy, Policy) else f"Policy(codec={policy.codec!r})"
     if not isinstance(policy, Policy):
         fault = "give a Policy, as Policy(codec='int8')"

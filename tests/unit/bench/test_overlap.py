@@ -43,7 +43,10 @@ def test_communication_is_as_long_as_forward_and_backward() -> None:
     values = overlap.LAYERS * overlap.width_of(scenario) ** 2
     sent = 2 * (scenario.hosts - 1) / scenario.hosts * 4 * values
     assert sent / (scenario.payload_gb_s * 1e9) == pytest.approx(3 * overlap.FORWARD_S * overlap.LAYERS, rel=0.01)
-    assert overlap.ideal_s(STOCK) / overlap.ideal_s(OURS) == pytest.approx(1.26, abs=0.005)
+    assert overlap.ideal_s(Job(STOCK)) / overlap.ideal_s(Job(OURS)) == pytest.approx(1.26, abs=0.005)
+    slower = overlap.slowed(scenario, 2)
+    assert overlap.width_of(slower, 2 * overlap.FORWARD_S) == overlap.width_of(scenario)
+    assert slower.nics[0].rate_bps == 25e6
 
 
 def test_every_round_has_every_system_and_begins_with_another() -> None:
@@ -72,7 +75,7 @@ def test_the_table_has_ratios_targets_and_void_rows() -> None:
 def test_an_accelerator_takes_time_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    layer = overlap.Layer(3)
+    layer = overlap.Layer(3, 0.5)
     layer(torch.ones(1, 3)).sum().backward()
-    assert slept == [overlap.FORWARD_S, 2 * overlap.FORWARD_S]
+    assert slept == [0.5, 1.0]
     assert layer.linear.weight.grad is not None

@@ -1,0 +1,127 @@
+"""`DdpOverlap`: gradients of a DistributedDataParallel model travel during the next forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ..scheduler.gradient import PendingReduction
+from .commit import Commit
+from .ddp import check_dense, reduce_bucket
+from .dynamo import untraced
+from .gradient import Reduction
+from .handle import Overlap
+from .hook_state import HookState
+
+
+@dataclasses.dataclass(eq=False)
+class Started:
+    """A bucket whose reduction a backward pass has started."""
+
+    parameters: list[Tensor]
+    first: int
+    """Element of the bucket's storage where its buffer begins."""
+    memory: Tensor
+    """The buffer, or a copy that the next backward pass does not overwrite."""
+    averaged: Future[Tensor]
+    error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+
+    def gradients(self) -> dict[Tensor, Tensor]:
+        """After the backward pass: the gradients in `memory`. DDP has made them views of its bucket."""
+        found = {}
+        for parameter in self.parameters:
+            view = parameter.grad
+            if view is not None:
+                offset = self.memory.storage_offset() + view.storage_offset() - self.first
+                found[parameter] = self.memory.as_strided(view.size(), view.stride(), int(offset))
+        return found
+
+    def wait(self) -> None:
+        """Waits until the averages are in `memory`. Raises the error of the operation, with its own type."""
+        try:
+            averaged = self.averaged.wait()
+        except RuntimeError as error:
+            raise self.error or error from None
+        if averaged.data_ptr() != self.memory.data_ptr():  # that of a codec is reused by the next step
+            self.memory.copy_(averaged)
+
+
+@untraced
+class DdpOverlap(Overlap):
+    """The overlap of one model: its communication hook, whose buckets are reduced by `state`."""
+
+    def __init__(self, model: DistributedDataParallel, optimizer: Optimizer, state: HookState, staleness: int) -> None:
+        state.group()  # a collective: made here, where all ranks are
+        super().__init__(model, model.module, optimizer, staleness)
+        self.state = state
+        """Counters, checkpoint and `loss_scale` of the reductions."""
+        self._started: list[Started] = []
+        self._memories: tuple[dict[Any, Tensor], ...] = ({}, {})
+        self._ddp = model
+        model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
+
+    def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """The communication hook."""
+        if self._ddp._join_config.enable:
+            raise ConfigError("overlap within model.join(): ranks without inputs make no steps; leave join() out")
+        check_dense(bucket)
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        if bucket.index() == 0:
+            self._started.clear()  # not empty after a backward pass that failed
+            self._agree(self.state.group())
+        memory = buffer.clone() if self._deferred.staleness and not self._is_removed else buffer
+        priority = self._class_of(parameters, self.state.policy)
+        started = Started(parameters, int(buffer.storage_offset()), memory, Future())
+
+        def reduction() -> Reduction:
+            shared = dataclasses.replace(self.state.reduction(), failed=started.fail)
+            if self.state.loss_scale == 1 and not self._is_removed:  # no GradScaler: buckets make steps of their own
+                shared.commit = Commit(alone=True)
+            if self._deferred.staleness:  # that of the last step is still in use
+                shared.memory = self._memories[self.state.steps % 2]
+            return shared
+
+        started.averaged = reduce_bucket(memory, bucket, self.state, reduction, priority)
+        if self._is_removed:
+            return started.averaged
+        self._started.append(started)
+        if bucket.is_last():
+            # DDP queues its own callback after this hook, and demands plain gradients there. Ours is to follow it.
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: engine.queue_callback(self._end_backward))
+        done: Future[Tensor] = Future(devices=[] if buffer.is_cpu else [buffer.device])
+        done.set_result(buffer)
+        return done
+
+    def _end_backward(self) -> None:
+        """The backward pass has ended."""
+        started, self._started = self._started, []
+        for each in started:
+            self._deferred.add(PendingReduction(each.wait, each.gradients()))
+
+
+def check_ddp(model: DistributedDataParallel) -> None:
+    """Raises ConfigError if results would change."""
+    who = f"overlap({type(model).__name__})"
+    reason = "DDP would copy gradients before they are reduced; set it to True"
+    unused = "only DDP knows which gradients no rank has, and their parameters must not be stepped; set it to False"
+    faults = (
+        (not model.gradient_as_bucket_view, f"gradient_as_bucket_view=False: {reason}"),
+        (model.find_unused_parameters, f"find_unused_parameters=True: {unused}"),
+        (model.mixed_precision is not None, "DDP's mixed_precision has hooks of its own; use torch.autocast"),
+        (bool(model._comm_hooks), "the model has a communication hook already, and DDP takes one; leave it out"),
+    )
+    for is_so, fault in faults:
+        if is_so:
+            raise ConfigError(f"{who}: {fault}")

@@ -1,0 +1,168 @@
+"""`FsdpOverlap`: gradients of a model that FSDP2 shards travel during the next forward pass.
+
+The reduce-scatter of each sharded module is started in its backward pass. FSDP2 takes views of the output, which it
+does not read, so the wait can come later: before the module gathers its weights for the next forward pass. Where FSDP2
+does read the output, the reduce-scatter is waited for at once: another dtype, replicas, offloaded or accumulated
+gradients, hooks on them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Work
+from torch.optim import Optimizer
+
+from ..config import Policy
+from ..errors import ConfigError
+from ..scheduler.gradient import PendingReduction
+from .dynamo import untraced
+from .fsdp import GradientReduceScatter, WeightAllGather, check_policy, sharded_modules
+from .handle import Overlap
+
+log = logging.getLogger("commlayer")
+
+URGENT = 0
+"""The class of gathered weights: a forward or backward pass waits for them."""
+
+
+@untraced
+class FsdpOverlap(Overlap):
+    """The overlap of one model. `policy` None: that of `compress_fsdp`, or the default."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, policy: Policy | None, staleness: int) -> None:
+        modules = sharded_modules(model)
+        groups = [_parameter_group(module) for module in modules]
+        kept = [getattr(group, "_reduce_scatter_comm", None) for group in groups]
+        if policy is not None and any(isinstance(comm, GradientReduceScatter) for comm in kept):
+            raise ConfigError("overlap(policy=...): compress_fsdp has given this model a policy; leave this one out")
+        check_policy(policy or Policy(), "none", None)
+        self._managed: dict[nn.Module, list[Tensor]] = {
+            module: [each.sharded_param for each in group.fsdp_params]
+            for module, group in zip(modules, groups, strict=True)
+            if group is not None  # it has no parameters of its own
+        }
+        super().__init__(model, model, optimizer, staleness)
+        self._order.needs.update(self._managed)
+        self._started: list[tuple[list[Tensor], Work, Tensor]] = []
+        self._is_queued = False
+        self._told: set[str] = set()
+        for number, (module, group, comm) in enumerate(zip(modules, groups, kept, strict=True)):
+            if group is None:
+                continue
+            own = comm.policy if isinstance(comm, GradientReduceScatter) else policy or Policy()
+            module.set_custom_reduce_scatter(DeferredReduceScatter(own, 3 * number, self, group))
+            if not isinstance(getattr(group, "_all_gather_comm", None), WeightAllGather):
+                of_weights = dataclasses.replace(own, codec="none", priority=URGENT)
+                module.set_custom_all_gather(WeightAllGather(of_weights, 3 * number + 1))
+
+    def _users(self) -> list[nn.Module]:
+        return list(self._managed)
+
+    def _begin(self) -> None:
+        self._started.clear()  # not empty after a backward pass that failed
+        self._is_queued = False
+        if not torch.is_grad_enabled():
+            self.finish()
+        elif not self._order.is_learned:
+            self._order.begin()
+
+    def _enter(self, module: nn.Module) -> None:
+        managed = self._managed.get(module)
+        if managed is None:
+            return
+        if not self._order.is_learned:
+            self._order.enter(module)
+            for parameter in managed:
+                self._order.use(parameter)
+        self._deferred.use(managed)
+        for state in _state(module)._states_to_forward_prefetch:  # this module gathers their weights, too
+            for group in state._fsdp_param_groups:
+                self._deferred.use([each.sharded_param for each in group.fsdp_params])
+
+    def later(self, group: Any, output: Tensor, op: Any) -> bool:
+        """Whether the reduce-scatter of this parameter group into `output` may be waited for later."""
+        reason = _reason_to_wait(group, output, op)
+        if reason is not None and reason not in self._told:
+            self._told.add(reason)
+            log.warning("overlap: %s: the backward pass waits for the gradients, and results stay exact", reason)
+        return reason is None and not self._is_removed
+
+    def start(self, comm: DeferredReduceScatter, output: Tensor, contribution: Tensor, group: Any, op: Any) -> Work:
+        """Starts a reduce-scatter in the class of its parameters."""
+        parameters = [each.sharded_param for each in comm.parameter_group.fsdp_params]
+        self._agree(comm.check(group, contribution))
+        priority = self._class_of(parameters, comm.policy)
+        work = comm.start(output, contribution, group, op, dataclasses.replace(comm.policy, priority=priority))
+        if not self.later(comm.parameter_group, output, op):
+            work.wait()
+            return work
+        if not self._is_queued:  # FSDP2's own callback was queued before the backward pass began
+            self._is_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        self._started.append((parameters, work, contribution))
+        return work
+
+    def _end_backward(self) -> None:
+        """The backward pass has ended."""
+        self._is_queued = False
+        started, self._started = self._started, []
+        for parameters, work, contribution in started:
+            gradients = {each: each.grad for each in parameters if each.grad is not None}
+            self._deferred.add(PendingReduction(functools.partial(_wait, work, contribution), gradients))
+
+
+class DeferredReduceScatter(GradientReduceScatter):
+    """The `ReduceScatter` of FSDP2 for one module, which an overlap waits for."""
+
+    def __init__(self, policy: Policy, number: int, handle: FsdpOverlap, parameter_group: Any) -> None:
+        super().__init__(policy, number)
+        self.handle = handle
+        self.parameter_group = parameter_group
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Work | None:
+        work = self.handle.start(self, output_tensor, input_tensor, group, op)
+        return work if async_op else None
+
+
+def _wait(work: Work, contribution: Tensor) -> None:  # noqa: ARG001  # FSDP2 drops it, and the engine still reads it
+    work.wait()
+
+
+def _state(module: Any) -> Any:
+    return module._get_fsdp_state()
+
+
+def _parameter_group(module: Any) -> Any:
+    """The parameters that FSDP2 gathers for this module; None if it has none. Raises ConfigError for several meshes."""
+    groups = _state(module)._fsdp_param_groups
+    if len(groups) > 1:
+        raise ConfigError(
+            f"overlap({type(module).__name__}): its parameters are sharded over several meshes, and FSDP2 takes one "
+            f"ReduceScatter; use one mesh"
+        )
+    return groups[0] if groups else None
+
+
+def _reason_to_wait(group: Any, output: Tensor, op: Any) -> str | None:
+    """The reason for which FSDP2 reads `output` before the backward pass ends; None: it does not."""
+    parameters = [each.sharded_param for each in group.fsdp_params]
+    kind = getattr(op, "op", op)
+    reasons = (
+        (any(each.grad is not None for each in parameters), "gradients accumulate in shards"),
+        (any(each.dtype != output.dtype for each in parameters), "reduce_dtype differs from the parameters' dtype"),
+        (kind == dist.ReduceOp.SUM, "FSDP2 divides gradients after the reduction"),
+        (hasattr(group.mesh_info, "replicate_process_group"), "gradients are averaged over replicas, too"),
+        (group._all_reduce_hook is not None, "an all-reduce hook reads gradients"),
+        (any(each.offload_to_cpu for each in group.fsdp_params), "gradients are offloaded"),
+        (any(getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters), "hooks read gradients"),
+    )
+    return next((reason for is_so, reason in reasons if is_so), None)

@@ -1,0 +1,393 @@
+"""Gradients that travel during the next forward pass: training is bit by bit that of the plain loop."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import StepLR
+
+import commlayer
+from commlayer.frontend.overlap_ddp import DdpOverlap
+from tests import ranks
+from tests.fake_transport import on_fake
+
+STEPS = 5
+NETWORK = {"COMMLAYER_SHM": "0"}
+POLICY = commlayer.Policy(deterministic=True)
+FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.002}
+
+Make = Callable[[Any], Optimizer]
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": lambda given: torch.optim.AdamW(given, lr=0.01),
+    "AdamW, foreach": lambda given: torch.optim.AdamW(given, lr=0.01, foreach=True),
+    "Adam, fused": lambda given: torch.optim.Adam(given, lr=0.01, fused=True),
+    "RMSprop": lambda given: torch.optim.RMSprop(given, lr=0.01, momentum=0.5),
+    "Adagrad": lambda given: torch.optim.Adagrad(given, lr=0.01),
+}
+
+
+class Net(nn.Module):
+    """With tied, borrowed and late parameters, buffers, and several buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 20)
+        self.layers = nn.ModuleList(nn.Linear(20, 20) for _ in range(4))
+        self.norm = nn.BatchNorm1d(20)
+        self.lender = nn.Linear(20, 20, bias=False)
+        self.gain = nn.Parameter(torch.ones(20))
+        self.head = nn.Linear(20, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.embedding(words)
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        hidden = functional.linear(self.norm(hidden), self.lender.weight) * self.gain
+        return self.head(self.lender(hidden))  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass
+class Trainer:
+    """One training, plain or overlapped."""
+
+    rank: int
+    handle: DdpOverlap | None
+    model: DistributedDataParallel
+    optimizer: Optimizer
+    seen: list[Tensor] = dataclasses.field(default_factory=list)
+    """Everything to be compared."""
+
+    @staticmethod
+    def of(rank: int, *, overlapped: bool, make: Make, policy: commlayer.Policy = POLICY, **flags: Any) -> Trainer:
+        torch.manual_seed(1)
+        model = DistributedDataParallel(Net(), **(FLAGS | flags))
+        optimizer = make(model.parameters())
+        if overlapped:
+            return Trainer(rank, commlayer.overlap(model, optimizer, policy), model, optimizer)
+        model.register_comm_hook(commlayer.HookState(policy), commlayer.allreduce_hook)
+        return Trainer(rank, None, model, optimizer)
+
+    def loss(self, step: int) -> Tensor:
+        words = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(100 * step + self.rank))
+        loss = functional.cross_entropy(self.model(words[0]), words[1])
+        self.seen.append(loss.detach().clone())
+        return loss
+
+    def finish(self) -> None:
+        if self.handle is not None:
+            self.handle.finish()
+
+    def see_parameters(self) -> None:
+        self.finish()
+        self.seen += [each.detach().clone() for each in self.model.state_dict().values()]
+
+
+Loop = Callable[[Trainer], None]
+
+
+def compare(rank: int, loop: Loop, make: Make = OPTIMIZERS["AdamW"], **options: Any) -> Trainer:
+    """Runs the loop plainly and overlapped; returns the overlapped training."""
+    plain, ours = (Trainer.of(rank, overlapped=each, make=make, **options) for each in (False, True))
+    for each in (plain, ours):
+        loop(each)
+        each.see_parameters()
+    assert len(plain.seen) == len(ours.seen)
+    for number, (one, other) in enumerate(zip(plain.seen, ours.seen, strict=True)):
+        assert torch.equal(one, other), number
+    return ours
+
+
+def usual(training: Trainer) -> None:
+    scheduler = StepLR(training.optimizer, 1, 0.8)
+    for step in range(STEPS):
+        training.optimizer.zero_grad()
+        training.loss(step).backward()
+        training.optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_losses_and_parameters_are_those_of_the_plain_loop(rank: int, size: int, name: str) -> None:
+    compare(rank, usual, OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize("shm", ["0", "1"])
+def test_four_ranks(shm: str) -> None:
+    ranks.run_job(_four, 4, environ={"COMMLAYER_SHM": shm})
+
+
+def _four(rank: int, size: int) -> None:
+    compare(rank, usual, OPTIMIZERS["SGD"])
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4", "auto", "powersgd:2"])
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_codecs(rank: int, size: int, codec: str) -> None:
+    """Auto measures times, which differ: it only has to run."""
+    policy = commlayer.Policy(deterministic=True, codec=codec, exact_steps=2)
+    if codec == "auto":
+        usual(Trainer.of(rank, overlapped=True, make=OPTIMIZERS["AdamW"], policy=policy))
+    else:
+        compare(rank, usual, policy=policy)
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_a_loss_bound(rank: int, size: int) -> None:
+    """Nothing is lost on loopback, so the results are the same."""
+    ours = compare(rank, usual, policy=commlayer.Policy(loss_bound=0.1, algorithm="direct"))
+    assert ours.handle is not None
+    assert ours.handle.state.averaged_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "flags", [{"static_graph": True}, {"bucket_cap_mb": 25}, {"broadcast_buffers": False}], ids=str
+)
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_flags(rank: int, size: int, flags: dict[str, Any]) -> None:
+    compare(rank, usual, **flags)
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_clipping(rank: int, size: int) -> None:
+    def loop(training: Trainer) -> None:
+        for step in range(STEPS):
+            training.loss(step).backward()
+            training.seen.append(nn.utils.clip_grad_norm_(training.model.parameters(), 0.5))
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+
+    compare(rank, loop)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam, fused"])
+@pytest.mark.parametrize("unscales", [True, False])
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_a_grad_scaler(rank: int, size: int, name: str, unscales: bool) -> None:
+    def loop(training: Trainer) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        for step in range(STEPS):
+            training.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = training.loss(step)
+            scaler.scale(loss * (float("inf") if step == 2 else 1.0)).backward()
+            if unscales:
+                scaler.unscale_(training.optimizer)
+                nn.utils.clip_grad_norm_(training.model.parameters(), 0.5)
+            scaler.step(training.optimizer)
+            scaler.update()
+            training.seen.append(torch.tensor(scaler.get_scale()))
+
+    compare(rank, loop, OPTIMIZERS[name])
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_gradients_accumulate(rank: int, size: int) -> None:
+    """Within no_sync, and over several reductions."""
+
+    def loop(training: Trainer) -> None:
+        for step in range(STEPS):
+            for part in range(3):
+                with training.model.no_sync() if part == 0 else contextlib.nullcontext():
+                    training.loss(10 * step + part).backward()
+            training.optimizer.step()
+            if step % 2:
+                training.optimizer.zero_grad(set_to_none=step == 1)
+
+    compare(rank, loop)
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_checkpoints_midway(rank: int, size: int) -> None:
+    """They hold the steps in flight; and what is loaded is not stepped again."""
+
+    def loop(training: Trainer) -> None:
+        for step in range(STEPS):
+            training.optimizer.zero_grad()
+            training.loss(step).backward()
+            training.optimizer.step()
+            if step == 1:
+                of_model = copy.deepcopy(training.model.module.state_dict())
+            if step == 2:
+                of_optimizer = copy.deepcopy(training.optimizer.state_dict())
+                moments = [value for state in of_optimizer["state"].values() for value in state.values()]
+                training.seen += [each for each in moments if isinstance(each, Tensor)]
+            if step == 3:
+                training.optimizer.load_state_dict(of_optimizer)
+                training.model.module.load_state_dict(of_model)
+
+    compare(rank, loop)
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_moving_averages_copies_and_evaluation(rank: int, size: int) -> None:
+    def loop(training: Trainer) -> None:
+        average = torch.optim.swa_utils.AveragedModel(training.model.module)
+        for step in range(STEPS):
+            training.optimizer.zero_grad()
+            training.loss(step).backward()
+            training.optimizer.step()
+            training.model.eval()
+            with torch.inference_mode(step % 2 == 0), torch.no_grad():
+                training.seen.append(training.model.module(torch.arange(5)).clone())
+            training.model.train()
+            training.finish()
+            average.update_parameters(training.model.module)
+            training.seen.append(average.module(torch.arange(5)).detach())
+        training.seen.append(copy.deepcopy(training.model.module)(torch.arange(5)).detach())
+
+    compare(rank, loop)
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_a_forward_pass_that_fails(rank: int, size: int) -> None:
+    def loop(training: Trainer) -> None:
+        for step in range(STEPS):
+            with pytest.raises((IndexError, RuntimeError)):
+                training.model(torch.tensor([99, 99]))
+            assert torch.overrides._get_current_function_mode() is None
+            training.optimizer.zero_grad()
+            training.loss(step).backward()
+            training.optimizer.step()
+
+    compare(rank, loop, broadcast_buffers=False)
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_after_remove_the_loop_is_plain(rank: int, size: int) -> None:
+    def loop(training: Trainer) -> None:
+        usual(training)
+        if training.handle is not None:
+            training.handle.remove()
+        for step in range(STEPS):
+            training.optimizer.zero_grad()
+            training.loss(step).backward()
+            training.seen += [each.grad.clone() for each in training.model.parameters() if each.grad is not None]
+            training.optimizer.step()
+
+    ours = compare(rank, loop)
+    assert not ours.model.module._forward_pre_hooks
+    assert not ours.optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("codec", ["none", "bf16"])
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, codec: str) -> None:
+    policy = commlayer.Policy(deterministic=True, codec=codec)
+    plain = Trainer.of(rank, overlapped=False, make=OPTIMIZERS["SGD"], policy=policy)
+    gradients: list[Tensor | None] | None = None
+    parameters = list(plain.model.parameters())
+    for step in range(STEPS):
+        plain.optimizer.zero_grad()
+        plain.loss(step).backward()
+        now = [None if each.grad is None else each.grad.clone() for each in parameters]
+        if gradients is not None:  # W(t+1) = W(t) - lr g(W(t-1))
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            plain.optimizer.step()
+        gradients = now
+    torch.manual_seed(1)
+    model = DistributedDataParallel(Net(), **FLAGS)
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    stale = Trainer(rank, commlayer.overlap(model, optimizer, policy, staleness=1), model, optimizer)
+    for step in range(STEPS):
+        stale.optimizer.zero_grad()
+        stale.loss(step).backward()
+        stale.optimizer.step()
+    for each in (plain, stale):
+        each.see_parameters()
+    for number, (one, other) in enumerate(zip(plain.seen, stale.seen, strict=True)):
+        assert torch.equal(one, other), number
+
+
+LAYERS = 5
+
+
+def deep() -> tuple[DistributedDataParallel, DdpOverlap, Optimizer]:
+    """A model with a bucket for each layer, from the second step on."""
+    model = DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(LAYERS))),
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=0.03,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, commlayer.overlap(model, optimizer), optimizer
+
+
+@ranks.on(2, on_fake)
+def test_classes_follow_the_next_use(rank: int, size: int) -> None:
+    model, handle, optimizer = deep()
+    native: Any = handle.state.group()._native
+    for _ in range(3):
+        model(torch.randn(2, 100)).sum().backward()
+        optimizer.step()
+    handle.finish()
+    found = [priority for call, _, priority in native.operations if call.collective == "all_reduce"]
+    assert found == [4] + [7, 6, 5, 3, 1] * 2  # the first step has one bucket
+    handle.by_next_use = False
+    model(torch.randn(2, 100)).sum().backward()
+    handle.remove()
+    found = [priority for call, _, priority in native.operations if call.collective == "all_reduce"]
+    assert found[-LAYERS:] == [4] * LAYERS
+
+
+@ranks.on(2, on_fake)
+def test_gradients_travel_until_their_layer(rank: int, size: int) -> None:
+    model, handle, optimizer = deep()
+    native: Any = handle.state.group()._native
+    left: list[int] = []
+    for layer in model.module:
+        layer.register_forward_hook(lambda *_: left.append(len(handle._deferred._claims)))
+    for _ in range(3):
+        left.clear()
+        model(torch.randn(2, 100)).sum().backward()
+        native.delay_s = 0.1
+        optimizer.step()
+        assert len(handle._deferred._claims) == LAYERS
+    assert left == [4, 3, 2, 1, 0]
+    handle.finish()
+
+
+@ranks.on(2, on_fake)
+def test_an_error_has_its_type_at_the_wait(rank: int, size: int) -> None:
+    model, handle, optimizer = deep()
+    native: Any = handle.state.group()._native
+    for _ in range(2):
+        model(torch.randn(2, 100)).sum().backward()
+        optimizer.step()
+    handle.finish()
+    native.failure = commlayer.PeerLostError("rank 1 of 2 is lost")
+    model(torch.randn(2, 100)).sum().backward()
+    optimizer.step()
+    for action in (lambda: model(torch.randn(2, 100)), handle.finish, model.state_dict, handle.remove):
+        with pytest.raises(commlayer.PeerLostError, match="rank 1 of 2 is lost"):
+            action()
+    model.state_dict()
+
+
+@ranks.on(1, on_fake)
+def test_refusals_while_training(rank: int, size: int) -> None:
+    model, _, optimizer = deep()
+    with pytest.raises(commlayer.ConfigError, match=r"SGD.step\(closure\)"):
+        optimizer.step(lambda: 0.0)
+    with model.join(), pytest.raises(RuntimeError, match=r"overlap within model.join\(\): .* leave join\(\) out"):
+        model(torch.randn(2, 100)).sum().backward()
+    sparse = DistributedDataParallel(nn.Embedding(5, 2, sparse=True), gradient_as_bucket_view=True)
+    commlayer.overlap(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match=r"use sparse=False"):
+        sparse(torch.tensor([1])).sum().backward()
+    assert dist.is_initialized()
