@@ -36,6 +36,11 @@ POWERSGD = "powersgd:"
 
 POWERSGD_RANK_MAX = 1024
 
+TOPK = "topk:"
+"""Begins the codecs whose names end with a share."""
+
+TOPK_SHARE_MAX = 0.5
+
 
 def number(value: object) -> float:
     """A real number of any type, as numpy's, as a float. NaN if it is not a number."""
@@ -95,14 +100,20 @@ def _words(words: Sequence[str]) -> Kind:
 
 
 def _codecs(words: Sequence[str]) -> Kind:
-    """The words, and `powersgd:RANK`."""
-    kind = _words((*words, f"{POWERSGD}RANK"))
+    """The words, `powersgd:RANK` and `topk:SHARE`."""
+    kind = _words((*words, f"{POWERSGD}RANK", f"{TOPK}SHARE"))
+    rank, share = "[1-9][0-9]{0,3}", r"[0-9]*\.?[0-9]+(?:e-[0-9]{1,2})?"
 
     def plain(value: object) -> object:
-        named = re.fullmatch(f"{POWERSGD}([1-9][0-9]{{0,3}})", value) if isinstance(value, str) else None
-        return value if value in words or (named and int(named[1]) <= POWERSGD_RANK_MAX) else None
+        named = re.fullmatch(f"{POWERSGD}({rank})|{TOPK}({share})", value) if isinstance(value, str) else None
+        if named and named[1]:
+            return value if int(named[1]) <= POWERSGD_RANK_MAX else None
+        return value if value in words or (named and 0 < float(named[2]) <= TOPK_SHARE_MAX) else None
 
-    remedy = f"{kind.remedy}, where RANK is a whole number from 1 to {POWERSGD_RANK_MAX}"
+    remedy = (
+        f"{kind.remedy}, where RANK is a whole number from 1 to {POWERSGD_RANK_MAX}, and SHARE a number above 0 and up "
+        f"to {TOPK_SHARE_MAX}"
+    )
     return dataclasses.replace(kind, remedy=remedy, plain=plain)
 
 
@@ -321,13 +332,14 @@ class Policy:
         "representation of gradients between hosts, in the hook and in `compress_fsdp`. `f16` and `bf16` add up in "
         "float32. `int8` sends 1.03 bytes per value. `int4-int8` sends contributions in 4 bits and sums in 8. `int4` "
         "sends both in 4 bits and keeps rounding errors for the next step. `sign` sends 1 bit and keeps them, too; not "
-        "for Adam. `powersgd:RANK` sends factors of matrices. `auto` measures and chooses, in the hook. See "
-        "[compression.md](compression.md)",
+        "for Adam. `powersgd:RANK` sends factors of matrices, `topk:SHARE` the largest values. `auto` measures and "
+        "chooses, in the hook. See [compression.md](compression.md)",
     ] = "none"
     exact_steps: Annotated[
         int,
         _STEPS,
-        "steps at the start of a training that `sign` and `powersgd` send in bf16: compression hurts most there",
+        "steps at the start of a training that `sign`, `powersgd` and `topk` send in bf16: compression hurts most "
+        "there",
     ] = 100
     allow_state: Annotated[
         bool, "whether `auto` may choose a codec that keeps rounding errors, if over a quarter of the step is waiting"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
-from ..config import POWERSGD, Policy
+from ..config import POWERSGD, TOPK, Policy
 
 
 class CodecPair(NamedTuple):
@@ -44,13 +45,18 @@ FINE = "bf16"
 
 def codec_at(policy: Policy, step: int) -> str:
     """The policy's codec for a step of the training, the first of which is 0."""
-    starts_exact = policy.codec == "sign" or is_low_rank(policy.codec)
+    starts_exact = policy.codec == "sign" or has_own_messages(policy.codec)
     return FINE if starts_exact and step < policy.exact_steps else policy.codec
 
 
 def pair_of(codec: str) -> CodecPair | None:
-    """The codecs of all-reduces; low-rank factors travel as fine values. None: float32."""
-    return PAIRS[FINE if is_low_rank(codec) else codec]
+    """The codecs of all-reduces; beside messages of another form, fine values travel in them. None: float32."""
+    return PAIRS[FINE if has_own_messages(codec) else codec]
+
+
+def has_own_messages(codec: str) -> bool:
+    """Whether gradients travel in another form than as encoded buckets. Such messages must not lose packets."""
+    return is_low_rank(codec) or is_top_k(codec)
 
 
 def is_low_rank(codec: str) -> bool:
@@ -61,3 +67,13 @@ def is_low_rank(codec: str) -> bool:
 def low_rank_of(codec: str) -> int:
     """The RANK of `powersgd:RANK`."""
     return int(codec.removeprefix(POWERSGD))
+
+
+def is_top_k(codec: str) -> bool:
+    """Whether this is `topk:SHARE`."""
+    return codec.startswith(TOPK)
+
+
+def share_of(codec: str) -> Fraction:
+    """The SHARE of `topk:SHARE`."""
+    return Fraction(codec.removeprefix(TOPK))

@@ -66,6 +66,10 @@ class Fine:
         would be most of its bytes."""
         return self._is_given and parameter in self._named
 
+    def without_defaults(self) -> Fine:
+        """The same, but matrices that match only PATTERNS are not fine."""
+        return self if self._is_given else Fine()
+
 
 class Cut(NamedTuple):
     """A buffer of gradients by precision; (start, end) in elements, ascending."""

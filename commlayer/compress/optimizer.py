@@ -1,8 +1,9 @@
-"""Which optimizers can train with the codec `sign`.
+"""Which optimizers can train with the codecs `sign` and `topk:SHARE`.
 
 Adam and its relatives divide by the root of the mean squared gradient. With 1 bit per value and error feedback, a step
 carries the residuals of earlier steps, whose squares are many times those of the gradient. They inflate the second
-moment, so steps become too small, in some coordinates more than in others (Tang et al., "1-bit Adam", ICML 2021).
+moment, so steps become too small, in some coordinates more than in others (Tang et al., "1-bit Adam", ICML 2021). With
+top-k, a value that waited for n steps arrives as the sum of n gradients: its square is up to n times the sum of theirs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..config import Policy
 from ..errors import ConfigError
+from .codec import is_top_k
 
 _SECOND_MOMENT = re.compile(r"adam|adagrad|adadelta|adafactor|adabelief|rmsprop|lamb|yogi|novograd", re.IGNORECASE)
 """In names of classes. Packages other than torch have such optimizers, too: FusedAdam, Adam8bit."""
@@ -22,18 +24,18 @@ REMEDY = "use SGD with momentum, Lion, or another codec (int4 suits Adam)"
 
 def check_optimizer(policy: Policy, optimizer: Optimizer | None) -> None:
     """Raises ConfigError if the optimizer cannot train with the policy's codec, or is missing and needed."""
-    if policy.codec != "sign":
+    if policy.codec != "sign" and not is_top_k(policy.codec):
         return
     if optimizer is None:
         raise ConfigError(
-            "Policy(codec='sign') trains with some optimizers only, and a hook does not see the optimizer: give "
-            "HookState(optimizer=...), or set the `optimizer` of a restored HookState"
+            f"Policy(codec={policy.codec!r}) trains with some optimizers only, and a hook does not see the optimizer: "
+            f"give HookState(optimizer=...), or set the `optimizer` of a restored HookState"
         )
     name = _second_moment(optimizer)
     if name is not None:
         raise ConfigError(
-            f"Policy(codec='sign') with {name}: the optimizer averages squared gradients, and residuals of 1 bit per "
-            f"value inflate that second moment, so training slows down or diverges (1-bit Adam, Tang et al., ICML "
+            f"Policy(codec={policy.codec!r}) with {name}: the optimizer averages squared gradients, and this codec's "
+            f"residuals inflate that second moment, so training slows down or diverges (1-bit Adam, Tang et al., ICML "
             f"2021); {REMEDY}"
         )
 

@@ -8,6 +8,7 @@ Here scheduling (the buffer's class of service), the loss bound (policy, toleran
     compress/feedback.py    adds the residual of earlier steps
     compress/fine.py        separates parameters that a codec leaves in 16 bits
     frontend/low_rank.py    instead of the rest, if low-rank factors of the gradients travel
+    frontend/top_k.py       instead of the all-reduce, if only the largest values travel
     loss/protect.py         map of the packets that must arrive
     frontend/backend.py     the all-reduce
     frontend/commit.py      waits for the step's other buckets: an overflow in one of them changes no residual
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -29,7 +31,16 @@ from torch._C._distributed_c10d import AllreduceOptions, Work
 from torch.futures import Future
 
 from ..compress.choice import Choice
-from ..compress.codec import FINE, CodecPair, codec_at, is_low_rank, low_rank_of, pair_of
+from ..compress.codec import (
+    FINE,
+    CodecPair,
+    codec_at,
+    has_own_messages,
+    is_low_rank,
+    is_top_k,
+    low_rank_of,
+    pair_of,
+)
 from ..compress.content import content_of
 from ..compress.feedback import Feedback
 from ..compress.fine import Cut, Fine, cut
@@ -40,8 +51,9 @@ from ..loss.tolerance import Tolerance, bucket_loss_bound
 from ..scheduler.order import bucket_class
 from .backend import CommProcessGroup
 from .candidates import LOW_RANK
-from .commit import Commit, Settled
+from .commit import Commit, Settled, is_finite
 from .low_rank import Bucket, LowRank
+from .top_k import TopK
 from .work import CommWork, join
 
 Missing = list[tuple[int, int]]
@@ -137,6 +149,8 @@ def reduce_gradient(
         parts = _Parts(source, target, reduction, policy, protected if residual.may_lose else None)
         if pair is None:
             parts.start(0, source.numel(), 0, from_source=residual.feeds_back)
+        elif residual.selects:
+            parts.start_selected(cut(parameters, starts, source.numel(), reduction.fine.without_defaults()))
         else:
             parts.start_encoded(cut(parameters, starts, source.numel(), reduction.fine), place)
     averaged: Future[Tensor] = Future(devices=[] if buffer.is_cpu else [buffer.device])
@@ -186,7 +200,8 @@ class _Residual:
     ) -> None:
         self.may_lose = reduction.group.can_lose and policy.loss_bound > 0
         self.feeds_back = self.may_lose and policy.treatment == "feedback"
-        self.keeps_errors = pair is not None and pair.keeps_errors
+        self.selects = pair is not None and is_top_k(policy.codec)
+        self.keeps_errors = self.selects or (pair is not None and pair.keeps_errors)
         self.has_factors = pair is not None and is_low_rank(policy.codec)
         self._feedback, self._low_rank = reduction.feedback, reduction.low_rank
         self._values = source, parameters, starts
@@ -230,10 +245,12 @@ class _Parts:
         self.protected = protected
         """(start, end) in elements of what must not be lost; None: nothing may be lost."""
         self.works: list[tuple[int, Work]] = []
-        """With the element where each begins; -1: of the fine values."""
+        """With the element where each begins; -1: of the fine values, or of the selected ones."""
         self.fine: list[tuple[int, int]] = []
         self.packed = source[:0]
         """The fine values, one after the other."""
+        self.selected: TopK | None = None
+        """The other values, if only the largest of them travel."""
 
     def start(self, start: int, end: int, key: int, *, from_source: bool) -> None:
         """Starts the all-reduce of the elements from `start` to `end`: in place, or from the source into the target."""
@@ -253,6 +270,21 @@ class _Parts:
 
     def start_encoded(self, parts: Cut, place: Place) -> None:
         """Starts the all-reduces of the fine values, packed, and of the stretches for the policy's codec."""
+        self.start_fine(parts)
+        for number, (start, end) in enumerate(parts.coarse):
+            key = place.step << 32 | place.index << 16 | number
+            self.start(start, end, key, from_source=True)
+
+    def start_selected(self, parts: Cut) -> None:
+        """Starts the all-reduce of the fine values, and the all-gather of the largest others."""
+        self.start_fine(parts)
+        count = self.source.numel() - sum(end - start for start, end in parts.fine)
+        if count:
+            self.selected = TopK(self.reduction.group, self.policy, self.source, count)
+            self.works.append((-1, self.selected.work))
+
+    def start_fine(self, parts: Cut) -> None:
+        """Starts the all-reduce of the fine values, packed, and leaves zeros in the source."""
         self.fine = parts.fine
         if parts.fine:
             packed = self.packed = torch.cat([self.source[start:end] for start, end in parts.fine])
@@ -263,9 +295,6 @@ class _Parts:
             policy = dataclasses.replace(self.policy, codec=FINE, loss_bound=0.0)
             work = self.reduction.group.allreduce_from(packed, packed, options, None, policy=policy)
             self.works.append((-1, work))
-        for number, (start, end) in enumerate(parts.coarse):
-            key = place.step << 32 | place.index << 16 | number
-            self.start(start, end, key, from_source=True)
 
     def spans(self) -> list[tuple[float, float]]:
         """(start, end) of the operations, which have ended."""
@@ -287,15 +316,22 @@ class _Parts:
         missing, kept = [], []
         itemsize = self.source.itemsize
         for start, work in self.works:
-            if isinstance(work, CommWork) and start >= 0:  # else gloo's, or that of the fine values
+            if isinstance(work, CommWork) and start >= 0:  # else gloo's, or of fine or selected values
                 missing += [(offset + start * itemsize, length) for offset, length in work.missing()]
                 kept += [(offset + start * itemsize, length) for offset, length in work.kept]
+        if self.selected is not None:
+            self.selected.sum_into(self.target)
+            if self.reduction.op == dist.ReduceOp.AVG:
+                self.target.div_(self.reduction.group.size())
+            kept = [(0, self.source.nbytes)]
         at = 0
         for start, end in self.fine:
             self.target[start:end] = self.packed[at : at + end - start]
             if self.source is not self.target:
                 self.source[start:end] = 0  # the rounding error of zeros sent in place of fine values is no residual
             at += end - start
+        if self.selected is not None and not is_finite(self.target):
+            self.target.fill_(math.nan)  # values that were not sent may be infinite, too
         return missing, kept
 
 
@@ -320,7 +356,7 @@ def _policy_at(
     policy = dataclasses.replace(policy, priority=priority, codec=codec_at(policy, place.step))
     if reduction.choice is not None:
         policy = dataclasses.replace(policy, codec=reduction.choice.codec(place.index))
-    if is_low_rank(policy.codec):
+    if has_own_messages(policy.codec):
         return dataclasses.replace(policy, loss_bound=0.0), []
     if reduction.tolerance is None:
         return policy, []

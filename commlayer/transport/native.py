@@ -152,6 +152,13 @@ def codec_key(key: int, rank: int) -> int:
     return int(lib.cl_codec_key(key, rank))
 
 
+def select_largest(values: int, count: int, k: int, indices: int, chosen: int) -> None:
+    """Writes the `k` values of largest magnitude among the `count` float32 values at the address `values` to `chosen`,
+    and their indices, uint32 and ascending, to `indices`. NaN is larger than infinity."""
+    source, places, target = ffi.cast("float *", values), ffi.cast("uint32_t *", indices), ffi.cast("float *", chosen)
+    check(lib.cl_select_largest(source, count, k, places, target), f"selecting {k} of {count} values")
+
+
 def kernel_levels() -> list[str]:
     """The instruction sets that this CPU has and the kernels can use, best first."""
     used = lib.cl_kernels_level()

@@ -380,6 +380,10 @@ int cl_decode(uint32_t codec, float *target, const void *source, uint64_t count,
               int32_t add);
 /* The key of the blocks that a rank encodes, in an operation with this codec_key. */
 uint64_t cl_codec_key(uint64_t codec_key, uint32_t rank);
+/* Writes the indices, ascending, of the `k` values of largest magnitude, and these values. Of equal magnitudes those at
+ * lower indices come first. All NaNs are equal and larger than infinity, so that an overflow shows in the selection.
+ * CL_EINVAL unless k <= count < 2^32. A call needs 512 KiB of stack. */
+int cl_select_largest(const float *values, uint64_t count, uint64_t k, uint32_t *indices, float *chosen);
 /* The instruction set of the kernels that this process uses: "avx512", "avx2" or "scalar". */
 const char *cl_kernels_level(void);
 /* Uses the kernels of another one, for tests and measurements. CL_EINVAL: this CPU lacks it. */

@@ -2,9 +2,10 @@
  * A radix selection from the top bits down. Each pass over the values narrows the bucket, a range of magnitudes, that
  * holds the k-th largest. While a pass counts, it raises its floor: magnitudes below the k-th largest so far need no
  * count, and the search for those above runs at the speed of memory.
+ *
+ * The values are read twice: once to count magnitudes by their upper bits, once to collect. If more than 16,384 values
+ * are about as large as the k-th, one or two more reads tell them apart.
  */
-#include "kernels/select.h"
-
 #include "kernels/level.h"
 
 enum {
@@ -124,17 +125,20 @@ static void merge(struct candidates *candidates, size_t left, size_t right, uint
     }
 }
 
-void cl_select_largest(const float *values, size_t count, size_t k, uint32_t *indices, float *chosen)
+int cl_select_largest(const float *values, uint64_t count, uint64_t k, uint32_t *indices, float *chosen)
 {
+    if (k > count || count > UINT32_MAX)
+        return CL_EINVAL;
     if (k == 0)
-        return;
+        return CL_OK;
     struct bucket bucket = bucket_of(values, count, k, count > CANDIDATES ? CANDIDATES : 0);
     if (bucket.shift == 0 || bucket.members == k - bucket.above) {
         collect(&bucket, values, count, k, indices, chosen, NULL);
-        return;
+        return CL_OK;
     }
     struct candidates candidates;
     candidates.count = 0;
     collect(&bucket, values, count, k, indices, chosen, &candidates);
     merge(&candidates, bucket.above, k - bucket.above, indices, chosen);
+    return CL_OK;
 }

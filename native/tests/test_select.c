@@ -1,6 +1,5 @@
 /* The selection of the largest magnitudes, on every instruction-set level, against a sort. */
 #include "kernels/level.h"
-#include "kernels/select.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -45,7 +44,7 @@ static void check_first(size_t count, size_t k)
             continue;
         memset(indices, 0xee, sizeof indices);
         memset(chosen, 0xee, sizeof chosen);
-        cl_select_largest(values, count, k, indices, chosen);
+        CHECK(cl_select_largest(values, count, k, indices, chosen) == CL_OK);
         CHECK(memcmp(indices, expected, k * sizeof *expected) == 0);
         size_t wrong = 0;
         for (size_t i = 0; i < k; i++)
@@ -178,6 +177,8 @@ TEST(test_nan_is_largest_then_infinity)
 TEST(test_nothing_is_selected_of_nothing)
 {
     indices[0] = 7;
-    cl_select_largest(values, 0, 0, indices, chosen);
+    CHECK(cl_select_largest(values, 0, 0, indices, chosen) == CL_OK);
+    CHECK(cl_select_largest(values, 3, 4, indices, chosen) == CL_EINVAL);
+    CHECK(cl_select_largest(values, UINT64_C(1) << 32, 1, indices, chosen) == CL_EINVAL);
     CHECK_EQ(indices[0], 7);
 }

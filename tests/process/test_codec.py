@@ -131,7 +131,7 @@ def test_auto_decides_and_explains(rank: int, size: int) -> None:
     assert restored.state_dict()["choice"] == codecs[0]
 
 
-@pytest.mark.parametrize("codec", ["int4", "powersgd:2"])
+@pytest.mark.parametrize("codec", ["int4", "powersgd:2", "topk:0.01"])
 @ranks.on(2, ranks.run_job)
 def test_shared_memory_takes_no_codec(rank: int, size: int, codec: str) -> None:
     model, _ = hooked(commlayer.Policy(codec=codec))
@@ -139,7 +139,7 @@ def test_shared_memory_takes_no_codec(rank: int, size: int, codec: str) -> None:
         torch.testing.assert_close(gradient, exact.float(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("codec", ["int4", "powersgd:2"])
+@pytest.mark.parametrize("codec", ["int4", "powersgd:2", "topk:0.01"])
 @ranks.on(2, ranks.run_job, environ=NETWORK)
 def test_ranks_with_different_codecs_are_told(rank: int, size: int, codec: str) -> None:
     model, _ = hooked(commlayer.Policy(codec="int8" if rank else codec))
@@ -179,7 +179,7 @@ def test_fine_wants_a_model_and_patterns() -> None:
         commlayer.Fine(torch.nn.Linear(2, 2), ["*weight", "haed*"])
 
 
-@pytest.mark.parametrize(("codec", "encoded"), [("sign", (0, 2, 3)), ("powersgd:2", (0, 2))])
+@pytest.mark.parametrize(("codec", "encoded"), [("sign", (0, 2, 3)), ("powersgd:2", (0, 2)), ("topk:0.1", (0, 2, 3))])
 @ranks.on(2, ranks.run_job, environ=NETWORK)
 def test_the_first_steps_travel_in_16_bits_also_after_a_restore(
     rank: int, size: int, codec: str, encoded: tuple[int, ...]
@@ -215,20 +215,23 @@ def test_sign_leaves_zeros_alone(rank: int, size: int) -> None:
     "name",
     ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SparseAdam"],
 )
-def test_sign_refuses_optimizers_with_second_moments(name: str) -> None:
+def test_sign_and_top_k_refuse_optimizers_with_second_moments(name: str) -> None:
     weights = [torch.nn.Parameter(torch.zeros(3))]
     kind = getattr(torch.optim, name)
     derived = type("Derived", (kind,), {})
     for optimizer in (kind(weights), derived(weights)):
-        with pytest.raises(commlayer.ConfigError, match=rf"codec='sign'\) with {name}: .*second moment.*SGD with mom"):
-            commlayer.HookState(commlayer.Policy(codec="sign"), optimizer=optimizer)
+        for codec in ("sign", "topk:0.01"):
+            match = rf"codec='{codec}'\) with {name}: .*second moment.*SGD with mom"
+            with pytest.raises(commlayer.ConfigError, match=match):
+                commlayer.HookState(commlayer.Policy(codec=codec), optimizer=optimizer)
         commlayer.HookState(commlayer.Policy(codec="int4"), optimizer=optimizer)
 
 
 @ranks.on(2, ranks.run_job, environ=NETWORK)
 def test_sign_wants_the_optimizer(rank: int, size: int) -> None:
-    with pytest.raises(commlayer.ConfigError, match=r"HookState\(optimizer=\.\.\.\)"):
-        commlayer.HookState(commlayer.Policy(codec="sign"))
+    for codec in ("sign", "topk:0.01"):
+        with pytest.raises(commlayer.ConfigError, match=rf"'{codec}'.*HookState\(optimizer=\.\.\.\)"):
+            commlayer.HookState(commlayer.Policy(codec=codec))
     _, saved = hooked(commlayer.Policy(codec="sign"))
     model, state = hooked(commlayer.Policy())
     state.load_state_dict(saved.state_dict())

@@ -61,6 +61,7 @@ def _read(content: bytes) -> Any:
         ("int4", 2, 1, (1,)),
         ("powersgd:2", 3, 2, (1, 3)),  # factors of a matrix of two columns save nothing
         ("powersgd:2", 2, 3, (1, 3)),
+        ("topk:0.05", 3, 2, (1,)),
     ],
 )
 def test_residuals_of_all_ranks_reach_the_new_ones(codec: str, before: int, after: int, exact: tuple[int, ...]) -> None:

@@ -62,6 +62,13 @@ class Group:
     ) -> CommWork:
         return self.start("allreduce_from", source, target, policy, protect)
 
+    def all_gather_single(self, output: Tensor, shard: Tensor, *, policy: Policy) -> CommWork:
+        self.calls.append(("all_gather_single", policy, set()))
+        output.copy_(shard.expand_as(output))
+        handle = FakeHandle()
+        handle.end(self.failure)
+        return CommWork(handle, [output])
+
     def start(self, name: str, source: Tensor, target: Tensor, policy: Policy, protect: Tensor | None) -> CommWork:
         words = [] if protect is None else protect.tolist()
         self.calls.append(
@@ -179,6 +186,29 @@ def test_buckets_of_a_step_without_a_last_one_fail_with_the_next() -> None:
     shared.low_rank.begin_step(3, 1.0)
     with pytest.raises(RuntimeError, match="rank 3: this step ended before the hook of its last bucket"):
         future.wait()
+
+
+def test_the_largest_values_are_gathered_reliably_and_the_others_wait() -> None:
+    group, parameters = Group(), [torch.zeros(20, 30), torch.zeros(7)]
+    shared, _ = reduction(group, Seen(7, 0.25))
+    policy = Policy(codec="topk:0.01", exact_steps=0, priority=2)
+    buffer, sent = torch.ones(607), [0, 1, 2, 3, 5, 599]
+    buffer[[5, 599]] = 3
+    averaged = reduce_gradient(buffer, parameters, policy, shared).wait()
+    wanted = torch.zeros(607)
+    wanted[sent], wanted[[5, 599]], wanted[600:] = 1, 3, 2  # the group doubles what it all-reduces
+    assert torch.equal(averaged, wanted)
+    assert [(name, one.codec, one.loss_bound, one.priority) for name, one, _ in group.calls] == [
+        ("allreduce_from", "bf16", 0.0, 2),
+        ("all_gather_single", "none", 0.0, 2),
+    ]
+    left = torch.ones(600)
+    left[sent] = 0
+    assert torch.equal(total(shared.feedback, parameters[0]).view(-1), left)
+    group.failure = PeerLostError("rank 1 is gone")
+    with pytest.raises(RuntimeError, match="rank 1 is gone"):
+        reduce_gradient(torch.ones(607), parameters, policy, shared).wait()
+    assert torch.equal(total(shared.feedback, parameters[0]).view(-1), left)
 
 
 class Seen(Tolerance):

@@ -1,0 +1,153 @@
+"""The largest values of gradients: DDP's hook with `topk:SHARE`, between ranks that share no memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import commlayer
+from commlayer.compress.codec import share_of
+from commlayer.compress.topk import BLOCK, selected
+from tests import ranks
+from tests.drift import SHAPES, check_equal, directions, hooked, mean, nmse, step_of, trained
+from tests.residual import total
+
+NETWORK = {"COMMLAYER_SHM": "0"}
+CODEC = "topk:0.05"
+TOPK = commlayer.Policy(codec=CODEC)
+COARSE = (0, 2, 3)
+"""Indices of the parameters of which only the largest values travel."""
+
+
+def residuals(model: Any, state: commlayer.HookState) -> list[torch.Tensor]:
+    return [total(state.feedback, parameter) for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(("dtype", "residual"), [("float32", "f32"), ("float32", "bf16"), ("bfloat16", "f32")])
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_replicas_agree_and_the_rest_comes_back(rank: int, size: int, dtype: str, residual: Any) -> None:
+    kind = getattr(torch, dtype)
+    model, state = hooked(commlayer.Policy(codec=CODEC, residual=residual), kind)
+    results, exact = ([torch.zeros(shape, dtype=torch.float64) for shape in SHAPES] for _ in range(2))
+    for step in range(5):
+        gradients = step_of(model, directions(rank, step, kind))
+        check_equal(gradients, size)
+        sent = sum(int(gradients[i].count_nonzero()) for i in COARSE)
+        values = sum(gradients[i].numel() for i in COARSE)
+        assert selected(share_of(CODEC), values) < sent <= size * (0.05 * values + len(COARSE))
+        for i, right in enumerate(mean(size, step, kind)):
+            results[i] += gradients[i]
+            exact[i] += right
+            assert (nmse(gradients[i], right) > 0.1) == (i in COARSE)
+    for i, left in enumerate(residuals(model, state)):
+        assert left.any() == (i in COARSE)
+        left = left.double()
+        dist.all_reduce(left)
+        limit = 1e-10 if i in COARSE and dtype == "float32" and residual == "f32" else 1e-5
+        assert nmse(results[i] + left / size, exact[i]) < limit
+    assert state.uncounted_bytes == 0
+
+
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_it_trains(rank: int, size: int) -> None:
+    exact, sparse = (trained(rank, commlayer.Policy(codec=c, exact_steps=10)) for c in ("none", "topk:0.05"))
+    assert exact < 0.01  # from 0.14 at the start
+    assert sparse < 1.25 * exact
+
+
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_a_restored_state_goes_on_with_the_same_bits(rank: int, size: int) -> None:
+    model, state = hooked(commlayer.Policy(codec=CODEC, deterministic=True), finds_unused=True)
+    for step in range(3):
+        step_of(model, directions(rank, step))
+    saved = state.state_dict()
+    again, restored = hooked(commlayer.Policy(), finds_unused=True)
+    restored.load_state_dict(saved)
+    for step in range(3, 6):
+        pairs = zip(step_of(model, directions(rank, step)), step_of(again, directions(rank, step)), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    pairs = zip(residuals(model, state), residuals(again, restored), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@ranks.on(3, ranks.run_job, environ=NETWORK)
+def test_overflow_reaches_every_rank_and_leaves_the_residual(rank: int, size: int) -> None:
+    model, state = hooked(TOPK)
+    for step in range(2):
+        step_of(model, directions(rank, step))
+    before = residuals(model, state)
+    for value in (float("inf"), float("nan")):
+        inputs = directions(rank, 2)
+        if rank == 1:
+            inputs[0][7, 7] = inputs[2][7, 7] = inputs[3][7, 1] = value
+        gradients = step_of(model, inputs)
+        assert all(gradients[i].isnan().all() for i in COARSE)
+        assert all(torch.equal(a, b) for a, b in zip(residuals(model, state), before, strict=True))
+    assert all(gradient.isfinite().all() for gradient in step_of(model, directions(rank, 3)))
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_overflow_of_a_fine_parameter_reaches_its_whole_bucket(rank: int, size: int) -> None:
+    model, state = hooked(TOPK)
+    step_of(model, directions(rank, 0))
+    step_of(model, directions(rank, 1))
+    before = residuals(model, state)
+    inputs = directions(rank, 2)
+    inputs[1][3] = float("inf")
+    gradients = step_of(model, inputs)
+    assert gradients[1].isnan().all()
+    overflown = [i for i in COARSE if gradients[i].isnan().all()]
+    assert overflown  # those in the bucket of the fine parameter
+    assert all(gradients[i].isfinite().all() for i in COARSE if i not in overflown)
+    assert all(torch.equal(a, b) for a, b in zip(residuals(model, state), before, strict=True))
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_the_residual_of_unused_parameters_waits(rank: int, size: int) -> None:
+    model, state = hooked(TOPK, finds_unused=True)
+    for step in range(2):
+        step_of(model, directions(rank, step))
+    before = residuals(model, state)
+    step_of(model, [None, *directions(rank, 2)[1:]])
+    after = residuals(model, state)
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[2], after[2])
+
+
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_bytes_on_the_network_follow_the_formula(rank: int, size: int) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(400, 400, bias=False) for _ in range(2)))
+    replica = torch.nn.parallel.DistributedDataParallel(model)  # one bucket
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = commlayer.HookState(commlayer.Policy(codec="topk:0.02", exact_steps=0), optimizer=optimizer)
+    replica.register_comm_hook(state, commlayer.allreduce_hook)
+    values, sent = 2 * 400 * 400, []
+    for _ in range(8):
+        before = commlayer.stats()["payload_bytes_sent"]
+        replica(torch.randn(8, 400)).square().sum().backward()
+        sent.append(commlayer.stats()["payload_bytes_sent"] - before)
+    formula = (size - 1) * (4 * values * 0.02 + 4 * -(-values // BLOCK))
+    assert formula <= min(sent) <= 1.02 * formula, (sent, formula)  # others have retransmissions
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_ranks_with_different_shares_are_told(rank: int, size: int) -> None:
+    model, _ = hooked(commlayer.Policy(codec="topk:0.02" if rank else CODEC))
+    with pytest.raises(RuntimeError, match="rank"):
+        step_of(model, directions(rank, 0))
+
+
+@pytest.mark.parametrize(
+    "share", ["", "0", "0.0", "0.51", "1", "1e-100", "-0.1", "nan", "inf", "x", " 0.1", "1_0", "."]
+)
+def test_bad_shares_are_refused_by_name(share: str) -> None:
+    with pytest.raises(commlayer.ConfigError, match=rf"codec='topk:{share}'\): .*SHARE a number above 0 and up to 0.5"):
+        commlayer.Policy(codec=f"topk:{share}")
+
+
+@pytest.mark.parametrize("share", ["0.5", ".5", "1e-05", "0.000001"])
+def test_good_shares(share: str) -> None:
+    assert commlayer.Policy(codec=f"topk:{share}").codec == f"topk:{share}"
