@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap
 .DELETE_ON_ERROR:
 
 help:
@@ -67,6 +67,9 @@ bench-convergence: native ## measure docs/convergence.md again (20 minutes, root
 
 stress: native ## measure docs/stress.md again: losses, bursts, incast, priorities, dying NICs (20 minutes, root)
 	$(BIN)/python -m bench.stress
+
+overlap: native ## measure docs/overlap.md again: gradients that travel during the next forward pass (7 minutes, root)
+	$(BIN)/python -m bench.overlap --ddp
 
 faults: venv native ## faults in real processes, and a table of the errors (emulated hosts need root)
 	rm -f out/faults.json

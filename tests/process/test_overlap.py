@@ -1,7 +1,8 @@
-"""Models, optimizers and policies with which results would change are refused by name."""
+"""What would change results is refused by name, and a peer that dies has its error in the next forward pass."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -48,3 +49,29 @@ def test_refusals(rank: int, size: int) -> None:
     refused(
         r"codec='sign'\) with Adam", adam, torch.optim.Adam(adam.parameters()), policy=commlayer.Policy(codec="sign")
     )
+
+
+def _lose_a_peer(rank: int, size: int) -> str:
+    ranks.init(rank, size)
+    model = DistributedDataParallel(nn.Linear(50, 50), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = commlayer.overlap(model, optimizer)
+    for step in range(4):
+        loss = model(torch.ones(2, 50)).sum()
+        if step == 3 and rank == 1:
+            os._exit(1)
+        loss.backward()
+        optimizer.step()
+    with pytest.raises(commlayer.PeerLostError) as lost:
+        model(torch.ones(2, 50))
+    with pytest.raises(commlayer.PeerLostError):
+        handle.remove()
+    return str(lost.value)
+
+
+def test_a_peer_that_dies_is_named_in_the_next_forward_pass() -> None:
+    environ = {"COMMLAYER_SHM": "0", "COMMLAYER_PEER_TIMEOUT_S": "1"}
+    first, second = ranks.outcomes(_lose_a_peer, 2, environ=environ, timeout_s=40.0)
+    assert first.error is None
+    assert "rank 1" in first.result
+    assert second.exit_code == 1

@@ -116,6 +116,7 @@ def test_figures_of_the_readme_are_those_of_the_page_that_has_them() -> None:
         "bench.stress": "stress",
         "bench.time_to_loss": "training",
         "bench.compression": "compression",
+        "bench.overlap": "overlap",
     }
     for line in rows[1:]:
         _, _, ours, gloo, ratio, command = (cell.strip() for cell in line.strip("|").split("|"))
