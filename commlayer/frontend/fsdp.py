@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions, Work
-from torch.distributed.tensor import DTensor
 
 from ..compress.codec import PAIRS
 from ..config import Policy
@@ -102,7 +101,8 @@ class Encoded:
                 f"{who}: another backend has the {tensor.device.type} tensors of the group; call "
                 f"init_process_group('commlayer') without a backend for {tensor.device.type}"
             )
-        for name in ("deterministic", "algorithm"):  # an operation follows its group in these
+        # An operation follows its group in these; encoded ones have one algorithm.
+        for name in ("deterministic", "algorithm") if self.policy.codec == "none" else ("deterministic",):
             wanted, has = getattr(self.policy, name), getattr(group.policy, name)
             if wanted not in (has, getattr(Policy, name)):
                 raise ConfigError(
@@ -146,13 +146,14 @@ class WeightAllGather(Encoded):
         super().__init__(policy, number)
         self._again = dataclasses.replace(policy, codec="none")
         self._group: dist.ProcessGroup | None = None
-        """That of the shards, which the first forward pass uses."""
+        """That of the shards: the largest one."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Work | None:
         made = self.check(group, input_tensor)
-        self._group = self._group or group
+        if self._group is None or group.size() > self._group.size():
+            self._group = group
         options, policy = AllgatherOptions(), self.policy if group is self._group else self._again
         work = made.all_gather_single(output_tensor, input_tensor, options, policy=policy, key=self.key())
         return _awaited(work, async_op)
@@ -200,7 +201,9 @@ def check_policy(policy: Policy, weights: str, replicate: dist.ProcessGroup | No
 
 def _check_shards(model: nn.Module, modules: Sequence[nn.Module], replicate: dist.ProcessGroup | None) -> None:
     """Raises ConfigError unless the model is sharded, and `replicate` has its replicas: ranks with the same shards."""
-    name, parameters = type(model).__name__, [each for each in model.parameters() if isinstance(each, DTensor)]
+    name = type(model).__name__
+    # Of DTensor, which takes long to import. After a forward pass, parameters may be plain tensors.
+    parameters: list[Any] = [each for each in model.parameters() if hasattr(each, "placements")]
     is_whole = parameters and not any(each.is_shard() for parameter in parameters for each in parameter.placements)
     if not modules or is_whole:
         raise ConfigError(f"compress_fsdp({name}): nothing in it is sharded; call fully_shard first")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -311,6 +313,11 @@ def _lose_rank_2(rank: int, size: int) -> None:
         os._exit(0)
     with pytest.raises(commlayer.PeerLostError, match=r"rank [01] .*\(rank 2\)"):
         result.backward()
+
+
+def test_importing_commlayer_does_not_import_dtensor() -> None:
+    code = "import sys, commlayer; assert 'torch.distributed.tensor' not in sys.modules"  # it takes a second
+    subprocess.run([sys.executable, "-c", code], check=True, env=ranks.script_environ())
 
 
 @ranks.on(2, ranks.run)
