@@ -16,7 +16,11 @@ from ..config import Policy
 from ..errors import ConfigError
 from .codec import is_top_k
 
-_SECOND_MOMENT = re.compile(r"adam|adagrad|adadelta|adafactor|adabelief|rmsprop|lamb|yogi|novograd", re.IGNORECASE)
+_SECOND_MOMENT = re.compile(
+    r"adam|adagrad|adadelta|adafactor|adabelief|adabound|adahessian|ademamix|rmsprop|lamb(?!da)|yogi|novograd|"
+    r"shampoo|\bsoap|sophia|prodigy",
+    re.IGNORECASE,
+)
 """In names of classes. Packages other than torch have such optimizers, too: FusedAdam, Adam8bit."""
 
 REMEDY = "use SGD with momentum, Lion, or another codec (int4 suits Adam)"
