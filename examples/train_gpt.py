@@ -3,7 +3,8 @@
     torchrun --nproc_per_node 2 examples/train_gpt.py --backend commlayer
 
 An ordinary DDP script: what commlayer needs of it is the import and the backend's name, and `--backend gloo` runs
-exactly the same job without it. `--hook` shows the other way in, a DDP communication hook.
+exactly the same job without it. `--hook` shows the other way in, a DDP communication hook, and `--overlap` lets
+gradients travel during the next forward pass.
 """
 
 from __future__ import annotations
@@ -102,10 +103,12 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(options.seed)
     text = standard_library_text()
-    model = DistributedDataParallel(Gpt(options.context, options.width, options.layers, options.heads))
+    gpt = Gpt(options.context, options.width, options.layers, options.heads)
+    model = DistributedDataParallel(gpt, gradient_as_bucket_view=options.overlap)
     if options.hook:
         model.register_comm_hook(commlayer.HookState(commlayer.Policy()), commlayer.allreduce_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    overlap = commlayer.overlap(model, optimizer) if options.overlap else None
 
     def forward_backward(step: int) -> Tensor:
         seed = (options.seed * options.steps + step) * world + rank
@@ -125,7 +128,8 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
             optimizer.step()
             optimizer.zero_grad()
             update_s.append(time.perf_counter() - update_start)
-            dist.all_reduce(loss)  # log the mean over all ranks, as most jobs do
+            with commlayer.priority(0):  # ahead of gradients that are still on their way
+                dist.all_reduce(loss)  # log the mean over all ranks, as most jobs do
             step_s.append(time.perf_counter() - start)
             losses.append(loss.item() / world)
             progress.update(bar, advance=1, loss=losses[-1])
@@ -140,6 +144,8 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
                 optimizer.zero_grad()
                 dist.barrier()
 
+    if overlap is not None:
+        overlap.finish()
     computing_s = statistics.median(alone_s) + statistics.median(update_s)
     median_s = statistics.median(step_s[WARM_UP_STEPS:])
     digests: list[Any] = [None] * world
@@ -166,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="commlayer", choices=["commlayer", "gloo"])
     parser.add_argument("--hook", action="store_true", help="all-reduce gradients in commlayer's DDP hook")
+    parser.add_argument("--overlap", action="store_true", help="let gradients travel during the next forward pass")
     parser.add_argument("--steps", type=int, default=400, help="at least 10 (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=4, help="windows per rank and step (default: %(default)s)")
     parser.add_argument("--context", type=int, default=64, help="bytes per window (default: %(default)s)")

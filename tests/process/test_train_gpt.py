@@ -28,7 +28,11 @@ def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--backend", "commlayer"], ["--backend", "commlayer", "--hook"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--backend", "commlayer"], ["--backend", "commlayer", "--hook"], ["--backend", "gloo", "--overlap"]],
+    ids=" ".join,
+)
 def test_learns_the_same_as_on_gloo(on_gloo: list[dict[str, Any]], tmp_path: Path, arguments: list[str]) -> None:
     log = train(tmp_path / "metrics.jsonl", *arguments)
     losses = [record["loss"] for record in log[:-1]]
