@@ -176,7 +176,7 @@ lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))
 lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
-                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring%,$(C_TESTS)))
+                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring% test_doorbell% test_message_wait%,$(C_TESTS)))
 .PHONY: native-test-build
 native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
 native-test: $(NATIVE_TESTS) ## the C tests: plain, under ASan and UBSan, and those with threads under TSan

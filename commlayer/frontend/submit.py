@@ -197,7 +197,8 @@ class Submitter:
         handle = self._group.send(
             source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._class()
         )
-        self._keep(handle, [source])
+        if not handle.done():
+            self._keep(handle, [source])
         return self._noted(CommWork(handle, [tensor], [source]))
 
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
@@ -206,7 +207,8 @@ class Submitter:
         handle = self._group.receive(
             target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._class()
         )
-        self._keep(handle, [target])
+        if not handle.done():
+            self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
         return self._noted(ReceiveWork(handle, [tensor], [target], finish))
 

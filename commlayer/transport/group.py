@@ -297,7 +297,8 @@ class NativeGroup:
     def _leave(self) -> None:
         with self._lock:
             self._calls -= 1
-            self._idle.notify_all()
+            if self._group is None:
+                self._idle.notify_all()
 
     def _native_qos(self, qos: base.Qos, priority: int, dtype: base.DType, op: base.Op) -> Any:
         wrong = ""

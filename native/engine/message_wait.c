@@ -84,6 +84,17 @@ static bool spin(struct cl_message_wait *wait, uint32_t seen)
     return false;
 }
 
+/* Moves messages, until there is nothing to do at once or this thread's operation is done. */
+static void move(const struct cl_message_wait *wait, const _Atomic uint32_t *done)
+{
+    bool more;
+    do
+        more = cl_engine_take_turn(wait->engine);
+    while (more && atomic_load(done) == 0);
+    if (more) /* for other operations */
+        cl_engine_wake(wait->engine);
+}
+
 /* Attends to the doorbell. Returns how often it had been rung when this thread moved messages last. */
 static uint32_t attend(struct cl_message_wait *wait, uint32_t seen, const _Atomic uint32_t *done, uint64_t deadline_us)
 {
@@ -94,8 +105,7 @@ static uint32_t attend(struct cl_message_wait *wait, uint32_t seen, const _Atomi
         uint32_t rings = atomic_load(&doorbell->rings);
         if (rings != seen || (spins && spin(wait, seen))) {
             seen = atomic_load(&doorbell->rings);
-            while (cl_engine_take_turn(wait->engine) && atomic_load(done) == 0) {
-            }
+            move(wait, done);
         } else {
             spins = false;
             uint64_t left = deadline_us - now;

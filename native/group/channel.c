@@ -135,6 +135,7 @@ static int read_eager(struct cl_channels *channels, struct cl_channel *channel, 
 {
     struct cl_transfer *receive = cl_incoming_receive(channel, entry->tag);
     if (receive != NULL) {
+        cl_transfer_begin(channels, receive);
         bool fits = receive->length == entry->length;
         bool whole = fits && cl_ring_copy(&channel->in, receive->memory, entry->length);
         cl_channel_end(channels, receive, whole ? CL_OK : CL_EMISMATCH);
@@ -289,6 +290,7 @@ int cl_channels_progress(struct cl_channels *channels, uint64_t now_us, bool wai
 {
     if (channels->requests == NULL) /* no other rank on this host */
         return CL_OK;
+    channels->now_us = now_us;
     bool idle = is_idle(channels, waiting);
     uint64_t budget = BUDGET_BYTES;
     for (uint32_t i = 0; i < channels->count && (!idle || channels->news); i++) {

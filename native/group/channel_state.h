@@ -14,8 +14,9 @@ struct cl_transfer {
     struct cl_transfer *next;
     uint8_t *memory;
     uint64_t length;
-    uint64_t number; /* of an offered send */
-    uint64_t moved;  /* bytes of a send that are in the ring */
+    uint64_t number;   /* of an offered send */
+    uint64_t moved;    /* bytes of a send that are in the ring */
+    uint64_t first_us; /* when its head was sent or received; 0: not yet */
     uint32_t tag;
     uint8_t class;
     int status; /* CL_EAGAIN: in flight */
@@ -68,6 +69,7 @@ struct cl_channels {
     const atomic_bool *lost;    /* by local index: the process has died */
     _Atomic uint32_t *requests; /* raised by ranks that wait for this one */
     uint32_t seen_requests;
+    uint64_t now_us;                       /* of this turn */
     uint32_t in_flight;                    /* transfers */
     uint32_t fetching;                     /* messages on their way to this rank's own memory */
     uint32_t undecided;                    /* offers without a receive */
@@ -81,6 +83,11 @@ void cl_transfers_append(struct cl_transfer_list *list, struct cl_transfer *tran
 /* Takes the transfer at `at` out of the list. */
 struct cl_transfer *cl_transfers_take(struct cl_transfer_list *list, struct cl_transfer **at);
 
+/* Notes that the head of a transfer was sent or received. */
+static inline void cl_transfer_begin(const struct cl_channels *channels, struct cl_transfer *transfer)
+{
+    transfer->first_us = channels->now_us;
+}
 /* Ends a transfer, or all of a list. */
 void cl_channel_end(struct cl_channels *channels, struct cl_transfer *transfer, int status);
 void cl_channel_end_all(struct cl_channels *channels, struct cl_transfer_list *list, int status);

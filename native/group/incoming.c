@@ -69,6 +69,7 @@ int cl_incoming_match(struct cl_channels *channels, struct cl_channel *channel, 
         return CL_EMISMATCH;
     }
     incoming->receive = receive;
+    cl_transfer_begin(channels, receive);
     if (incoming->state == CL_INCOMING_HERE) {
         cl_incoming_arrive(channels, channel, incoming);
         return CL_OK;

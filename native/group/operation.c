@@ -103,6 +103,8 @@ void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_u
     }
     if (operation->executor != NULL)
         operation->times.first_us = cl_executor_first_us(operation->executor);
+    else if (operation->name == CL_LOCAL)
+        operation->times.first_us = operation->transfer.first_us;
     operation->times.ended_us = now_us;
     cl_executor_destroy(operation->executor);
     operation->executor = NULL;

@@ -2,6 +2,14 @@
 
 #include "commlayer.h"
 
+enum { EAGER_BYTES_MOST = 64 << 10, PIECE_BYTES_MOST = 32 << 10 };
+
+/* The longest message that the ring carries as a whole. */
+static uint64_t eager_bytes(const struct cl_ring *ring)
+{
+    return ring->bytes / 4 < EAGER_BYTES_MOST ? ring->bytes / 4 : EAGER_BYTES_MOST;
+}
+
 struct cl_transfer *cl_outgoing_take(struct cl_channel *channel, uint64_t number)
 {
     for (struct cl_transfer **at = &channel->offered.first; *at != NULL; at = &(*at)->next)
@@ -16,7 +24,7 @@ static bool announce(struct cl_channels *channels, struct cl_channel *channel, s
     struct cl_ring_entry entry = {.class = transfer->class, .tag = transfer->tag, .length = transfer->length};
     uint64_t cost = cl_ring_cost(transfer->length);
     uint64_t granted = atomic_load_explicit(&channel->out.memory->granted, memory_order_acquire);
-    if (transfer->length <= channel->out.bytes / 4 && channel->eager_bytes + cost <= granted) {
+    if (transfer->length <= eager_bytes(&channel->out) && channel->eager_bytes + cost <= granted) {
         entry.kind = CL_RING_EAGER;
         if (!cl_channel_write(channels, channel, &entry, transfer->memory, transfer->length, 0))
             return false;
@@ -38,6 +46,7 @@ void cl_outgoing_announce(struct cl_channels *channels, struct cl_channel *chann
 {
     while (channel->sends.first != NULL && announce(channels, channel, channel->sends.first)) {
         struct cl_transfer *transfer = cl_transfers_take(&channel->sends, &channel->sends.first);
+        cl_transfer_begin(channels, transfer);
         if (transfer->number == 0)
             cl_channel_end(channels, transfer, CL_OK);
         else
@@ -47,7 +56,7 @@ void cl_outgoing_announce(struct cl_channels *channels, struct cl_channel *chann
 
 void cl_outgoing_stream(struct cl_channels *channels, struct cl_channel *channel)
 {
-    uint64_t piece = channel->out.bytes / 8;
+    uint64_t piece = channel->out.bytes / 8 < PIECE_BYTES_MOST ? channel->out.bytes / 8 : PIECE_BYTES_MOST;
     while (channel->streams.first != NULL) {
         struct cl_transfer **best = &channel->streams.first;
         for (struct cl_transfer **at = best; *at != NULL; at = &(*at)->next)

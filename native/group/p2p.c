@@ -100,6 +100,8 @@ int cl_p2p_bind(struct cl_operation *operation, struct cl_mailbox *mailbox, uint
         return cl_mailbox_deserted(mailbox, now_us) ? CL_EPEERLOST : CL_EAGAIN;
     if (operation->name != CL_UNNAMED)
         return CL_OK;
+    if (mailbox->channels != NULL)
+        mailbox->channels->now_us = now_us;
     if (operation->kind == CL_OPERATION_RECEIVE)
         status = cl_mailbox_receive(mailbox, ticket, now_us);
     else if (!is_local(operation) &&

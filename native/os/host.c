@@ -19,7 +19,7 @@
 enum {
     RING_HEAD_BYTES = 4096,
     RING_BYTES_LEAST = 64 << 10,
-    RING_BYTES_MOST = 256 << 10,
+    RING_BYTES_MOST = 1 << 20,
     RINGS_BYTES = 256 << 20, /* all rings together, unless they are of the least size */
 };
 enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };

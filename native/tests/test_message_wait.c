@@ -1,0 +1,153 @@
+/* Calling threads that wait for messages through shared memory. */
+#include "tests/world.h"
+
+#include <unistd.h>
+
+static cl_operation *start(struct team *team, uint32_t at, uint32_t other, uint32_t tag, void *memory, uint64_t length,
+                           bool sends)
+{
+    cl_operation *operation = NULL;
+    struct cl_message_request request = {
+        .rank = other, .tag = tag, .memory = memory, .length = length, .timeout_us = PATIENCE_US};
+    CHECK_EQ((sends ? cl_send : cl_receive)(team->groups[at], &request, &operation), CL_OK);
+    return operation;
+}
+
+static int finish(cl_operation *operation)
+{
+    int status = cl_operation_wait(operation, 0);
+    cl_operation_release(operation);
+    return status;
+}
+
+struct waiter {
+    cl_operation *operation;
+    pthread_t thread;
+    int status;
+};
+
+static void *wait_for(void *argument)
+{
+    struct waiter *waiter = argument;
+    waiter->status = cl_operation_wait(waiter->operation, 0);
+    return NULL;
+}
+
+/* A thread that has its message leaves the rest of the work to the engine, at once. */
+TEST(test_other_operations_go_on)
+{
+    enum { LARGE = 24 << 20, ROUNDS = 10 };
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    uint8_t *data = calloc(1, LARGE), *target = calloc(1, LARGE), small[2] = {1};
+    uint32_t early = 0;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        struct waiter waiter = {.operation = start(&team, 1, 0, 1, &small[1], 1, false)};
+        cl_operation *large_in = start(&team, 1, 0, 2, target, LARGE, false);
+        pthread_create(&waiter.thread, NULL, wait_for, &waiter);
+        usleep(2000);
+        cl_operation *large_out = start(&team, 0, 1, 2, data, LARGE, true);
+        cl_operation *small_out = start(&team, 0, 1, 1, small, 1, true);
+        pthread_join(waiter.thread, NULL);
+        CHECK_EQ(waiter.status, CL_OK);
+        uint64_t start_us = cl_now_us();
+        while (cl_operation_status(large_in) == CL_EAGAIN && cl_now_us() - start_us < PATIENCE_US)
+            usleep(200);
+        early += cl_now_us() - start_us < CL_SLEEP_MAX_US / 2;
+        CHECK_EQ(finish(waiter.operation), CL_OK);
+        CHECK_EQ(finish(large_in), CL_OK);
+        CHECK_EQ(finish(large_out), CL_OK);
+        CHECK_EQ(finish(small_out), CL_OK);
+    }
+    CHECK(early >= ROUNDS / 2); /* a lost wake-up costs CL_SLEEP_MAX_US */
+    free(data);
+    free(target);
+}
+
+enum { THREADS = 4, MESSAGES = 300 };
+
+struct talk {
+    struct team *team;
+    uint32_t rank, tag;
+    pthread_t thread;
+    int status;
+};
+
+static void *echo(void *argument)
+{
+    struct talk *talk = argument;
+    for (uint32_t i = 0; i < MESSAGES && talk->status == CL_OK; i++) {
+        uint32_t out = i * 100 + talk->tag, in = 0, length = i % 7 == 0 ? 100000 : 4;
+        uint8_t *sent = calloc(1, length), *received = calloc(1, length);
+        memcpy(sent, &out, sizeof out);
+        cl_operation *receive = start(talk->team, talk->rank, 1 - talk->rank, talk->tag, received, length, false);
+        cl_operation *send = start(talk->team, talk->rank, 1 - talk->rank, talk->tag, sent, length, true);
+        talk->status = finish(receive);
+        memcpy(&in, received, sizeof in);
+        if (talk->status == CL_OK)
+            CHECK_EQ(in, out);
+        int status = finish(send);
+        talk->status = talk->status == CL_OK ? status : talk->status;
+        free(sent);
+        free(received);
+    }
+    return NULL;
+}
+
+static void start_echoes(struct team *team, struct talk *talks)
+{
+    for (uint32_t i = 0; i < 2 * THREADS; i++) {
+        talks[i] = (struct talk){.team = team, .rank = i % 2, .tag = i / 2};
+        pthread_create(&talks[i].thread, NULL, echo, &talks[i]);
+    }
+}
+
+TEST(test_many_threads_wait)
+{
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    struct talk talks[2 * THREADS];
+    start_echoes(&team, talks);
+    for (uint32_t i = 0; i < 2 * THREADS; i++) {
+        pthread_join(talks[i].thread, NULL);
+        CHECK_EQ(talks[i].status, CL_OK);
+    }
+}
+
+/* Threads wait when another one closes the group, and one comes when it is closed. */
+TEST(test_close_under_waiting_threads)
+{
+    for (uint32_t round = 0; round < 20; round++) {
+        SCOPED_WORLD world = open_world(2, "udp", 0);
+        SCOPED_TEAM team = open_team(&world, 1, true);
+        struct waiter waiters[THREADS];
+        uint32_t words[THREADS + 1];
+        for (uint32_t i = 0; i < THREADS; i++) {
+            waiters[i].operation = start(&team, 0, i % 2 == 0 ? 1 : UINT32_MAX, i, &words[i], 4, false);
+            pthread_create(&waiters[i].thread, NULL, wait_for, &waiters[i]);
+        }
+        cl_operation *late = start(&team, 0, 1, THREADS, &words[THREADS], 4, false);
+        usleep(100 * round);
+        cl_group_close(team.groups[0]);
+        team.groups[0] = NULL;
+        CHECK_EQ(finish(late), CL_ECLOSED);
+        for (uint32_t i = 0; i < THREADS; i++) {
+            pthread_join(waiters[i].thread, NULL);
+            CHECK_EQ(waiters[i].status, CL_ECLOSED);
+            cl_operation_release(waiters[i].operation);
+        }
+    }
+}
+
+/* Who waits with a timeout gets it, and may wait again. */
+TEST(test_timeout_of_a_wait)
+{
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    uint32_t in = 0, out = 7;
+    cl_operation *receive = start(&team, 0, 1, 1, &in, 4, false);
+    CHECK_EQ(cl_operation_wait(receive, 20000), CL_EAGAIN);
+    CHECK_EQ(finish(start(&team, 1, 0, 1, &out, 4, true)), CL_OK);
+    CHECK_EQ(finish(receive), CL_OK);
+    CHECK_EQ(in, 7);
+}
