@@ -78,7 +78,7 @@ class Trainer:
         optimizer = make(model.parameters())
         if overlapped:
             return Trainer(rank, commlayer.overlap(model, optimizer, policy), model, optimizer)
-        model.register_comm_hook(commlayer.HookState(policy), commlayer.allreduce_hook)
+        model.register_comm_hook(commlayer.HookState(policy, optimizer=optimizer), commlayer.allreduce_hook)
         return Trainer(rank, None, model, optimizer)
 
     def loss(self, step: int) -> Tensor:
@@ -135,7 +135,7 @@ def _four(rank: int, size: int) -> None:
     compare(rank, usual, OPTIMIZERS["SGD"])
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4", "auto", "powersgd:2"])
+@pytest.mark.parametrize("codec", ["int8", "int4", "auto", "powersgd:2", "topk:0.1"])
 @ranks.on(2, ranks.run_job, environ=NETWORK)
 def test_codecs(rank: int, size: int, codec: str) -> None:
     """Auto measures times, which differ: it only has to run."""
@@ -143,7 +143,7 @@ def test_codecs(rank: int, size: int, codec: str) -> None:
     if codec == "auto":
         usual(Trainer.of(rank, overlapped=True, make=OPTIMIZERS["AdamW"], policy=policy))
     else:
-        compare(rank, usual, policy=policy)
+        compare(rank, usual, OPTIMIZERS["SGD" if codec == "topk:0.1" else "AdamW"], policy=policy)
 
 
 @ranks.on(2, ranks.run_job, environ=NETWORK)

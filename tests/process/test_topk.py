@@ -117,6 +117,39 @@ def test_the_residual_of_unused_parameters_waits(rank: int, size: int) -> None:
     assert not torch.equal(before[2], after[2])
 
 
+class Embedding(torch.nn.Module):
+    """An embedding, which is fine by a default pattern, and a head, which the caller may make fine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(500, 16)
+        self.out = torch.nn.Linear(16, 30)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.out(self.embed(tokens))
+        return outputs.square().sum()
+
+
+@pytest.mark.parametrize(("patterns", "fine"), [(None, {"out.bias"}), (["out.*"], {"out.bias", "out.weight"})])
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_embeddings_are_selected_from_unless_the_caller_makes_them_fine(
+    rank: int, size: int, patterns: list[str] | None, fine: set[str]
+) -> None:
+    torch.manual_seed(1)
+    model = Embedding()
+    replica = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    policy = commlayer.Policy(codec="topk:0.01", exact_steps=0)
+    state = commlayer.HookState(policy, fine=commlayer.Fine(model, patterns), optimizer=optimizer)
+    replica.register_comm_hook(state, commlayer.allreduce_hook)
+    for step in range(2):
+        model.zero_grad()
+        replica(torch.arange(20 * step, 20 * step + 60)).backward()
+        left = {name: total(state.feedback, each) for name, each in model.named_parameters()}
+        assert {name for name, each in left.items() if not each.any()} == fine
+        assert not left["embed.weight"][80:].any()  # rows without a token
+
+
 @ranks.on(4, ranks.run_job, environ=NETWORK)
 def test_bytes_on_the_network_follow_the_formula(rank: int, size: int) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(400, 400, bias=False) for _ in range(2)))
