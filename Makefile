@@ -68,8 +68,9 @@ bench-convergence: native ## measure docs/convergence.md again (20 minutes, root
 stress: native ## measure docs/stress.md again: losses, bursts, incast, priorities, dying NICs (20 minutes, root)
 	$(BIN)/python -m bench.stress
 
-overlap: native ## measure docs/overlap.md again: gradients that travel during the next forward pass (7 minutes, root)
+overlap: native ## measure docs/overlap.md again: gradients that travel during the next forward pass (12 minutes, root)
 	$(BIN)/python -m bench.overlap --ddp
+	$(BIN)/python -m bench.overlap_gpt
 
 faults: venv native ## faults in real processes, and a table of the errors (emulated hosts need root)
 	rm -f out/faults.json

@@ -85,6 +85,8 @@ class Job:
     """Of torch.optim; SGD has momentum 0.9."""
     learning_rate: float = 3e-3
     """Highest learning rate: it rises over the first 5 % of the steps, then falls to 0 as a cosine."""
+    overlap: bool = False
+    """Whether gradients travel during the next forward pass; only with commlayer and `bits` f32."""
 
 
 def interface_bytes() -> int:
@@ -141,13 +143,15 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     """Trains in the present process group. Times are seconds of training, without validation and calibration."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job.seed)
-    model = DistributedDataParallel(Gpt(job.context, job.width, job.layers, job.heads), bucket_cap_mb=job.bucket_mb)
+    gpt = Gpt(job.context, job.width, job.layers, job.heads)
+    model = DistributedDataParallel(gpt, bucket_cap_mb=job.bucket_mb, gradient_as_bucket_view=job.overlap)
     optimizer = optimizer_of(job, model)
     state, hook = hook_of(job, model.module, optimizer)
     ours = state if isinstance(state, commlayer.HookState) else None
     if ours is not None:
         ours.group()  # makes it, or the first step would
-    if hook is not None:
+    overlap = commlayer.overlap(model, optimizer, state=ours) if job.overlap else None
+    if hook is not None and overlap is None:
         model.register_comm_hook(state, hook)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, job.steps))
     inputs, targets = draw_batch(held_out, job.context, job.validation_batch, 1_000_000 + rank)
@@ -187,6 +191,8 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
             pause = True
         if step % CALIBRATE_EVERY == WARM_UP_STEPS:
             # the same work without communication; drop its gradients
+            if overlap is not None:
+                overlap.finish()
             dist.barrier()
             start = time.perf_counter()
             with model.no_sync():
@@ -199,6 +205,8 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
         if pause:
             dist.barrier()  # all ranks start the next step together
 
+    if overlap is not None:
+        overlap.finish()
     digests: list[Any] = [None] * world
     dist.all_gather_object(digests, parameters_digest(model))
     lost = torch.tensor([ours.uncounted_bytes, ours.averaged_bytes] if ours else [0, 0])

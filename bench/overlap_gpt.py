@@ -1,0 +1,157 @@
+"""Step time of a small GPT when gradients travel during the next forward pass, by codec.
+
+    python -m bench.overlap_gpt              everything (about 5 minutes; the links need root)
+    python -m bench.overlap_gpt --short      one round of few steps, one codec; keeps nothing
+
+Four hosts with 100 Mbit/s train the byte-level GPT of bench/training.py. For each codec, DDP with commlayer's hook and
+`commlayer.overlap` run in turns. Computation is real, and the ranks share the cores of this machine. Communication is
+the time that the bytes sent in a step take at the link's rate. Writes bench/results/overlap_gpt.json and the table of
+docs/overlap.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from bench.overlap import LOGS, PAGE, ROOT, SCENARIO, interval, slowed
+from bench.page import write_between
+from bench.training import WARM_UP_STEPS, Job, Log, measure
+from commlayer.tools.bench import machine
+from commlayer.tools.emulate.scenario import Scenario
+
+RESULTS = ROOT / "bench/results/overlap_gpt.json"
+CODECS = ("none", "bf16", "int8", "int4-int8")
+ROUNDS, STEPS = 5, 14
+MODEL: dict[str, Any] = {"width": 128, "layers": 5, "batch": 2}
+BUCKET_MB = 0.7
+"""Seven buckets."""
+SLACK = 1.05
+"""Target: this much of the longer one of computation and communication, and a bucket."""
+
+
+def jobs_of(codecs: Sequence[str], rounds: int, steps: int) -> list[Job]:
+    """Both forms of each codec in every round; each round begins with the other form."""
+    jobs = []
+    for number in range(rounds):
+        for codec in codecs:
+            pair = [
+                Job(codec, policy={"codec": codec}, overlap=overlap, bucket_mb=BUCKET_MB, steps=steps, **MODEL)
+                for overlap in (False, True)
+            ]
+            jobs += pair if number % 2 == 0 else pair[::-1]
+    return jobs
+
+
+def step_s(log: Log) -> float:
+    """Median step."""
+    return float(statistics.median(log["step_s"][WARM_UP_STEPS:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The runs of one codec, by round."""
+
+    plain: list[Log]
+    overlapped: list[Log]
+
+    @property
+    def ratios(self) -> list[float]:
+        """DDP's step over ours."""
+        return [step_s(one) / step_s(other) for one, other in zip(self.plain, self.overlapped, strict=True)]
+
+    @property
+    def computing_s(self) -> float:
+        """Forward, backward and update of a step."""
+        return float(statistics.median(log["forward_s"] + log["backward_s"] + log["update_s"] for log in self.plain))
+
+    def communication_s(self, rate_gb_s: float) -> float:
+        """The bytes of a step at this rate."""
+        sent = statistics.median(byte for log in self.plain for byte in log["sent_bytes"][WARM_UP_STEPS:])
+        return float(sent / (rate_gb_s * 1e9))
+
+    def target_s(self, rate_gb_s: float) -> float:
+        """The step to reach."""
+        communication_s = self.communication_s(rate_gb_s)
+        values = self.plain[0]["parameters"]
+        buckets = max(1.0, 4 * values / (BUCKET_MB * (1 << 20)))
+        return float(SLACK * max(self.computing_s, communication_s) + communication_s / buckets)
+
+
+def rows(runs: Sequence[Log]) -> dict[str, Row]:
+    """By codec."""
+    found: dict[str, Row] = {}
+    for log in runs:
+        row = found.setdefault(log["job"]["system"], Row([], []))
+        (row.overlapped if log["job"]["overlap"] else row.plain).append(log)
+    return found
+
+
+def table(content: dict[str, Any]) -> str:
+    """The page's table, as Markdown: only from the results."""
+    network, about = Scenario.from_table(content["network"]), content["machine"]
+    rate = network.payload_gb_s
+    assert rate is not None
+    columns = ["codec", "computing (ms)", "communication (ms)", "DDP (ms)", "overlap (ms)", "DDP / overlap"]
+    columns += ["at most (ms)", "reached"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for codec, row in rows(content["runs"]).items():
+        ours = statistics.median(map(step_s, row.overlapped))
+        low, high = interval(row.ratios)
+        cells = [
+            f"`{codec}`",
+            f"{row.computing_s * 1e3:.0f}",
+            f"{row.communication_s(rate) * 1e3:.0f}",
+            f"{statistics.median(map(step_s, row.plain)) * 1e3:.0f}",
+            f"{ours * 1e3:.0f}",
+            f"{statistics.median(row.ratios):.2f} ({low:.2f} to {high:.2f})",
+            f"{row.target_s(rate) * 1e3:.0f}",
+            "yes" if ours <= row.target_s(rate) else "**no**",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    log, count = content["runs"][0], len(next(iter(rows(content["runs"]).values())).plain)
+    conditions = (
+        f"{log['parameters']:,} parameters, {log['ranks']} ranks, buckets of {BUCKET_MB:g} MB. Network: {network}. "
+        f"Median of {count} rounds (95 % interval); target: {SLACK:g} x the longer one of computing and communication, "
+        f"and a bucket. Measured {content['measured']} on {about['cores']} cores of {about['cpu']}, torch "
+        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}. Generated "
+        f"by `bench/overlap_gpt.py` from `bench/results/overlap_gpt.json`."
+    )
+    return "\n".join(lines) + "\n\n" + conditions
+
+
+def main() -> int:
+    """0, or 2 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds (default: %(default)s)")
+    parser.add_argument("--short", action="store_true", help="one round of few steps, one codec; keeps nothing")
+    arguments = parser.parse_args()
+    scenario, about = slowed(Scenario.read(SCENARIO), 0.5), machine.facts()
+    codecs, rounds, steps = (CODECS[2:3], 1, 6) if arguments.short else (CODECS, arguments.rounds, STEPS)
+    jobs = jobs_of(codecs, rounds, steps)
+    runs = measure(scenario, jobs, LOGS, name="gpt")
+    if len(runs) < len(jobs):
+        print(f"only {len(runs)} of {len(jobs)} runs ended", file=sys.stderr)
+        return 2
+    content = {
+        "schema": 1,
+        "network": scenario.table,
+        "runs": runs,
+        "machine": about,
+        "measured": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+    if not arguments.short:
+        RESULTS.write_text(json.dumps(content).replace('{"job"', '\n{"job"') + "\n")
+        write_between(PAGE, gpt=table(content))
+    print(table(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
