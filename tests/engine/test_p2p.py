@@ -62,6 +62,18 @@ def team(request: pytest.FixtureRequest) -> Iterator[Team]:
         yield team
 
 
+@pytest.mark.parametrize("length", [0, 1, 4096, 3_000_007])
+def test_times_are_in_order(team: Team, length: int) -> None:
+    data, target = content(length, 1), spoiled(length)
+    handles: list[Handle] = [receive(team[1], target, 0), send(team[0], data, 1)]
+    for handle in handles:
+        handle.wait()
+        times = handle.times()
+        assert times is not None
+        assert times.first_byte_s is not None
+        assert times.submitted_s <= times.first_byte_s <= times.ended_s
+
+
 @pytest.mark.parametrize("length", [0, 1, 4096, 300_007])
 def test_ring(team: Team, length: int) -> None:
     targets = [spoiled(length) for _ in range(3)]
