@@ -7,7 +7,7 @@ from those of its operators by product (both), sum (either) and reduce (drop wha
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -44,11 +44,10 @@ def reduce(points: Iterable[Point]) -> Frontier:
         if place and link[place - 1] <= point.link_bytes:
             continue
         result.append(point)
-        start = bisect_left(memory, point.memory_bytes)
-        end = start
+        end = place
         while end < len(link) and link[end] >= point.link_bytes:
             end += 1
-        memory[start:end], link[start:end] = [point.memory_bytes], [point.link_bytes]
+        memory[place:end], link[place:end] = [point.memory_bytes], [point.link_bytes]
     return result
 
 

@@ -61,7 +61,7 @@ class Choice:
             most = max(most, factor * parameters + peak_activations(actions, sizes) + working)
         return most
 
-    def simulate(self, costs: Costs, discipline: Discipline = "class", *, steps: int = 8) -> Simulation:
+    def simulate(self, costs: Costs, discipline: Discipline = "class", *, steps: int = 12) -> Simulation:
         """The predicted steps of this choice."""
         network = Network(discipline, costs.link.latency_s)
         return simulate(self.order(), self.stages(costs), self.reduction, network, action_s=costs.action_s, steps=steps)

@@ -11,10 +11,10 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ..config import whole
 from ..errors import ConfigError
 from ..scheduler.actions import Mode, Reduction
 from ..scheduler.link import Discipline
-from ..scheduler.simulate import StageCosts
 from .costs import Costs
 from .frontier import Point, reduce
 from .partition import Limits, partition
@@ -23,9 +23,9 @@ from .plan import Choice, Plan, link_seconds, seconds
 FIRST_SHARES = (1.0, 0.5)
 """Sizes of the first segment that are tried with deferral: the last reduction is that of the first segment."""
 MODES: dict[int, tuple[Mode, ...]] = {0: ("step", "deferred"), 1: ("stale",)}
-"""Modes by staleness. The modes serial and blocking never end earlier."""
-STEPS = 6
-"""Simulated steps of each choice."""
+"""Modes by staleness. Over a FIFO link also serial, whose reductions delay no sends; by class, it gains nothing."""
+STEPS: dict[Mode, int] = {"serial": 6, "step": 6, "deferred": 6, "stale": 12}
+"""Simulated steps by mode. A stale link fills over several steps before ranks wait for it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Plans(list[Plan]):
     def __init__(self, plans: Iterable[Plan], rejected: Sequence[Rejected]) -> None:
         super().__init__(plans)
         self.rejected = tuple(rejected)
-        """Choices that do not fit, or whose computation or link alone takes longer than the plans kept."""
+        """Choices that do not fit, or that are slower than the plans kept."""
 
     def frontier(self) -> list[Plan]:
         """The plans that no other plan beats in step time, memory and bytes sent per rank, by step time."""
@@ -81,12 +81,15 @@ def search(
     Recomputation is tried where a choice does not fit without.
 
     Raises:
-        ConfigError: a number below 1, a staleness other than 0 and 1, ranks or micro-batches that cannot be divided, or
-            no plan within the memory; the error names what the smallest plan needs.
+        ConfigError: a number that is not whole or below 1, a staleness other than 0 and 1, ranks or micro-batches that
+            cannot be divided, or no plan within the memory; the error names what the smallest plan needs.
     """
-    for name, value in (("ranks", ranks), ("microbatches", microbatches), ("keep", keep)):
-        if value < 1:
-            raise ConfigError(f"{name}={value} is below 1; give a whole number of at least 1")
+    numbers = {"ranks": ranks, "microbatches": microbatches, "keep": keep}
+    numbers |= {f"buckets[{i}]": each for i, each in enumerate(buckets)}
+    numbers |= {f"chunks[{i}]": each for i, each in enumerate(chunks)}
+    for name, value in numbers.items():
+        if whole(value, 0) < 1:
+            raise ConfigError(f"{name}={value} is not valid; give a whole number of at least 1")
     if not memory_bytes > 0:
         raise ConfigError(f"memory_bytes={memory_bytes} is not above 0; give the bytes of one rank")
     if not staleness or not set(staleness) <= set(MODES):
@@ -94,6 +97,8 @@ def search(
     reductions = [
         Reduction(mode, each) for age in sorted(set(staleness)) for mode in MODES[age] for each in sorted(set(buckets))
     ]
+    if discipline == "fifo" and 0 in staleness:
+        reductions.append(Reduction("serial"))
     rejected: list[Rejected] = []
     fitting: list[Choice] = []
     least = math.inf
@@ -213,9 +218,11 @@ def _fastest(
     for least, index in bounded:
         choice = choices[index]
         if len(times) >= keep and least > times[keep - 1]:
-            rejected.append(Rejected(str(choice), f"takes at least {seconds(least)} for computation or its link alone"))
+            rejected.append(
+                Rejected(str(choice), f"takes at least {seconds(least)} by its least bubble, reduction or link")
+            )
             continue
-        result = choice.simulate(costs, discipline, steps=STEPS)
+        result = choice.simulate(costs, discipline, steps=STEPS[choice.reduction.mode])
         busy = max(rank.busy_s for rank in result.ranks)
         memory = choice.memory_bytes(costs)
         plans.append(Plan(choice, costs, result.step_s, busy, result.exposed_s, result.bubble_s, memory))
@@ -228,15 +235,25 @@ def _fastest(
 
 
 def bound(costs: Costs, choice: Choice) -> float:
-    """A lower bound of the step in seconds: computation of the busiest rank, or its link."""
+    """A lower bound of the step in seconds: the busiest link, or a rank's computation with its least bubble.
+
+    Every order begins and ends with stage 0. So between the last backward and the next forward of rank r, one backward
+    and one forward pass through stages 0 to r - 1, and unless stale, stage 0 waits for its last bucket.
+    """
     stages = choice.stages(costs)
-    return max(link_seconds(choice, stages), *(_busy(costs, choice, stages, rank) for rank in range(choice.ranks)))
-
-
-def _busy(costs: Costs, choice: Choice, stages: Sequence[StageCosts], rank: int) -> float:
-    own = stages[rank :: choice.ranks]
-    once = sum(each.forward_s + each.backward_s + 2 * costs.action_s for each in own)
-    return choice.microbatches * once + sum(each.update_s for each in own)
+    latency_s = costs.link.latency_s
+    waited = 0.0
+    if choice.reduction.mode != "stale" and stages[0].reduce_s > 0:
+        waited = stages[0].reduce_s / choice.reduction.buckets + 2 * latency_s
+    least = link_seconds(choice, stages)
+    for rank in range(choice.ranks):
+        own = stages[rank :: choice.ranks]
+        once = sum(each.forward_s + each.backward_s + 2 * costs.action_s for each in own)
+        updated = sum(each.update_s for each in own) if rank == 0 else 0.0  # other ranks may update while they wait
+        least = max(least, waited + choice.microbatches * once + updated)
+        passed = stages[rank]
+        waited += passed.forward_s + passed.backward_s + 2 * (costs.action_s + passed.send_s + latency_s)
+    return least
 
 
 def _rank(plan: Plan) -> tuple[float, float, str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from ..config import whole
 from ..errors import ConfigError
 
 SliceTime = Callable[[int, int, int], float]
@@ -42,8 +43,8 @@ def slices(length: int, stages: int, time: SliceTime, *, batch: int = 1, step: i
         ConfigError: a number below 1, a length that is no multiple of `step`, or a negative time.
     """
     for name, value in (("length", length), ("stages", stages), ("batch", batch), ("step", step)):
-        if value < 1:
-            raise ConfigError(f"{name}={value} is below 1; give a whole number of at least 1")
+        if whole(value, 0) < 1:
+            raise ConfigError(f"{name}={value} is not valid; give a whole number of at least 1")
     if length % step:
         raise ConfigError(f"length={length} is no multiple of step={step}; choose a step that divides it")
     if not skip_s >= 0:
@@ -86,8 +87,8 @@ def _under(cap: float, batch: int, steps: int, seconds: Callable[[int, int, int]
     for size in range(1, batch + 1):
         sums[size], cuts[size] = _sequence(cap, steps, lambda i, j, b=size: seconds(b, i, j))  # type: ignore[misc]
     total, taken = [0.0], [0]
-    for whole in range(1, batch + 1):
-        value, size = min((total[whole - size] + sums[size], size) for size in range(1, whole + 1))
+    for count in range(1, batch + 1):
+        value, size = min((total[count - size] + sums[size], size) for size in range(1, count + 1))
         total.append(value)
         taken.append(size)
     if total[batch] == math.inf:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from ..config import whole
 from ..errors import ConfigError
 
 Kind = Literal["F", "B", "I", "W", "SEND_F", "SEND_B", "REDUCE", "WAIT", "UPDATE"]
@@ -61,8 +62,8 @@ class Reduction:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ConfigError(f"mode={self.mode!r} is unknown; use one of {', '.join(get_args(Mode))}")
-        if self.buckets < 1:
-            raise ConfigError(f"buckets={self.buckets} is below 1; use 1 to reduce a stage in one piece")
+        if whole(self.buckets, 0) < 1:
+            raise ConfigError(f"buckets={self.buckets} is not valid; use 1 to reduce a stage in one piece")
 
 
 def actions_of(schedule: Any) -> list[list[Action]]:

@@ -76,9 +76,11 @@ class Link:
         self.serving: tuple[Urgency, int, Transfer] | None = None
         self.started = 0.0
         self.number = 0
+        self.load_s = 0.0  # of all transfers so far
 
     def send(self, transfer: Transfer) -> None:
         self.number += 1
+        self.load_s += transfer.left_s
         urgency = transfer.urgency if self.by_class else ()
         heapq.heappush(self.waiting, (urgency, self.number, transfer))
         if self.serving is not None and urgency < self.serving[0]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ..config import whole
 from ..errors import ConfigError
 from .actions import Action
 
@@ -80,5 +81,5 @@ def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) ->
 
 def _check(ranks: int, microbatches: int, chunks: int) -> None:
     for name, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
-        if value < 1:
-            raise ConfigError(f"{name}={value} is below 1; a pipeline has at least one")
+        if whole(value, 0) < 1:
+            raise ConfigError(f"{name}={value} is not valid; give a whole number of at least 1")

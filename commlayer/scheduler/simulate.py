@@ -106,7 +106,7 @@ def simulate(
     network: Network | None = None,
     *,
     action_s: float = 0.0,
-    steps: int = 8,
+    steps: int = 12,
 ) -> Simulation:
     """Times of a training step of `schedule`.
 
@@ -117,7 +117,8 @@ def simulate(
         reduction: when gradients are reduced and waited for; `Reduction()` if None.
         network: latency, and the order on each link; `Network()` if None.
         action_s: seconds of the interpreter for each F, B, I and W.
-        steps: simulated steps. The step time is the mean of the last two; those before reach the steady state.
+        steps: simulated steps. The step time is the mean of the last half, because steps may alternate. If the load of
+            a link is longer, it delays ranks only later; then it is the step time.
 
     Raises:
         ConfigError: a stage without costs or on two ranks, a schedule that cannot end (the error names the actions
@@ -132,11 +133,13 @@ def simulate(
         raise ConfigError(f"action_s={action_s} is negative; give seconds of at least 0")
     model = _Model(order, stages, network or Network(), action_s, steps)
     model.run()
-    step_s = (model.ended[-1] - model.ended[-3]) / 2
+    last = steps // 4 * 2
+    measured_s = (model.ended[-1] - model.ended[-1 - last]) / last
+    step_s = max(measured_s, *(link.load_s / steps for rank in model.ranks for link in (rank.reductions, rank.sends)))
     sizes = {index: stage.activation_bytes for index, stage in enumerate(stages)}
     ranks = []
     for rank, actions in zip(model.ranks, order, strict=True):
-        busy, exposed = sum(rank.busy[-2:]) / 2, sum(rank.exposed[-2:]) / 2
+        busy, exposed = sum(rank.busy[-last:]) / last, sum(rank.exposed[-last:]) / last + step_s - measured_s
         bubble = max(step_s - busy - exposed, 0.0)
         ranks.append(RankTimes(busy, exposed, bubble, peak_activations(actions), peak_activations(actions, sizes)))
     return Simulation(step_s, tuple(ranks), tuple(model.spans))
@@ -292,9 +295,9 @@ class _Rank:
         self._transfer(self.sends, str(action), costs.send_s, (-1,), key, self.model.network.latency_s)
 
     def _reduce(self, action: Action) -> None:
-        """By class, the stage that the next step uses first goes first, and of one stage the front bucket."""
+        """By class, in the order of next use: the earlier step, the stage used first, the stage's front bucket."""
         seconds = self.model.stages[action.stage].reduce_s / action.parts
-        urgency = (self.use.get(action.stage, 0), -action.part)
+        urgency = (self.step, self.use.get(action.stage, 0), -action.part)
         key: Key = ("REDUCE", action.stage, action.part, self.step)
         if seconds == 0:  # one replica: nothing is sent
             self.model.happened.add(key)

@@ -13,7 +13,7 @@ from commlayer.errors import ConfigError
 from commlayer.planner import Costs, Layer, Limits, Link, Plans, partition, search
 from commlayer.planner.search import STEPS, bound
 from commlayer.scheduler.actions import Mode, Reduction
-from commlayer.scheduler.link import Network
+from commlayer.scheduler.link import Discipline, Network
 from commlayer.scheduler.pipelines import breadth_first, interleaved, one_f_one_b
 from commlayer.scheduler.simulate import simulate
 
@@ -46,23 +46,45 @@ def plans() -> Plans:
 @settings(max_examples=8, deadline=None)
 @given(
     st.lists(
-        st.builds(Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(1, 9)),
+        st.builds(
+            Layer,
+            st.integers(1, 5),
+            st.integers(1, 9),
+            st.integers(0, 40),
+            st.integers(1, 9),
+            update_s=st.integers(0, 3),
+        ),
         min_size=4,
         max_size=6,
     ),
     st.integers(1, 6),
     st.sampled_from([8.0, 40.0]),
+    st.sampled_from(["class", "fifo"]),
 )
-def test_the_plans_kept_are_the_best_of_all(layers: list[Layer], keep: int, rate_bps: float) -> None:
-    costs = Costs(layers, Link(rate_bps))
+def test_the_plans_kept_are_the_best_of_all(
+    layers: list[Layer], keep: int, rate_bps: float, discipline: Discipline
+) -> None:
+    costs = Costs(layers, Link(rate_bps, latency_s=0.125), action_s=0.0625)
     memory_bytes = 400
     few, every = (
-        search(costs, ranks=2, microbatches=4, memory_bytes=memory_bytes, chunks=(1, 2), buckets=(1, 2), keep=each)
+        search(
+            costs,
+            ranks=2,
+            microbatches=4,
+            memory_bytes=memory_bytes,
+            staleness=(0, 1),
+            chunks=(1, 2),
+            buckets=(1, 2),
+            discipline=discipline,
+            keep=each,
+        )
         for each in (keep, 10_000)
     )
     assert [plan.step_s for plan in few] == pytest.approx([plan.step_s for plan in every[:keep]])
     for plan in every:
-        assert plan.step_s == pytest.approx(plan.choice.simulate(costs, steps=STEPS).step_s)
+        assert plan.step_s == pytest.approx(
+            plan.choice.simulate(costs, discipline, steps=STEPS[plan.choice.reduction.mode]).step_s
+        )
         assert plan.step_s >= bound(costs, plan.choice) - 1e-9
         assert plan.memory_bytes == plan.choice.memory_bytes(costs) <= memory_bytes
 
@@ -91,7 +113,7 @@ def fastest_of_all(layers: list[Layer], link: Link, ranks: int, microbatches: in
             stages = [costs.stage(first, end, replicas=replicas) for first, end in ranges]
             for order in orders:
                 result = simulate(
-                    order, stages, Reduction(mode, buckets), Network("class", link.latency_s), steps=STEPS
+                    order, stages, Reduction(mode, buckets), Network("class", link.latency_s), steps=STEPS[mode]
                 )
                 best = min(best, result.step_s)
     return best
@@ -200,8 +222,12 @@ def test_bad_input_is_named() -> None:
         search(costs, ranks=2, microbatches=2, memory_bytes=1000)
     with pytest.raises(ConfigError, match="ranks=3 and microbatches=1 cannot be divided"):
         search(transformer(layers=2), ranks=3, microbatches=1, memory_bytes=GIB)
-    with pytest.raises(ConfigError, match="ranks=0 is below 1"):
+    with pytest.raises(ConfigError, match="ranks=0 is not valid; give a whole number"):
         search(costs, ranks=0, microbatches=2, memory_bytes=GIB)
+    with pytest.raises(ConfigError, match=r"microbatches=2\.5 is not valid"):
+        search(costs, ranks=2, microbatches=2.5, memory_bytes=GIB)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"chunks\[1\]=0 is not valid"):
+        search(costs, ranks=2, microbatches=2, memory_bytes=GIB, chunks=(1, 0))
     with pytest.raises(ConfigError, match="memory_bytes=-1 is not above 0"):
         search(costs, ranks=2, microbatches=2, memory_bytes=-1)
     with pytest.raises(ConfigError, match=r"staleness=\(2,\) is unknown"):

@@ -110,7 +110,7 @@ def test_the_formula_is_the_simulated_forward() -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(ConfigError, match="length=7 is no multiple of step=2"):
         slices(7, 2, attention_time, step=2)
-    with pytest.raises(ConfigError, match="stages=0 is below 1"):
+    with pytest.raises(ConfigError, match="stages=0 is not valid"):
         slices(8, 0, attention_time)
     with pytest.raises(ConfigError, match="skip_s=-1 is negative"):
         slices(8, 2, attention_time, skip_s=-1)

@@ -113,5 +113,5 @@ def test_unknown_actions_and_modes_are_refused() -> None:
         actions_of([["0F0"]])
     with pytest.raises(ConfigError, match="mode='later' is unknown; use one of serial, blocking"):
         Reduction("later")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="buckets=0 is below 1"):
+    with pytest.raises(ConfigError, match="buckets=0 is not valid"):
         Reduction(buckets=0)

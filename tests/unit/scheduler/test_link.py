@@ -36,6 +36,7 @@ def test_an_urgent_transfer_interrupts_by_class_and_waits_in_a_fifo() -> None:
     assert serve("class", sent)[0] == {"0": 11, "1": 3, "2": 12}
     assert serve("fifo", sent)[0] == {"0": 10, "1": 11, "2": 12}
     assert serve("class", sent)[1] == [("0", 0, 2), ("1", 2, 3), ("0", 3, 11), ("2", 11, 12)]
+    assert serve("class", [(0.0, 4.0, 5), (1.0, 1.0, 5)])[1] == [("0", 0, 4), ("1", 4, 5)]  # equals wait
 
 
 @given(

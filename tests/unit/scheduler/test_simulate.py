@@ -247,6 +247,12 @@ def test_overhead_of_actions_and_optimizer() -> None:
     assert result.step_s == pytest.approx(12 + 0.08 + 0.5)
 
 
+def test_the_first_step_has_no_deferred_update() -> None:
+    """Steps of 3, with an update of 0.5 from the second on."""
+    spans = simulate(one_f_one_b(1, 1), [StageCosts(1, 2, update_s=0.5)], Reduction("deferred"), steps=4).spans
+    assert [span.start_s for span in spans if span.name == "UPDATE stage 0"] == pytest.approx([3, 6.5, 10])
+
+
 def test_latency_of_a_reduction_counts_twice() -> None:
     result = simulate(one_f_one_b(1, 1), [StageCosts(1, 2, reduce_s=4)], network=Network(latency_s=0.1))
     assert result.step_s == pytest.approx(7.2)
