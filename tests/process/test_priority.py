@@ -74,7 +74,9 @@ def test_an_explicit_policy_counts_more_than_the_context(rank: int, size: int) -
 @ranks.on(2, on_fake)
 def test_backward_of_a_collective_runs_in_the_context(rank: int, size: int) -> None:
     leaf = torch.ones(4, requires_grad=True)
-    gathered = funcol.all_gather_tensor_autograd(leaf, 0, dist.group.WORLD)
+    world = dist.group.WORLD
+    assert world is not None
+    gathered = funcol.all_gather_tensor_autograd(leaf, 0, world)
     assert classes() == {4}
     with commlayer.priority(2):
         gathered.sum().backward()
