@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -103,6 +103,10 @@ class Feedback:
     def numbers_of(self, parameters: Iterable[Tensor]) -> list[int]:
         """The numbers by which checkpoints know them."""
         return [self._numbers[parameter] for parameter in parameters]
+
+    def numbers_where(self, chosen: Callable[[Tensor], bool]) -> list[int]:
+        """The numbers of all known parameters for which `chosen` is true."""
+        return [number for parameter, number in self._numbers.items() if chosen(parameter)]
 
     def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> Added:
         """Adds these parameters' residual to `buffer`, the flat buffer of their gradients; it stays until `spend`.

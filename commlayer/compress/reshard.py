@@ -35,8 +35,11 @@ def reshard(states: Sequence[dict[str, Any]], world_size: int) -> list[dict[str,
                 f"reshard: state {rank} is of rank {saved} after {state.get('steps')} steps: give the states of all "
                 f"ranks of the old job in rank order, all saved after {states[0].get('steps')} steps"
             )
+    of = states[0].get("world_size") or len(states)
+    if of != len(states):
+        raise ConfigError(f"reshard: {len(states)} states of a job with {of} ranks: give those of all its ranks")
     factor = world_size / len(states)
-    return [_merged(states[0], states[rank::world_size], rank, factor) for rank in range(world_size)]
+    return [_merged(states[0], states[rank::world_size], rank, world_size, factor) for rank in range(world_size)]
 
 
 def _check_alike(states: Sequence[Any]) -> None:
@@ -65,7 +68,9 @@ def _check_alike(states: Sequence[Any]) -> None:
             sizes, of = feedback["sizes"], number
 
 
-def _merged(first: dict[str, Any], owners: Sequence[dict[str, Any]], rank: int, factor: float) -> dict[str, Any]:
+def _merged(
+    first: dict[str, Any], owners: Sequence[dict[str, Any]], rank: int, world_size: int, factor: float
+) -> dict[str, Any]:
     """The state of a new rank, with the residuals of the old ranks `owners`, times `factor`."""
     kept: dict[int, list[tuple[int, Tensor, bool]]] = {}
     scale = first["feedback"]["loss_scale"]
@@ -74,7 +79,7 @@ def _merged(first: dict[str, Any], owners: Sequence[dict[str, Any]], rank: int, 
         times = factor * scale / feedback["loss_scale"]
         for number, stretches in feedback["kept"].items():
             kept.setdefault(number, []).extend((offset, values * times, *late) for offset, values, *late in stretches)
-    merged = {**first, "feedback": {**first["feedback"], "kept": kept, "rank": rank}}
+    merged = {**first, "world_size": world_size, "feedback": {**first["feedback"], "kept": kept, "rank": rank}}
     powersgd = first.get("low_rank", {}).get("powersgd")
     if powersgd is not None:
         errors: dict[int, Tensor] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
 from ..compress.choice import Choice
+from ..compress.codec import is_low_rank
 from ..compress.feedback import Feedback
 from ..compress.fine import Fine
 from ..compress.loss_scale import LossScale
@@ -29,6 +31,9 @@ from .low_rank import LowRank
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
 """By `Policy.residual`."""
+
+
+log = logging.getLogger("commlayer")
 
 
 class HookState:
@@ -109,6 +114,8 @@ class HookState:
         self._group: CommProcessGroup | None = None
         self._memory: dict[tuple[int, str], Tensor] = {}
         self._commit = Commit()
+        self._world_size = 0  # of the group; 0: not known yet
+        self._restored_fine: list[int] | None = None  # numbers of the parameters that were fine when it was saved
 
     @property
     def loss_scale(self) -> float:
@@ -166,12 +173,14 @@ class HookState:
     def _begin_step(self) -> None:
         if not self._begun:
             check_optimizer(self.policy, self.optimizer)
+            self._check_world_size()
         for each in (self.feedback, self.low_rank):
             each.begin_step(self.group().rank(), self.loss_scale)
         self._commit.abandon(self.group().rank())
         self._commit = Commit()
         if self._buckets:
             self.feedback.check_met()
+            self._check_fine()
         if self._tolerance_state is not None:
             if self.tolerance is None:
                 raise ConfigError("this HookState was saved with a tolerance: set its `tolerance` to an equal one")
@@ -188,6 +197,35 @@ class HookState:
             self._choice.begin_step(self.steps, time.perf_counter(), self._largest_of)
         self._begun = True
         self.steps += 1
+
+    def _check_world_size(self) -> None:
+        """Warns if residuals were saved by a job with another number of ranks."""
+        saved, self._world_size = self._world_size, self.group().size()
+        if saved not in (0, self._world_size) and (self.feedback or is_low_rank(self.policy.codec)):
+            log.warning(
+                "rank %d restored the HookState of a job with %d ranks in one with %d: residuals of others are lost, "
+                "and this one has the wrong weight; restore commlayer.reshard(states, %d)[rank]",
+                self.group().rank(),
+                saved,
+                self._world_size,
+                self._world_size,
+            )
+
+    def _check_fine(self) -> None:
+        """Warns if a codec leaves other parameters in 16 bits than when this state was saved."""
+        fine, saved, self._restored_fine = self._fine_numbers(), self._restored_fine, None
+        if saved not in (None, fine) and self.policy.codec != "none":
+            log.warning(
+                "rank %d: Fine selects %d parameters, and %d when this HookState was saved: set `fine` again after a "
+                "restore, HookState.fine = commlayer.Fine(model)",
+                self.group().rank(),
+                len(fine),
+                len(saved or ()),
+            )
+
+    def _fine_numbers(self) -> list[int]:
+        """The parameters that a codec leaves in 16 bits, by number."""
+        return self.feedback.numbers_where(self.fine.__contains__)
 
     def _largest(self, value: float) -> float:
         """The largest of all ranks' values."""
@@ -215,6 +253,8 @@ class HookState:
         return {
             "policy": dataclasses.asdict(self.policy),
             "steps": self.steps,
+            "world_size": self._world_size,
+            "fine": self._restored_fine or self._fine_numbers(),
             "feedback": self.feedback.state_dict(),
             "low_rank": self.low_rank.state_dict(),
             "loss_scale": self.loss_scale,
@@ -249,6 +289,8 @@ class HookState:
         self.low_rank = LowRank()
         self.low_rank.load_state_dict(state.get("low_rank", {}))
         self._tolerance_state = state.get("tolerance")
+        self._world_size = state.get("world_size", 0)
+        self._restored_fine = state.get("fine") or None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.state_dict()

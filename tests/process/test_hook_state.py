@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import pickle
 from collections.abc import Callable
@@ -92,6 +93,43 @@ def test_a_residual_survives_a_restart_of_its_own_rank(rank: int, size: int) -> 
     assert own == [1, 1 + (10 + 20) / 2, 1]
     assert after == [1, 1, 1]
     assert of_rank_0 == [1, 1 + 10 / 2, 1]  # once, not twice
+
+
+class Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        logging.getLogger("commlayer").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+def test_a_restored_state_that_does_not_fit_the_job_warns(rank: int, size: int) -> None:
+    model = nn.Sequential(nn.Linear(3, 128), nn.Linear(128, 256))
+    state = commlayer.HookState(commlayer.Policy(codec="int4"), fine=commlayer.Fine(model, ["0.*"]))
+
+    def step(state: commlayer.HookState) -> None:
+        replica = DistributedDataParallel(model)
+        replica.register_comm_hook(state, commlayer.allreduce_hook)
+        replica(torch.randn(5, 3)).square().sum().backward()
+
+    warnings = Warnings()
+    step(state)
+    saved = state.state_dict()
+    assert saved["world_size"] == size
+    for change, fine, expected in (
+        ({}, state.fine, []),
+        ({}, commlayer.Fine(), [f"rank {rank}: Fine selects 2 parameters, and 3 when"]),
+        ({"world_size": 3}, state.fine, [f"rank {rank} restored the HookState of a job with 3 ranks in one with 2"]),
+    ):
+        copy = commlayer.HookState(fine=fine)
+        copy.load_state_dict({**saved, **change})
+        warnings.texts.clear()
+        step(copy)
+        step(copy)
+        assert [text[: len(start)] for text, start in zip(warnings.texts, expected, strict=True)] == expected
 
 
 @ranks.on(1, on_fake)

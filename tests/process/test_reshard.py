@@ -95,6 +95,7 @@ def test_states_of_other_ranks_and_steps_are_refused() -> None:
         ([empty, None], "state 1, of type NoneType, is not"),
         ([{}], "state 0, of type dict, is not"),
         ([empty, {**empty, "policy": empty["policy"] | {"codec": "int4"}}], "state 1 has another policy .* state 0"),
+        ([{**empty, "world_size": 3}] * 2, "2 states of a job with 3 ranks"),
         ([of(5, 7), empty, of(5, 8)], "state 2 is of a model of 2 .* 13 elements, state 0 of one of 2 with 12;"),
     ):
         with pytest.raises(commlayer.ConfigError, match=message):
