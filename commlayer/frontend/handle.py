@@ -44,7 +44,7 @@ class Overlap:
 
         Raises the error of an operation: PeerLostError, OperationTimeoutError and the others.
         """
-        self._deferred.settle()
+        self._deferred.drain()
 
     def remove(self) -> None:
         """Ends the overlap after `finish`; from then on gradients are averaged within `backward()`.
@@ -52,7 +52,7 @@ class Overlap:
         After an error of `finish`, the steps that are left are dropped: ranks may differ, so restore a checkpoint.
         """
         try:
-            self._deferred.settle()
+            self._deferred.drain()
         finally:
             self._is_removed = True
             self._deferred.remove()

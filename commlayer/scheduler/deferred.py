@@ -125,6 +125,12 @@ class DeferredStep:
             reduction.wait()
         self._open.clear()
 
+    def drain(self) -> None:
+        """Like `settle`, and also waits for the gradients that staleness 1 keeps for the next `step()`."""
+        self.settle()
+        for claim in self._held:
+            claim.reduction.wait()
+
     def forget(self) -> None:
         """Drops the gradients that staleness 1 keeps for the next `step()`: they belong to other parameters."""
         self._held.clear()

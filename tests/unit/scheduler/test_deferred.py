@@ -293,9 +293,11 @@ def test_staleness_one_is_the_rule_of_its_name(clips: bool) -> None:
     in_flight = 0 if clips else 2  # those of the last step, and of the step before
     assert stale.waits == 3 * (STEPS - in_flight)
     assert stale.deferred is not None
-    stale.deferred.forget()
     stale.deferred.finish()
     assert clips or stale.waits == 3 * (STEPS - 1)
+    stale.deferred.drain()
+    assert stale.waits == 3 * STEPS
+    assert not stale.deferred.is_pending
 
 
 def test_the_error_of_a_reduction_is_raised_at_each_use() -> None:
