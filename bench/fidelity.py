@@ -304,7 +304,7 @@ def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
 
 
 def main() -> int:
-    """0 if every test shows equivalence, 1 if not."""
+    """0; after a measurement, 1 unless every test shows equivalence."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="at most this many (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one seed, few steps; prints, and keeps nothing")
@@ -322,6 +322,8 @@ def main() -> int:
     if not arguments.table:
         measure(content, SEEDS[: arguments.seeds])
     write_between(PAGE, results=table(content))
+    if arguments.table:
+        return 0
     tested = {system.name for system in TESTED}
     lines = [line for line in table(content).splitlines() if line.split(" | ")[0].removeprefix("| ") in tested]
     return 0 if lines and all(line.endswith("| equivalent |") for line in lines) else 1
