@@ -1,6 +1,6 @@
 """Training with compressed gradients beside gloo at its best, on links of several rates.
 
-    python -m bench.compression                    steps at all rates (about 25 minutes; the links need root)
+    python -m bench.compression                    steps at all rates (about an hour; the links need root)
     python -m bench.compression --only 100         one rate in Mbit/s, merged into the kept results
     python -m bench.compression --train --only 100 time to a validation loss at this rate, with `auto`
     python -m bench.compression --quick            one round, 100 Mbit/s; keeps nothing
