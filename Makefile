@@ -90,7 +90,7 @@ soak: native ## random collectives, every result verified, and no leaks (MINUTES
 test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-jobs test-rest
 
-JOB_TESTS := tests/emulated $(addprefix tests/process/,attack bench compat faults)
+JOB_TESTS := tests/emulated tests/process/compat tests/process/faults
 .PHONY: test-jobs test-rest
 test-jobs:
 	$(BIN)/python -m pytest -q -rs --durations=10 $(JOB_TESTS)
