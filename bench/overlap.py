@@ -20,15 +20,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import faulthandler
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +34,24 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from bench import turns
 from bench.page import write_between
+from bench.turns import BUSY_MAX, PAGE, ROOT, Accelerator, Log, by_system, in_turns, slowed, spread, step_s
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
-from commlayer.tools.emulate.network import Network
-from commlayer.tools.emulate.ranks import run, terminable
 from commlayer.tools.emulate.scenario import Scenario
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/overlap.json"
-PAGE = ROOT / "docs/overlap.md"
-LOGS = ROOT / "out/overlap"
 SCENARIO = ROOT / "bench/scenarios/overlap.toml"
-TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 LAYERS = 8
 FORWARD_S = 0.025
 """Of a layer, on links that are not slowed down; its backward pass takes twice as long."""
 WARM_UP_STEPS, STEPS, ROUNDS = 3, 8, 6
-BUSY_MAX = 0.25
-"""Of the machine's CPU, in a valid row."""
-LIMIT_S = 120.0
-"""A rank whose job takes longer prints its stack and ends, which ends the others."""
 
 GLOO, STOCK, FIFO, OURS = "DDP, gloo", "DDP, commlayer", "overlap, one class", "overlap"
 TARGETS = {GLOO: (1.20, 1.25), STOCK: (1.20, 1.25), FIFO: (1.10, None)}
 """Of a system's step over ours: target, and the limit of an ideal network."""
-
-Log = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,21 +69,6 @@ class Job:
         return "gloo" if self.system == GLOO else "commlayer"
 
 
-class Accelerator(torch.autograd.Function):
-    """A layer's computation: time passes, and no core is busy."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradient.view_as(gradient), None
-
-
 class Layer(nn.Module):
     def __init__(self, width: int, forward_s: float) -> None:
         super().__init__()
@@ -107,12 +78,6 @@ class Layer(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         computed: Tensor = Accelerator.apply(torch.tanh(self.linear(values)), self.forward_s)  # type: ignore[no-untyped-call]
         return computed
-
-
-def slowed(scenario: Scenario, slower: float) -> Scenario:
-    """The scenario with links of a lower rate."""
-    nics = (dataclasses.replace(each, rate_bps=(each.rate_bps or 0) / slower) for each in scenario.nics)
-    return dataclasses.replace(scenario, nics=tuple(nics))
 
 
 def width_of(scenario: Scenario, forward_s: float = FORWARD_S) -> int:
@@ -134,6 +99,13 @@ def ideal_s(job: Job) -> float:
     if job.system == OURS:
         return communication + 3 * job.forward_s
     return job.forward_s * LAYERS + 2 * job.forward_s * job.layers_per_bucket + communication
+
+
+def serve(request: Path, written: Path) -> None:
+    """On each rank: runs the jobs."""
+    turns.serve(
+        request, written, lambda job: Job(**job).backend, lambda job, content: train(Job(**job), content["width"])
+    )
 
 
 def train(job: Job, width: int) -> Log:
@@ -166,55 +138,13 @@ def train(job: Job, width: int) -> Log:
     if handle is not None:
         handle.remove()
     dist.barrier()
-    available_s = sum(timed) * (os.cpu_count() or 1)
-    of_ranks = cpu.process_s * dist.get_world_size() / available_s
-    return {"step_s": timed, "busy": cpu.machine_s / available_s, "of_ranks": of_ranks}
+    return {"step_s": timed, **turns.busy(cpu, sum(timed))}
 
 
 def measure(scenario: Scenario, jobs: Sequence[Job], name: str) -> list[Log]:
     """Runs the jobs in the emulated network. Raises RuntimeError if a rank failed."""
-    LOGS.mkdir(parents=True, exist_ok=True)
-    request, written = LOGS / f"{name}.jobs.json", LOGS / f"{name}.logs.jsonl"
-    content = {"width": width_of(scenario, jobs[0].forward_s), "jobs": [dataclasses.asdict(job) for job in jobs]}
-    request.write_text(json.dumps(content))
-    written.unlink(missing_ok=True)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.chdir(ROOT)  # the ranks import from here
-    with terminable(), Network(scenario) as network:
-        status = run(network, [sys.executable, "-m", "bench.overlap", "--rank", str(request), str(written)])
-    logs = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
-    if status or len(logs) < len(jobs):
-        raise RuntimeError(f"{name}: only {len(logs)} of {len(jobs)} jobs ended")
-    return logs
-
-
-def serve(request: Path, written: Path) -> None:
-    """On each rank: runs the jobs, each in its own process group; rank 0 writes their logs."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, world, rank == 0, timedelta(seconds=120))
-    default_tcp_cc = TCP_CC.read_text()
-    content = json.loads(request.read_text())
-    for number, each in enumerate(content["jobs"]):
-        job = Job(**each)
-        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-        TCP_CC.write_text(job.tcp_cc or default_tcp_cc)
-        prefixed = dist.PrefixStore(f"job {number}", store)
-        dist.init_process_group(job.backend, store=prefixed, rank=rank, world_size=world)
-        log = {"job": each, **train(job, content["width"])}
-        if rank == 0:
-            with written.open("a") as out:
-                out.write(json.dumps(log) + "\n")
-            busy = f"{log['busy']:.0%} busy, {log['of_ranks']:.0%} by ranks"
-            print(f"{job.system}: {step_s(log) * 1e3:.0f} ms, {busy}", flush=True)
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-def step_s(log: Log) -> float:
-    """Median step."""
-    return float(statistics.median(log["step_s"]))
+    request = {"width": width_of(scenario, jobs[0].forward_s), "jobs": [dataclasses.asdict(job) for job in jobs]}
+    return turns.measure(scenario, "bench.overlap", request, name)
 
 
 def tuned(scenario: Scenario, forward_s: float, *, short: bool) -> tuple[list[Job], list[Log]]:
@@ -233,32 +163,6 @@ def tuned(scenario: Scenario, forward_s: float, *, short: bool) -> tuple[list[Jo
     return [*chosen, *others], logs
 
 
-def in_turns(jobs: Sequence[Job], rounds: int) -> list[Job]:
-    """Every system in every round; each round begins with another one."""
-    return [job for i in range(rounds) for job in [*jobs[i % len(jobs) :], *jobs[: i % len(jobs)]]]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The narrowest pair of order statistics that has the median with at least 95 %; of less than 6 values, all."""
-    ordered, n = sorted(values), len(values)
-    outside, drop = 0.0, 0
-    term = 0.5**n
-    for k in range(n // 2):
-        outside += 2 * term
-        if outside > 0.05:
-            break
-        drop, term = k, term * (n - k) / (k + 1)
-    return ordered[drop], ordered[n - 1 - drop]
-
-
-def by_system(runs: Sequence[Log]) -> dict[str, list[Log]]:
-    """The logs of each system, by round."""
-    found: dict[str, list[Log]] = {}
-    for log in runs:
-        found.setdefault(log["job"]["system"], []).append(log)
-    return found
-
-
 def table(content: dict[str, Any]) -> str:
     """The page's table, as Markdown: only from the results and the targets."""
     found = by_system(content["runs"])
@@ -274,33 +178,26 @@ def table(content: dict[str, Any]) -> str:
         cells = [
             system,
             ", ".join(filter(None, [f"{job.layers_per_bucket} layers per bucket", job.tcp_cc])),
-            _spread(steps, 1e3, ".0f"),
+            spread(steps, 1e3, ".0f"),
             f"{ideal_s(job) * 1e3:.0f}",
             f"{busy:.0%}" + " (**void**)" * (busy > BUSY_MAX),
-            "" if system == OURS else _spread(ratios, 1, ".3f"),
+            "" if system == OURS else spread(ratios, 1, ".3f"),
             "" if target is None else f"≥ {target:.2f}" + (f" (limit {limit:.2f})" if limit else ""),
             "" if target is None else "yes" if statistics.median(ratios) >= target else "**no**",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    about, network, forward_ms = content["machine"], Scenario.from_table(content["network"]), job.forward_s * 1e3
+    network, forward_ms = Scenario.from_table(content["network"]), job.forward_s * 1e3
     conditions = (
         f"{LAYERS} equal layers of {content['width']}x{content['width']} values, {forward_ms:g} ms forward and "
         f"{2 * forward_ms:g} ms backward each, by sleeping. Network: {network}. Median of {len(ours)} rounds (95 "
         f"% interval, by order statistics); ratios are of the same round. CPU: the largest share of any round. "
-        f"Measured {content['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
-        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}. Generated "
-        f"by `bench/overlap.py` from `bench/results/overlap.json`."
+        f"{turns.measured_on(content, 'overlap')}"
     )
     return "\n".join(lines) + "\n\n" + conditions
 
 
-def _spread(values: Sequence[float], factor: float, form: str) -> str:
-    low, high = interval(values)
-    return f"{statistics.median(values) * factor:{form}} ({low * factor:{form}} to {high * factor:{form}})"
-
-
-def measure_ddp(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
-    """Tunes and measures. Raises RuntimeError if a rank failed."""
+def measure_ddp(count: int, slower: float, *, short: bool) -> dict[str, Any]:
+    """Tunes and measures, in `count` rounds. Raises RuntimeError if a rank failed."""
     scenario, about = slowed(Scenario.read(SCENARIO), slower), machine.facts()
     jobs, tuning = tuned(scenario, FORWARD_S * slower, short=short)
     return {
@@ -308,9 +205,9 @@ def measure_ddp(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
         "network": scenario.table,
         "width": width_of(scenario, FORWARD_S * slower),
         "tuning": tuning,
-        "runs": measure(scenario, in_turns(jobs, rounds), "runs"),
+        "runs": measure(scenario, in_turns(jobs, count), "runs"),
         "machine": about,
-        "measured": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "measured": turns.today(),
     }
 
 
@@ -338,7 +235,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 2
     if not arguments.short:
-        RESULTS.write_text(json.dumps(content).replace('{"job"', '\n{"job"') + "\n")
+        turns.write_results(RESULTS, content)
         write_between(PAGE, ddp=table(content))
     print(table(content))
     return 0

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench.overlap import LOGS, PAGE, ROOT, SCENARIO, interval, slowed
+from bench import turns
+from bench.overlap import SCENARIO
 from bench.page import write_between
 from bench.training import WARM_UP_STEPS, Job, Log, measure
+from bench.turns import LOGS, PAGE, ROOT, interval, slowed
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 
@@ -95,7 +95,7 @@ def rows(runs: Sequence[Log]) -> dict[str, Row]:
 
 def table(content: dict[str, Any]) -> str:
     """The page's table, as Markdown: only from the results."""
-    network, about = Scenario.from_table(content["network"]), content["machine"]
+    network = Scenario.from_table(content["network"])
     rate = network.payload_gb_s
     assert rate is not None
     columns = ["codec", "computing (ms)", "communication (ms)", "DDP (ms)", "overlap (ms)", "DDP / overlap"]
@@ -119,9 +119,7 @@ def table(content: dict[str, Any]) -> str:
     conditions = (
         f"{log['parameters']:,} parameters, {log['ranks']} ranks, buckets of {BUCKET_MB:g} MB. Network: {network}. "
         f"Median of {count} rounds (95 % interval); target: {SLACK:g} x the longer one of computing and communication, "
-        f"and a bucket. Measured {content['measured']} on {about['cores']} cores of {about['cpu']}, torch "
-        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}. Generated "
-        f"by `bench/overlap_gpt.py` from `bench/results/overlap_gpt.json`."
+        f"and a bucket. {turns.measured_on(content, 'overlap_gpt')}"
     )
     return "\n".join(lines) + "\n\n" + conditions
 
@@ -144,10 +142,10 @@ def main() -> int:
         "network": scenario.table,
         "runs": runs,
         "machine": about,
-        "measured": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "measured": turns.today(),
     }
     if not arguments.short:
-        RESULTS.write_text(json.dumps(content).replace('{"job"', '\n{"job"') + "\n")
+        turns.write_results(RESULTS, content)
         write_between(PAGE, gpt=table(content))
     print(table(content))
     return 0

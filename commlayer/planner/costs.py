@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ..errors import ConfigError
-from ..scheduler.simulate import StageCosts
+from ..scheduler.actions import Reduction
+from ..scheduler.link import Discipline, Network
+from ..scheduler.simulate import Simulation, StageCosts, simulate
 
 
 def _check(owner: object, names: Sequence[str]) -> None:
@@ -124,3 +127,20 @@ class Costs:
         working = max((layer.activation_bytes for layer in layers), default=0.0) if recompute else 0.0
         kept = sum(layer.kept_bytes(recompute) for layer in layers)
         return self.state_factor * sum(layer.parameter_bytes for layer in layers) + live * kept + working
+
+    def simulate(
+        self,
+        schedule: Any,
+        reduction: Reduction | None = None,
+        *,
+        replicas: int = 1,
+        discipline: Discipline = "class",
+        steps: int = 12,
+    ) -> Simulation:
+        """The predicted steps of `schedule`, where each layer is a stage, as `commlayer.pipeline.measure` returns them.
+
+        `schedule` is one of torch, or a list of actions per rank; see `commlayer.scheduler.simulate`.
+        """
+        stages = [self.stage(index, index + 1, replicas=replicas) for index in range(len(self.layers))]
+        network = Network(discipline, self.link.latency_s)
+        return simulate(schedule, stages, reduction, network, action_s=self.action_s, steps=steps)

@@ -22,14 +22,15 @@ MAY_IMPORT = {
     "planner": {"errors", "config", "scheduler"},
     "compress": {"errors", "config"},
     "loss": {"errors", "config", "plans"},
-    "frontend": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss"},
+    "frontend": {"errors", "config", "plans", "transport", "scheduler", "planner", "compress", "loss"},
     "tools": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss", "frontend"},
     "": {"errors", "config", "transport", "scheduler", "planner", "compress", "loss", "frontend"},
     "__main__": {"tools"},
 }
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
 MAY_USE_TORCH_DISTRIBUTED = {"frontend", "tools.cli", "tools.bench", "transport.bootstrap"}
-WITHOUT_TORCH = {"planner", *(f"scheduler.{name}" for name in ("simulate", "link", "trace", "actions", "pipelines"))}
+PURE = ("simulate", "link", "trace", "actions", "pipelines", "measure")
+WITHOUT_TORCH = {"planner", *(f"scheduler.{name}" for name in PURE)}
 DISTRIBUTED = ("torch.distributed", "torch._C._distributed_c10d")
 
 # The same for native/: which folders a file may include headers of, beside its own. The public header is everybody's.

@@ -10,6 +10,7 @@ import torch
 
 from bench import overlap
 from bench.overlap import FIFO, GLOO, OURS, STOCK, Job
+from bench.turns import slowed
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 
@@ -44,23 +45,9 @@ def test_communication_is_as_long_as_forward_and_backward() -> None:
     sent = 2 * (scenario.hosts - 1) / scenario.hosts * 4 * values
     assert sent / (scenario.payload_gb_s * 1e9) == pytest.approx(3 * overlap.FORWARD_S * overlap.LAYERS, rel=0.01)
     assert overlap.ideal_s(Job(STOCK)) / overlap.ideal_s(Job(OURS)) == pytest.approx(1.26, abs=0.005)
-    slower = overlap.slowed(scenario, 2)
+    slower = slowed(scenario, 2)
     assert overlap.width_of(slower, 2 * overlap.FORWARD_S) == overlap.width_of(scenario)
     assert slower.nics[0].rate_bps == 25e6
-
-
-def test_every_round_has_every_system_and_begins_with_another() -> None:
-    jobs = [Job(system) for system in (GLOO, STOCK, FIFO, OURS)]
-    made = overlap.in_turns(jobs, 4)
-    assert [made[4 * i].system for i in range(4)] == [GLOO, STOCK, FIFO, OURS]
-    assert all(len({job.system for job in made[4 * i : 4 * i + 4]}) == 4 for i in range(4))
-
-
-def test_an_interval_has_the_median_with_95_percent() -> None:
-    assert overlap.interval([3, 1, 2]) == (1, 3)
-    assert overlap.interval(range(6)) == (0, 5)  # 96.9 %; without the outer two: 78 %
-    assert overlap.interval(range(9)) == (1, 7)  # 96.1 %
-    assert overlap.interval(range(8)) == (0, 7)  # without the outer two: 93.0 %
 
 
 def test_the_table_has_ratios_targets_and_void_rows() -> None:
@@ -72,7 +59,7 @@ def test_the_table_has_ratios_targets_and_void_rows() -> None:
     assert overlap.table(content(STEPS, busy=0.3)).count("30% (**void**)") == 4
 
 
-def test_an_accelerator_takes_time_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_computes_and_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     layer = overlap.Layer(3, 0.5)

@@ -6,6 +6,8 @@ import pytest
 
 from commlayer.errors import ConfigError
 from commlayer.planner.costs import Costs, Layer, Link
+from commlayer.scheduler.actions import Reduction
+from commlayer.scheduler.pipelines import one_f_one_b
 from commlayer.scheduler.simulate import StageCosts
 
 LAYERS = [
@@ -49,3 +51,11 @@ def test_bad_numbers_are_named() -> None:
         Costs([], Link(1))
     with pytest.raises(ConfigError, match=r"Costs\.state_factor=-1"):
         Costs(LAYERS, Link(1), state_factor=-1)
+
+
+def test_layers_simulated_as_stages() -> None:
+    """One rank, 2 micro-batches of 1 + 2 s and 0.25 s of the interpreter for each action; 100 bytes take 10 s."""
+    costs = Costs(LAYERS[:1], Link(rate_bps=80, latency_s=0.5), action_s=0.25)
+    result = costs.simulate(one_f_one_b(1, 2), Reduction("serial"), replicas=2)
+    assert result.step_s == pytest.approx(2 * (3 + 2 * 0.25) + 10 + 2 * 0.5)
+    assert costs.simulate(one_f_one_b(1, 2)).step_s == pytest.approx(7)

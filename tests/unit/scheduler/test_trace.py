@@ -30,3 +30,11 @@ def test_the_file_is_json_with_trace_events(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.json", SPANS)
     document = json.loads((tmp_path / "trace.json").read_text())
     assert document["traceEvents"] == trace_events(SPANS)
+
+
+def test_sources_stand_beside_each_other(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.json", {"measured": SPANS, "model": [SPANS[0]]})
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {1: "measured rank 1", 3: "model rank 1"}
+    assert [event["pid"] for event in events if event["ph"] == "X"] == [1, 1, 3]

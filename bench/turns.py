@@ -1,0 +1,179 @@
+"""Systems that run in turns on emulated hosts, with a sleep as accelerator: what the overlap benchmarks share.
+
+A benchmark names its jobs, runs them with `measure`, and calls `serve` on each rank. Each job has its own process
+group. A sleep keeps no core busy, so the results show order, moments of launch and waits, and nothing about how
+computation and communication share a processor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import faulthandler
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from commlayer.tools.bench.cpu import CpuTime
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.ranks import run, terminable
+from commlayer.tools.emulate.scenario import Scenario
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/overlap.md"
+LOGS = ROOT / "out/overlap"
+TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+BUSY_MAX = 0.25
+"""Of the machine's CPU, in a valid row."""
+LIMIT_S = 120.0
+"""A rank whose job takes longer prints its stack and ends, which ends the others."""
+
+Log = dict[str, Any]
+T = TypeVar("T")
+
+
+class Accelerator(torch.autograd.Function):
+    """A layer's computation: time passes, and no core is busy. Its backward pass takes twice as long."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return gradient.view_as(gradient), None
+
+
+def slowed(scenario: Scenario, slower: float) -> Scenario:
+    """The scenario with links of a lower rate."""
+    nics = (dataclasses.replace(each, rate_bps=(each.rate_bps or 0) / slower) for each in scenario.nics)
+    return dataclasses.replace(scenario, nics=tuple(nics))
+
+
+def measure(scenario: Scenario, module: str, request: Mapping[str, Any], name: str) -> list[Log]:
+    """Runs request["jobs"] in the emulated network: `python -m module --rank` on every rank.
+
+    Raises RuntimeError if a rank failed.
+    """
+    LOGS.mkdir(parents=True, exist_ok=True)
+    path, written = LOGS / f"{name}.jobs.json", LOGS / f"{name}.logs.jsonl"
+    path.write_text(json.dumps(request))
+    written.unlink(missing_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.chdir(ROOT)  # the ranks import from here
+    with terminable(), Network(scenario) as network:
+        status = run(network, [sys.executable, "-m", module, "--rank", str(path), str(written)])
+    logs = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+    if status or len(logs) < len(request["jobs"]):
+        raise RuntimeError(f"{name}: only {len(logs)} of {len(request['jobs'])} jobs ended")
+    return logs
+
+
+def serve(
+    request: Path,
+    written: Path,
+    backend: Callable[[Log], str],
+    train: Callable[[Log, Log], Log],
+    limit_s: float = LIMIT_S,
+) -> None:
+    """On each rank: runs the jobs, each in a process group of its `backend`; rank 0 writes their logs.
+
+    A job is a table with `system` and perhaps `tcp_cc`. `train` gets the job and the whole request, and returns its
+    log: `step_s`, and the fields of `busy`.
+    """
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, world, rank == 0, timedelta(seconds=120))
+    default_tcp_cc = TCP_CC.read_text()
+    content = json.loads(request.read_text())
+    for number, job in enumerate(content["jobs"]):
+        faulthandler.dump_traceback_later(limit_s, exit=True)
+        TCP_CC.write_text(job.get("tcp_cc") or default_tcp_cc)
+        prefixed = dist.PrefixStore(f"job {number}", store)
+        dist.init_process_group(backend(job), store=prefixed, rank=rank, world_size=world)
+        log = {"job": job, **train(job, content)}
+        if rank == 0:
+            with written.open("a") as out:
+                out.write(json.dumps(log) + "\n")
+            used = f"{log['busy']:.0%} busy, {log['of_ranks']:.0%} by ranks"
+            print(f"{job['system']}: {step_s(log) * 1e3:.0f} ms, {used}", flush=True)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def busy(cpu: CpuTime, seconds: float) -> dict[str, float]:
+    """Of a job's log: the busy share of the machine's CPU in these seconds, and the part that such ranks charge."""
+    available_s = seconds * (os.cpu_count() or 1)
+    return {"busy": cpu.machine_s / available_s, "of_ranks": cpu.process_s * dist.get_world_size() / available_s}
+
+
+def step_s(log: Log) -> float:
+    """Median step."""
+    return float(statistics.median(log["step_s"]))
+
+
+def in_turns(jobs: Sequence[T], rounds: int) -> list[T]:
+    """Every system in every round; each round begins with another one."""
+    return [job for i in range(rounds) for job in [*jobs[i % len(jobs) :], *jobs[: i % len(jobs)]]]
+
+
+def by_system(runs: Sequence[Log]) -> dict[str, list[Log]]:
+    """The logs of each system, by round."""
+    found: dict[str, list[Log]] = {}
+    for log in runs:
+        found.setdefault(log["job"]["system"], []).append(log)
+    return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The narrowest pair of order statistics that has the median with at least 95 %; of less than 6 values, all."""
+    ordered, n = sorted(values), len(values)
+    outside, drop = 0.0, 0
+    term = 0.5**n
+    for k in range(n // 2):
+        outside += 2 * term
+        if outside > 0.05:
+            break
+        drop, term = k, term * (n - k) / (k + 1)
+    return ordered[drop], ordered[n - 1 - drop]
+
+
+def spread(values: Sequence[float], factor: float, form: str) -> str:
+    """Median and interval, as a cell of a table."""
+    low, high = interval(values)
+    return f"{statistics.median(values) * factor:{form}} ({low * factor:{form}} to {high * factor:{form}})"
+
+
+def today() -> str:
+    """The date of a measurement."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+
+def measured_on(content: Mapping[str, Any], source: str) -> str:
+    """The sentences below a table: when and where its results were measured, and the files it comes from."""
+    about = content["machine"]
+    return (
+        f"Measured {content['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
+        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}. Generated "
+        f"by `bench/{source}.py` from `bench/results/{source}.json`."
+    )
+
+
+def write_results(path: Path, content: Mapping[str, Any]) -> None:
+    """One line per run."""
+    path.write_text(json.dumps(content).replace('{"job"', '\n{"job"') + "\n")

@@ -1,0 +1,151 @@
+"""Costs of a pipeline that sleeps, measured between processes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+)
+
+from commlayer.errors import ConfigError
+from commlayer.frontend.measure import Recorder, measure
+from commlayer.planner.costs import Costs
+from commlayer.scheduler.actions import Reduction
+from tests import ranks
+
+WIDTH, MICROBATCHES, FORWARD_S = 8, 4, 0.02
+
+
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return values.clone()  # zero-bubble schedules detach outputs, which views do not allow
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return gradient.view_as(gradient), None
+
+
+class Block(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.seconds = seconds
+
+    def forward(self, values: Tensor) -> Tensor:
+        slept: Tensor = Sleep.apply(self.linear(values), self.seconds)  # type: ignore[no-untyped-call]
+        return slept
+
+
+class Job:
+    """2 ranks of a pipeline; stage s sleeps (s + 1) times FORWARD_S."""
+
+    def __init__(self, kind: Any, chunks: int) -> None:
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
+        self.rank, self.dp_group, group = mesh.get_local_rank("pp"), mesh.get_group("dp"), mesh.get_group("pp")
+        indices = [self.rank + 2 * k for k in range(chunks)]
+        device = torch.device("cpu")
+        self.stages = [PipelineStage(Block((i + 1) * FORWARD_S), i, 2 * chunks, device, group=group) for i in indices]
+        given = self.stages[0] if kind is Schedule1F1B else self.stages
+        self.schedule = kind(given, MICROBATCHES, loss_fn=lambda output, target: (output - target).square().mean())
+        parameters = [each for stage in self.stages for each in stage.submod.parameters()]
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1)
+        self.inputs = torch.ones(2 * MICROBATCHES, WIDTH)
+
+    def step(self) -> None:
+        target = {"target": self.inputs} if self.rank == 1 else {}
+        self.schedule.step(*((self.inputs,) if self.rank == 0 else ()), **target)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def check(costs: Costs, chunks: int) -> None:
+    assert len(costs.layers) == 2 * chunks
+    for index, layer in enumerate(costs.layers):
+        forward_s = (index + 1) * FORWARD_S
+        assert forward_s <= layer.forward_s < 1.5 * forward_s + FORWARD_S  # a busy machine wakes sleepers late
+        assert 2 * forward_s <= layer.backward_s < 3 * forward_s + FORWARD_S
+        assert layer.parameter_bytes == 4 * WIDTH * WIDTH
+        assert layer.output_bytes == 2 * 4 * WIDTH  # a micro-batch has 2 rows
+        assert layer.activation_bytes == 2 * 4 * WIDTH  # the input of the linear layer
+    assert 0 <= costs.action_s < FORWARD_S
+    assert 0 <= costs.link.latency_s < 0.1
+
+
+@ranks.on(4)
+def test_costs_of_a_pipeline_with_replicas(rank: int, size: int) -> None:
+    """All ranks have the same costs, and the model predicts the step that was measured, without reductions."""
+    ranks.init(rank, size)
+    job = Job(ScheduleLoopedBFS, 2)
+    costs = measure(job.schedule, job.step, batches=2, dp_group=job.dp_group, optimizer=job.optimizer)
+    check(costs, 2)
+    assert costs.link.rate_bps > 1e5
+    assert all(layer.update_s > 0 for layer in costs.layers)
+    everyones: list[Any] = [None] * size
+    dist.all_gather_object(everyones, costs)
+    assert everyones == [costs] * size
+    start_s = time.monotonic()
+    job.step()
+    dist.barrier()
+    step_s = time.monotonic() - start_s
+    predicted_s = costs.simulate(job.schedule, Reduction("step")).step_s
+    assert predicted_s == pytest.approx(step_s, rel=0.5)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["commlayer", "gloo"])
+@ranks.on(2)
+def test_costs_of_one_pipeline(rank: int, size: int, backend: str) -> None:
+    """Without replicas the rate is that of messages; any backend will do."""
+    ranks.init(rank, size, backend)
+    job = Job(Schedule1F1B, 1)
+    costs = measure(job.schedule, job.step, batches=1)
+    check(costs, 1)
+    assert costs.link.rate_bps > 1e5
+    assert all(layer.update_s == 0 for layer in costs.layers)
+    dist.destroy_process_group()
+
+
+@ranks.on(2)
+def test_a_recorder_has_every_action_and_leaves_the_stages_as_they_were(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    job = Job(ScheduleInterleavedZeroBubble, 2)
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        return type(stage).forward_one_chunk(stage, *args, **kwargs)
+
+    stage = job.stages[0]
+    stage.forward_one_chunk = own  # type: ignore[method-assign]
+    recorder = Recorder(job.schedule)
+    job.step()
+    actions = {(a.kind, a.stage, a.microbatch) for a, _, _ in recorder.records}
+    order = job.schedule.pipeline_order[rank]
+    expected = {(str(a.computation_type), a.stage_index, a.microbatch_index) for a in order if a is not None}
+    assert actions == expected
+    assert {"F", "I", "W"} <= {kind for kind, _, _ in actions}
+    recorder.remove()
+    count = len(recorder.records)
+    job.step()
+    assert len(recorder.records) == count
+    assert vars(stage)["forward_one_chunk"] is own
+    assert "backward_one_chunk" not in vars(stage)
+    assert "forward_one_chunk" not in vars(job.stages[1])
+    dist.destroy_process_group()
+
+
+def test_what_is_no_schedule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="list is no schedule"):
+        measure([], lambda: None)
