@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,15 @@ $(VENV)/.stamp-demo: requirements/demo.txt $(VENV)/.stamp-torch
 
 $(VENV)/.stamp-coverage: requirements/coverage.txt $(VENV)/.stamp-dev
 	$(PIP) install -q -r $<
+	touch $@
+
+# megatron-core, in an environment that sees the packages of .venv.
+MEGATRON := .venv-megatron
+SITE = import sysconfig; print(sysconfig.get_path("purelib"))
+$(MEGATRON)/.stamp: requirements/megatron.txt $(VENV)/.stamp-package
+	test -x $(MEGATRON)/bin/python || $(PYTHON) -m venv --without-pip $(MEGATRON)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > $$($(MEGATRON)/bin/python -c '$(SITE)')/venv.pth
+	$(PIP) --python $(MEGATRON)/bin/python install -q --no-deps -r $<
 	touch $@
 
 $(VENV)/.stamp-dev: requirements/dev.txt $(VENV)/.stamp-demo
@@ -71,6 +80,9 @@ stress: native ## measure docs/stress.md again: losses, bursts, incast, prioriti
 overlap: native ## measure docs/overlap.md again: gradients that travel during the next forward pass (12 minutes, root)
 	$(BIN)/python -m bench.overlap --ddp
 	$(BIN)/python -m bench.overlap_gpt
+
+megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)
+	$(MEGATRON)/bin/python -m bench.megatron
 
 faults: venv native ## faults in real processes, and a table of the errors (emulated hosts need root)
 	rm -f out/faults.json

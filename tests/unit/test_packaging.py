@@ -59,7 +59,7 @@ def pins(name: str) -> list[Requirement]:
     return [Requirement(line) for line in text(name).splitlines() if not line.startswith(("#", "-"))]
 
 
-@pytest.mark.parametrize("name", [f"requirements/{name}.txt" for name in ("demo", "dev", "coverage")])
+@pytest.mark.parametrize("name", [f"requirements/{name}.txt" for name in ("demo", "dev", "coverage", "megatron")])
 def test_every_requirement_is_pinned_once_per_python(name: str) -> None:
     for python in ("3.10", "3.11", "3.12", "3.13"):
         chosen = [p for p in pins(name) if p.marker is None or p.marker.evaluate({"python_version": python})]

@@ -1,0 +1,116 @@
+"""Losses of the Megatron example on gloo and on commlayer: a table for docs/megatron.md.
+
+    python -m bench.megatron                                          4 ranks on this machine (`make megatron`)
+    python -m bench.megatron --scenario bench/scenarios/loss1.toml    4 emulated hosts (root); keeps nothing
+
+Each layout runs with Megatron's own order and in the two forms of examples/megatron/segments.py. Without clipping all
+losses must be those of gloo, bit by bit. With clipping, the sum of four ranks' norms is rounded in the backend's order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.page import write_between
+
+ROOT = Path(__file__).parents[1]
+LAYOUTS = {"TP2 x DP2": ("--tp", "2"), "PP2 x DP2, 2 virtual stages": ("--pp", "2")}
+TOLERANCE = 1e-5
+"""Largest difference of losses with clipping: roundings of the norm, grown over ten steps."""
+LOSS = re.compile(r"\bloss (\S+)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One job of the example."""
+
+    layout: str
+    backend: str
+    segments: str = "none"
+    clip: float = 1.0
+
+    def command(self, scenario: Path | None) -> list[str]:
+        """The job on this machine, or on the hosts of a scenario."""
+        if scenario is None:
+            start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]
+        else:
+            start = [sys.executable, "-m", "commlayer.tools.cli", "emulate", str(scenario), "--"]
+            start += [sys.executable, "-m"]
+        chosen = ["--backend", self.backend, "--segments", self.segments, "--clip", str(self.clip)]
+        return [*start, "examples.megatron.job", *LAYOUTS[self.layout], *chosen]
+
+    def losses(self, scenario: Path | None) -> list[float]:
+        """Runs the job. Raises CalledProcessError with its output shown."""
+        done = subprocess.run(
+            self.command(scenario), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if done.returncode:
+            sys.stderr.write(done.stdout + done.stderr)
+        done.check_returncode()
+        return [float(text) for text in LOSS.findall(done.stdout)]
+
+
+RUNS = (
+    ("gloo", "none", 1.0),
+    ("commlayer", "none", 1.0),
+    ("commlayer", "classes", 1.0),
+    ("gloo", "none", 0.0),
+    ("commlayer", "deferred", 0.0),
+)
+
+
+def runs() -> list[Run]:
+    """In each layout, a run on gloo stands before those that must have its losses."""
+    return [Run(layout, *each) for layout in LAYOUTS for each in RUNS]
+
+
+def differences(measured: Sequence[tuple[Run, list[float]]]) -> list[float]:
+    """For each run the largest difference from the losses of the last run on gloo before it."""
+    found = []
+    reference: list[float] = []
+    for run, losses in measured:
+        reference = losses if run.backend == "gloo" else reference
+        found.append(max(abs(ours - theirs) for ours, theirs in zip(losses, reference, strict=True)))
+    return found
+
+
+def are_equal(measured: Sequence[tuple[Run, list[float]]]) -> bool:
+    """Whether all losses are those of gloo."""
+    pairs = zip(measured, differences(measured), strict=True)
+    return all(difference <= (TOLERANCE if run.clip else 0) for (run, _), difference in pairs)
+
+
+def table(measured: Sequence[tuple[Run, list[float]]]) -> str:
+    """A row per run."""
+    lines = ["| layout | backend | `--segments` | `--clip` | first loss | last loss | difference |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for (run, losses), difference in zip(measured, differences(measured), strict=True):
+        shown = "-" if run.backend == "gloo" else f"{difference:.1g}" if difference else "0"
+        cells = [run.layout, run.backend, run.segments, f"{run.clip:g}", f"{losses[0]:.6f}", f"{losses[-1]:.6f}", shown]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", type=Path, help="scenario of `commlayer emulate`; otherwise this machine")
+    options = parser.parse_args()
+    measured = []
+    for run in runs():
+        measured.append((run, run.losses(options.scenario)))
+        print(run, *(f"{loss:.6f}" for loss in measured[-1][1]), flush=True)
+    print(table(measured))
+    if not are_equal(measured):
+        sys.exit(f"losses differ by more than {TOLERANCE:g}, or without clipping")
+    if options.scenario is None:
+        write_between(ROOT / "docs/megatron.md", losses=table(measured))
+
+
+if __name__ == "__main__":
+    main()
