@@ -19,6 +19,7 @@ from .errors import (
     OperationTimeoutError,
     PeerLostError,
 )
+from .frontend import tp
 from .frontend.backend import Options
 from .frontend.ddp import allreduce_hook
 from .frontend.fsdp import compress_fsdp
@@ -56,4 +57,5 @@ __all__ = [
     "reshard",
     "scheduler",
     "stats",
+    "tp",
 ]

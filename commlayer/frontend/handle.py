@@ -167,13 +167,13 @@ def check_modules(model: nn.Module) -> None:
     who = f"overlap({type(model).__name__})"
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
         raise ConfigError(f"{who}: its optimizer runs in the backward pass; leave _apply_optimizer_in_backward out")
-    if any(_is_compiled(module) for module in model.modules()):
+    if any(is_compiled(module) for module in model.modules()):
         raise ConfigError(
             f"{who}: a part of the model is compiled, and hooks of its modules do not run; leave torch.compile out"
         )
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
