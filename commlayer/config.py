@@ -236,6 +236,12 @@ class Config:
         "it is the only one, as 9000). Ranks may differ: two ranks send each other the size that both can",
     ] = 0
 
+    stream_wait: Annotated[
+        bool,
+        "with CUDA, 1: `wait()` lets the stream wait, where the driver can; 0: it blocks the calling thread. See "
+        "[cuda.md](cuda.md)",
+    ] = True
+
     def __post_init__(self) -> None:
         _check(self, Config, lambda name, value: f"{variable(name)}={value}")
         if self.ofi_provider and self.wire != "ofi":

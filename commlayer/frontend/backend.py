@@ -44,6 +44,7 @@ from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
 from .gloo import connect_gloo
+from .pinned import PinnedCopies
 from .submit import Submitter
 from .work import CommWork
 
@@ -133,8 +134,11 @@ class CommProcessGroup(dist.ProcessGroup):
         self._submitter = Submitter(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
         self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy).without_class())
         self._lock = threading.Lock()
-        self.devices = Devices(self, NAME, store, timeout, global_ranks) if torch.cuda.is_available() else None
+        self.devices: Devices | None = None
         """Takes tensors that are not on the CPU; None without an accelerator."""
+        if torch.cuda.is_available():
+            pinned = PinnedCopies(stream_wait=config.stream_wait)
+            self.devices = Devices(self, NAME, store, timeout, global_ranks, pinned)
 
     # One method stands for all overloads of a name. (The stub lists them one by one, hence `type: ignore[override]`.)
     # It starts the engine if that can do the operation, and otherwise passes its arguments to gloo. The aliases below
@@ -338,7 +342,7 @@ class CommProcessGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    @placed()  # its tensors are on the CPU, but it must start in the order of the calls
+    @placed(inputs=[0], outputs=[1])
     def allreduce_from(
         self,
         source: Tensor,
@@ -383,8 +387,10 @@ class CommProcessGroup(dist.ProcessGroup):
                 return
             self.closed = True
         if self.devices is not None:
-            self.devices.close()
+            self.devices.pinned.settle()
         self._native.close()
+        if self.devices is not None:
+            self.devices.close()
         self._submitter.forget()
         super().shutdown()
 

@@ -10,7 +10,8 @@ when the first bucket is ready.
 # No `from __future__ import annotations` here: DDP checks a hook's annotations, and would find strings.
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from ..errors import ConfigError
 from .dynamo import untraced
 from .gradient import Reduction, reduce_gradient
 from .hook_state import HookState
+from .pinned import PinnedHandle
+from .work import CommWork
 
 
 @untraced
@@ -30,7 +33,12 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     gradients, for the buckets of a second model, and for a restored state that belongs to another model.
     """
     check_dense(bucket)
-    return reduce_bucket(bucket.buffer(), bucket, state, state.reduction)
+    return future_of(reduce_bucket(bucket.buffer(), bucket, state, state.reduction))
+
+
+def future_of(started: Future[torch.Tensor] | CommWork) -> Future[torch.Tensor]:
+    """The averaged bucket, for DDP."""
+    return started.get_future().then(lambda done: done.value()[0]) if isinstance(started, CommWork) else started
 
 
 def check_dense(bucket: dist.GradBucket) -> None:
@@ -50,14 +58,56 @@ def reduce_bucket(
     state: HookState,
     reduction: Callable[[], Reduction],
     priority: int | None = None,
-) -> Future[torch.Tensor]:
+    *,
+    running: int = 0,
+) -> Future[torch.Tensor] | CommWork:
     """Averages `buffer`, which has the dense gradients of a bucket: its own memory, or a copy.
 
-    `reduction` is called once the state has begun the step. `priority`: see `Place`.
+    `reduction` is called once the state has begun the step. `priority`: see `Place`. A buffer on a device is averaged
+    in place, through pinned copies: its work ends in the order of streams. `running` is the number of earlier steps
+    whose reductions may still be in flight.
     """
+    devices = state.group().devices
+    pinned = devices.pinned if devices is not None and devices.pinned.takes(buffer) else None
+    if pinned is not None and bucket.index() == 0:
+        state.in_flight.begin(pinned, running)
     parameters = bucket.parameters()
     place = state.enter(parameters, bucket.index(), is_last=bucket.is_last())
     place = dataclasses.replace(place, priority=priority)
     first = bucket.buffer().storage_offset()
     starts = [int(each.storage_offset() - first) for each in bucket.gradients()]
-    return reduce_gradient(buffer, parameters, state.policy, reduction(), starts=starts, place=place)
+    policy, shared = state.policy, reduction()
+    if pinned is None:
+        return reduce_gradient(buffer, parameters, policy, shared, starts=starts, place=place)
+
+    def on_host(_: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> CommWork:
+        begin = functools.partial(reduce_gradient, outputs[0], parameters, policy, starts=starts, place=place)
+        return _reduce_on_host(outputs[0], shared, begin)
+
+    work = pinned.run(on_host, [buffer], [buffer])
+    state.in_flight.add(work, is_last=place.is_last)
+    return work
+
+
+def _reduce_on_host(host: torch.Tensor, shared: Reduction, begin: Callable[..., Future[torch.Tensor]]) -> CommWork:
+    """Starts the reduction of a pinned copy, as a work whose result is in that copy."""
+    handle = PinnedHandle()
+    failures: list[BaseException] = []  # a future keeps only the text
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        if shared.failed is not None:
+            shared.failed(error)
+
+    def settle(done: Future[torch.Tensor]) -> None:
+        try:
+            averaged = done.value()
+            if averaged.data_ptr() != host.data_ptr():
+                host.copy_(averaged)
+        except Exception as error:
+            handle.end(failures[0] if failures else error)
+        else:
+            handle.end(None)
+
+    begin(reduction=dataclasses.replace(shared, failed=failed)).add_done_callback(settle)
+    return CommWork(handle, [host])

@@ -91,11 +91,17 @@ class Devices:
         `inputs` and `outputs` are the positions in `args` of the tensors, or nested lists, that it reads and writes.
         """
         given = {at: pytree.tree_flatten(args[at]) for at in {*inputs, *outputs} if at < len(args)}
-        kinds = {leaf.device.type for leaves, _ in given.values() for leaf in leaves if isinstance(leaf, Tensor)}
-        kinds.discard("cpu")
+        tensors = [leaf for leaves, _ in given.values() for leaf in leaves if isinstance(leaf, Tensor)]
+        kinds = {leaf.device.type for leaf in tensors if leaf.device.type != "cpu" or self.pinned.takes(leaf)}
         written = [leaf for at in outputs if at in given for leaf in given[at][0]]
+        is_receive = bool(outputs) and not inputs  # these need no order among the others
+        if not kinds and (is_receive or not self.pinned.busy):
+            return method(*args)
+        for each in args:
+            if hasattr(each, "asyncOp"):
+                each.asyncOp = True  # the thread that starts operations shall not wait for them
         if not kinds:
-            return self.pinned.run(lambda *_: method(*args), [], written) if self.pinned.busy else method(*args)
+            return self.pinned.run(lambda *_: method(*args), [], written)
         neighbour = self.neighbour(min(kinds))
         if neighbour is not None:
             name = method.__name__
@@ -109,7 +115,7 @@ class Devices:
                 moved[at] = pytree.tree_unflatten([host[id(leaf)] for leaf in leaves], spec)
             return method(*moved)
 
-        work = self.pinned.run(on_host, read, written)
+        work = self.pinned.run(on_host, read, written, at_once=is_receive)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

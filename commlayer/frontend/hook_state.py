@@ -27,6 +27,7 @@ from .backend import NAME, CommProcessGroup, Options
 from .candidates import choice_for
 from .commit import Commit
 from .gradient import Missing, Place, Reduction
+from .in_flight import InFlight
 from .low_rank import LowRank
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -114,6 +115,8 @@ class HookState:
         self._group: CommProcessGroup | None = None
         self._memory: dict[tuple[int, str], Tensor] = {}
         self._commit = Commit()
+        self.in_flight = InFlight()
+        """Reductions of buckets on a device."""
         self._world_size = 0  # of the group; 0: not known yet
         self._restored_fine: list[int] | None = None  # numbers of the parameters that were fine when it was saved
 
@@ -249,7 +252,11 @@ class HookState:
         return self._group
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, between steps: plain values, and tensors of lost contributions."""
+        """For a checkpoint, between steps: plain values, and tensors of lost contributions.
+
+        Waits for reductions of buckets on a device, and raises their error.
+        """
+        self.in_flight.drain()
         return {
             "policy": dataclasses.asdict(self.policy),
             "steps": self.steps,

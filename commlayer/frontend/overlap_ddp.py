@@ -15,11 +15,12 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from ..scheduler.gradient import PendingReduction
 from .commit import Commit
-from .ddp import check_dense, reduce_bucket
+from .ddp import check_dense, future_of, reduce_bucket
 from .dynamo import untraced
 from .gradient import Reduction
 from .handle import Overlap
 from .hook_state import HookState
+from .work import CommWork
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,7 +32,7 @@ class Started:
     """Element of the bucket's storage where its buffer begins."""
     memory: Tensor
     """The buffer, or a copy that the next backward pass does not overwrite."""
-    averaged: Future[Tensor]
+    averaged: Future[Tensor] | CommWork
     error: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -48,7 +49,11 @@ class Started:
         return found
 
     def wait(self) -> None:
-        """Waits until the averages are in `memory`. Raises the error of the operation, with its own type."""
+        """Waits until the averages are in `memory`: on a device, the current stream does. Raises the error of the
+        operation, with its own type."""
+        if isinstance(self.averaged, CommWork):
+            self.averaged.wait()
+            return
         try:
             averaged = self.averaged.wait()
         except RuntimeError as error:
@@ -71,6 +76,10 @@ class DdpOverlap(Overlap):
         self._ddp = model
         model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 
+    def finish(self) -> None:
+        super().finish()
+        self.state.in_flight.drain()
+
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The communication hook."""
         if self._ddp._join_config.enable:
@@ -92,9 +101,10 @@ class DdpOverlap(Overlap):
                 shared.memory = self._memories[self.state.steps % 2]
             return shared
 
-        started.averaged = reduce_bucket(memory, bucket, self.state, reduction, priority)
+        running = self._deferred.staleness
+        started.averaged = reduce_bucket(memory, bucket, self.state, reduction, priority, running=running)
         if self._is_removed:
-            return started.averaged
+            return future_of(started.averaged)
         self._started.append(started)
         if bucket.is_last():
             # DDP queues its own callback after this hook, and demands plain gradients there. Ours is to follow it.

@@ -55,6 +55,8 @@ class CommWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Blocks until the results are there. Raises the operation's error, or OperationTimeoutError.
 
+        With tensors on a device the current stream waits, see `pinned.py`; with a timeout, the calling thread, too.
+
         No timeout is None in Python, and a timedelta of 0 in C++.
         """
         if self.handle is not None:
@@ -95,7 +97,7 @@ class CommWork(Work):
         return self.results
 
     def synchronize(self) -> None:
-        """The same as `wait()`: there is no stream to wait for."""
+        """The same as `wait()`."""
         self.wait()
 
     def missing(self) -> list[tuple[int, int]]:
@@ -128,6 +130,8 @@ class CommWork(Work):
     def _complete(self, source: Future[Any], error: BaseException | None) -> None:
         if error is None:
             try:
+                if self.device is not None and self.handle is not None:
+                    self.handle.wait()  # of several operations, each may have its results on another stream
                 self.settle()
             except Exception as failure:
                 error = failure

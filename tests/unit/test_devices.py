@@ -14,7 +14,7 @@ from commlayer.errors import CommError, ConfigError, OperationTimeoutError
 from commlayer.frontend.devices import Devices, backend_for, placed
 from commlayer.frontend.pinned import PinnedCopies, PinnedHandle
 from commlayer.frontend.work import CommWork
-from tests.unit.test_pinned import FakeCuda
+from tests.fake_cuda import FakeCuda
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_device_tensors_of_our_own_backend_are_staged(monkeypatch: pytest.Monkey
     taken: list[tuple[list[Tensor], list[Tensor]]] = []
 
     class Spy(PinnedCopies):
-        def run(self, call: Any, inputs: Any, outputs: Any) -> Any:
+        def run(self, call: Any, inputs: Any, outputs: Any, **_: Any) -> Any:
             taken.append((list(inputs), list(outputs)))
             host = [torch.full((2,), 5.0)], [torch.zeros(2)]
             work = call(*host)
@@ -121,9 +121,9 @@ def test_device_tensors_go_to_the_neighbour_that_the_configuration_names(monkeyp
 
 def test_coalesced_operations_are_one_work(monkeypatch: pytest.MonkeyPatch) -> None:
     class Doubling(PinnedCopies):
-        def run(self, call: Any, inputs: Any, outputs: Any) -> CommWork:
+        def run(self, call: Any, inputs: Any, outputs: Any, **_: Any) -> Any:
             call([torch.ones(2)] * len(inputs), [torch.zeros(2)])
-            made.append(PinnedHandle(None, FakeCuda()))
+            made.append(PinnedHandle())
             return CommWork(made[-1], list(outputs))
 
     made: list[PinnedHandle] = []

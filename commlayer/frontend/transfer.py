@@ -1,0 +1,103 @@
+"""`Transfer`: the copies of one operation between a device and pinned host memory.
+
+caller's stream   ... produce inputs |                       | wait(): a word, then copies back
+out               waits for that, copies inputs to pinned memory
+back              copies results, if no stream waits for them yet
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .accelerator import Accelerator
+
+
+class Transfer:
+    """Pinned copies of an operation's tensors. It keeps them, and the tensors, until `release`."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        device: torch.device,
+        back: Any,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        self._accelerator = accelerator
+        self.device = device
+        self._back = back
+        self._inputs = [tensor for tensor in inputs if accelerator.has(tensor)]
+        self._outputs = [tensor for tensor in outputs if accelerator.has(tensor)]
+        self._host: dict[int, Tensor] = {}
+        for tensor in (*self._inputs, *self._outputs):
+            if id(tensor) not in self._host:
+                self._host[id(tensor)] = accelerator.pinned(tensor.shape, tensor.dtype)
+        self._word: Tensor | None = None
+        self._stream = back
+        self._ready, self._copied = accelerator.event(), accelerator.event()
+
+    def take_out(self, out: Any) -> None:
+        """Enqueues the copies of the inputs on the stream `out`, behind all work of the current stream."""
+        out.wait_stream(self._accelerator.current_stream(self.device))
+        with self._accelerator.on(out):
+            for tensor in self._inputs:
+                self._accelerator.copy(self._host[id(tensor)], tensor.detach())
+        self._ready.record(out)
+
+    def wait_until_out(self) -> None:
+        """Blocks the calling thread until the inputs are in pinned memory."""
+        self._ready.synchronize()
+
+    def host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The pinned copies of these tensors; host tensors stay as they are."""
+        return [self._host.get(id(tensor), tensor) for tensor in tensors]
+
+    def word(self) -> Tensor:
+        """A word that a stream can wait for, not written so far."""
+        return self._accelerator.pinned((1,), torch.int32).zero_()
+
+    def bring_back(self, word: Tensor | None = None) -> None:
+        """Enqueues the copies of the results: with `word`, on the current stream and once the word is written."""
+        self._word = word
+        if word is not None:
+            self._stream = self._accelerator.current_stream(self.device)
+        # Earlier work of the caller's stream may still read the outputs. And CUDA demands that an order which a word
+        # makes, from the copies out to those back, can also be seen in events.
+        self._stream.wait_event(self._ready)
+        if word is not None:
+            self._accelerator.wait_word(self._stream, word)
+        with self._accelerator.on(self._stream):
+            for tensor in self._outputs:
+                self._accelerator.copy(tensor.detach(), self._host[id(tensor)])
+        self._copied.record(self._stream)
+
+    def follow(self) -> None:
+        """Lets the current stream wait for the copies back, which are enqueued."""
+        self._accelerator.current_stream(self.device).wait_event(self._copied)
+
+    def is_back(self) -> bool:
+        """Whether the copies back are over, or were never enqueued."""
+        return bool(self._copied.query())
+
+    def on_results(self) -> AbstractContextManager[Any]:
+        """Makes the stream current that has the copies back."""
+        return self._accelerator.on(self._stream)
+
+    def spoil(self) -> None:
+        """Makes the results NaN, where their type has it: the operation failed, and a stream will copy them."""
+        for tensor in self._outputs:
+            if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+                self._host[id(tensor)].fill_(math.nan)
+
+    def release(self) -> None:
+        """Lets go of all tensors: the copies are over, or are never made."""
+        self._inputs.clear()
+        self._outputs.clear()
+        self._host.clear()
+        self._word = None

@@ -1,0 +1,162 @@
+"""The checks. Each is called on two ranks of a job, with the device of the rank; an AssertionError is its failure."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from tests import ranks
+from tests.gpu.lab import Lab, waits
+
+Check = Callable[[Lab, int, int], None]
+
+
+def collectives(lab: Lab, rank: int, size: int) -> None:
+    """The results of operations on the device are those on the host."""
+    on_device = [lab.read(each) for each in _collectives(lab.tensor, rank, size)]
+    on_host = _collectives(torch.clone, rank, size)
+    for mine, theirs in zip(on_device, on_host, strict=True):
+        assert torch.equal(mine.reshape(-1), theirs.reshape(-1)), (mine, theirs)
+
+
+def _collectives(place: Callable[[Tensor], Tensor], rank: int, size: int) -> list[Tensor]:
+    def own(count: int = 8) -> Tensor:
+        return place(torch.arange(float(count)) + 100 * rank)
+
+    def room(count: int = 8) -> Tensor:
+        return place(torch.zeros(count))
+
+    reduced, sent, exchanged = own(), own(), room(2 * size)
+    gathered, scattered = [room() for _ in range(size)], room(4)
+    dist.all_reduce(reduced)
+    dist.broadcast(sent, 1)
+    dist.all_gather(gathered, own())
+    dist.reduce_scatter(scattered, [own(4) for _ in range(size)])
+    dist.all_to_all_single(exchanged, own(2 * size))
+    dist.barrier()
+    rooms = [room() for _ in range(size)] if rank == 0 else None
+    dist.gather(own(), rooms)
+    return [reduced, sent, *gathered, scattered, exchanged, *(rooms or [])]
+
+
+def order(lab: Lab, rank: int, size: int) -> None:
+    """The engine reads after earlier kernels, and later kernels read after the engine."""
+    for number in range(5):
+        tensor = lab.tensor(torch.zeros(1 << 16))
+        lab.busy(0.05)
+        lab.launch(functools.partial(tensor.fill_, rank + number))
+        dist.all_reduce(tensor, async_op=True).wait()
+        lab.launch(functools.partial(tensor.mul_, 2))
+        assert torch.equal(lab.read(tensor), torch.full((1 << 16,), 2.0 * (1 + 2 * number)))
+
+
+def host_goes_on(lab: Lab, rank: int, size: int) -> None:
+    """`wait()` returns before the other rank has called the operation."""
+    tensor = lab.tensor(torch.full((1 << 16,), 1.0))
+    store = ranks.store()
+    if rank == 1 and waits(lab):
+        store.wait(["waited"])
+    dist.all_reduce(tensor)
+    store.set("waited", "1")
+    assert float(lab.read(tensor).max()) == size
+
+
+def many_in_flight(lab: Lab, rank: int, size: int) -> None:
+    """A hundred operations of different sizes, waited for in another order."""
+    tensors = [lab.tensor(torch.full((1 + 997 * each,), each + rank + 0.0)) for each in range(100)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    for number, tensor in enumerate(tensors):
+        assert torch.equal(lab.read(tensor), torch.full((1 + 997 * number,), 2.0 * number + 1))
+
+
+def messages(lab: Lab, rank: int, size: int) -> None:
+    """Both ranks receive, send and wait, as in a pipeline; with one queue for all streams, too."""
+    mine, theirs = lab.tensor(torch.full((4096,), rank + 1.0)), lab.tensor(torch.zeros(4096))
+    for _ in range(10):
+        receive = dist.irecv(theirs, 1 - rank)
+        send = dist.isend(mine, 1 - rank)
+        assert receive is not None
+        assert send is not None
+        receive.wait()
+        send.wait()
+        lab.launch(lambda: mine.copy_(theirs + 1))
+    assert torch.equal(lab.read(mine), torch.full((4096,), rank + 11.0))
+
+
+def memory(lab: Lab, rank: int, size: int) -> None:
+    """Temporary tensors are freed at once, and their memory is not used again too early."""
+    total = lab.tensor(torch.zeros(1 << 14))
+    for number in range(50):
+        temporary = lab.tensor(torch.full((1 << 14,), float(number)))
+        dist.all_reduce(temporary, async_op=True).wait()
+        lab.launch(functools.partial(total.add_, temporary))
+        del temporary
+    assert torch.equal(lab.read(total), torch.full((1 << 14,), 2.0 * sum(range(50))))
+
+
+def training(lab: Lab, rank: int, size: int) -> None:
+    """DDP with our hook has the parameters of the same training on the host, and `backward()` waits for nobody."""
+    for mine, theirs in zip(_train(lab, rank), _train(None, rank), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def _train(lab: Lab | None, rank: int) -> list[Tensor]:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5))
+    state = commlayer.HookState(commlayer.Policy(deterministic=True))
+    hook = commlayer.allreduce_hook
+    if lab is not None:
+        net, hook = lab.model(net), lab.hook(hook)  # type: ignore[assignment]
+        lab.stage(state.group())
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.002)
+    model.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    store = ranks.store()
+    for step in range(4):
+        inputs = torch.randn(8, 20, generator=generator)
+        loss = model(inputs if lab is None else inputs.to(lab.device)).square().mean()
+        if lab is not None and waits(lab) and step >= 2 and rank == 1:
+            store.wait([f"backward {step}"])
+        loss.backward()
+        store.set(f"backward {step}", "1")
+        if lab is not None:
+            lab.order()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [each.detach().cpu() for each in model.parameters()]
+
+
+def failure(lab: Lab, rank: int, size: int) -> None:
+    """The stream goes on with NaN when an operation fails, and the next call raises the error. Comes last."""
+    tensor = lab.tensor(torch.ones(4096))
+    store = ranks.store()
+    if not waits(lab):
+        return
+    if rank == 1:
+        store.wait(["gone on"])
+        dist.distributed_c10d._get_default_group().abort()
+        return
+    dist.all_reduce(tensor)
+    store.set("gone on", "1")
+    assert math.isnan(float(lab.read(tensor)[0]))
+    try:
+        dist.all_reduce(tensor)
+    except commlayer.CommError:
+        return
+    raise AssertionError("the failure was not raised")
+
+
+CHECKS: dict[str, Check] = {
+    each.__name__: each
+    for each in (collectives, order, host_goes_on, many_in_flight, messages, memory, training, failure)
+}

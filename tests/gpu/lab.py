@@ -1,0 +1,138 @@
+"""`Lab`: the device of a check, a GPU or a fake of one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from commlayer.frontend.accelerator import CUDA, Accelerator, waits_for_words
+from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.devices import Devices
+from commlayer.frontend.pinned import PinnedCopies
+from tests.fake_cuda import FakeCuda
+
+CYCLES_PER_SECOND = 10**9
+"""About those of a GPU."""
+
+
+class Lab(Protocol):
+    """The device of one rank."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """Its streams and pinned memory."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors."""
+
+    def tensor(self, values: Tensor) -> Tensor:
+        """A copy on the device."""
+
+    def model(self, net: nn.Module) -> nn.Module:
+        """The module, on the device."""
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        """Enqueues operations of torch on the current stream."""
+
+    def busy(self, seconds: float) -> None:
+        """Keeps the current stream busy."""
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """The values, as the current stream sees them."""
+
+    def stage(self, group: dist.ProcessGroup | None = None) -> None:
+        """Prepares a group (None: WORLD) for tensors of the device."""
+
+    def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """The communication hook, for buckets on the device."""
+
+    def order(self) -> None:
+        """Before the host reads what a GPU would read in the order of its stream."""
+
+
+class Gpu:
+    """A GPU: that of the rank, or one for all ranks."""
+
+    accelerator: Accelerator = CUDA
+
+    def __init__(self, rank: int) -> None:
+        self.device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(self.device)
+
+    def tensor(self, values: Tensor) -> Tensor:
+        return values.to(self.device)
+
+    def model(self, net: nn.Module) -> nn.Module:
+        return net.to(self.device)
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        kernel()
+
+    def busy(self, seconds: float) -> None:
+        torch.cuda._sleep(int(seconds * CYCLES_PER_SECOND))
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu()
+
+    def stage(self, group: dist.ProcessGroup | None = None) -> None:
+        pass
+
+    def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        return hook
+
+    def order(self) -> None:
+        pass
+
+
+class FakeGpu:
+    """Memory of the host; the work of streams is done by threads, but kernels of a model at once."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *, queues: int | None = None) -> None:
+        self.cuda = FakeCuda(queues=queues)
+        self.accelerator: Accelerator = self.cuda
+
+    def tensor(self, values: Tensor) -> Tensor:
+        return self.cuda.adopt(values.clone())
+
+    def model(self, net: nn.Module) -> nn.Module:
+        return net
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        self.cuda.launch(kernel)
+
+    def busy(self, seconds: float) -> None:
+        threading.Timer(seconds, self.cuda.gate().set).start()
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return torch.tensor(self.cuda.read(tensor))
+
+    def stage(self, group: dist.ProcessGroup | None = None) -> None:
+        made = group or dist.distributed_c10d._get_default_group()
+        assert isinstance(made, CommProcessGroup)
+        if made.devices is None:
+            copies = PinnedCopies(self.cuda)
+            made.devices = Devices(made, "commlayer", dist.HashStore(), timedelta(seconds=30), pinned=copies)
+
+    def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        # Without annotations: DDP checks them, and would find strings here.
+        return lambda state, bucket: (self.cuda.adopt(bucket.buffer()), hook(state, bucket))[1]
+
+    def order(self) -> None:
+        self.cuda.synchronize()
+
+
+def waits(lab: Lab) -> bool:
+    """Whether streams of the device wait for operations."""
+    with contextlib.suppress(NotImplementedError):
+        return waits_for_words(lab.accelerator, lab.device)
+    return False
