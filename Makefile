@@ -79,6 +79,7 @@ stress: native ## measure docs/stress.md again: losses, bursts, incast, prioriti
 
 overlap: native ## measure docs/overlap.md again: gradients that travel during the next forward pass (12 minutes, root)
 	$(BIN)/python -m bench.overlap --ddp
+	$(BIN)/python -m bench.overlap_tp
 	$(BIN)/python -m bench.overlap_gpt
 
 megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)

@@ -1,0 +1,365 @@
+"""Step time of tensor parallelism whose all-reduces travel while another part of the batch computes.
+
+    python -m bench.overlap_tp                     everything (about 6 minutes; the links need root)
+    python -m bench.overlap_tp --rounds 9          more rounds
+    python -m bench.overlap_tp --slower 2          half the link rate, twice the times: half the CPU share
+    python -m bench.overlap_tp --short             one round of few steps; keeps nothing
+    python -m bench.overlap_tp --table             only the tables of the kept results
+
+Three cases, measured like bench.overlap: the accelerator is a sleep, the all-reduces are real, between emulated hosts.
+
+- Steps: two ranks, all-reduces as long as the computation. A layer has one all-reduce per direction.
+- Latency: an all-reduce of 64 KB, as in tensor parallelism, while gradients travel over the same links.
+- Mixed: tensor parallelism in pairs of ranks, whose gradients travel between the pairs until the next forward pass.
+
+Writes bench/results/overlap_tp.json and tables of docs/overlap.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import commlayer
+from bench import turns
+from bench.page import write_between
+from bench.tensor_parallel import BATCH, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
+from bench.turns import BUSY_MAX, PAGE, ROOT, Log, by_system, in_turns, slowed, spread, step_s
+from commlayer.tools.bench import machine
+from commlayer.tools.bench.cpu import CpuTime
+from commlayer.tools.emulate.scenario import Scenario
+
+RESULTS = ROOT / "bench/results/overlap_tp.json"
+SCENARIO = ROOT / "bench/scenarios/overlap.toml"
+
+FORWARD_S = 0.06
+"""Of a layer and the whole batch, on links that are not slowed down; its backward pass takes twice as long."""
+REDUCE = 1.5
+"""An all-reduce of the whole batch, in forward times: then both take as long, as two follow a layer's three."""
+GRADIENTS = 0.75
+"""A layer's gradients between data-parallel ranks, in forward times."""
+WARM_UP_STEPS, STEPS, ROUNDS = 1, 4, 6
+SAMPLES, IN_FLIGHT = 150, 4
+TENSOR_BYTES, BUCKET_BYTES = 64 << 10, 1 << 20
+
+TARGETS = {SERIAL: (1.45, 1.57), WEIGHTS: (None, 1.31)}
+"""Of a system's step over ours: target, and the limit of an ideal network."""
+MODEL_TARGET = 0.9
+"""Of the model's step over ours."""
+IDLE, PRIORITY, ONE_CLASS = "idle links", "gradients in flight", "gradients in flight, one class"
+P50_TARGET, P99_TARGET = 1.5, 2.0
+"""Of `PRIORITY` over `IDLE`."""
+ALONE, MIXED, MIXED_ONE_CLASS = "tensor parallelism alone", "with gradients", "with gradients, one class"
+MIXED_TARGET = 1.10
+"""Of `MIXED` over the longer of `ALONE` and all communication."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of one system."""
+
+    system: str
+    steps: int = STEPS
+    samples: int = SAMPLES
+    forward_s: float = FORWARD_S
+
+
+# ---- model ----------------------------------------------------------------------------------------------------------
+
+
+def direction_s(compute_s: float, reduce_s: float, parts: int) -> float:
+    """Seconds of a forward or backward pass on an ideal network, which carries one all-reduce after another."""
+    processor = link = 0.0
+    arrived = [0.0] * parts
+    for _ in range(LAYERS):
+        for part in range(parts):
+            processor = max(processor, arrived[part]) + compute_s / parts
+            link = max(link, processor) + reduce_s / parts
+            arrived[part] = link
+    return max(arrived)
+
+
+def ideal_s(system: str, forward_s: float) -> float:
+    """Seconds of a step on an ideal network.
+
+    `WEIGHTS`: the all-reduce of a layer's input gradient travels beside its weight gradients, half of the backward
+    pass.
+    """
+    reduce_s = REDUCE * forward_s
+    if system == WEIGHTS:
+        return LAYERS * (forward_s + reduce_s + forward_s + max(forward_s, reduce_s))
+    parts = 1 if system == SERIAL else 2
+    return direction_s(forward_s, reduce_s, parts) + direction_s(2 * forward_s, reduce_s, parts)
+
+
+def width_of(scenario: Scenario, forward_s: float) -> int:
+    """The width of activations with which the all-reduce of a batch between two ranks takes REDUCE forward times."""
+    assert scenario.payload_gb_s is not None
+    return int(scenario.payload_gb_s * 1e9 * REDUCE * forward_s / (4 * BATCH))  # each sends all of it
+
+
+# ---- on each rank ---------------------------------------------------------------------------------------------------
+
+
+def train(job: Job, width: int) -> Log:
+    """Seconds of each step, and the busy share of the machine's CPU."""
+    size = dist.get_world_size()
+    is_mixed = job.system in (ALONE, MIXED, MIXED_ONE_CLASS)
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    layers = model(OURS if is_mixed else job.system, width, job.forward_s, mesh["tp"])
+    gradients = None
+    if job.system in (MIXED, MIXED_ONE_CLASS):
+        values = int(width * BATCH * GRADIENTS / REDUCE)
+        gradients = Gradients(layers, mesh.get_group("dp"), values, by_class=job.system == MIXED)
+    inputs = torch.randn(BATCH, width)
+    seconds, start_cpu = [], CpuTime.now()
+    dist.barrier()
+    for step in range(WARM_UP_STEPS + job.steps):
+        if step == WARM_UP_STEPS:
+            start_cpu = CpuTime.now()
+        start = time.perf_counter()
+        layers.zero_grad()
+        layers(inputs.clone().requires_grad_()).square().mean().backward()
+        seconds.append(time.perf_counter() - start)
+    cpu = CpuTime.now() - start_cpu
+    timed = seconds[WARM_UP_STEPS:]
+    if gradients is not None:
+        gradients.finish()
+    dist.barrier()
+    return {"step_s": timed, **turns.busy(cpu, sum(timed))}
+
+
+def sample(job: Job) -> Log:
+    """Seconds of each small all-reduce, while buckets are in flight in a group of their own."""
+    group = dist.new_group()
+    buckets = [torch.ones(BUCKET_BYTES // 4) for _ in range(IN_FLIGHT)]
+    works: list[Any] = [None] * IN_FLIGHT
+    started = 0
+
+    def start() -> None:
+        nonlocal started
+        i = started % IN_FLIGHT
+        if works[i] is not None:
+            works[i].wait()
+        works[i] = dist.all_reduce(buckets[i], group=group, async_op=True)
+        started += 1
+
+    tensor, seconds = torch.ones(TENSOR_BYTES // 4), []
+    dist.barrier()
+    start_cpu, start_s = CpuTime.now(), time.perf_counter()
+    for _ in range(job.samples):
+        while job.system != IDLE and (works[started % IN_FLIGHT] is None or works[started % IN_FLIGHT].is_completed()):
+            start()
+        time.sleep(job.forward_s / 12)
+        begin = time.perf_counter()
+        with commlayer.priority(0 if job.system == PRIORITY else 4):
+            dist.all_reduce(tensor)
+        seconds.append(time.perf_counter() - begin)
+    log = turns.busy(CpuTime.now() - start_cpu, time.perf_counter() - start_s)
+    most = torch.tensor(started)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    while started < most:
+        start()
+    for work in works:
+        if work is not None:
+            work.wait()
+    return {"step_s": seconds, **log}
+
+
+def run_job(given: Log, request: Log) -> Log:
+    """Of turns.serve: one job of any case."""
+    job = Job(**given)
+    return sample(job) if job.system in (IDLE, PRIORITY, ONE_CLASS) else train(job, request["width"])
+
+
+# ---- measurement and tables -----------------------------------------------------------------------------------------
+
+
+def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
+    """All cases. Raises RuntimeError if a rank failed."""
+    four = slowed(Scenario.read(SCENARIO), slower)
+    two, forward_s = dataclasses.replace(four, hosts=2), FORWARD_S * slower
+    width, about = width_of(two, forward_s), machine.facts()
+
+    def runs(scenario: Scenario, name: str, systems: Sequence[str]) -> list[Log]:
+        jobs = [
+            Job(
+                system,
+                1 if short else STEPS,
+                (SAMPLES // 10 if system == ONE_CLASS else SAMPLES) // (10 if short else 1),
+                forward_s,
+            )
+            for system in systems
+        ]
+        request = {"width": width, "jobs": [dataclasses.asdict(job) for job in in_turns(jobs, rounds)]}
+        return turns.measure(scenario, "bench.overlap_tp", request, f"tp-{name}")
+
+    return {
+        "schema": 1,
+        "network": four.table,
+        "width": width,
+        "steps": runs(two, "steps", (SERIAL, WEIGHTS, OURS)),
+        "latency": runs(two, "latency", (IDLE, PRIORITY, ONE_CLASS)),
+        "mixed": runs(four, "mixed", (ALONE, MIXED, MIXED_ONE_CLASS)),
+        "machine": about,
+        "measured": turns.today(),
+    }
+
+
+def busy_cell(logs: Sequence[Log]) -> str:
+    share: float = max(log["busy"] for log in logs)
+    return f"{share:.0%}" + " (**void**)" * (share > BUSY_MAX)
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(
+        [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    )
+
+
+def verdict(is_reached: bool) -> str:
+    return "yes" if is_reached else "**no**"
+
+
+def conditions(content: dict[str, Any], text: str) -> str:
+    network = Scenario.from_table(content["network"])
+    rounds = len(by_system(content["steps"])[OURS])
+    return (
+        f"\n\n{text} Links as in: {network}. Median of {rounds} rounds (95 % interval, by order statistics); ratios "
+        f"are of the same round. CPU: the largest share of any round. {turns.measured_on(content, 'overlap_tp')}"
+    )
+
+
+def steps_table(content: dict[str, Any]) -> str:
+    found = by_system(content["steps"])
+    forward_s = found[OURS][0]["job"]["forward_s"]
+    ours = [step_s(log) for log in found[OURS]]
+    rows = []
+    for system in (SERIAL, WEIGHTS, OURS):
+        steps = [step_s(log) for log in found[system]]
+        ratios = [one / other for one, other in zip(steps, ours, strict=True)]
+        target, limit = TARGETS.get(system, (None, None))
+        reached = "" if target is None else verdict(statistics.median(ratios) >= target)
+        wanted = f"≥ {target:.2f} (limit {limit:.2f})" if target else f"(limit {limit:.2f})" if limit else ""
+        model_s, ratio = ideal_s(system, forward_s), spread(ratios, 1, ".3f")
+        if system == OURS:
+            ratios = [model_s / each for each in ours]
+            wanted, reached = f"model / step ≥ {MODEL_TARGET:.2f}", verdict(statistics.median(ratios) >= MODEL_TARGET)
+            ratio = f"model / step {spread(ratios, 1, '.3f')}"
+        rows.append(
+            [
+                system,
+                spread(steps, 1e3, ".0f"),
+                f"{model_s * 1e3:.0f}",
+                busy_cell(found[system]),
+                ratio,
+                wanted,
+                reached,
+            ]
+        )
+    columns = ["system", "step (ms)", "model (ms)", "CPU busy", "its step / ours", "target", "reached"]
+    text = (
+        f"{LAYERS} layers with one all-reduce of {BATCH}x{content['width']} values per direction between two ranks; "
+        f"{forward_s * 1e3:g} ms forward and {2e3 * forward_s:g} ms backward each, by sleeping."
+    )
+    return table_of(columns, rows) + conditions(content, text)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value with at least this share of the values up to it."""
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def latency_table(content: dict[str, Any]) -> str:
+    found = by_system(content["latency"])
+    idle = found[IDLE]
+    rows = []
+    for system in (IDLE, PRIORITY, ONE_CLASS):
+        cells = [system]
+        for share, target in ((0.5, P50_TARGET), (0.99, P99_TARGET)):
+            values = [quantile(log["step_s"], share) for log in found[system]]
+            ratios = [one / quantile(other["step_s"], share) for one, other in zip(values, idle, strict=True)]
+            cells += [spread(values, 1e3, ".1f"), "" if system == IDLE else spread(ratios, 1, ".2f")]
+            is_judged = system == PRIORITY
+            cells.append(f"≤ {target:.1f}: {verdict(statistics.median(ratios) <= target)}" if is_judged else "")
+        rows.append([*cells, busy_cell(found[system])])
+    columns = ["while", "p50 (ms)", "/ idle", "target", "p99 (ms)", "/ idle", "target", "CPU busy"]
+    text = (
+        f"All-reduces of {TENSOR_BYTES >> 10} KB between two ranks, {idle[0]['job']['samples']} per round "
+        f"({found[ONE_CLASS][0]['job']['samples']} in one class), while {IN_FLIGHT} all-reduces of "
+        f"{BUCKET_BYTES >> 20} MB of gradients are always in flight."
+    )
+    return table_of(columns, rows) + conditions(content, text)
+
+
+def mixed_table(content: dict[str, Any]) -> str:
+    found = by_system(content["mixed"])
+    forward_s = found[ALONE][0]["job"]["forward_s"]
+    communication_s = LAYERS * (2 * REDUCE + GRADIENTS) * forward_s
+    bounds = [max(step_s(log), communication_s) for log in found[ALONE]]
+    rows = []
+    for system in (ALONE, MIXED, MIXED_ONE_CLASS):
+        steps = [step_s(log) for log in found[system]]
+        ratios = [one / other for one, other in zip(steps, bounds, strict=True)]
+        is_judged = system == MIXED
+        rows.append(
+            [
+                system,
+                spread(steps, 1e3, ".0f"),
+                busy_cell(found[system]),
+                "" if system == ALONE else spread(ratios, 1, ".3f"),
+                f"≤ {MIXED_TARGET:.2f}: {verdict(statistics.median(ratios) <= MIXED_TARGET)}" if is_judged else "",
+            ]
+        )
+    text = (
+        f"Two pairs of tensor-parallel ranks. All communication of a step takes {communication_s * 1e3:.0f} ms on an "
+        f"ideal network, the gradients {LAYERS * GRADIENTS * forward_s * 1e3:.0f} ms of it; the bound is that, or the "
+        f"step without gradients, whichever is longer."
+    )
+    columns = ["system", "step (ms)", "CPU busy", "step / bound", "target"]
+    return table_of(columns, rows) + conditions(content, text)
+
+
+def main() -> int:
+    """0, or 2 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of all systems (default: %(default)s)")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
+    parser.add_argument("--short", action="store_true", help="one round of few steps; keeps nothing")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
+    parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        request, written = arguments.rank
+        turns.serve(request, written, lambda _: "commlayer", run_job)
+        return 0
+    if arguments.table:
+        content = json.loads(RESULTS.read_text())
+    else:
+        try:
+            content = measure(1 if arguments.short else arguments.rounds, arguments.slower, short=arguments.short)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return 2
+    tables = {"tp": steps_table(content), "tp_latency": latency_table(content), "tp_mixed": mixed_table(content)}
+    if not arguments.short:
+        turns.write_results(RESULTS, content)
+        write_between(PAGE, **tables)
+    print(*tables.values(), sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
