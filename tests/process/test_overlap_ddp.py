@@ -15,25 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import StepLR
 
 import commlayer
 from commlayer.frontend.overlap_ddp import DdpOverlap
 from tests import ranks
 from tests.fake_transport import on_fake
+from tests.process import training_loop
+from tests.process.training_loop import NETWORK, STEPS, Make, check_same, one_step_late, run_both, usual
 
-STEPS = 5
-NETWORK = {"COMMLAYER_SHM": "0"}
 POLICY = commlayer.Policy(deterministic=True)
 FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.002}
 
-Make = Callable[[Any], Optimizer]
-
-OPTIMIZERS: dict[str, Make] = {
-    "SGD": lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "AdamW": lambda given: torch.optim.AdamW(given, lr=0.01),
-    "AdamW, foreach": lambda given: torch.optim.AdamW(given, lr=0.01, foreach=True),
-    "Adam, fused": lambda given: torch.optim.Adam(given, lr=0.01, fused=True),
+OPTIMIZERS = training_loop.OPTIMIZERS | {
     "RMSprop": lambda given: torch.optim.RMSprop(given, lr=0.01, momentum=0.5),
     "Adagrad": lambda given: torch.optim.Adagrad(given, lr=0.01),
 }
@@ -101,23 +94,7 @@ Loop = Callable[[Trainer], None]
 
 def compare(rank: int, loop: Loop, make: Make = OPTIMIZERS["AdamW"], **options: Any) -> Trainer:
     """Runs the loop plainly and overlapped; returns the overlapped training."""
-    plain, ours = (Trainer.of(rank, overlapped=each, make=make, **options) for each in (False, True))
-    for each in (plain, ours):
-        loop(each)
-        each.see_parameters()
-    assert len(plain.seen) == len(ours.seen)
-    for number, (one, other) in enumerate(zip(plain.seen, ours.seen, strict=True)):
-        assert torch.equal(one, other), number
-    return ours
-
-
-def usual(training: Trainer) -> None:
-    scheduler = StepLR(training.optimizer, 1, 0.8)
-    for step in range(STEPS):
-        training.optimizer.zero_grad()
-        training.loss(step).backward()
-        training.optimizer.step()
-        scheduler.step()
+    return run_both(loop, *(Trainer.of(rank, overlapped=each, make=make, **options) for each in (False, True)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -291,17 +268,7 @@ def test_after_remove_the_loop_is_plain(rank: int, size: int) -> None:
 def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, codec: str) -> None:
     policy = commlayer.Policy(deterministic=True, codec=codec)
     plain = Trainer.of(rank, overlapped=False, make=OPTIMIZERS["SGD"], policy=policy)
-    gradients: list[Tensor | None] | None = None
-    parameters = list(plain.model.parameters())
-    for step in range(STEPS):
-        plain.optimizer.zero_grad()
-        plain.loss(step).backward()
-        now = [None if each.grad is None else each.grad.clone() for each in parameters]
-        if gradients is not None:  # W(t+1) = W(t) - lr g(W(t-1))
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-            plain.optimizer.step()
-        gradients = now
+    one_step_late(plain)
     torch.manual_seed(1)
     model = DistributedDataParallel(Net(), **FLAGS)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
@@ -312,8 +279,7 @@ def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, codec: str)
         stale.optimizer.step()
     for each in (plain, stale):
         each.see_parameters()
-    for number, (one, other) in enumerate(zip(plain.seen, stale.seen, strict=True)):
-        assert torch.equal(one, other), number
+    check_same(plain, stale)
 
 
 LAYERS = 5

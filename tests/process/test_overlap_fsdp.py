@@ -12,25 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import StepLR
 
 import commlayer
 from commlayer.frontend.handle import Overlap
 from tests import ranks
 from tests.fake_transport import on_fake
+from tests.process import training_loop
+from tests.process.training_loop import NETWORK, STEPS, Make, check_same, one_step_late, run_both, usual
 
-NETWORK = {"COMMLAYER_SHM": "0"}
-STEPS, WIDTH, LAYERS = 5, 24, 4
+WIDTH, LAYERS = 24, 4
 
-Make = Callable[[Any], Optimizer]
-OPTIMIZERS: dict[str, Make] = {
-    "SGD": lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "AdamW": lambda given: torch.optim.AdamW(given, lr=0.01),
-    "AdamW, foreach": lambda given: torch.optim.AdamW(given, lr=0.01, foreach=True),
-    "Adam, fused": lambda given: torch.optim.Adam(given, lr=0.01, fused=True),
-    "RMSprop": lambda given: torch.optim.RMSprop(given, lr=0.01),
-}
+OPTIMIZERS = training_loop.OPTIMIZERS | {"RMSprop": lambda given: torch.optim.RMSprop(given, lr=0.01)}
 
 
 class Training:
@@ -68,23 +60,7 @@ Loop = Callable[[Training], None]
 
 def compare(rank: int, loop: Loop, make: Make = OPTIMIZERS["AdamW"], **options: Any) -> Training:
     """Runs the loop plainly and overlapped; returns the overlapped training."""
-    plain, ours = (Training(rank, overlapped=each, make=make, options=options) for each in (False, True))
-    for each in (plain, ours):
-        loop(each)
-        each.see_parameters()
-    assert len(plain.seen) == len(ours.seen)
-    for number, (one, other) in enumerate(zip(plain.seen, ours.seen, strict=True)):
-        assert torch.equal(one, other), number
-    return ours
-
-
-def usual(training: Training) -> None:
-    scheduler = StepLR(training.optimizer, 1, 0.8)
-    for step in range(STEPS):
-        training.optimizer.zero_grad()
-        training.loss(step).backward()
-        training.optimizer.step()
-        scheduler.step()
+    return run_both(loop, *(Training(rank, overlapped=each, make=make, options=options) for each in (False, True)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -168,16 +144,7 @@ def test_evaluation_prefetch_and_a_failure(rank: int, size: int) -> None:
 def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int) -> None:
     make = OPTIMIZERS["SGD"]
     plain = Training(rank, overlapped=False, make=make, options={})
-    gradients: list[Any] | None = None
-    for step in range(STEPS):
-        plain.optimizer.zero_grad()
-        plain.loss(step).backward()
-        now = [each.grad for each in plain.model.parameters()]
-        if gradients is not None:  # W(t+1) = W(t) - lr g(W(t-1))
-            for parameter, gradient in zip(plain.model.parameters(), gradients, strict=True):
-                parameter.grad = gradient
-            plain.optimizer.step()
-        gradients = now
+    one_step_late(plain)
     stale = Training(rank, overlapped=True, make=make, options={"staleness": 1})
     for step in range(STEPS):
         stale.optimizer.zero_grad()
@@ -185,8 +152,7 @@ def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int) -> None:
         stale.optimizer.step()
     for each in (plain, stale):
         each.see_parameters()
-    for number, (one, other) in enumerate(zip(plain.seen, stale.seen, strict=True)):
-        assert torch.equal(one, other), number
+    check_same(plain, stale)
 
 
 @ranks.on(2, on_fake)
