@@ -26,10 +26,11 @@ from typing import Any
 
 from bench.curves import plot
 from bench.page import write_between
-from bench.time_to_loss import time_to_loss
+from bench.time_to_loss import MODEL, SEEDS, TARGET_LOSS, TRAINING, time_to_loss
 from bench.training import ROOT, Job, Log, measure
+from bench.virtual_ranks import PACKET_BYTES
 from commlayer.compress.codec import FINE, PAIRS
-from commlayer.plans.codec import CODECS
+from commlayer.frontend.candidates import bytes_per_value
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
@@ -44,9 +45,8 @@ ROUNDS = 5
 STEPS, WARM_UP = 13, 5
 """Steps of a run, and those left out: DDP regroups its buckets and torch's PowerSGD begins in them."""
 HOSTS = 4
-MODEL: dict[str, Any] = {"width": 128, "layers": 5, "batch": 2}
-HEADER_BYTES, PACKET_BYTES = 82, 1432
-"""Ethernet, IP, UDP and DLCP headers of a packet, and its payload."""
+HEADER_BYTES = 82
+"""Ethernet, IP, UDP and DLCP headers of a packet."""
 
 CODECS_MEASURED = ("f16", "int8", "int4-int8", "int4")
 SYSTEMS = (
@@ -60,9 +60,6 @@ SYSTEMS = (
     ),
 )
 
-TRAINING: dict[str, Any] = {**MODEL, "steps": 80, "validate_every": 3, "validation_batch": 32}
-TARGET_LOSS = 2.65
-SEEDS = (1, 2, 3)
 WITH_STATE = {"codec": "auto", "allow_state": True, "exact_steps": 8}
 """PowerSGD may begin where torch's does."""
 TRAINED = (
@@ -101,13 +98,12 @@ def names_at(rate_mbit_s: int) -> list[str]:
     return [name_of(rate_mbit_s, loss) for loss in LOSSES]
 
 
-def bytes_per_step(codec: str, parameters: int, flat: int) -> float:
-    """Bytes that a rank must send in a step: values, scales and headers of full packets. `flat`: values in 16 bits."""
-    pair = PAIRS[codec]
+def bytes_per_step(codec: str, parameters: int, fine: int) -> float:
+    """Bytes that a rank must send in a step: values, scales and headers of full packets. `fine`: values in 16 bits."""
+    pair, fine_pair = PAIRS[codec], PAIRS[FINE]
     assert pair is not None  # none is not measured
-    each = [CODECS[name].block_bytes / CODECS[name].block_values for name in (pair.up, pair.down)]
-    fine = 2 * CODECS[FINE].block_bytes
-    payload = (HOSTS - 1) / HOSTS * (sum(each) * (parameters - flat) + fine * flat)
+    assert fine_pair is not None
+    payload = (HOSTS - 1) / HOSTS * (bytes_per_value(pair) * (parameters - fine) + bytes_per_value(fine_pair) * fine)
     return payload * (1 + HEADER_BYTES / PACKET_BYTES)
 
 

@@ -127,9 +127,8 @@ class Choice:
         unavailable: Mapping[str, str] | None = None,
     ) -> None:
         self.candidates = [each for each in candidates if allow_state or not each.keeps_errors]
-        self.unavailable = {each.codec: "needs Policy(allow_state=True)" for each in candidates}
-        for each in self.candidates:
-            del self.unavailable[each.codec]
+        forbidden = [each for each in candidates if each not in self.candidates]
+        self.unavailable = {each.codec: "needs Policy(allow_state=True)" for each in forbidden}
         self.unavailable |= unavailable or {}
         self._by_name = {each.codec: each for each in candidates}
         self._share = share
@@ -140,7 +139,6 @@ class Choice:
         self._link = Link()
         self._values: list[int] = []
         self._contents: list[Content] = []
-        self._used: dict[int, str] = {}
         self._steps: list[tuple[float, list[Bucket], float]] = []  # length, buckets, seconds that the network was busy
         self._buckets: dict[int, Bucket] = {}
         self._noted: dict[int, Content] = {}
@@ -149,9 +147,7 @@ class Choice:
 
     def codec(self, index: int) -> str:
         """The codec of a bucket in this step."""
-        codec = self.codecs[index] if index < len(self.codecs) else self._start
-        self._used[index] = codec
-        return codec
+        return self.codecs[index] if index < len(self.codecs) else self._start
 
     def begin_step(self, step: int, now_s: float, agree: Agree) -> None:
         """Begins a step: takes the last one's measurements in and decides if it is time. All ranks call it alike.
@@ -183,7 +179,7 @@ class Choice:
         if values != self._values or not complete:
             self._values, self._steps, self.codecs = values, [], []
         else:
-            used = [self._used.get(i, self._start) for i in range(len(values))]
+            used = [self.codec(i) for i in range(len(values))]
             coding_s = sum(self._load(*each).coding_s for each in zip(used, contents, strict=True))
             buckets = [self._buckets[i] for i in range(len(values))]
             busy_s = _busy_s(buckets)
@@ -212,7 +208,7 @@ class Choice:
             starts = [statistics.median(each[i].start_s for _, each, _ in steps) for i in range(count)]
             own = [0.0, length_s, waiting_s, busy_s, *starts]
         lacking, length_s, waiting_s, busy_s, *starts = agree(own)
-        current = [self._used.get(i, self._start) for i in range(count)]
+        current = [self.codec(i) for i in range(count)]
         if lacking or busy_s <= 0 or self._bytes(current) <= 0:
             return
         sent_bytes = self._bytes(current)
@@ -222,8 +218,8 @@ class Choice:
             {each.codec: self._load(each.codec, content) for each in self.candidates} for content in self._contents
         ]
         computing_s = max(length_s - waiting_s, 0.0)
-        rate, latency_s = 1 / self._link.seconds_per_byte, self._link.latency_s
-        model = StepModel(self._by_name, loads, self._contents, list(starts), computing_s, 1 / rate, latency_s)
+        seconds_per_byte, latency_s = self._link.seconds_per_byte, self._link.latency_s
+        model = StepModel(self._by_name, loads, self._contents, list(starts), computing_s, seconds_per_byte, latency_s)
         model.fit(current, length_s)
         if sent_bytes / busy_s >= FAST_BYTES_S:
             codecs, why = ["none"] * count, "10 Gbit/s and more need no codec"
@@ -238,7 +234,7 @@ class Choice:
             codecs, why = next(milder, current), f"a shorter code would save less than {WORTH:.0%}"
         self.codecs = codecs
         predicted = {each.codec: model.seconds([each.codec] * count) for each in self.candidates}
-        measured = rate, latency_s, waiting_s, length_s
+        measured = 1 / seconds_per_byte, latency_s, waiting_s, length_s
         self.decisions.append(Decision(step, codecs, *measured, predicted, model.seconds(codecs), why))
 
     def _is_milder(self, codecs: Sequence[str], current: Sequence[str]) -> bool:

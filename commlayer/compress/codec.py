@@ -45,8 +45,12 @@ FINE = "bf16"
 
 def codec_at(policy: Policy, step: int) -> str:
     """The policy's codec for a step of the training, the first of which is 0."""
-    starts_exact = policy.codec == "sign" or has_own_messages(policy.codec)
-    return FINE if starts_exact and step < policy.exact_steps else policy.codec
+    return FINE if starts_exact(policy.codec) and step < policy.exact_steps else policy.codec
+
+
+def starts_exact(codec: str) -> bool:
+    """Whether the first `Policy.exact_steps` of a training travel in 16 bits instead."""
+    return codec == "sign" or has_own_messages(codec)
 
 
 def pair_of(codec: str) -> CodecPair | None:

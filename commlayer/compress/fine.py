@@ -17,7 +17,7 @@ from ..errors import ConfigError
 
 PATTERNS = ("*norm*", "*embed*", "*wte*", "*wpe*", "head.*", "*.head.*", "*lm_head*", "classifier*", "*.classifier*")
 """Names of parameters that travel in 16 bits by default; those with fewer than two dimensions always do. PowerSGD
-compresses the matrices among them."""
+and top-k compress the matrices among them."""
 
 GAP_LEAST = 1 << 14
 """A fine stretch of at least this many values splits the buffer. Shorter ones stay in it as zeros: a few bytes cost

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..compress.choice import Agree, Choice
-from ..compress.codec import FINE, PAIRS, CodecPair, is_low_rank, low_rank_of
+from ..compress.codec import PAIRS, CodecPair, is_low_rank, low_rank_of, pair_of, starts_exact
 from ..compress.content import Candidate
 from ..compress.optimizer import check_optimizer
 from ..compress.powersgd import PowerSgd
@@ -47,13 +47,11 @@ def choice_for(group: CommProcessGroup, policy: Policy, optimizer: Optimizer | N
     for codec, coding_s in zip(AUTO, measured[1:], strict=True):
         if codec in unavailable:
             continue
-        pair = PAIRS[FINE if is_low_rank(codec) else codec]
+        pair = pair_of(codec)
         assert pair is not None  # noqa: S101  # AUTO has no float32
-        if is_low_rank(codec) or codec == "sign":
-            late = Candidate(codec, _bytes_per_value(pair), coding_s, True, MORE_STEPS, policy.exact_steps)
-            candidates.append(late)
-        else:
-            candidates.append(Candidate(codec, _bytes_per_value(pair), coding_s, pair.keeps_errors))
+        keeps_errors = pair.keeps_errors or is_low_rank(codec)
+        steps, begins = (MORE_STEPS, policy.exact_steps) if starts_exact(codec) else (1.0, 0)
+        candidates.append(Candidate(codec, bytes_per_value(pair), coding_s, keeps_errors, steps, begins))
     hosts = group.host_count
     return Choice(candidates, (hosts - 1) / hosts, allow_state=policy.allow_state, unavailable=unavailable)
 
@@ -69,7 +67,8 @@ def _fault_of_sign(policy: Policy, optimizer: Optimizer | None) -> str | None:
     return None
 
 
-def _bytes_per_value(pair: CodecPair) -> float:
+def bytes_per_value(pair: CodecPair) -> float:
+    """Bytes that a value takes on the wire, as part of contributions and of sums."""
     return sum(CODECS[name].block_bytes / CODECS[name].block_values for name in (pair.up, pair.down))
 
 

@@ -42,9 +42,10 @@ class HookState:
 
     `process_group` is that of the model; None: WORLD. `tolerance` gives loss bounds by layer and by step instead of the
     policy's `loss_bound` (see `Tolerance`). `fine` selects the parameters that a codec leaves in 16 bits; None: those
-    of one dimension, as biases and norms. `optimizer` is the one that will use the averaged gradients; the codecs
-    `sign` and `topk` demand it. None of these is saved or pickled: a restored state uses WORLD until `process_group` is
-    set, a state that had a tolerance must be given an equal one, and `fine` and `optimizer` must be set again.
+    with fewer than two dimensions, as biases and norms. `optimizer` is the one that will use the averaged gradients;
+    the codecs `sign` and `topk` demand it. None of these is saved or pickled: a restored state uses WORLD until
+    `process_group` is set, a state that had a tolerance must be given an equal one, and `fine` and `optimizer` must be
+    set again.
 
     With the policy's treatment `feedback`, the state keeps lost contributions of this rank's gradients until the next
     step adds them; with a codec that keeps errors, also rounding errors. They are saved, so every rank should save its
