@@ -19,7 +19,7 @@ from .errors import (
     OperationTimeoutError,
     PeerLostError,
 )
-from .frontend import tp
+from .frontend import pipeline, tp
 from .frontend.backend import Options
 from .frontend.ddp import allreduce_hook
 from .frontend.fsdp import compress_fsdp
@@ -52,6 +52,7 @@ __all__ = [
     "compress_fsdp",
     "overlap",
     "paths",
+    "pipeline",
     "planner",
     "priority",
     "reshard",

@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from ..errors import ConfigError
 from .dynamo import untraced
-from .gradient import Reduction, reduce_gradient
+from .gradient import Place, Reduction, reduce_gradient
 from .hook_state import HookState
 from .pinned import PinnedHandle
 from .work import CommWork
@@ -67,15 +67,29 @@ def reduce_bucket(
     in place, through pinned copies: its work ends in the order of streams. `running` is the number of earlier steps
     whose reductions may still be in flight.
     """
-    devices = state.group().devices
-    pinned = devices.pinned if devices is not None and devices.pinned.takes(buffer) else None
-    if pinned is not None and bucket.index() == 0:
-        state.in_flight.begin(pinned, running)
-    parameters = bucket.parameters()
-    place = state.enter(parameters, bucket.index(), is_last=bucket.is_last())
-    place = dataclasses.replace(place, priority=priority)
     first = bucket.buffer().storage_offset()
     starts = [int(each.storage_offset() - first) for each in bucket.gradients()]
+    place = Place(bucket.index(), is_last=bucket.is_last(), priority=priority)
+    return reduce_buffer(buffer, bucket.parameters(), state, reduction, place, starts=starts, running=running)
+
+
+def reduce_buffer(
+    buffer: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    state: HookState,
+    reduction: Callable[[], Reduction],
+    place: Place,
+    *,
+    starts: Sequence[int] | None = None,
+    running: int = 0,
+) -> Future[torch.Tensor] | CommWork:
+    """As `reduce_bucket`, for any flat buffer. The state completes `place`. `starts`: see `reduce_gradient`."""
+    devices = state.group().devices
+    pinned = devices.pinned if devices is not None and devices.pinned.takes(buffer) else None
+    if pinned is not None and place.index == 0:
+        state.in_flight.begin(pinned, running)
+    entered = state.enter(parameters, place.index, is_last=place.is_last)
+    place = dataclasses.replace(entered, priority=place.priority)
     policy, shared = state.policy, reduction()
     if pinned is None:
         return reduce_gradient(buffer, parameters, policy, shared, starts=starts, place=place)

@@ -5,6 +5,7 @@ In front of each module's forward the steps of its parameters are made; when the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ class Overlap:
         self._watch = FirstUse(self._order.parameters, self._use)
         self._is_watching = False
         self._is_removed = False
-        self._hooks = [*self._hooks_of_modules(), *self._hooks_of_states(optimizer)]
+        checkpoints = hooks_of_states(model.modules(), optimizer, self.finish, self._load)
+        self._hooks = [*self._hooks_of_modules(), *checkpoints]
 
     def finish(self) -> None:
         """Waits for all gradients, and makes all steps that are left; for code that then reads parameters or `state`.
@@ -58,6 +60,11 @@ class Overlap:
             self._deferred.remove()
             for hook in self._hooks:
                 hook.remove()
+
+    def _load(self) -> None:
+        """Before a checkpoint is loaded."""
+        self.finish()
+        self._deferred.forget()
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
@@ -142,35 +149,39 @@ class Overlap:
         self._order.adopt(places.tolist())
         self._is_agreed = True
 
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
-    def _hooks_of_states(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        def save(*_: Any) -> None:
-            self.finish()
+def hooks_of_states(
+    modules: Iterable[nn.Module], optimizer: Optimizer, save: Callable[[], None], load: Callable[[], None]
+) -> list[RemovableHandle]:
+    """Hooks that call `save` before a `state_dict`, and `load` before a `load_state_dict`."""
 
-        def load(*_: Any) -> None:
-            self.finish()
-            self._deferred.forget()
+    def saves(*_: Any) -> None:
+        save()
 
-        hooks = [
-            optimizer.register_state_dict_pre_hook(save),
-            optimizer.register_load_state_dict_pre_hook(load),
-        ]
-        for module in self._model.modules():
-            hooks.append(module.register_state_dict_pre_hook(save))
-            hooks.append(module.register_load_state_dict_pre_hook(load))
-        return hooks
+    def loads(*_: Any) -> None:
+        load()
+
+    hooks = [optimizer.register_state_dict_pre_hook(saves), optimizer.register_load_state_dict_pre_hook(loads)]
+    for module in modules:
+        hooks.append(module.register_state_dict_pre_hook(saves))
+        hooks.append(module.register_load_state_dict_pre_hook(loads))
+    return hooks
 
 
 def check_modules(model: nn.Module) -> None:
     """Raises ConfigError for modules and parameters that make their steps, or run, on their own."""
     who = f"overlap({type(model).__name__})"
-    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
-        raise ConfigError(f"{who}: its optimizer runs in the backward pass; leave _apply_optimizer_in_backward out")
+    check_own_steps(model, who)
     if any(is_compiled(module) for module in model.modules()):
         raise ConfigError(
             f"{who}: a part of the model is compiled, and hooks of its modules do not run; leave torch.compile out"
         )
+
+
+def check_own_steps(model: nn.Module, who: str) -> None:
+    """Raises ConfigError for parameters that are stepped in the backward pass."""
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
+        raise ConfigError(f"{who}: its optimizer runs in the backward pass; leave _apply_optimizer_in_backward out")
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -73,8 +73,7 @@ def overlap(
     """
     check_per_parameter(optimizer)
     check_modules(model)
-    if type(staleness) is not int or staleness not in (0, 1):
-        raise ConfigError(f"overlap(staleness={staleness!r}): use 0 (exact) or 1")
+    check_staleness(staleness, "overlap")
     if state is not None and policy is not None:
         raise ConfigError("overlap(policy=..., state=...): the state has a policy; give one of both")
     if isinstance(model, DistributedDataParallel):
@@ -83,7 +82,7 @@ def overlap(
         state.optimizer = state.optimizer or optimizer
         check_optimizer(state.policy, state.optimizer)
         if staleness:
-            _check_stateless(state)
+            check_stateless(state, "overlap")
         return DdpOverlap(model, optimizer, state, staleness)
     if sharded_modules(model):
         if state is not None:
@@ -95,12 +94,18 @@ def overlap(
     )
 
 
-def _check_stateless(state: HookState) -> None:
+def check_staleness(staleness: object, who: str) -> None:
+    """Raises ConfigError for other values than 0 and 1."""
+    if type(staleness) is not int or staleness not in (0, 1):
+        raise ConfigError(f"{who}(staleness={staleness!r}): use 0 (exact) or 1")
+
+
+def check_stateless(state: HookState, who: str) -> None:
     """Raises ConfigError if something of one step must be known in the next: with staleness 1 it is in flight then."""
     policy = state.policy
     if policy.codec not in STATELESS or policy.loss_bound or state.tolerance is not None:
         given = f"Policy(codec={policy.codec!r}, loss_bound={policy.loss_bound})"
         raise ConfigError(
-            f"overlap(staleness=1) with {given if state.tolerance is None else 'a tolerance'}: residuals of a step are "
+            f"{who}(staleness=1) with {given if state.tolerance is None else 'a tolerance'}: residuals of a step are "
             f"not known when the next one starts; use staleness=0, or loss_bound=0 and one of {', '.join(STATELESS)}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,52 +13,32 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from ..scheduler.gradient import PendingReduction
-from .commit import Commit
 from .ddp import check_dense, future_of, reduce_bucket
 from .dynamo import untraced
-from .gradient import Reduction
 from .handle import Overlap
 from .hook_state import HookState
-from .work import CommWork
+from .started import Memories, Started
 
 
 @dataclasses.dataclass(eq=False)
-class Started:
+class Bucket:
     """A bucket whose reduction a backward pass has started."""
 
     parameters: list[Tensor]
     first: int
     """Element of the bucket's storage where its buffer begins."""
-    memory: Tensor
-    """The buffer, or a copy that the next backward pass does not overwrite."""
-    averaged: Future[Tensor] | CommWork
-    error: BaseException | None = None
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
+    started: Started
+    """Of the buffer, or of a copy that the next backward pass does not overwrite."""
 
     def gradients(self) -> dict[Tensor, Tensor]:
-        """After the backward pass: the gradients in `memory`. DDP has made them views of its bucket."""
-        found = {}
+        """After the backward pass: the gradients that are reduced. DDP has made them views of its bucket."""
+        found, memory = {}, self.started.memory
         for parameter in self.parameters:
             view = parameter.grad
             if view is not None:
-                offset = self.memory.storage_offset() + view.storage_offset() - self.first
-                found[parameter] = self.memory.as_strided(view.size(), view.stride(), int(offset))
+                offset = memory.storage_offset() + view.storage_offset() - self.first
+                found[parameter] = memory.as_strided(view.size(), view.stride(), int(offset))
         return found
-
-    def wait(self) -> None:
-        """Waits until the averages are in `memory`: on a device, the current stream does. Raises the error of the
-        operation, with its own type."""
-        if isinstance(self.averaged, CommWork):
-            self.averaged.wait()
-            return
-        try:
-            averaged = self.averaged.wait()
-        except RuntimeError as error:
-            raise self.error or error from None
-        if averaged.data_ptr() != self.memory.data_ptr():  # that of a codec is reused by the next step
-            self.memory.copy_(averaged)
 
 
 @untraced
@@ -71,8 +50,8 @@ class DdpOverlap(Overlap):
         super().__init__(model, model.module, optimizer, staleness)
         self.state = state
         """Counters, checkpoint and `loss_scale` of the reductions."""
-        self._started: list[Started] = []
-        self._memories: tuple[dict[Any, Tensor], ...] = ({}, {})
+        self._started: list[Bucket] = []
+        self._memories: Memories | None = ({}, {}) if staleness else None
         self._ddp = model
         model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 
@@ -91,21 +70,18 @@ class DdpOverlap(Overlap):
             self._agree(self.state.group())
         memory = buffer.clone() if self._deferred.staleness and not self._is_removed else buffer
         priority = self._class_of(parameters, self.state.policy)
-        started = Started(parameters, int(buffer.storage_offset()), memory, Future())
-
-        def reduction() -> Reduction:
-            shared = dataclasses.replace(self.state.reduction(), failed=started.fail)
-            if self.state.loss_scale == 1 and not self._is_removed:  # no GradScaler: buckets make steps of their own
-                shared.commit = Commit(alone=True)
-            if self._deferred.staleness:  # that of the last step is still in use
-                shared.memory = self._memories[self.state.steps % 2]
-            return shared
-
-        running = self._deferred.staleness
-        started.averaged = reduce_bucket(memory, bucket, self.state, reduction, priority, running=running)
+        started = Started(memory)
+        started.averaged = reduce_bucket(
+            memory,
+            bucket,
+            self.state,
+            lambda: started.reduction(self.state, self._memories, alone=not self._is_removed),
+            priority,
+            running=self._deferred.staleness,
+        )
         if self._is_removed:
             return future_of(started.averaged)
-        self._started.append(started)
+        self._started.append(Bucket(parameters, int(buffer.storage_offset()), started))
         if bucket.is_last():
             # DDP queues its own callback after this hook, and demands plain gradients there. Ours is to follow it.
             engine = torch.autograd.Variable._execution_engine
@@ -118,7 +94,7 @@ class DdpOverlap(Overlap):
         """The backward pass has ended."""
         started, self._started = self._started, []
         for each in started:
-            self._deferred.add(PendingReduction(each.wait, each.gradients()))
+            self._deferred.add(PendingReduction(each.started.wait, each.gradients()))
 
 
 def check_ddp(model: DistributedDataParallel) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,30 +37,16 @@ class FsdpOverlap(Overlap):
     """The overlap of one model. `policy` None: that of `compress_fsdp`, or the default."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, policy: Policy | None, staleness: int) -> None:
-        modules = sharded_modules(model)
-        groups = [_parameter_group(module) for module in modules]
-        kept = [getattr(group, "_reduce_scatter_comm", None) for group in groups]
-        if policy is not None and any(isinstance(comm, GradientReduceScatter) for comm in kept):
-            raise ConfigError("overlap(policy=...): compress_fsdp has given this model a policy; leave this one out")
-        check_policy(policy or Policy(), "none", None)
+        groups = parameter_groups(model, policy, "overlap")
         self._managed: dict[nn.Module, list[Tensor]] = {
-            module: [each.sharded_param for each in group.fsdp_params]
-            for module, group in zip(modules, groups, strict=True)
-            if group is not None  # it has no parameters of its own
+            module: [each.sharded_param for each in group.fsdp_params] for module, group in groups.items()
         }
         super().__init__(model, model, optimizer, staleness)
         self._order.needs.update(self._managed)
         self._started: list[tuple[list[Tensor], Work, Tensor]] = []
         self._is_queued = False
         self._told: set[str] = set()
-        for number, (module, group, comm) in enumerate(zip(modules, groups, kept, strict=True)):
-            if group is None:
-                continue
-            own = comm.policy if isinstance(comm, GradientReduceScatter) else policy or Policy()
-            module.set_custom_reduce_scatter(DeferredReduceScatter(own, 3 * number, self, group))
-            if not isinstance(getattr(group, "_all_gather_comm", None), WeightAllGather):
-                of_weights = dataclasses.replace(own, codec="none", priority=URGENT)
-                module.set_custom_all_gather(WeightAllGather(of_weights, 3 * number + 1))
+        defer_collectives(groups, policy, self)
 
     def _users(self) -> list[nn.Module]:
         return list(self._managed)
@@ -88,11 +74,7 @@ class FsdpOverlap(Overlap):
 
     def later(self, group: Any, output: Tensor, op: Any) -> bool:
         """Whether the reduce-scatter of this parameter group into `output` may be waited for later."""
-        reason = _reason_to_wait(group, output, op)
-        if reason is not None and reason not in self._told:
-            self._told.add(reason)
-            log.warning("overlap: %s: the backward pass waits for the gradients, and results stay exact", reason)
-        return reason is None and not self._is_removed
+        return not self._is_removed and not must_wait(group, output, op, self._told)
 
     def start(self, comm: DeferredReduceScatter, output: Tensor, contribution: Tensor, group: Any, op: Any) -> Work:
         """Starts a reduce-scatter in the class of its parameters."""
@@ -118,10 +100,16 @@ class FsdpOverlap(Overlap):
             self._deferred.add(PendingReduction(functools.partial(_wait, work, contribution), gradients))
 
 
+class Starter(Protocol):
+    """Starts the reduce-scatters of modules, and waits for them or not."""
+
+    def start(self, comm: DeferredReduceScatter, output: Tensor, contribution: Tensor, group: Any, op: Any) -> Work: ...
+
+
 class DeferredReduceScatter(GradientReduceScatter):
     """The `ReduceScatter` of FSDP2 for one module, which an overlap waits for."""
 
-    def __init__(self, policy: Policy, number: int, handle: FsdpOverlap, parameter_group: Any) -> None:
+    def __init__(self, policy: Policy, number: int, handle: Starter, parameter_group: Any) -> None:
         super().__init__(policy, number)
         self.handle = handle
         self.parameter_group = parameter_group
@@ -141,15 +129,49 @@ def _state(module: Any) -> Any:
     return module._get_fsdp_state()
 
 
-def _parameter_group(module: Any) -> Any:
-    """The parameters that FSDP2 gathers for this module; None if it has none. Raises ConfigError for several meshes."""
-    groups = _state(module)._fsdp_param_groups
-    if len(groups) > 1:
-        raise ConfigError(
-            f"overlap({type(module).__name__}): its parameters are sharded over several meshes, and FSDP2 takes one "
-            f"ReduceScatter; use one mesh"
-        )
-    return groups[0] if groups else None
+def parameter_groups(model: nn.Module, policy: Policy | None, who: str) -> dict[Any, Any]:
+    """The parameters that FSDP2 gathers, by module; modules without parameters of their own are left out.
+
+    Raises ConfigError for several meshes, and for a policy that FSDP2 cannot follow.
+    """
+    check_policy(policy or Policy(), "none", None)
+    found = {}
+    for module in sharded_modules(model):
+        groups = _state(module)._fsdp_param_groups
+        if len(groups) > 1:
+            raise ConfigError(
+                f"{who}({type(module).__name__}): its parameters are sharded over several meshes, and FSDP2 takes one "
+                f"ReduceScatter; use one mesh"
+            )
+        if groups:
+            found[module] = groups[0]
+    if policy is not None and any(isinstance(_scatter(group), GradientReduceScatter) for group in found.values()):
+        raise ConfigError(f"{who}(policy=...): compress_fsdp has given this model a policy; leave this one out")
+    return found
+
+
+def defer_collectives(groups: dict[Any, Any], policy: Policy | None, handle: Starter, first: int = 0) -> None:
+    """Gives modules a reduce-scatter that `handle` starts, and an urgent all-gather. They get numbers from `first`."""
+    for number, (module, group) in enumerate(groups.items(), first):
+        comm = _scatter(group)
+        own = comm.policy if isinstance(comm, GradientReduceScatter) else policy or Policy()
+        module.set_custom_reduce_scatter(DeferredReduceScatter(own, 3 * number, handle, group))
+        if not isinstance(getattr(group, "_all_gather_comm", None), WeightAllGather):
+            of_weights = dataclasses.replace(own, codec="none", priority=URGENT)
+            module.set_custom_all_gather(WeightAllGather(of_weights, 3 * number + 1))
+
+
+def _scatter(group: Any) -> Any:
+    return getattr(group, "_reduce_scatter_comm", None)
+
+
+def must_wait(group: Any, output: Tensor, op: Any, told: set[str]) -> bool:
+    """Whether FSDP2 reads `output` before the backward pass ends; the log tells each reason once."""
+    reason = _reason_to_wait(group, output, op)
+    if reason is not None and reason not in told:
+        told.add(reason)
+        log.warning("overlap: %s: the backward pass waits for the gradients, and results stay exact", reason)
+    return reason is not None
 
 
 def _reason_to_wait(group: Any, output: Tensor, op: Any) -> str | None:

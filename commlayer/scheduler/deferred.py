@@ -44,19 +44,19 @@ PER_PARAMETER = frozenset(getattr(torch.optim, name) for name in _NAMES if hasat
 """Optimizers whose step for one parameter reads nothing of the others, and which keep no state in their groups."""
 
 
-def check_per_parameter(optimizer: object) -> None:
+def check_per_parameter(optimizer: object, who: str = "overlap") -> None:
     """Raises ConfigError unless the step can be made for some parameters at a time."""
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"overlap(optimizer={optimizer!r}): give a torch.optim.Optimizer, as AdamW")
+        raise ConfigError(f"{who}(optimizer={optimizer!r}): give a torch.optim.Optimizer, as AdamW")
     name = type(optimizer).__name__
     if type(optimizer) not in PER_PARAMETER and not getattr(type(optimizer), "per_parameter", False):
         raise ConfigError(
-            f"overlap with {name}: its step may need all gradients at once, and a deferred step is made for some "
+            f"{who} with {name}: its step may need all gradients at once, and a deferred step is made for some "
             f"parameters at a time; use {', '.join(sorted(each.__name__ for each in PER_PARAMETER))}, or set "
             f"{name}.per_parameter = True if its step for one parameter reads nothing of the others"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise ConfigError(f"overlap with {name}(differentiable=True): a deferred step has no gradient; leave it out")
+        raise ConfigError(f"{who} with {name}(differentiable=True): a deferred step has no gradient; leave it out")
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,6 +112,10 @@ class DeferredStep:
             claim = self._claims.get(parameter)
             if claim is not None:
                 self._apply(claim)
+
+    def needs(self, reduction: PendingReduction) -> bool:
+        """Whether a step is to be made with the result, now or after the next `step()`."""
+        return any(claim.reduction is reduction for claim in [*self._claims.values(), *self._held])
 
     def finish(self) -> None:
         """Makes all steps. Raises the error of a reduction; its step then stays to be made."""

@@ -1,7 +1,8 @@
 """Order of gradient buckets on the wire: the class of service of each bucket.
 
 `bucket_class` goes by the number of a bucket: a backward pass ends with the front layers. `NextUse` knows more: it has
-watched a forward pass, and goes by the moment at which the next one will need the bucket's parameters.
+watched a forward pass, and goes by the moment at which the next one will need the bucket's parameters. `stage_class`
+goes by the order of a pipeline's forwards.
 """
 
 from __future__ import annotations
@@ -34,6 +35,18 @@ def bucket_class(priority: int, index: int, buckets: int) -> int:
         return priority
     first, last = max(priority - SPREAD, 0), min(priority + SPREAD, PRIORITIES - 1)
     return last - round(min(index / (buckets - 1), 1.0) * (last - first))
+
+
+def stage_class(priority: int, place: int, stages: int) -> int:
+    """The class, around the policy's `priority`, of the gradients of a rank's stage.
+
+    `place` is the place of the stage's next forward among those of the rank's `stages`: what is needed first is the
+    most urgent.
+    """
+    if stages < 2:
+        return priority
+    first, last = max(priority - REACH, 0), min(priority + REACH, PRIORITIES - 1)
+    return first + round(place / (stages - 1) * (last - first))
 
 
 class NextUse:

@@ -1,0 +1,104 @@
+"""Pipelines of FSDP2 stages: training is bit by bit that of torch's own reduction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import commlayer
+from tests import ranks
+from tests.fake_transport import on_fake
+from tests.pipelines import (
+    MICROBATCHES,
+    Block,
+    Training,
+    accumulating,
+    clipping,
+    compare,
+    evaluating,
+    mesh,
+    never_zeroing,
+    restoring,
+    usual,
+)
+
+NETWORK = {"COMMLAYER_SHM": "0"}
+
+
+@pytest.mark.parametrize(
+    "schedules",
+    [("GPipe", "1F1B", "LoopedBFS"), ("Interleaved1F1B", "ZBVZeroBubble", "DualPipeV")],
+    ids=str,
+)
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_losses_and_parameters_are_those_of_torch(rank: int, size: int, schedules: Any) -> None:
+    for schedule in schedules:
+        compare(rank, usual, schedule, sharded=True)
+
+
+@ranks.on(4, ranks.run_job)
+def test_loops(rank: int, size: int) -> None:
+    for loop in (accumulating, clipping, evaluating, never_zeroing, restoring):
+        compare(rank, loop, "LoopedBFS", sharded=True)
+
+
+def half(block: Block) -> None:
+    fully_shard(
+        block,
+        mesh=mesh()["dp"],
+        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
+    )
+
+
+@ranks.on(4, ranks.run_job)
+def test_gradients_that_fsdp_reads_at_once(rank: int, size: int) -> None:
+    compare(rank, usual, "LoopedBFS", shard=half)
+
+
+@ranks.on(4, on_fake)
+def test_weights_are_gathered_after_their_steps(rank: int, size: int) -> None:
+    training = Training(rank, "LoopedBFS", sharded=True)
+    assert training.handle is not None
+    native: Any = training.dp
+    steps: Any = training.handle._steps[0]
+    left: list[tuple[int, int]] = []
+    for number, block in zip(training.numbers, training.blocks, strict=True):
+        block.register_forward_hook(lambda *_, number=number: left.append((number, len(set(steps._claims.values())))))
+    for step in range(2):
+        left.clear()
+        native._native.operations.clear()
+        training.run(step)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    first, second = training.numbers
+    before = [(first, 3)] * (MICROBATCHES // 2) + [(first, 0)] * (MICROBATCHES // 2)  # two layers and the block
+    assert left == before + [(second, 0)] * MICROBATCHES
+    found = [(call.collective, class_) for call, _, class_ in native._native.operations]
+    assert [each for each in found if each[0] == "reduce_scatter"] == [("reduce_scatter", 7)] * 3 + [
+        ("reduce_scatter", 1)
+    ] * 3
+    assert [each for each in found if each[0] == "all_gather"] == [("all_gather", 0)] * 6
+    training.handle.finish()
+
+
+def _replicate(block: Block) -> None:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    replicate(block, mesh=mesh()["dp"])
+
+
+@ranks.on(4, on_fake)
+def test_refusals(rank: int, size: int) -> None:
+    def refused(text: str, training: Training, group: Any = None, **options: Any) -> None:
+        with pytest.raises(commlayer.ConfigError, match=text):
+            commlayer.pipeline.attach(training.schedule, training.optimizer, group or training.dp, **options)
+
+    training = Training(rank, "LoopedBFS", attached=False, sharded=True)
+    refused("no place for the state", training, policy=commlayer.Policy(codec="int4"))
+    refused("FSDP2 has no place for its residuals", training, state=commlayer.HookState())
+    refused("is sharded over ranks .*, and dp_group has", training, training.pp)
+    replicated = Training(rank, "LoopedBFS", attached=False, shard=_replicate)
+    refused("is given to replicate", replicated)

@@ -1,0 +1,164 @@
+"""A segment's gradients accumulate in one buffer, as in tensors of their own, and are reduced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from commlayer import ConfigError
+from commlayer.scheduler.gradient import PendingGradient, PendingReduction
+from commlayer.scheduler.segment import Segment
+
+SHAPES = [(3, 4), (4,), (), (2, 2)]
+
+
+class Wire:
+    """Reductions that double the buffer when they are waited for."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[Tensor, int]] = []
+        self.waits = 0
+
+    def start(self, buffer: Tensor, priority: int) -> Callable[[], None]:
+        self.started.append((buffer, priority))
+
+        def wait() -> None:
+            self.waits += 1
+            buffer.mul_(2)
+
+        return wait
+
+
+def made(wire: Wire) -> Segment:
+    generator = torch.Generator().manual_seed(1)
+    return Segment([nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES], wire.start)
+
+
+def backward(parameters: list[Tensor], step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    sum((each * torch.randn(each.shape, generator=generator)).sum() for each in parameters).backward()  # type: ignore[union-attr]
+
+
+def unneeded(_: PendingReduction) -> bool:
+    return False
+
+
+def gradients(segment: Segment) -> list[Tensor]:
+    found = [each.grad for each in segment.parameters]
+    return [each.clone() for each in found if each is not None]
+
+
+def same(ones: list[Tensor], others: list[Tensor]) -> bool:
+    return len(ones) == len(others) and all(map(torch.equal, ones, others))
+
+
+@pytest.mark.parametrize("clears", ["to None", "to zeros", "never"])
+@pytest.mark.parametrize("arms", [True, False])
+def test_gradients_are_those_of_tensors_of_their_own(clears: str, arms: bool) -> None:
+    wire = Wire()
+    ours, plain = made(wire), made(Wire()).parameters
+    optimizer = torch.optim.SGD(ours.parameters, lr=0.1)
+    for step in range(4):
+        if arms:
+            ours.arm(unneeded)
+        for part in range(3):
+            backward(ours.parameters, 10 * step + part)
+            backward(plain, 10 * step + part)
+        ours.arm(unneeded)
+        reduction = ours.launch(3, step)
+        reduction.place()
+        assert all(isinstance(each.grad, PendingGradient) for each in ours.parameters)
+        for each in plain:
+            assert each.grad is not None
+            each.grad.div_(3).mul_(2)
+        reduction.wait()
+        assert same(gradients(ours), [each.grad for each in plain if each.grad is not None])
+        if clears != "never":
+            optimizer.zero_grad(set_to_none=clears == "to None")
+            for each in plain:
+                each.grad = None
+    assert [priority for _, priority in wire.started] == [0, 1, 2, 3]
+    assert len({buffer.data_ptr() for buffer, _ in wire.started}) == 1
+    assert all(buffer.numel() == 12 + 4 + 1 + 4 for buffer, _ in wire.started)
+
+
+def test_a_reduction_that_nobody_waited_for_ends_before_its_buffer_is_filled_again() -> None:
+    wire = Wire()
+    segment = made(wire)
+    segment.arm(unneeded)
+    backward(segment.parameters, 1)
+    segment.launch(1, 0).place()
+    for each in segment.parameters:
+        each.grad = None
+    segment.arm(unneeded)
+    assert wire.waits == 1
+    assert all(not each.any() for each in gradients(segment))
+
+
+def test_gradients_in_flight_are_kept_and_added_to() -> None:
+    wire = Wire()
+    segment = made(wire)
+    segment.arm(unneeded)
+    backward(segment.parameters, 1)
+    first = [2 * each for each in gradients(segment)]
+    segment.launch(1, 0).place()
+    segment.arm(unneeded)
+    assert same(gradients(segment), first)
+
+
+def test_a_result_that_is_needed_keeps_its_buffer() -> None:
+    wire = Wire()
+    segment = made(wire)
+    needed: list[PendingReduction] = []
+    for step in range(5):
+        segment.arm(lambda reduction: any(each is reduction for each in needed))
+        backward(segment.parameters, step)
+        before = gradients(segment)
+        needed[:] = [*needed[-1:], segment.launch(1, 0)]
+        for each in segment.parameters:
+            each.grad = None
+        needed[-1].wait()
+        assert same([each / 2 for each in needed[-1].gradients.values()], before)
+        if step:
+            assert needed[0].gradients.keys() == needed[1].gradients.keys()
+            assert wire.started[-1][0].data_ptr() != wire.started[-2][0].data_ptr()
+    assert len({buffer.data_ptr() for buffer, _ in wire.started}) == 3
+
+
+def test_an_absent_gradient_is_zeros_and_a_foreign_one_is_copied() -> None:
+    segment = made(Wire())
+    segment.arm(unneeded)
+    backward(segment.parameters, 1)
+    one, other = segment.parameters[:2]
+    one.grad, other.grad = None, torch.full_like(other, 7.0)
+    found = segment.launch(1, 0).gradients
+    assert not found[one].any()
+    assert torch.equal(found[other], torch.full((4,), 7.0))
+
+
+def test_gradients_have_the_strides_of_their_parameters() -> None:
+    transposed, gaps = nn.Parameter(torch.randn(3, 4).t()), nn.Parameter(torch.randn(4, 6)[:, :3])
+    segment = Segment([transposed, gaps], Wire().start)
+    segment.arm(unneeded)
+    backward(segment.parameters, 1)
+    assert [each.stride() for each in gradients(segment)] == [(1, 4), (3, 1)]
+    assert transposed.grad is not None
+    assert transposed.grad.stride() == transposed.stride()
+
+
+def test_a_step_is_complete_when_as_many_gradients_came_as_in_the_one_before() -> None:
+    segment = made(Wire())
+    first, *others = segment.parameters
+    segment.arm(unneeded)
+    assert not any(segment.count(each) for each in [first, first, *others])
+    segment.launch(1, 0)
+    segment.arm(unneeded)
+    assert [segment.count(each) for each in [first, *others, first]] == [False] * len(others) + [False, True]
+    segment.launch(1, 0)
+    with pytest.raises(ConfigError, match=r"shape \(3, 4\) was accumulated after its reduction.*make steps alike"):
+        segment.count(first)
+    segment.arm(unneeded)
+    assert not any(segment.count(each) for each in [first, *others, others[0]])  # as many, but others
