@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend import overlap_ddp
+from commlayer.frontend import overlap_ddp, started
 from commlayer.frontend.ddp import check_dense
 from tests import ranks
 from tests.gpu.checks import CHECKS
@@ -71,18 +71,18 @@ def train(
 
 def patch_overlap(patch: pytest.MonkeyPatch, lab: FakeGpu) -> None:
     """Buckets are on the device, and the host makes steps at once that a GPU would make in the order of its stream."""
-    wait = overlap_ddp.Started.wait
+    wait = started.Started.wait
 
     def adopt(bucket: dist.GradBucket) -> None:
         lab.cuda.adopt(bucket.buffer())
         check_dense(bucket)
 
-    def ordered(started: overlap_ddp.Started) -> None:
-        wait(started)
+    def ordered(average: started.Started) -> None:
+        wait(average)
         lab.order()
 
     patch.setattr(overlap_ddp, "check_dense", adopt)
-    patch.setattr(overlap_ddp.Started, "wait", ordered)
+    patch.setattr(started.Started, "wait", ordered)
 
 
 def loop(lab: FakeGpu | None, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
