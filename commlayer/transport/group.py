@@ -133,7 +133,7 @@ class NativeGroup:
         self._calls = 0  # threads inside the native group; it is freed when there are none
         self._plans: dict[int, tuple[int, Any]] = {}  # by id(plan), as long as the plan lives: its address and owner
         self._requests: list[tuple[Any, Any]] = []  # for reuse, without a Qos: request and its bytes
-        self._lost: int | None = None
+        self._culprit = ""  # of a closed group
 
     def submit(
         self,
@@ -265,7 +265,7 @@ class NativeGroup:
             group, self._group = self._group, None
             if group is None:
                 return
-            self._lost = self._culprit(group)
+            self._culprit = self._name_culprit(group)
             if self._calls:
                 lib.cl_group_abort(group, lib.CL_ECLOSED)
                 self._idle.wait_for(lambda: self._calls == 0)
@@ -277,15 +277,18 @@ class NativeGroup:
         """The exception for a status of one of this group's operations."""
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         with self._lock:
-            rank = self._lost if self._group is None else self._culprit(self._group)
-        culprit = "" if rank is None else f" (rank {rank}{', this one' if rank == self.rank else ''})"
+            culprit = self._culprit if self._group is None else self._name_culprit(self._group)
         text = ffi.string(lib.cl_error_text(status)).decode()
         return kind(f"rank {self.rank} of group {self.name!r}: {text}{culprit}; {remedy}")
 
-    def _culprit(self, group: Any) -> int | None:
-        rank = ffi.new("uint32_t *")
-        lib.cl_group_status(group, rank)
-        return None if rank[0] == 0xFFFFFFFF else int(rank[0])
+    def _name_culprit(self, group: Any) -> str:
+        """The culprit, if it is known; for ranks that run an operation in different classes, these, too."""
+        rank, own, theirs = (ffi.new("uint32_t *") for _ in range(3))
+        status = lib.cl_group_status(group, rank)
+        text = "" if rank[0] == 0xFFFFFFFF else f" (rank {rank[0]}{', this one' if rank[0] == self.rank else ''})"
+        if status == lib.CL_EMISMATCH and lib.cl_group_classes(group, rank, own, theirs) != 0:
+            text += f": priority {own[0]} on rank {self.rank}, {theirs[0]} on rank {rank[0]}"
+        return text
 
     def _enter(self) -> Any:
         with self._lock:

@@ -195,15 +195,6 @@ static void take_inbox(struct cl_engine *engine)
     }
 }
 
-static bool progress_groups(struct cl_engine *engine, uint64_t *deadline_us)
-{
-    bool more = false;
-    uint64_t now = cl_now_us();
-    for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-        more |= cl_group_progress(group, now, deadline_us);
-    return more;
-}
-
 static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
 {
     bool armed = true;
@@ -241,7 +232,7 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
             cl_endpoint_timeout(engine->endpoint, now);
         take_completions(engine);
     }
-    bool more = progress_groups(engine, &deadline);
+    bool more = cl_groups_progress(engine->groups, cl_now_us(), &deadline);
     if (engine->endpoint != NULL) {
         *wire_full = !send_packets(engine, &more);
         more |= take_completions(engine); /* of messages that had come before their receive was posted */

@@ -8,6 +8,7 @@
 #include "os/process.h"
 
 _Static_assert(offsetof(struct cl_member, group) == 0, "cl_group is the member's address");
+_Static_assert((int)CL_HOST_RING_HEAD_BYTES == (int)CL_RING_HEAD_BYTES, "a host has memory for the head of a ring");
 _Static_assert((int)CL_HOST_CLASSES == (int)CL_CLASSES, "a host has memory for each class");
 
 /* ---- the group's io: see group/io.h ---- */
@@ -291,4 +292,15 @@ int cl_group_status(cl_group *group, uint32_t *peer)
     if (peer != NULL)
         *peer = atomic_load(&group->culprit);
     return atomic_load(&group->status);
+}
+
+int cl_group_classes(cl_group *group, uint32_t *peer, uint32_t *own, uint32_t *theirs)
+{
+    const struct cl_host_queues *queues = &group->host_queues;
+    for (uint32_t i = 0; i < queues->local_count; i++) {
+        *peer = queues->local[i];
+        if (i != queues->self && cl_host_queues_classes(queues, i, own, theirs))
+            return CL_EMISMATCH;
+    }
+    return CL_OK;
 }

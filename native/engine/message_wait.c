@@ -64,13 +64,14 @@ static bool may_spin(struct cl_message_wait *wait)
     return wait->spins && pause == 0;
 }
 
-/* Spins until the doorbell has been rung more than `seen` times; false: in vain. */
-static bool spin(struct cl_message_wait *wait, uint32_t seen)
+/* Spins until the doorbell has been rung more than `seen` times, or *done is not 0; false: in vain. */
+static bool spin(struct cl_message_wait *wait, uint32_t seen, const _Atomic uint32_t *done)
 {
     uint64_t end_us = cl_now_us() + SPIN_US;
     do {
         for (int i = 0; i < 64; i++) {
-            if (atomic_load_explicit(&wait->doorbell->rings, memory_order_relaxed) != seen) {
+            if (atomic_load_explicit(&wait->doorbell->rings, memory_order_relaxed) != seen ||
+                atomic_load_explicit(done, memory_order_relaxed) != 0) {
                 atomic_store_explicit(&wait->failures, 0, memory_order_relaxed);
                 return true;
             }
@@ -84,13 +85,13 @@ static bool spin(struct cl_message_wait *wait, uint32_t seen)
     return false;
 }
 
-/* Moves messages, until there is nothing to do at once or this thread's operation is done. */
-static void move(const struct cl_message_wait *wait, const _Atomic uint32_t *done)
+/* Moves messages, until there is nothing to do at once, this thread's operation is done, or the deadline has passed. */
+static void move(const struct cl_message_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
 {
     bool more;
     do
         more = cl_engine_take_turn(wait->engine);
-    while (more && atomic_load(done) == 0);
+    while (more && atomic_load(done) == 0 && cl_now_us() < deadline_us);
     if (more) /* for other operations */
         cl_engine_wake(wait->engine);
 }
@@ -103,11 +104,12 @@ static uint32_t attend(struct cl_message_wait *wait, uint32_t seen, const _Atomi
     bool spins = may_spin(wait);
     while (atomic_load(done) == 0 && !atomic_load(&wait->closed) && now < deadline_us) {
         uint32_t rings = atomic_load(&doorbell->rings);
-        if (rings != seen || (spins && spin(wait, seen))) {
-            seen = atomic_load(&doorbell->rings);
-            move(wait, done);
+        if (rings != seen) {
+            seen = rings;
+            move(wait, done, deadline_us);
+        } else if (spins) {
+            spins = spin(wait, seen, done);
         } else {
-            spins = false;
             uint64_t left = deadline_us - now;
             cl_doorbell_sleep(doorbell, seen, done, left < SLEEP_MAX_US ? left : SLEEP_MAX_US);
         }

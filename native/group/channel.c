@@ -8,8 +8,9 @@
 #include "group/outgoing.h"
 
 enum {
-    KEPT_BYTES = 16 << 20,  /* bound of the memory for messages without a receive, twice: eager ones, and offers */
-    BUDGET_BYTES = 1 << 20, /* read from other ranks' memory between two looks at the sockets */
+    KEPT_BYTES = 16 << 20, /* bound of the memory for messages without a receive, twice: eager ones, and offers */
+    /* Moved between two looks at the sockets: read from other ranks' memory; through their rings, all together. */
+    BUDGET_BYTES = 1 << 20,
 };
 
 /* ---- opening ---- */
@@ -71,7 +72,7 @@ void cl_channels_forget(struct cl_channels *channels)
         channel->wanted_bytes = 0;
         channel->news = channel->urgent_news = false;
     }
-    channels->news = false;
+    channels->news = channels->behind = false;
     channels->in_flight = channels->fetching = channels->undecided = 0;
     channels->kept_bytes = 0;
 }
@@ -133,6 +134,11 @@ bool cl_channels_find(struct cl_channels *channels, uint32_t tag, uint32_t *rank
 
 static int read_eager(struct cl_channels *channels, struct cl_channel *channel, const struct cl_ring_entry *entry)
 {
+    if (entry->length > channel->in.bytes)
+        return CL_EMISMATCH;
+    channel->used_bytes += cl_ring_cost(entry->length);
+    if (channel->used_bytes > channel->granted_bytes)
+        return CL_EMISMATCH;
     struct cl_transfer *receive = cl_incoming_receive(channel, entry->tag);
     if (receive != NULL) {
         cl_transfer_begin(channels, receive);
@@ -142,8 +148,6 @@ static int read_eager(struct cl_channels *channels, struct cl_channel *channel, 
         cl_channel_grant(channel, cl_ring_cost(entry->length));
         return whole ? CL_OK : CL_EMISMATCH;
     }
-    if (entry->length > channel->in.bytes)
-        return CL_EMISMATCH;
     struct cl_incoming *incoming = cl_incoming_keep(channel, entry);
     if (incoming == NULL)
         return CL_ENOMEM;
@@ -198,12 +202,17 @@ static int read_answer(struct cl_channels *channels, struct cl_channel *channel,
     return CL_OK;
 }
 
-static int read_ring(struct cl_channels *channels, struct cl_channel *channel, uint64_t now_us)
+/* Reads entries, `budget` bytes of them: while it reads, the writer may go on writing. */
+static int read_ring(struct cl_channels *channels, struct cl_channel *channel, uint64_t now_us, uint64_t budget)
 {
     struct cl_ring_entry entry;
-    uint64_t told = channel->in.position;
+    uint64_t start = channel->in.position, told = start;
     int status = CL_OK;
     while (status == CL_OK && cl_ring_next(&channel->in, &entry)) {
+        if (channel->in.position - start >= budget) {
+            channels->behind = true;
+            break;
+        }
         uint64_t payload_bytes = 0;
         switch (entry.kind) {
         case CL_RING_EAGER:
@@ -217,8 +226,12 @@ static int read_ring(struct cl_channels *channels, struct cl_channel *channel, u
             payload_bytes = entry.length;
             status = read_data(channels, channel, &entry);
             break;
-        default:
+        case CL_RING_STREAM:
+        case CL_RING_TAKEN:
             status = read_answer(channels, channel, &entry);
+            break;
+        default:
+            status = CL_EMISMATCH;
         }
         if (status != CL_OK)
             break;
@@ -236,7 +249,7 @@ static int read_ring(struct cl_channels *channels, struct cl_channel *channel, u
 
 /* ---- progress ---- */
 
-/* Ends what can only be done with a rank that has gone. */
+/* Ends the transfers with a rank that has gone. Returns whether there were any. */
 static bool fail_waiting(struct cl_channels *channels, struct cl_channel *channel)
 {
     uint32_t before = channels->in_flight;
@@ -259,22 +272,25 @@ static bool waits(const struct cl_channel *channel)
            channel->receives.first != NULL || channel->incoming != NULL;
 }
 
-static int progress(struct cl_channels *channels, uint32_t index, uint64_t now_us, bool *more, uint64_t *deadline_us,
-                    uint64_t *budget)
+/* Whether the other rank has gone. To be asked before its ring is read: it may have written there just before. */
+static bool is_gone(const struct cl_channels *channels, uint32_t index, bool waiting, uint64_t now_us)
+{
+    return atomic_load(&channels->lost[index]) ||
+           ((waiting || waits(&channels->list[index])) && channels->io->is_gone(channels->io->context, index, now_us));
+}
+
+/* Writes to a channel whatever there is. */
+static int write_ring(struct cl_channels *channels, uint32_t index, uint64_t budget, bool *more)
 {
     const struct cl_group_io *io = channels->io;
     struct cl_channel *channel = &channels->list[index];
     uint32_t culprit;
-    int status = read_ring(channels, channel, now_us);
-    if (status == CL_OK && channel->incoming != NULL)
-        *more |= cl_incoming_fetch(channels, index, now_us, deadline_us, budget);
+    cl_incoming_answer(channels, channel);
     cl_outgoing_announce(channels, channel);
-    cl_outgoing_stream(channels, channel);
+    *more |= cl_outgoing_stream(channels, channel, budget);
     cl_channel_notify(channels, index);
-    if (status == CL_OK && channel->gone && io->aborted(io->context, &culprit) == CL_OK &&
-        fail_waiting(channels, channel))
-        return CL_EPEERLOST;
-    return status;
+    bool fails = channel->gone && io->aborted(io->context, &culprit) == CL_OK && fail_waiting(channels, channel);
+    return fails ? CL_EPEERLOST : CL_OK;
 }
 
 static bool is_idle(struct cl_channels *channels, bool waiting)
@@ -282,7 +298,16 @@ static bool is_idle(struct cl_channels *channels, bool waiting)
     uint32_t requests = atomic_load(channels->requests);
     bool asked = requests != channels->seen_requests;
     channels->seen_requests = requests;
-    return !asked && !waiting && channels->in_flight == 0 && channels->fetching == 0 && channels->undecided == 0;
+    return !asked && !waiting && !channels->behind && channels->in_flight == 0 && channels->fetching == 0 &&
+           channels->undecided == 0;
+}
+
+/* Tells the other ranks of messages that were sent. What came waits in the rings for its receives. */
+static void notify_all(struct cl_channels *channels)
+{
+    for (uint32_t i = 0; i < channels->count && channels->news; i++)
+        cl_channel_notify(channels, i);
+    channels->news = false;
 }
 
 int cl_channels_progress(struct cl_channels *channels, uint64_t now_us, bool waiting, bool *more, uint64_t *deadline_us,
@@ -291,27 +316,30 @@ int cl_channels_progress(struct cl_channels *channels, uint64_t now_us, bool wai
     if (channels->requests == NULL) /* no other rank on this host */
         return CL_OK;
     channels->now_us = now_us;
-    bool idle = is_idle(channels, waiting);
-    uint64_t budget = BUDGET_BYTES;
-    for (uint32_t i = 0; i < channels->count && (!idle || channels->news); i++) {
-        struct cl_channel *channel = &channels->list[i];
+    if (is_idle(channels, waiting)) {
+        notify_all(channels);
+        return CL_OK;
+    }
+    uint64_t budget = BUDGET_BYTES / channels->count;
+    int status = CL_OK;
+    channels->behind = false;
+    for (uint32_t i = 0; i < channels->count && status == CL_OK; i++) {
+        *culprit = channels->ranks[i];
         if (i == channels->self)
             continue;
-        if (idle) { /* what was sent is with the other rank; what came waits in the ring for its receive */
-            cl_channel_notify(channels, i);
-            continue;
-        }
-        /* before the ring is read: the rank may have written to it just before it went */
-        channel->gone = atomic_load(&channels->lost[i]) ||
-                        ((waiting || waits(channel)) && channels->io->is_gone(channels->io->context, i, now_us));
-        int status = progress(channels, i, now_us, more, deadline_us, &budget);
-        if (status != CL_OK) {
-            *culprit = channels->ranks[i];
-            return status;
-        }
+        channels->list[i].gone = is_gone(channels, i, waiting, now_us);
+        status = read_ring(channels, &channels->list[i], now_us, budget);
+    }
+    if (status == CL_OK)
+        *more |= cl_incoming_fetch(channels, now_us, deadline_us, BUDGET_BYTES);
+    *more |= channels->behind;
+    for (uint32_t i = 0; i < channels->count && status == CL_OK; i++) {
+        *culprit = channels->ranks[i];
+        if (i != channels->self)
+            status = write_ring(channels, i, budget, more);
     }
     channels->news = false;
-    return CL_OK;
+    return status;
 }
 
 bool cl_channels_arm(struct cl_channels *channels, bool waiting)

@@ -51,6 +51,7 @@ struct cl_channel {
     struct cl_ring out, in;
     uint64_t eager_bytes;   /* of all eager messages sent */
     uint64_t granted_bytes; /* to the other rank */
+    uint64_t used_bytes;    /* ... and used by it */
     uint64_t offers;
     struct cl_transfer_list sends, offered, streams; /* before its head is written; until it is taken; sending DATA */
     struct cl_transfer_list receives;                /* without a message */
@@ -74,7 +75,9 @@ struct cl_channels {
     uint32_t fetching;                     /* messages on their way to this rank's own memory */
     uint32_t undecided;                    /* offers without a receive */
     bool news;                             /* of a channel */
+    bool behind;                           /* a ring has entries that the latest turn left there */
     uint32_t next;                         /* the local index at which the search for any source starts */
+    uint32_t next_sender;                  /* ... and for the next part of an offer */
     uint64_t kept_bytes, kept_limit_bytes; /* for offers without a receive, and again for eager messages */
 };
 

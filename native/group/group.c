@@ -457,9 +457,8 @@ static bool advance_list(struct cl_group *group, struct cl_operation_list *list,
 
 /* Runs the host queues, the most urgent one first. Once a queue has used up its budget, the others have to wait, but
  * for one turn now and then. */
-static void advance_queues(struct cl_group *group, struct progress *progress)
+static void advance_queues(struct cl_group *group, size_t budget, struct progress *progress)
 {
-    size_t budget = CL_WORK_BUDGET_BYTES;
     bool used_up = false;
     for (uint32_t class = 0; class < CL_CLASSES; class ++) {
         struct cl_operation_list *list = &group->host_flight[class];
@@ -479,7 +478,7 @@ static void advance_queues(struct cl_group *group, struct progress *progress)
     progress->more = used_up;
 }
 
-bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
+static bool progress_within(struct cl_group *group, size_t budget, uint64_t now_us, uint64_t *deadline_us)
 {
     struct progress progress = {.now_us = now_us, .deadline_us = deadline_us};
     uint32_t culprit;
@@ -489,7 +488,7 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
     move_messages(group, &progress);
     if (advance_list(group, &group->in_flight, CL_WORK_BUDGET_BYTES, &progress)) {
         bool more = progress.more;
-        advance_queues(group, &progress);
+        advance_queues(group, budget, &progress);
         progress.more |= more;
     }
     int failed = atomic_load(&group->status);
@@ -498,6 +497,47 @@ bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadli
         return false;
     }
     return progress.more;
+}
+
+bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
+{
+    return progress_within(group, CL_WORK_BUDGET_BYTES, now_us, deadline_us);
+}
+
+/* The most urgent class with an operation in shared memory; CL_CLASSES: none. */
+static uint32_t host_class(const struct cl_group *group)
+{
+    uint32_t class = 0;
+    while (class < CL_CLASSES && group->host_flight[class].first == NULL)
+        class ++;
+    return class;
+}
+
+static uint32_t urgent_class(const struct cl_group *group)
+{
+    uint32_t urgent = host_class(group);
+    for (const struct cl_operation *operation = group->in_flight.first; operation != NULL; operation = operation->next)
+        urgent = operation->qos.priority < urgent ? operation->qos.priority : urgent;
+    return urgent;
+}
+
+bool cl_groups_progress(struct cl_group *groups, uint64_t now_us, uint64_t *deadline_us)
+{
+    bool more = false;
+    uint32_t first = CL_CLASSES;
+    for (struct cl_group *group = groups; group != NULL; group = group->next) {
+        group->urgent_class = urgent_class(group);
+        first = host_class(group) < first ? host_class(group) : first;
+    }
+    for (uint32_t class = 0; class <= CL_CLASSES; class ++) {
+        for (struct cl_group *group = groups; group != NULL; group = group->next) {
+            if (group->urgent_class != class)
+                continue;
+            size_t budget = host_class(group) == first ? CL_WORK_BUDGET_BYTES : CL_WORK_BUDGET_BESIDE_BYTES;
+            more |= progress_within(group, budget, now_us, deadline_us);
+        }
+    }
+    return more;
 }
 
 /* Asks for the bells of one operation, the first of its queue. */

@@ -41,6 +41,7 @@ struct cl_group {
     struct cl_channels channels;
     struct cl_operation_list in_flight;               /* those that do not use the host's memory */
     struct cl_operation_list host_flight[CL_CLASSES]; /* those that do, by class */
+    uint32_t urgent_class;                            /* at the start of cl_groups_progress; CL_CLASSES: none */
     struct cl_group *next;                            /* in the list of whoever runs it */
 };
 
@@ -70,13 +71,16 @@ int cl_group_start(struct cl_group *group, struct cl_operation *operation, uint6
 
 /* Runs what can run; returns whether there is more to do at once. *deadline_us is lowered to the next one. */
 bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
+/* The same for all groups of a list, the one with the most urgent operation first. Beside a more urgent operation in
+ * shared memory, the other groups have the budget CL_WORK_BUDGET_BESIDE_BYTES. */
+bool cl_groups_progress(struct cl_group *groups, uint64_t now_us, uint64_t *deadline_us);
 /* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
  * something moved meanwhile. */
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
 /* A message of one of its operations ended. */
 void cl_group_complete(const struct cl_completion *completion);
-/* What a wait for local rank `index` to come to `value` in a class must end with, and fails the group with; CL_OK: go
- * on. The index UINT32_MAX: the wait has not begun. Any thread. */
+/* Looks whether a wait for local rank `index` to come to `value` in a class is in vain: then fails the group, and
+ * returns the reason. CL_OK: wait on. The index UINT32_MAX: the wait has not begun. Any thread. */
 int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us,
                         uint64_t deadline_us);
 

@@ -121,18 +121,27 @@ static uint64_t published(const struct cl_host_queues *queues, uint32_t class, u
     return atomic_load_explicit(queues->queues[class].places[index].signatures[parity], memory_order_relaxed);
 }
 
-/* Whether a local rank runs the operation with this signature otherwise, or in another class, as far as the two are
- * within sight of each other. */
-static bool differs(const struct cl_host_queues *queues, uint32_t class, uint32_t index, uint64_t signature)
+/* The class in which a local rank runs the operation of this number, and its signature there; false: the rank is too
+ * far before or behind it. */
+static bool find(const struct cl_host_queues *queues, uint32_t index, uint64_t number, uint32_t *class,
+                 uint64_t *signature)
 {
-    for (uint32_t other = 0; other < CL_CLASSES; other++) {
+    for (*class = 0; *class < CL_CLASSES; ++*class) {
         for (uint32_t parity = 0; parity < 2; parity++) {
-            uint64_t theirs = published(queues, other, index, parity);
-            if (theirs >> HASH_BITS == signature >> HASH_BITS && (theirs != signature || other != class))
+            *signature = published(queues, *class, index, parity);
+            if (*signature >> HASH_BITS == number)
                 return true;
         }
     }
     return false;
+}
+
+/* Whether a local rank runs the operation with this signature otherwise, or in another class. */
+static bool differs(const struct cl_host_queues *queues, uint32_t class, uint32_t index, uint64_t signature)
+{
+    uint32_t theirs;
+    uint64_t other;
+    return find(queues, index, signature >> HASH_BITS, &theirs, &other) && (other != signature || theirs != class);
 }
 
 int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us)
@@ -145,4 +154,17 @@ int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t
     /* The counter comes second: a rank may have made its last post just before it went. */
     bool gone = atomic_load(&queues->lost[index]) || queues->io->is_gone(queues->io->context, index, now_us);
     return gone && !cl_host_queue_reached(&queues->queues[class], index, value) ? CL_EPEERLOST : CL_OK;
+}
+
+bool cl_host_queues_classes(const struct cl_host_queues *queues, uint32_t index, uint32_t *own, uint32_t *theirs)
+{
+    uint64_t other;
+    for (*own = 0; *own < CL_CLASSES; ++*own) {
+        for (uint32_t parity = 0; parity < 2; parity++) {
+            uint64_t signature = published(queues, *own, queues->self, parity);
+            if (signature != 0 && find(queues, index, signature >> HASH_BITS, theirs, &other) && *theirs != *own)
+                return true;
+        }
+    }
+    return false;
 }

@@ -90,5 +90,7 @@ void cl_host_queues_end(struct cl_host_queues *queues, const struct cl_host_turn
  * another operation, or this one in another class, CL_EPEERLOST when it will post no more, else CL_OK. */
 int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t value,
                          uint64_t now_us);
+/* Whether local rank `index` runs an operation in another class than this rank, and the two classes. */
+bool cl_host_queues_classes(const struct cl_host_queues *queues, uint32_t index, uint32_t *own, uint32_t *theirs);
 
 #endif

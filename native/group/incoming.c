@@ -8,6 +8,7 @@
 enum {
     OFFER_WAITS_US = 1000,  /* for a receive, before it is copied to this rank's memory */
     PART_BYTES = 256 << 10, /* read of one message, before a more urgent one may be next */
+    PART_COST_BYTES = 4096, /* of the budget, at least: the search for the next part takes time, too */
 };
 
 struct cl_transfer *cl_incoming_receive(struct cl_channel *channel, uint32_t tag)
@@ -93,7 +94,7 @@ static bool may_fetch(struct cl_channels *channels, struct cl_incoming *incoming
                       uint64_t *deadline_us)
 {
     if (incoming->state != CL_INCOMING_OFFERED)
-        return incoming->state == CL_INCOMING_REFUSED || incoming->state == CL_INCOMING_READ;
+        return false;
     if (incoming->receive != NULL || incoming->bytes != NULL)
         return true;
     if (incoming->length > channels->kept_limit_bytes - channels->kept_bytes)
@@ -149,27 +150,48 @@ static uint64_t read_part(struct cl_channels *channels, uint32_t index, struct c
     return bytes;
 }
 
-bool cl_incoming_fetch(struct cl_channels *channels, uint32_t index, uint64_t now_us, uint64_t *deadline_us,
-                       uint64_t *budget)
+void cl_incoming_answer(struct cl_channels *channels, struct cl_channel *channel)
 {
-    struct cl_channel *channel = &channels->list[index];
-    for (;;) {
-        struct cl_incoming *best = NULL;
-        for (struct cl_incoming *incoming = channel->incoming; incoming != NULL; incoming = incoming->next)
-            if ((best == NULL || incoming->class < best->class) && may_fetch(channels, incoming, now_us, deadline_us))
-                best = incoming;
-        if (best == NULL)
-            return false;
-        if (best->state != CL_INCOMING_OFFERED) {
-            if (!answer(channels, channel, best))
-                return false;
-            continue;
+    for (struct cl_incoming *incoming = channel->incoming, *next; incoming != NULL; incoming = next) {
+        next = incoming->next;
+        bool waits = incoming->state == CL_INCOMING_REFUSED || incoming->state == CL_INCOMING_READ;
+        if (waits && !answer(channels, channel, incoming))
+            return;
+    }
+}
+
+/* The most urgent offer whose data may be read now, and the local index of its sender; NULL: there is none. Senders of
+ * equally urgent offers take turns. */
+static struct cl_incoming *choose(struct cl_channels *channels, uint64_t now_us, uint64_t *deadline_us, uint32_t *index)
+{
+    struct cl_incoming *best = NULL;
+    for (uint32_t n = 0; n < channels->count; n++) {
+        uint32_t i = (channels->next_sender + n) % channels->count;
+        for (struct cl_incoming *incoming = channels->list[i].incoming; incoming != NULL; incoming = incoming->next) {
+            if ((best != NULL && incoming->class >= best->class) || !may_fetch(channels, incoming, now_us, deadline_us))
+                continue;
+            best = incoming;
+            *index = i;
         }
-        if (*budget == 0)
+    }
+    if (best != NULL)
+        channels->next_sender = *index + 1;
+    return best;
+}
+
+bool cl_incoming_fetch(struct cl_channels *channels, uint64_t now_us, uint64_t *deadline_us, uint64_t budget)
+{
+    struct cl_incoming *offer;
+    uint32_t index;
+    while ((offer = choose(channels, now_us, deadline_us, &index)) != NULL) {
+        if (budget == 0)
             return true;
-        uint64_t bytes = read_part(channels, index, best);
-        *budget -= bytes < *budget ? bytes : *budget;
-        if (best->state == CL_INCOMING_OFFERED && best->moved == best->length)
+        uint64_t bytes = read_part(channels, index, offer), cost = bytes > PART_COST_BYTES ? bytes : PART_COST_BYTES;
+        budget -= cost < budget ? cost : budget;
+        if (offer->state != CL_INCOMING_OFFERED)
+            answer(channels, &channels->list[index], offer);
+        else if (offer->moved == offer->length)
             return false; /* aborted */
     }
+    return false;
 }

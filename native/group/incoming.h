@@ -15,9 +15,10 @@ int cl_incoming_match(struct cl_channels *channels, struct cl_channel *channel, 
                       struct cl_transfer *receive);
 /* All data of a message is here. */
 void cl_incoming_arrive(struct cl_channels *channels, struct cl_channel *channel, struct cl_incoming *incoming);
-/* Fetches offers, the most urgent first. Returns whether there is more to do at once; *deadline_us is lowered to the
- * time when there is, and the bytes are taken from *budget. */
-bool cl_incoming_fetch(struct cl_channels *channels, uint32_t index, uint64_t now_us, uint64_t *deadline_us,
-                       uint64_t *budget);
+/* Writes the answers of offers for which the ring had no room, as far as it has room now. */
+void cl_incoming_answer(struct cl_channels *channels, struct cl_channel *channel);
+/* Reads offers of all senders, `budget` bytes of the most urgent ones, and writes their answers. Returns whether there
+ * is more to do at once; *deadline_us is lowered to the time when there is. */
+bool cl_incoming_fetch(struct cl_channels *channels, uint64_t now_us, uint64_t *deadline_us, uint64_t budget);
 
 #endif

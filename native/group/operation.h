@@ -30,7 +30,7 @@ struct cl_operation {
     struct cl_ticket ticket;  /* point-to-point: the other rank and the name of its messages */
     uint16_t pair[2];         /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
     enum { CL_UNNAMED, CL_WAITING, CL_NAMED, CL_LOCAL } name; /* point-to-point; CL_LOCAL: it goes through a channel */
-    struct cl_transfer transfer;                              /* ... which this is its part in */
+    struct cl_transfer transfer;                              /* its part there */
     struct cl_executor *executor;                             /* from start to end */
     uint64_t started_us;                                      /* with a bound on loss */
     struct cl_missing missing;                                /* likewise, once the operation ended well */

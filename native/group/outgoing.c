@@ -54,10 +54,12 @@ void cl_outgoing_announce(struct cl_channels *channels, struct cl_channel *chann
     }
 }
 
-void cl_outgoing_stream(struct cl_channels *channels, struct cl_channel *channel)
+bool cl_outgoing_stream(struct cl_channels *channels, struct cl_channel *channel, uint64_t budget)
 {
     uint64_t piece = channel->out.bytes / 8 < PIECE_BYTES_MOST ? channel->out.bytes / 8 : PIECE_BYTES_MOST;
-    while (channel->streams.first != NULL) {
+    for (uint64_t written = 0; channel->streams.first != NULL;) {
+        if (written >= budget)
+            return true;
         struct cl_transfer **best = &channel->streams.first;
         for (struct cl_transfer **at = best; *at != NULL; at = &(*at)->next)
             if ((*at)->class < (*best)->class)
@@ -67,10 +69,12 @@ void cl_outgoing_stream(struct cl_channels *channels, struct cl_channel *channel
         struct cl_ring_entry entry = {.kind = CL_RING_DATA, .length = bytes, .number = transfer->number};
         if (!cl_channel_write(channels, channel, &entry, transfer->memory + transfer->moved, bytes,
                               channel->out.bytes / 2))
-            return;
+            return false;
         cl_channel_tell(channels, channel, false);
+        written += bytes;
         transfer->moved += bytes;
         if (transfer->moved == transfer->length)
             cl_channel_end(channels, cl_transfers_take(&channel->streams, best), CL_OK);
     }
+    return false;
 }

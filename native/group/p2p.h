@@ -10,7 +10,7 @@
 
 #include "group/operation.h"
 
-/* Makes the operation a send or a receive of what the request says. CL_EINVAL for a bad length, tag or priority, or
+/* Makes a send or a receive from a request. CL_EINVAL for a bad length, tag or priority, or
  * CL_ENOMEM: the operation need not be freed then. */
 int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, struct cl_channels *channels,
                    enum cl_operation_kind kind, const struct cl_message_request *request, uint64_t now_us);

@@ -78,13 +78,13 @@ bool cl_ring_ask(struct cl_ring *ring, uint64_t bytes);
 
 /* Copies the head of the next entry; false: there is none. */
 bool cl_ring_next(struct cl_ring *ring, struct cl_ring_entry *entry);
-/* Copies the payload of the next entry; false, and nothing is copied: so much was not written. */
+/* Copies the payload of the next entry. False, and nothing is copied: the entry is shorter. */
 bool cl_ring_copy(struct cl_ring *ring, void *target, uint64_t payload_bytes);
 /* Frees the next entry, with its payload. */
 void cl_ring_drop(struct cl_ring *ring, uint64_t payload_bytes);
 /* Whether there is an entry. For a reader that is about to sleep. */
 bool cl_ring_is_empty(struct cl_ring *ring);
-/* Whether the writer waits for room and has it now; only once. */
+/* Whether the writer waits for room, and must be told that there is some; true once per question. */
 bool cl_ring_answer(struct cl_ring *ring);
 
 #endif

@@ -301,6 +301,8 @@ void cl_group_close(cl_group *group);
 void cl_group_abort(cl_group *group, int reason);
 /* 0, or the error that made the group unusable; *peer is the rank of the culprit if known, else UINT32_MAX. */
 int cl_group_status(cl_group *group, uint32_t *peer);
+/* CL_EMISMATCH: rank *peer of this host runs an operation in class *theirs, this rank in class *own. Else CL_OK. */
+int cl_group_classes(cl_group *group, uint32_t *peer, uint32_t *own, uint32_t *theirs);
 /* Name by which peers wake this engine: 31 characters and a NUL. */
 int cl_engine_bell(cl_engine *engine, char *name);
 

@@ -17,7 +17,6 @@
 #include "os/process.h"
 
 enum {
-    RING_HEAD_BYTES = 4096,
     RING_BYTES_LEAST = 64 << 10,
     RING_BYTES_MOST = 1 << 20,
     RINGS_BYTES = 256 << 20, /* all rings together, unless they are of the least size */
@@ -72,7 +71,7 @@ static uint64_t ring_bytes(uint32_t ranks)
 static uint64_t message_bytes(uint32_t ranks)
 {
     return round_up((uint64_t)ranks * sizeof(struct cl_doorbell)) +
-           (uint64_t)ranks * ranks * (RING_HEAD_BYTES + ring_bytes(ranks));
+           (uint64_t)ranks * ranks * (CL_HOST_RING_HEAD_BYTES + ring_bytes(ranks));
 }
 
 static uint64_t region_bytes(uint32_t ranks, uint64_t staging_bytes)
@@ -166,7 +165,7 @@ int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, c
                              .bell_fd = bell_fd,
                              .bell_addresses = addresses};
     host->doorbells = (struct cl_doorbell *)(void *)(host->memory + bytes - message_bytes(ranks));
-    host->rings = host->memory + bytes - (uint64_t)ranks * ranks * (RING_HEAD_BYTES + ring_bytes(ranks));
+    host->rings = host->memory + bytes - (uint64_t)ranks * ranks * (CL_HOST_RING_HEAD_BYTES + ring_bytes(ranks));
     open_doorbell(host);
     *out = host;
     return CL_OK;
@@ -266,7 +265,7 @@ static void wake_rank(struct cl_host *host, uint32_t rank)
 
 void *cl_host_ring(struct cl_host *host, uint32_t from, uint32_t to)
 {
-    return host->rings + ((uint64_t)from * host->ranks + to) * (RING_HEAD_BYTES + ring_bytes(host->ranks));
+    return host->rings + ((uint64_t)from * host->ranks + to) * (CL_HOST_RING_HEAD_BYTES + ring_bytes(host->ranks));
 }
 
 uint64_t cl_host_ring_bytes(const struct cl_host *host)

@@ -22,7 +22,7 @@
 #include "commlayer.h"
 #include "os/doorbell.h"
 
-enum { CL_HOST_RANKS_MAX = 256, CL_HOST_CLASSES = 8, CL_BELL_BYTES = 32 };
+enum { CL_HOST_RANKS_MAX = 256, CL_HOST_CLASSES = 8, CL_HOST_RING_HEAD_BYTES = 4096, CL_BELL_BYTES = 32 };
 
 struct cl_host;
 
@@ -46,7 +46,7 @@ void cl_host_sleep(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t
  * afterwards. */
 void cl_host_request_bell(struct cl_host *host, uint32_t class, uint32_t rank);
 
-/* Memory for messages from one rank to another: bytes of a page, and of data (a power of two). Zero at first. */
+/* Memory for messages from one rank to another: a head, and bytes of data (a power of two). Zero at first. */
 void *cl_host_ring(struct cl_host *host, uint32_t from, uint32_t to);
 uint64_t cl_host_ring_bytes(const struct cl_host *host);
 struct cl_doorbell *cl_host_doorbell(struct cl_host *host, uint32_t rank);

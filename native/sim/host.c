@@ -45,7 +45,7 @@ void sim_host_free(struct sim_host *host)
     free(host->rings);
 }
 
-/* ---- what a group asks for ---- */
+/* ---- the groups' io: see group/io.h ---- */
 
 static void wake(struct sim_member *member)
 {

@@ -271,6 +271,42 @@ MUTANTS = (
         "operation->name = CL_NAMED;",
     ),
     Mutant(
+        "give a message within a host to a receive of any tag",
+        "group/incoming.c",
+        "if ((*at)->tag == tag)",
+        "if ((*at)->tag == tag || (*at)->tag != tag)",
+    ),
+    Mutant(
+        "say TAKEN before the memory is read",
+        "group/incoming.c",
+        "if (io->read_memory(",
+        "if (incoming->length == 0 && io->read_memory(",
+    ),
+    Mutant(
+        "never ask for the data that cannot be read",
+        "group/incoming.c",
+        "incoming->state = CL_INCOMING_REFUSED;",
+        "incoming->state = CL_INCOMING_STREAMING;",
+    ),
+    Mutant(
+        "write into a full ring",
+        "group/ring.c",
+        "< cost && cl_ring_room(ring) < cost)",
+        "< cost && cl_ring_room(ring) > ring->bytes)",
+    ),
+    Mutant(
+        "wait for a dead rank of the host",
+        "group/channel.c",
+        "return atomic_load(&channels->lost[index]) ||",
+        "return atomic_load(&channels->lost[index]) > 1 ||",
+    ),
+    Mutant(
+        "keep news of messages to oneself",
+        "group/channel_state.c",
+        "channels->news = channel->news = true;",
+        "channels->news = channel->news = urgent;",
+    ),
+    Mutant(
         "keep the last encoded contribution only",
         "plan/executor.c",
         "(step->kind == CL_RECV_REDUCE ? codec->decode_add : codec->decode)(",

@@ -139,14 +139,6 @@ static void check_batch(struct sim_driver *driver)
     rank->queue_packets = queue->packets;
 }
 
-static bool progress(struct sim_rank *rank, uint64_t now_us, uint64_t *deadline_us)
-{
-    bool more = false;
-    for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
-        more |= cl_group_progress(group, now_us, deadline_us);
-    return more;
-}
-
 static bool arm_bells(struct sim_rank *rank, uint64_t now_us, uint64_t *deadline_us)
 {
     bool armed = true;
@@ -167,7 +159,7 @@ static void turn(struct sim_driver *driver)
     if (sim_driver_expire(driver))
         sim_trace_say(&world->trace, "rank %u: timer", rank->id);
     sim_driver_complete(driver);
-    bool more = progress(rank, now_us, &deadline_us);
+    bool more = cl_groups_progress(rank->groups, now_us, &deadline_us);
     rank->busy = more;
     rank->queue_classes = rank->endpoint->queue.classes;
     rank->queue_packets = rank->endpoint->queue.packets;

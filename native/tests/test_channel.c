@@ -28,7 +28,7 @@ struct rank {
     struct cl_group_io io;
     struct cl_channels channels;
     uint32_t listens;
-    bool awake;
+    bool awake, inside;
     uint64_t deadline_us;
     _Atomic uint32_t requests;
 };
@@ -38,7 +38,8 @@ struct town {
     uint32_t ring_bytes;
     uint8_t *rings;
     atomic_bool lost[RANKS];
-    bool readable; /* memory of the others */
+    bool readable;   /* memory of the others */
+    uint32_t prompt; /* this rank has a core of its own: it answers a request at once */
     uint64_t reads;
     bool dead[RANKS];
     int aborted;
@@ -46,6 +47,8 @@ struct town {
 };
 
 /* ---- surroundings ---- */
+
+static int turn(struct town *town, uint32_t at, bool waiting);
 
 static void notify(void *context, uint32_t index, bool at_once)
 {
@@ -57,6 +60,8 @@ static void notify(void *context, uint32_t index, bool at_once)
         other->listens = NOTHING;
         other->awake = true;
     }
+    if (at_once && index == rank->town->prompt && !other->inside)
+        CHECK_EQ(turn(rank->town, index, false), CL_OK);
 }
 
 static void listen_for(void *context, bool all)
@@ -98,6 +103,7 @@ static struct town *found(uint32_t ring_bytes, bool readable)
     town->rings = aligned_alloc(CL_RING_LINE_BYTES, RANKS * RANKS * each);
     memset(town->rings, 0, RANKS * RANKS * each);
     town->readable = readable;
+    town->prompt = RANKS;
     for (uint32_t i = 0; i < RANKS; i++) {
         struct rank *rank = &town->ranks[i];
         rank->town = town;
@@ -140,8 +146,10 @@ static int turn(struct town *town, uint32_t at, bool waiting)
     bool more = false;
     uint32_t culprit;
     rank->awake = false;
+    rank->inside = true;
     rank->deadline_us = UINT64_MAX;
     int status = cl_channels_progress(&rank->channels, town->now_us, waiting, &more, &rank->deadline_us, &culprit);
+    rank->inside = false;
     rank->awake |= more || (status == CL_OK && !cl_channels_arm(&rank->channels, waiting));
     return status;
 }
@@ -224,7 +232,7 @@ TEST(test_one_message)
     }
 }
 
-/* Memory for what nobody receives is bounded: then the sends wait, small ones and large ones; and nothing else does. */
+/* Memory for messages without a receive is bounded. Then sends wait, small and large ones, but other messages pass. */
 TEST(test_run_ahead_is_bounded)
 {
     enum { SENDS = 3000, LENGTH = 900, LARGE = 9000, LIMIT = 100000 };
@@ -237,7 +245,7 @@ TEST(test_run_ahead_is_bounded)
     static uint8_t data[LARGE], target[LARGE];
     uint64_t early = 0;
     for (uint32_t i = 0; i < SENDS; i++) {
-        sends[i] = part(data, i % 10 == 0 ? LARGE : LENGTH, 1);
+        sends[i] = part(data, i % 10 == 0 ? LARGE : i % 7 == 0 ? 0 : LENGTH, 1);
         send(town, 0, 1, &sends[i]);
     }
     settle(town);
@@ -289,6 +297,93 @@ TEST(test_urgent_data_overtakes_bulk)
     CHECK_EQ(bulk_in.status, CL_OK);
 }
 
+/* ... nor behind a large one of another rank. */
+TEST(test_urgent_offer_overtakes_bulk_of_another_rank)
+{
+    enum { BULK = 8 << 20 };
+    for (uint32_t first = 0; first < 2; first++) {
+        SCOPED_TOWN *town = found(RING, true);
+        static uint8_t data[BULK], target[BULK], small[2 * RING], small_target[2 * RING];
+        struct cl_transfer bulk = part(data, BULK, 1), bulk_in = part(target, BULK, 1);
+        struct cl_transfer urgent = part(small, sizeof small, 1), urgent_in = part(small_target, sizeof small, 1);
+        urgent.class = 0;
+        receive(town, 2, first, &bulk_in);
+        receive(town, 2, 1 - first, &urgent_in);
+        send(town, first, 2, &bulk);
+        send(town, 1 - first, 2, &urgent);
+        turn(town, first, false);
+        turn(town, 1 - first, false);
+        turn(town, 2, false);
+        CHECK_EQ(urgent_in.status, CL_OK);
+        CHECK_EQ(bulk_in.status, CL_EAGAIN);
+        settle(town);
+        CHECK_EQ(bulk_in.status, CL_OK);
+        CHECK_EQ(urgent.status, CL_OK);
+    }
+}
+
+/* Ranks that send equally urgent data share the receiver's time. */
+TEST(test_equal_offers_take_turns)
+{
+    enum { BULK = 8 << 20, TURNS = 4 };
+    SCOPED_TOWN *town = found(RING, true);
+    static uint8_t data[BULK], targets[2][BULK];
+    struct cl_transfer out[2], in[2];
+    for (uint32_t from = 0; from < 2; from++) {
+        out[from] = part(data, BULK, 1);
+        in[from] = part(targets[from], BULK, 1);
+        receive(town, 2, from, &in[from]);
+        send(town, from, 2, &out[from]);
+        turn(town, from, false);
+    }
+    for (uint32_t turns = 0; turns < TURNS; turns++)
+        turn(town, 2, false);
+    for (uint32_t from = 0; from < 2; from++)
+        CHECK_EQ(town->ranks[2].channels.list[from].incoming->moved, TURNS * (1 << 20) / 2);
+    settle(town);
+    CHECK(in[0].status == CL_OK && in[1].status == CL_OK);
+}
+
+/* A turn ends although the writer goes on writing as fast as this rank reads. */
+TEST(test_a_turn_is_bounded)
+{
+    enum { BULK = 16 << 20, MOST = 1 << 20 };
+    SCOPED_TOWN *town = found(RING, false);
+    uint8_t *data = calloc(1, BULK), *target = calloc(1, BULK);
+    struct cl_transfer out = part(data, BULK, 1), in = part(target, BULK, 1);
+    town->prompt = 0;
+    receive(town, 1, 0, &in);
+    send(town, 0, 1, &out);
+    turn(town, 0, false);
+    for (uint32_t turns = 0; out.status == CL_EAGAIN && turns < 1000; turns++) {
+        uint64_t before = out.moved;
+        turn(town, turns % 2, false);
+        CHECK(out.moved - before <= MOST);
+    }
+    settle(town);
+    CHECK_EQ(out.status, CL_OK);
+    CHECK_EQ(in.status, CL_OK);
+    free(data);
+    free(target);
+}
+
+/* A rank that has nothing in flight also takes an offer that one turn does not come to. */
+TEST(test_an_idle_rank_reads_on)
+{
+    enum { SENDS = 600, LENGTH = 1000, LARGE = 100000 };
+    SCOPED_TOWN *town = found(1 << 20, true);
+    static struct cl_transfer sends[SENDS];
+    static uint8_t data[LARGE];
+    for (uint32_t i = 0; i < SENDS; i++) {
+        sends[i] = part(data, LENGTH, 1);
+        send(town, 0, 1, &sends[i]);
+    }
+    struct cl_transfer offered = part(data, LARGE, 1);
+    send(town, 0, 1, &offered);
+    settle(town);
+    CHECK_EQ(offered.status, CL_OK);
+}
+
 TEST(test_mismatch)
 {
     for (uint32_t i = 0; i < 8; i++) {
@@ -314,7 +409,7 @@ TEST(test_mismatch)
 
 /* ---- failures ---- */
 
-/* The receiver gets what the dead rank had written, and nothing half. */
+/* The receiver gets the messages that the dead rank had written completely. */
 TEST(test_death_of_the_sender)
 {
     for (uint32_t i = 0; i < 4; i++) {
@@ -385,6 +480,43 @@ TEST(test_abort_while_memory_is_read)
     CHECK_EQ(in.status, CL_EAGAIN);
     cl_channels_forget(&town->ranks[1].channels);
     cl_channels_forget(&town->ranks[0].channels);
+}
+
+/* Entries that no correct rank writes fail the group, and touch no memory that is not theirs. */
+TEST(test_wrong_entries)
+{
+    static const struct cl_ring_entry wrong[] = {
+        {.kind = 0},
+        {.kind = CL_RING_TAKEN + 1},
+        {.kind = CL_RING_EAGER, .tag = 1, .length = 100},        /* more than the entry has */
+        {.kind = CL_RING_EAGER, .tag = 2, .length = UINT64_MAX}, /* ... and without a receive */
+        {.kind = CL_RING_OFFER, .tag = 1, .length = UINT64_MAX},
+        {.kind = CL_RING_DATA, .number = 1, .length = 1},
+        {.kind = CL_RING_STREAM, .number = 1},
+        {.kind = CL_RING_TAKEN, .number = 1},
+    };
+    for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        SCOPED_TOWN *town = found(RING, true);
+        uint8_t target[100];
+        struct cl_transfer in = part(target, sizeof target, 1);
+        receive(town, 1, 0, &in);
+        CHECK(cl_ring_write(&town->ranks[0].channels.list[1].out, &wrong[i], NULL, 0));
+        CHECK_EQ(turn(town, 1, false), CL_EMISMATCH);
+    }
+}
+
+/* The bound of memory holds for a rank that ignores it, too. */
+TEST(test_more_than_was_granted)
+{
+    SCOPED_TOWN *town = found(RING, true);
+    static const uint8_t data[RING / 4];
+    struct cl_ring_entry entry = {.kind = CL_RING_EAGER, .tag = 1, .length = sizeof data};
+    int status = CL_OK;
+    for (uint64_t bytes = 0; status == CL_OK && bytes < 32 << 20; bytes += sizeof data) {
+        CHECK(cl_ring_write(&town->ranks[0].channels.list[1].out, &entry, data, sizeof data));
+        status = turn(town, 1, true);
+    }
+    CHECK_EQ(status, CL_EMISMATCH);
 }
 
 /* ---- random traffic ---- */

@@ -262,6 +262,38 @@ TEST(test_bells)
     close_region(&region);
 }
 
+/* The memory of another rank's process is read only if it is that process, and all of it can be read. */
+TEST(test_read_memory)
+{
+    enum { BYTES = 100000 };
+    struct region region;
+    open_region(&region);
+    uint8_t *data = malloc(BYTES), *target = calloc(1, BYTES);
+    uint64_t address = (uint64_t)(uintptr_t)data;
+    memset(data, 7, BYTES);
+    CHECK_EQ(cl_host_read_memory(region.hosts[0], 1, address, target, BYTES), CL_OK);
+    CHECK(memcmp(data, target, BYTES) == 0);
+    CHECK_EQ(cl_host_read_memory(region.hosts[0], 1, address, target, 0), CL_OK);
+    CHECK_EQ(cl_host_read_memory(region.hosts[0], 1, 0, NULL, 0), CL_OK);
+    CHECK_EQ(cl_host_read_memory(region.hosts[0], 1, 8, target, BYTES), CL_ESYSTEM);
+    struct cl_doorbell *doorbell = cl_host_doorbell(region.hosts[0], 1);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(0);
+    CHECK_EQ(waitpid(child, NULL, 0), child);
+    atomic_store(&doorbell->pid, child); /* has died */
+    CHECK_EQ(cl_host_read_memory(region.hosts[0], 1, address, target, BYTES), CL_ESYSTEM);
+    atomic_store(&doorbell->pid, getpid());
+    CHECK_EQ(cl_host_read_memory(region.hosts[0], 1, address, target, BYTES), CL_OK);
+    atomic_fetch_add(&doorbell->proof, 1); /* of a process that had the number before */
+    CHECK_EQ(cl_host_read_memory(region.hosts[0], 1, address, target, BYTES), CL_ESYSTEM);
+    cl_host_leave(region.hosts[2]);
+    CHECK_EQ(cl_host_read_memory(region.hosts[0], 2, address, target, BYTES), CL_ESYSTEM);
+    free(data);
+    free(target);
+    close_region(&region);
+}
+
 TEST(test_between_processes)
 {
     struct region region;

@@ -139,7 +139,7 @@ TEST(test_deaths)
 
 /* ---- classes, with engines whose turns the test gives ---- */
 
-enum { ENDS_MAX = 8, PARTS = 60, EXCHANGES = 30 };
+enum { ENDS_MAX = 8, PARTS = 60, EXCHANGES = 30, PIECES = 16, PIECE = CL_WORK_BUDGET_BESIDE_BYTES / 2 };
 
 /* Two ranks of one host in virtual surroundings. */
 struct pair {
@@ -212,12 +212,12 @@ static cl_plan *plan_of_copies(uint32_t rank)
     return draft_finish(&draft);
 }
 
-static void start(struct cl_operation *operation, uint32_t rank, cl_plan *plan, uint32_t class, uint64_t timeout_us)
+static void start_in(struct cl_group *group, struct cl_operation *operation, uint8_t *output, cl_plan *plan,
+                     uint32_t class, uint64_t timeout_us)
 {
-    struct cl_group *group = &pair->members[rank].group;
     struct cl_operation_request request = {.plan = plan,
-                                           .input = pair->memory[rank],
-                                           .output = pair->memory[rank],
+                                           .input = pair->memory[group->rank],
+                                           .output = output,
                                            .dtype = CL_U8,
                                            .qos = {.priority = (uint8_t) class},
                                            .timeout_us = timeout_us};
@@ -226,6 +226,11 @@ static void start(struct cl_operation *operation, uint32_t rank, cl_plan *plan, 
     cl_group_order(group, operation);
     cl_group_queue(group, operation);
     cl_group_take(group, operation);
+}
+
+static void start(struct cl_operation *operation, uint32_t rank, cl_plan *plan, uint32_t class, uint64_t timeout_us)
+{
+    start_in(&pair->members[rank].group, operation, pair->memory[rank], plan, class, timeout_us);
 }
 
 /* Starts exchanges on both ranks. */
@@ -302,6 +307,71 @@ TEST(test_bulk_does_not_starve)
         progress(0, 0), progress(1, 0);
     CHECK_EQ(pair->end_count[0], COUNT);
     free_operations(operations, COUNT);
+    close_pair();
+}
+
+/* Copies `count` pieces. */
+static cl_plan *plan_of_pieces(uint32_t count)
+{
+    uint64_t bytes = (uint64_t)count * PIECE;
+    struct draft draft = {.world_size = 1, .input_bytes = bytes, .output_bytes = bytes};
+    uint32_t last = draft_add(&draft, (struct cl_step){.kind = CL_POST, .message = 1}, DRAFT_NONE);
+    for (uint32_t i = 0; i < count; i++)
+        last = draft_add(&draft,
+                         (struct cl_step){.kind = CL_COPY,
+                                          .target = CL_OUTPUT,
+                                          .source_offset = (uint64_t)i * PIECE,
+                                          .target_offset = (uint64_t)i * PIECE,
+                                          .length = PIECE},
+                         last);
+    return draft_finish(&draft);
+}
+
+/* A group of rank 0 alone, before the pair's group in the list of groups. */
+static void open_loner(struct sim_member *loner, struct sim_host *host)
+{
+    static const uint16_t peer;
+    sim_host_init(host, 1, STAGING, UINT8_MAX);
+    struct cl_group_options options = {.id = 2, .size = 1, .peers = &peer, .local = host->local, .local_count = 1};
+    struct cl_group_io io = {.wake = ignore, .drop_payloads = ignore, .ended = note_end};
+    sim_member_open(loner, NULL, host, &options, NULL, io);
+    loner->group.next = &pair->members[0].group;
+}
+
+/* Of several groups, the one with the most urgent operation goes first. Beside it the others copy less in a turn. */
+TEST(test_urgent_group_goes_first)
+{
+    struct cl_operation bulk, end, urgent[2][2];
+    struct sim_member loner;
+    struct sim_host host;
+    uint64_t deadline_us = UINT64_MAX;
+    uint32_t copied = 0;
+    open_pair();
+    open_loner(&loner, &host);
+    memset(pair->memory[0], 1, sizeof pair->memory[0]);
+    start_in(&loner.group, &bulk, pair->memory[1], plan_of_pieces(PIECES), 6, 0);
+    start_exchanges(urgent[0], 2, 2);
+    CHECK(cl_groups_progress(&loner.group, 0, &deadline_us)); /* there is more to copy */
+    CHECK(urgent[0][0].executor != NULL);
+    for (uint32_t i = 0; i < PIECES; i++)
+        copied += pair->memory[1][i * PIECE];
+    CHECK_EQ(copied, CL_WORK_BUDGET_BESIDE_BYTES / PIECE);
+    for (int turn = 0; turn < PIECES; turn++)
+        progress(1, 0), cl_groups_progress(&loner.group, 0, &deadline_us);
+    CHECK_EQ(pair->end_count[0], 2);
+    start_in(&loner.group, &end, pair->memory[1], plan_of_pieces(1), 6, 0);
+    start_exchanges(urgent[1], 2, 1);
+    progress(1, 0);
+    cl_groups_progress(&loner.group, 0, &deadline_us); /* both end in this turn */
+    CHECK_EQ(pair->end_count[0], 4);
+    CHECK(pair->ends[0][2] == &urgent[1][0]);
+    CHECK(pair->ends[0][3] == &end);
+    progress(1, 0);
+    free_operations(urgent, 2);
+    cl_operation_free(&bulk);
+    cl_operation_free(&end);
+    cl_group_free(&loner.group);
+    sim_host_free(&host);
     close_pair();
 }
 

@@ -22,6 +22,7 @@ static int finish(cl_operation *operation)
 
 struct waiter {
     cl_operation *operation;
+    uint64_t timeout_us;
     pthread_t thread;
     int status;
 };
@@ -29,11 +30,11 @@ struct waiter {
 static void *wait_for(void *argument)
 {
     struct waiter *waiter = argument;
-    waiter->status = cl_operation_wait(waiter->operation, 0);
+    waiter->status = cl_operation_wait(waiter->operation, waiter->timeout_us);
     return NULL;
 }
 
-/* A thread that has its message leaves the rest of the work to the engine, at once. */
+/* A thread whose message has come hands the rest of the work to the engine at once. */
 TEST(test_other_operations_go_on)
 {
     enum { LARGE = 24 << 20, ROUNDS = 10 };
@@ -120,7 +121,7 @@ TEST(test_close_under_waiting_threads)
     for (uint32_t round = 0; round < 20; round++) {
         SCOPED_WORLD world = open_world(2, "udp", 0);
         SCOPED_TEAM team = open_team(&world, 1, true);
-        struct waiter waiters[THREADS];
+        struct waiter waiters[THREADS] = {0};
         uint32_t words[THREADS + 1];
         for (uint32_t i = 0; i < THREADS; i++) {
             waiters[i].operation = start(&team, 0, i % 2 == 0 ? 1 : UINT32_MAX, i, &words[i], 4, false);
@@ -139,7 +140,7 @@ TEST(test_close_under_waiting_threads)
     }
 }
 
-/* Who waits with a timeout gets it, and may wait again. */
+/* A wait with a timeout ends in time, and its operation can be waited for again ... */
 TEST(test_timeout_of_a_wait)
 {
     SCOPED_WORLD world = open_world(2, "udp", 0);
@@ -150,4 +151,28 @@ TEST(test_timeout_of_a_wait)
     CHECK_EQ(finish(start(&team, 1, 0, 1, &out, 4, true)), CL_OK);
     CHECK_EQ(finish(receive), CL_OK);
     CHECK_EQ(in, 7);
+}
+
+/* ... even while the waiting thread moves another message. */
+TEST(test_timeout_amid_bulk)
+{
+    enum { LARGE = 512 << 20, TIMEOUT_US = 30000 };
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    uint8_t *data = calloc(1, LARGE), *target = calloc(1, LARGE), small[2] = {1};
+    struct waiter waiter = {.operation = start(&team, 0, 1, 1, &small[1], 1, false), .timeout_us = TIMEOUT_US};
+    cl_operation *large_in = start(&team, 0, 1, 2, target, LARGE, false);
+    pthread_create(&waiter.thread, NULL, wait_for, &waiter);
+    usleep(TIMEOUT_US / 3);
+    cl_operation *large_out = start(&team, 1, 0, 2, data, LARGE, true);
+    pthread_join(waiter.thread, NULL);
+    CHECK_EQ(waiter.status, CL_EAGAIN);
+    CHECK_EQ(cl_operation_status(large_in), CL_EAGAIN);
+    cl_operation *small_out = start(&team, 1, 0, 1, small, 1, true);
+    CHECK_EQ(finish(large_in), CL_OK);
+    CHECK_EQ(finish(large_out), CL_OK);
+    CHECK_EQ(finish(small_out), CL_OK);
+    CHECK_EQ(finish(waiter.operation), CL_OK);
+    free(data);
+    free(target);
 }

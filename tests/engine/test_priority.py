@@ -8,6 +8,7 @@ import pytest
 from commlayer.errors import MismatchError
 from commlayer.transport.base import DType
 from commlayer.transport.group import NativeGroup, NativeHandle
+from commlayer.transport.native import lib
 from tests.engine.cases import Array, Case, address, make_plan
 from tests.world import PATIENCE_S, World
 
@@ -73,10 +74,13 @@ def test_ranks_of_a_host_that_differ_in_the_class_get_a_mismatch() -> None:
             handle = start(team[rank], URGENT, array, 2 + rank)
             with pytest.raises(MismatchError, match="priorities") as caught:
                 handle.wait(PATIENCE_S)
+            team[rank].close()
+            assert str(team[rank].error(lib.CL_EMISMATCH)) == str(caught.value)  # known after its end, too
             return str(caught.value)
 
-        texts = world.on_each(body)
-        assert all(f"rank {rank} of group" in text and "(rank " in text for rank, text in enumerate(texts))
+        for rank, text in enumerate(world.on_each(body)):
+            assert f"rank {rank} of group" in text
+            assert f"priority {2 + rank} on rank {rank}, {3 - rank} on rank {1 - rank}" in text
 
 
 @pytest.mark.parametrize(("hosts", "wire"), [*HOSTS, pytest.param([(0,), (1,)], "mem", id="network")])
