@@ -23,6 +23,7 @@ from ..errors import ConfigError
 from .dynamo import untraced
 from .fsdp import sharded_modules
 from .handle import is_compiled
+from .megatron_layers import hook_megatron
 from .parts import current_part, take_turns
 from .priority import priority
 from .tensor_layers import LATENCY_CLASS, hook_layers
@@ -44,11 +45,11 @@ class SplitBatch:
         unknown = [name for name in split or () if name not in self._signature.parameters]
         if unknown:
             raise ConfigError(f"{WHO}(split={split!r}): {type(layers).__name__}.forward has no argument {unknown[0]!r}")
-        self._hooks = hook_layers(layers)
+        self._hooks = [*hook_megatron(layers), *hook_layers(layers)]
         if not self._hooks:
             raise ConfigError(
-                f"{WHO}({type(layers).__name__}): it has no layers of ColwiseParallel and RowwiseParallel; call "
-                f"parallelize_module first"
+                f"{WHO}({type(layers).__name__}): it has no column and row layers; call parallelize_module "
+                f"first, or give layers of Megatron-core"
             )
         self._kind = type(layers)
         layers.__class__ = self._splitting_kind()

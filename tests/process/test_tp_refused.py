@@ -56,7 +56,7 @@ def test_layers_that_are_refused(rank: int, size: int) -> None:
         return parallelize_module(Mlp(), mesh, styles)
 
     layers = parallel(mesh, Mlp).layers
-    refused(r"tp.overlap\(Mlp\): it has no layers of ColwiseParallel", Mlp())
+    refused(r"tp.overlap\(Mlp\): it has no column and row layers", Mlp())
     refused("tp.overlap.ModuleList.: it has no forward .* as the model", nn.ModuleList(layers))
     for parts in (0, True, 2.0):
         refused(rf"parts={parts}\): use 2", layers, parts=parts)
