@@ -1,7 +1,7 @@
 """Losses of the Megatron example on gloo and on commlayer: a table for docs/megatron.md.
 
     python -m bench.megatron                                          4 ranks on this machine (`make megatron`)
-    python -m bench.megatron --scenario bench/scenarios/loss1.toml    4 emulated hosts (root); keeps nothing
+    python -m bench.megatron --scenario bench/scenarios/loss1.toml    4 emulated hosts (root)
 
 Each layout runs with Megatron's own order and in the two forms of examples/megatron/segments.py. Without clipping all
 losses must be those of gloo, bit by bit. With clipping, the sum of four ranks' norms is rounded in the backend's order.
@@ -40,20 +40,23 @@ class Run:
         if scenario is None:
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]
         else:
-            start = [sys.executable, "-m", "commlayer.tools.cli", "emulate", str(scenario), "--"]
+            start = [sys.executable, "-c", "from commlayer.tools.cli import app; app()", "emulate", str(scenario), "--"]
             start += [sys.executable, "-m"]
         chosen = ["--backend", self.backend, "--segments", self.segments, "--clip", str(self.clip)]
         return [*start, "examples.megatron.job", *LAYOUTS[self.layout], *chosen]
 
     def losses(self, scenario: Path | None) -> list[float]:
-        """Runs the job. Raises CalledProcessError with its output shown."""
+        """Runs the job. Raises CalledProcessError, and shows the output, if it fails."""
         done = subprocess.run(
             self.command(scenario), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
         if done.returncode:
             sys.stderr.write(done.stdout + done.stderr)
         done.check_returncode()
-        return [float(text) for text in LOSS.findall(done.stdout)]
+        found = [float(text) for text in LOSS.findall(done.stdout)]
+        if not found:
+            raise RuntimeError(f"{self}: no losses in the output: {done.stdout}{done.stderr}")
+        return found
 
 
 RUNS = (
@@ -108,8 +111,7 @@ def main() -> None:
     print(table(measured))
     if not are_equal(measured):
         sys.exit(f"losses differ by more than {TOLERANCE:g}, or without clipping")
-    if options.scenario is None:
-        write_between(ROOT / "docs/megatron.md", losses=table(measured))
+    write_between(ROOT / "docs/megatron.md", **{"emulated" if options.scenario else "losses": table(measured)})
 
 
 if __name__ == "__main__":

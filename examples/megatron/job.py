@@ -47,16 +47,16 @@ def model_of(options: argparse.Namespace) -> list[DistributedDataParallel]:
     messages = {"overlap_p2p_comm": options.pp > 1, "batch_p2p_comm": False, "pipeline_dtype": torch.float32}
     config = TransformerConfig(**layers, **split, **messages)
     config.finalize_model_grads_func = finalize_model_grads
-    aligned = options.segments in SEGMENTS
+    align = options.segments in SEGMENTS
     ddp = DistributedDataParallelConfig(
-        **OVERLAP, overlap_grad_reduce=True, align_param_gather=aligned, bucket_size=20_000
+        **OVERLAP, overlap_grad_reduce=True, align_param_gather=align, bucket_size=20_000
     )
     chunks = []
     for stage in (0, 1) if options.pp > 1 else (None,):
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
-        ends = {"pre_process": first, "post_process": last}
-        net = GPTModel(config, get_gpt_layer_local_spec(), VOCABULARY, LENGTH, **ends, vp_stage=stage)
+        spec = get_gpt_layer_local_spec()
+        net = GPTModel(config, spec, VOCABULARY, LENGTH, pre_process=first, post_process=last, vp_stage=stage)
         chunks.append(DistributedDataParallel(config, ddp, net))
         chunks[-1].broadcast_params()
     config.no_sync_func = [chunk.no_sync for chunk in chunks] if options.pp > 1 else chunks[0].no_sync

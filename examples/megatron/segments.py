@@ -49,12 +49,16 @@ class ByNextUse:
             group.start_grad_sync = urgency(group.start_grad_sync)
             group.start_param_sync = urgency(group.start_param_sync)
 
-    def step(self) -> None:
-        """Steps all parameters and starts all gathers. Megatron starts a gather when the one before it is used."""
-        with commlayer.priority(0):  # norms of gradients
-            self._optimizer.step()
+    def step(self) -> Any:
+        """Steps all parameters and starts all gathers. Megatron starts a gather when the one before it is used.
+
+        Returns the result of Megatron's step: whether it was made, the norm of the gradient, the number of zeros.
+        """
+        with commlayer.priority(0):  # the norm is a sum over ranks
+            result = self._optimizer.step()
         for group in self._groups:
             group.start_param_sync()
+        return result
 
     def finish(self) -> None:
         """Waits for all gathers: before parameters are read, saved or evaluated."""
@@ -82,11 +86,12 @@ class Deferred(ByNextUse):
             for buffer in chunk.buffers:
                 buffer.reset = lambda: None  # zero_grad_buffer() comes while gradients travel; see _advance
 
-    def step(self) -> None:
-        """Notes the hyperparameters of now. The next forward pass makes the steps."""
+    def step(self) -> Any:
+        """Notes the hyperparameters of now. The next forward pass makes the steps. Returns the same as Megatron."""
         for optimizer in self._optimizers:
             optimizer.optimizer.step()
         self._begun = 0
+        return True, 0.0, None
 
     def finish(self) -> None:
         """Makes all steps, and waits for all gathers."""

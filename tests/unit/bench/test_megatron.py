@@ -20,7 +20,8 @@ def test_commands() -> None:
         *("examples.megatron.job", "--tp", "2", "--backend", "commlayer", "--segments", "classes", "--clip", "1.0"),
     ]
     emulated = run.command(Path("loss.toml"))
-    assert emulated[3:5] == ["emulate", "loss.toml"]
+    assert emulated[1] == "-c"  # the package has no __main__
+    assert emulated[3:6] == ["emulate", "loss.toml", "--"]
     assert emulated[-9:] == run.command(None)[-9:]
 
 
@@ -45,6 +46,12 @@ def test_only_clipping_may_round(clip: float, loss: float, equal: bool) -> None:
 def test_a_run_without_all_losses_is_an_error() -> None:
     with pytest.raises(ValueError, match="argument 2"):
         megatron.differences([(Run("TP2 x DP2", "gloo"), [4.0, 3.0]), (Run("TP2 x DP2", "commlayer"), [4.0])])
+
+
+def test_a_run_without_losses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "command", lambda *_: ["echo", "no network"])
+    with pytest.raises(RuntimeError, match="no network"):
+        Run("TP2 x DP2", "gloo").losses(None)
 
 
 def test_every_layout_runs_in_every_form_after_gloo() -> None:

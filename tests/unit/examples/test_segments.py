@@ -85,9 +85,13 @@ class Job:
             model_fp32_groups=[self.parameters],
             shard_fp32_groups=[self.shards],
             _get_model_param_range_map=lambda _: {"param": SimpleNamespace(start=0, end=WIDTH)},
-            step=lambda: self.log.append(f"step {current_priority()}"),
+            step=self.step,
         )
         self.optimizer.chained_optimizers = [self.optimizer]
+
+    def step(self) -> tuple[bool, float, None]:
+        self.log.append(f"step {current_priority()}")
+        return True, 1.5, None
 
     def backward(self) -> None:
         for group, parameter in zip(self.groups[::-1], self.parameters[::-1], strict=True):
@@ -107,7 +111,7 @@ def test_classes_follow_the_next_use() -> None:
     job = Job()
     by_next_use = ByNextUse(job.chunks, job.optimizer)
     job.backward()
-    by_next_use.step()
+    assert by_next_use.step() == (True, 1.5, None)
     by_next_use.finish()
     assert job.log == [
         *("reduce d 7", "reduce c 5", "reduce b 3", "reduce a 1"),
@@ -124,7 +128,7 @@ def test_steps_are_made_before_the_next_use() -> None:
     before = values(job.parameters)
     job.backward()
     job.chunks[0].config.finalize_model_grads_func(job.chunks)
-    deferred.step()
+    assert deferred.step() == (True, 0.0, None)
     assert job.log == ["reduce d 7", "reduce c 5", "reduce b 3", "reduce a 1"]
     job.log.clear()
     job.groups[0].finish_param_sync()
