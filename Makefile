@@ -77,10 +77,11 @@ bench-convergence: native ## measure docs/convergence.md again (20 minutes, root
 stress: native ## measure docs/stress.md again: losses, bursts, incast, priorities, dying NICs (20 minutes, root)
 	$(BIN)/python -m bench.stress
 
-overlap: native ## measure docs/overlap.md again: gradients that travel during the next forward pass (12 minutes, root)
+overlap: native ## measure docs/overlap.md again: gradients that travel while the model computes (an hour, root)
 	$(BIN)/python -m bench.overlap --ddp
 	$(BIN)/python -m bench.overlap_tp
 	$(BIN)/python -m bench.overlap_gpt
+	$(BIN)/python -m bench.overlap_pipeline
 
 megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)
 	$(MEGATRON)/bin/python -m bench.megatron

@@ -47,10 +47,12 @@ from .overlap_fsdp import parameter_groups
 from .pipeline_fsdp import FsdpStage
 from .pipeline_schedule import schedule as schedule
 from .pipeline_stage import PlainStage
+from .planned import attach_options as attach_options
+from .planned import of_plan as of_plan
 from .priority import priority
 from .started import Memories, Started
 
-__all__ = ["Pipeline", "attach", "measure", "schedule"]
+__all__ = ["Pipeline", "attach", "attach_options", "measure", "of_plan", "schedule"]
 
 WHO = "pipeline.attach"
 

@@ -187,10 +187,10 @@ def _choices_of(
     groups: list[int | None] = [None]
     if chunks > 1:
         groups += [each for each in _groups(depth, microbatches) if not 0 < microbatches % each < depth]
-    cuts = {}
+    cuts: dict[tuple[int, ...], float] = {}
     for share in FIRST_SHARES if chunks > 1 else (1.0,):
         shares = [share] * depth + [1.0] * (depth * (chunks - 1))
-        cuts[partition(costs, depth * chunks, Limits(shares=shares), overlap=True).cuts] = share
+        cuts.setdefault(partition(costs, depth * chunks, Limits(shares=shares), overlap=True).cuts, share)
     for each, share in cuts.items():
         for group in groups:
             for reduction in reductions if replicas > 1 else [Reduction()]:

@@ -232,3 +232,12 @@ def test_bad_input_is_named() -> None:
         search(costs, ranks=2, microbatches=2, memory_bytes=-1)
     with pytest.raises(ConfigError, match=r"staleness=\(2,\) is unknown"):
         search(costs, ranks=2, microbatches=2, memory_bytes=GIB, staleness=(2,))
+
+
+def test_a_small_first_segment_that_is_no_smaller_hides_no_choice() -> None:
+    """With a layer per stage, both sizes of the first segment give the same partition: one choice, with every mode."""
+    found = search(transformer(4), ranks=2, microbatches=4, memory_bytes=math.inf, chunks=(2,), keep=100)
+    assert {(p.choice.ranks, p.choice.group) for p in found} >= {(2, None), (2, 2), (2, 4)}
+    replicated = search(transformer(4), ranks=4, microbatches=8, memory_bytes=math.inf, chunks=(2,), keep=100)
+    modes = {p.choice.reduction.mode for p in replicated if p.choice.ranks == 2}
+    assert modes == {"step", "deferred"}

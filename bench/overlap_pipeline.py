@@ -1,0 +1,349 @@
+"""Step time of a pipeline whose gradients are reduced by `commlayer.pipeline.attach`, beside torch's own schedules.
+
+    python -m bench.overlap_pipeline                  everything (about an hour; the links need root)
+    python -m bench.overlap_pipeline --only small     one case: large (8 ranks, 30 minutes), small (4 ranks) or sweep
+    python -m bench.overlap_pipeline --rounds 9       more rounds
+    python -m bench.overlap_pipeline --slower 2       half the link rate, twice the time per chunk: half the CPU share
+    python -m bench.overlap_pipeline --short          one round of the small case with quick chunks; keeps nothing
+    python -m bench.overlap_pipeline --trace out.json a step of the small case, beside the model's; keeps nothing
+    python -m bench.overlap_pipeline --table          only the tables and the picture of the kept results
+
+The accelerator is a sleep: every chunk sleeps in its forward pass and twice as long in its backward pass. Messages
+between stages and reductions are real, between emulated hosts. The parameters are as large as makes the reductions a
+given share of the step of serial 1F1B. The systems run in turns; each round begins with another one.
+`bench/pipelines.py` has the systems, `bench/pipeline_model.py` their predictions from costs that
+`commlayer.pipeline.measure` finds first.
+
+Two cores run all hosts, so the CPU's busy share is beside each row, and a row above 25 % is void. Writes
+bench/results/overlap_pipeline.json, the tables of docs/overlap.md and docs/overlap_pipeline.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import pipeline_sweep, turns
+from bench.page import write_between
+from bench.pipeline_model import exposed, ideal, limit, predict, reduction_s
+from bench.pipelines import (
+    BUCKETS,
+    CONTROL,
+    COSTS,
+    DEFERRED,
+    FIFO,
+    FIFO_GLOO,
+    FSDP_INTERLEAVED,
+    FSDP_LOOPED,
+    SERIAL,
+    STALE,
+    SYSTEMS,
+    UNDEFERRED,
+    Case,
+    costs_of,
+    train,
+)
+from bench.turns import BUSY_MAX, PAGE, ROOT, Log, by_system, in_turns, spread, step_s
+from commlayer.planner.costs import Costs
+from commlayer.scheduler.trace import Span, write_trace
+from commlayer.tools.bench import machine
+from commlayer.tools.emulate.scenario import Scenario
+
+RESULTS = ROOT / "bench/results/overlap_pipeline.json"
+SCENARIO = ROOT / "bench/scenarios/overlap.toml"
+PICTURE = ROOT / "docs/overlap_pipeline.svg"
+ROUNDS = 5
+LIMIT_S = 300.0
+
+LARGE = Case("large", ranks=4, replicas=2, microbatches=16, chunks=4, forward_s=0.05, rate_bps=20e6, share=0.44)
+SMALL = Case("small", ranks=2, replicas=2, microbatches=16, chunks=4, forward_s=0.025, rate_bps=50e6, share=0.44)
+CASES = {case.name: case for case in (LARGE, SMALL)}
+
+STOCK = (FSDP_INTERLEAVED, FSDP_LOOPED)
+FREE = (FIFO, FIFO_GLOO)
+TARGETS: dict[tuple[tuple[str, ...], str], float] = {
+    ((SERIAL,), UNDEFERRED): 1.30,
+    ((SERIAL,), DEFERRED): 1.48,
+    ((SERIAL,), STALE): 1.80,
+    ((BUCKETS,), UNDEFERRED): 1.30,
+    ((BUCKETS,), DEFERRED): 1.45,
+    (STOCK, UNDEFERRED): 1.25,
+    (STOCK, DEFERRED): 1.40,
+    (FREE, DEFERRED): 1.08,
+}
+"""Of the step of the fastest of some systems over ours, in the large case."""
+EXPOSED_TARGETS = {UNDEFERRED: 0.52, DEFERRED: 0.32}
+"""Share of the reductions that makes the step longer, in the large case."""
+ERROR_MAX = 0.10
+"""Of the model."""
+
+
+def scenario_of(case: Case) -> Scenario:
+    """A host for every rank."""
+    scenario = Scenario.read(SCENARIO)
+    nics = tuple(dataclasses.replace(each, rate_bps=case.rate_bps) for each in scenario.nics)
+    return dataclasses.replace(scenario, hosts=case.ranks * case.replicas, nics=nics)
+
+
+def slowed(case: Case, slower: float) -> Case:
+    """The case with longer chunks on slower links."""
+    return dataclasses.replace(case, forward_s=case.forward_s * slower, rate_bps=case.rate_bps / slower)
+
+
+def measure(case: Case, names: Sequence[str], rounds: int, *, trace: bool = False) -> dict[str, Any]:
+    """Costs, and the systems in turns. Raises RuntimeError if a rank failed."""
+    about, scenario = machine.facts(), scenario_of(case)
+    jobs = [{"system": COSTS}, *in_turns([{"system": name, "trace": trace} for name in names], rounds)]
+    request = {"case": dataclasses.asdict(case), "values": case.values(scenario), "jobs": jobs}
+    costs, *runs = turns.measure(scenario, "bench.overlap_pipeline", request, f"pipeline-{case.name}")
+    return {
+        "case": request["case"],
+        "network": scenario.table,
+        "values": request["values"],
+        "costs": costs["costs"],
+        "runs": runs,
+        "machine": about,
+        "measured": turns.today(),
+    }
+
+
+class Measured:
+    """The results of one case."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.case, self.costs = Case(**content["case"]), costs_of(content["costs"])
+        self.logs: dict[str, list[Log]] = by_system(content["runs"])
+
+    def steps(self, name: str) -> list[float]:
+        """By round."""
+        return [step_s(log) for log in self.logs[name]]
+
+    def best_of(self, names: Sequence[str]) -> str:
+        """The system with the shortest median step."""
+        return min(names, key=lambda name: statistics.median(self.steps(name)))
+
+    def unreduced(self, name: str) -> list[float]:
+        """By round, the step of the same order without reductions: measured, of 1F1B predicted."""
+        if SYSTEMS[name].order != "1F1B":
+            return self.steps(CONTROL)
+        free = dataclasses.replace(self.costs, link=dataclasses.replace(self.costs.link, rate_bps=float("inf")))
+        return [predict(self.case, SERIAL, free).step_s] * len(self.logs[name])
+
+    def exposed(self, name: str) -> list[float]:
+        """By round, the share of the reductions that makes the step longer."""
+        pairs = zip(self.steps(name), self.unreduced(name), strict=True)
+        return [exposed(self.case, step, unreduced, self.costs) for step, unreduced in pairs]
+
+    def ratios(self, name: str, ours: str) -> list[float]:
+        """By round, a system's step over that of ours."""
+        return [one / other for one, other in zip(self.steps(name), self.steps(ours), strict=True)]
+
+
+def best_ratio(case: Case, names: Sequence[str], ours: str, costs: Costs | None = None) -> float:
+    """The step of the fastest of the systems over that of ours, as predicted; without costs, on an ideal network."""
+    steps = {
+        name: (limit(case, name) if costs is None else predict(case, name, costs)).step_s for name in (*names, ours)
+    }
+    return min(steps[name] for name in names) / steps[ours]
+
+
+def target(case: Case, names: tuple[str, ...], ours: str) -> float:
+    """In other cases than the large one, the same share of the limit."""
+    return TARGETS[names, ours] / best_ratio(LARGE, names, ours) * best_ratio(case, names, ours)
+
+
+def exposed_limit(case: Case, name: str) -> float:
+    """The exposed share on an ideal network."""
+    return exposed(case, limit(case, name).step_s, limit(case, CONTROL).step_s, ideal(case))
+
+
+def exposed_target(case: Case, name: str) -> float:
+    """In other cases than the large one, as far above the limit."""
+    return EXPOSED_TARGETS[name] + exposed_limit(case, name) - exposed_limit(LARGE, name)
+
+
+def rows_of(measured: Measured) -> list[str]:
+    """The table of all systems, as lines of Markdown."""
+    columns = [
+        "system",
+        "step (s)",
+        "model (s)",
+        "step / model",
+        "exposed share",
+        "serial / step",
+        "CPU busy",
+        "of ranks",
+    ]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name in SYSTEMS:
+        if name not in measured.logs:
+            continue
+        steps, busy = measured.steps(name), max(log["busy"] for log in measured.logs[name])
+        model_s = predict(measured.case, name, measured.costs).step_s
+        error = statistics.median(steps) / model_s - 1
+        cells = [
+            name,
+            spread(steps, 1, ".2f"),
+            f"{model_s:.2f}",
+            f"{1 + error:.3f}" + " (**no**)" * (abs(error) > ERROR_MAX),
+            "" if name == CONTROL else f"{statistics.median(measured.exposed(name)):.0%}",
+            f"{statistics.median(measured.ratios(SERIAL, name)):.2f}" if SERIAL in measured.logs else "",
+            f"{busy:.0%}" + " (**void**)" * (busy > BUSY_MAX),
+            f"{max(log['of_ranks'] for log in measured.logs[name]):.0%}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def verdicts_of(measured: Measured) -> list[str]:
+    """The table of targets, as lines of Markdown."""
+    columns = ["ours", "over", "ratio", "target", "limit", "model", "reached"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    case = measured.case
+    for names, ours in TARGETS:
+        if not {*names, ours} <= measured.logs.keys():
+            continue
+        best = measured.best_of(names)
+        ratios, wanted = measured.ratios(best, ours), target(case, names, ours)
+        cells = [
+            f"`{ours}`",
+            best,
+            spread(ratios, 1, ".3f"),
+            f"≥ {wanted:.2f}",
+            f"{best_ratio(case, names, ours):.2f}",
+            f"{best_ratio(case, names, ours, measured.costs):.2f}",
+            "yes" if statistics.median(ratios) >= wanted else "**no**",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    for name in EXPOSED_TARGETS:
+        if not {name, CONTROL} <= measured.logs.keys():
+            continue
+        shares, wanted = measured.exposed(name), exposed_target(case, name)
+        reduced_s, unreduced_s = (predict(case, each, measured.costs).step_s for each in (name, CONTROL))
+        cells = [
+            f"`{name}`",
+            "exposed share of the reductions",
+            spread(shares, 100, ".0f") + " %",
+            f"≤ {wanted:.0%}",
+            f"{exposed_limit(case, name):.0%}",
+            f"{exposed(case, reduced_s, unreduced_s, measured.costs):.0%}",
+            "yes" if statistics.median(shares) <= wanted else "**no**",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def table(content: dict[str, Any]) -> str:
+    """The page's tables of one case, as Markdown: only from the results and the targets."""
+    measured = Measured(content)
+    case, network, costs = measured.case, Scenario.from_table(content["network"]), measured.costs
+    rounds = max(len(logs) for logs in measured.logs.values())
+    conditions = (
+        f"p = {case.ranks} ranks x {case.replicas} replicas, M = {case.microbatches}, v = {case.chunks} chunks of "
+        f"{content['values']:,} parameters, {case.forward_s * 1e3:g} ms forward and {2 * case.forward_s * 1e3:g} ms "
+        f"backward by sleeping; reductions are {case.share:.0%} of serial 1F1B's step. Network: {network}. Model: "
+        f"from {reduction_s(case, costs):.2f} s of reductions per link and step, {costs.link.latency_s * 1e3:.1f} ms "
+        f"latency and {costs.action_s * 1e3:.1f} ms per action, as measured before. Exposed: step minus that of the "
+        f"same order without reductions, over the reductions. Median of {rounds} rounds (95 % interval, by order "
+        f"statistics); ratios are of the same round. CPU: the largest share of any round, of the machine and of its "
+        f"ranks. "
+        f"{turns.measured_on(content, 'overlap_pipeline')}"
+    )
+    return "\n".join([*rows_of(measured), "", *verdicts_of(measured), "", conditions])
+
+
+def trace(content: dict[str, Any], name: str, path: Path) -> None:
+    """Writes the measured actions of all ranks, and beside them the model's of one pipeline."""
+    measured = Measured(content)
+    spans = [Span(*each) for each in measured.logs[name][-1]["spans"]]
+    model = predict(measured.case, name, measured.costs)
+    start_s = model.step_s * 6  # a step of the steady state
+    steady = [
+        span._replace(start_s=span.start_s - start_s, end_s=span.end_s - start_s)
+        for span in model.spans
+        if start_s <= span.start_s < start_s + model.step_s
+    ]
+    write_trace(path, {"measured": spans, "model": steady})
+
+
+def kept() -> dict[str, Any]:
+    """The results of earlier runs."""
+    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1, "cases": {}}
+    return content
+
+
+def keep(content: dict[str, Any]) -> None:
+    """Writes the results, and what the page has of them."""
+    if content["cases"]:
+        turns.write_results(RESULTS, content)
+    parts = {f"pipeline-{name}": table(each) for name, each in content["cases"].items()}
+    sweep = content.get("sweep")
+    parts["pipeline-sweep"] = pipeline_sweep.table(SMALL, [Measured(each) for each in sweep or ()])
+    write_between(PAGE, **parts)
+    pipeline_sweep.plot(LARGE, PICTURE)
+
+
+def serve(request: Path, written: Path) -> None:
+    """On each rank: runs the jobs."""
+    turns.serve(
+        request,
+        written,
+        lambda job: SYSTEMS[job["system"]].backend if job["system"] in SYSTEMS else "commlayer",
+        train,
+        LIMIT_S,
+    )
+
+
+def measure_all(only: str | None, rounds: int, slower: float) -> dict[str, Any]:
+    """The kept results, with new ones of the cases that are asked for. Raises RuntimeError if a rank failed."""
+    content = kept()
+    for name, case in CASES.items():
+        if only in (None, name):
+            content["cases"][name] = measure(slowed(case, slower), list(SYSTEMS), rounds)
+            keep(content)
+    if only in (None, "sweep"):
+        points = pipeline_sweep.selection(slowed(SMALL, slower))
+        content["sweep"] = [measure(case, names, min(rounds, 3)) for case, names in points]
+    return content
+
+
+def main() -> int:
+    """0, or 2 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=[*CASES, "sweep"], help="measure one case, keep the others' results")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of all systems (default: %(default)s)")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
+    parser.add_argument("--short", action="store_true", help="one round with quick chunks; keeps nothing")
+    parser.add_argument("--trace", type=Path, metavar="JSON", help="trace of one step of `attach`; keeps nothing")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
+    parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        serve(*arguments.rank)
+        return 0
+    try:
+        if arguments.trace:
+            trace(measure(slowed(SMALL, arguments.slower), [DEFERRED], 1, trace=True), DEFERRED, arguments.trace)
+            return 0
+        if arguments.short:
+            print(table(measure(dataclasses.replace(SMALL, microbatches=4, forward_s=0.01), list(SYSTEMS), 1)))
+            return 0
+        content = kept() if arguments.table else measure_all(arguments.only, arguments.rounds, arguments.slower)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    keep(content)
+    for each in content["cases"].values():
+        print(table(each))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
