@@ -47,7 +47,7 @@ FORWARD_S = 0.06
 """Of a layer and the whole batch, on links that are not slowed down; its backward pass takes twice as long."""
 REDUCE = 1.5
 """An all-reduce of the whole batch, in forward times: then both take as long, as two follow a layer's three."""
-GRADIENTS = 0.75
+GRADIENTS = 0.5
 """A layer's gradients between data-parallel ranks, in forward times."""
 WARM_UP_STEPS, STEPS, ROUNDS = 1, 4, 6
 SAMPLES, IN_FLIGHT = 150, 4

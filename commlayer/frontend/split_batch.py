@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ from .priority import priority
 from .tensor_layers import LATENCY_CLASS, hook_layers
 
 WHO = "tp.overlap"
+
+_split: WeakSet[nn.Module] = WeakSet()
+"""All modules of layers whose batches are split."""
 
 
 @untraced
@@ -53,12 +57,14 @@ class SplitBatch:
             )
         self._kind = type(layers)
         layers.__class__ = self._splitting_kind()
+        _split.update(layers.modules())
 
     def remove(self) -> None:
         """Ends the overlap: batches are not split any more."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        _split.difference_update(self._layers.modules())
         if type(self._layers).__bases__ == (self._kind,):  # else it became another class since, by fully_shard
             self._layers.__class__ = self._kind
 
@@ -180,6 +186,8 @@ def _check_layers(layers: nn.Module) -> None:
     who = f"{WHO}({type(layers).__name__})"
     if "forward" in vars(layers) or type(layers).forward is nn.Module.forward:
         raise ConfigError(f"{who}: it has no forward of its class; give the module that calls the layers, as the model")
+    if any(module in _split for module in layers.modules()):
+        raise ConfigError(f"{who}: another {WHO} has it, or a part of it; call remove() there first")
     if any(is_compiled(module) for module in layers.modules()):
         raise ConfigError(f"{who}: a part of it is compiled, and hooks do not run there; leave torch.compile out")
     for name, module in layers.named_modules():

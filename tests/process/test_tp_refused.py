@@ -58,6 +58,9 @@ def test_layers_that_are_refused(rank: int, size: int) -> None:
     layers = parallel(mesh, Mlp).layers
     refused(r"tp.overlap\(Mlp\): it has no column and row layers", Mlp())
     refused("tp.overlap.ModuleList.: it has no forward .* as the model", nn.ModuleList(layers))
+    with commlayer.tp.overlap(layers):
+        for other in (layers, layers[0], nn.Sequential(layers)):
+            refused("another tp.overlap has it, or a part of it", other)
     for parts in (0, True, 2.0):
         refused(rf"parts={parts}\): use 2", layers, parts=parts)
     refused("Sequential.forward has no argument 'mask'", layers, split=["mask"])

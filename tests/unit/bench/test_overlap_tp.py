@@ -91,7 +91,7 @@ def test_a_quantile_is_the_smallest_value_that_has_its_share() -> None:
 
 
 def test_a_mixed_step_is_compared_with_its_bound() -> None:
-    bound = 4 * 3.75 * FORWARD_S  # of all communication
+    bound = 4 * 3.5 * FORWARD_S  # of all communication
     found = logs({ALONE: [0.95, 0.8], MIXED: [1.0, 1.05 * bound], MIXED_ONE_CLASS: [1.2, 1.2]})
     rows = overlap_tp.mixed_table(content(mixed=found)).splitlines()
     assert "(1.050 to 1.053) | ≤ 1.10: yes |" in rows[3]
