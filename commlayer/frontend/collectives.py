@@ -367,6 +367,7 @@ class Collectives:
 
     def _split_bytes(self, tensor: Tensor, splits: Sequence[int], what: str) -> tuple[int, ...] | None:
         rows = tensor.size(0) if tensor.dim() else 0
+        splits = [int(split) for split in splits]  # Megatron's are arrays of numpy
         if splits:
             if len(splits) != self._size or sum(splits) != rows:
                 return None

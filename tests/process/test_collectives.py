@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,6 +49,15 @@ def test_tensors_of_any_layout(rank: int, size: int) -> None:
     received = torch.empty_like(rows)
     dist.all_to_all_single(received, rows, [1, 2] if rank == 0 else [2, 1], [1, 2] if rank == 0 else [2, 1])
     assert received[0].tolist() == [0, 1] if rank == 0 else received[:2].tolist() == [[2, 3], [4, 5]]
+
+
+@ranks.on(2, on_fake)
+def test_split_sizes_may_be_arrays(rank: int, size: int) -> None:
+    splits: Any = np.array([1, 2] if rank == 0 else [2, 1])
+    received = torch.empty(3)
+    dist.all_to_all_single(received, torch.arange(3.0) + 10 * rank, splits, splits)
+    assert received.tolist() == ([0.0, 10.0, 11.0] if rank == 0 else [1.0, 2.0, 12.0])
+    assert called() == ["delivery"]
 
 
 @ranks.on(2, on_fake)
