@@ -61,7 +61,7 @@ PICTURE = ROOT / "docs/overlap_pipeline.svg"
 ROUNDS = 5
 LIMIT_S = 300.0
 
-LARGE = Case("large", ranks=4, replicas=2, microbatches=16, chunks=4, forward_s=0.05, rate_bps=20e6, share=0.44)
+LARGE = Case("large", ranks=4, replicas=2, microbatches=16, chunks=4, forward_s=0.05, rate_bps=12.5e6, share=0.44)
 SMALL = Case("small", ranks=2, replicas=2, microbatches=16, chunks=4, forward_s=0.025, rate_bps=50e6, share=0.44)
 CASES = {case.name: case for case in (LARGE, SMALL)}
 

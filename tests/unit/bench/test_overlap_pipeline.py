@@ -113,7 +113,7 @@ def test_ratios_are_of_the_same_round() -> None:
 
 def test_slower_links_have_the_same_parameters() -> None:
     slower = overlap_pipeline.slowed(LARGE, 2)
-    assert (slower.forward_s, slower.rate_bps) == (0.1, 10e6)
+    assert (slower.forward_s, slower.rate_bps) == (0.1, 6.25e6)
     values = [case.values(overlap_pipeline.scenario_of(case)) for case in (slower, LARGE)]
     assert values[0] == values[1]
 
