@@ -13,7 +13,7 @@ from torch import nn
 import commlayer
 from tests import ranks
 from tests.fake_transport import on_fake
-from tests.pipelines import LOOPS, MICROBATCHES, OPTIMIZERS, WIDTH, Block, Training, compare, usual
+from tests.pipelines import LOOPS, MICROBATCHES, MODES, OPTIMIZERS, WIDTH, Block, Training, compare, usual
 
 NETWORK = {"COMMLAYER_SHM": "0"}
 LAYERS = 2 * (2 * WIDTH) * WIDTH + 3 * WIDTH
@@ -47,6 +47,71 @@ def test_loops(rank: int, size: int, part: int) -> None:
     for loop in LOOPS[part::4]:
         compare(rank, loop, "Interleaved1F1B", OPTIMIZERS["SGD"])
         compare(rank, loop, "1F1B", OPTIMIZERS["SGD"], [{"by_next_use": False}])
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        (commlayer.Policy(codec="int8"), commlayer.Policy(codec="int4")),
+        (commlayer.Policy(codec="topk:0.1", exact_steps=1), commlayer.Policy(loss_bound=0.1, algorithm="direct")),
+    ],
+    ids=["quantized", "selected, lossy"],
+)
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_codecs_and_residuals(rank: int, size: int, policies: tuple[commlayer.Policy, ...]) -> None:
+    """Nothing is lost on loopback, so deferred steps have the results of the others."""
+    for policy in policies:
+        seen = []
+        for mode in MODES:
+            training = Training(rank, "LoopedBFS", OPTIMIZERS["SGD"], policy=policy, **mode)
+            usual(training)
+            training.see_parameters()
+            assert training.handle is not None
+            assert training.handle.state.averaged_bytes > 0
+            seen.append(training.seen)
+        assert all(map(torch.equal, *seen)), policy
+
+
+@ranks.on(4, ranks.run_job)
+def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int) -> None:
+    plain = Training(rank, "LoopedBFS", OPTIMIZERS["SGD"], attached=False)
+    gradients: list[Any] | None = None
+    for step in range(5):
+        plain.optimizer.zero_grad()
+        plain.run(step)
+        now = [None if each.grad is None else each.grad.clone() for each in plain.blocks.parameters()]
+        if gradients is not None:  # W(t+1) = W(t) - lr g(W(t-1))
+            for parameter, gradient in zip(plain.blocks.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            plain.optimizer.step()
+        gradients = now
+    stale = Training(rank, "LoopedBFS", OPTIMIZERS["SGD"], staleness=1)
+    for step in range(5):
+        stale.optimizer.zero_grad()
+        stale.run(step)
+        stale.optimizer.step()
+    for each in (plain, stale):
+        each.see_parameters()
+    for number, (one, other) in enumerate(zip(plain.seen, stale.seen, strict=True)):
+        assert torch.equal(one, other), number
+
+
+@ranks.on(4, ranks.run_job)
+def test_an_optimizer_for_each_stage(rank: int, size: int) -> None:
+    seen = []
+    for attaches in (False, True):
+        training = Training(rank, "LoopedBFS", attached=False)
+        optimizers = [OPTIMIZERS["AdamW"](block.parameters()) for block in training.blocks]
+        if attaches:
+            training.handle = commlayer.pipeline.attach(training.schedule, optimizers, training.dp)
+        for step in range(3):
+            training.run(step)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        training.see_parameters()
+        seen.append(training.seen)
+    assert all(map(torch.equal, *seen))
 
 
 @ranks.on(4, on_fake)

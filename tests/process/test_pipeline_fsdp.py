@@ -14,6 +14,7 @@ from tests.fake_transport import on_fake
 from tests.pipelines import (
     MICROBATCHES,
     Block,
+    Loop,
     Training,
     accumulating,
     clipping,
@@ -39,9 +40,14 @@ def test_losses_and_parameters_are_those_of_torch(rank: int, size: int, schedule
         compare(rank, usual, schedule, sharded=True)
 
 
+@pytest.mark.parametrize(
+    "loops",
+    [(accumulating, clipping), (evaluating,), (never_zeroing, restoring)],
+    ids=lambda loops: " and ".join(loop.__name__ for loop in loops),
+)
 @ranks.on(4, ranks.run_job)
-def test_loops(rank: int, size: int) -> None:
-    for loop in (accumulating, clipping, evaluating, never_zeroing, restoring):
+def test_loops(rank: int, size: int, loops: tuple[Loop, ...]) -> None:
+    for loop in loops:
         compare(rank, loop, "LoopedBFS", sharded=True)
 
 
