@@ -24,7 +24,7 @@ log = logging.getLogger("commlayer")
 TRIAL_S = 0.02
 """Time that a stream has to come to the end of a trial, if it does not wait."""
 
-RESCUE_S = 1.0
+RESCUE_S = 5.0
 """Time after which a trial gives up, for a thread that the driver blocks."""
 
 

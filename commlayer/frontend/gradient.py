@@ -117,7 +117,8 @@ def reduce_gradient(
 ) -> Future[Tensor]:
     """Averages a flat buffer of gradients. All ranks call it with the same buffers in the same order.
 
-    `buffer` is contiguous, on the CPU or on a device. starts[i] is the element where the gradient of parameters[i]
+    `buffer` is contiguous, on the CPU or on a device, from where it is copied here and now; DDP's hook takes a pinned
+    copy instead (`ddp.py`). starts[i] is the element where the gradient of parameters[i]
     begins, ascending; None: the gradients lie one after the other. The future's value is the averaged gradient: on a
     device it is `buffer`, on the CPU it is `buffer` or, if losses or rounding errors are fed back, other memory that is
     valid until the next step. The future of a bucket with a residual to change completes when all buckets of the step

@@ -49,12 +49,20 @@ class PinnedHandle:
     """A `base.ReceiveHandle`: an operation on device tensors, which may not have started yet.
 
     It is done once its results are on the device, or it has failed. `by_stream`: streams can wait for it. Without a
-    transfer it is an operation on host tensors.
+    transfer it is an operation on host tensors. `failed_late` is called if it becomes `unseen`, before the stream goes
+    on: a thread that waits for the stream finds the failure with its next call.
     """
 
-    def __init__(self, transfer: Transfer | None = None, *, by_stream: bool = False) -> None:
+    def __init__(
+        self,
+        transfer: Transfer | None = None,
+        *,
+        by_stream: bool = False,
+        failed_late: Callable[[PinnedHandle], None] | None = None,
+    ) -> None:
         self._transfer = transfer
         self._by_stream = by_stream
+        self._failed_late = failed_late
         self._lock = threading.Lock()
         """Held for moments only, never while work is enqueued: that may block until a word is written."""
         self._word: Tensor | None = None
@@ -150,6 +158,10 @@ class PinnedHandle:
         elif self._transfer is not None and error is not None:
             self._transfer.spoil()
         self.unseen = error is not None and not is_mine and not self._is_disowned
+        if self.unseen:
+            log.error("an operation failed whose results a stream waits for; they are NaN there: %s", error)
+            if self._failed_late is not None:
+                self._failed_late(self)
         if self._word is not None:
             self._word.fill_(1)
         if is_mine:
@@ -268,7 +280,7 @@ class PinnedCopies:
         self._let_go()
         transfer = self._take_out(inputs, outputs)
         by_stream = transfer is not None and self._stream_wait and waits_for_words(self._accelerator, transfer.device)
-        handle = PinnedHandle(transfer, by_stream=by_stream)
+        handle = PinnedHandle(transfer, by_stream=by_stream, failed_late=self._unseen.append)
         host_inputs, host_outputs = list(inputs), list(outputs)
         if transfer is not None:
             host_inputs, host_outputs = transfer.host(inputs), transfer.host(outputs)
@@ -284,7 +296,7 @@ class PinnedCopies:
                     started = context.run(call, host_inputs, host_outputs)
                 except Exception as error:
                     self._has_started()
-                    self._end(handle, error)
+                    handle.end(error)
                     return
                 self._has_started()
                 self._begin(handle, started)
@@ -350,17 +362,11 @@ class PinnedCopies:
             try:
                 started.wait()  # it is over; this raises its error
             except Exception as error:
-                self._end(handle, error)
+                handle.end(error)
             else:
-                self._end(handle, None)
+                handle.end(None)
 
         started.get_future().add_done_callback(finish)
-
-    def _end(self, handle: PinnedHandle, error: BaseException | None) -> None:
-        handle.end(error)
-        if handle.unseen:
-            log.error("an operation failed whose results a stream waits for; they are NaN there: %s", error)
-            self._unseen.append(handle)
 
     def _raise_unseen(self) -> None:
         while self._unseen:

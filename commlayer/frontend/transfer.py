@@ -38,7 +38,6 @@ class Transfer:
         for tensor in (*self._inputs, *self._outputs):
             if id(tensor) not in self._host:
                 self._host[id(tensor)] = accelerator.pinned(tensor.shape, tensor.dtype)
-        self._word: Tensor | None = None
         self._stream = back
         self._ready, self._copied = accelerator.event(), accelerator.event()
 
@@ -63,8 +62,10 @@ class Transfer:
         return self._accelerator.pinned((1,), torch.int32).zero_()
 
     def bring_back(self, word: Tensor | None = None) -> None:
-        """Enqueues the copies of the results: with `word`, on the current stream and once the word is written."""
-        self._word = word
+        """Enqueues the copies of the results: with `word`, on the current stream and once the word is written.
+
+        The caller keeps the word until the copies are over.
+        """
         if word is not None:
             self._stream = self._accelerator.current_stream(self.device)
         # Earlier work of the caller's stream may still read the outputs. And CUDA demands that an order which a word
@@ -100,4 +101,3 @@ class Transfer:
         self._inputs.clear()
         self._outputs.clear()
         self._host.clear()
-        self._word = None

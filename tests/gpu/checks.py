@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
@@ -109,13 +112,17 @@ def training(lab: Lab, rank: int, size: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def _train(lab: Lab | None, rank: int) -> list[Tensor]:
+def _net() -> nn.Sequential:
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5))
+    return nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 6))
+
+
+def _train(lab: Lab | None, rank: int) -> list[Tensor]:
+    net: nn.Module = _net()
     state = commlayer.HookState(commlayer.Policy(deterministic=True))
     hook = commlayer.allreduce_hook
     if lab is not None:
-        net, hook = lab.model(net), lab.hook(hook)  # type: ignore[assignment]
+        net, hook = lab.model(net), lab.hook(hook)
         lab.stage(state.group())
     model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.002)
     model.register_comm_hook(state, hook)
@@ -134,6 +141,44 @@ def _train(lab: Lab | None, rank: int) -> list[Tensor]:
         optimizer.step()
         optimizer.zero_grad()
     return [each.detach().cpu() for each in model.parameters()]
+
+
+def overlap(lab: Lab, rank: int, size: int) -> None:
+    """With `commlayer.overlap`, training has the parameters of the same training on the host."""
+    found = []
+    for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
+        model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.002)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        handle = commlayer.overlap(model, optimizer, commlayer.Policy(deterministic=True, codec="bf16"))
+        _loop(model, optimizer, rank, device)
+        handle.finish()
+        found.append([each.detach().cpu() for each in model.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-3)
+
+
+def fsdp(lab: Lab, rank: int, size: int) -> None:
+    """FSDP2, which waits on streams of its own, has the parameters of the same training on the host."""
+    found = []
+    for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
+        mesh = init_device_mesh(device.type, (size,))
+        for layer in net.children():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        _loop(net, optimizer, rank, device)
+        shards: list[Any] = list(net.parameters())
+        found.append([each.detach().to_local().cpu() for each in shards])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        model(torch.randn(8, 20, generator=generator).to(device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def failure(lab: Lab, rank: int, size: int) -> None:
@@ -160,3 +205,6 @@ CHECKS: dict[str, Check] = {
     each.__name__: each
     for each in (collectives, order, host_goes_on, many_in_flight, messages, memory, training, failure)
 }
+
+ON_GPUS: dict[str, Check] = {"overlap": overlap, "fsdp": fsdp}
+"""These need a GPU: a fake of one does not order the kernels of a model behind its streams."""

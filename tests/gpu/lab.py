@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from commlayer.frontend.accelerator import CUDA, Accelerator, waits_for_words
 from commlayer.frontend.backend import CommProcessGroup
 from commlayer.frontend.devices import Devices
 from commlayer.frontend.pinned import PinnedCopies
-from tests.fake_cuda import FakeCuda
+from tests.fake_cuda import FakeCuda, Words
 
 CYCLES_PER_SECOND = 10**9
 """About those of a GPU."""
@@ -92,13 +93,44 @@ class Gpu:
         pass
 
 
+class Host:
+    """The CPU, for the checks themselves."""
+
+    accelerator: Accelerator = FakeCuda()
+    device = torch.device("cpu")
+
+    def tensor(self, values: Tensor) -> Tensor:
+        return values.clone()
+
+    def model(self, net: nn.Module) -> nn.Module:
+        return net
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        kernel()
+
+    def busy(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def stage(self, group: dist.ProcessGroup | None = None) -> None:
+        pass
+
+    def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        return hook
+
+    def order(self) -> None:
+        pass
+
+
 class FakeGpu:
     """Memory of the host; the work of streams is done by threads, but kernels of a model at once."""
 
     device = torch.device("cpu")
 
-    def __init__(self, *, queues: int | None = None) -> None:
-        self.cuda = FakeCuda(queues=queues)
+    def __init__(self, *, queues: int | None = None, words: Words = "wait") -> None:
+        self.cuda = FakeCuda(queues=queues, words=words)
         self.accelerator: Accelerator = self.cuda
 
     def tensor(self, values: Tensor) -> Tensor:

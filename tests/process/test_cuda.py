@@ -14,8 +14,8 @@ import commlayer
 from commlayer.frontend import overlap_ddp, started
 from commlayer.frontend.ddp import check_dense
 from tests import ranks
-from tests.gpu.checks import CHECKS
-from tests.gpu.lab import FakeGpu
+from tests.gpu.checks import CHECKS, ON_GPUS
+from tests.gpu.lab import FakeGpu, Host
 
 NETWORK = {"COMMLAYER_SHM": "0"}
 
@@ -27,6 +27,20 @@ def test_check(rank: int, size: int, name: str, queues: int | None) -> None:
     lab = FakeGpu(queues=queues)
     lab.stage()
     CHECKS[name](lab, rank, size)
+
+
+@pytest.mark.parametrize("name", ["many_in_flight", "messages", "training"])
+@ranks.on(2, ranks.run_job)
+def test_check_where_streams_cannot_wait(rank: int, size: int, name: str) -> None:
+    lab = FakeGpu(words="refuse")
+    lab.stage()
+    CHECKS[name](lab, rank, size)
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+@ranks.on(2, ranks.run_job)
+def test_checks_that_need_a_gpu_hold_on_the_host(rank: int, size: int, name: str) -> None:
+    ON_GPUS[name](Host(), rank, size)
 
 
 class Net(nn.Module):
