@@ -1,7 +1,8 @@
 """Megatron-core's column and row parallel layers in a batch whose parts take turns (parts.py).
 
-They are known by name, so Megatron need not be installed. While a part runs, a column layer leaves the all-reduce of
-its input gradient to `tensor_layers.entered`, and a row layer its own to `reduced`, which does not wait.
+They are found by name, so that Megatron-core need not be installed. While a part runs, attributes of a layer switch off
+its own communication: the input gradient of a column layer is reduced by `tensor_layers.entered`, the output of a row
+layer by `ReduceForward`. Neither waits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LEFT_OUT = {
 
 
 class ReduceForward(torch.autograd.Function):
-    """The sum over all ranks, started; in the backward pass nothing."""
+    """Starts the sum over all ranks; the backward pass returns the same gradient."""
 
     @staticmethod
     def forward(_: Any, values: Tensor, group: Group) -> Tensor:

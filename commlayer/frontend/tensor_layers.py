@@ -1,12 +1,11 @@
 """The column and row layers of tensor parallelism in a batch whose parts take turns (parts.py).
 
 A row layer starts its all-reduce, and passes the turn. In the backward pass, the all-reduce of a column layer's input
-gradient runs while autograd works on the other parts: three autograd functions take the place of DTensor's, which
-waits.
+gradient runs while autograd works on the other parts: three autograd functions replace that of DTensor, which waits.
 
-Autograd runs ready operations by number, the latest first. So this part's backward pass would wait for its all-reduce
-at once. Therefore the wait gets the number at which the following part last entered a column layer: what that part has
-left to do before its own all-reduce comes first.
+Autograd runs the ready operation with the highest number, the latest one. So this part's backward pass would wait for
+its all-reduce at once. Therefore the wait gets the number at which the following part last entered a column layer: the
+operations of that part up to its own all-reduce have higher numbers, and come first.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Group = Any
 
 
 class Arrive(torch.autograd.Function):
-    """Nothing; in the backward pass waits for the all-reduce of `Reduce`."""
+    """The same values; the backward pass waits for the all-reduce of `Reduce`."""
 
     @staticmethod
     def forward(_: Any, values: Tensor) -> Tensor:
@@ -45,7 +44,7 @@ class Arrive(torch.autograd.Function):
 
 
 class Reduce(torch.autograd.Function):
-    """Nothing; in the backward pass starts the all-reduce of the gradient."""
+    """The same values; the backward pass starts the all-reduce of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:

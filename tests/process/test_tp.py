@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.frontend.work import CommWork
@@ -168,23 +170,31 @@ def test_several_steps_of_training(rank: int, size: int) -> None:
     torch.testing.assert_close(losses(2), expected, rtol=1e-4, atol=0.0)
 
 
+@pytest.mark.parametrize("kind", ["fully_shard", "replicas", "DDP"])
 @ranks.on(4, ranks.run_job)
-def test_with_data_parallelism(rank: int, size: int) -> None:
-    """FSDP2 over the other dimension of the mesh, whose gradients travel during the next forward pass."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+def test_with_data_parallelism(rank: int, size: int, kind: str) -> None:
+    """Over other dimensions of the mesh; gradients travel during the next forward pass."""
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
 
     def losses(parts: int) -> list[float]:
         net = parallel(mesh["tp"], Attention, Mlp)
-        fully_shard(net.layers, mesh=mesh["dp"])
-        fully_shard(net, mesh=mesh["dp"])
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        handle = commlayer.overlap(net, optimizer)
+        model: nn.Module = net
+        if kind == "DDP":
+            _pre_dp_module_transform(net)
+            group = mesh.get_group("replicate")
+            model = DistributedDataParallel(net, process_group=group, gradient_as_bucket_view=True)
+        else:
+            data = mesh["replicate"] if kind == "fully_shard" else mesh["replicate", "shard"]
+            fully_shard(net.layers, mesh=data)
+            fully_shard(net, mesh=data)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        handle = commlayer.overlap(model, optimizer)
         if parts:
             commlayer.tp.overlap(net.layers, parts=parts)
         found = []
         for step in range(4):
             optimizer.zero_grad()
-            loss = net(inputs(step + 10 * mesh.get_local_rank("dp"))).square().mean()
+            loss = model(inputs(step + 10 * mesh.get_local_rank("replicate"))).square().mean()
             loss.backward()
             optimizer.step()
             found.append(loss.item())
