@@ -134,6 +134,8 @@ class FakeGroup:
         self.delay_s = 0.0
         self.operations: list[tuple[Call | Delivery | Message, float, int]] = []
         """Every call, its timeout and its priority."""
+        self.orders: list[int] = []
+        """Of every asynchronous collective."""
         store = dist.PrefixStore("fake", rendezvous.store)
         self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=30))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -151,10 +153,12 @@ class FakeGroup:
         *,
         timeout_s: float,
         priority: int = 0,
+        order: int = 0,
         qos: Any = None,  # noqa: ARG002  # it loses nothing
         codec_key: int = 0,  # noqa: ARG002
     ) -> FakeHandle:
         self.operations.append((plan, timeout_s, priority))
+        self.orders.append(order)
         handle = FakeHandle()
 
         def operation() -> None:

@@ -6,6 +6,7 @@ In front of each module's forward the steps of its parameters are made; when the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ..scheduler.deferred import DeferredStep
 from ..scheduler.order import FirstUse, NextUse
 from .backend import CommProcessGroup
 from .dynamo import untraced
+from .priority import in_order
 
 
 @untraced
@@ -137,6 +139,14 @@ class Overlap:
     def _class_of(self, parameters: list[Tensor], policy: Policy) -> int:
         """The class of these parameters' gradients."""
         return self._order.class_of(parameters, policy.priority) if self.by_next_use else policy.priority
+
+    def _in_order(self, parameters: list[Tensor]) -> AbstractContextManager[None]:
+        """A context in which the reduction of these parameters' gradients starts: within a class by next use.
+
+        With staleness 1, a reduction of the step before may still be in flight, and goes first.
+        """
+        ordered = self.by_next_use and not self._deferred.staleness
+        return in_order(self._order.place_of(parameters) if ordered else 0)
 
     def _agree(self, group: CommProcessGroup) -> None:
         """In the first backward pass: the ranks take the order of one, as classes must be the same on all."""

@@ -71,14 +71,15 @@ class DdpOverlap(Overlap):
         memory = buffer.clone() if self._deferred.staleness and not self._is_removed else buffer
         priority = self._class_of(parameters, self.state.policy)
         started = Started(memory)
-        started.averaged = reduce_bucket(
-            memory,
-            bucket,
-            self.state,
-            lambda: started.reduction(self.state, self._memories, alone=not self._is_removed),
-            priority,
-            running=self._deferred.staleness,
-        )
+        with self._in_order(parameters):
+            started.averaged = reduce_bucket(
+                memory,
+                bucket,
+                self.state,
+                lambda: started.reduction(self.state, self._memories, alone=not self._is_removed),
+                priority,
+                running=self._deferred.staleness,
+            )
         if self._is_removed:
             return future_of(started.averaged)
         self._started.append(Bucket(parameters, int(buffer.storage_offset()), started))

@@ -81,7 +81,8 @@ class FsdpOverlap(Overlap):
         parameters = [each.sharded_param for each in comm.parameter_group.fsdp_params]
         self._agree(comm.check(group, contribution))
         priority = self._class_of(parameters, comm.policy)
-        work = comm.start(output, contribution, group, op, dataclasses.replace(comm.policy, priority=priority))
+        with self._in_order(parameters):
+            work = comm.start(output, contribution, group, op, dataclasses.replace(comm.policy, priority=priority))
         if not self.later(comm.parameter_group, output, op):
             work.wait()
             return work

@@ -1,4 +1,4 @@
-"""`priority(n)`: the class of service of operations that start in a context."""
+"""`priority(n)`: the class of service of operations that start in a context. `in_order`: their order within it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from contextvars import ContextVar
 
 from ..config import CLASS
 
+ORDER_MAX = (1 << 16) - 1
+
 _current: ContextVar[int | None] = ContextVar("commlayer.priority", default=None)
+_order: ContextVar[int] = ContextVar("commlayer.order", default=0)
 
 
 @contextlib.contextmanager
@@ -41,3 +44,22 @@ def priority(n: int) -> Iterator[None]:
 def current_priority() -> int | None:
     """The class of this context; None: there is none."""
     return _current.get()
+
+
+@contextlib.contextmanager
+def in_order(place: int) -> Iterator[None]:
+    """Operations that start in this context go, between hosts and within their class, before those of a larger `place`.
+
+    Operations outside of any such context have place 0. Those of the same place go in the order of their start. It
+    need not be the same on all ranks.
+    """
+    token = _order.set(min(place, ORDER_MAX))
+    try:
+        yield
+    finally:
+        _order.reset(token)
+
+
+def current_order() -> int:
+    """The place of operations of this context, 0 to ORDER_MAX."""
+    return _order.get()

@@ -23,7 +23,7 @@ from ..plans.delivery import deliver
 from ..plans.plan import Plan
 from ..plans.select import Collective, Settings, plan_for
 from ..transport.base import DType, Group, Handle, Op, Qos
-from .priority import current_priority
+from .priority import current_order, current_priority
 from .tensors import Kind, copy_back
 from .work import CommWork, JoinedHandle, ReceiveWork, join
 
@@ -176,10 +176,10 @@ class Submitter:
                 with self._lock:
                     self._let_go()
             return CommWork(None, results)
-        handles = []
+        handles, order = [], current_order()
         for operation in operations:
             handle = self._group.submit(
-                *operation, timeout_s=timeout_s, priority=priority, qos=qos, codec_key=codec_key or 0
+                *operation, timeout_s=timeout_s, priority=priority, order=order, qos=qos, codec_key=codec_key or 0
             )
             self._keep(handle, memory)
             handles.append(handle)

@@ -65,8 +65,10 @@ class NextUse:
             for parameter in self.needs[module]:
                 self._owners.setdefault(parameter, []).append(module)
         self._total = sum(parameter.numel() for parameter in self._owners)
+        self._places: dict[Tensor, int] = {}
         self._order: list[Tensor] = []
         self._before: dict[Tensor, int] = {}
+        """Elements of all parameters that are used before this one."""
         self._begun: set[nn.Module] = set()
         self._latest = model
         self.is_learned = False
@@ -102,8 +104,7 @@ class NextUse:
 
     def places(self) -> list[int]:
         """The place of each parameter, in the order of the model: to be made the same on all ranks of a job."""
-        places = {parameter: place for place, parameter in enumerate(self._order)}
-        return [places[parameter] for parameter in self._owners]
+        return [self._places[parameter] for parameter in self._owners]
 
     def adopt(self, places: Sequence[int]) -> None:
         """Takes over the `places` of another rank."""
@@ -112,9 +113,14 @@ class NextUse:
 
     def _adopt(self, order: list[Tensor]) -> None:
         self._order, before = order, 0
+        self._places = {parameter: place for place, parameter in enumerate(order)}
         for parameter in order:
             self._before[parameter] = before
             before += parameter.numel()
+
+    def place_of(self, parameters: Sequence[Tensor]) -> int:
+        """The place of a bucket with these parameters by next use, from 1; 0 as long as the order is not known."""
+        return 1 + min(self._places[parameter] for parameter in parameters) if self.is_learned else 0
 
     def class_of(self, parameters: Sequence[Tensor], priority: int) -> int:
         """The class of a bucket with these parameters, around the policy's `priority`.

@@ -144,10 +144,13 @@ class Group(Protocol):
         *,
         timeout_s: float,
         priority: int = 0,
+        order: int = 0,
         qos: Qos | None = None,
         codec_key: int = 0,
     ) -> Handle:
         """Starts a plan on the memory at addresses `source` (CL_INPUT) and `target` (CL_OUTPUT).
+
+        Within a class, the network sends operations with a smaller `order` (16 bits) first.
 
         The caller keeps both alive until the handle is done. Without `qos` nothing is lost. `codec_key`, the same on
         all ranks, chooses the rotations of a plan that encodes. Raises ConfigError for a `qos` that is out of range,

@@ -25,9 +25,10 @@ TAG_MAX = 0xFFFFFFFE
 ANY_SOURCE = 0xFFFFFFFF
 """The engine's number for "any rank"."""
 
-# The head of struct cl_operation_request: plan, input, output, timeout_us, dtype, op, and qos.priority. To pack them at
-# once takes a quarter of the time that cffi needs to set the fields one by one, which shows in small collectives.
-REQUEST_HEAD = struct.Struct("=QQQQiiB")
+# The head of struct cl_operation_request: plan, input, output, timeout_us, dtype, op, and qos.priority, .treatment and
+# .order. To pack them at once takes a quarter of the time that cffi needs to set the fields one by one, which shows in
+# small collectives.
+REQUEST_HEAD = struct.Struct("=QQQQiiBBH")
 # All of struct cl_message_request, with the C compiler's padding: rank, tag, memory, length, priority, timeout_us.
 MESSAGE = struct.Struct("=IIQQIxxxxQ")
 
@@ -145,6 +146,7 @@ class NativeGroup:
         *,
         timeout_s: float,
         priority: int = 0,
+        order: int = 0,
         qos: base.Qos | None = None,
         codec_key: int = 0,
     ) -> NativeHandle:
@@ -153,11 +155,11 @@ class NativeGroup:
                 f"rank {self.rank} of group {self.name!r}: {op.name} of {dtype.name} with a codec: codecs are for sums "
                 f"of float32"
             )
-        native_qos = None if qos is None else self._native_qos(qos, priority, dtype, op)
+        native_qos = None if qos is None else self._native_qos(qos, priority, order, dtype, op)
         out = ffi.new("cl_operation **")
         group = self._enter()
         try:
-            request = self._request(plan, source, target, dtype, op, priority, timeout_s)
+            request = self._request(plan, source, target, dtype, op, priority, order, timeout_s)
             if native_qos is not None:
                 request[0].qos = native_qos[0]
             request[0].codec_key = codec_key
@@ -183,7 +185,7 @@ class NativeGroup:
     ) -> None:
         group = self._enter()
         try:
-            request = self._request(plan, source, target, dtype, op, priority, timeout_s)
+            request = self._request(plan, source, target, dtype, op, priority, 0, timeout_s)
             request[0].codec_key = 0
             status = lib.cl_run(group, request[0])
             self._requests.append(request)
@@ -193,7 +195,15 @@ class NativeGroup:
             raise self.error(status)
 
     def _request(
-        self, plan: Plan, source: int, target: int, dtype: base.DType, op: base.Op, priority: int, timeout_s: float
+        self,
+        plan: Plan,
+        source: int,
+        target: int,
+        dtype: base.DType,
+        op: base.Op,
+        priority: int,
+        order: int,
+        timeout_s: float,
     ) -> tuple[Any, Any]:
         try:
             request = self._requests.pop()
@@ -201,7 +211,8 @@ class NativeGroup:
             made = ffi.new("struct cl_operation_request *")
             request = made, ffi.buffer(made)
         address = self._native_plan(plan)
-        REQUEST_HEAD.pack_into(request[1], 0, address, source, target, _timeout_us(timeout_s), dtype, op, priority)
+        timeout_us = _timeout_us(timeout_s)
+        REQUEST_HEAD.pack_into(request[1], 0, address, source, target, timeout_us, dtype, op, priority, 0, order)
         return request
 
     def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> NativeHandle:
@@ -303,7 +314,7 @@ class NativeGroup:
             if self._group is None:
                 self._idle.notify_all()
 
-    def _native_qos(self, qos: base.Qos, priority: int, dtype: base.DType, op: base.Op) -> Any:
+    def _native_qos(self, qos: base.Qos, priority: int, order: int, dtype: base.DType, op: base.Op) -> Any:
         wrong = ""
         if not 0 <= qos.loss_bound <= base.LOSS_BOUND_MAX:
             wrong = f"loss_bound={qos.loss_bound}: use 0 to {base.LOSS_BOUND_MAX}"
@@ -320,6 +331,7 @@ class NativeGroup:
             {
                 "priority": priority,
                 "treatment": qos.treatment,
+                "order": order,
                 "loss_bound": qos.loss_bound,
                 "deadline_us": qos.deadline_us,
                 "protect": ffi.cast("const uint64_t *", qos.protect),

@@ -40,7 +40,7 @@ int cl_operation_request(struct cl_operation *operation, const struct cl_operati
          qos->treatment > CL_ZERO || (qos->protect != NULL && qos->protect_bytes == 0)))
         return CL_EINVAL;
     operation->arithmetic = (struct cl_arithmetic){cl_dtype_size(dtype), reduce, scale, cl_copy_stream};
-    operation->qos = qos->loss_bound > 0 ? *qos : (struct cl_qos){.priority = qos->priority};
+    operation->qos = qos->loss_bound > 0 ? *qos : (struct cl_qos){.priority = qos->priority, .order = qos->order};
     if (operation->plan->encodes && (dtype != CL_F32 || request->op != CL_SUM))
         return CL_EINVAL;
     operation->codec_key = request->codec_key;

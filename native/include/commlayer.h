@@ -144,6 +144,7 @@ struct cl_blocks {
 struct cl_qos {
     uint8_t priority;     /* 0 (first) to 7 */
     uint8_t treatment;    /* enum cl_treatment */
+    uint16_t order;       /* on the network, a class sends the smallest first; equal: first in, first out */
     double loss_bound;    /* share of a message's packets that may be missing at its end, 0 to CL_LOSS_BOUND_MAX */
     uint64_t deadline_us; /* from the start; later, a message within its loss bound ends if packets stall; 0: none */
     /* Protected packets, which may not be lost: the first protect_first and last protect_last packets of each message,

@@ -168,7 +168,7 @@ static struct cl_qos qos_of(struct cl_executor *executor, const struct cl_step *
     if (codec != NULL)
         blocks = (struct cl_blocks){codec->block_bytes, codec->block_values * (uint32_t)sizeof(float), step->length};
     if ((step->flags & CL_STEP_PARTIAL) == 0 || config->qos.loss_bound == 0)
-        return (struct cl_qos){.priority = config->priority, .blocks = blocks};
+        return (struct cl_qos){.priority = config->priority, .order = config->qos.order, .blocks = blocks};
     struct cl_qos qos = config->qos;
     qos.priority = config->priority;
     qos.blocks = blocks;

@@ -54,7 +54,7 @@ struct cl_executor_config {
     uint16_t signature;              /* see signatures.h */
     uint8_t priority;
     uint64_t codec_key;
-    struct cl_qos qos; /* of the steps marked CL_STEP_PARTIAL; its priority is not used. All zero: reliable */
+    struct cl_qos qos; /* of the steps marked CL_STEP_PARTIAL; of all others only its order. Its priority is not used */
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **executor);

@@ -176,6 +176,7 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
         return status;
     message->data = data;
     message->priority = qos->priority;
+    message->order = qos->order;
     if (qos->loss_bound > 0)
         cl_partial_begin_send(message, qos);
     cl_messages_requeue(endpoint, message, false);

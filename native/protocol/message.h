@@ -47,6 +47,7 @@ struct cl_message {
     uint16_t signature; /* of its operation here; while not posted, of the sender's operation */
 
     uint8_t priority;
+    uint16_t order;      /* send: within its class, see cl_qos */
     bool posted;         /* false: a receive that so far only holds unexpected packets */
     bool queued;         /* send: in the queue */
     bool held;           /* send: refused by a receiver without room, waiting for its READY */

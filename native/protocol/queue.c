@@ -43,9 +43,12 @@ void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl
 {
     struct cl_queue_class *own = &node->classes[message->priority];
     bool was_empty = !own->first;
+    struct cl_message *before = first ? NULL : own->last;
+    while (before && before->order > message->order)
+        before = before->previous;
     message->queued = true;
-    message->previous = first ? NULL : own->last;
-    message->next = first ? own->first : NULL;
+    message->previous = before;
+    message->next = before ? before->next : own->first;
     *(message->previous ? &message->previous->next : &own->first) = message;
     *(message->next ? &message->next->previous : &own->last) = message;
     if (was_empty && !(node->blocked >> message->priority & 1))

@@ -83,6 +83,7 @@ struct cl_message *cl_table_add(struct cl_table *table, enum cl_message_side sid
     message->side = (uint8_t)side;
     message->signature = 0;
     message->priority = 0;
+    message->order = 0;
     message->posted = message->queued = message->held = message->accepted = message->probing = message->announced =
         false;
     message->unexpected = (struct cl_unexpected_chain){0};

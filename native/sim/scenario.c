@@ -274,6 +274,7 @@ static void draw_call(struct draw *draw, uint64_t at_ns, uint64_t *budget)
     if (shape->loss_bound > 0)
         draw_qos(draw, call, shape);
     call->qos.priority = priority;
+    call->qos.order = (uint16_t)(scenario->call_count % 3); /* no result may depend on it */
     group->classes = (uint8_t)(group->classes | 1u << priority);
     call->at_ns = at_ns;
     scenario->call_count++;

@@ -42,6 +42,26 @@ TEST(test_fifo_and_front)
     CHECK(!messages[0][0].queued);
 }
 
+/* The message that is needed first goes first, though it was posted last. */
+TEST(test_order_within_a_class)
+{
+    static const uint16_t ORDERS[EACH] = {2, 1, 2, 0}, EXPECTED[EACH] = {3, 1, 0, 2};
+    start();
+    for (uint32_t j = 0; j < EACH; j++) {
+        messages[0][j].order = ORDERS[j];
+        cl_queue_push(&queue, &nodes[0], &messages[0][j], false);
+    }
+    for (uint32_t j = 0; j < EACH; j++) {
+        struct cl_message *next = cl_queue_next(&queue);
+        CHECK_EQ(next->id.index, EXPECTED[j]);
+        cl_queue_remove(&queue, &nodes[0], next);
+    }
+    CHECK(!cl_queue_next(&queue));
+    cl_queue_push(&queue, &nodes[0], &messages[0][1], false);
+    cl_queue_push(&queue, &nodes[0], &messages[0][0], true); /* lost packets */
+    CHECK(cl_queue_next(&queue) == &messages[0][0]);
+}
+
 TEST(test_peers_take_turns)
 {
     start();

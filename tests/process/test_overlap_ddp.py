@@ -306,11 +306,13 @@ def test_classes_follow_the_next_use(rank: int, size: int) -> None:
     handle.finish()
     found = [priority for call, _, priority in native.operations if call.collective == "all_reduce"]
     assert found == [4] + [7, 6, 5, 3, 1] * 2  # the first step has one bucket
+    assert native.orders[-2 * LAYERS :] == [5, 4, 3, 2, 1] * 2
     handle.by_next_use = False
     model(torch.randn(2, 100)).sum().backward()
     handle.remove()
     found = [priority for call, _, priority in native.operations if call.collective == "all_reduce"]
     assert found[-LAYERS:] == [4] * LAYERS
+    assert native.orders[-LAYERS:] == [0] * LAYERS
 
 
 @ranks.on(2, on_fake)

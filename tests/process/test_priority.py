@@ -11,6 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
 
 import commlayer
+from commlayer.frontend.priority import ORDER_MAX, in_order
 from tests import fake_transport, ranks
 from tests.fake_transport import on_fake
 
@@ -72,6 +73,17 @@ def test_an_explicit_policy_counts_more_than_the_context(rank: int, size: int) -
 
 
 @ranks.on(2, on_fake)
+def test_an_order_reaches_asynchronous_collectives(rank: int, size: int) -> None:
+    world: Any = dist.group.WORLD
+    world._native.orders.clear()
+    for place in (0, 3, 1 << 20):
+        with in_order(place):
+            dist.all_reduce(torch.ones(4), async_op=True).wait()
+    dist.all_reduce(torch.ones(4), async_op=True).wait()
+    assert world._native.orders == [0, 3, ORDER_MAX, 0]
+
+
+@ranks.on(2, on_fake)
 def test_backward_of_a_collective_runs_in_the_context(rank: int, size: int) -> None:
     leaf = torch.ones(4, requires_grad=True)
     world = dist.group.WORLD
@@ -99,3 +111,18 @@ def test_an_urgent_all_reduce_overtakes_bulk_of_its_group(rank: int, size: int) 
     slow, fast = (work.times() for work in works)
     assert start_s <= slow.submitted_s <= slow.first_byte_s <= slow.ended_s <= time.monotonic()
     assert slow.submitted_s <= fast.submitted_s <= fast.first_byte_s <= fast.ended_s < slow.ended_s
+
+
+@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+def test_within_a_class_the_operation_needed_first_overtakes(rank: int, size: int) -> None:
+    bulk, needed_first = torch.ones(16 << 20), torch.ones(16 << 10)
+    dist.barrier()
+    works: list[Any] = []
+    for tensor, place in ((bulk, 2), (needed_first, 1)):
+        with in_order(place):
+            works.append(dist.all_reduce(tensor, async_op=True))
+    for work in works:
+        work.wait()
+    assert bulk[-1] == needed_first[-1] == size
+    slow, fast = (work.times() for work in works)
+    assert slow.submitted_s <= fast.submitted_s <= fast.ended_s < slow.ended_s

@@ -63,6 +63,15 @@ def test_before_a_forward_pass_all_have_the_class_of_the_policy() -> None:
     assert [NextUse(model).class_of([parameter], 5) for parameter in model.parameters()] == [5, 5, 5]
 
 
+def test_within_a_class_the_bucket_needed_first_has_the_first_place() -> None:
+    model = layers(20)
+    order = learn(model, torch.ones(2, 4))
+    weights = list(model.parameters())
+    assert [order.place_of([weight]) for weight in weights] == list(range(1, 21))
+    assert order.place_of(weights[5:2:-1]) == 4
+    assert NextUse(model).place_of(weights) == 0
+
+
 def test_a_forward_pass_that_failed_teaches_nothing() -> None:
     model = layers(3)
     weights = list(model.parameters())
