@@ -285,8 +285,8 @@ MUTANTS = (
     Mutant(
         "never ask for the data that cannot be read",
         "group/incoming.c",
-        "incoming->state = CL_INCOMING_REFUSED;",
-        "incoming->state = CL_INCOMING_STREAMING;",
+        "if (!cl_channel_write(channels, channel, &entry, NULL, 0, 0))",
+        "if (taken && !cl_channel_write(channels, channel, &entry, NULL, 0, 0))",
     ),
     Mutant(
         "write into a full ring",
