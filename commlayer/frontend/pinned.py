@@ -156,7 +156,8 @@ class PinnedHandle:
             except Exception as failure:
                 self._error = error = failure
         elif self._transfer is not None and error is not None:
-            self._transfer.spoil()
+            with contextlib.suppress(Exception):  # whatever happens, the word must be written
+                self._transfer.spoil()
         self.unseen = error is not None and not is_mine and not self._is_disowned
         if self.unseen:
             log.error("an operation failed whose results a stream waits for; they are NaN there: %s", error)
@@ -366,7 +367,10 @@ class PinnedCopies:
             else:
                 handle.end(None)
 
-        started.get_future().add_done_callback(finish)
+        try:
+            started.get_future().add_done_callback(finish)
+        except Exception as error:
+            handle.end(error)
 
     def _raise_unseen(self) -> None:
         while self._unseen:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
 from commlayer.frontend.pinned import PinnedCopies, PinnedHandle
+from commlayer.frontend.transfer import Transfer
 from commlayer.frontend.work import CommWork, join
 from commlayer.transport.base import Handle
 from tests.fake_cuda import FakeCuda, alias
@@ -467,6 +468,29 @@ def test_a_refusal_is_raised_and_lets_the_stream_go_on(cuda: FakeCuda, pinned: P
     assert not pinned.busy
     with pytest.raises(ValueError, match="no such thing"):
         pinned.run(refuse, [], [cuda.tensor(1)], at_once=True)
+
+
+def test_the_stream_goes_on_whatever_fails(
+    cuda: FakeCuda, pinned: PinnedCopies, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no NaN in this type")
+
+    class WithoutFuture(CommWork):
+        get_future = fail  # type: ignore[assignment]
+
+    monkeypatch.setattr(Transfer, "spoil", fail)
+    first, second = cuda.tensor(1), cuda.tensor(2)
+    works = [
+        pinned.run(host.double, [first], [first]),
+        pinned.run(lambda *_: WithoutFuture(None, []), [second], [second]),
+    ]
+    for work in works:
+        work.wait()
+    host.failure = CommError("rank 1 died")
+    host.end()
+    cuda.synchronize()
+    assert [str(work.exception()) for work in works] == ["rank 1 died", "no NaN in this type"]
 
 
 def test_two_devices_in_one_operation_are_refused(cuda: FakeCuda, pinned: PinnedCopies) -> None:
