@@ -301,12 +301,6 @@ MUTANTS = (
         "return atomic_load(&channels->lost[index]) > 1 ||",
     ),
     Mutant(
-        "keep news of messages to oneself",
-        "group/channel_state.c",
-        "channels->news = channel->news = true;",
-        "channels->news = channel->news = urgent;",
-    ),
-    Mutant(
         "keep the last encoded contribution only",
         "plan/executor.c",
         "(step->kind == CL_RECV_REDUCE ? codec->decode_add : codec->decode)(",
