@@ -52,7 +52,7 @@ class PlainStage:
         self._reduce, self._agree, self._early = reduce, agree, early
         self._segments: list[Segment] = []
         self._launched = 0
-        self._unused: list[tuple[str, Tensor]] = []
+        self._unused: list[tuple[str, Tensor]] = [] if self.parameters else list(stage.submod.named_parameters())
         self._hooks: list[RemovableHandle] = []
         self._complete: set[int] = set()
         """Segments whose gradients of this step are complete."""
@@ -87,9 +87,9 @@ class PlainStage:
 
     def reduce(self, grad_scale_factor: int) -> None:
         """In the place of `stage.perform_reduce_grad`: after the last backward pass of a step."""
-        if not self.stage.has_backward or not self.has_buckets:
+        if not self.stage.has_backward:
             return
-        if not self._segments:
+        if self.has_buckets and not self._segments:
             self._learn()
         self._check_unused()
         while self._launched < len(self._segments):
@@ -134,9 +134,9 @@ class PlainStage:
         for name, parameter in self._unused:
             if parameter.grad is not None:
                 raise ConfigError(
-                    f"pipeline.attach: parameter {name!r} of stage {self.stage.stage_index} has a gradient, and had "
-                    f"none in the first step; use it in the first step, or call remove() and attach() again when "
-                    f"parameters are unfrozen"
+                    f"pipeline.attach: parameter {name!r} of stage {self.stage.stage_index} has a gradient, and was "
+                    f"frozen or without one in the first step; use it in the first step, or call remove() and attach() "
+                    f"again when parameters are unfrozen"
                 )
 
     def _accumulated(self, number: int, parameter: Tensor) -> None:

@@ -252,13 +252,20 @@ def _with_custom_function(rank: int) -> Any:
 
 
 @ranks.on(4, ranks.run_job)
-def test_a_parameter_that_was_not_used_in_the_first_step(rank: int, size: int) -> None:
-    training = Training(rank, "GPipe")
-    assert training.handle is not None
-    training.run(0)
-    training.optimizer.step()
-    training.handle.finish()
-    block: Any = training.blocks[0]
+def test_a_gradient_that_the_first_step_did_not_have_is_an_error(rank: int, size: int) -> None:
+    late = Training(rank, "GPipe")
+    assert late.handle is not None
+    late.run(0)
+    late.optimizer.step()
+    late.handle.finish()
+    block: Any = late.blocks[0]
     block.unused.grad = torch.ones(3)
-    with pytest.raises(commlayer.ConfigError, match=f"parameter 'unused' of stage {training.place} has a gradient"):
-        training.run(1)
+    thawed = Training(rank, "GPipe", attached=False)
+    for parameter in thawed.blocks.parameters():
+        parameter.requires_grad_(False)
+    commlayer.pipeline.attach(thawed.schedule, thawed.optimizer, thawed.dp)
+    for parameter in thawed.blocks.parameters():
+        parameter.requires_grad_(True)
+    for training, name in ((late, "unused"), (thawed, "gain")):
+        with pytest.raises(commlayer.ConfigError, match=f"{name!r} of stage {training.place} has a gradient"):
+            training.run(1)
