@@ -222,6 +222,8 @@ class Pipeline:
         base = self.state.policy.priority
         for place, index in enumerate(first):
             parts[index].priority = stage_class(base, place, len(first)) if by_next_use else base
+            # With staleness 1, reductions of the step before may still be in flight, and go first.
+            parts[index].place = 1 + place if by_next_use and not self._steps[0].staleness else 0
         buckets = [index for index in last if parts[index].has_buckets]
         if buckets:
             parts[max(buckets, key=last.__getitem__)].is_last = True

@@ -20,6 +20,7 @@ from ..scheduler.deferred import DeferredStep
 from ..scheduler.gradient import PendingGradient, PendingReduction
 from .dynamo import untraced
 from .overlap_fsdp import DeferredReduceScatter, defer_collectives, must_wait, parameter_groups
+from .priority import in_order
 
 
 @untraced
@@ -36,6 +37,8 @@ class FsdpStage:
         self.steps = steps
         self.priority = 0
         """The class of its gradients."""
+        self.place = 0
+        """Their place within the class, see `in_order`."""
         self.is_last = False
         """Of no meaning here: no HookState has its gradients."""
         groups = parameter_groups(stage.submod, policy, who)
@@ -99,7 +102,8 @@ class FsdpStage:
     def start(self, comm: DeferredReduceScatter, output: Tensor, contribution: Tensor, group: Any, op: Any) -> Work:
         """Starts a reduce-scatter in the class of the stage."""
         policy = dataclasses.replace(comm.policy, priority=self.priority)
-        work = comm.start(output, contribution, group, op, policy)
+        with in_order(self.place):
+            work = comm.start(output, contribution, group, op, policy)
         if self._is_removed or must_wait(comm.parameter_group, output, op, self._told):
             work.wait()
         else:

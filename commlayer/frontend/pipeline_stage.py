@@ -19,6 +19,7 @@ from ..scheduler.awaited import AwaitedStep
 from ..scheduler.deferred import DeferredStep
 from ..scheduler.segment import Segment
 from .dynamo import untraced
+from .priority import in_order
 
 Reduce = Callable[[list[Tensor], bool, Tensor, int], Callable[[], None]]
 """Starts the average of the gradients of some parameters, in a flat buffer; whether it is the last one of the step; and
@@ -46,6 +47,8 @@ class PlainStage:
         self.steps = steps
         self.priority = 0
         """The class of its gradients."""
+        self.place = 0
+        """Their place within the class, see `in_order`."""
         self.is_last = False
         """Whether it is the last stage of a step to reduce."""
         self.parameters = [each for each in stage.submod.parameters() if each.requires_grad]
@@ -105,7 +108,9 @@ class PlainStage:
         segment = self._segments[self._launched]
         self._launched += 1
         segment.arm(self.steps.needs)  # it is, unless this is the first step
-        self.steps.add(segment.launch(factor, self.priority))
+        with in_order(self.place):
+            reduction = segment.launch(factor, self.priority)
+        self.steps.add(reduction)
 
     def _learn(self) -> None:
         """Makes the segments: one of each dtype and device, of the parameters that have a gradient on some rank."""

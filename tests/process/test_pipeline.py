@@ -127,6 +127,7 @@ def test_steps_are_made_before_the_next_forward_in_classes_by_next_use(rank: int
     for step in range(2):
         left.clear()
         native.operations.clear()
+        native.orders.clear()
         messages._native.operations.clear()
         training.run(step)
         training.optimizer.step()
@@ -136,6 +137,7 @@ def test_steps_are_made_before_the_next_forward_in_classes_by_next_use(rank: int
     assert left == [(first, 2)] * MICROBATCHES + [(second, 0)] * MICROBATCHES
     reduced = [(call.numel, class_) for call, _, class_ in native.operations if call.collective == "all_reduce"]
     assert reduced == [(WIDTH, 7), (LAYERS, 7), (WIDTH, 1), (LAYERS, 1)]  # those of the back stage first
+    assert native.orders == [2, 2, 1, 1]
     assert {class_ for call, _, class_ in messages._native.operations if call.collective == "send"} == {0}
     training.handle.finish()
 
