@@ -100,16 +100,18 @@ settings: native ## write the tables of docs/settings.md from commlayer/config.p
 soak: native ## random collectives, every result verified, and no leaks (MINUTES=60: an hour)
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
-# Two jobs at a time, because the tests of the first job wait more than they compute.
+# Three jobs at a time, because the tests of the first two wait more than they compute.
 test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-jobs test-rest
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-jobs test-process test-rest
 
 JOB_TESTS := tests/emulated tests/process/compat tests/process/faults
-.PHONY: test-jobs test-rest
+.PHONY: test-jobs test-process test-rest
 test-jobs:
 	$(BIN)/python -m pytest -q -rs --durations=10 $(JOB_TESTS)
+test-process:
+	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS)) tests/process
 test-rest:
-	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS)) tests
+	$(BIN)/python -m pytest -q -rs --durations=10 --ignore=tests/emulated --ignore=tests/process tests
 
 # A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
 test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)

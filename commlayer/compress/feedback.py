@@ -197,7 +197,7 @@ class Feedback:
         sizes = [parameter.numel() for parameter in self._numbers] or self._restored_sizes
         plain = {
             number: [(offset, values.clone(), late) for offset, values, late in stretches]
-            for number, stretches in (self._restored | kept).items()
+            for number, stretches in sorted((self._restored | kept).items())  # buckets may end in another order
         }
         return {"kept": plain, "sizes": sizes, "rank": self._rank, "loss_scale": self._loss_scale}
 

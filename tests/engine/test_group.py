@@ -269,6 +269,7 @@ def test_plans_are_loaded_for_as_long_as_they_live() -> None:
 
 def test_packed_head_of_a_request_fills_the_fields_it_names() -> None:
     request = ffi.new("struct cl_operation_request *")
-    REQUEST_HEAD.pack_into(ffi.buffer(request), 0, 1, 2, 3, 4, 5, 6, 7)
+    REQUEST_HEAD.pack_into(ffi.buffer(request), 0, 1, 2, 3, 4, 5, 6, 7, 2, 600)
     addresses = [int(ffi.cast("uintptr_t", each)) for each in (request.plan, request.input, request.output)]
-    assert [*addresses, request.timeout_us, request.dtype, request.op, request.qos.priority] == [1, 2, 3, 4, 5, 6, 7]
+    assert [*addresses, request.timeout_us, request.dtype, request.op] == [1, 2, 3, 4, 5, 6]
+    assert [request.qos.priority, request.qos.treatment, request.qos.order] == [7, 2, 600]
