@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from bench import turns
 from bench.page import write_between
-from bench.turns import BUSY_MAX, PAGE, ROOT, Accelerator, Log, by_system, in_turns, slowed, spread, step_s
+from bench.turns import PAGE, ROOT, Accelerator, Log, by_system, in_turns, slowed, spread, step_s
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
@@ -173,24 +173,23 @@ def table(content: dict[str, Any]) -> str:
         logs = found[system]
         job, steps = Job(**logs[0]["job"]), [step_s(log) for log in logs]
         ratios = [one / other for one, other in zip(steps, ours, strict=True)]
-        busy = max(log["busy"] for log in logs)
         target, limit = TARGETS.get(system, (None, None))
         cells = [
             system,
             ", ".join(filter(None, [f"{job.layers_per_bucket} layers per bucket", job.tcp_cc])),
             spread(steps, 1e3, ".0f"),
             f"{ideal_s(job) * 1e3:.0f}",
-            f"{busy:.0%}" + " (**void**)" * (busy > BUSY_MAX),
+            turns.busy_cell(logs),
             "" if system == OURS else spread(ratios, 1, ".3f"),
             "" if target is None else f"≥ {target:.2f}" + (f" (limit {limit:.2f})" if limit else ""),
-            "" if target is None else "yes" if statistics.median(ratios) >= target else "**no**",
+            "" if target is None else turns.verdict(statistics.median(ratios) >= target, logs, found[OURS]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     network, forward_ms = Scenario.from_table(content["network"]), job.forward_s * 1e3
     conditions = (
         f"{LAYERS} equal layers of {content['width']}x{content['width']} values, {forward_ms:g} ms forward and "
-        f"{2 * forward_ms:g} ms backward each, by sleeping. Network: {network}. Median of {len(ours)} rounds (95 "
-        f"% interval, by order statistics); ratios are of the same round. CPU: the largest share of any round. "
+        f"{2 * forward_ms:g} ms backward each, by sleeping. Network: {network}. "
+        f"{turns.about_rounds(len(ours))} CPU: the largest share of any round. "
         f"{turns.measured_on(content, 'overlap')}"
     )
     return "\n".join(lines) + "\n\n" + conditions

@@ -21,7 +21,7 @@ from bench.pipelines import (
     UNDEFERRED,
     Case,
 )
-from bench.turns import interval
+from bench.turns import is_void
 from commlayer.scheduler.simulate import Simulation
 
 if TYPE_CHECKING:
@@ -100,12 +100,14 @@ def table(base: Case, measured: Sequence[Measured]) -> str:
 
 
 def _measured(point: Measured | None) -> str:
-    """The ratio to the best stock system that was measured, and whether ours is slower beyond the interval."""
+    """The ratio to the best stock system that was measured, its range, and whether ours was slower in all rounds."""
     if point is None:
         return ""
     best = point.best_of([name for name in STOCK if name in point.logs])
     ratios = point.ratios(best, DEFERRED)
-    low, high = interval(ratios)
+    low, high = min(ratios), max(ratios)
+    if is_void(point.logs[best], point.logs[DEFERRED]):
+        return "void"
     return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})" + " (**slower**)" * (high < 1)
 
 

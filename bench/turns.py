@@ -159,6 +159,27 @@ def spread(values: Sequence[float], factor: float, form: str) -> str:
     return f"{statistics.median(values) * factor:{form}} ({low * factor:{form}} to {high * factor:{form}})"
 
 
+def is_void(*systems: Sequence[Log]) -> bool:
+    """Whether the machine was too busy in a run of one of these systems."""
+    return any(log["busy"] > BUSY_MAX for logs in systems for log in logs)
+
+
+def busy_cell(logs: Sequence[Log]) -> str:
+    """The largest busy share of the machine's CPU in any run, as a cell of a table."""
+    return f"{max(log['busy'] for log in logs):.0%}" + " (**void**)" * is_void(logs)
+
+
+def verdict(is_reached: bool, *systems: Sequence[Log]) -> str:
+    """Whether a target is reached, as a cell of a table. A run of these systems on a busy machine makes it void."""
+    return "void" if is_void(*systems) else "yes" if is_reached else "**no**"
+
+
+def about_rounds(rounds: int) -> str:
+    """What the figures of `spread` are."""
+    words = "95 % interval, by order statistics" if rounds >= 6 else "range"
+    return f"Median of {rounds} rounds ({words}); ratios are of the same round."
+
+
 def today() -> str:
     """The date of a measurement."""
     return datetime.datetime.now(datetime.timezone.utc).date().isoformat()

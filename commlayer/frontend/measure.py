@@ -188,7 +188,7 @@ def measure(
     own = _layers(stages, recorder, update_s)
     transfers = _transfers(stages, dp_group)
     shared: list[Any] = [(own, action_seconds(recorder.records), transfers)]
-    for group in (stages[0].group, dp_group):
+    for group in (stages[0].group or dist.group.WORLD, dp_group):
         shared = _everyones(shared, group)
     layers: dict[int, list[Layer]] = {}
     for each, _, _ in shared:
@@ -241,7 +241,7 @@ def _transfers(stages: Sequence[Any], dp_group: dist.ProcessGroup | None) -> tup
     """Messages between neighbours, one way; and all-reduces between replicas, by the bytes that a rank sends."""
     device = torch.device(stages[0].device)
     most = max(sum(each.nbytes for each in stage.submod.parameters()) for stage in stages)
-    group, messages = stages[0].group, dict[int, list[float]]()
+    group, messages = stages[0].group or dist.group.WORLD, dict[int, list[float]]()
     if dist.get_world_size(group) > 1:
         for size in (SMALL_BYTES, 16 * SMALL_BYTES):
             messages[size] = _pingpongs(torch.zeros(size, dtype=torch.uint8, device=device), group)

@@ -95,7 +95,9 @@ def _hook_column(module: Any) -> list[RemovableHandle]:
 
     def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         part = current_part()
-        if part is None or not arguments or not (arguments[0].requires_grad and torch.is_grad_enabled()):
+        if part is None or not arguments or module.disable_grad_reduce:  # as Megatron's adapters: reduced elsewhere
+            return None
+        if not (arguments[0].requires_grad and torch.is_grad_enabled()):
             return None
         attributes.change()
         return entered(part, arguments[0], module.tp_group), *arguments[1:]

@@ -41,7 +41,7 @@ class SplitBatch:
 
     def __init__(self, layers: nn.Module, parts: int, dim: int, split: Sequence[str] | None) -> None:
         if type(parts) is not int or parts < 1:
-            raise ConfigError(f"{WHO}(parts={parts!r}): use 2")
+            raise ConfigError(f"{WHO}(parts={parts!r}): use a whole number from 1, as 2")
         _check_installation()
         _check_layers(layers)
         self._layers, self._parts, self._dim, self._split = layers, parts, dim, split
@@ -114,6 +114,13 @@ class SplitBatch:
     def _batch_size(self, bound: inspect.BoundArguments, names: list[str]) -> int:
         """The size of the batch. Raises ConfigError if it is not clear which arguments are to be split."""
         dim = self._dim
+        for name in names:
+            for each in _tensors(bound.arguments[name]):
+                if each.dim() <= dim:
+                    raise ConfigError(
+                        f"{WHO}(dim={dim}): {name} has shape {tuple(each.shape)}, without dimension {dim}; name the "
+                        f"arguments that are a batch, as split={names}"
+                    )
         sizes = {each.shape[dim] for name in names for each in _tensors(bound.arguments[name])}
         if len(sizes) > 1:
             raise ConfigError(

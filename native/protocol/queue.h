@@ -3,7 +3,7 @@
  *
  * Priority is strict over all messages of the endpoint, packet by packet. Within a class the peers take turns, and the
  * messages of a peer go by their order: the smallest first, equal ones first in, first out. A message with lost packets
- * goes first. One packet in CL_QUEUE_GUARD is
+ * goes before all that wait. One packet in CL_QUEUE_GUARD is
  * the guard's: it goes to the least urgent class with data, so that no class starves. A blocked peer (no window, no
  * tokens) has no turns until it is unblocked: it costs nothing and delays nobody. A class may be blocked while more
  * urgent classes of the same peer are not.

@@ -63,7 +63,7 @@ def test_every_plan_gives_its_order_and_the_gradients_of_one_model(rank: int, si
         choice = plan.choice
         seen.add((choice.chunks, choice.group))
         own = stages(rank, plan)
-        schedule = of_plan(plan, own, loss)
+        schedule = of_plan(plan, own, loss, recomputed=choice.recompute)
         order = [[a for a in actions if a.kind in ("F", "B")] for actions in actions_of(schedule)]
         assert order == [list(actions) for actions in choice.order()]
         found = iter(gradients(rank, schedule, own))
@@ -82,7 +82,7 @@ def test_the_order_is_that_of_torch(rank: int, size: int) -> None:
     ranks.init(rank, size)
     kinds: list[tuple[Any, int]] = [(Schedule1F1B, 1), (ScheduleLoopedBFS, 2)]
     for kind, chunks in kinds:
-        plan = next(p for p in plans(chunks=(chunks,)) if p.choice.group is None)
+        plan = next(p for p in plans(chunks=(chunks,)) if p.choice.group is None and not p.choice.recompute)
         own = stages(rank, plan)
         ours, theirs = of_plan(plan, own, loss), kind(own[0] if chunks == 1 else own, MICROBATCHES, loss_fn=loss)
         assert actions_of(ours) == actions_of(theirs)
@@ -92,9 +92,14 @@ def test_the_order_is_that_of_torch(rank: int, size: int) -> None:
 @ranks.on(2)
 def test_stages_that_are_not_of_the_plan_are_refused(rank: int, size: int) -> None:
     ranks.init(rank, size)
-    plan = next(plans(chunks=(2,)))
+    plan = next(p for p in plans(chunks=(2,)) if not p.choice.recompute)
     own = stages(rank, plan)
     of_plan(plan, own, loss)
+    with pytest.raises(ConfigError, match="keeps activations; leave recomputed=True"):
+        of_plan(plan, own, loss, recomputed=True)
+    saving = dataclasses.replace(plan, choice=dataclasses.replace(plan.choice, recompute=True))
+    with pytest.raises(ConfigError, match=r"recomputes activations; use torch\.utils"):
+        of_plan(saving, own, loss)
     with pytest.raises(ConfigError, match=rf"rank {rank} of 2 has the stages \[{rank}\] of 4"):
         of_plan(plan, own[:1], loss)
     with pytest.raises(ConfigError, match="make the plan's stages"):
@@ -115,5 +120,8 @@ def test_stages_that_are_not_of_the_plan_are_refused(rank: int, size: int) -> No
 )
 def test_options_of_attach(mode: str, expected: dict[str, Any]) -> None:
     found = search(COSTS, ranks=2, microbatches=4, memory_bytes=1e12, staleness=(0, 1), keep=200)
-    plan = next(p for p in found if p.choice.reduction.mode == mode)
+    plan = next(p for p in found if p.choice.reduction.mode == mode and p.choice.reduction.buckets == 1)
     assert attach_options(plan) == expected
+    several = dataclasses.replace(plan.choice.reduction, buckets=8)
+    with pytest.raises(ConfigError, match="8 buckets per stage"):
+        attach_options(dataclasses.replace(plan, choice=dataclasses.replace(plan.choice, reduction=several)))

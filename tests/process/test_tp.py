@@ -21,8 +21,6 @@ from tests import ranks
 from tests.fake_transport import on_fake
 from tests.tensor_parallel import Attention, Mlp, inputs, parallel
 
-pytest.importorskip("greenlet")
-
 
 def results(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Output, gradient of the input, gradients of the weights."""

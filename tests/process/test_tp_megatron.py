@@ -13,8 +13,6 @@ import commlayer
 from tests import ranks
 from tests.fake_transport import on_fake
 
-pytest.importorskip("greenlet")
-
 WIDTH, BATCH = 8, 4
 
 
@@ -124,6 +122,18 @@ def test_results_are_those_of_the_whole_batch(rank: int, size: int) -> None:
     after = [vars(module) for module in layers.modules()]
     names = ("allreduce_dgrad", "disable_grad_reduce", "explicit_expert_comm", "skip_bias_add")
     assert [[each.get(name) for name in names] for each in after] == [[e.get(name) for name in names] for e in before]
+
+
+@ranks.on(2, ranks.run_job)
+def test_a_gradient_that_is_reduced_elsewhere_is_not_reduced(rank: int, size: int) -> None:
+    layers = block(rank, size)
+    for each in layers:
+        each.linear_fc1.disable_grad_reduce, each.linear_fc1.allreduce_dgrad = True, False  # type: ignore[union-attr]
+    expected = results(layers)
+    with commlayer.tp.overlap(layers, dim=1):
+        output, gradient, _ = results(layers)
+    assert torch.equal(output, expected[0])
+    assert torch.equal(gradient, expected[1])
 
 
 @ranks.on(2, on_fake)

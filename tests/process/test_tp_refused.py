@@ -28,8 +28,6 @@ from tests import ranks
 from tests.fake_transport import on_fake
 from tests.tensor_parallel import BATCH, WIDTH, Mlp, inputs, parallel
 
-pytest.importorskip("greenlet")
-
 
 def refused(text: str, layers: nn.Module, **options: Any) -> None:
     with pytest.raises(commlayer.ConfigError, match=text):
@@ -62,7 +60,7 @@ def test_layers_that_are_refused(rank: int, size: int) -> None:
         for other in (layers, layers[0], nn.Sequential(layers)):
             refused("another tp.overlap has it, or a part of it", other)
     for parts in (0, True, 2.0):
-        refused(rf"parts={parts}\): use 2", layers, parts=parts)
+        refused(rf"parts={parts}\): use a whole number from 1, as 2", layers, parts=parts)
     refused("Sequential.forward has no argument 'mask'", layers, split=["mask"])
     refused(
         "up .Linear. has input_layouts=Shard.*sequence parallelism", styled(up=ColwiseParallel(input_layouts=Shard(1)))

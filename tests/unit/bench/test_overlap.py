@@ -56,7 +56,11 @@ def test_the_table_has_ratios_targets_and_void_rows() -> None:
     assert rows[3].endswith("| ≥ 1.20 (limit 1.25) | **no** |")
     assert rows[5].startswith(f"| {OURS} | 1 layers per bucket | 700 (700 to 700) | 675 | 10% |")
     assert "**void**" not in overlap.table(content(STEPS))
-    assert overlap.table(content(STEPS, busy=0.3)).count("30% (**void**)") == 4
+    void = overlap.table(content(STEPS, busy=0.3))
+    assert void.count("30% (**void**)") == 4
+    assert void.count("| void |") == 3
+    assert "| yes |" not in void
+    assert "3 rounds (range)" in void
 
 
 def test_a_layer_computes_and_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:

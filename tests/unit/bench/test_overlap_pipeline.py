@@ -93,6 +93,7 @@ def test_a_busy_machine_voids_rows_and_a_wrong_model_is_marked() -> None:
     assert table.count("30% (**void**)") == len(SYSTEMS)
     assert row(table, f"{FIFO} |")[3] == "1.200 (**no**)"
     assert table.count("(**no**)") == 1
+    assert table.count("| void |") == len(TARGETS) + len(EXPOSED_TARGETS)
 
 
 def test_verdicts_compare_with_the_fastest() -> None:
