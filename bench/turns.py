@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import faulthandler
+import gc
 import json
 import os
 import statistics
@@ -114,6 +115,7 @@ def serve(
             print(f"{job['system']}: {step_s(log) * 1e3:.0f} ms, {used}", flush=True)
         dist.barrier()
         dist.destroy_process_group()
+        gc.collect()  # groups in reference cycles, whose threads would charge the next jobs
 
 
 def busy(cpu: CpuTime, seconds: float) -> dict[str, float]:

@@ -55,8 +55,8 @@ class Job:
 
     def __init__(self, kind: Any, chunks: int, *, in_world: bool = False) -> None:
         mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
-        self.rank, self.dp_group, group = mesh.get_local_rank("pp"), mesh.get_group("dp"), mesh.get_group("pp")
-        group = None if in_world else group  # torch's default
+        self.rank, self.dp_group = mesh.get_local_rank("pp"), mesh.get_group("dp")
+        group = None if in_world else mesh.get_group("pp")  # None: torch's default
         indices = [self.rank + 2 * k for k in range(chunks)]
         device = torch.device("cpu")
         self.stages = [PipelineStage(Block((i + 1) * FORWARD_S), i, 2 * chunks, device, group=group) for i in indices]
