@@ -204,13 +204,14 @@ class DeferredStep:
     def _sources(self) -> dict[Tensor, PendingReduction]:
         """The reduction of each gradient to be claimed. All others are those of the optimizer's own step.
 
-        With staleness 1, gradients that have arrived, or that the caller has replaced, are claimed, too.
+        With staleness 1, gradients that have arrived are claimed, too, and those that the caller has replaced.
         """
         source = {}
         there = PendingReduction(None, {})
         for reduction in self._open:
-            for parameter in reduction.gradients:
-                if reduction.stands_for(parameter):
+            for parameter, gradient in reduction.gradients.items():
+                # A gradient that has arrived keeps its reduction: `needs` must know that its memory is in use.
+                if reduction.stands_for(parameter) or (self.staleness and parameter.grad is gradient):
                     source[parameter] = reduction
                 elif self.staleness and parameter.grad is not None:
                     source[parameter], there.gradients[parameter] = there, parameter.grad

@@ -72,13 +72,17 @@ def test_codecs_and_residuals(rank: int, size: int, policies: tuple[commlayer.Po
         assert all(map(torch.equal, *seen)), policy
 
 
+@pytest.mark.parametrize("clips", [0, 1, 2])
 @ranks.on(4, ranks.run_job)
-def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int) -> None:
+def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, clips: int) -> None:
+    """`clips`: number of steps from one that reads gradients to the next; 0: none does."""
     plain = Training(rank, "LoopedBFS", OPTIMIZERS["SGD"], attached=False)
     gradients: list[Any] | None = None
     for step in range(5):
         plain.optimizer.zero_grad()
         plain.run(step)
+        if clips and step % clips == 0:
+            nn.utils.clip_grad_norm_(plain.blocks.parameters(), 0.01)
         now = [None if each.grad is None else each.grad.clone() for each in plain.blocks.parameters()]
         if gradients is not None:  # W(t+1) = W(t) - lr g(W(t-1))
             for parameter, gradient in zip(plain.blocks.parameters(), gradients, strict=True):
@@ -89,6 +93,8 @@ def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int) -> None:
     for step in range(5):
         stale.optimizer.zero_grad()
         stale.run(step)
+        if clips and step % clips == 0:
+            nn.utils.clip_grad_norm_(stale.blocks.parameters(), 0.01)
         stale.optimizer.step()
     for each in (plain, stale):
         each.see_parameters()

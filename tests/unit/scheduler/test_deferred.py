@@ -300,6 +300,17 @@ def test_staleness_one_is_the_rule_of_its_name(clips: bool) -> None:
     assert not stale.deferred.is_pending
 
 
+def test_staleness_one_needs_a_reduction_whose_gradients_were_read() -> None:
+    run = Run(OPTIMIZERS["SGD"], deferred=True, staleness=1)
+    assert run.deferred is not None
+    run.backward(0)
+    reductions = list(run.deferred._open)
+    nn.utils.clip_grad_norm_(run.parameters, 0.5)
+    run.optimizer.step()
+    assert len(reductions) == 3
+    assert all(map(run.deferred.needs, reductions))
+
+
 def test_the_error_of_a_reduction_is_raised_at_each_use() -> None:
     run = Run(OPTIMIZERS["SGD"], deferred=True)
     assert run.deferred is not None
