@@ -40,12 +40,12 @@ log = logging.getLogger("commlayer")
 class HookState:
     """State of a communication hook from step to step. Each model needs a state of its own.
 
-    `process_group` is that of the model; None: WORLD. `tolerance` gives loss bounds by layer and by step instead of the
-    policy's `loss_bound` (see `Tolerance`). `fine` selects the parameters that a codec leaves in 16 bits; None: those
-    with fewer than two dimensions, as biases and norms. `optimizer` is the one that will use the averaged gradients;
-    the codecs `sign` and `topk` demand it. None of these is saved or pickled: a restored state uses WORLD until
-    `process_group` is set, a state that had a tolerance must be given an equal one, and `fine` and `optimizer` must be
-    set again.
+    `process_group` is that of the model; None: WORLD, or the group that `overlap` or `pipeline.attach` is given.
+    `tolerance` gives loss bounds by layer and by step instead of the policy's `loss_bound` (see `Tolerance`). `fine`
+    selects the parameters that a codec leaves in 16 bits; None: those with fewer than two dimensions, as biases and
+    norms. `optimizer` is the one that will use the averaged gradients; the codecs `sign` and `topk` demand it. None of
+    these is saved or pickled: a restored state has no `process_group` until one is set, a state that had a tolerance
+    must be given an equal one, and `fine` and `optimizer` must be set again.
 
     With the policy's treatment `feedback`, the state keeps lost contributions of this rank's gradients until the next
     step adds them; with a codec that keeps errors, also rounding errors. They are saved, so every rank should save its
@@ -242,6 +242,18 @@ class HookState:
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self.group().allreduce([values], options).wait()
         return [float(each) for each in values]
+
+    def use_group(self, given: dist.ProcessGroup, who: str) -> None:
+        """Makes `given` the `process_group`, unless there is one. Raises ConfigError for one with other ranks."""
+        has = self.process_group if self._group is None or self._group.closed else self._group
+        if has is not None:
+            ranks, wanted = (sorted(dist.get_process_group_ranks(each)) for each in (has, given))
+            if ranks != wanted:
+                raise ConfigError(
+                    f"{who}(state=...): its process_group has ranks {ranks}, and the gradients are those of ranks "
+                    f"{wanted}; make the HookState with their group, or without one"
+                )
+        self.process_group = self.process_group or given
 
     def group(self) -> CommProcessGroup:
         """The commlayer group to use. The first call may make it: then every rank of the group must call.

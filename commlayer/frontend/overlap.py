@@ -79,6 +79,7 @@ def overlap(
     if isinstance(model, DistributedDataParallel):
         check_ddp(model)
         state = state or HookState(policy, model.process_group, optimizer=optimizer)
+        state.use_group(model.process_group, "overlap")
         state.optimizer = state.optimizer or optimizer
         check_optimizer(state.policy, state.optimizer)
         if staleness:

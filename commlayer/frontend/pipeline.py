@@ -108,6 +108,7 @@ def attach(
     _check_shared(stages)
     owners = [_owner(stage, optimizers) for stage in stages]
     state = state or HookState(policy, dp_group, optimizer=optimizers[0])
+    state.use_group(dp_group, WHO)
     state.optimizer = state.optimizer or optimizers[0]
     for each in optimizers:
         check_optimizer(state.policy, each)

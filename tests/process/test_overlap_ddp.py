@@ -361,3 +361,17 @@ def test_refusals_while_training(rank: int, size: int) -> None:
     with pytest.raises(RuntimeError, match=r"use sparse=False"):
         sparse(torch.tensor([1])).sum().backward()
     assert dist.is_initialized()
+
+
+@ranks.on(4, ranks.run_job)
+def test_a_state_of_the_caller_averages_over_the_group_of_the_model(rank: int, size: int) -> None:
+    """Ranks 0 and 1 train a model, and 2 and 3 another one."""
+    pair = [dist.new_group(members) for members in ([0, 1], [2, 3])][rank // 2]
+    model = DistributedDataParallel(nn.Linear(3, 3), process_group=pair, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(commlayer.ConfigError, match=r"its process_group has ranks \[0, 1, 2, 3\], and the gradients"):
+        commlayer.overlap(model, optimizer, state=commlayer.HookState(process_group=dist.group.WORLD))
+    handle = commlayer.overlap(model, optimizer, state=commlayer.HookState())
+    model(torch.full((1, 3), float(rank))).sum().backward()
+    handle.finish()
+    assert torch.equal(model.module.weight.grad, torch.full((3, 3), 2 * (rank // 2) + 0.5))

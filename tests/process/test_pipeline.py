@@ -103,6 +103,11 @@ def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, clips: int)
 
 
 @ranks.on(4, ranks.run_job)
+def test_a_state_of_the_caller_averages_over_the_replicas(rank: int, size: int) -> None:
+    compare(rank, usual, "LoopedBFS", modes=[{"state": commlayer.HookState()}])
+
+
+@ranks.on(4, ranks.run_job)
 def test_an_optimizer_for_each_stage(rank: int, size: int) -> None:
     seen = []
     for attaches in (False, True):
@@ -225,6 +230,7 @@ def test_refusals(rank: int, size: int) -> None:
     refused("staleness=1", schedule, optimizer, dp, policy=commlayer.Policy(loss_bound=0.1), staleness=1)
     refused("codec='sign'", schedule, optimizer, dp, policy=commlayer.Policy(codec="sign"))
     refused("give one of both", schedule, optimizer, dp, policy=commlayer.Policy(), state=commlayer.HookState())
+    refused("its process_group has ranks", schedule, optimizer, dp, state=commlayer.HookState(None, training.pp))
     several = [torch.optim.SGD([each], lr=0.1) for each in training.blocks.parameters()]
     refused("optimizers have parameters of stage", schedule, several, dp)
     refused("has a custom function for REDUCE_GRAD", _with_custom_function(rank), optimizer, dp)
