@@ -166,6 +166,7 @@ class Pipeline:
         """
         for each in self._steps:
             each.drain()
+        self.state.in_flight.drain()
 
     def remove(self) -> None:
         """Ends it after `finish`: from then on nothing averages the gradients of plain stages.
