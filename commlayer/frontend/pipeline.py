@@ -190,6 +190,7 @@ class Pipeline:
         self, stages: Sequence[tuple[Any, DeferredStep | AwaitedStep]], policy: Policy | None
     ) -> list[PlainStage | FsdpStage]:
         early = None if hasattr(self._schedule, "_stages") else _factor(self._schedule)
+        passes = int(self._schedule._n_microbatches)
         parts: list[PlainStage | FsdpStage] = []
         number = 0
         for stage, steps in stages:
@@ -197,7 +198,7 @@ class Pipeline:
             if modules:
                 parts.append(FsdpStage(stage, steps, policy, WHO, number))
             else:
-                parts.append(PlainStage(stage, steps, self._reduce, self._agree, early=early))
+                parts.append(PlainStage(stage, steps, self._reduce, self._agree, early=early, passes=passes))
             number += modules
         return parts
 

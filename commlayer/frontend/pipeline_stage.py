@@ -31,7 +31,7 @@ class PlainStage:
     """One stage. `reduce` starts reductions, and `agree` tells which of some flags are set on any rank.
 
     `early`: divisor of gradients in schedules that call `perform_reduce_grad` late; segments are then launched by the
-    last backward pass itself.
+    last backward pass itself, if each of the step's `passes` had a gradient of each parameter.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class PlainStage:
         agree: Callable[[list[bool]], list[bool]],
         *,
         early: int | None,
+        passes: int,
     ) -> None:
         self.stage = stage
         self.steps = steps
@@ -52,9 +53,10 @@ class PlainStage:
         self.is_last = False
         """Whether it is the last stage of a step to reduce."""
         self.parameters = [each for each in stage.submod.parameters() if each.requires_grad]
-        self._reduce, self._agree, self._early = reduce, agree, early
+        self._reduce, self._agree, self._early, self._passes = reduce, agree, early, passes
         self._segments: list[Segment] = []
         self._launched = 0
+        self._used: list[tuple[str, Tensor]] = []
         self._unused: list[tuple[str, Tensor]] = [] if self.parameters else list(stage.submod.named_parameters())
         self._hooks: list[RemovableHandle] = []
         self._complete: set[int] = set()
@@ -71,6 +73,8 @@ class PlainStage:
         self._is_running = True
         self._launched = 0
         self._complete.clear()
+        for segment in self._segments:
+            segment.restart()
 
     def end(self) -> None:
         """A step of the schedule has ended. Raises ConfigError if it had backward passes and reduced nothing."""
@@ -126,9 +130,11 @@ class PlainStage:
             )
         for number, parameters in enumerate(kinds.values()):
             is_last = self.is_last and number == len(kinds) - 1
-            self._segments.append(Segment(parameters, functools.partial(self._reduce, parameters, is_last)))
+            start = functools.partial(self._reduce, parameters, is_last)
+            self._segments.append(Segment(parameters, start, self._passes))
         used = {parameter for parameters in kinds.values() for parameter in parameters}
-        named = self.stage.submod.named_parameters()
+        named = list(self.stage.submod.named_parameters())
+        self._used = [(name, parameter) for name, parameter in named if parameter in used]
         self._unused = [(name, parameter) for name, parameter in named if parameter not in used]
         for number, segment in enumerate(self._segments if self._early is not None else ()):
             hook = functools.partial(self._accumulated, number)

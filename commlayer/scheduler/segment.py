@@ -33,18 +33,25 @@ class _Buffer:
 
 
 class Segment:
-    """The gradients of `parameters`, which have one dtype and device. `start` reduces them."""
+    """The gradients of `parameters`, which have one dtype and device. `start` reduces them.
 
-    def __init__(self, parameters: Sequence[Tensor], start: Start) -> None:
+    `passes`: backward passes of a step, each with at most one gradient of a parameter.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], start: Start, passes: int) -> None:
         self.parameters = list(parameters)
         self._start = start
+        self._passes = passes
         self._buffers = [_Buffer(self.parameters)]
         self._buffer = self._buffers[0]
         self.is_armed = False
         """Whether backward passes fill the buffer: since `arm`, until `launch`."""
         self._counts: Counter[Tensor] = Counter()
-        self._expected: Counter[Tensor] = Counter()
-        self._left = 0
+        """Gradients of this step, by parameter."""
+        self._left = len(self.parameters)
+        """Parameters with fewer gradients than backward passes."""
+        self._is_regular = False
+        """Whether some gradients came before the last `launch`, and never two in one backward pass."""
 
     def arm(self, is_needed: Callable[[PendingReduction], bool]) -> None:
         """Before a backward pass: makes the gradients views of a buffer; values that are there stay.
@@ -62,27 +69,34 @@ class Segment:
         self.is_armed = True
         self._gather()
 
-    def count(self, parameter: Tensor) -> bool:
-        """A backward pass has accumulated a gradient. Whether all have come that came before the last `launch`.
+    def restart(self) -> None:
+        """A step starts: drops the counts of one that failed before its `launch`."""
+        self._counts.clear()
+        self._left = len(self.parameters)
 
-        Raises ConfigError if they had come before this one.
+    def count(self, parameter: Tensor) -> bool:
+        """A backward pass has accumulated a gradient. Whether all of this step have come: one for each parameter and
+        backward pass.
+
+        Raises ConfigError if a gradient comes after the reduction has started.
         """
         if not self.is_armed:
             raise ConfigError(
-                f"a gradient of shape {tuple(parameter.shape)} was accumulated after its reduction had started: this "
-                f"step has more backward passes through the parameter than the step before; make steps alike, and "
-                f"checkpoint with use_reentrant=False"
+                f"a gradient of shape {tuple(parameter.shape)} was accumulated after its reduction had started: a "
+                f"backward pass accumulates it several times, and those of the step before did not; checkpoint with "
+                f"use_reentrant=False"
             )
         self._counts[parameter] += 1
-        self._left -= 1
-        return self._left == 0 and self._counts == self._expected
+        if self._counts[parameter] == self._passes:
+            self._left -= 1
+        return self._left == 0 and self._is_regular
 
     def launch(self, factor: int, priority: int) -> PendingReduction:
         """Divides the gradients by `factor` and starts their reduction. The segment must be armed."""
         self._gather()
         buffer, self.is_armed = self._buffer, False
-        self._expected, self._counts = self._counts, Counter()
-        self._left = self._expected.total()
+        self._is_regular = 0 < max(self._counts.values(), default=0) <= self._passes
+        self.restart()
         if factor != 1:
             buffer.flat.div_(factor)
         wait = self._start(buffer.flat, priority)

@@ -34,7 +34,7 @@ class Wire:
 
 def made(wire: Wire) -> Segment:
     generator = torch.Generator().manual_seed(1)
-    return Segment([nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES], wire.start)
+    return Segment([nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES], wire.start, 2)
 
 
 def backward(parameters: list[Tensor], step: int) -> None:
@@ -141,7 +141,7 @@ def test_an_absent_gradient_is_zeros_and_a_foreign_one_is_copied() -> None:
 
 def test_gradients_have_the_strides_of_their_parameters() -> None:
     transposed, gaps = nn.Parameter(torch.randn(3, 4).t()), nn.Parameter(torch.randn(4, 6)[:, :3])
-    segment = Segment([transposed, gaps], Wire().start)
+    segment = Segment([transposed, gaps], Wire().start, 1)
     segment.arm(unneeded)
     backward(segment.parameters, 1)
     assert [each.stride() for each in gradients(segment)] == [(1, 4), (3, 1)]
@@ -149,16 +149,39 @@ def test_gradients_have_the_strides_of_their_parameters() -> None:
     assert transposed.grad.stride() == transposed.stride()
 
 
-def test_a_step_is_complete_when_as_many_gradients_came_as_in_the_one_before() -> None:
+def counted(segment: Segment, parameters: list[Tensor]) -> list[bool]:
+    return [segment.count(each) for each in parameters]
+
+
+def test_a_step_is_complete_when_each_backward_pass_has_had_each_gradient() -> None:
     segment = made(Wire())
     first, *others = segment.parameters
-    segment.arm(unneeded)
-    assert not any(segment.count(each) for each in [first, first, *others])
-    segment.launch(1, 0)
-    segment.arm(unneeded)
-    assert [segment.count(each) for each in [first, *others, first]] == [False] * len(others) + [False, True]
-    segment.launch(1, 0)
-    with pytest.raises(ConfigError, match=r"shape \(3, 4\) was accumulated after its reduction.*make steps alike"):
+    for parameters in (2 * segment.parameters, [first, *others, *others]):  # hooks are new; a gradient is absent
+        segment.arm(unneeded)
+        assert not any(counted(segment, parameters))
+        segment.launch(1, 0)
+    for _ in range(2):
+        segment.arm(unneeded)
+        assert counted(segment, [*others, first, *others, first]) == [False] * (2 * len(others) + 1) + [True]
+        segment.launch(1, 0)
+    with pytest.raises(ConfigError, match=r"shape \(3, 4\) was accumulated after its reduction.*use_reentrant=False"):
         segment.count(first)
+
+
+def test_a_step_is_not_complete_before_launch_if_gradients_come_twice_in_a_pass() -> None:
+    segment = made(Wire())
+    for _ in range(3):
+        segment.arm(unneeded)
+        assert not any(counted(segment, [*segment.parameters, *segment.parameters, segment.parameters[0]]))
+        segment.launch(1, 0)
+
+
+def test_a_step_that_failed_leaves_no_counts() -> None:
+    segment = made(Wire())
     segment.arm(unneeded)
-    assert not any(segment.count(each) for each in [first, *others, others[0]])  # as many, but others
+    counted(segment, 2 * segment.parameters)
+    segment.launch(1, 0)
+    segment.arm(unneeded)
+    assert not any(counted(segment, segment.parameters))
+    segment.restart()
+    assert counted(segment, 2 * segment.parameters) == [False] * (2 * len(segment.parameters) - 1) + [True]
