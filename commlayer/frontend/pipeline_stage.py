@@ -98,7 +98,7 @@ class PlainStage:
             return
         if self.has_buckets and not self._segments:
             self._learn()
-        self._check_unused()
+        self._check_parameters()
         while self._launched < len(self._segments):
             self._launch(grad_scale_factor)
 
@@ -140,14 +140,21 @@ class PlainStage:
             hook = functools.partial(self._accumulated, number)
             self._hooks += [each.register_post_accumulate_grad_hook(hook) for each in segment.parameters]
 
-    def _check_unused(self) -> None:
-        """Raises ConfigError for a gradient that the first step did not have on any rank."""
+    def _check_parameters(self) -> None:
+        """Raises ConfigError for a gradient that the first step did not have on any rank, and for a parameter that was
+        frozen since."""
         for name, parameter in self._unused:
             if parameter.grad is not None:
                 raise ConfigError(
                     f"pipeline.attach: parameter {name!r} of stage {self.stage.stage_index} has a gradient, and was "
                     f"frozen or without one in the first step; use it in the first step, or call remove() and attach() "
                     f"again when parameters are unfrozen"
+                )
+        for name, parameter in self._used:
+            if not parameter.requires_grad:
+                raise ConfigError(
+                    f"pipeline.attach: parameter {name!r} of stage {self.stage.stage_index} was frozen after the first "
+                    f"step; call zero_grad(), remove() and attach() again when parameters are frozen"
                 )
 
     def _accumulated(self, number: int, parameter: Tensor) -> None:
