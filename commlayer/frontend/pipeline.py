@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from ..compress.optimizer import check_optimizer
 from ..config import Policy
 from ..errors import ConfigError
-from ..scheduler.actions import actions_of
+from ..scheduler.actions import Action, actions_of
 from ..scheduler.awaited import AwaitedStep
 from ..scheduler.deferred import DeferredStep, check_per_parameter
 from ..scheduler.order import stage_class
@@ -114,9 +114,16 @@ def attach(
         check_optimizer(state.policy, each)
     if staleness:
         check_stateless(state, WHO)
-    steps = [DeferredStep(each, staleness) if defer else AwaitedStep(each) for each in optimizers]
-    own = [(stage, steps[owner]) for stage, owner in zip(stages, owners, strict=True)]
-    return Pipeline(schedule, own, state, policy, by_next_use=by_next_use and defer)
+    steps: list[DeferredStep | AwaitedStep] = []
+    try:
+        for each in optimizers:
+            steps.append(DeferredStep(each, staleness) if defer else AwaitedStep(each))  # noqa: PERF401  # removed below
+        own = [(stage, steps[owner]) for stage, owner in zip(stages, owners, strict=True)]
+        return Pipeline(schedule, own, state, policy, by_next_use=by_next_use and defer)
+    except BaseException:
+        for made in steps:
+            made.remove()
+        raise
 
 
 @untraced
@@ -144,8 +151,10 @@ class Pipeline:
         """Forward passes that this step of the schedule has started."""
         self._ahead: dict[int, FsdpStage] = {}
         """Stages whose weights are gathered when this many forward passes have started."""
+        # Raises ConfigError before anything is replaced.
+        actions = actions_of(schedule)[stages[0][0].group_rank] if len(stages) > 1 else []
         self._parts = self._parts_of(stages, policy)
-        self._set_order(by_next_use=by_next_use)
+        self._set_order(actions, by_next_use=by_next_use)
         self._replaced: list[tuple[Any, str]] = []
         for part in self._parts:
             self._replace(part.stage, "perform_reduce_grad", part.reduce)
@@ -213,12 +222,11 @@ class Pipeline:
         setattr(owner, name, function)
         self._replaced.append((owner, name))
 
-    def _set_order(self, *, by_next_use: bool) -> None:
+    def _set_order(self, actions: list[Action], *, by_next_use: bool) -> None:
         """Classes by the order of first forwards, and which stage reduces last: the same on all ranks of the group."""
         if len(self._parts) == 1:
             self._parts[0].priority, self._parts[0].is_last = self.state.policy.priority, True
             return
-        actions = actions_of(self._schedule)[self._parts[0].stage.group_rank]
         parts = {part.stage.stage_index: part for part in self._parts}
         first = list(dict.fromkeys(action.stage for action in actions if action.kind == "F"))
         last = {action.stage: place for place, action in enumerate(actions) if action.kind in ("B", "W")}

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import commlayer
+from commlayer.scheduler.deferred import DeferredStep
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.pipelines import LOOPS, MICROBATCHES, MODES, OPTIMIZERS, WIDTH, Block, Training, compare, usual
@@ -251,6 +252,11 @@ def test_refusals(rank: int, size: int) -> None:
     refused("after another attach", schedule, torch.optim.SGD(training.blocks.parameters(), lr=0.1), dp)
     handle.remove()
     commlayer.pipeline.attach(schedule, optimizer, dp, defer=False).remove()
+    several = [torch.optim.SGD(each.parameters(), lr=0.1) for each in training.blocks]
+    taken = DeferredStep(several[1])
+    refused("it has an overlap already", schedule, several, dp)
+    taken.remove()
+    commlayer.pipeline.attach(schedule, tuple(several), dp).remove()
     with pytest.raises(commlayer.ConfigError, match=r"rank \d of 2 has the stages .*; give it the stages"):
         commlayer.pipeline.schedule(schedule._stages[::-1], MICROBATCHES)
     with pytest.raises(commlayer.ConfigError, match="group=5 does not fit"):
