@@ -334,11 +334,23 @@ def _check_sharded(stage: Any, dp_group: dist.ProcessGroup, policy: Policy | Non
     who = f"{WHO}: stage {stage.stage_index}"
     if any(each.__name__ == "ReplicateModule" for each in type(stage.submod).__mro__):
         raise ConfigError(f"{who} is given to replicate(), which reduces by itself; leave replicate() out")
-    for group in parameter_groups(stage.submod, policy, WHO).values():
+    if stage.submod not in sharded_modules(stage.submod):
+        raise ConfigError(f"{who}: fully_shard was called only for modules in it; call it for the stage's module, too")
+    groups = parameter_groups(stage.submod, policy, WHO).values()
+    for group in groups:
         mesh = getattr(group.mesh_info, "shard_process_group", None)
+        has_replicas = hasattr(group.mesh_info, "replicate_process_group") or group._all_reduce_hook is not None
         members, given = (dist.get_process_group_ranks(each) for each in (mesh or dp_group, dp_group))
-        if not set(members) <= set(given):
+        if not set(members) <= set(given) or (len(members) < len(given) and not has_replicas):
             raise ConfigError(f"{who} is sharded over ranks {members}, and dp_group has {given}; give the mesh's group")
+    of_groups = [each for group in groups for each in group.fsdp_params]
+    sharded = {getattr(each, name, None) for each in of_groups for name in ("sharded_param", "_unsharded_param")}
+    for name, parameter in stage.submod.named_parameters():
+        if parameter.requires_grad and parameter not in sharded:
+            raise ConfigError(
+                f"{who}: parameter {name!r} is in ignored_params of fully_shard, so nothing averages its gradient; "
+                f"leave ignored_params out, or freeze it with requires_grad_(False)"
+            )
 
 
 def _check_shared(stages: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
@@ -108,3 +109,20 @@ def test_refusals(rank: int, size: int) -> None:
     refused("is sharded over ranks .*, and dp_group has", training, training.pp)
     replicated = Training(rank, "LoopedBFS", attached=False, shard=_replicate)
     refused("is given to replicate", replicated)
+    refused("is sharded over ranks .*, and dp_group has", training, dist.group.WORLD)
+    within = Training(rank, "LoopedBFS", attached=False, shard=_within)
+    refused("fully_shard was called only for modules in it", within)
+    without = Training(rank, "LoopedBFS", attached=False, shard=_without_gain)
+    refused("parameter 'gain' is in ignored_params", without)
+    for block in without.blocks:
+        block.gain.requires_grad_(False)
+    commlayer.pipeline.attach(without.schedule, without.optimizer, without.dp).remove()
+
+
+def _within(block: Block) -> None:
+    for module in (block.inner, block.outer):
+        fully_shard(module, mesh=mesh()["dp"])
+
+
+def _without_gain(block: Block) -> None:
+    fully_shard(block, mesh=mesh()["dp"], ignored_params={block.gain})
