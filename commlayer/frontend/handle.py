@@ -39,7 +39,8 @@ class Overlap:
         self._is_agreed = False
         self._watch = FirstUse(self._order.parameters, self._use)
         self._is_watching = False
-        self._is_removed = False
+        self.is_removed = False
+        """Whether `remove` has been called."""
         checkpoints = hooks_of_states(model.modules(), optimizer, self.finish, self._load)
         self._hooks = [*self._hooks_of_modules(), *checkpoints]
 
@@ -58,7 +59,7 @@ class Overlap:
         try:
             self._deferred.drain()
         finally:
-            self._is_removed = True
+            self.is_removed = True
             self._deferred.remove()
             for hook in self._hooks:
                 hook.remove()

@@ -68,7 +68,7 @@ class DdpOverlap(Overlap):
         if bucket.index() == 0:
             self._started.clear()  # not empty after a backward pass that failed
             self._agree(self.state.group())
-        memory = buffer.clone() if self._deferred.staleness and not self._is_removed else buffer
+        memory = buffer.clone() if self._deferred.staleness and not self.is_removed else buffer
         priority = self._class_of(parameters, self.state.policy)
         started = Started(memory)
         with self._in_order(parameters):
@@ -76,11 +76,11 @@ class DdpOverlap(Overlap):
                 memory,
                 bucket,
                 self.state,
-                lambda: started.reduction(self.state, self._memories, alone=not self._is_removed),
+                lambda: started.reduction(self.state, self._memories, alone=not self.is_removed),
                 priority,
                 running=self._deferred.staleness,
             )
-        if self._is_removed:
+        if self.is_removed:
             return future_of(started.averaged)
         self._started.append(Bucket(parameters, int(buffer.storage_offset()), started))
         if bucket.is_last():

@@ -74,7 +74,7 @@ class FsdpOverlap(Overlap):
 
     def later(self, group: Any, output: Tensor, op: Any) -> bool:
         """Whether the reduce-scatter of this parameter group into `output` may be waited for later."""
-        return not self._is_removed and not must_wait(group, output, op, self._told)
+        return not self.is_removed and not must_wait(group, output, op, self._told)
 
     def start(self, comm: DeferredReduceScatter, output: Tensor, contribution: Tensor, group: Any, op: Any) -> Work:
         """Starts a reduce-scatter in the class of its parameters."""
@@ -104,14 +104,22 @@ class FsdpOverlap(Overlap):
 class Starter(Protocol):
     """Starts the reduce-scatters of modules, and waits for them or not."""
 
+    is_removed: bool
+
     def start(self, comm: DeferredReduceScatter, output: Tensor, contribution: Tensor, group: Any, op: Any) -> Work: ...
 
 
 class DeferredReduceScatter(GradientReduceScatter):
-    """The `ReduceScatter` of FSDP2 for one module, which an overlap waits for."""
+    """The `ReduceScatter` of FSDP2 for one module, which an overlap waits for.
 
-    def __init__(self, policy: Policy, number: int, handle: Starter, parameter_group: Any) -> None:
-        super().__init__(policy, number)
+    `given`: the policy of `compress_fsdp`; None: there was none, and the overlap's own `policy` ends with the overlap.
+    """
+
+    def __init__(
+        self, given: Policy | None, policy: Policy | None, number: int, handle: Starter, parameter_group: Any
+    ) -> None:
+        super().__init__(given or policy or Policy(), number)
+        self.given = given
         self.handle = handle
         self.parameter_group = parameter_group
 
@@ -146,24 +154,32 @@ def parameter_groups(model: nn.Module, policy: Policy | None, who: str) -> dict[
             )
         if groups:
             found[module] = groups[0]
-    if policy is not None and any(isinstance(_scatter(group), GradientReduceScatter) for group in found.values()):
+    if policy is not None and any(_given_policy(group) is not None for group in found.values()):
         raise ConfigError(f"{who}(policy=...): compress_fsdp has given this model a policy; leave this one out")
     return found
+
+
+class UrgentAllGather(WeightAllGather):
+    """The `AllGather` that an overlap gives a module."""
 
 
 def defer_collectives(groups: dict[Any, Any], policy: Policy | None, handle: Starter, first: int = 0) -> None:
     """Gives modules a reduce-scatter that `handle` starts, and an urgent all-gather. They get numbers from `first`."""
     for number, (module, group) in enumerate(groups.items(), first):
-        comm = _scatter(group)
-        own = comm.policy if isinstance(comm, GradientReduceScatter) else policy or Policy()
-        module.set_custom_reduce_scatter(DeferredReduceScatter(own, 3 * number, handle, group))
-        if not isinstance(getattr(group, "_all_gather_comm", None), WeightAllGather):
-            of_weights = dataclasses.replace(own, codec="none", priority=URGENT)
-            module.set_custom_all_gather(WeightAllGather(of_weights, 3 * number + 1))
+        comm = DeferredReduceScatter(_given_policy(group), policy, 3 * number, handle, group)
+        module.set_custom_reduce_scatter(comm)
+        gather = getattr(group, "_all_gather_comm", None)
+        if not isinstance(gather, WeightAllGather) or isinstance(gather, UrgentAllGather):
+            of_weights = dataclasses.replace(comm.policy, codec="none", priority=URGENT)
+            module.set_custom_all_gather(UrgentAllGather(of_weights, 3 * number + 1))
 
 
-def _scatter(group: Any) -> Any:
-    return getattr(group, "_reduce_scatter_comm", None)
+def _given_policy(group: Any) -> Policy | None:
+    """The policy that `compress_fsdp` has given, or an overlap that is not removed."""
+    comm = getattr(group, "_reduce_scatter_comm", None)
+    if isinstance(comm, DeferredReduceScatter) and comm.handle.is_removed:
+        return comm.given
+    return comm.policy if isinstance(comm, GradientReduceScatter) else None
 
 
 def must_wait(group: Any, output: Tensor, op: Any, told: set[str]) -> bool:

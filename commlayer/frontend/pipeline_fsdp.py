@@ -46,7 +46,8 @@ class FsdpStage:
         self._reduce_grad = stage.perform_reduce_grad
         self._started: list[tuple[list[Tensor], Work, Tensor]] = []
         self._told: set[str] = set()
-        self._is_removed = False
+        self.is_removed = False
+        """Whether `remove` has been called."""
         self._has_entered = True
         """Whether its weights of this step may be gathered."""
         self._gathers: list[_Gather] = []
@@ -104,7 +105,7 @@ class FsdpStage:
         policy = dataclasses.replace(comm.policy, priority=self.priority)
         with in_order(self.place):
             work = comm.start(output, contribution, group, op, policy)
-        if self._is_removed or must_wait(comm.parameter_group, output, op, self._told):
+        if self.is_removed or must_wait(comm.parameter_group, output, op, self._told):
             work.wait()
         else:
             parameters = [each.sharded_param for each in comm.parameter_group.fsdp_params]
@@ -113,7 +114,7 @@ class FsdpStage:
 
     def remove(self) -> None:
         """Ends the work on this stage: its reduce-scatters are waited for at once."""
-        self._is_removed = True
+        self.is_removed = True
         for module in self._modules:
             vars(module).pop("unshard", None)
 

@@ -226,3 +226,15 @@ def test_refusals(rank: int, size: int) -> None:
             commlayer.overlap(given, training.optimizer, **options)
     with pytest.raises(commlayer.ConfigError, match="overlap with LBFGS"):
         commlayer.overlap(given, torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
+
+
+@ranks.on(2, on_fake)
+def test_another_policy_after_remove(rank: int, size: int) -> None:
+    training = Training(rank, overlapped=True, make=OPTIMIZERS["SGD"], options={})
+    handle = training.handle
+    for codec in ("int8", "none"):
+        assert handle is not None
+        handle.remove()
+        handle = commlayer.overlap(training.model, training.optimizer, commlayer.Policy(codec=codec))
+        group = training.model._get_fsdp_state()._fsdp_param_groups[0]
+        assert group._reduce_scatter_comm.policy.codec == codec

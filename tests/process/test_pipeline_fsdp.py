@@ -126,3 +126,19 @@ def _within(block: Block) -> None:
 
 def _without_gain(block: Block) -> None:
     fully_shard(block, mesh=mesh()["dp"], ignored_params={block.gain})
+
+
+@ranks.on(4, on_fake)
+def test_another_policy_after_remove(rank: int, size: int) -> None:
+    training = Training(rank, "LoopedBFS", attached=False, sharded=True)
+    module: Any = training.blocks[0]
+    for codec in ("int8", "bf16", "none"):
+        policy = commlayer.Policy(codec=codec)
+        handle = commlayer.pipeline.attach(training.schedule, training.optimizer, training.dp, policy=policy)
+        assert module._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm.policy.codec == codec
+        handle.remove()
+    for block in training.blocks:
+        commlayer.compress_fsdp(block, commlayer.Policy(codec="int8"))
+    commlayer.pipeline.attach(training.schedule, training.optimizer, training.dp).remove()
+    with pytest.raises(commlayer.ConfigError, match="compress_fsdp has given this model a policy"):
+        commlayer.pipeline.attach(training.schedule, training.optimizer, training.dp, policy=commlayer.Policy())
