@@ -194,7 +194,7 @@ def _choices_of(
     for each, share in cuts.items():
         for group in groups:
             for reduction in reductions if replicas > 1 else [Reduction()]:
-                if share == 1.0 or reduction.mode == "deferred":
+                if share == 1.0 or reduction.mode == "deferred" or replicas == 1:
                     yield Choice(depth, replicas, microbatches, chunks, group, reduction, recompute=False, cuts=each)
 
 

@@ -6,7 +6,7 @@ import math
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from commlayer.errors import ConfigError
@@ -119,7 +119,7 @@ def fastest_of_all(layers: list[Layer], link: Link, ranks: int, microbatches: in
     return best
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.builds(Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(1, 9)),
@@ -128,6 +128,9 @@ def fastest_of_all(layers: list[Layer], link: Link, ranks: int, microbatches: in
     ),
     st.sampled_from([8.0, 40.0, 400.0]),
     st.sampled_from([(1, 3), (2, 4), (4, 4)]),
+)
+@example(  # a smaller first segment is faster without a reduction, too
+    [Layer(1, 1, 0, 1), Layer(1, 1, 12, 1), Layer(1, 1, 0, 1), Layer(1, 2, 0, 1), Layer(1, 2, 0, 1)], 8.0, (2, 4)
 )
 def test_the_best_plan_is_the_fastest_of_all(layers: list[Layer], rate_bps: float, job: tuple[int, int]) -> None:
     link = Link(rate_bps, latency_s=0.125)
