@@ -105,13 +105,14 @@ test: venv native native-test ## all tests that this machine can run; skipped on
 	@$(MAKE) --no-print-directory -j3 --output-sync=target test-jobs test-process test-rest
 
 JOB_TESTS := tests/emulated tests/process/compat tests/process/faults
+REST := tests/engine tests/unit tests/process/attack tests/process/bench
 .PHONY: test-jobs test-process test-rest
 test-jobs:
 	$(BIN)/python -m pytest -q -rs --durations=10 $(JOB_TESTS)
 test-process:
-	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS)) tests/process
+	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS) $(REST)) tests/process
 test-rest:
-	$(BIN)/python -m pytest -q -rs --durations=10 --ignore=tests/emulated --ignore=tests/process tests
+	$(BIN)/python -m pytest -q -rs --durations=10 $(REST)
 
 # A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
 test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)
