@@ -105,7 +105,7 @@ test: venv native native-test ## all tests that this machine can run; skipped on
 	@$(MAKE) --no-print-directory -j3 --output-sync=target test-jobs test-process test-rest
 
 JOB_TESTS := tests/emulated tests/process/compat tests/process/faults
-REST := tests/engine tests/unit tests/process/attack tests/process/bench
+REST := tests/engine tests/unit tests/torch_suite tests/process/attack tests/process/bench
 .PHONY: test-jobs test-process test-rest
 test-jobs:
 	$(BIN)/python -m pytest -q -rs --durations=10 $(JOB_TESTS)
