@@ -25,13 +25,12 @@ from ..errors import ConfigError
 from ..planner.costs import Costs, Layer, Link
 from ..scheduler.actions import Action, Kind
 from ..scheduler.measure import Line, Timed, action_seconds, line, stage_times
+from .replaced import Replaced
 
 SMALL_BYTES = 4096
 LARGEST_BYTES = 64 << 20
 """Of a transfer that is timed."""
 REPEATS = 3
-METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-"""Of a stage, that are timed."""
 
 
 def stages_of(schedule: Any) -> list[Any]:
@@ -55,22 +54,20 @@ class Recorder:
         self.activation_bytes: dict[int, int] = {}
         """Kept from forward to backward, by stage, as seen in `watch_memory`."""
         self._watches = False
-        self._replaced: list[tuple[Any, dict[str, Any]]] = []
+        self._replaced = Replaced()
         for stage in stages_of(schedule):
-            self._replaced.append((stage, {name: vars(stage)[name] for name in METHODS if name in vars(stage)}))
-            stage.forward_one_chunk = self._forward(stage, stage.forward_one_chunk)
-            stage.backward_one_chunk = self._timed(
-                stage, stage.backward_one_chunk, lambda kwargs: "B" if kwargs.get("full_backward", True) else "I"
+            backward, weights = stage.backward_one_chunk, stage.backward_weight_one_chunk
+            timed = (
+                ("forward_one_chunk", self._forward(stage, stage.forward_one_chunk)),
+                ("backward_one_chunk", self._timed(stage, backward, _kind_of_backward)),
+                ("backward_weight_one_chunk", self._timed(stage, weights, lambda _: "W")),
             )
-            stage.backward_weight_one_chunk = self._timed(stage, stage.backward_weight_one_chunk, lambda _: "W")
+            for name, method in timed:
+                self._replaced.put(stage, name, method)
 
     def remove(self) -> None:
         """Leaves the stages as they were."""
-        for stage, before in self._replaced:
-            for name in METHODS:
-                vars(stage).pop(name, None)
-            vars(stage).update(before)
-        self._replaced.clear()
+        self._replaced.restore()
 
     @contextmanager
     def watch_memory(self) -> Iterator[None]:
@@ -111,6 +108,10 @@ class Recorder:
             return output
 
         return forward
+
+
+def _kind_of_backward(kwargs: dict[str, Any]) -> Kind:
+    return "B" if kwargs.get("full_backward", True) else "I"
 
 
 def _note(kept: dict[tuple[int, int], int], tensor: Tensor) -> Tensor:

@@ -50,6 +50,7 @@ from .pipeline_stage import PlainStage
 from .planned import attach_options as attach_options
 from .planned import of_plan as of_plan
 from .priority import priority
+from .replaced import Replaced
 from .started import Memories, Started
 
 __all__ = ["Pipeline", "attach", "attach_options", "measure", "of_plan", "schedule"]
@@ -155,11 +156,11 @@ class Pipeline:
         actions = actions_of(schedule)[stages[0][0].group_rank] if len(stages) > 1 else []
         self._parts = self._parts_of(stages, policy)
         self._set_order(actions, by_next_use=by_next_use)
-        self._replaced: list[tuple[Any, str]] = []
+        self._replaced = Replaced()
         for part in self._parts:
-            self._replace(part.stage, "perform_reduce_grad", part.reduce)
-            self._replace(part.stage, "forward_one_chunk", self._forwarding(part))
-        self._replace(schedule, "step", self._stepping(schedule.step))
+            self._replaced.put(part.stage, "perform_reduce_grad", part.reduce)
+            self._replaced.put(part.stage, "forward_one_chunk", self._forwarding(part))
+        self._replaced.put(schedule, "step", self._stepping(schedule.step))
         self._hooks = [
             part.stage.submod.register_forward_pre_hook(lambda *_, part=part: part.enter(), prepend=True)
             for part in self._parts
@@ -185,15 +186,14 @@ class Pipeline:
         try:
             self.finish()
         finally:
-            for owner, name in self._replaced:
-                delattr(owner, name)
+            self._replaced.restore()
             for hook in self._hooks:
                 hook.remove()
             for part in self._parts:
                 part.remove()
             for each in self._steps:
                 each.remove()
-            self._replaced, self._hooks, self._parts = [], [], []
+            self._hooks, self._parts = [], []
 
     def _parts_of(
         self, stages: Sequence[tuple[Any, DeferredStep | AwaitedStep]], policy: Policy | None
@@ -216,11 +216,6 @@ class Pipeline:
         self.finish()
         for each in self._steps:
             each.forget()
-
-    def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """Gives this stage or schedule another method."""
-        setattr(owner, name, function)
-        self._replaced.append((owner, name))
 
     def _set_order(self, actions: list[Action], *, by_next_use: bool) -> None:
         """Classes by the order of first forwards, and which stage reduces last: the same on all ranks of the group."""

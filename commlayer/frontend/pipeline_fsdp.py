@@ -20,11 +20,13 @@ from ..scheduler.deferred import DeferredStep
 from ..scheduler.gradient import PendingGradient, PendingReduction
 from .dynamo import untraced
 from .overlap_fsdp import DeferredReduceScatter, defer_collectives, must_wait, parameter_groups
+from .pipeline_stage import AttachedStage
 from .priority import in_order
+from .replaced import Replaced
 
 
 @untraced
-class FsdpStage:
+class FsdpStage(AttachedStage):
     """One stage. `policy` None: that of `compress_fsdp`, or the default. `first`: number of its first collective."""
 
     has_buckets = False
@@ -33,14 +35,7 @@ class FsdpStage:
     def __init__(
         self, stage: Any, steps: DeferredStep | AwaitedStep, policy: Policy | None, who: str, first: int
     ) -> None:
-        self.stage = stage
-        self.steps = steps
-        self.priority = 0
-        """The class of its gradients."""
-        self.place = 0
-        """Their place within the class, see `in_order`."""
-        self.is_last = False
-        """Of no meaning here: no HookState has its gradients."""
+        super().__init__(stage, steps)
         groups = parameter_groups(stage.submod, policy, who)
         self.parameters: list[Tensor] = [each.sharded_param for group in groups.values() for each in group.fsdp_params]
         self._reduce_grad = stage.perform_reduce_grad
@@ -51,11 +46,10 @@ class FsdpStage:
         self._has_entered = True
         """Whether its weights of this step may be gathered."""
         self._gathers: list[_Gather] = []
-        self._modules = list(groups)
         defer_collectives(groups, policy, self, first)
-        if isinstance(steps, DeferredStep):
-            for module in self._modules:
-                module.unshard = functools.partial(self._unshard, module.unshard)
+        self._replaced = Replaced()
+        for module in groups if isinstance(steps, DeferredStep) else ():
+            self._replaced.put(module, "unshard", functools.partial(self._unshard, module.unshard))
 
     def begin(self) -> None:
         """A step of the schedule starts."""
@@ -115,8 +109,7 @@ class FsdpStage:
     def remove(self) -> None:
         """Ends the work on this stage: its reduce-scatters are waited for at once."""
         self.is_removed = True
-        for module in self._modules:
-            vars(module).pop("unshard", None)
+        self._replaced.restore()
 
     def _unshard(self, unshard: Any, async_op: bool = False) -> Any:
         """In the place of a module's `unshard`: before the first forward pass of a step, it waits for the step."""
