@@ -26,8 +26,22 @@ Reduce = Callable[[list[Tensor], bool, Tensor, int], Callable[[], None]]
 its class. Returns the function that waits."""
 
 
+class AttachedStage:
+    """One stage of a schedule, whose gradients are reduced in a class and a place of their own."""
+
+    def __init__(self, stage: Any, steps: DeferredStep | AwaitedStep) -> None:
+        self.stage = stage
+        self.steps = steps
+        self.priority = 0
+        """The class of its gradients."""
+        self.place = 0
+        """Their place within the class, see `in_order`."""
+        self.is_last = False
+        """Whether it is the last stage of a step to reduce, for a HookState."""
+
+
 @untraced
-class PlainStage:
+class PlainStage(AttachedStage):
     """One stage. `reduce` starts reductions, and `agree` tells which of some flags are set on any rank.
 
     `early`: divisor of gradients in schedules that call `perform_reduce_grad` late; segments are then launched by the
@@ -44,14 +58,7 @@ class PlainStage:
         early: int | None,
         passes: int,
     ) -> None:
-        self.stage = stage
-        self.steps = steps
-        self.priority = 0
-        """The class of its gradients."""
-        self.place = 0
-        """Their place within the class, see `in_order`."""
-        self.is_last = False
-        """Whether it is the last stage of a step to reduce."""
+        super().__init__(stage, steps)
         self.parameters = [each for each in stage.submod.parameters() if each.requires_grad]
         self._reduce, self._agree, self._early, self._passes = reduce, agree, early, passes
         self._segments: list[Segment] = []
