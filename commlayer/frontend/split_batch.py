@@ -49,7 +49,13 @@ class SplitBatch:
         unknown = [name for name in split or () if name not in self._signature.parameters]
         if unknown:
             raise ConfigError(f"{WHO}(split={split!r}): {type(layers).__name__}.forward has no argument {unknown[0]!r}")
-        self._hooks = [*hook_megatron(layers), *hook_layers(layers)]
+        self._hooks = hook_layers(layers)
+        try:
+            self._hooks += hook_megatron(layers)
+        except ConfigError:
+            for hook in self._hooks:
+                hook.remove()
+            raise
         if not self._hooks:
             raise ConfigError(
                 f"{WHO}({type(layers).__name__}): it has no column and row layers; call parallelize_module "

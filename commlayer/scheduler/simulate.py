@@ -117,8 +117,8 @@ def simulate(
         reduction: when gradients are reduced and waited for; `Reduction()` if None.
         network: latency, and the order on each link; `Network()` if None.
         action_s: seconds of the interpreter for each F, B, I and W.
-        steps: simulated steps. The step time is the mean of the last half, because steps may alternate. If the load of
-            a link is longer, it delays ranks only later; then it is the step time.
+        steps: simulated steps. The step time is the mean of the last half, rounded down to an even number because steps
+            may alternate. If the load of a link is longer, it delays ranks only later; then it is the step time.
 
     Raises:
         ConfigError: a stage without costs or on two ranks, a schedule that cannot end (the error names the actions
