@@ -18,7 +18,6 @@ docs/overlap.md.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -212,13 +211,8 @@ def measure_ddp(count: int, slower: float, *, short: bool) -> dict[str, Any]:
 
 def main() -> int:
     """0, or 2 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = turns.parser(__doc__, ROUNDS)
     parser.add_argument("--ddp", action="store_true", help="measure DDP")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of all systems (default: %(default)s)")
-    parser.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
-    parser.add_argument("--short", action="store_true", help="one round of few steps; keeps nothing")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
-    parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
         serve(*arguments.rank)

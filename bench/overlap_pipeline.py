@@ -20,7 +20,6 @@ bench/results/overlap_pipeline.json, the tables of docs/overlap.md and docs/over
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -315,14 +314,9 @@ def measure_all(only: str | None, rounds: int, slower: float) -> dict[str, Any]:
 
 def main() -> int:
     """0, or 2 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = turns.parser(__doc__, ROUNDS)
     parser.add_argument("--only", choices=[*CASES, "sweep"], help="measure one case, keep the others' results")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of all systems (default: %(default)s)")
-    parser.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
-    parser.add_argument("--short", action="store_true", help="one round with quick chunks; keeps nothing")
     parser.add_argument("--trace", type=Path, metavar="JSON", help="trace of one step of `attach`; keeps nothing")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
-    parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
         serve(*arguments.rank)

@@ -17,14 +17,12 @@ Writes bench/results/overlap_tp.json and tables of docs/overlap.md.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -327,12 +325,7 @@ def mixed_table(content: dict[str, Any]) -> str:
 
 def main() -> int:
     """0, or 2 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of all systems (default: %(default)s)")
-    parser.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
-    parser.add_argument("--short", action="store_true", help="one round of few steps; keeps nothing")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
-    parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
+    parser = turns.parser(__doc__, ROUNDS)
     arguments = parser.parse_args()
     if arguments.rank:
         request, written = arguments.rank

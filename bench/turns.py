@@ -7,6 +7,7 @@ computation and communication share a processor.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import faulthandler
@@ -180,6 +181,17 @@ def about_rounds(rounds: int) -> str:
     """What the figures of `spread` are."""
     words = "95 % interval, by order statistics" if rounds >= 6 else "range"
     return f"Median of {rounds} rounds ({words}); ratios are of the same round."
+
+
+def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The arguments that all of these benchmarks have."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rounds", type=int, default=rounds, help="rounds of all systems (default: %(default)s)")
+    made.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
+    made.add_argument("--short", action="store_true", help="one quick round; keeps nothing")
+    made.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
+    made.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
+    return made
 
 
 def today() -> str:
