@@ -10,22 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 
 import commlayer
 from commlayer.frontend.pipeline import Pipeline
+from tests.process import training_loop
+from tests.process.training_loop import Make
 
 STEPS, WIDTH, MICROBATCHES = 3, 12, 4
 
-Make = Callable[[Any], Optimizer]
-
-OPTIMIZERS: dict[str, Make] = {
-    "SGD": lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "AdamW": lambda given: torch.optim.AdamW(given, lr=0.01),
-    "AdamW, foreach": lambda given: torch.optim.AdamW(given, lr=0.01, foreach=True),
-    "Adam, fused": lambda given: torch.optim.Adam(given, lr=0.01, fused=True),
-    "RMSprop": lambda given: torch.optim.RMSprop(given, lr=0.01, weight_decay=0.01),
+OPTIMIZERS = training_loop.OPTIMIZERS | {
+    "RMSprop": lambda given: torch.optim.RMSprop(given, lr=0.01, weight_decay=0.01)
 }
 
 
@@ -105,6 +100,17 @@ class Training:
             for parameter in self.blocks.parameters():
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, group=self.dp)
+
+    def watch(self) -> list[tuple[int, int]]:
+        """A list that gets, at the end of each forward pass, the number of the stage and of the steps still to make."""
+        assert self.handle is not None
+        steps: Any = self.handle._steps[0]
+        left: list[tuple[int, int]] = []
+        for number, block in zip(self.numbers, self.blocks, strict=True):
+            block.register_forward_hook(
+                lambda *_, number=number: left.append((number, len(set(steps._claims.values()))))
+            )
+        return left
 
     def see_parameters(self) -> None:
         if self.handle is not None:

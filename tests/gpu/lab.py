@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,43 +22,46 @@ CYCLES_PER_SECOND = 10**9
 """About those of a GPU."""
 
 
-class Lab(Protocol):
-    """The device of one rank."""
+class Lab:
+    """The device of one rank: the CPU, for the checks themselves."""
 
-    @property
-    def accelerator(self) -> Accelerator:
-        """Its streams and pinned memory."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tensors."""
+    accelerator: Accelerator = FakeCuda()
+    """Its streams and pinned memory."""
+    device = torch.device("cpu")
+    """That of its tensors."""
 
     def tensor(self, values: Tensor) -> Tensor:
         """A copy on the device."""
+        return values.clone()
 
     def model(self, net: nn.Module) -> nn.Module:
         """The module, on the device."""
+        return net
 
     def launch(self, kernel: Callable[[], object]) -> None:
         """Enqueues operations of torch on the current stream."""
+        kernel()
 
     def busy(self, seconds: float) -> None:
         """Keeps the current stream busy."""
+        time.sleep(seconds)
 
     def read(self, tensor: Tensor) -> Tensor:
         """The values, as the current stream sees them."""
+        return tensor
 
     def stage(self, group: dist.ProcessGroup | None = None) -> None:
         """Prepares a group (None: WORLD) for tensors of the device."""
 
     def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """The communication hook, for buckets on the device."""
+        return hook
 
     def order(self) -> None:
         """Before the host reads what a GPU would read in the order of its stream."""
 
 
-class Gpu:
+class Gpu(Lab):
     """A GPU: that of the rank, or one for all ranks."""
 
     accelerator: Accelerator = CUDA
@@ -74,60 +76,15 @@ class Gpu:
     def model(self, net: nn.Module) -> nn.Module:
         return net.to(self.device)
 
-    def launch(self, kernel: Callable[[], object]) -> None:
-        kernel()
-
     def busy(self, seconds: float) -> None:
         torch.cuda._sleep(int(seconds * CYCLES_PER_SECOND))
 
     def read(self, tensor: Tensor) -> Tensor:
         return tensor.cpu()
 
-    def stage(self, group: dist.ProcessGroup | None = None) -> None:
-        pass
 
-    def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        return hook
-
-    def order(self) -> None:
-        pass
-
-
-class Host:
-    """The CPU, for the checks themselves."""
-
-    accelerator: Accelerator = FakeCuda()
-    device = torch.device("cpu")
-
-    def tensor(self, values: Tensor) -> Tensor:
-        return values.clone()
-
-    def model(self, net: nn.Module) -> nn.Module:
-        return net
-
-    def launch(self, kernel: Callable[[], object]) -> None:
-        kernel()
-
-    def busy(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def read(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def stage(self, group: dist.ProcessGroup | None = None) -> None:
-        pass
-
-    def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        return hook
-
-    def order(self) -> None:
-        pass
-
-
-class FakeGpu:
+class FakeGpu(Lab):
     """Memory of the host; the work of streams is done by threads, but kernels of a model at once."""
-
-    device = torch.device("cpu")
 
     def __init__(self, *, queues: int | None = None, words: Words = "wait") -> None:
         self.cuda = FakeCuda(queues=queues, words=words)
@@ -135,9 +92,6 @@ class FakeGpu:
 
     def tensor(self, values: Tensor) -> Tensor:
         return self.cuda.adopt(values.clone())
-
-    def model(self, net: nn.Module) -> nn.Module:
-        return net
 
     def launch(self, kernel: Callable[[], object]) -> None:
         self.cuda.launch(kernel)
@@ -165,6 +119,4 @@ class FakeGpu:
 
 def waits(lab: Lab) -> bool:
     """Whether streams of the device wait for operations."""
-    with contextlib.suppress(NotImplementedError):
-        return waits_for_words(lab.accelerator, lab.device)
-    return False
+    return waits_for_words(lab.accelerator, lab.device)

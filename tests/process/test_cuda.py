@@ -15,7 +15,7 @@ from commlayer.frontend import overlap_ddp, started
 from commlayer.frontend.ddp import check_dense
 from tests import ranks
 from tests.gpu.checks import CHECKS, ON_GPUS
-from tests.gpu.lab import FakeGpu, Host
+from tests.gpu.lab import FakeGpu, Lab
 
 NETWORK = {"COMMLAYER_SHM": "0"}
 
@@ -40,7 +40,7 @@ def test_check_where_streams_cannot_wait(rank: int, size: int, name: str) -> Non
 @pytest.mark.parametrize("name", ON_GPUS)
 @ranks.on(2, ranks.run_job)
 def test_checks_that_need_a_gpu_hold_on_the_host(rank: int, size: int, name: str) -> None:
-    ON_GPUS[name](Host(), rank, size)
+    ON_GPUS[name](Lab(), rank, size)
 
 
 class Net(nn.Module):

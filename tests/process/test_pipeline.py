@@ -133,9 +133,7 @@ def test_steps_are_made_before_the_next_forward_in_classes_by_next_use(rank: int
     native: Any = training.handle.state.group()._native
     messages: Any = training.pp
     steps: Any = training.handle._steps[0]
-    left: list[tuple[int, int]] = []
-    for number, block in zip(training.numbers, training.blocks, strict=True):
-        block.register_forward_hook(lambda *_, number=number: left.append((number, len(set(steps._claims.values())))))
+    left = training.watch()
     for step in range(2):
         left.clear()
         native.operations.clear()

@@ -70,10 +70,7 @@ def test_weights_are_gathered_after_their_steps(rank: int, size: int) -> None:
     training = Training(rank, "LoopedBFS", sharded=True)
     assert training.handle is not None
     native: Any = training.dp
-    steps: Any = training.handle._steps[0]
-    left: list[tuple[int, int]] = []
-    for number, block in zip(training.numbers, training.blocks, strict=True):
-        block.register_forward_hook(lambda *_, number=number: left.append((number, len(set(steps._claims.values())))))
+    left = training.watch()
     for step in range(2):
         left.clear()
         native._native.operations.clear()
