@@ -16,6 +16,7 @@ from ..compress.codec import Coding
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy, PartialPolicy, can_lose
 from ..transport.base import DType, Op
+from ..transport.call import ROOTED, Call
 from .profile import profiled
 from .submit import Operation, Submitter
 from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, op_name, reduction_kind, space
@@ -62,9 +63,12 @@ class Collectives:
         operations = self._submitter.collective(
             "all_reduce", kind, count, memory, memory, partial=partial, signed=policy.signed
         )
+        call = Call.of("all_reduce", tensors, tensors, reduction=op_name(opts.reduceOp), signed=policy.signed)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
         qos = None if partial is None else partial.qos
-        return self._submitter.start(operations, opts, tensors, [memory, *tensors], copies, qos, policy.priority)
+        return self._submitter.start(
+            call, operations, opts, tensors, [memory, *tensors], copies, qos=qos, priority=policy.priority
+        )
 
     @profiled
     def all_reduce_from(
@@ -107,8 +111,11 @@ class Collectives:
             target.copy_(source)
             operations = [operations[0]._replace(source=target.data_ptr())]
         memory = [source, target] if protect is None else [source, target, protect]
+        call = Call.of("all_reduce", [source], [target], reduction=op_name(opts.reduceOp), signed=signed)
         key = _key_of(operations, coding)
-        work = self._submitter.start(operations, opts, [target], memory, [], qos, priority, key)
+        work = self._submitter.start(
+            call, operations, opts, [target], memory, [], qos=qos, priority=priority, codec_key=key
+        )
         work.kept = plan.kept if plan is not None else ()
         return work
 
@@ -120,8 +127,9 @@ class Collectives:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
         operations = self._submitter.collective("reduce", kind, memory.numel(), memory, memory, opts.rootRank)
+        call = Call.of("reduce", tensors, tensors, reduction=op_name(opts.reduceOp), rank=opts.rootRank)
         copies = [] if memory is tensors[0] or self._rank != opts.rootRank else [(memory, tensors)]
-        return self._submitter.start(operations, opts, tensors, [memory, *tensors], copies)
+        return self._submitter.start(call, operations, opts, tensors, [memory, *tensors], copies)
 
     @profiled
     def reduce_scatter(
@@ -153,10 +161,13 @@ class Collectives:
             memory += [source, target, *inputs]
             if target is not output:
                 copies.append((target, [output]))
-        qos = None if partial is None else partial.qos
-        key = _key_of(operations, coding)
         results = [output for output, _ in pairs]
-        return self._submitter.start(operations, opts, results, memory, copies, qos, policy.priority, key)
+        given = [each for _, inputs in pairs for each in inputs]
+        call = Call.of("reduce_scatter", given, results, reduction=op_name(opts.reduceOp))
+        qos, key = None if partial is None else partial.qos, _key_of(operations, coding)
+        return self._submitter.start(
+            call, operations, opts, results, memory, copies, qos=qos, priority=policy.priority, codec_key=key
+        )
 
     def reduce_scatter_list(self, output: Tensor, inputs: list[Tensor], opts: Any) -> Work | None:
         """inputs[r] is this rank's contribution to rank r. Inputs of unequal length take a reduce to each rank."""
@@ -177,8 +188,9 @@ class Collectives:
                     part = target.view(-1).copy_(part.view(-1))
             operations += self._submitter.collective("reduce", kind, each.numel(), part, part, root)
             memory.append(part)
+        call = Call.of("reduce_scatter", inputs, [output], reduction=op_name(opts.reduceOp))
         copies = [] if target is output else [(target, [output])]
-        return self._submitter.start(operations, opts, [output], memory, copies)
+        return self._submitter.start(call, operations, opts, [output], memory, copies)
 
     @profiled
     def all_gather(
@@ -208,9 +220,10 @@ class Collectives:
             memory += [source, target, *outputs]
             if target is not outputs[0]:
                 copies.append((target, outputs))
-        priority, key = (policy or self._policy).priority, _key_of(operations, coding)
         results = [output for outputs, _ in pairs for output in outputs]
-        return self._submitter.start(operations, opts, results, memory, copies, None, priority, key)
+        call = Call.of("all_gather", [each for _, each in pairs], results)
+        priority, key = (policy or self._policy).priority, _key_of(operations, coding)
+        return self._submitter.start(call, operations, opts, results, memory, copies, priority=priority, codec_key=key)
 
     def all_gather_list(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
         """outputs[r] is the tensor of rank r, which may have any length."""
@@ -237,8 +250,9 @@ class Collectives:
         source, target = flatten(tensors), space(everything)
         count = sum(tensor.numel() for tensor in tensors)
         operations = self._submitter.collective("all_gather", kind, count, source, target)
+        call = Call.of("all_gather", tensors, everything)
         copies = [] if target is everything[0] else [(target, everything)]
-        return self._submitter.start(operations, opts, everything, [source, target, *everything], copies)
+        return self._submitter.start(call, operations, opts, everything, [source, target, *everything], copies)
 
     @profiled
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work | None:
@@ -248,8 +262,9 @@ class Collectives:
             return None
         memory = flatten(tensors)
         operations = self._submitter.collective("broadcast", kind, tensors[0].numel(), memory, memory, opts.rootRank)
+        call = Call.of("broadcast", tensors, tensors, rank=opts.rootRank)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
-        return self._submitter.start(operations, opts, tensors, [memory], copies)
+        return self._submitter.start(call, operations, opts, tensors, [memory], copies)
 
     @profiled
     def gather(self, outputs: list[Tensor], tensor: Tensor, opts: Any) -> Work | None:
@@ -297,7 +312,7 @@ class Collectives:
     @profiled
     def barrier(self, opts: Any) -> Work:
         """Ends on no rank before it has begun on all."""
-        return self._submitter.start(self._submitter.barrier(), opts, [], [], [])
+        return self._submitter.start(Call("barrier"), self._submitter.barrier(), opts, [], [], [])
 
     @profiled
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work | None:
@@ -331,7 +346,8 @@ class Collectives:
         what = (name, root, (outputs or inputs)[0].dtype)
         operations = self._submitter.delivery(what, sent, received, source, target, same=same)
         copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
-        return self._submitter.start(operations, opts, outputs, [source, target, *outputs], copies)
+        call = Call.of(name, inputs, outputs, rank=root if name in ROOTED else None)
+        return self._submitter.start(call, operations, opts, outputs, [source, target, *outputs], copies)
 
     def _are_shards(self, pairs: Iterable[tuple[Tensor, list[Tensor]]]) -> bool:
         """Whether each pair is a shard and a whole of one dtype on the CPU, and the whole has a shard per rank."""

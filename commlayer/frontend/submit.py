@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -23,6 +24,7 @@ from ..plans.delivery import deliver
 from ..plans.plan import Plan
 from ..plans.select import Collective, Settings, plan_for
 from ..transport.base import DType, Group, Handle, Op, Qos
+from ..transport.call import Call, Calls
 from .priority import current_order, current_priority
 from .tensors import Kind, copy_back
 from .work import CommWork, JoinedHandle, ReceiveWork, join
@@ -59,6 +61,8 @@ class Submitter:
         self._priority = priority
         self._timeout = timeout
         self._plans = PlanCache()
+        self.calls = Calls()
+        """The calls of the group."""
         self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
         self._scalars: deque[CommWork] = deque()
         self._coalesced: list[CommWork] | None = None
@@ -149,16 +153,18 @@ class Submitter:
 
     def start(
         self,
+        call: Call,
         operations: Sequence[Operation],
         opts: Any,
         results: list[Tensor],
         memory: list[Tensor],
         copies: list[tuple[Tensor, list[Tensor]]],
+        *,
         qos: Qos | None = None,
         priority: int | None = None,
         codec_key: int | None = None,
     ) -> CommWork:
-        """Runs or submits operations. `memory` stays alive until they end; then `copies` (from, to) are done.
+        """Runs or submits a call's operations. `memory` stays alive until they end; then `copies` (from, to) are done.
 
         `qos` None: nothing is lost. `priority` None: that of the context (`priority.py`), else of the group.
         `codec_key` None: nothing is encoded.
@@ -168,9 +174,11 @@ class Submitter:
             timeout = self._timeout()
         timeout_s = timeout.total_seconds()
         priority = self._class() if priority is None else priority
+        self.calls.add(call)
         if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
             for operation in operations:
                 self._group.run(*operation, timeout_s=timeout_s, priority=priority)
+            call.ended_s = time.monotonic()
             copy_back(copies)
             if self._in_flight:
                 with self._lock:
@@ -184,8 +192,9 @@ class Submitter:
             self._keep(handle, memory)
             handles.append(handle)
         if not handles:
+            call.ended_s = call.submitted_s
             return CommWork(None, results)
-        joined = handles[0] if len(handles) == 1 else JoinedHandle(handles)
+        joined = call.handle = handles[0] if len(handles) == 1 else JoinedHandle(handles)
         work = CommWork(joined, results, memory, functools.partial(copy_back, copies) if copies else None)
         if len(results) == 1 and results[0].numel() == 1:
             self._keep_scalar(work)
@@ -194,7 +203,9 @@ class Submitter:
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
         """Sends `source`, the elements of `tensor` in one stretch."""
         timeout_s = self._timeout().total_seconds()
-        handle = self._group.send(
+        call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag)
+        self.calls.add(call)
+        call.handle = handle = self._group.send(
             source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._class()
         )
         if not handle.done():
@@ -204,7 +215,9 @@ class Submitter:
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
         timeout_s = self._timeout().total_seconds()
-        handle = self._group.receive(
+        call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag)
+        self.calls.add(call)
+        call.handle = handle = self._group.receive(
             target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._class()
         )
         if not handle.done():

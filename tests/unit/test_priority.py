@@ -17,6 +17,7 @@ from commlayer.frontend.submit import Submitter
 from commlayer.frontend.tensors import MOVES
 from commlayer.frontend.work import CommWork
 from commlayer.plans.settings import Settings
+from commlayer.transport.call import Call
 from tests.fake_transport import FakeHandle
 
 
@@ -46,7 +47,8 @@ def start_one_of_each(submitter: Submitter, priority: int | None = None) -> None
     tensor, opts = torch.ones(4), AllreduceOptions()
     operations = submitter.collective("broadcast", MOVES[4], 4, tensor, tensor)
     for opts.asyncOp in (True, False):
-        submitter.start(operations, opts, [tensor], [tensor], [], priority=priority)
+        call = Call("broadcast", tensor.dtype, [tensor.shape], rank=0)
+        submitter.start(call, operations, opts, [tensor], [tensor], [], priority=priority)
     if priority is None:
         submitter.send(tensor, tensor, 1, 0)
         submitter.receive(tensor, tensor, 1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,8 @@ from commlayer.frontend import submit as submit_module
 from commlayer.frontend.submit import SCALARS_KEPT, Submitter
 from commlayer.frontend.tensors import MOVES, move_kind
 from commlayer.plans.settings import Settings
+from commlayer.transport.base import Times
+from commlayer.transport.call import Call
 from tests.fake_transport import FakeHandle
 
 WHAT = ("scatter", 0, torch.float32)
@@ -50,7 +53,8 @@ def submitter_and_group() -> tuple[Submitter, StillGroup]:
 
 def broadcast(submitter: Submitter, tensor: torch.Tensor, opts: Any = None, copies: Any = ()) -> Any:
     operations = submitter.collective("broadcast", MOVES[4], tensor.numel(), tensor, tensor)
-    return submitter.start(operations, opts or AllreduceOptions(), [tensor], [tensor], list(copies))
+    call = Call("broadcast", tensor.dtype, [tensor.shape], rank=0)
+    return submitter.start(call, operations, opts or AllreduceOptions(), [tensor], [tensor], list(copies))
 
 
 def test_a_long_receive_holds_no_memory_of_other_operations() -> None:
@@ -183,3 +187,27 @@ def test_scalars_without_a_wait_are_not_kept_for_ever(monkeypatch: pytest.Monkey
     for _ in range(3000):
         broadcast(submitter, torch.ones(1))
     assert len(submitter._scalars) <= 1000
+
+
+def test_calls_are_noted_with_their_times() -> None:
+    submitter, group = submitter_and_group()
+    begin_s = time.monotonic()
+    broadcast(submitter, torch.ones(2))
+    receiving = torch.ones(3)
+    submitter.send(receiving, receiving, 1, 5)
+    submitter.receive(receiving, receiving, None, 5)
+    empty = torch.ones(0)
+    submitter.start(Call("all_reduce", empty.dtype, [empty.shape]), [], AllreduceOptions(), [empty], [empty], [])
+    calls = list(submitter.calls.latest)
+    assert [call.title() for call in calls] == ["broadcast 1", "send 1", "receive 2", "all_reduce 2"]
+    assert [call.arguments() for call in calls] == [
+        "of float32 [2] from rank 0",
+        "of float32 [3] to rank 1, tag 5",
+        "of float32 [3] from any rank, tag 5",
+        "of float32 [0]",
+    ]
+    assert begin_s <= calls[0].submitted_s <= calls[3].submitted_s <= time.monotonic()
+    assert calls[0].times() is None
+    group.handles[0].end(None, Times(1.0, 2.0, 3.0))
+    assert calls[0].times() == Times(1.0, 2.0, 3.0)
+    assert calls[3].elapsed_s() == 0.0

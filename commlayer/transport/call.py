@@ -1,0 +1,136 @@
+"""`Call`: one call of a collective, send or receive; `Calls`: those of one group, numbered.
+
+Errors, the flight recorder and the profiler describe operations with it. A call keeps shapes, and no tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from .base import Handle, Times
+
+KEPT = 16
+"""The latest calls that a group keeps."""
+
+SHAPES_SHOWN = 3
+"""Shapes of a list of tensors that the text of a call shows."""
+
+ROOTED = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "send": "to", "receive": "from"}
+"""Operations with a rank of their own, and the preposition before it."""
+
+Shapes = Sequence[Sequence[int]]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Call:
+    """One call. Ranks are ranks of the group, times are seconds on the clock of `time.monotonic()`."""
+
+    name: str
+    """As `torch.distributed` names it: all_reduce, broadcast, send, receive."""
+    dtype: Any = None
+    """The torch.dtype of its tensors; None for a barrier."""
+    inputs: Shapes = ()
+    outputs: Shapes = ()
+    reduction: str = ""
+    """SUM, AVG and so on; empty where nothing is reduced."""
+    rank: int | None = None
+    """The root of a rooted collective, or the other rank of a message; None: none, or any source."""
+    tag: int | None = None
+    """Of a message; None: a collective."""
+    signed: tuple[object, ...] = ()
+    """Loss settings on which the ranks must agree: `OperationPolicy.signed`."""
+
+    sequence: int = 0
+    """Its number in the group, from 1. Collectives have the same numbers on all ranks; messages count by themselves."""
+    submitted_s: float = 0.0
+    ended_s: float | None = None
+    """When it ended, of a call that ended before it returned."""
+    handle: Handle | None = None
+    """Its operation, of a call that returned before it ended."""
+
+    @staticmethod
+    def of(
+        name: str,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *,
+        reduction: str = "",
+        rank: int | None = None,
+        signed: tuple[object, ...] = (),
+    ) -> Call:
+        """The call of a collective with these tensors."""
+        shapes = [tensor.shape for tensor in inputs]
+        results = shapes if outputs is inputs else [tensor.shape for tensor in outputs]
+        return Call(name, (inputs or outputs)[0].dtype, shapes, results, reduction, rank, None, signed)
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.tag is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's inputs, or of its outputs if it has no inputs."""
+        return sum(map(math.prod, self.inputs or self.outputs)) * (self.dtype.itemsize if self.dtype else 0)
+
+    def times(self) -> Times | None:
+        """When it was submitted, moved its first byte, and ended. None while it runs."""
+        if self.ended_s is not None:
+            return Times(self.submitted_s, None, self.ended_s)
+        return None if self.handle is None else self.handle.times()
+
+    def elapsed_s(self) -> float:
+        """Seconds from the call to its end, or until now."""
+        times = self.times()
+        return (time.monotonic() if times is None else times.ended_s) - self.submitted_s
+
+    def title(self) -> str:
+        """Name and number: `all_reduce 41`."""
+        return f"{self.name} {self.sequence}"
+
+    def arguments(self, ranks: Sequence[int] = ()) -> str:
+        """Its arguments: `of float32 [1000], SUM`. `ranks`: the numbers to show, by rank of the group."""
+        parts = []
+        shapes = self.inputs or self.outputs
+        if shapes:
+            shown = ", ".join(str(list(shape)) for shape in shapes[:SHAPES_SHOWN])
+            more = f" and {len(shapes) - SHAPES_SHOWN} more" if len(shapes) > SHAPES_SHOWN else ""
+            parts.append(f"of {str(self.dtype).removeprefix('torch.')} {shown}{more}")
+        if self.name in ROOTED and (self.rank is not None or self.is_message):
+            number = "any rank" if self.rank is None else f"rank {ranks[self.rank] if ranks else self.rank}"
+            parts.append(f"{ROOTED[self.name]} {number}")
+        text = " ".join(parts)
+        details = [text] if text else []
+        if self.reduction:
+            details.append(self.reduction)
+        if self.tag:
+            details.append(f"tag {self.tag}")
+        if self.signed:
+            details.append(f"losses {self.signed}")
+        return ", ".join(details)
+
+
+class Calls:
+    """The calls of one group on this rank: numbers them, and keeps the latest."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._collectives = itertools.count(1)
+        self._messages = itertools.count(1)
+        self.latest: deque[Call] = deque(maxlen=kept)
+        self.collective_count = 0
+        """Number of the latest collective."""
+
+    def add(self, call: Call) -> None:
+        """Numbers a call that is about to start, and notes the time."""
+        if call.tag is None:
+            call.sequence = self.collective_count = next(self._collectives)
+        else:
+            call.sequence = next(self._messages)
+        call.submitted_s = time.monotonic()
+        self.latest.append(call)
