@@ -148,6 +148,11 @@ class WeightAllGather(Encoded):
         self._group: dist.ProcessGroup | None = None
         """That of the shards: the largest one."""
 
+    def set_priority(self, priority: int) -> None:
+        """Gives the next gathers this class, encoded or not."""
+        self.policy = dataclasses.replace(self.policy, priority=priority)
+        self._again = dataclasses.replace(self._again, priority=priority)
+
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Work | None:

@@ -159,19 +159,17 @@ def parameter_groups(model: nn.Module, policy: Policy | None, who: str) -> dict[
     return found
 
 
-class UrgentAllGather(WeightAllGather):
-    """The `AllGather` that an overlap gives a module."""
-
-
 def defer_collectives(groups: dict[Any, Any], policy: Policy | None, handle: Starter, first: int = 0) -> None:
     """Gives modules a reduce-scatter that `handle` starts, and an urgent all-gather. They get numbers from `first`."""
     for number, (module, group) in enumerate(groups.items(), first):
         comm = DeferredReduceScatter(_given_policy(group), policy, 3 * number, handle, group)
         module.set_custom_reduce_scatter(comm)
         gather = getattr(group, "_all_gather_comm", None)
-        if not isinstance(gather, WeightAllGather) or isinstance(gather, UrgentAllGather):
+        if isinstance(gather, WeightAllGather):  # of compress_fsdp, or of an earlier overlap
+            gather.set_priority(URGENT)
+        else:
             of_weights = dataclasses.replace(comm.policy, codec="none", priority=URGENT)
-            module.set_custom_all_gather(UrgentAllGather(of_weights, 3 * number + 1))
+            module.set_custom_all_gather(WeightAllGather(of_weights, 3 * number + 1))
 
 
 def _given_policy(group: Any) -> Policy | None:

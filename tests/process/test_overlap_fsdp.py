@@ -181,6 +181,13 @@ def test_classes_and_waits(rank: int, size: int) -> None:
 
 
 @ranks.on(2, on_fake)
+def test_encoded_weights_are_urgent_too(rank: int, size: int) -> None:
+    training = Training(rank, overlapped=True, make=OPTIMIZERS["SGD"], options={"codec": "int8"})
+    gathers = [each._get_fsdp_state()._fsdp_param_groups[0]._all_gather_comm for each in training.model[:LAYERS]]
+    assert {(each.policy.codec, each.policy.priority) for each in gathers} == {("bf16", 0)}
+
+
+@ranks.on(2, on_fake)
 def test_an_error_has_its_type_at_the_wait(rank: int, size: int) -> None:
     training = Training(rank, overlapped=True, make=OPTIMIZERS["SGD"], options={})
     assert training.handle is not None
