@@ -38,6 +38,8 @@ TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 BUSY_MAX = 0.25
 """Of the machine's CPU, in a valid row."""
+REPEATS = 2
+"""Of a job that ran beside another load, at most."""
 LIMIT_S = 120.0
 """A rank whose job takes longer prints its stack and ends, which ends the others."""
 
@@ -95,7 +97,7 @@ def serve(
     """On each rank: runs the jobs, each in a process group of its `backend`; rank 0 writes their logs.
 
     A job is a table with `system` and perhaps `tcp_cc`. `train` gets the job and the whole request, and returns its
-    log: `step_s`, and the fields of `busy`.
+    log: `step_s`, and the fields of `busy`. A job that ran beside another load is repeated, whatever its steps took.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
@@ -104,19 +106,30 @@ def serve(
     default_tcp_cc = TCP_CC.read_text()
     content = json.loads(request.read_text())
     for number, job in enumerate(content["jobs"]):
-        faulthandler.dump_traceback_later(limit_s, exit=True)
         TCP_CC.write_text(job.get("tcp_cc") or default_tcp_cc)
-        prefixed = dist.PrefixStore(f"job {number}", store)
-        dist.init_process_group(backend(job), store=prefixed, rank=rank, world_size=world)
-        log = {"job": job, **train(job, content)}
+        for attempt in range(1 + REPEATS):
+            faulthandler.dump_traceback_later(limit_s, exit=True)
+            prefixed = dist.PrefixStore(f"job {number}.{attempt}", store)
+            dist.init_process_group(backend(job), store=prefixed, rank=rank, world_size=world)
+            log = {"job": job, "repeats": attempt, **train(job, content)}
+            if rank == 0:
+                prefixed.set("is disturbed", str(int(is_disturbed(log))))
+                used = f"{log['busy']:.0%} busy, {log['of_ranks']:.0%} by ranks"
+                print(f"{job['system']}: {step_s(log) * 1e3:.0f} ms, {used}", flush=True)
+            again = prefixed.get("is disturbed") == b"1"
+            dist.barrier()
+            dist.destroy_process_group()
+            gc.collect()  # groups in reference cycles, whose threads would charge the next jobs
+            if not again:
+                break
         if rank == 0:
             with written.open("a") as out:
                 out.write(json.dumps(log) + "\n")
-            used = f"{log['busy']:.0%} busy, {log['of_ranks']:.0%} by ranks"
-            print(f"{job['system']}: {step_s(log) * 1e3:.0f} ms, {used}", flush=True)
-        dist.barrier()
-        dist.destroy_process_group()
-        gc.collect()  # groups in reference cycles, whose threads would charge the next jobs
+
+
+def is_disturbed(log: Log) -> bool:
+    """Whether the row would be void, and not by the load of the ranks themselves."""
+    return bool(log["of_ranks"] <= BUSY_MAX < log["busy"])
 
 
 def busy(cpu: CpuTime, seconds: float) -> dict[str, float]:

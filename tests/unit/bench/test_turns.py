@@ -54,6 +54,11 @@ def test_the_busy_share_is_of_all_cores(monkeypatch: pytest.MonkeyPatch) -> None
     assert turns.busy(CpuTime(process_s=1.0, machine_s=10.0, softirq_s=0.0), 20.0) == {"busy": 0.125, "of_ranks": 0.1}
 
 
+@pytest.mark.parametrize(("of_ranks", "machine", "again"), [(0.2, 0.3, True), (0.2, 0.25, False), (0.3, 0.9, False)])
+def test_a_job_is_repeated_beside_another_load(of_ranks: float, machine: float, again: bool) -> None:
+    assert turns.is_disturbed({"of_ranks": of_ranks, "busy": machine}) == again
+
+
 def test_logs_by_system_keep_the_order_of_rounds() -> None:
     runs: list[dict[str, Any]] = [{"job": {"system": name}, "step_s": [value]} for name, value in ("a1", "b2", "a3")]
     found = turns.by_system(runs)
