@@ -63,6 +63,8 @@ LIMIT_S = 300.0
 LARGE = Case("large", ranks=4, replicas=2, microbatches=16, chunks=4, forward_s=0.05, rate_bps=12.5e6, share=0.44)
 SMALL = Case("small", ranks=2, replicas=2, microbatches=16, chunks=4, forward_s=0.025, rate_bps=50e6, share=0.44)
 CASES = {case.name: case for case in (LARGE, SMALL)}
+LEFT_OUT = {LARGE.name: {FSDP_INTERLEAVED}}
+"""Slower than another stock schedule in the small case, and by the model: it would take a sixth of the time."""
 
 STOCK = (FSDP_INTERLEAVED, FSDP_LOOPED)
 FREE = (FIFO, FIFO_GLOO)
@@ -207,9 +209,10 @@ def verdicts_of(measured: Measured) -> list[str]:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     case = measured.case
     for names, ours in TARGETS:
-        if not {*names, ours} <= measured.logs.keys():
+        run = [name for name in names if name in measured.logs]
+        if not run or ours not in measured.logs:
             continue
-        best = measured.best_of(names)
+        best = measured.best_of(run)
         ratios, wanted = measured.ratios(best, ours), target(case, names, ours)
         cells = [
             f"`{ours}`",
@@ -304,7 +307,8 @@ def measure_all(only: str | None, rounds: int, slower: float) -> dict[str, Any]:
     content = kept()
     for name, case in CASES.items():
         if only in (None, name):
-            content["cases"][name] = measure(slowed(case, slower), list(SYSTEMS), rounds)
+            names = [each for each in SYSTEMS if each not in LEFT_OUT.get(name, ())]
+            content["cases"][name] = measure(slowed(case, slower), names, rounds)
             keep(content)
     if only in (None, "sweep"):
         points = pipeline_sweep.selection(slowed(SMALL, slower))
