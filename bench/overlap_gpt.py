@@ -118,8 +118,8 @@ def table(content: dict[str, Any]) -> str:
     log, count = content["runs"][0], len(next(iter(rows(content["runs"]).values())).plain)
     conditions = (
         f"{log['parameters']:,} parameters, {log['ranks']} ranks, buckets of {BUCKET_MB:g} MB. Network: {network}. "
-        f"Median of {count} rounds (95 % interval); target: {SLACK:g} x the longer one of computing and communication, "
-        f"and a bucket. {turns.measured_on(content, 'overlap_gpt')}"
+        f"{turns.about_rounds(count)} Target: {SLACK:g} x the longer one of computing and communication, and a bucket. "
+        f"{turns.measured_on(content, 'overlap_gpt')}"
     )
     return "\n".join(lines) + "\n\n" + conditions
 
