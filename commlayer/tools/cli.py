@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import platform
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,11 +24,26 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 2
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
+)
+
+
+def _show_versions(wanted: bool) -> None:
+    if wanted:
+        names = " ".join(f"{name} {metadata.version(name)}," for name in ("commlayer", "torch"))
+        print(f"{names} Python {platform.python_version()}, {platform.machine()}")
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_versions, is_eager=True, help="Show versions and exit")
+    ] = False,
+) -> None:
     """commlayer: a communication layer for distributed training with PyTorch."""
 
 

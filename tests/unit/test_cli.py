@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,37 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spec, int]]:
 
 def bench(*arguments: str) -> Any:
     return RUNNER.invoke(cli.app, ["bench", *arguments])
+
+
+def test_version_names_the_packages_and_python() -> None:
+    result = RUNNER.invoke(cli.app, ["--version"])
+    torch = metadata.version("torch")
+    assert result.output.startswith(f"commlayer {metadata.version('commlayer')}, torch {torch}, Python 3.")
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["", "bench", "bench codec", "dissect", "emulate"])
+def test_every_command_has_both_flags_of_help(command: str) -> None:
+    short, long = (RUNNER.invoke(cli.app, [*command.split(), flag]) for flag in ("-h", "--help"))
+    assert short.exit_code == long.exit_code == 0
+    assert short.output == long.output
+    assert re.search(r"--help +-h|-h, --help", short.output)
+
+
+def complete(*words: str) -> list[str]:
+    """What the Tab key offers in bash behind these words."""
+    environ = {
+        "_COMMLAYER_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(["commlayer", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    return str(RUNNER.invoke(cli.app, [], env=environ, prog_name="commlayer").output).split()
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    assert complete("em") == ["emulate"]
+    assert complete("emulate", "--che") == ["--check"]
+    assert complete("bench", "--tcp") == ["--tcp-cc"]
 
 
 def test_arguments_become_the_spec(started: list[tuple[Spec, int]], tmp_path: Path) -> None:
