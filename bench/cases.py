@@ -68,7 +68,7 @@ class Case:
     def command(self, backends: Iterable[str], rounds: int, iters: int) -> str:
         """The arguments of `commlayer bench`."""
         return (
-            f"{self.arguments} --scenario bench/scenarios/{self.scenario}.toml --backends {','.join(backends)} "
+            f"{self.arguments} --scenario {self.scenario} --backends {','.join(backends)} "
             f"--rounds {rounds} --iters {iters} --warmup 1 --timeout 120"
         )
 

@@ -1,7 +1,7 @@
 """Losses of the Megatron example on gloo and on commlayer: a table for docs/megatron.md.
 
-    python -m bench.megatron                                          4 ranks on this machine (`make megatron`)
-    python -m bench.megatron --scenario bench/scenarios/loss1.toml    4 emulated hosts (root)
+    python -m bench.megatron                     4 ranks on this machine (`make megatron`)
+    python -m bench.megatron --scenario loss1    4 emulated hosts (root)
 
 Each layout runs with Megatron's own order and in the two forms of examples/megatron/segments.py. Without clipping all
 losses must be those of gloo, bit by bit. With clipping, the sum of four ranks' norms is rounded in the backend's order.
@@ -35,17 +35,17 @@ class Run:
     segments: str = "none"
     clip: float = 1.0
 
-    def command(self, scenario: Path | None) -> list[str]:
+    def command(self, scenario: str | None) -> list[str]:
         """The job on this machine, or on the hosts of a scenario."""
         if scenario is None:
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m"]
         else:
-            start = [sys.executable, "-c", "from commlayer.tools.cli import app; app()", "emulate", str(scenario), "--"]
+            start = [sys.executable, "-c", "from commlayer.tools.cli import app; app()", "emulate", scenario, "--"]
             start += [sys.executable, "-m"]
         chosen = ["--backend", self.backend, "--segments", self.segments, "--clip", str(self.clip)]
         return [*start, "examples.megatron.job", *LAYOUTS[self.layout], *chosen]
 
-    def losses(self, scenario: Path | None) -> list[float]:
+    def losses(self, scenario: str | None) -> list[float]:
         """Runs the job. Raises CalledProcessError, and shows the output, if it fails."""
         done = subprocess.run(
             self.command(scenario), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -102,7 +102,7 @@ def table(measured: Sequence[tuple[Run, list[float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", type=Path, help="scenario of `commlayer emulate`; otherwise this machine")
+    parser.add_argument("--scenario", help="scenario of `commlayer emulate`; otherwise this machine")
     options = parser.parse_args()
     measured = []
     for run in runs():

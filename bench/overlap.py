@@ -41,7 +41,7 @@ from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap.json"
-SCENARIO = ROOT / "bench/scenarios/overlap.toml"
+SCENARIO = "overlap"
 
 LAYERS = 8
 FORWARD_S = 0.025

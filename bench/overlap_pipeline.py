@@ -55,7 +55,7 @@ from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap_pipeline.json"
-SCENARIO = ROOT / "bench/scenarios/overlap.toml"
+SCENARIO = "overlap"
 PICTURE = ROOT / "docs/overlap_pipeline.svg"
 ROUNDS = 6
 LIMIT_S = 300.0

@@ -39,7 +39,7 @@ from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap_tp.json"
-SCENARIO = ROOT / "bench/scenarios/overlap.toml"
+SCENARIO = "overlap"
 
 FORWARD_S = 0.06
 """Of a layer and the whole batch, on links that are not slowed down; its backward pass takes twice as long."""

@@ -300,8 +300,7 @@ def in_turns(chosen: Sequence[Job], seeds: Sequence[int], training: dict[str, An
 
 def measure_scenario(name: str, *, quick: bool) -> dict[str, Any]:
     """Tunes and trains. Raises RuntimeError if a job did not run."""
-    path = ROOT / f"bench/scenarios/{name}.toml"
-    scenario, about = Scenario.read(path), machine.facts()
+    scenario, about = Scenario.read(name), machine.facts()
 
     def run(stage: str, jobs: list[Job]) -> list[Log]:
         print(f"## {name}: {stage}, {len(jobs)} jobs", flush=True)

@@ -1,6 +1,6 @@
 """Measured training jobs: each rank runs a list of jobs, one after another, and rank 0 writes their logs.
 
-    commlayer emulate bench/scenarios/loss1_100.toml -- python -m bench.training jobs.json logs.jsonl
+    commlayer emulate loss1_100 -- python -m bench.training jobs.json logs.jsonl
 
 The model and the text are those of examples/train_gpt.py. Every 16th stretch of the text is held out for validation.
 The ranks run all jobs, so that torch is loaded once; each job has its own process group, connections and seed.

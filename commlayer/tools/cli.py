@@ -10,17 +10,16 @@ import re
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from .bench.sizes import parse_rate, parse_size, sweep
+from .bench.sizes import parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
-
-if TYPE_CHECKING:
-    from .emulate.scenario import Scenario
+from .emulate.command import OwnOptions
+from .emulate.rate import parse_rate
 
 EXIT_FAILED = 2
 
@@ -93,7 +92,9 @@ def collectives(
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds after which a collective has failed")] = 300,
     netns: Annotated[int | None, typer.Option(help="Number of hosts to emulate as network namespaces (root)")] = None,
-    rate: Annotated[str | None, typer.Option(help="Link rate of each host, such as 200M (bit/s)")] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Link rate of each host in bit/s, such as 200M, 1G or 200mbit")
+    ] = None,
     loss: Annotated[float | None, typer.Option(help="Share of packets that a link loses: 0.01 is 1 %")] = None,
     buffer_packets: Annotated[
         int | None, typer.Option(help="Packets that fit into the buffer of a switch port (default 256)")
@@ -103,7 +104,9 @@ def collectives(
     tcp_cc: Annotated[
         str | None, typer.Option(help="Comma-separated TCP congestion controls; gloo runs once with each")
     ] = None,
-    scenario: Annotated[Path | None, typer.Option(help="File of a network to emulate, instead of --netns")] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="Network to emulate, instead of --netns: a file, or a name as loss1")
+    ] = None,
 ) -> None:
     """Measure collectives of several torch.distributed backends side by side, as nccl-tests does.
 
@@ -251,14 +254,17 @@ def dissect(
         console.print(f"... and {len(found) - limit} more")
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=OwnOptions)
 def emulate(
-    scenario: Annotated[Path | None, typer.Argument(help="TOML file of the network, as in bench/scenarios")] = None,
-    command: Annotated[list[str] | None, typer.Argument(help="-- and the command of every rank")] = None,
+    scenario: Annotated[
+        str | None, typer.Argument(help="TOML file of the network, or a name that --list shows: clean200, loss1, ...")
+    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command of a rank")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Measure the emulated links and compare them with the file")
     ] = False,
     clean: Annotated[bool, typer.Option("--clean", help="Remove the namespaces of crashed emulations")] = False,
+    list_shipped: Annotated[bool, typer.Option("--list", help="Show the scenarios that come with commlayer")] = False,
     ranks_per_host: Annotated[
         int | None, typer.Option(help="Ranks per host, instead of the number in the file")
     ] = None,
@@ -271,17 +277,19 @@ def emulate(
     Every rank gets the environment that torchrun sets. Exit status: that of the first rank that failed; 2 if the
     network could not be emulated; 1 if --check found a link unlike its description.
     """
-    from .emulate import namespace, tcp
-    from .emulate.scenario import Scenario
+    from .emulate import command as emulation
+    from .emulate.scenario import Scenario, shipped
 
-    error_console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    def note(text: str, style: str | None = None) -> None:
+        console.print(f"commlayer emulate: {text}", style=style)
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
+        if list_shipped:
+            print("\n".join(f"{name:<16}  {Scenario.read(name)}" for name in shipped()))
+            return
         if clean:
-            if (reason := namespace.missing()) is not None:
-                raise RuntimeError(reason)
-            for name in namespace.remove_stale():
-                error_console.print(f"commlayer emulate: removed {name}")
-            tcp.put_back()
+            emulation.clean(note)
             if not command and not check:
                 return
         if not 0 <= grace_s < math.inf:
@@ -291,37 +299,8 @@ def emulate(
         network = Scenario.read(scenario)
         if ranks_per_host is not None:
             network = dataclasses.replace(network, ranks_per_host=ranks_per_host)
-        status = _emulate(network, command or [], check, grace_s, error_console)
+        status = emulation.emulate(network, command or [], check=check, grace_s=grace_s, note=note)
     except (ValueError, RuntimeError) as error:
-        error_console.print(f"commlayer emulate: {error}", style="red")
+        note(str(error), "red")
         raise typer.Exit(EXIT_FAILED) from error
     raise typer.Exit(status)
-
-
-def _emulate(scenario: Scenario, command: list[str], check: bool, grace_s: float, error_console: Console) -> int:
-    from .emulate.check import check as measure
-    from .emulate.network import Network
-    from .emulate.ranks import run, terminable
-    from .emulate.stress import Stress
-
-    def note(line: str) -> None:
-        error_console.print(f"commlayer emulate: {line}")
-
-    with terminable(), Network(scenario) as network:
-        note(str(scenario))
-        if network.delayed_by is not None:
-            note(f"delay is made by {network.delayed_by}")
-        good = True
-        for figure in measure(network) if check else ():
-            good = good and figure.good
-            print(
-                f"{'ok ' if figure.good else 'BAD'}  {figure.what}: declared {figure.declared}, "
-                f"measured {figure.measured}",
-                flush=True,
-            )
-        if command and not good:
-            note("a link is unlike its description, so the command was not run; leave --check out to run it anyway")
-        if not command or not good:
-            return 0 if good else 1
-        with Stress(network, note) as stress:
-            return run(network, command, grace_s=grace_s, trouble=lambda: stress.error, note=note)

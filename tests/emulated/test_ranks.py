@@ -58,6 +58,30 @@ def test_torch_ranks_find_each_other(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] [1.0, 1.0, 1.0]" for rank in range(2)]
 
 
+def test_torchrun_meets_by_host_name(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import socket, torch, torch.distributed as d; d.init_process_group('gloo'); t = torch.ones(1);"
+        "d.all_reduce(t); print(socket.gethostname(), t.item()); d.destroy_process_group()"
+    )
+    meeting = "--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint host0:29400"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *meeting.split(), str(script)]
+    done = run(emulate(tmp_path, "hosts = 2\n[[nic]]\n[[nic]]\n", *torchrun))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] host0 2.0", "[1] host1 2.0"]
+
+
+def test_every_nic_has_a_name_and_the_machine_keeps_its_own(tmp_path: Path) -> None:
+    before = Path("/etc/hosts").read_text()
+    done = run(emulate(tmp_path, "hosts = 2\n[[nic]]\n[[nic]]\n", "getent", "hosts", "host0", "host1-eth1"))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert sorted(lines) == [
+        [f"[{rank}]", *each] for rank in range(2) for each in (["10.87.0.1", "host0"], ["10.87.1.2", "host1-eth1"])
+    ]
+    assert Path("/etc/hosts").read_text() == before
+
+
 @pytest.mark.parametrize(
     ("ending", "status", "how"),
     [

@@ -159,6 +159,11 @@ def test_a_scenario_file_is_the_network(started: list[tuple[Spec, int]], tmp_pat
     ("arguments", "message"),
     [
         ([], "name a scenario"),
+        (["--rate", "200M", "s.toml", "--", "true"], "No such option: --rate"),
+        (["s.toml", "python", "train.py"], "'python train.py': put -- before the command"),
+        (["s.toml", "python", "--", "train.py"], "'python': put -- before the command"),
+        (["s.toml", "train.py", "--lr", "3"], "No such option: --lr"),
+        (["loss2", "--", "true"], "scenario 'loss2': no such file here; shipped scenarios: "),
         (["s.toml"], "and a command"),
         (["nowhere.toml", "--", "true"], "nowhere.toml: No such file"),
         (["s.toml", "--", "true"], "s.toml: hosts = 0: use 1 to"),
@@ -181,6 +186,25 @@ def test_emulate_names_the_mistake(
     assert message in result.output
 
 
+def test_words_behind_the_dashes_are_the_command_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def record(scenario: Scenario, command: list[str], **options: Any) -> int:
+        started.append((scenario, command, options["grace_s"]))
+        return 3
+
+    monkeypatch.setattr("commlayer.tools.emulate.command.emulate", record)
+    words = ["loss1", "--grace", "4", "--", "train", "--grace", "5", "--help", "--", "-x"]
+    assert RUNNER.invoke(cli.app, ["emulate", *words]).exit_code == 3
+    assert started == [(Scenario.read("loss1"), words[4:], 4.0)]
+
+
+def test_shipped_scenarios_are_listed() -> None:
+    result = RUNNER.invoke(cli.app, ["emulate", "--list"])
+    assert result.exit_code == 0
+    assert re.search(r"^loss1 +4 hosts; NIC 0: 200 Mbit/s, loss 1.00%", result.output, re.MULTILINE)
+
+
 def test_clean_needs_no_scenario_and_bears_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(namespace, "missing", lambda: None)
     monkeypatch.setattr(namespace, "remove_stale", lambda: ["cl1-1-0h0"])
@@ -201,8 +225,8 @@ def test_a_command_that_a_check_keeps_from_running_is_named(monkeypatch: pytest.
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr("commlayer.tools.emulate.network.Network", Built)
-    monkeypatch.setattr("commlayer.tools.emulate.check.check", lambda _: [Figure("loss", "1%", "3%", good=False)])
+    monkeypatch.setattr("commlayer.tools.emulate.command.Network", Built)
+    monkeypatch.setattr("commlayer.tools.emulate.command.measure", lambda _: [Figure("loss", "1%", "3%", good=False)])
     path = tmp_path / "s.toml"
     path.write_text("hosts = 2")
     result = RUNNER.invoke(cli.app, ["emulate", str(path), "--check", "--", "python", "train.py"])

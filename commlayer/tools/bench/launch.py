@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from ..emulate import tcp
+from ..emulate.meter import Meter
 from ..emulate.namespace import EmulationError
 from ..emulate.network import Network
 from ..emulate.ranks import terminable, wait
@@ -57,14 +58,16 @@ def launch(spec: Spec, ranks: int) -> int:
         # traffic and timetable begin with the measurement, not with the start of the ranks
         ready = Path(folder, "ready")
         events: list[tuple[float, str]] = []
-        stress = Stress(network, lambda line: events.append((time.monotonic(), line)))
+        stress, meter = Stress(network, lambda line: events.append((time.monotonic(), line))), Meter(network)
 
         def begin() -> None:
             if ready.exists() and not begun:
-                begun.append(stack.enter_context(stress))
+                begun.append(True)
+                stack.enter_context(stress)
+                stack.enter_context(meter)
                 ready.unlink()
 
-        begun: list[Stress] = []
+        begun: list[bool] = []
         status = _run_ranks(
             dataclasses.replace(spec, ready_path=str(ready)),
             ranks,
@@ -74,8 +77,11 @@ def launch(spec: Spec, ranks: int) -> int:
         )
         if stress.error is not None:
             raise EmulationError(stress.error)
-    if events and spec.json_path is not None and Path(spec.json_path).exists():
-        report.add_events(Path(spec.json_path), events)
+        shortfall = meter.shortfall
+    if shortfall is not None:
+        sys.stderr.write(f"commlayer bench: {shortfall}\n")
+    if (events or shortfall) and spec.json_path is not None and Path(spec.json_path).exists():
+        report.add_network(Path(spec.json_path), events, shortfall)
     return status
 
 
@@ -96,7 +102,7 @@ def _run_ranks(
     package_root = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH")
     environment = {
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns for each address without a name; a namespace has no names
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # as in ranks.py
         **os.environ,
         **environment,
         "WORLD_SIZE": str(ranks),

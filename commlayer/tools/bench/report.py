@@ -175,8 +175,13 @@ def document(spec: Spec, world: int, facts: dict[str, Any], results: Sequence[di
     }
 
 
-def add_events(path: Path, events: Sequence[tuple[float, str]]) -> None:
-    """Adds the events of the network to the JSON of a run, with their times by the clock of `began_s`."""
+def add_network(path: Path, events: Sequence[tuple[float, str]], shortfall: str | None) -> None:
+    """Adds the events of the network to the JSON of a run, with their times by the clock of `began_s`, and in how far
+    the machine did not keep up with the network (`Meter.shortfall`).
+    """
     content = json.loads(path.read_text())
-    content["events"] = [{"at_s": at_s, "event": event} for at_s, event in events]
+    if events:
+        content["events"] = [{"at_s": at_s, "event": event} for at_s, event in events]
+    if shortfall is not None:
+        content["shortfall"] = shortfall
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Sizes and rates in text: 4K is 4096 bytes, 200M is 200 000 000 bit/s."""
+"""Sizes in text: 4K is 4096 bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
 
 def parse_size(text: str) -> int:
@@ -21,14 +20,6 @@ def parse_size(text: str) -> int:
     if size_bytes != int(size_bytes):
         raise ValueError(f"size {text!r} is {size_bytes} bytes: expected a whole number")
     return int(size_bytes)
-
-
-def parse_rate(text: str) -> float:
-    """Bits per second from "200M", "1G", "50Mbit" (powers of 1000, as for links and `tc`). Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:BIT|BPS|BIT/S)?", text.strip().upper())
-    if match is None or float(match[1]) == 0:
-        raise ValueError(f"rate {text!r}: expected bits per second such as 200M or 1G")
-    return float(match[1]) * _DECIMAL[match[2]]
 
 
 def format_size(size_bytes: int) -> str:

@@ -23,7 +23,8 @@ class Link:
     """Rate and queue hold for both directions. Loss and delay apply to packets that arrive at the host."""
 
     rate_bps: float | None = None
-    """Bits per second, counted on Ethernet frames without FCS, as HTB counts; None: not shaped."""
+    """Bits per second, counted on Ethernet frames without FCS, as HTB counts; None: not shaped. In a file also text:
+    "200M", "1G"."""
     loss: float = 0.0
     """Share of arriving IP packets that are lost, TCP and UDP alike. 1: all packets."""
     loss_burst_packets: float = 1.0

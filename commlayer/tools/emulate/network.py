@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import delay, link, loss, namespace, tcp
+from . import delay, hosts, link, loss, namespace, tcp
 from .event import Event
 from .link import Link
 from .namespace import EmulationError, call
@@ -114,10 +114,18 @@ class Network:
 
     # ---- changes while it runs
 
+    def current_link(self, host: int, nic: int) -> Link:
+        """The link as it is now, after the events so far."""
+        return self._links[host][nic]
+
+    def switch_port(self, host: int, nic: int) -> str:
+        """The switch's interface to a NIC, in namespace `switch`."""
+        return f"h{host}n{nic}"
+
     def apply(self, event: Event) -> None:
         """Applies the event now, whatever its time."""
         for nic in self.scenario.nics_of(event.nic):
-            now, port = self._links[event.host][nic], f"h{event.host}n{nic}"
+            now, port = self._links[event.host][nic], self.switch_port(event.host, nic)
             if event.action in ("link_down", "link_up"):
                 # at the switch's end: the host loses its carrier, as with a cable, and keeps address and route
                 call(f"ip -n {self.switch} link set {port} {event.action.removeprefix('link_')}")
@@ -171,7 +179,7 @@ class Network:
             call(f"ip netns add {name}")
             call(f"ip -n {name} link set lo up")
             for nic, of in enumerate(links):
-                self._connect(name, f"h{host}n{nic}", nic, self.address(host, nic), of)
+                self._connect(name, self.switch_port(host, nic), nic, self.address(host, nic), of)
             if any(of.loss for of in links):
                 self._lose(host)
             if any(of.delay_ms for of in links):
@@ -201,7 +209,7 @@ class Network:
             call(f"ip -n {where} link set {device} up")
 
     def _queues(self, host: int, nic: int, commands: list[str]) -> None:
-        for where, device in ((self.switch, f"h{host}n{nic}"), (self.name(host), f"eth{nic}")):
+        for where, device in ((self.switch, self.switch_port(host, nic)), (self.name(host), f"eth{nic}")):
             call(f"tc -n {where} -batch -", "\n".join(command.format(device) for command in [*commands, ""]))
 
     def _lose(self, host: int) -> None:
@@ -220,14 +228,20 @@ class Network:
                 delay.add_netem(name, nic, self.interfaces[nic], of)
 
     def _anchor(self, host: int) -> subprocess.Popen[str]:
-        """A process that holds the host's namespaces: its own host name, IPC and /dev/shm beside the network.
+        """A process that holds the host's namespaces: host name, /etc/hosts, IPC and /dev/shm beside the network.
 
-        Without them, ranks on different hosts could share memory and bypass the link. The process ends when its
+        Without the last two, ranks on different hosts could share memory and bypass the link. The process ends when its
         standard input closes, so it cannot outlive this process.
         """
-        script = f"mount -t tmpfs tmpfs /dev/shm && hostname {self.name(host)} && echo ready && exec cat"
+        script = (
+            "mount -t tmpfs tmpfs /dev/shm"
+            f' && printf %s "$1" >/dev/shm/hosts && mount --bind /dev/shm/hosts {hosts.FILE} && rm /dev/shm/hosts'
+            f" && hostname {hosts.name(host)} && echo ready && exec cat"
+        )
+        names = hosts.table(self.scenario.hosts, len(self.scenario.nics), self.address)
+        shell = ["unshare", "--uts", "--ipc", "--mount", "sh", "-c", script, "sh", names]
         anchor = subprocess.Popen(
-            ["ip", "netns", "exec", self.name(host), "unshare", "--uts", "--ipc", "--mount", "sh", "-c", script],
+            ["ip", "netns", "exec", self.name(host), *shell],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -235,5 +249,5 @@ class Network:
         if anchor.stdout is None or anchor.stdout.readline() != "ready\n":
             anchor.kill()
             anchor.communicate()
-            raise EmulationError(f"host {host}: cannot set up its own host name and /dev/shm")
+            raise EmulationError(f"host {host}: cannot set up its own host name, {hosts.FILE} and /dev/shm")
         return anchor

@@ -45,7 +45,7 @@ def run(
     per_host = network.scenario.ranks_per_host
     world = network.scenario.hosts * per_host
     environment = {
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # without it torch warns of each address that has no name
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns: it asks for names of addresses as ::ffff:10.87.0.1
         "PYTHONUNBUFFERED": "1",  # unbuffered, as on a terminal
         **os.environ,
         **network.rendezvous(),

@@ -22,6 +22,22 @@ else:
 
 HOSTS_MAX = 150
 NICS_MAX = 16
+_SHIPPED = Path(__file__).parent / "scenarios"
+
+
+def shipped() -> list[str]:
+    """Names of the scenarios that come with commlayer."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
+
+
+def _locate(where: str | Path) -> Path:
+    """The file of a scenario: `where` is its path, or the name of a shipped one."""
+    path = Path(where)
+    if path.is_file() or path.suffix or len(path.parts) != 1:
+        return path
+    if path.name not in shipped():
+        raise ConfigError(f"scenario {path.name!r}: no such file here; shipped scenarios: {', '.join(shipped())}")
+    return _SHIPPED / f"{path.name}.toml"
 
 
 @dataclass(frozen=True)
@@ -104,8 +120,12 @@ class Scenario:
             )
 
     @classmethod
-    def read(cls, path: Path) -> Scenario:
-        """From a TOML file. Raises ConfigError naming the file, the key, the value and the remedy."""
+    def read(cls, where: str | Path) -> Scenario:
+        """From a TOML file, or by the name of a shipped one.
+
+        Raises ConfigError naming the file, the key, the value and the remedy.
+        """
+        path = _locate(where)
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:

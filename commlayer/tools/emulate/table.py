@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ...errors import ConfigError
+from .rate import parse_rate
 
 T = TypeVar("T")
 
@@ -72,6 +73,11 @@ def _value(hint: Any, value: object, name: str) -> object:
         return value
     if dataclasses.is_dataclass(hint):
         return read(typing.cast(type, hint), value, name)
+    if hint is float and isinstance(value, str) and name.endswith("_bps"):
+        try:
+            return parse_rate(value)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bench import megatron
@@ -19,7 +17,7 @@ def test_commands() -> None:
     assert run.command(None)[-9:] == [
         *("examples.megatron.job", "--tp", "2", "--backend", "commlayer", "--segments", "classes", "--clip", "1.0"),
     ]
-    emulated = run.command(Path("loss.toml"))
+    emulated = run.command("loss.toml")
     assert emulated[1] == "-c"  # the package has no __main__
     assert emulated[3:6] == ["emulate", "loss.toml", "--"]
     assert emulated[-9:] == run.command(None)[-9:]

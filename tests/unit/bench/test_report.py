@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -150,3 +152,12 @@ def test_document_says_under_which_conditions() -> None:
     assert document["command"] == ["commlayer"]
     assert document["machine"] == FACTS
     assert document["baseline"] == "gloo"
+
+
+def test_the_network_s_events_and_shortfall_are_added(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text('{"schema": 1}')
+    report.add_network(path, [], "too slow")
+    assert json.loads(path.read_text()) == {"schema": 1, "shortfall": "too slow"}
+    report.add_network(path, [(2.5, "link_down")], None)
+    assert json.loads(path.read_text())["events"] == [{"at_s": 2.5, "event": "link_down"}]

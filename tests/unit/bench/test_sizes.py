@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commlayer.tools.bench.sizes import format_size, parse_rate, parse_size, sweep
+from commlayer.tools.bench.sizes import format_size, parse_size, sweep
 
 
 @pytest.mark.parametrize(
@@ -30,19 +30,6 @@ def test_parse_size_rejects(text: str) -> None:
 @given(st.integers(0, 1 << 45))
 def test_format_size_is_read_back(size_bytes: int) -> None:
     assert parse_size(format_size(size_bytes)) == size_bytes
-
-
-@pytest.mark.parametrize(
-    ("text", "rate_bps"), [("200M", 200e6), ("1G", 1e9), ("50Mbit", 50e6), ("2.5gbps", 2.5e9), ("9600", 9600.0)]
-)
-def test_parse_rate(text: str, rate_bps: float) -> None:
-    assert parse_rate(text) == rate_bps
-
-
-@pytest.mark.parametrize("text", ["", "0", "fast", "-1M", "1MiB"])
-def test_parse_rate_rejects(text: str) -> None:
-    with pytest.raises(ValueError, match="rate"):
-        parse_rate(text)
 
 
 def test_sweep_by_factor_includes_the_maximum() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from bench import stress
 from bench.cases import CASES, GLOO_TUNED
 from bench.claims import CLAIMS
-from bench.matrix import ROOT
 from commlayer.tools.bench.spec import BackendSpec
 from commlayer.tools.emulate.scenario import Scenario
 from tests.unit.bench.stress_runs import BARE, run_of
@@ -15,7 +14,7 @@ from tests.unit.bench.stress_runs import BARE, run_of
 def test_every_claim_has_its_case_and_every_case_its_scenario() -> None:
     assert {claim.run for claim in CLAIMS} == set(CASES)
     for case in CASES.values():
-        Scenario.read(ROOT / f"bench/scenarios/{case.scenario}.toml")
+        Scenario.read(case.scenario)
         for name in (*case.backends, *GLOO_TUNED):
             assert str(BackendSpec.parse(name))
 

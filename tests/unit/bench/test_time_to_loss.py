@@ -29,7 +29,6 @@ from bench.training import Job
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
 from commlayer.tools.emulate.traffic import Incast
-from tests import ROOT
 
 NETWORK = Scenario(hosts=4, nics=(Link(rate_bps=100e6),))
 
@@ -171,6 +170,6 @@ def test_missing_measurements_are_named() -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_scenarios_are_there_and_shaped(name: str) -> None:
-    scenario = Scenario.read(ROOT / f"bench/scenarios/{name}.toml")
+    scenario = Scenario.read(name)
     assert scenario.payload_gb_s is not None
     assert {"cubic", "bbr"} <= set(scenario.tcp_congestion_control)

@@ -42,7 +42,7 @@ def test_an_accelerator_takes_time_in_both_directions(monkeypatch: pytest.Monkey
 
 
 def test_slower_links() -> None:
-    scenario = Scenario.read(turns.ROOT / "bench/scenarios/overlap.toml")
+    scenario = Scenario.read("overlap")
     rate = scenario.nics[0].rate_bps
     assert rate is not None
     assert turns.slowed(scenario, 2).nics[0].rate_bps == rate / 2

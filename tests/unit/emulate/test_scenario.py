@@ -8,11 +8,9 @@ import pytest
 from commlayer.errors import ConfigError
 from commlayer.tools.emulate.event import Event
 from commlayer.tools.emulate.link import Link
-from commlayer.tools.emulate.scenario import Scenario, Unlike
+from commlayer.tools.emulate.scenario import Scenario, Unlike, shipped
 from commlayer.tools.emulate.traffic import Cross, Incast
-from tests import ROOT
 
-SHIPPED = sorted((ROOT / "bench/scenarios").glob("*.toml"))
 MATRIX = [
     "clean200",
     "loss1",
@@ -90,15 +88,49 @@ def test_payload_adds_up_over_nics_and_is_that_of_the_slowest_host() -> None:
     assert Scenario().payload_gb_s is None
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_scenario_is_valid(path: Path) -> None:
-    scenario = Scenario.read(path)
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_scenario_is_valid(name: str) -> None:
+    scenario = Scenario.read(name)
     assert scenario.hosts == 4
     assert str(scenario)
 
 
 def test_every_row_of_the_matrix_is_shipped() -> None:
-    assert set(MATRIX) <= {path.stem for path in SHIPPED}
+    assert set(MATRIX) <= set(shipped())
+
+
+def test_a_file_goes_before_a_shipped_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Scenario.read("loss1").hosts == 4
+    Path("loss1").write_text("hosts = 3")
+    assert Scenario.read("loss1").hosts == 3
+
+
+def test_a_scenario_that_is_not_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no such file here; shipped scenarios: burst1, .*loss1, "):
+        Scenario.read("loss2")
+
+
+def test_rates_may_be_text(tmp_path: Path) -> None:
+    text = """
+        [[nic]]
+        rate_bps = "200M"
+        [[link]]
+        host = 1
+        rate_bps = "100mbit"
+        [[event]]
+        at_s = 1
+        action = "rate"
+        host = 0
+        rate_bps = "1G"
+    """
+    scenario = Scenario.read(write(tmp_path, text))
+    assert (scenario.nics[0].rate_bps, scenario.links[0].rate_bps, scenario.events[0].rate_bps) == (200e6, 100e6, 1e9)
+    with pytest.raises(ConfigError, match=r"nic\[0\].rate_bps: rate 'fast': expected bits per second such as 200M"):
+        Scenario.read(write(tmp_path, "[[nic]]\nrate_bps = 'fast'"))
+    with pytest.raises(ConfigError, match=r"nic\[0\].delay_ms = '5': expected a number"):
+        Scenario.read(write(tmp_path, "[[nic]]\ndelay_ms = '5'"))
 
 
 @pytest.mark.parametrize(
