@@ -54,16 +54,6 @@ const char *cl_error_text(int code)
 
 /* ---- packets, under core ---- */
 
-void cl_engine_drop_payloads(struct cl_engine *engine)
-{
-    size_t kept = 0;
-    for (size_t i = engine->batch_first; i < engine->batch_count; i++)
-        if (engine->batch[i].payload_length == 0)
-            engine->batch[kept++] = engine->batch[i];
-    engine->batch_first = 0;
-    engine->batch_count = kept;
-}
-
 struct arrival {
     struct cl_engine *engine;
     uint64_t now_us;
@@ -90,44 +80,43 @@ static uint8_t traffic_class_of(const struct cl_datagram *datagram)
     return (uint8_t)(DSCP[datagram->priority & 7] << 2 | (datagram->droppable ? 0 : ECT0));
 }
 
-static bool flush_batch(struct cl_engine *engine)
+/* Sends the datagrams from the first on that leave through one port; returns how many. A full port stops no other: the
+ * endpoint gets back the datagrams that it did not take. */
+static size_t send_run(struct cl_engine *engine, const struct cl_datagram *datagrams, size_t count)
 {
     struct cl_wire_datagram out[CL_SEND_BATCH];
-    size_t count = 0, first = engine->batch_first;
-    for (size_t i = first; i < engine->batch_count; i++) {
-        const struct cl_datagram *datagram = &engine->batch[i];
-        out[count++] = (struct cl_wire_datagram){.link = engine->peers.links[datagram->peer][datagram->path].number,
-                                                 .head_length = datagram->head_length,
-                                                 .payload_length = datagram->payload_length,
-                                                 .head = datagram->head,
-                                                 .payload = datagram->payload,
-                                                 .traffic_class = traffic_class_of(datagram)};
+    size_t run = 0, taken = 0;
+    for (; run < count && datagrams[run].port == datagrams[0].port; run++) {
+        const struct cl_datagram *datagram = &datagrams[run];
+        out[run] = (struct cl_wire_datagram){.link = engine->peers.links[datagram->peer][datagram->path].number,
+                                             .head_length = datagram->head_length,
+                                             .payload_length = datagram->payload_length,
+                                             .head = datagram->head,
+                                             .payload = datagram->payload,
+                                             .traffic_class = traffic_class_of(datagram)};
     }
-    if (count > 0) {
-        engine->batch_first += engine->ports.wire_type->send(engine->ports.wire, out, count);
+    if ((cl_endpoint_full_ports(engine->endpoint) >> datagrams[0].port & 1) == 0) {
+        taken = engine->ports.wire_type->send(engine->ports.wire, out, run);
         atomic_fetch_add_explicit(&engine->send_calls, 1, memory_order_relaxed);
     }
-    if (engine->batch_first < engine->batch_count)
-        return false;
-    engine->batch_count = engine->batch_first = 0;
-    return true;
+    for (size_t i = taken; i < run; i++)
+        cl_endpoint_refuse(engine->endpoint, &datagrams[i]);
+    return run;
 }
 
-/* Returns false when the wire is full: poll for room. The pacers see one time for all of it. Where a system call takes
- * as long as a packet on the link, a running clock would always allow one more packet, and the thread would never
- * receive. */
-static bool send_packets(struct cl_engine *engine, bool *more)
+/* The pacers see one time for all packets of a turn. Where a system call takes as long as a packet on the link, a
+ * running clock would always allow one more packet, and the thread would never receive. */
+static void send_packets(struct cl_engine *engine, bool *more)
 {
     uint64_t now = cl_now_us();
     for (int i = 0; i < SEND_BATCHES; i++) {
-        if (!flush_batch(engine))
-            return false;
-        engine->batch_count = cl_endpoint_send(engine->endpoint, now, engine->batch, CL_SEND_BATCH);
-        if (engine->batch_count == 0)
-            return true;
+        size_t count = cl_endpoint_send(engine->endpoint, now, engine->batch, CL_SEND_BATCH);
+        if (count == 0)
+            return;
+        for (size_t sent = 0; sent < count;)
+            sent += send_run(engine, &engine->batch[sent], count - sent);
     }
     *more = true;
-    return flush_batch(engine);
 }
 
 static void receive_packets(struct cl_engine *engine)
@@ -217,11 +206,15 @@ static void report_deaths(struct cl_engine *engine)
     }
 }
 
-/* One turn. Returns until when the thread may sleep (0: not at all) and whether it waits for room on the wire. */
-static uint64_t turn(struct cl_engine *engine, bool *wire_full)
+static uint64_t full_ports(const struct cl_engine *engine)
+{
+    return engine->endpoint != NULL ? cl_endpoint_full_ports(engine->endpoint) : 0;
+}
+
+/* One turn. Returns until when the thread may sleep; 0: not at all. */
+static uint64_t turn(struct cl_engine *engine)
 {
     uint64_t deadline = UINT64_MAX;
-    *wire_full = false;
     take_inbox(engine);
     if (engine->ports.wire != NULL)
         receive_packets(engine);
@@ -234,10 +227,10 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
     }
     bool more = cl_groups_progress(engine->groups, cl_now_us(), &deadline);
     if (engine->endpoint != NULL) {
-        *wire_full = !send_packets(engine, &more);
+        send_packets(engine, &more);
         more |= take_completions(engine); /* of messages that had come before their receive was posted */
         uint64_t next = cl_endpoint_next_timeout(engine->endpoint);
-        if (next < deadline && !*wire_full)
+        if (next < deadline)
             deadline = next;
     }
     return more || !arm_bells(engine, &deadline) ? 0 : deadline;
@@ -246,17 +239,16 @@ static uint64_t turn(struct cl_engine *engine, bool *wire_full)
 /* A turn of a thread that is not the engine's, under core. Returns whether there is more to do at once. */
 static bool visit(struct cl_engine *engine)
 {
-    bool wire_full;
-    uint64_t deadline = turn(engine, &wire_full);
-    if (wire_full) {
-        cl_engine_wake(engine);
+    uint64_t deadline = turn(engine);
+    if ((full_ports(engine) & ~engine->polled_ports) != 0) {
+        cl_engine_wake(engine); /* it has to poll for room */
     } else if (deadline > 0 && deadline < engine->sleeps_until_us) {
         struct itimerspec at = {
             .it_value = {.tv_sec = (time_t)(deadline / 1000000), .tv_nsec = (long)(deadline % 1000000) * 1000}};
         timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
         engine->sleeps_until_us = deadline;
     }
-    return deadline == 0 && !wire_full;
+    return deadline == 0;
 }
 
 void cl_engine_attend(struct cl_engine *engine)
@@ -278,7 +270,7 @@ bool cl_engine_take_turn(struct cl_engine *engine)
     return more;
 }
 
-static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wire_full)
+static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
 {
     struct pollfd fds[3 + CL_PORTS_MAX + CL_WATCHED_MAX];
     nfds_t count = 0;
@@ -286,13 +278,10 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->timer_fd, .events = POLLIN};
     nfds_t first_port = count;
-    uint32_t full_port = UINT32_MAX; /* the port of the first packet that waits: only room there helps */
-    if (wire_full)
-        full_port =
-            engine->peers.links[engine->batch[engine->batch_first].peer][engine->batch[engine->batch_first].path].port;
+    uint64_t full = engine->polled_ports = full_ports(engine);
     for (uint32_t i = 0; i < engine->ports.count; i++)
         fds[count++] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i),
-                                       .events = (short)(i == full_port ? POLLIN | POLLOUT : POLLIN)};
+                                       .events = (short)(full >> i & 1 ? POLLIN | POLLOUT : POLLIN)};
     nfds_t first_watched = count;
     uint32_t watched = engine->peers.watched_count;
     engine->sleeps_until_us = deadline_us;
@@ -301,7 +290,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     pthread_mutex_unlock(&engine->core);
 
     uint64_t now = cl_now_us();
-    uint64_t nap = deadline_us > now && !wire_full ? nap_us(engine, now) : 0;
+    uint64_t nap = deadline_us > now && full == 0 ? nap_us(engine, now) : 0;
     uint64_t sleep_us = nap > 0 ? nap : deadline_us <= now ? 0 : deadline_us - now;
     struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000), .tv_nsec = (long)(sleep_us % 1000000) * 1000};
     int ready = ppoll(fds, nap > 0 ? first_port : count, sleep_us >= FOREVER_US ? NULL : &timeout, NULL);
@@ -311,9 +300,12 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us, bool wir
     engine->readable = nap > 0 ? engine->ever_readable : 0;
     if (ready <= 0)
         return;
-    for (uint32_t i = 0; i < engine->ports.count; i++)
+    for (uint32_t i = 0; i < engine->ports.count; i++) {
         if ((fds[first_port + i].revents & ~POLLOUT) != 0)
             engine->readable |= UINT64_C(1) << i;
+        if ((full >> i & 1) != 0 && fds[first_port + i].revents != 0) /* not every wire's descriptor tells of room */
+            cl_endpoint_release_port(engine->endpoint, i);
+    }
     engine->ever_readable |= engine->readable;
     if (fds[0].revents != 0) {
         eventfd_t ignored;
@@ -346,11 +338,10 @@ static void linger(struct cl_engine *engine)
     uint64_t start = cl_now_us(), quiet = quiet_us(engine);
     engine->last_heard_us = start;
     for (uint64_t now = start; now - start < LINGER_QUIETS_MAX * quiet && now - engine->last_heard_us < quiet;) {
-        bool wire_full;
-        uint64_t deadline = turn(engine, &wire_full);
+        uint64_t deadline = turn(engine);
         now = cl_now_us();
         uint64_t until = engine->last_heard_us + quiet;
-        sleep_until(engine, deadline < until ? deadline : until, wire_full);
+        sleep_until(engine, deadline < until ? deadline : until);
         now = cl_now_us();
     }
 }
@@ -382,9 +373,8 @@ static void *run(void *argument)
     ask_for_short_slices();
     pthread_mutex_lock(&engine->core);
     while (!atomic_load(&engine->stopping)) {
-        bool wire_full;
-        uint64_t deadline = turn(engine, &wire_full);
-        sleep_until(engine, deadline, wire_full);
+        uint64_t deadline = turn(engine);
+        sleep_until(engine, deadline);
     }
     if (engine->endpoint != NULL && engine->peers.count > 0)
         linger(engine);

@@ -37,7 +37,7 @@ struct cl_engine {
     uint16_t self, epoch;
     struct cl_peers peers;
     struct cl_datagram *batch;
-    size_t batch_first, batch_count; /* packets that the wire had no room for */
+    uint64_t polled_ports; /* bit per port: the sleeping thread wakes when it has room */
     uint64_t last_heard_us;
     uint64_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
     uint64_t arrivals_since_us;       /* how fast packets come: see nap_us in engine.c */
@@ -59,7 +59,5 @@ void cl_engine_wake(struct cl_engine *engine);
 void cl_engine_attend(struct cl_engine *engine);
 /* Takes the engine's next turn in the calling thread. Returns whether there is more to do at once. */
 bool cl_engine_take_turn(struct cl_engine *engine);
-/* Drops packets handed out by the endpoint and not yet taken by the wire: they point into buffers about to go. */
-void cl_engine_drop_payloads(struct cl_engine *engine);
 
 #endif

@@ -73,12 +73,6 @@ static int aborted(void *context, uint32_t *culprit)
     return cl_host_aborted(member->host, culprit);
 }
 
-static void drop_payloads(void *context)
-{
-    const struct cl_member *member = context;
-    cl_engine_drop_payloads(member->engine);
-}
-
 static void notify(void *context, uint32_t index, bool at_once)
 {
     const struct cl_member *member = context;
@@ -199,8 +193,8 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     member->engine = engine;
     member->spin_us = options->spin_us;
     member->neighbours = calloc(options->local_count, sizeof *member->neighbours);
-    struct cl_group_io io = {member,  wake,          wake_host,       post,   request_bell, is_gone,    abort_host,
-                             aborted, drop_payloads, cl_member_ended, notify, listen_for,   read_memory};
+    struct cl_group_io io = {member,     wake,    wake_host,       post,   request_bell, is_gone,
+                             abort_host, aborted, cl_member_ended, notify, listen_for,   read_memory};
     pthread_mutex_lock(&engine->core);
     struct cl_endpoint *endpoint = engine->endpoint; /* set once */
     pthread_mutex_unlock(&engine->core);

@@ -53,6 +53,8 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
     int status = links == NULL ? CL_ENOMEM : make_links(links, interfaces, options, ports);
     if (status == CL_OK)
         status = cl_endpoint_add_peer(endpoint, peer, (uint16_t)options->path_count, interfaces);
+    if (status == CL_OK)
+        status = cl_endpoint_bind_peer(endpoint, peer, options->local);
     if (status != CL_OK) {
         free(links);
         return status;

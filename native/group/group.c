@@ -236,7 +236,6 @@ static void forget_messages(struct cl_group *group)
     cl_channels_forget(&group->channels);
     if (group->endpoint == NULL)
         return;
-    group->io.drop_payloads(group->io.context);
     cl_endpoint_cancel(group->endpoint, group->id, UINT32_MAX);
 }
 
@@ -376,8 +375,6 @@ static void finish(struct cl_group *group, struct cl_operation_list *list, struc
     *at = operation->next;
     if (operation->next == NULL)
         list->last = at;
-    if (operation->plan->network_steps > 0)
-        group->io.drop_payloads(group->io.context); /* queued retransmissions still point to its buffers */
     end(group, operation, CL_OK, now_us);
 }
 

@@ -27,8 +27,6 @@ struct cl_group_io {
     void (*abort)(void *context, int reason, uint32_t culprit);
     /* The reason that a rank of this host gave, and the culprit it named; CL_OK: none did. */
     int (*aborted)(void *context, uint32_t *culprit);
-    /* Drops packets that the endpoint has handed out and the wire has not taken: their memory is about to go. */
-    void (*drop_payloads)(void *context);
     /* The operation has ended. Its buffers are the caller's again. */
     void (*ended)(void *context, struct cl_operation *operation, int status);
     /* ---- messages between ranks of the host: channel.h ---- */

@@ -44,6 +44,7 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
     cl_table_free(&endpoint->table);
     cl_unexpected_free(&endpoint->unexpected);
     cl_timers_free(&endpoint->timers);
+    cl_outbox_free(&endpoint->outbox);
     cl_closed_groups_free(&endpoint->closed);
     cl_signatures_free(&endpoint->signatures);
     cl_peer_list_free(&endpoint->peers);
@@ -74,8 +75,11 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
         return CL_ENOMEM;
     if (endpoint->config.peer_timeout_us)
         made->timeout_us = endpoint->config.peer_timeout_us;
-    for (uint16_t i = 0; i < path_count; i++)
-        made->paths[i].ingress = &endpoint->nics.ingresses[egresses[i] - endpoint->nics.egresses];
+    for (uint16_t i = 0; i < path_count; i++) {
+        uint32_t interface = (uint32_t)(egresses[i] - endpoint->nics.egresses);
+        made->paths[i].ingress = &endpoint->nics.ingresses[interface];
+        made->paths[i].port = &endpoint->outbox.ports[interface];
+    }
     made->payload_bytes = endpoint->payload_bytes;
     made->history.in_flight = &endpoint->signatures;
     cl_peer_list_add(&endpoint->peers, made);
@@ -92,6 +96,19 @@ int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint
         return CL_EINVAL;
     known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key)};
     known->keyed = true;
+    return CL_OK;
+}
+
+int cl_endpoint_bind_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint32_t *ports)
+{
+    struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
+    for (uint16_t i = 0; known && i < known->path_count; i++)
+        if (ports[i] >= CL_OUTBOX_PORTS)
+            known = NULL;
+    if (!known)
+        return CL_EINVAL;
+    for (uint16_t i = 0; i < known->path_count; i++)
+        known->paths[i].port = &endpoint->outbox.ports[ports[i]];
     return CL_OK;
 }
 

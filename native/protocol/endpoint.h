@@ -3,7 +3,8 @@
  *
  * The engine (or the simulator) drives it:
  *   1. cl_endpoint_receive for each datagram that came in,
- *   2. cl_endpoint_send to fill datagrams that may leave now, until it returns 0,
+ *   2. cl_endpoint_send to fill datagrams that may leave now, until it returns 0; cl_endpoint_refuse gives those back
+ *      that a full port does not take,
  *   3. cl_endpoint_next_completion until it returns false,
  *   4. sleep until a datagram comes or cl_endpoint_next_timeout is reached; then cl_endpoint_timeout.
  * All calls must come from one thread (or be serialised). Times are microseconds of any monotonic clock.
@@ -58,6 +59,10 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
 /* Gives this process and the peer a key of their own, to be used instead of the job's; before their first packet.
  * CL_EINVAL for an unknown peer. */
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16]);
+
+/* Path i leaves through the caller's port ports[i], 0 to 63; without this call, through the port with the number of its
+ * interface. CL_EINVAL for an unknown peer or port. */
+int cl_endpoint_bind_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint32_t *ports);
 
 /* Cuts messages to and from the peer into packets of payload_bytes, the same at both ends; before their first message.
  * CL_EINVAL for an unknown peer, for more than datagram_bytes hold, and unless it is a multiple of 8. */

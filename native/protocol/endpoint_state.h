@@ -6,6 +6,7 @@
 #include "protocol/closed_groups.h"
 #include "protocol/endpoint_config.h"
 #include "protocol/nics.h"
+#include "protocol/outbox.h"
 #include "protocol/peer_list.h"
 #include "protocol/queue.h"
 #include "protocol/signatures.h"
@@ -24,6 +25,7 @@ struct cl_endpoint {
     uint64_t awake_us; /* when the endpoint was last driven */
     struct cl_table table;
     struct cl_queue queue;
+    struct cl_outbox outbox;
     struct cl_unexpected unexpected;
     struct cl_announcements announcements;
     struct cl_closed_groups closed;

@@ -15,8 +15,10 @@ static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *p
     packet->epoch = endpoint->config.epoch;
     out->peer = peer->id;
     out->path = packet->path;
+    out->port = (uint16_t)(peer->paths[packet->path].port - endpoint->outbox.ports);
     out->priority = packet->flags & CL_PACKET_PRIORITY;
     out->droppable = false;
+    out->message = NULL;
     cl_packet_encode(packet, out->head);
     const uint8_t *payload = out->payload_length ? out->payload : out->head + CL_PACKET_HEAD_BYTES;
     cl_packet_seal(out->head, payload, cl_endpoint_seal(endpoint, peer), peer->id, number);
@@ -116,6 +118,8 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     out->payload = message->data + start;
     write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     out->droppable = packet.flags & CL_PACKET_DROPPABLE;
+    out->message = message;
+    out->generation = message->generation;
     endpoint->stats.payload_bytes_sent += length;
     return true;
 }
@@ -164,13 +168,16 @@ static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, 
 }
 
 /* Sends everything that goes before data: acknowledgements, PINGs, probes and control packets; to a lost peer, control
- * packets only. Returns the number of datagrams; if it is `capacity`, more may be left. */
+ * packets only. Packets of full ports wait until the port is released. Returns the number of datagrams; if it is
+ * `capacity`, more may be left. */
 static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
                           size_t capacity)
 {
     size_t count = 0;
     for (uint16_t i = 0; i < peer->path_count && peer->alive; i++) {
         struct cl_path *path = &peer->paths[i];
+        if (cl_path_is_full(path))
+            continue;
         if (path->ack.deadline_us <= now_us && count < capacity)
             send_ack(endpoint, peer, path, now_us, &out[count++]);
         if (path->ping && count < capacity) {
@@ -187,10 +194,10 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
             count += send_probe(endpoint, peer, path, now_us, &out[count]);
         }
     }
+    struct cl_path *fastest = cl_spray_fastest(peer->paths, peer->path_count);
     struct cl_control_entry entry;
-    while (count < capacity && cl_controls_pop(&peer->controls, &entry))
-        count += send_control(endpoint, peer, cl_spray_fastest(peer->paths, peer->path_count), entry.kind,
-                              &entry.control, now_us, &out[count]);
+    while (fastest && count < capacity && cl_controls_pop(&peer->controls, &entry))
+        count += send_control(endpoint, peer, fastest, entry.kind, &entry.control, now_us, &out[count]);
     cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
     return count;
 }
@@ -313,6 +320,63 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     return sent;
 }
 
+/* ---- full ports ---- */
+
+void cl_endpoint_refuse(struct cl_endpoint *endpoint, const struct cl_datagram *datagram)
+{
+    cl_outbox_keep(&endpoint->outbox, datagram); /* without memory it is lost like any other */
+}
+
+void cl_endpoint_release_port(struct cl_endpoint *endpoint, uint32_t port)
+{
+    if (port >= CL_OUTBOX_PORTS || !endpoint->outbox.ports[port].full)
+        return;
+    cl_outbox_release(&endpoint->outbox, port);
+    for (uint32_t i = 0; i < endpoint->peers.length; i++) {
+        struct cl_peer *peer = endpoint->peers.list[i];
+        for (uint16_t j = 0; peer && j < peer->path_count; j++)
+            if (peer->paths[j].port == &endpoint->outbox.ports[port]) {
+                cl_queue_unblock(&endpoint->queue, &peer->node);
+                cl_peer_list_urge(&endpoint->peers, peer);
+            }
+    }
+}
+
+uint64_t cl_endpoint_full_ports(const struct cl_endpoint *endpoint)
+{
+    return endpoint->outbox.full;
+}
+
+/* Whether a datagram that a full port refused is still worth sending. A packet of a message that has ended never leaves
+ * and is not lost: nobody waits for it. */
+static bool is_wanted(struct cl_endpoint *endpoint, const struct cl_datagram *datagram)
+{
+    struct cl_path *path = &endpoint->peers.list[datagram->peer]->paths[datagram->path];
+    struct cl_packet packet;
+    if (!cl_packet_decode(&packet, datagram->head, (size_t)datagram->head_length + datagram->payload_length))
+        return false;
+    if (packet.kind == CL_PACKET_ACK)
+        return true;
+    uint64_t number = cl_packet_number(path->sent.next, packet.number);
+    if (!cl_sent_find(&path->sent, number))
+        return false;
+    if (!datagram->message || datagram->message->generation == datagram->generation)
+        return true;
+    cl_sent_remove(&path->sent, number);
+    return false;
+}
+
+/* Hands out what full ports have refused and may take now. */
+static size_t send_refused(struct cl_endpoint *endpoint, struct cl_datagram *out, size_t capacity)
+{
+    size_t count = 0;
+    const struct cl_datagram *next;
+    while (count < capacity && (next = cl_outbox_take(&endpoint->outbox, count ? capacity - count : SIZE_MAX)))
+        if (is_wanted(endpoint, next))
+            out[count++] = *next;
+    return count;
+}
+
 bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us)
 {
     return cl_nics_have_urgent(&endpoint->nics, now_us);
@@ -321,7 +385,8 @@ bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us)
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
 {
     endpoint->awake_us = now_us;
-    size_t count = send_all_urgent(endpoint, now_us, out, capacity);
+    size_t count = send_refused(endpoint, out, capacity);
+    count += send_all_urgent(endpoint, now_us, out + count, capacity - count);
     while (count < capacity) {
         struct cl_message *message = cl_queue_next(&endpoint->queue);
         if (!message)

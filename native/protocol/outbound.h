@@ -6,25 +6,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "protocol/datagram.h"
+
 struct cl_endpoint;
-
-enum { CL_HEAD_BYTES_MAX = 512 };
-
-/* A datagram to be sent: the head, then the payload if there is any. `payload` points into the memory of a posted
- * message and stays valid until that message completes. */
-struct cl_datagram {
-    uint16_t peer;
-    uint16_t path;
-    uint8_t priority;
-    bool droppable; /* a switch that has to drop a packet may drop this one first */
-    uint16_t head_length;
-    uint32_t payload_length;
-    const uint8_t *payload;
-    uint8_t head[CL_HEAD_BYTES_MAX];
-};
 
 /* Fills up to `capacity` datagrams that may leave now; returns how many. */
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity);
+/* Gives a datagram of the latest cl_endpoint_send back: its port is full. Until the port is released nothing leaves
+ * through it, and other paths carry what they can. */
+void cl_endpoint_refuse(struct cl_endpoint *endpoint, const struct cl_datagram *datagram);
+/* The port may have room again. */
+void cl_endpoint_release_port(struct cl_endpoint *endpoint, uint32_t port);
+/* A bit per full port. */
+uint64_t cl_endpoint_full_ports(const struct cl_endpoint *endpoint);
 /* Whether urgent packets leave beside others, or did a moment ago: then the caller should not make them wait. */
 bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us);
 

@@ -2,7 +2,8 @@
 
 void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, uint32_t datagram_bytes)
 {
-    *path = (struct cl_path){.index = index, .ping = true, .egress = egress};
+    static const struct cl_outbox_port NEVER_FULL;
+    *path = (struct cl_path){.index = index, .ping = true, .egress = egress, .port = &NEVER_FULL};
     cl_rtt_init(&path->rtt);
     cl_loss_init(&path->loss);
     cl_ack_init(&path->ack);
@@ -154,10 +155,18 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     return true;
 }
 
-void cl_path_on_pto(struct cl_path *path)
+uint64_t cl_path_pto_us(const struct cl_path *path)
+{
+    bool probes = path->probe && !cl_path_is_full(path);
+    return path->dead || probes ? UINT64_MAX : cl_loss_pto_us(&path->loss, &path->sent, &path->rtt);
+}
+
+void cl_path_on_pto(struct cl_path *path, uint64_t now_us)
 {
     path->loss.pto_count++;
     path->probe = true;
+    if (cl_path_is_full(path))
+        path->sent.last_sent_us = now_us; /* the probe has to wait, the timer goes on: the path may be dead */
     cl_cc_on_pto(&path->cc, path->loss.pto_count);
 }
 
@@ -174,10 +183,10 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)
 {
-    uint64_t deadline_us = path->ack.deadline_us;
+    uint64_t deadline_us = cl_path_is_full(path) ? UINT64_MAX : path->ack.deadline_us;
     if (path->loss.deadline_us < deadline_us)
         deadline_us = path->loss.deadline_us;
-    uint64_t pto_us = path->dead || path->probe ? UINT64_MAX : cl_loss_pto_us(&path->loss, &path->sent, &path->rtt);
+    uint64_t pto_us = cl_path_pto_us(path);
     if (pto_us < deadline_us)
         deadline_us = pto_us;
     if (path->dead && path->next_probe_us < deadline_us)

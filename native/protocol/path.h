@@ -11,6 +11,7 @@
 #include "congestion/rtt.h"
 #include "protocol/ack.h"
 #include "protocol/loss.h"
+#include "protocol/outbox.h"
 #include "protocol/replay.h"
 #include "protocol/sent.h"
 
@@ -38,6 +39,7 @@ struct cl_path {
     struct cl_egress *egress;
     struct cl_egress_view view;
     struct cl_ingress *ingress;           /* set by the endpoint */
+    const struct cl_outbox_port *port;    /* through which its packets leave; set by the endpoint */
     struct cl_active_set_member sender;   /* the peer's place in it */
     struct cl_active_set_member receiver; /* the peer's place in the interface's set of receivers */
     struct cl_sent sent;
@@ -51,6 +53,12 @@ struct cl_path {
 
 void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, uint32_t datagram_bytes);
 void cl_path_free(struct cl_path *path);
+
+/* Whether its port takes no packets now. */
+static inline bool cl_path_is_full(const struct cl_path *path)
+{
+    return path->port->full;
+}
 
 /* Whether the window has room for one more packet. Less urgent packets in flight take no room away, and wait until both
  * fit again: so a class that joins less urgent ones adds one window at most. */
@@ -70,8 +78,10 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
                     uint64_t now_us, const struct cl_path_callbacks *callbacks);
 /* Detects lost packets. For the loss timer; cl_path_on_ack does so itself. */
 void cl_path_detect_losses(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);
-/* The probe timer fired. */
-void cl_path_on_pto(struct cl_path *path);
+/* When the probe timer fires; UINT64_MAX: nothing in flight needs it. */
+uint64_t cl_path_pto_us(const struct cl_path *path);
+/* It fired. */
+void cl_path_on_pto(struct cl_path *path, uint64_t now_us);
 
 /* Fills in the statistics of the path, all but the port. */
 void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats);

@@ -20,7 +20,7 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
     *ready_us = *egress_ready_us = UINT64_MAX;
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
-        if (path->dead)
+        if (path->dead || cl_path_is_full(path))
             continue;
         if (!cl_path_open(path, packet->class, packet->bytes)) {
             path->limited_until = path->sent.next;
@@ -53,7 +53,7 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
 static bool is_free(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
 {
     bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);
-    return !path->dead && cl_path_open(path, packet->class, packet->bytes) &&
+    return !path->dead && !cl_path_is_full(path) && cl_path_open(path, packet->class, packet->bytes) &&
            cl_pacer_ready_us(&path->pacer, urgent, now_us) <= now_us;
 }
 
@@ -76,9 +76,12 @@ struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const st
 
 struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count)
 {
-    struct cl_path *best = &paths[0];
-    for (uint32_t i = 1; i < count; i++)
-        if (!paths[i].dead && (best->dead || paths[i].rtt.smoothed_us < best->rtt.smoothed_us))
-            best = &paths[i];
+    struct cl_path *best = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cl_path *path = &paths[i];
+        if (!cl_path_is_full(path) &&
+            (!best || (!path->dead && (best->dead || path->rtt.smoothed_us < best->rtt.smoothed_us))))
+            best = path;
+    }
     return best;
 }

@@ -1,5 +1,6 @@
 /*
- * Spray: chooses the path of the next packet: of the paths with room, the one over which it should arrive first.
+ * Spray: chooses the path of the next packet: of the paths with room, the one over which it should arrive first. A path
+ * whose port is full has none.
  */
 #ifndef CL_PROTOCOL_SPRAY_H
 #define CL_PROTOCOL_SPRAY_H
@@ -24,7 +25,7 @@ bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, ui
 struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
                                  const struct cl_spray_packet *packet, uint64_t now_us);
 
-/* The live path with the shortest round trip, for small urgent packets. */
+/* The live path with the shortest round trip, for small urgent packets; NULL: all ports are full. */
 struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count);
 
 #endif

@@ -29,7 +29,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
 {
     struct cl_outcome outcome = {endpoint, peer, now_us};
     struct cl_path_callbacks callbacks = cl_outcome_callbacks(&outcome);
-    if (path->ack.deadline_us <= now_us)
+    if (path->ack.deadline_us <= now_us && !cl_path_is_full(path))
         cl_peer_list_urge(&endpoint->peers, peer);
     if (path->loss.deadline_us <= now_us) {
         cl_path_detect_losses(path, now_us, &callbacks);
@@ -41,8 +41,8 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
             path->ping = true;
             cl_peer_list_urge(&endpoint->peers, peer);
         }
-    } else if (!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us) {
-        cl_path_on_pto(path);
+    } else if (cl_path_pto_us(path) <= now_us) {
+        cl_path_on_pto(path, now_us);
         if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
             path->dead = true;
             path->probe = false;

@@ -105,27 +105,36 @@ bool sim_driver_complete(struct sim_driver *driver)
 
 bool sim_driver_send(struct sim_driver *driver)
 {
-    for (;;) {
-        for (; driver->batch_first < driver->batch_count; driver->batch_first++, driver->emitted++)
-            if (!driver->type->emit(driver, &driver->batch[driver->batch_first]))
-                return false;
-        driver->batch_first = 0;
-        driver->batch_count = (uint32_t)cl_endpoint_send(driver->endpoint, sim_driver_now_us(driver), driver->batch,
-                                                         driver->batch_capacity);
+    struct cl_endpoint *endpoint = driver->endpoint;
+    uint64_t full = cl_endpoint_full_ports(endpoint);
+    for (; full != 0; full &= full - 1)
+        cl_endpoint_release_port(endpoint, (uint32_t)__builtin_ctzll(full));
+    do {
+        driver->batch_count =
+            (uint32_t)cl_endpoint_send(endpoint, sim_driver_now_us(driver), driver->batch, driver->batch_capacity);
         if (driver->type->filled != NULL)
             driver->type->filled(driver);
-        if (driver->batch_count == 0)
-            return true;
-    }
+        for (uint32_t i = 0; i < driver->batch_count; i++) {
+            const struct cl_datagram *datagram = &driver->batch[i];
+            if (cl_endpoint_full_ports(endpoint) >> datagram->port & 1 || !driver->type->emit(driver, datagram))
+                cl_endpoint_refuse(endpoint, datagram);
+            else
+                driver->emitted++;
+        }
+    } while (driver->batch_count > 0);
+    return cl_endpoint_full_ports(endpoint) == 0;
 }
 
 void sim_driver_settle(struct sim_driver *driver)
 {
+    bool room;
     sim_driver_complete(driver);
     do
-        sim_driver_send(driver);
+        room = sim_driver_send(driver);
     while (sim_driver_complete(driver));
     uint64_t now_us = sim_driver_now_us(driver), timeout_us = cl_endpoint_next_timeout(driver->endpoint);
+    if (!room && timeout_us > now_us + SIM_FULL_US)
+        timeout_us = now_us + SIM_FULL_US;
     uint64_t at_ns = sim_driver_ns_at(driver, timeout_us > now_us ? timeout_us : now_us + 1);
     if (timeout_us == UINT64_MAX)
         sim_clock_cancel(driver->clock, &driver->event);
@@ -138,16 +147,6 @@ void sim_driver_turn(struct sim_driver *driver)
     sim_driver_receive(driver, UINT32_MAX);
     sim_driver_expire(driver);
     sim_driver_settle(driver);
-}
-
-void sim_driver_drop_payloads(struct sim_driver *driver)
-{
-    uint32_t kept = 0;
-    for (uint32_t i = driver->batch_first; i < driver->batch_count; i++)
-        if (driver->batch[i].payload_length == 0)
-            driver->batch[kept++] = driver->batch[i];
-    driver->batch_first = 0;
-    driver->batch_count = kept;
 }
 
 uint32_t sim_driver_flatten(uint8_t *bytes, const struct cl_datagram *datagram)

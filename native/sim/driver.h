@@ -12,12 +12,14 @@
 #include "protocol/endpoint.h"
 #include "sim/datagram.h"
 
+enum { SIM_FULL_US = 200 /* a full port may have room again after this time */ };
+
 struct sim_driver;
 
 struct sim_driver_type {
     /* The time of a turn has come. */
     void (*turn)(struct sim_driver *driver);
-    /* Sends the datagram. False: the wire is full; the datagram is offered again by the next sim_driver_send. */
+    /* Sends the datagram. False: its port is full, until the next sim_driver_send. */
     bool (*emit)(struct sim_driver *driver, const struct cl_datagram *datagram);
     void (*complete)(struct sim_driver *driver, const struct cl_completion *completion);
     /* The members below may be NULL. */
@@ -42,8 +44,8 @@ struct sim_driver {
     struct sim_datagram *inbox, **inbox_last;
     uint32_t inbox_count;
     uint64_t inbox_bytes;
-    struct cl_datagram *batch; /* filled by the endpoint and not yet sent: [batch_first, batch_count) */
-    uint32_t batch_first, batch_count;
+    struct cl_datagram *batch; /* filled by the endpoint last */
+    uint32_t batch_count;
     uint64_t emitted; /* datagrams, so far */
 };
 
@@ -75,15 +77,12 @@ uint32_t sim_driver_receive(struct sim_driver *driver, uint32_t most);
 bool sim_driver_expire(struct sim_driver *driver);
 /* Reports completions and aborts; returns whether there was a completion. */
 bool sim_driver_complete(struct sim_driver *driver);
-/* Sends until the endpoint has nothing to send (true) or the wire is full (false). */
+/* Sends until the endpoint has nothing to send; returns whether all ports have room. */
 bool sim_driver_send(struct sim_driver *driver);
 /* Completes and sends until nothing is left to do now, and schedules the next turn at the endpoint's next timeout. */
 void sim_driver_settle(struct sim_driver *driver);
 /* The virtual time at which the endpoint's clock shows `us`, or a moment earlier; never in the past. */
 uint64_t sim_driver_ns_at(const struct sim_driver *driver, uint64_t us);
-
-/* Drops unsent datagrams with a payload: the memory they point to is about to go. */
-void sim_driver_drop_payloads(struct sim_driver *driver);
 
 /* Writes the whole datagram to `bytes`; returns its length. */
 uint32_t sim_driver_flatten(uint8_t *bytes, const struct cl_datagram *datagram);

@@ -42,7 +42,7 @@ struct sim_host {
 void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging_bytes, uint8_t classes);
 void sim_host_free(struct sim_host *host);
 
-/* Makes a group with the host's memory. `io` has the functions that concern ranks: wake, drop_payloads, ended,
+/* Makes a group with the host's memory. `io` has the functions that concern ranks: wake, ended,
  * read_memory; the others are filled in. */
 void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct sim_host *host,
                      const struct cl_group_options *options, struct cl_endpoint *endpoint, struct cl_group_io io);

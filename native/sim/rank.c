@@ -10,7 +10,6 @@
 
 enum {
     RECEIVE_PACKETS = 512,         /* most received in one turn */
-    FULL_US = 200,                 /* a full wire has room again after this time */
     DATAGRAM_OVERHEAD_BYTES = 512, /* charged to the socket's buffer per datagram, beside its bytes */
 };
 
@@ -171,8 +170,8 @@ static void turn(struct sim_driver *driver)
     uint64_t now_ns = world->clock.now_ns;
     sim_driver_sleep(driver, now_ns + speed->turn_ns + packets * speed->packet_ns);
     if (!room)
-        sim_driver_wake(driver, now_ns + FULL_US * 1000);
-    else if (cl_endpoint_next_timeout(rank->endpoint) < deadline_us)
+        sim_driver_wake(driver, now_ns + SIM_FULL_US * 1000);
+    if (cl_endpoint_next_timeout(rank->endpoint) < deadline_us)
         deadline_us = cl_endpoint_next_timeout(rank->endpoint);
     rank->spins = packets == 0 && deadline_us <= now_us ? rank->spins + 1 : 0;
     if (more || driver->inbox != NULL)
@@ -393,12 +392,6 @@ static void wake_for_group(void *context)
     sim_rank_wake(member->rank);
 }
 
-static void drop_payloads(void *context)
-{
-    const struct sim_member *member = context;
-    sim_driver_drop_payloads(&member->rank->driver);
-}
-
 /* In every third group the kernel does not allow it. */
 static int read_memory(void *context, uint32_t index, uint64_t address, void *target, uint64_t bytes)
 {
@@ -434,8 +427,7 @@ static void join_group(struct sim_rank *rank, uint32_t index, uint32_t self)
                                        .peers = group->members,
                                        .local = host->local,
                                        .local_count = host->local_count};
-    struct cl_group_io io = {
-        .wake = wake_for_group, .drop_payloads = drop_payloads, .ended = ended, .read_memory = read_memory};
+    struct cl_group_io io = {.wake = wake_for_group, .ended = ended, .read_memory = read_memory};
     sim_member_open(&rank->members[index], rank, host, &options, rank->endpoint, io);
     rank->members[index].group.next = rank->groups;
     rank->groups = &rank->members[index].group;

@@ -90,6 +90,8 @@ static bool emit(struct sim_driver *driver, const struct cl_datagram *datagram)
     struct network_host *host = (struct network_host *)(void *)driver; /* the driver is its first member */
     struct network *network = host->network;
     uint32_t from = (uint32_t)(host - network->hosts);
+    if (network->full[from] >> datagram->path & 1)
+        return false;
     if (network->drops == NULL || !network->drops(network, from, datagram))
         sim_network_send(&network->links, network_datagram(network, from, datagram), from, datagram->peer);
     return true;

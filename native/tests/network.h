@@ -40,7 +40,8 @@ struct network {
     struct sim_random random;
     uint32_t host_count;
     struct network_host hosts[NETWORK_ENDPOINTS_MAX];
-    uint64_t sleep_ns; /* hosts sleep up to that long after each turn */
+    uint64_t sleep_ns;                    /* hosts sleep up to that long after each turn */
+    uint32_t full[NETWORK_ENDPOINTS_MAX]; /* by host: a bit per path whose port takes no datagram */
     /* Called with each datagram that is to leave; true: it is lost. */
     bool (*drops)(struct network *network, uint32_t from, const struct cl_datagram *datagram);
     /* Called with each datagram that reaches a host, before the host has it. */

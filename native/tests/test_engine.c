@@ -195,6 +195,60 @@ TEST(test_repetition_stuck_in_a_full_wire)
     CHECK_EQ(atomic_load(&jam.of_freed), 0);
 }
 
+/* ---- one of two ports takes nothing ---- */
+
+enum { STUCK_LINK = 1 };
+
+static atomic_uint not_taken;
+
+/* Each engine's second link leaves through its second port. */
+static size_t send_by_one_port(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (datagrams[i].link == STUCK_LINK) {
+            atomic_fetch_add(&not_taken, 1);
+            return i > 0 ? mem_wire.send(wire, datagrams, i) : 0;
+        }
+    return mem_wire.send(wire, datagrams, count);
+}
+
+/* A network interface that is stuck, but not down, stops no other: neither data nor acknowledgements. */
+TEST(test_a_stuck_port_stops_no_other)
+{
+    static const char *const addresses[] = {"127.0.0.1", "127.0.0.2"};
+    static const uint32_t local[] = {0, 1};
+    struct cl_wire_type half = mem_wire;
+    half.send = send_by_one_port;
+    struct world world = {.size = 2};
+    struct cl_engine_options options = options_of("mem", 0);
+    options.wire_type = &half;
+    options.addresses = addresses;
+    options.address_count = 2;
+    uint32_t ports[2][2];
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        CHECK_EQ(cl_engine_open(&options, &world.engines[rank]), CL_OK);
+        CHECK_EQ(cl_engine_identify(world.engines[rank], 7, KEY, (uint16_t)rank, 0), CL_OK);
+        for (uint32_t port = 0; port < 2; port++)
+            CHECK_EQ(cl_engine_port(world.engines[rank], port, &ports[rank][port]), CL_OK);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct cl_peer_options peer = {.peer = !rank,
+                                       .path_count = 2,
+                                       .local = local,
+                                       .remote_addresses = addresses,
+                                       .remote_ports = ports[!rank]};
+        CHECK_EQ(cl_engine_add_peer(world.engines[rank], &peer), CL_OK);
+    }
+    struct team team = open_team(&world, 1, false);
+    struct job jobs[2];
+    for (uint32_t rank = 0; rank < 2; rank++)
+        jobs[rank] = (struct job){.team = &team, .rank = rank, .rounds = 50, .timeout_us = PATIENCE_US};
+    run_jobs(jobs, 2); /* checks that every call ends well */
+    CHECK(atomic_load(&not_taken) > 0);
+    close_team(&team);
+    close_world(&world);
+}
+
 /* ---- what must not happen while nothing happens ---- */
 
 static uint64_t cpu_us(clockid_t clock)

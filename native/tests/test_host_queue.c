@@ -174,7 +174,7 @@ static void open_pair(void)
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct cl_group_options options = {
             .id = 1, .rank = rank, .size = 2, .peers = peers, .local = pair->host.local, .local_count = 2};
-        struct cl_group_io io = {.wake = ignore, .drop_payloads = ignore, .ended = note_end};
+        struct cl_group_io io = {.wake = ignore, .ended = note_end};
         sim_member_open(&pair->members[rank], NULL, &pair->host, &options, NULL, io);
     }
 }
@@ -333,7 +333,7 @@ static void open_loner(struct sim_member *loner, struct sim_host *host)
     static const uint16_t peer;
     sim_host_init(host, 1, STAGING, UINT8_MAX);
     struct cl_group_options options = {.id = 2, .size = 1, .peers = &peer, .local = host->local, .local_count = 1};
-    struct cl_group_io io = {.wake = ignore, .drop_payloads = ignore, .ended = note_end};
+    struct cl_group_io io = {.wake = ignore, .ended = note_end};
     sim_member_open(loner, NULL, host, &options, NULL, io);
     loner->group.next = &pair->members[0].group;
 }

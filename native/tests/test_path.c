@@ -109,8 +109,8 @@ TEST(test_acknowledgement_revives)
     SCOPED(cl_ack_free) struct cl_ack ack;
     cl_ack_init(&ack);
     start(2);
-    cl_path_on_pto(&path);
-    cl_path_on_pto(&path);
+    cl_path_on_pto(&path, 1000);
+    cl_path_on_pto(&path, 1000);
     CHECK(path.probe);
     CHECK_EQ(path.loss.pto_count, 2);
     path.dead = true;

@@ -1,0 +1,38 @@
+/*
+ * Outbox: datagrams that the endpoint has handed out and a full port has not taken, by port. They leave first once the
+ * port has room again, if they are still in flight: a packet that was declared lost meanwhile has been sent again, and
+ * the memory of a message that has ended belongs to somebody else.
+ */
+#ifndef CL_PROTOCOL_OUTBOX_H
+#define CL_PROTOCOL_OUTBOX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cl_datagram;
+
+enum { CL_OUTBOX_PORTS = 64 };
+
+struct cl_outbox_port {
+    struct cl_datagram *list;
+    uint32_t first, count, capacity; /* waiting: [first, count) */
+    bool full;                       /* nothing more is handed out for this port */
+};
+
+struct cl_outbox {
+    struct cl_outbox_port ports[CL_OUTBOX_PORTS];
+    uint64_t full;    /* bit per port */
+    uint64_t waiting; /* bit per port that has room again, and datagrams that waited for it */
+};
+
+/* Marks the port as full and keeps a datagram for it. False when there is no memory: it is lost. */
+bool cl_outbox_keep(struct cl_outbox *outbox, const struct cl_datagram *datagram);
+/* The port has room again. */
+void cl_outbox_release(struct cl_outbox *outbox, uint32_t port);
+/* The next datagram that may leave, or NULL; valid until the next call. Those of a port come one after another, and
+ * only if all of them fit into `room`: if the port is full again, they are kept again in the same order. */
+const struct cl_datagram *cl_outbox_take(struct cl_outbox *outbox, size_t room);
+void cl_outbox_free(struct cl_outbox *outbox);
+
+#endif
