@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { DATAGRAM_BYTES = 1472, MANY = 200, PATIENCE_MS = 5000 };
@@ -28,14 +30,15 @@ struct inbox {
     size_t lengths[2 * MANY];
     uint8_t first[2 * MANY], last[2 * MANY];
     bool congested[2 * MANY];
+    uint64_t received_us[2 * MANY];
 };
 
 static void keep(void *context, const uint8_t *bytes, size_t length, bool congested, uint64_t received_us)
 {
     struct inbox *inbox = context;
-    (void)received_us;
     if (inbox->count == 2 * MANY)
         return;
+    inbox->received_us[inbox->count] = received_us;
     inbox->lengths[inbox->count] = length;
     inbox->congested[inbox->count] = congested;
     inbox->first[inbox->count] = length > 0 ? bytes[0] : 0;
@@ -381,6 +384,67 @@ TEST(test_udp_congestion)
     static const char *const SIX[] = {"::1"};
     congestion_is_seen(LOCALHOST);
     congestion_is_seen(SIX);
+}
+
+/* ---- when packets came ---- */
+
+static int64_t wall_clock_step_us; /* somebody has set the clock */
+
+/* The program's own clock_gettime: the C library's, but for the step. */
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    long status = syscall(SYS_clock_gettime, clock, now);
+    if (clock == CLOCK_REALTIME) {
+        int64_t ns = now->tv_sec * 1000000000 + now->tv_nsec + wall_clock_step_us * 1000;
+        *now = (struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    }
+    return (int)status;
+}
+
+static uint64_t monotonic_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+/* Sends datagrams and reads them after a while, in which the wall clock may be set. None has come earlier than it was
+ * sent, or later. Returns for how many of a hundred the time is known. */
+static size_t percent_timed(struct cl_wire *from, struct cl_wire *to, uint32_t link, int64_t step_us)
+{
+    enum { COUNT = 150, WAIT_US = 3000, SLACK_US = 50 };
+    static struct inbox inbox;
+    struct cl_wire_datagram datagrams[COUNT];
+    size_t timed = 0;
+    inbox.count = 0;
+    for (size_t i = 0; i < COUNT; i++)
+        datagrams[i] = make(i, link, i % 2 ? 1000 : 900); /* longer ones follow: they do not leave as one */
+    uint64_t before_us = monotonic_us();
+    CHECK_EQ(cl_wire_udp.send(from, datagrams, COUNT), COUNT);
+    uint64_t sent_us = monotonic_us();
+    usleep(WAIT_US);
+    wall_clock_step_us += step_us;
+    collect(&cl_wire_udp, to, 0, COUNT, &inbox);
+    CHECK_EQ(inbox.count, COUNT);
+    for (size_t i = 0; i < inbox.count; i++) {
+        uint64_t came_us = inbox.received_us[i];
+        timed += came_us != 0;
+        CHECK(came_us == 0 || (came_us + SLACK_US >= before_us && came_us <= sent_us + SLACK_US));
+    }
+    return timed * 100 / COUNT;
+}
+
+TEST(test_udp_arrival_times_survive_a_step_of_the_clock)
+{
+    static const int64_t STEPS_US[] = {500000, -500000, 5000, -5000};
+    for (size_t i = 0; i < sizeof STEPS_US / sizeof *STEPS_US; i++) {
+        UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
+        uint32_t link = (uint32_t)cl_wire_udp.link(from, 0, LOCALHOST[0], number_of(&cl_wire_udp, to, 0));
+        CHECK_EQ(percent_timed(from, to, link, 0), 100);
+        percent_timed(from, to, link, STEPS_US[i]);
+        percent_timed(from, to, link, -STEPS_US[i]);     /* stamps made before the step are of another time */
+        CHECK_EQ(percent_timed(from, to, link, 0), 100); /* the socket was empty: now all are of one time again */
+    }
 }
 
 TEST(test_find)

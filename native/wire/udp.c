@@ -37,6 +37,8 @@ enum {
     JUMBO_BYTES = 9216,     /* without GRO: a peer's packets may be larger than this process's */
     ECN_MASK = 3,           /* of a TOS or traffic class */
     ECN_CE = 3,             /* marked by a switch */
+    STEP_US = 1000,         /* a wall clock that moved by more, against the engine's, was set; .. */
+    SLEW_PER_MS = 1,        /* .. a slower change, in us, is its adjustment */
     BUFFER_BYTES = 8 << 20, /* socket buffers: when the receive buffer overflows, the kernel drops packets silently */
 };
 
@@ -51,6 +53,14 @@ union control {
     uint8_t bytes[CMSG_SPACE(sizeof(struct timespec)) + 2 * CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(uint32_t))];
 };
 
+/* The kernel stamps packets with wall-clock time; the engine uses the monotonic clock. */
+struct stamps {
+    uint64_t offset_us;  /* wall-clock time less the engine's */
+    uint64_t looked_us;  /* when it was read */
+    uint64_t drained_us; /* when the socket was last seen empty: what waits there came later */
+    bool mixed;          /* the wall clock was set while packets may have waited: there are stamps of both times */
+};
+
 struct cl_wire {
     int sockets[CL_PORTS_MAX];
     sa_family_t families[CL_PORTS_MAX];
@@ -58,6 +68,7 @@ struct cl_wire {
     bool segmentation;
     bool dscp;
     bool coalescing[CL_PORTS_MAX];
+    struct stamps stamps[CL_PORTS_MAX];
     uint32_t slot_bytes; /* size of one receive buffer */
     struct link *links;
     uint32_t link_count, link_capacity;
@@ -78,6 +89,42 @@ static uint64_t clock_us(clockid_t clock)
     struct timespec now;
     clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+/* Wall-clock time less the engine's. A thread that is stopped between two looks at the clocks looks again. */
+static uint64_t offset_us(uint64_t *now_us)
+{
+    enum { TRIES = 4, CLOSE_US = 20 };
+    uint64_t wall_us = 0, before_us = 0;
+    for (int i = 0; i < TRIES; i++) {
+        before_us = clock_us(CLOCK_MONOTONIC);
+        wall_us = clock_us(CLOCK_REALTIME);
+        *now_us = clock_us(CLOCK_MONOTONIC);
+        if (*now_us - before_us < CLOSE_US)
+            break;
+    }
+    return wall_us - before_us;
+}
+
+/* Notes whether the wall clock was set since the last look. */
+static void look_at_clocks(struct stamps *stamps)
+{
+    uint64_t now_us, offset = offset_us(&now_us);
+    int64_t moved_us = (int64_t)(offset - stamps->offset_us);
+    uint64_t most_us = STEP_US + SLEW_PER_MS * (now_us - stamps->looked_us) / 1000;
+    if ((uint64_t)(moved_us < 0 ? -moved_us : moved_us) > most_us)
+        stamps->mixed = true;
+    stamps->offset_us = offset;
+    stamps->looked_us = now_us;
+}
+
+/* When a packet came, on the engine's clock; 0: unknown. */
+static uint64_t came_us(const struct stamps *stamps, const struct timespec *stamp)
+{
+    if (stamps->mixed)
+        return 0;
+    int64_t came = (int64_t)((uint64_t)stamp->tv_sec * 1000000u + (uint64_t)stamp->tv_nsec / 1000u - stamps->offset_us);
+    return came > (int64_t)stamps->drained_us ? (uint64_t)came : stamps->drained_us;
 }
 
 static bool parse_address(const char *text, uint32_t port, struct sockaddr_storage *out, socklen_t *length)
@@ -134,6 +181,9 @@ static int open_port(struct cl_wire *wire, const char *text)
     if ((address.ss_family == AF_INET6 ? setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &off, sizeof off)
                                        : setsockopt(fd, IPPROTO_IP, IP_TOS, &off, sizeof off)) != 0)
         wire->dscp = false;
+    struct stamps *stamps = &wire->stamps[wire->port_count];
+    stamps->offset_us = offset_us(&stamps->looked_us);
+    stamps->drained_us = stamps->looked_us;
     wire->families[wire->port_count] = address.ss_family;
     wire->sockets[wire->port_count++] = fd;
     return CL_OK;
@@ -306,7 +356,7 @@ static size_t udp_send(struct cl_wire *wire, const struct cl_wire_datagram *data
     return taken;
 }
 
-static void hand_over(struct mmsghdr *message, uint64_t offset_us, cl_wire_receive_fn handle, void *context)
+static void hand_over(struct mmsghdr *message, const struct stamps *stamps, cl_wire_receive_fn handle, void *context)
 {
     size_t segment = message->msg_len;
     uint64_t received_us = 0;
@@ -315,7 +365,7 @@ static void hand_over(struct mmsghdr *message, uint64_t offset_us, cl_wire_recei
         if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_TIMESTAMPNS) {
             struct timespec stamp;
             memcpy(&stamp, CMSG_DATA(c), sizeof stamp);
-            received_us = (uint64_t)stamp.tv_sec * 1000000u + (uint64_t)stamp.tv_nsec / 1000u - offset_us;
+            received_us = came_us(stamps, &stamp);
         } else if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
             int size;
             memcpy(&size, CMSG_DATA(c), sizeof size);
@@ -343,15 +393,20 @@ static bool udp_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn 
         wire->in[i].msg_hdr.msg_control = &wire->in_control[i];
         wire->in[i].msg_hdr.msg_controllen = sizeof wire->in_control[i];
     }
+    struct stamps *stamps = &wire->stamps[port];
+    uint64_t began_us = clock_us(CLOCK_MONOTONIC);
     int count = recvmmsg(wire->sockets[port], wire->in, RECEIVE_MESSAGES, MSG_DONTWAIT, NULL);
-    if (count <= 0)
+    if (count < 0 && errno != EAGAIN)
         return false;
-    /* The kernel stamps packets with wall-clock time; the engine uses the monotonic clock. */
-    uint64_t offset_us = clock_us(CLOCK_REALTIME) - clock_us(CLOCK_MONOTONIC);
+    look_at_clocks(stamps);
     for (int i = 0; i < count; i++)
         if ((wire->in[i].msg_hdr.msg_flags & MSG_TRUNC) == 0)
-            hand_over(&wire->in[i], offset_us, handle, context);
-    return count == RECEIVE_MESSAGES;
+            hand_over(&wire->in[i], stamps, handle, context);
+    if (count == RECEIVE_MESSAGES)
+        return true;
+    stamps->drained_us = began_us;
+    stamps->mixed = false;
+    return false;
 }
 
 const struct cl_wire_type cl_wire_udp = {
