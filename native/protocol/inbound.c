@@ -7,10 +7,6 @@
 #include "protocol/partial.h"
 #include "protocol/placement.h"
 
-enum {
-    NUMBERS_AHEAD_MAX = 1 << 20 /* more than any window: one higher number would make all other packets look old */
-};
-
 enum answer { ACCEPT, ACCEPT_AT_ONCE, REFUSE, FOREIGN };
 
 /* Whether a receive from any source may take this message: its tag is wanted, and it is the next of its peer. */
@@ -170,10 +166,10 @@ static bool authentic(struct cl_endpoint *endpoint, const struct cl_peer *peer, 
     struct cl_replay *seen = ack ? &path->acks : &path->packets;
     *number = cl_packet_number(seen->next, ack ? packet->group : packet->number);
     uint64_t *counter = NULL;
+    bool off = endpoint->seal.auth == CL_AUTH_OFF;
     if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, *number))
-        counter =
-            endpoint->seal.auth == CL_AUTH_OFF ? &endpoint->stats.packets_foreign : &endpoint->stats.packets_forged;
-    else if (*number > seen->next + NUMBERS_AHEAD_MAX)
+        counter = off ? &endpoint->stats.packets_foreign : &endpoint->stats.packets_forged;
+    else if (off && !cl_replay_near(seen, *number))
         counter = &endpoint->stats.packets_foreign;
     else if (!cl_replay_admit(seen, *number))
         counter = &endpoint->stats.packets_replayed;

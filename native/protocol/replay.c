@@ -21,3 +21,12 @@ bool cl_replay_admit(struct cl_replay *replay, uint64_t number)
     *word_of(replay, number) |= bit;
     return true;
 }
+
+bool cl_replay_near(struct cl_replay *replay, uint64_t number)
+{
+    if (number <= replay->next + CL_REPLAY_AHEAD_MAX)
+        return true;
+    uint64_t before = replay->far;
+    replay->far = number;
+    return before && number > before && number - before <= CL_REPLAY_WINDOW;
+}

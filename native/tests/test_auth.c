@@ -340,3 +340,40 @@ TEST(test_numbers_wrap)
     CHECK_EQ(stats_of(network, 0)->packets_received, before.packets_received);
     CHECK_EQ(stats_of(network, 0)->packets_forged - before.packets_forged, replays);
 }
+
+/* A path is down for days. Its sender tries it every 50 ms, each time with another number, and the other direction
+ * acknowledges tries of its own: afterwards the numbers are far ahead of all that came, and the path works again. */
+TEST(test_a_path_returns_after_days)
+{
+    static const enum cl_auth AUTHS[] = {CL_AUTH_HEADER, CL_AUTH_FULL, CL_AUTH_OFF};
+    enum { DAYS = 40, TRIES = DAYS * 24 * 3600 * 20 };
+    for (int a = 0; a < 3; a++) {
+        SCOPED_NETWORK *network = network_with(AUTHS[a], 0, 64);
+        post_exchange(network, 1);
+        run(network, 1, record);
+        check_exchanged(network, 1);
+        struct cl_path *paths[2];
+        for (uint16_t host = 0; host < 2; host++) {
+            network_egress(network, host, 1)->down = 1;
+            paths[host] = &cl_peer_list_find(&network->hosts[host].endpoint->peers, !host)->paths[1];
+        }
+        post_exchange(network, 2);
+        run(network, 2, record);
+        for (uint16_t host = 0; host < 2; host++) {
+            CHECK(paths[host]->dead);
+            cl_sent_free(&paths[host]->sent);
+            paths[host]->sent.low = paths[host]->sent.next += TRIES;
+            paths[host]->ack.written += TRIES / 2;
+            network_egress(network, host, 1)->down = 0;
+        }
+        uint64_t before = paths[0]->sent.next;
+        for (uint32_t exchange = 3; exchange < 12; exchange++) {
+            post_exchange(network, exchange);
+            run(network, exchange, record);
+            check_exchanged(network, exchange);
+            network_run_until(network, network_now_us(network) + SECOND_US / 10);
+        }
+        CHECK(!paths[0]->dead && !paths[1]->dead);
+        CHECK(paths[0]->sent.next > before + 100);
+    }
+}

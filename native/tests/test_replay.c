@@ -47,3 +47,19 @@ TEST(test_random_numbers)
     }
     CHECK(next > SPAN - 3000);
 }
+
+/* One number far ahead proves nothing, a second one shortly after it does. */
+TEST(test_near)
+{
+    struct cl_replay replay = {0};
+    uint64_t far = 50000000;
+    CHECK(cl_replay_near(&replay, CL_REPLAY_AHEAD_MAX));
+    CHECK(!cl_replay_near(&replay, far));
+    CHECK(cl_replay_near(&replay, 100));  /* the others go on */
+    CHECK(!cl_replay_near(&replay, far)); /* a copy is no second one */
+    CHECK(!cl_replay_near(&replay, 3 * far));
+    CHECK(!cl_replay_near(&replay, 2 * far)); /* nor is any other */
+    CHECK(cl_replay_near(&replay, 2 * far + 3));
+    CHECK(cl_replay_admit(&replay, 2 * far + 3));
+    CHECK(cl_replay_near(&replay, 2 * far + 4));
+}
