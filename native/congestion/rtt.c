@@ -13,8 +13,10 @@ int64_t cl_minimum_update(struct cl_minimum *minimum, int64_t value, uint64_t no
 {
     uint64_t bucket = now_us / CL_RTT_BUCKET_US;
     if (!minimum->any || bucket >= minimum->bucket + CL_RTT_BUCKETS) {
+        int64_t before = minimum->any ? least(minimum) : value;
         for (int i = 0; i < CL_RTT_BUCKETS; i++)
             minimum->value[i] = value;
+        minimum->value[(bucket + CL_RTT_BUCKETS - 1) % CL_RTT_BUCKETS] = before;
         minimum->any = true;
         minimum->bucket = bucket;
     }

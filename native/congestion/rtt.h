@@ -16,7 +16,8 @@
 
 enum { CL_RTT_BUCKETS = 3, CL_RTT_BUCKET_US = 10000000 };
 
-/* The minimum over the last CL_RTT_BUCKETS buckets of time. */
+/* The minimum over the last CL_RTT_BUCKETS buckets of time. A pause, in which nothing is measured, counts as one
+ * bucket: after it the queues may be long again before a packet finds them empty. */
 struct cl_minimum {
     int64_t value[CL_RTT_BUCKETS];
     uint64_t bucket; /* of value[bucket % CL_RTT_BUCKETS] */

@@ -154,13 +154,8 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     message->signature = cl_signatures_find(&endpoint->signatures, message->id.group, message->id.sequence);
     message->context = context;
     peer->expected += message->side == CL_MESSAGE_RECEIVE;
-    if (!peer->outstanding++) {
-        peer->heard_us = peer->answered_us =
-            now_us; /* its silence begins now: so far it may have had no reason to send */
-        if (peer->next_ping_us > now_us + cl_peer_ask_us(peer))
-            peer->next_ping_us = now_us + cl_peer_ask_us(peer);
-        cl_endpoint_arm(endpoint, peer, peer->next_ping_us);
-    }
+    if (!peer->outstanding++)
+        cl_endpoint_activate(endpoint, peer, now_us);
     return CL_OK;
 }
 
@@ -265,10 +260,13 @@ bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag
 {
     if (cl_announcements_wants(&endpoint->announcements, group, tag))
         return true;
+    bool first = !endpoint->announcements.wanted_count;
     if (!cl_announcements_want(&endpoint->announcements, group, tag))
         return false;
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         struct cl_peer *peer = endpoint->peers.list[i];
+        if (peer && first && !peer->outstanding)
+            cl_endpoint_activate(endpoint, peer, now_us);
         if (peer && recently_refused(peer, now_us))
             cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_READY,
                               (struct cl_control){.group = group, .sequence = tag});

@@ -16,7 +16,9 @@ enum {
     CL_PEER_PATHS_MAX = 8,
     CL_PEER_TIMEOUT_US = 3000000, /* default: a peer that does not answer a PING for so long is lost */
     CL_PEER_ASK_WAITING = 10,     /* after timeout / 10 of silence, a peer that is waited for gets a PING ... */
-    CL_PEER_ASK_IDLE = 3,         /* ... and any other peer after timeout / 3 */
+    CL_PEER_ASK_IDLE = 3,         /* ... and after timeout / 3 one that a receive from any source may wait for, or that
+                                     has not answered yet */
+    CL_PEER_GREETINGS = 10,       /* how often one that nothing waits for is asked until all its paths have answered */
     CL_PEER_HELD_MIN_US = 10000,  /* a held message is tried after this time even without a READY: a safety net */
     CL_PEER_HELD_MAX_US = 200000,
     CL_PEER_REFUSED_US = 5000000, /* for so long after a refusal, posted receives are announced with READY */
@@ -43,12 +45,13 @@ struct cl_peer {
     struct cl_peer *urgent_next;
     struct cl_timer timer;
 
-    uint32_t outstanding; /* posted messages, both sides */
-    uint32_t expected;    /* of those, receives */
-    uint64_t heard_us;    /* since when it is silent; 0: not known yet */
-    uint64_t answered_us; /* since when it has acknowledged nothing: it may send packets and not hear this process */
-    uint64_t next_ping_us;
-    uint64_t pacer_us; /* when a pacer that blocks the peer lets go; UINT64_MAX: no pacer does */
+    uint32_t outstanding;  /* posted messages, both sides */
+    uint32_t expected;     /* of those, receives */
+    uint64_t heard_us;     /* since when it is silent; 0: not known yet */
+    uint64_t answered_us;  /* since when it has acknowledged nothing: it may send packets and not hear this process */
+    uint64_t next_ping_us; /* UINT64_MAX: not asked */
+    uint32_t greetings;    /* how often it was asked while nothing waited for it */
+    uint64_t pacer_us;     /* when a pacer that blocks the peer lets go; UINT64_MAX: no pacer does */
 
     /* as a receiver: messages that it refused, first in, first out */
     struct cl_message_list held;

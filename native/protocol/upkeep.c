@@ -25,6 +25,24 @@ static void ask_elsewhere(struct cl_peer *peer, const struct cl_path *silent)
     }
 }
 
+/* Whether anything waits for the peer. */
+static bool is_active(const struct cl_endpoint *endpoint, const struct cl_peer *peer)
+{
+    return peer->outstanding || endpoint->announcements.wanted_count;
+}
+
+void cl_endpoint_activate(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
+{
+    peer->heard_us = peer->answered_us = now_us ? now_us : 1;
+    uint64_t first_us = now_us + cl_peer_ask_us(peer);
+    if (peer->next_ping_us > first_us)
+        peer->next_ping_us = first_us;
+    for (uint16_t i = 0; i < peer->path_count; i++)
+        if (peer->paths[i].dead && peer->paths[i].next_probe_us == UINT64_MAX)
+            peer->paths[i].next_probe_us = now_us;
+    cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
+}
+
 static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us)
 {
     struct cl_outcome outcome = {endpoint, peer, now_us};
@@ -36,7 +54,9 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         cl_queue_unblock(&endpoint->queue, &peer->node); /* lost packets have left the window */
     }
     if (path->dead) {
-        if (path->next_probe_us <= now_us) {
+        if (path->next_probe_us <= now_us && !is_active(endpoint, peer)) {
+            path->next_probe_us = UINT64_MAX;
+        } else if (path->next_probe_us <= now_us) {
             path->next_probe_us = now_us + CL_PATH_PROBE_US;
             path->ping = true;
             cl_peer_list_urge(&endpoint->peers, peer);
@@ -69,6 +89,37 @@ static void try_held(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_
     peer->held_us = now_us + peer->held_wait_us;
 }
 
+static bool is_measured(const struct cl_peer *peer)
+{
+    for (uint16_t i = 0; i < peer->path_count; i++)
+        if (!peer->paths[i].rtt.any)
+            return false;
+    return true;
+}
+
+/* Asks a silent peer whether it lives. One that nothing waits for is not asked: otherwise a process would send packets
+ * to all others of a large job all the time. But at the start, when the peer may not be there yet, every path is asked
+ * until it answers once, which measures the empty network. */
+static void ask(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
+{
+    uint64_t quiet_us = cl_peer_ask_us(peer);
+    bool active = is_active(endpoint, peer);
+    if (active && now_us < peer->answered_us + quiet_us) {
+        peer->next_ping_us = peer->answered_us + quiet_us;
+        return;
+    }
+    if (!active && (peer->greetings == CL_PEER_GREETINGS || is_measured(peer))) {
+        peer->next_ping_us = UINT64_MAX;
+        return;
+    }
+    for (uint16_t i = 0; i < peer->path_count; i++)
+        if (active || !peer->paths[i].rtt.any)
+            peer->paths[i].ping = true;
+    peer->greetings += !active;
+    peer->next_ping_us = now_us + quiet_us;
+    cl_peer_list_urge(&endpoint->peers, peer);
+}
+
 static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
 {
     if (!peer->alive)
@@ -91,17 +142,8 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         try_held(endpoint, peer, now_us);
     if (peer->ending_us <= now_us)
         cl_partial_service(endpoint, peer, now_us);
-    if (peer->next_ping_us <= now_us) {
-        uint64_t quiet_us = cl_peer_ask_us(peer);
-        if (now_us >= peer->answered_us + quiet_us) {
-            for (uint16_t i = 0; i < peer->path_count; i++)
-                peer->paths[i].ping = true;
-            cl_peer_list_urge(&endpoint->peers, peer);
-            peer->next_ping_us = now_us + quiet_us;
-        } else {
-            peer->next_ping_us = peer->answered_us + quiet_us;
-        }
-    }
+    if (peer->next_ping_us <= now_us)
+        ask(endpoint, peer, now_us);
     if (!peer->urgent) /* sending to an urgent peer arms the timer */
         cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
 }

@@ -1,6 +1,7 @@
 /* Peers of an endpoint that die, sleep, leave or never answer, over the network of network.h. */
 #include "protocol/endpoint.h"
 
+#include "protocol/endpoint_state.h"
 #include "tests/transfer.h"
 
 TEST(test_peer_death)
@@ -39,6 +40,60 @@ TEST(test_idle_peers_stay_alive)
     CHECK(network_sees(network, 0, 1));
     CHECK(network_sees(network, 1, 0));
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent < 50);
+}
+
+static uint64_t packets_of_all(const struct network *network)
+{
+    uint64_t packets = 0;
+    for (uint32_t i = 0; i < network->host_count; i++)
+        packets += cl_endpoint_stats(network->hosts[i].endpoint)->packets_sent;
+    return packets;
+}
+
+/* Hosts that know each other and wait for nothing send nothing, whether their paths are alive or dead. */
+TEST(test_idle_peers_are_not_asked)
+{
+    SCOPED_NETWORK *network = network_new(8, 2, 200, 150, ROOM, 27);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1 << 20), *later = transfer_new(0, 1, 1, 1 << 20);
+    network_run_until(network, network_now_us(network) + 20000);
+    network_egress(network, 0, 1)->down = 1;
+    post_receive(network, t, 1);
+    post_send(network, t, 1, 0);
+    network_run_until(network, network_now_us(network) + 5 * SECOND_US);
+    CHECK_EQ(network->hosts[1].completed, 1);
+    CHECK(cl_peer_list_find(&network->hosts[0].endpoint->peers, 1)->paths[1].dead);
+    uint64_t before = packets_of_all(network);
+    network_run_until(network, network_now_us(network) + 300 * (uint64_t)SECOND_US);
+    CHECK_EQ(packets_of_all(network), before);
+
+    /* and all goes on as before */
+    network_egress(network, 0, 1)->down = 0;
+    post_receive(network, later, 1);
+    post_send(network, later, 1, 0);
+    network_run_until(network, network_now_us(network) + SECOND_US);
+    CHECK_EQ(network->hosts[1].completed, 2);
+    CHECK(intact(later));
+    CHECK(!cl_peer_list_find(&network->hosts[0].endpoint->peers, 1)->paths[1].dead);
+}
+
+/* A receive from any source waits for all peers: they are asked, however long they have been silent before. */
+TEST(test_a_wanted_tag_keeps_peers_awake)
+{
+    SCOPED_NETWORK *network = network_new(3, 1, 200, 150, ROOM, 28);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    network_run_until(network, network_now_us(network) + 60 * SECOND_US);
+    CHECK(cl_endpoint_want(endpoint, 9 | CL_GROUP_P2P, 5, network_now_us(network)));
+    network_wake(network, 0);
+    for (int i = 0; i < 100; i++) {
+        for (uint16_t peer = 1; peer < 3; peer++)
+            CHECK(!cl_endpoint_peer_silent(endpoint, peer, network_now_us(network)));
+        network_run_until(network, network_now_us(network) + SECOND_US / 10);
+    }
+    sim_driver_kill(&network->hosts[2].driver);
+    network_run_until(network, network_now_us(network) + 4 * SECOND_US);
+    CHECK(!cl_endpoint_peer_silent(endpoint, 1, network_now_us(network)));
+    CHECK(cl_endpoint_peer_silent(endpoint, 2, network_now_us(network)));
+    cl_endpoint_unwant(endpoint, 9 | CL_GROUP_P2P, 5);
 }
 
 /* A process that was stopped for long does not take its peers for lost: it did not hear them. */

@@ -29,6 +29,9 @@ TEST(test_minimum_forgets)
     CHECK_EQ(cl_minimum_update(&minimum, 80, 31 * SECOND_US), 80);
     CHECK_EQ(cl_minimum_update(&minimum, 70, (uint64_t)500 * SECOND_US), 70); /* after a long pause */
     CHECK_EQ(cl_minimum_update(&minimum, -10, (uint64_t)500 * SECOND_US), -10);
+    CHECK_EQ(cl_minimum_update(&minimum, 60, (uint64_t)2001 * SECOND_US), -10); /* a pause proves nothing */
+    CHECK_EQ(cl_minimum_update(&minimum, 60, (uint64_t)2015 * SECOND_US), -10);
+    CHECK_EQ(cl_minimum_update(&minimum, 60, (uint64_t)2025 * SECOND_US), 60);
 }
 
 /* queue_us for a packet that waits there_us on its way and back_us on the acknowledgement's, between hosts whose clocks
