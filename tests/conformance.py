@@ -58,7 +58,9 @@ def operators(dtype: torch.dtype) -> tuple[str, ...]:
         return ("SUM", "AVG")
     if dtype in FLOATS8:
         return (*ARITHMETIC, "AVG")
-    return (*ARITHMETIC, "AVG", "PREMUL_SUM") if dtype.is_floating_point else (*ARITHMETIC, *BITWISE)
+    if dtype == torch.bool:
+        return (*ARITHMETIC, *BITWISE)
+    return (*ARITHMETIC, "AVG", *(("PREMUL_SUM",) if dtype.is_floating_point else BITWISE))
 
 
 def gloo_has(case: Case) -> bool:
@@ -68,6 +70,8 @@ def gloo_has(case: Case) -> bool:
         "all_to_all_uneven",
         "reduce_scatter_uneven",
     ):
+        return False
+    if case.op == "AVG" and case.dtype in INTEGERS:
         return False
     if case.dtype.is_complex and case.collective in ("gather", "all_gather_coalesced"):
         return False

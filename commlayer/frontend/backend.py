@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -289,14 +289,16 @@ class CommProcessGroup(dist.ProcessGroup):
         self,
         output: Tensor,
         input: Tensor,  # noqa: A002
-        output_split_sizes: list[int],
-        input_split_sizes: list[int],
+        output_split_sizes: Iterable[Any],
+        input_split_sizes: Iterable[Any],
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
+        """The split sizes may be arrays of numpy, as Megatron's, or tensors."""
         opts = _options(AllToAllOptions, opts, timeout)
-        work = self._collectives.all_to_all_single(output, input, output_split_sizes, input_split_sizes, opts)
-        return work or self._fallback.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+        splits = [int(each) for each in output_split_sizes], [int(each) for each in input_split_sizes]
+        work = self._collectives.all_to_all_single(output, input, *splits, opts)
+        return work or self._fallback.alltoall_base(output, input, *splits, opts)
 
     @placed()
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:  # type: ignore[override]

@@ -383,13 +383,12 @@ class Collectives:
 
     def _split_bytes(self, tensor: Tensor, splits: Sequence[int], what: str) -> tuple[int, ...] | None:
         rows = tensor.size(0) if tensor.dim() else 0
-        splits = [int(split) for split in splits]  # Megatron's are arrays of numpy
         if splits:
             if len(splits) != self._size or sum(splits) != rows:
                 return None
             if min(splits) < 0:
                 raise ConfigError(
-                    f"rank {self._rank}: {what} split sizes {list(splits)} contain a negative number: use 0 or more"
+                    f"rank {self._rank}: {what} split sizes {splits} contain a negative number: use 0 or more"
                 )
             row_bytes = tensor.nbytes // rows if rows else 0
             return tuple(split * row_bytes for split in splits)

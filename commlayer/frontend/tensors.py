@@ -50,12 +50,13 @@ def _kinds() -> dict[tuple[torch.dtype, int], Kind]:
     }
     kinds = {(t, r.value): Kind(dtype, op) for t, dtype in (floats | integers).items() for r, op in ops.items()}
     kinds |= {(t, r.value): Kind(dtype, op) for t, dtype in integers.items() for r, op in bitwise.items()}
+    # As NCCL's, the average of integers is the sum, which wraps, divided and rounded towards zero.
+    kinds |= {(t, red.AVG.value): Kind(dtype, Op.SUM, average=True) for t, dtype in (floats | integers).items()}
     kinds |= {(torch.bool, r.value): Kind(DType.U8, op) for r, op in logic.items()}
     for t in FLOATS8:
         kinds |= {(t, r.value): Kind(DType.F32, op, wide=torch.float32) for r, op in ops.items()}
         kinds[t, red.AVG.value] = Kind(DType.F32, Op.SUM, average=True, wide=torch.float32)
     for t, dtype in floats.items():
-        kinds[t, red.AVG.value] = Kind(dtype, Op.SUM, average=True)
         kinds[t, red.PREMUL_SUM.value] = Kind(dtype, Op.SUM, is_scaled=True)
     for t, dtype in ((torch.complex32, DType.F16), (torch.complex64, DType.F32), (torch.complex128, DType.F64)):
         kinds[t, red.SUM.value] = Kind(dtype, Op.SUM, parts=2)

@@ -51,13 +51,32 @@ def test_tensors_of_any_layout(rank: int, size: int) -> None:
     assert received[0].tolist() == [0, 1] if rank == 0 else received[:2].tolist() == [[2, 3], [4, 5]]
 
 
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
 @ranks.on(2, on_fake)
-def test_split_sizes_may_be_arrays(rank: int, size: int) -> None:
-    splits: Any = np.array([1, 2] if rank == 0 else [2, 1])
+def test_split_sizes_may_be_arrays(rank: int, size: int, kind: Callable[[list[int]], Any]) -> None:
+    splits = kind([1, 2] if rank == 0 else [2, 1])
     received = torch.empty(3)
     dist.all_to_all_single(received, torch.arange(3.0) + 10 * rank, splits, splits)
     assert received.tolist() == ([0.0, 10.0, 11.0] if rank == 0 else [1.0, 2.0, 12.0])
     assert called() == ["delivery"]
+    with pytest.raises(RuntimeError, match="Split sizes doesn't match total dim 0 size"):
+        dist.all_to_all_single(received, torch.zeros(4), splits, splits)
+
+
+@ranks.on(3)
+def test_averages_of_integers_are_rounded_towards_zero(rank: int, size: int) -> None:
+    """The sum wraps: 127 + 127 + 2 are 0 in int8."""
+    with ranks.job(rank, size):
+        for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+            values = torch.tensor([(1, 1, 0), (-1, -1, 0), (-2, -1, -2), (7, 7, 6)], dtype=dtype)[:, rank].clone()
+            dist.all_reduce(values, dist.ReduceOp.AVG)
+            assert values.tolist() == [0, 0, -1, 6]
+            shard = torch.empty(4, dtype=dtype)
+            dist.reduce_scatter_tensor(shard, torch.full((12,), -rank - 4, dtype=dtype), dist.ReduceOp.AVG)
+            assert shard.tolist() == [-5] * 4
+            largest = torch.tensor([torch.iinfo(dtype).max if rank < 2 else 2], dtype=dtype)
+            dist.all_reduce(largest, dist.ReduceOp.AVG)
+            assert largest.item() == 0
 
 
 @ranks.on(2, on_fake)
@@ -152,8 +171,8 @@ def own_length() -> None:
     dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.zeros(5))
 
 
-def average_of_integers() -> None:
-    dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG)
+def average_of_bools() -> None:
+    dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
 
 
 def bits_of_floats() -> None:
@@ -187,7 +206,7 @@ REFUSALS = {
     no_such_root: "invalid root rank: 7",
     no_root_for_scatter: "invalid root rank: -1",
     own_length: "invalid tensor size",
-    average_of_integers: "result type Float can't be cast",
+    average_of_bools: "result type Float can't be cast",
     bits_of_floats: "Cannot use ReduceOp.BAND with non-integral dtype",
     product_of_complex: "complex tensors",
     scaled_integers: "Cannot use ReduceOp.PREMUL_SUM with Gloo",
