@@ -89,19 +89,23 @@ class CommProcessGroup(dist.ProcessGroup):
         name: str,
         global_ranks: Sequence[int] = (),
         policy: Policy | None = None,
+        *,
+        own_job: bool = False,
     ) -> None:
+        """`own_job`: see `bootstrap.connect`."""
         # torch's stub has the signature of the C++ class; only this one makes an object that C++ calls back.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.policy = policy or Policy()
         """The policy of all operations of this group."""
         self.closed = False
         """Whether `shutdown` or `abort` was called."""
+        self._is_shut_down = False
         rendezvous = Rendezvous(store, name, rank, size, timeout)
         with rendezvous.alone():
             config = Config.from_environment()
         peer = global_ranks[rank] if global_ranks else rank
         agreed = dataclasses.asdict(self.policy)
-        self._native = connect(rendezvous, config, agreed, peer=peer, is_world=not global_ranks)
+        self._native = connect(rendezvous, config, agreed, peer=peer, is_world=not global_ranks, own_job=own_job)
         try:
             self._gloo = connect_gloo(rendezvous, self._native.interface, timeout)
         except BaseException as error:
@@ -377,17 +381,22 @@ class CommProcessGroup(dist.ProcessGroup):
         return self._native.packet_bytes
 
     def abort(self) -> None:
-        """Fails every operation in flight, here and on the peers. The group cannot be used afterwards."""
+        """Fails every operation in flight, here and on the peers, and leaves the job. Idempotent; from any thread.
+
+        The group cannot be used afterwards, and need not be shut down. The process may join another job.
+        """
+        self.closed = True
         self._native.abort(f"rank {self.rank()} aborted its process group")
         if self.devices is not None:
             self.devices.close(abort=True)
+        self._submitter.forget()
 
     def shutdown(self) -> None:
         """Leaves the group and joins its threads. Idempotent; `destroy_process_group` calls it."""
         with self._lock:
-            if self.closed:
+            if self._is_shut_down:
                 return
-            self.closed = True
+            self._is_shut_down = self.closed = True
         if self.devices is not None:
             self.devices.pinned.settle()
         self._native.close()

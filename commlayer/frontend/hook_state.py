@@ -245,7 +245,7 @@ class HookState:
 
     def use_group(self, given: dist.ProcessGroup, who: str) -> None:
         """Makes `given` the `process_group`, unless there is one. Raises ConfigError for one with other ranks."""
-        has = self.process_group if self._group is None or self._group.closed else self._group
+        has = self._usable() or self.process_group
         if has is not None:
             ranks, wanted = (sorted(dist.get_process_group_ranks(each)) for each in (has, given))
             if ranks != wanted:
@@ -260,9 +260,14 @@ class HookState:
 
         A group that has been destroyed since, with the job's process groups, is replaced.
         """
-        if self._group is None or self._group.closed:
-            self._group = _group_of(self.policy, self.process_group)
+        self._group = self._usable() or _group_of(self.policy, self.process_group)
         return self._group
+
+    def _usable(self) -> CommProcessGroup | None:
+        """The group, unless torch has let go of it. An aborted group stays until then: its errors tell why."""
+        group = self._group
+        gone = group is None or (group.closed and group not in dist.distributed_c10d._world.pg_map)
+        return None if gone else group
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, between steps: plain values, and tensors of lost contributions.

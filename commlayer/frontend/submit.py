@@ -235,9 +235,10 @@ class Submitter:
         return join(works)
 
     def forget(self) -> None:
-        """Frees the memory that was kept for the engine, which must be closed."""
-        self._in_flight.clear()
-        self._scalars.clear()
+        """Frees the memory that was kept for the engine, which must have left the group."""
+        with self._lock:
+            self._in_flight.clear()
+            self._scalars.clear()
 
     def _class(self) -> int:
         """The class of an operation without a policy of its own."""

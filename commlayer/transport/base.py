@@ -181,7 +181,8 @@ class Group(Protocol):
         """
 
     def abort(self, reason: str) -> None:
-        """Fails every operation in flight, here and on the peers."""
+        """Fails every operation in flight, here and on the peers, and releases the group. Idempotent, and nothing if
+        the group is closed."""
 
     def close(self) -> None:
         """Releases the group; idempotent."""

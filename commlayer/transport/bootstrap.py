@@ -128,11 +128,18 @@ class Rendezvous:
 
 
 def connect(
-    rendezvous: Rendezvous, config: Config, policy: Mapping[str, object], *, peer: int, is_world: bool
+    rendezvous: Rendezvous,
+    config: Config,
+    policy: Mapping[str, object],
+    *,
+    peer: int,
+    is_world: bool,
+    own_job: bool = False,
 ) -> base.Group:
     """Opens this rank's end of a group; every rank of the group calls it.
 
     `policy` has the fields of the group's policy. `peer` is the number of this process in the job: its rank in WORLD.
+    With `own_job` the group is a job by itself, on an engine of its own: its processes may also be in other jobs.
 
     Raises ConfigError if this host lacks an interface or device in the settings, or another rank has other settings;
     MismatchError if another rank has another policy; OperationTimeoutError if a rank did not come; another CommError if
@@ -141,12 +148,12 @@ def connect(
     from . import joining, native  # imported late, so that modules and tests that need no engine load none
 
     with rendezvous.alone():
-        engine = native.Engine.shared(config)
+        engine = (native.Engine.private if own_job else native.Engine.shared)(config)
     try:
         description = {**engine.describe(), "peer": peer, "settings": engine.config.common(), "policy": policy}
         if rendezvous.rank == 0:
-            root = _root(rendezvous.store)
-            job, key, paired = _job(root, is_world)
+            root = rendezvous.store if own_job else _root(rendezvous.store)
+            job, key, paired = _job(root, is_world or own_job)
             description |= {"job": job, "key": key.hex(), "paired": paired, "group": root.add(_GROUPS_KEY, 1)}
         descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
         agree(rendezvous.name, [each["settings"] for each in descriptions], ConfigError)

@@ -135,6 +135,7 @@ class NativeGroup:
         self._plans: dict[int, tuple[int, Any]] = {}  # by id(plan), as long as the plan lives: its address and owner
         self._requests: list[tuple[Any, Any]] = []  # for reuse, without a Qos: request and its bytes
         self._culprit = ""  # of a closed group
+        self._end = lib.CL_ECLOSED  # the status of operations on a closed group
 
     def submit(
         self,
@@ -266,12 +267,20 @@ class NativeGroup:
         return out[0]
 
     def abort(self, reason: str) -> None:
-        log.warning("rank %d of group %r aborts: %s", self.rank, self.name, reason)
         with self._lock:
-            if self._group is not None:
-                lib.cl_group_abort(self._group, lib.CL_EABORTED)
+            if self._group is None:
+                return
+            log.warning("rank %d of group %r aborts: %s", self.rank, self.name, reason)
+            lib.cl_group_abort(self._group, lib.CL_EABORTED)
+            self._end = lib.cl_group_status(self._group, ffi.new("uint32_t *"))  # the first failure
+        self._leave_engine()
 
     def close(self) -> None:
+        self._leave_engine()
+        self._end = lib.CL_ECLOSED
+
+    def _leave_engine(self) -> None:
+        """Ends everything in flight, and the use of the engine. Idempotent."""
         with self._lock:
             group, self._group = self._group, None
             if group is None:
@@ -306,7 +315,7 @@ class NativeGroup:
             if self._group is not None:
                 self._calls += 1
                 return self._group
-        raise self.error(lib.CL_ECLOSED)
+        raise self.error(self._end)
 
     def _leave(self) -> None:
         with self._lock:

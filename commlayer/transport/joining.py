@@ -51,9 +51,13 @@ def join(
     """
     what = f"rank {rank} of group {name!r}"
     epoch = job & 0xFFFF  # separates packets of the job's earlier runs from forged packets
-    check(
-        lib.cl_engine_identify(engine.raw, job, key, descriptions[rank]["peer"], epoch), f"{what}: joining job {job:x}"
-    )
+    status = lib.cl_engine_identify(engine.raw, job, key, descriptions[rank]["peer"], epoch)
+    if status == lib.CL_EINVAL:
+        raise CommError(
+            f"{what}: this process still has a group of another job, or of this job's former WORLD: destroy or abort "
+            f"all its groups, then make a new WORLD"
+        )
+    check(status, f"{what}: joining job {job:x}")
     hosts = group_hosts(descriptions)
     local = next(ranks for ranks in hosts if rank in ranks)
     fd, problem = _share_memory(local, rank, descriptions, exchange)

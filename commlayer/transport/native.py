@@ -178,7 +178,6 @@ class Engine:
 
     _shared: ClassVar[Engine | None] = None
     _users: ClassVar[int] = 0
-    _at_exit: ClassVar[Finalize]
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
@@ -186,12 +185,24 @@ class Engine:
         """The process's engine, opened by its first user; each user calls `release` once."""
         with cls._guard:
             if cls._shared is None:
-                # Processes that multiprocessing made do not run atexit.
-                cls._at_exit = Finalize(None, cls._linger, exitpriority=0)
-                cls._shared = cls(config, choose_ports(config))
+                cls._shared = cls._that_lingers(config)
                 cls._users = 0
             cls._users += 1
             return cls._shared
+
+    @classmethod
+    def private(cls, config: Config) -> Engine:
+        """Another engine, for one group in another job than the process's; its `release` closes it."""
+        engine = cls._that_lingers(config)
+        engine._is_private = True
+        return engine
+
+    @classmethod
+    def _that_lingers(cls, config: Config) -> Engine:
+        engine = cls(config, choose_ports(config))
+        # Processes that multiprocessing made do not run atexit.
+        engine._at_exit = Finalize(None, engine._linger, exitpriority=0)
+        return engine
 
     def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "", wire_type: Any = ffi.NULL) -> None:
         """`wire` replaces the wire of `config`, and `wire_type`, a `struct cl_wire_type *`, both."""
@@ -199,6 +210,8 @@ class Engine:
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
         self._lives: dict[int, str] = {}
+        self._is_private = False
+        self._at_exit: Finalize | None = None
         self._ports = ports = spread_ports(ports, config.ports)
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
@@ -323,20 +336,19 @@ class Engine:
         """Ends one use; the last one closes the engine."""
         cls = type(self)
         with cls._guard:
-            if cls._shared is not self:
+            if cls._shared is self:
+                cls._users -= 1
+                if cls._users > 0:
+                    return
+                cls._shared = None
+            elif not self._is_private:
                 return
-            cls._users -= 1
-            if cls._users > 0:
-                return
-            cls._shared = None
-            cls._at_exit.cancel()
         self.close()
 
-    @classmethod
-    def _linger(cls) -> None:
+    def _linger(self) -> None:
         """For a process that ends with its groups open: peers may still need an acknowledgement of it."""
-        if cls._shared is not None:
-            lib.cl_engine_linger(cls._shared.raw)
+        if self._engine is not None:
+            lib.cl_engine_linger(self._engine)
 
     def close(self) -> None:
         """Closes the engine and joins its threads. Idempotent."""
@@ -344,6 +356,8 @@ class Engine:
             engine, self._engine = self._engine, None
         if engine is None:
             return
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         self._completions.close()
         lib.cl_engine_close(engine)
 
