@@ -7,6 +7,8 @@ exception as an ordinary value, while an exception raised in a `then` callback b
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,10 @@ from torch.futures import Future
 from ..errors import ConfigError
 from ..transport.base import Handle, ReceiveHandle, Times
 from .dynamo import untraced
+
+HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+HOOKS_THAT_WAIT = frozenset({f"{HOOKS}.powerSGD_hook", f"{HOOKS}.quantization_hooks"})
+"""Modules of torch whose hooks start an operation in a callback, and wait for it there."""
 
 
 @untraced
@@ -114,7 +120,15 @@ class CommWork(Work):
         return None if self.handle is None else self.handle.times()
 
     def get_future(self) -> Future[Any]:
-        """The results as a future of a list of tensors. Its callbacks run on the completion thread."""
+        """The results as a future of a list of tensors. Its callbacks run on the completion thread.
+
+        For HOOKS_THAT_WAIT it waits for the results first, so that callbacks run at once, in the calling thread. On the
+        completion thread, the operations of one bucket's callbacks would mix with those of the next buckets in another
+        order on each rank. (Streams keep NCCL's in order.)
+        """
+        if self.handle is not None and sys._getframe(1).f_globals.get("__name__") in HOOKS_THAT_WAIT:
+            with contextlib.suppress(Exception):  # the future has it
+                self.handle.wait()
         with self._lock:
             if self._future is not None:
                 return self._future

@@ -5,6 +5,8 @@ tests/process/test_ddp.py has its flags.
 
 from __future__ import annotations
 
+import copy
+import time
 from typing import Any
 
 import pytest
@@ -91,6 +93,34 @@ def test_hook(rank: int, size: int, name: str) -> Any:
     else:
         model.register_comm_hook(None, getattr(default_hooks, name))
     return train(model, rank)
+
+
+@ranks.on(2, ranks.run_job)
+def test_powersgd_of_several_buckets(rank: int, size: int) -> None:
+    """It waits for operations in callbacks. With gloo it hangs. Factors of full rank make exact averages.
+
+    Rank 1 is late: its operations end at once, those of rank 0 while it starts others.
+    """
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(6)))
+    plain = copy.deepcopy(layers)
+    model = DistributedDataParallel(layers, bucket_cap_mb=0.01)
+    for layer in list(layers)[1:]:
+        layer.register_full_backward_pre_hook(lambda *_: time.sleep(0.01 * rank))
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=64, start_powerSGD_iter=2, min_compression_rate=0.1
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for step in range(6):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * rank + step))
+        for each in (model, plain):
+            each.zero_grad()
+            each(x).square().mean().backward()
+        for ours, own in zip(layers.parameters(), plain.parameters(), strict=True):
+            assert own.grad is not None
+            dist.all_reduce(own.grad, dist.ReduceOp.AVG)
+            torch.testing.assert_close(ours.grad, own.grad, rtol=1e-3, atol=1e-6)
+    assert len(state.p_memory_dict) >= 5  # one per bucket
 
 
 def _sync_parameters(rank: int, size: int) -> Any:
