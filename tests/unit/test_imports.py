@@ -25,10 +25,11 @@ MAY_IMPORT = {
     "frontend": {"errors", "config", "plans", "transport", "scheduler", "planner", "compress", "loss"},
     "tools": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss", "frontend"},
     "": {"errors", "config", "transport", "scheduler", "planner", "compress", "loss", "frontend"},
+    "torchft": {"errors", "config", "frontend"},
     "__main__": {"tools"},
 }
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
-MAY_USE_TORCH_DISTRIBUTED = {"frontend", "tools.cli", "tools.bench", "transport.bootstrap"}
+MAY_USE_TORCH_DISTRIBUTED = {"frontend", "torchft", "tools.cli", "tools.bench", "transport.bootstrap"}
 PURE = ("simulate", "link", "trace", "actions", "pipelines", "measure")
 WITHOUT_TORCH = {"planner", *(f"scheduler.{name}" for name in PURE)}
 DISTRIBUTED = ("torch.distributed", "torch._C._distributed_c10d")
