@@ -129,6 +129,7 @@ _FLAG = Kind(
     lambda text: {"0": False, "1": True}.get(text, text),
 )
 _NAME = Kind("name", "use a name, as verbs", lambda value: value if isinstance(value, str) else None)
+_REPLACED = Kind("`gloo`", "use gloo, or nothing", lambda value: value if value in ("", "gloo") else None)
 _NAMES = Kind(
     *("names", "use a comma list of names, as eth0,eth1 or ^docker0", _names),
     read=lambda text: [name.strip() for name in text.split(",")],
@@ -241,6 +242,13 @@ class Config:
         "with CUDA, 1: `wait()` lets the stream wait, where the driver can; 0: it blocks the calling thread. See "
         "[cuda.md](cuda.md)",
     ] = True
+
+    instead_of: Annotated[
+        str,
+        _REPLACED,
+        "`gloo`: where a script asks torch for a group of gloo, it gets one of commlayer, without a change. See "
+        "[trainers.md](trainers.md)",
+    ] = ""
 
     def __post_init__(self) -> None:
         _check(self, Config, lambda name, value: f"{variable(name)}={value}")

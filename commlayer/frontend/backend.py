@@ -34,6 +34,8 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
 )
 
+import commlayer_autoload
+
 from ..compress.codec import Coding, pair_of
 from ..config import LOSS_BOUND_MAX, Config, Policy
 from ..errors import ConfigError
@@ -48,7 +50,7 @@ from .pinned import PinnedCopies
 from .submit import Submitter
 from .work import CommWork
 
-NAME = "commlayer"
+NAME = commlayer_autoload.NAME
 
 OptionsT = TypeVar("OptionsT")
 
@@ -441,7 +443,7 @@ def _options(kind: type[OptionsT], given: Any, timeout: timedelta | None = None)
 
 
 def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProcessGroup:
-    """Makes a process group. torch calls this for `init_process_group("commlayer")` and `new_group`.
+    """Makes a process group. `commlayer_autoload` calls this for `init_process_group("commlayer")` and `new_group`.
 
     Raises ConfigError, MismatchError, OperationTimeoutError or CommError, see `bootstrap.connect`.
     """
@@ -458,5 +460,4 @@ def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProc
     )
 
 
-if NAME not in dist.Backend.backend_list:
-    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+commlayer_autoload.load()  # for a torch that loads no backends by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0)
