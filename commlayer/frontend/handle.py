@@ -29,9 +29,9 @@ class Overlap:
     """What `overlap` returns. `net` is the model itself, within `model`'s wrapper."""
 
     def __init__(self, model: nn.Module, net: nn.Module, optimizer: Optimizer, staleness: int) -> None:
-        self.by_next_use = True
-        """Whether gradients have classes by next use. False: all have the policy's class, as on a network that knows
-        none (for measurements)."""
+        self.by_next_use = not staleness
+        """Whether gradients have classes by next use. False: all have the policy's class and travel first in, first
+        out. With staleness 1, gradients of the step before are still in flight, and are needed earlier."""
         self._model, self._net = model, net
         self._order = NextUse(net)
         _check_owned(self._order, optimizer)
@@ -142,12 +142,8 @@ class Overlap:
         return self._order.class_of(parameters, policy.priority) if self.by_next_use else policy.priority
 
     def _in_order(self, parameters: list[Tensor]) -> AbstractContextManager[None]:
-        """A context in which the reduction of these parameters' gradients starts: within a class by next use.
-
-        With staleness 1, a reduction of the step before may still be in flight, and goes first.
-        """
-        ordered = self.by_next_use and not self._deferred.staleness
-        return in_order(self._order.place_of(parameters) if ordered else 0)
+        """A context in which the reduction of these parameters' gradients starts: within a class by next use."""
+        return in_order(self._order.place_of(parameters) if self.by_next_use else 0)
 
     def _agree(self, group: CommProcessGroup) -> None:
         """In the first backward pass: the ranks take the order of one, as classes must be the same on all."""

@@ -120,7 +120,9 @@ def attach(
         for each in optimizers:
             steps.append(DeferredStep(each, staleness) if defer else AwaitedStep(each))  # noqa: PERF401  # removed below
         own = [(stage, steps[owner]) for stage, owner in zip(stages, owners, strict=True)]
-        return Pipeline(schedule, own, state, policy, by_next_use=by_next_use and defer)
+        # With staleness 1, gradients of the step before are still in flight and needed earlier: first in, first out.
+        by_next_use = by_next_use and defer and not staleness
+        return Pipeline(schedule, own, state, policy, by_next_use=by_next_use)
     except BaseException:
         for made in steps:
             made.remove()
@@ -228,8 +230,7 @@ class Pipeline:
         base = self.state.policy.priority
         for place, index in enumerate(first):
             parts[index].priority = stage_class(base, place, len(first)) if by_next_use else base
-            # With staleness 1, reductions of the step before may still be in flight, and go first.
-            parts[index].place = 1 + place if by_next_use and not self._steps[0].staleness else 0
+            parts[index].place = 1 + place if by_next_use else 0
         buckets = [index for index in last if parts[index].has_buckets]
         if buckets:
             parts[max(buckets, key=last.__getitem__)].is_last = True

@@ -285,7 +285,7 @@ def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, codec: str)
 LAYERS = 5
 
 
-def deep() -> tuple[DistributedDataParallel, DdpOverlap, Optimizer]:
+def deep(staleness: int = 0) -> tuple[DistributedDataParallel, DdpOverlap, Optimizer]:
     """A model with a bucket for each layer, from the second step on."""
     model = DistributedDataParallel(
         nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(LAYERS))),
@@ -293,7 +293,7 @@ def deep() -> tuple[DistributedDataParallel, DdpOverlap, Optimizer]:
         bucket_cap_mb=0.03,
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, commlayer.overlap(model, optimizer), optimizer
+    return model, commlayer.overlap(model, optimizer, staleness=staleness), optimizer
 
 
 @ranks.on(2, on_fake)
@@ -313,6 +313,19 @@ def test_classes_follow_the_next_use(rank: int, size: int) -> None:
     found = [priority for call, _, priority in native.operations if call.collective == "all_reduce"]
     assert found[-LAYERS:] == [4] * LAYERS
     assert native.orders[-LAYERS:] == [0] * LAYERS
+
+
+@ranks.on(2, on_fake)
+def test_with_staleness_one_gradients_travel_first_in_first_out(rank: int, size: int) -> None:
+    """Strict classes would keep the last layer's gradients behind the next step's, which are needed later."""
+    model, handle, optimizer = deep(staleness=1)
+    native: Any = handle.state.group()._native
+    for _ in range(3):
+        model(torch.randn(2, 100)).sum().backward()
+        optimizer.step()
+    handle.finish()
+    assert {priority for call, _, priority in native.operations if call.collective == "all_reduce"} == {4}
+    assert set(native.orders) == {0}
 
 
 @ranks.on(2, on_fake)

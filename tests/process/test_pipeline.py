@@ -153,6 +153,22 @@ def test_steps_are_made_before_the_next_forward_in_classes_by_next_use(rank: int
 
 
 @ranks.on(4, on_fake)
+def test_with_staleness_one_gradients_travel_first_in_first_out(rank: int, size: int) -> None:
+    """Strict classes would keep the last stage's gradients behind the next step's, which are needed later."""
+    training = Training(rank, "LoopedBFS", staleness=1)
+    assert training.handle is not None
+    native: Any = training.handle.state.group()._native
+    for step in range(2):
+        native.operations.clear()  # the first step compares the ranks' gradients
+        training.run(step)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    assert {class_ for call, _, class_ in native.operations if call.collective == "all_reduce"} == {4}
+    assert set(native.orders) == {0}
+    training.handle.finish()
+
+
+@ranks.on(4, on_fake)
 def test_the_last_backward_of_1f1b_starts_reductions(rank: int, size: int) -> None:
     training = Training(rank, "1F1B")
     assert training.handle is not None
