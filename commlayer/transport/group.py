@@ -8,11 +8,12 @@ from __future__ import annotations
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CommError, ConfigError, OperationTimeoutError
 from . import base
+from .lags import Lag
 from .native import ERRORS, Engine, check, ffi, lib, log
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class NativeGroup:
         *,
         packet_bytes: int,
         largest_packet_bytes: int,
+        peers: Sequence[int],
     ) -> None:
         self.engine = engine
         self.name = name
@@ -136,6 +138,8 @@ class NativeGroup:
         self._requests: list[tuple[Any, Any]] = []  # for reuse, without a Qos: request and its bytes
         self._culprit = ""  # of a closed group
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
+        self._peers = peers
+        engine.lags.open(id(self), self._lags)
 
     def submit(
         self,
@@ -275,12 +279,19 @@ class NativeGroup:
             self._end = lib.cl_group_status(self._group, ffi.new("uint32_t *"))  # the first failure
         self._leave_engine()
 
+    def _lags(self) -> dict[int, Lag]:
+        """The lags of the ranks by their number in the job."""
+        lags = ffi.new("struct cl_lag[]", self.size)
+        lib.cl_group_read_lags(self._group, lags, self.size)
+        return {peer: Lag(each.last, each.waited_us) for peer, each in zip(self._peers, lags, strict=True)}
+
     def close(self) -> None:
         self._leave_engine()
         self._end = lib.CL_ECLOSED
 
     def _leave_engine(self) -> None:
         """Ends everything in flight, and the use of the engine. Idempotent."""
+        self.engine.lags.close(id(self))  # before the group goes: no thread reads its lags from here on
         with self._lock:
             group, self._group = self._group, None
             if group is None:

@@ -88,6 +88,7 @@ def join(
         frozenset(unreachable),
         packet_bytes=min(packets),
         largest_packet_bytes=sorted(packets)[-2:][0],  # two ranks use the smaller size of theirs
+        peers=[each["peer"] for each in descriptions],
     )
 
 
@@ -210,6 +211,7 @@ def _add_peer(
     }
     status = lib.cl_engine_add_peer(engine.raw, ffi.new("struct cl_peer_options *", options))
     check(status, f"{what}: adding rank {other} at {_addresses(peer)}")
+    engine.note_paths(peer["peer"], paths)
 
 
 def _addresses(description: dict[str, Any]) -> str:

@@ -5,13 +5,14 @@ Only this module imports the compiled one. Every call into that releases the GIL
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from .._native import ffi as ffi  # group.py and joining.py import both from here
 from .._native import lib as lib
@@ -26,7 +27,9 @@ from ..errors import (
     PeerLostError,
 )
 from .completions import Completions
+from .lags import Lag, Lags
 from .paths import PATHS_MAX
+from .paths import Path as NetworkPath
 
 log = logging.getLogger("commlayer")
 
@@ -173,10 +176,21 @@ def select_kernels(level: str) -> None:
         raise ConfigError(f"kernels of level {level!r}: this CPU lacks it; choose from {', '.join(kernel_levels())}")
 
 
+class Report(NamedTuple):
+    """The counters of an engine."""
+
+    stats: dict[str, int]
+    lags: dict[int, Lag]
+    """By rank of the job."""
+    paths: dict[int, list[dict[str, Any]]]
+    """Likewise, in the order of the paths."""
+
+
 class Engine:
     """The native engine of this process: its thread, sockets and peers."""
 
     _shared: ClassVar[Engine | None] = None
+    _last_report: ClassVar[Report | None] = None  # of the latest shared engine that was closed
     _users: ClassVar[int] = 0
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
@@ -209,9 +223,11 @@ class Engine:
         self.config = config
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
+        self.lags = Lags()
         self._lives: dict[int, str] = {}
         self._is_private = False
         self._at_exit: Finalize | None = None
+        self._remotes: dict[int, Sequence[NetworkPath]] = {}
         self._ports = ports = spread_ports(ports, config.ports)
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
@@ -285,15 +301,20 @@ class Engine:
         with self._lock:
             return self._lives.setdefault(peer, life) == life
 
+    def note_paths(self, peer: int, paths: Sequence[NetworkPath]) -> None:
+        """Notes the addresses of the paths to another process, when it is first added."""
+        with self._lock:
+            self._remotes.setdefault(peer, paths)
+
     def stats(self) -> dict[str, int]:
         """Counters since the engine was opened, by their names in `struct cl_engine_stats`."""
         stats = ffi.new("struct cl_engine_stats *")
         lib.cl_engine_read_stats(self.raw, stats)
         return {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
 
-    def paths(self, peer: int) -> list[dict[str, int]]:
-        """The paths to another process of the job, in their order: counters since the peer was added, and estimates, by
-        their names in `struct cl_path_stats`.
+    def paths(self, peer: int) -> list[dict[str, Any]]:
+        """The paths to another process of the job, in their order: their addresses, counters since the peer was added,
+        and estimates, by their names in `struct cl_path_stats`.
 
         Raises CommError if no group of this process has the peer.
         """
@@ -302,26 +323,41 @@ class Engine:
         if count < 0:
             raise CommError(f"no group of this process has rank {peer}; create one with it first")
         names = [name for name, _ in ffi.typeof("struct cl_path_stats").fields]
-        return [{name: int(getattr(each, name)) for name in names} for each in room[0:count]]
+        remotes = self._remotes.get(peer, ())
+        return [
+            {"rank": peer, **self._addresses(remotes[i : i + 1]), **{name: int(getattr(each, name)) for name in names}}
+            for i, each in enumerate(room[0:count])
+        ]
+
+    def _addresses(self, path: Sequence[NetworkPath]) -> dict[str, str]:
+        """This end and the other end of a path; none: it is not known."""
+        if not path:
+            return {"interface": "", "address": "", "remote": ""}
+        local, remote = self._ports[path[0].local], path[0]
+        host = f"[{remote.address}]" if ":" in remote.address else remote.address
+        return {"interface": local["ifname"], "address": local["address"], "remote": f"{host}:{remote.port}"}
+
+    def report(self) -> Report:
+        """All counters, of all groups and paths."""
+        lags = self.lags.read()
+        stats = {**self.stats(), "waited_us": sum(lag.waited_us for lag in lags.values())}
+        with self._lock:
+            peers = sorted(self._remotes)
+        paths = {}
+        for peer in peers:
+            with contextlib.suppress(CommError):  # the peer is lost, and its paths with it
+                paths[peer] = self.paths(peer)
+        return Report(stats, lags, paths)
 
     @classmethod
-    def shared_stats(cls) -> dict[str, int]:
-        """The counters of this process's engine. Raises ClosedError if it has none."""
+    def shared_report(cls) -> Report:
+        """The counters of this process's engine, or of the one that it had. Raises ClosedError if it had none."""
         with cls._guard:
-            return cls._open().stats()
-
-    @classmethod
-    def shared_paths(cls, peer: int) -> list[dict[str, int]]:
-        """The paths of this process's engine, see `paths`. Raises ClosedError if it has none."""
-        with cls._guard:
-            return cls._open().paths(peer)
-
-    @classmethod
-    def _open(cls) -> Engine:
-        """The engine of this process. The caller holds the guard, so no other thread closes it meanwhile."""
-        if cls._shared is None:
-            raise ClosedError("this process has no engine; create a process group first")
-        return cls._shared
+            if cls._shared is not None:
+                return cls._shared.report()
+            if cls._last_report is None:
+                raise ClosedError("this process has no engine; create a process group first")
+            return cls._last_report
 
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
         """Calls `callback(status)` on a completion thread once the operation ends, and returns CL_EAGAIN. If it has
@@ -340,6 +376,7 @@ class Engine:
                 cls._users -= 1
                 if cls._users > 0:
                     return
+                cls._last_report = self.report()
                 cls._shared = None
             elif not self._is_private:
                 return

@@ -49,6 +49,7 @@ struct cl_engine {
     struct cl_events events;
     /* counters (core, or atomic where callers add) */
     _Atomic uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
+    _Atomic uint64_t shared_bytes_received;
 };
 
 /* Starts the thread, at the end of opening. */

@@ -44,8 +44,8 @@ reached:
 /* Polls the executor until the plan is done. */
 static int run_plan(struct cl_member *member, struct cl_operation *operation)
 {
-    for (;;) {
-        enum cl_progress progress = cl_executor_poll(operation->executor, SIZE_MAX, 0);
+    for (uint64_t now = operation->started_us;; now = cl_now_us()) {
+        enum cl_progress progress = cl_executor_poll(operation->executor, SIZE_MAX, now);
         uint32_t rank, value;
         if (progress == CL_PROGRESS_DONE)
             return CL_OK;

@@ -95,16 +95,39 @@ static int read_memory(void *context, uint32_t index, uint64_t address, void *ta
     return cl_host_read_memory(member->host, index, address, target, bytes);
 }
 
+/* Adds an operation that ended well to the counters of shared memory and lags. */
+static void count_operation(struct cl_member *member, const struct cl_operation *operation)
+{
+    bool received = operation->kind == CL_OPERATION_RECEIVE && operation->name == CL_LOCAL;
+    uint64_t bytes = received ? operation->transfer.length : operation->plan->shared_bytes;
+    if (bytes > 0)
+        atomic_fetch_add(&member->engine->shared_bytes_received, bytes);
+    if (operation->waited_us == 0)
+        return;
+    atomic_fetch_add(&member->lags[operation->last_rank].last, 1);
+    atomic_fetch_add(&member->lags[operation->last_rank].waited_us, operation->waited_us);
+}
+
 void cl_member_ended(void *context, struct cl_operation *operation, int status)
 {
-    const struct cl_member *member = context;
+    struct cl_member *member = context;
     struct cl_engine *engine = member->engine;
+    if (status == CL_OK)
+        count_operation(member, operation);
     operation->times.ended_us = cl_now_us(); /* its last turn may have been long */
     bool message = operation->kind != CL_OPERATION_PLAN;
     atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
     cl_submission_end((struct cl_submission *)operation, status, &engine->events);
     if (message && member->message_wait != NULL)
         cl_doorbell_wake(cl_host_doorbell(member->host, member->group.channels.self));
+}
+
+int cl_group_read_lags(cl_group *group, struct cl_lag *lags, uint32_t capacity)
+{
+    const struct cl_member *member = cl_member_of(group);
+    for (uint32_t rank = 0; rank < group->size && rank < capacity; rank++)
+        lags[rank] = (struct cl_lag){atomic_load(&member->lags[rank].last), atomic_load(&member->lags[rank].waited_us)};
+    return (int)group->size;
 }
 
 /* ---- opening ---- */
@@ -161,6 +184,7 @@ static void free_member(struct cl_member *member)
     cl_group_free(&member->group);
     cl_host_unmap(member->host);
     free(member->neighbours);
+    free(member->lags);
     pthread_mutex_destroy(&member->submitting);
     free(member);
 }
@@ -193,6 +217,7 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     member->engine = engine;
     member->spin_us = options->spin_us;
     member->neighbours = calloc(options->local_count, sizeof *member->neighbours);
+    member->lags = calloc(options->size, sizeof *member->lags);
     struct cl_group_io io = {member,     wake,    wake_host,       post,   request_bell, is_gone,
                              abort_host, aborted, cl_member_ended, notify, listen_for,   read_memory};
     pthread_mutex_lock(&engine->core);
@@ -200,7 +225,7 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     pthread_mutex_unlock(&engine->core);
     int status = cl_group_init(&member->group, options, endpoint, &io);
     if (status == CL_OK)
-        status = member->neighbours == NULL ? CL_ENOMEM : map_host(member, options);
+        status = member->neighbours == NULL || member->lags == NULL ? CL_ENOMEM : map_host(member, options);
     if (status != CL_OK) {
         free_member(member);
         return status;

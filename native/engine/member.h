@@ -20,11 +20,17 @@ struct cl_neighbour {
     _Atomic uint64_t stopped_us; /* the first look that found it stopped (SIGSTOP); 0: it runs */
 };
 
+/* See struct cl_lag. Any thread that ends an operation adds. */
+struct cl_member_lag {
+    _Atomic uint64_t last, waited_us;
+};
+
 struct cl_member {
     struct cl_group group; /* first: the public cl_group is its address */
     struct cl_engine *engine;
     struct cl_host *host;
     struct cl_neighbour *neighbours; /* by local index */
+    struct cl_member_lag *lags;      /* by rank */
     pthread_mutex_t submitting;      /* makes the order of submission; guards entry to the host queues */
     uint64_t spin_us;
     _Atomic uint64_t spin_ewma_us;        /* how long recent waits of calling threads took */

@@ -17,6 +17,7 @@ int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
     stats->wakeups = atomic_load(&engine->wakeups);
     stats->send_calls = atomic_load(&engine->send_calls);
     stats->receive_calls = atomic_load(&engine->receive_calls);
+    stats->shared_bytes_received = atomic_load(&engine->shared_bytes_received);
     return CL_OK;
 }
 

@@ -68,8 +68,7 @@ int cl_operation_start(struct cl_operation *operation, const struct cl_operation
     struct cl_host_view view;
     if (operation->plan->uses_host)
         view = cl_host_queues_begin(place->host_queues, &operation->turn);
-    if (operation->qos.loss_bound > 0)
-        operation->started_us = now_us;
+    operation->started_us = now_us;
     if (operation->qos.deadline_us == UINT64_MAX)
         operation->qos.deadline_us = cl_deadline_us(&operation->plan->deadline);
     struct cl_executor_config config = {.plan = operation->plan,
@@ -101,6 +100,10 @@ void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_u
         operation->missing = *missing;
         *missing = (struct cl_missing){0};
     }
+    uint64_t last_us;
+    if (operation->executor != NULL && operation->kind == CL_OPERATION_PLAN &&
+        cl_executor_last(operation->executor, &operation->last_rank, &last_us) && last_us > operation->started_us)
+        operation->waited_us = last_us - operation->started_us;
     if (operation->executor != NULL)
         operation->times.first_us = cl_executor_first_us(operation->executor);
     else if (operation->name == CL_LOCAL)

@@ -32,9 +32,11 @@ struct cl_operation {
     enum { CL_UNNAMED, CL_WAITING, CL_NAMED, CL_LOCAL } name; /* point-to-point; CL_LOCAL: it goes through a channel */
     struct cl_transfer transfer;                              /* its part there */
     struct cl_executor *executor;                             /* from start to end */
-    uint64_t started_us;                                      /* with a bound on loss */
-    struct cl_missing missing;                                /* likewise, once the operation ended well */
-    struct cl_operation *next;                                /* in the list of whoever holds it */
+    uint64_t started_us;                                      /* when the executor was made */
+    uint32_t last_rank;        /* once it ended: the rank whose data was the last, see cl_executor_last */
+    uint64_t waited_us;        /* ... and the time from the start until then; 0: it waited for no rank */
+    struct cl_missing missing; /* likewise, once the operation ended well */
+    struct cl_operation *next; /* in the list of whoever holds it */
 };
 
 /* Operations in the order of submission. */

@@ -259,6 +259,10 @@ struct cl_engine_stats {
     uint64_t packets_given_up; /* lost, within the loss budget of their message, and not sent again */
     uint64_t packets_late;     /* came after the receiver had ended their message without them */
     uint64_t messages_stopped; /* receives that ended without some of their packets */
+    /* packets_retransmitted by reason: the packet was declared lost, the receiver had no room for it, or a probe
+     * timeout sent it once more in case it was lost. Their sum is packets_retransmitted. */
+    uint64_t retransmitted_lost, retransmitted_refused, retransmitted_probes;
+    uint64_t shared_bytes_received; /* read from memory that other ranks of this host wrote */
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
 
@@ -266,9 +270,10 @@ struct cl_path_stats {
     uint64_t packets_sent, packets_lost, packets_received; /* acknowledgements are not counted */
     uint64_t window_bytes;                                 /* that may be in flight */
     uint32_t round_trip_us;                                /* smoothed */
-    uint32_t queue_us; /* the part of it in queues beyond this host's interface; smoothed */
-    uint32_t port;     /* number of the local address the path leaves from */
-    uint32_t is_dead;  /* another path delivers and this one does not: it gets probes only */
+    uint32_t queue_us;   /* the part of it in queues beyond this host's interface; smoothed */
+    uint32_t port;       /* number of the local address the path leaves from */
+    uint32_t is_dead;    /* another path delivers and this one does not: it gets probes only */
+    uint64_t rate_bytes; /* per second, at which packets may leave; 0: only the window limits them */
 };
 /* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */
 int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity);
@@ -302,6 +307,14 @@ void cl_group_close(cl_group *group);
 void cl_group_abort(cl_group *group, int reason);
 /* 0, or the error that made the group unusable; *peer is the rank of the culprit if known, else UINT32_MAX. */
 int cl_group_status(cl_group *group, uint32_t *peer);
+/* The lag of a rank, as the collectives of this rank have seen it. Its data is the last of all when its first data in
+ * an operation came after that of every other rank, and after this rank began to run the operation. */
+struct cl_lag {
+    uint64_t last;      /* operations in which its data was the last */
+    uint64_t waited_us; /* from the start of these operations until that data came */
+};
+/* Fills in the lags of the first `capacity` ranks; returns the number of ranks. */
+int cl_group_read_lags(cl_group *group, struct cl_lag *lags, uint32_t capacity);
 /* CL_EMISMATCH: rank *peer of this host runs an operation in class *theirs, this rank in class *own. Else CL_OK. */
 int cl_group_classes(cl_group *group, uint32_t *peer, uint32_t *own, uint32_t *theirs);
 /* Name by which peers wake this engine: 31 characters and a NUL. */

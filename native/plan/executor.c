@@ -27,6 +27,9 @@ struct cl_executor {
     struct cl_missing missing;
     uint64_t deadline_us; /* absolute; 0: not set yet, UINT64_MAX: none */
     uint64_t first_us;    /* see cl_executor_first_us */
+    uint64_t last_us;     /* see cl_executor_last */
+    uint32_t last_rank;
+    uint8_t *heard; /* by rank: whether its first data has come */
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **out)
@@ -38,7 +41,7 @@ int cl_executor_create(const struct cl_executor_config *config, struct cl_execut
     size_t numbers = 3 * (size_t)plan->step_count * sizeof(uint32_t);
     size_t head = (sizeof(struct cl_executor) + 15) & ~(size_t)15;
     size_t tokens = plan->network_steps * sizeof(struct token);
-    uint8_t *block = malloc(head + tokens + numbers);
+    uint8_t *block = malloc(head + tokens + numbers + plan->world_size);
     if (block == NULL)
         return CL_ENOMEM;
     struct cl_executor *executor = (struct cl_executor *)(void *)block;
@@ -50,6 +53,8 @@ int cl_executor_create(const struct cl_executor_config *config, struct cl_execut
     executor->pending = (uint32_t *)(void *)(block + head + tokens);
     executor->ready = executor->pending + plan->step_count;
     executor->awaiting = executor->ready + plan->step_count;
+    executor->heard = block + head + tokens + numbers;
+    memset(executor->heard, 0, plan->world_size);
     executor->remaining = plan->step_count;
     executor->culprit = UINT32_MAX;
     if (plan->scratch_bytes > 0) {
@@ -114,6 +119,18 @@ static void finish_step(struct cl_executor *executor, uint32_t index)
         uint32_t next = plan->successors[step->successor_first + i];
         if (--executor->pending[next] == 0)
             executor->ready[executor->ready_tail++] = next;
+    }
+}
+
+/* Notes that data of a rank came. at_us 0: before this rank looked for it. */
+static void hear(struct cl_executor *executor, uint32_t rank, uint64_t at_us)
+{
+    if (executor->heard[rank])
+        return;
+    executor->heard[rank] = 1;
+    if (at_us > executor->last_us) {
+        executor->last_us = at_us;
+        executor->last_rank = rank;
     }
 }
 
@@ -310,8 +327,10 @@ static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t no
         executor->host.post(executor->host.context, executor->host.class, executor->host.base + step->message);
         return true;
     case CL_AWAIT:
-        if (counter_reached(executor, step))
+        if (counter_reached(executor, step)) {
+            hear(executor, step->peer, 0);
             return true;
+        }
         executor->awaiting[executor->await_count++] = index;
         return false;
     default: {
@@ -326,15 +345,18 @@ static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t no
     }
 }
 
-static void check_awaits(struct cl_executor *executor)
+static void check_awaits(struct cl_executor *executor, uint64_t now_us)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < executor->await_count; i++) {
         uint32_t index = executor->awaiting[i];
-        if (counter_reached(executor, &executor->config.plan->steps[index]))
+        const struct cl_step *step = &executor->config.plan->steps[index];
+        if (counter_reached(executor, step)) {
+            hear(executor, step->peer, now_us);
             finish_step(executor, index);
-        else
+        } else {
             executor->awaiting[kept++] = index;
+        }
     }
     executor->await_count = kept;
 }
@@ -344,7 +366,7 @@ enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, u
     size_t moved = 0;
     for (;;) {
         if (executor->await_count > 0)
-            check_awaits(executor);
+            check_awaits(executor, now_us);
         if (executor->status != CL_OK)
             return CL_PROGRESS_FAILED;
         if (executor->ready_head == executor->ready_tail)
@@ -379,12 +401,23 @@ struct cl_executor *cl_executor_complete(void *context, int status)
 
 void cl_executor_moved(void *context, uint64_t first_us)
 {
-    move(((const struct token *)context)->executor, first_us);
+    const struct token *token = context;
+    const struct cl_step *step = &token->executor->config.plan->steps[token->step];
+    move(token->executor, first_us);
+    if (step->kind != CL_SEND)
+        hear(token->executor, step->peer, first_us);
 }
 
 uint64_t cl_executor_first_us(const struct cl_executor *executor)
 {
     return executor->first_us;
+}
+
+bool cl_executor_last(const struct cl_executor *executor, uint32_t *rank, uint64_t *at_us)
+{
+    *rank = executor->last_rank;
+    *at_us = executor->last_us;
+    return executor->last_us > 0;
 }
 
 /* Adds encoded values that were lost to the error that encoding them has left in CL_INPUT. */

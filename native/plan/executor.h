@@ -76,6 +76,8 @@ void cl_executor_moved(void *context, uint64_t first_us);
 /* When the first packet was sent or received, or shared memory was first used, as far as the executor was told; 0:
  * neither. */
 uint64_t cl_executor_first_us(const struct cl_executor *executor);
+/* The rank whose first data, or host counter, came last of all ranks, and when; false: none was heard of. */
+bool cl_executor_last(const struct cl_executor *executor, uint32_t *rank, uint64_t *at_us);
 /* To be called just before, if bytes of the message were not counted: with the ranges of struct cl_completion. */
 void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count);
 /* The ranges that the operation did not count so far. */

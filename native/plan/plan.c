@@ -148,6 +148,8 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
         if (step->kind == CL_POST || names_host_rank(step))
             plan->uses_host = true;
         plan->encodes |= step->flags >> 8 != 0;
+        if (cl_step_reads(step->kind) && step->source == CL_STAGING && step->peer != plan->rank)
+            plan->shared_bytes += step->length;
         if (step->dependencies == 0)
             plan->roots[plan->root_count++] = i;
     }

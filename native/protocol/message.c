@@ -30,6 +30,7 @@ bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t pack
     message->packets_arrived = message->packets_counted = 0;
     message->packets_in_flight = 0;
     message->next_packet = 0;
+    message->refused = 0;
     message->first_us = 0;
     return true;
 }

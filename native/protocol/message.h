@@ -63,6 +63,7 @@ struct cl_message {
     uint32_t packets_in_flight; /* send */
     uint32_t next_packet;       /* send: the lowest packet that was never sent */
     struct cl_ranges lost;      /* send: packets to send again */
+    uint32_t refused;           /* send: how many of these the receiver had no room for */
     struct cl_ranges forgone;   /* send: packets once given up */
     struct cl_ranges stop_told; /* send: packets of which a STOP has told whether they count */
     struct cl_message_partial partial;

@@ -124,6 +124,19 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     return true;
 }
 
+/* Counts a packet of the message that is sent again. If some were refused and some lost, the refused ones count first.
+ */
+static void count_again(struct cl_engine_stats *stats, struct cl_message *message)
+{
+    stats->packets_retransmitted++;
+    if (message->refused > 0) {
+        stats->retransmitted_refused++;
+        message->refused--;
+    } else {
+        stats->retransmitted_lost++;
+    }
+}
+
 /* Sends the probe of a PTO, whatever the window says: the oldest packet in flight again, as it may be the missing one;
  * a PING when no packet in flight is needed any more. */
 static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us,
@@ -145,6 +158,7 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
             cl_message_has_arrived(message, oldest->data.packet))
             continue;
         endpoint->stats.packets_retransmitted++;
+        endpoint->stats.retransmitted_probes++;
         bool sent = send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
         out->droppable = false;
         return sent;
@@ -304,7 +318,10 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
     bool more = cl_message_sendable(message);
     bool sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
     if (sent) {
-        endpoint->stats.packets_retransmitted += packet < fresh;
+        if (packet < fresh)
+            count_again(&endpoint->stats, message);
+        if (!message->lost.count)
+            message->refused = 0;
         peer->turns[path->egress - endpoint->nics.egresses] =
             turn_of(endpoint, peer, path->egress) + out->payload_length;
     } else

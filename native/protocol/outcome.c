@@ -76,6 +76,7 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
     message->packets_in_flight--;
     message->probing = false;
     message->partial.has_run_out = false; /* this packet has to be sent again */
+    message->refused++;
     cl_message_give_back(message, packet->data.packet);
     if (message->held || cl_peer_ready_since(outcome->peer, &message->id, packet->sent_us)) {
         cl_messages_requeue(endpoint, message, true);

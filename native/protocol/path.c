@@ -178,7 +178,8 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
                                     .window_bytes = path->cc.window,
                                     .round_trip_us = path->rtt.smoothed_us,
                                     .queue_us = path->cc.queue_us,
-                                    .is_dead = path->dead};
+                                    .is_dead = path->dead,
+                                    .rate_bytes = path->pacer.rate};
 }
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)

@@ -421,7 +421,11 @@ static void check_rank(struct sim_world *world, const struct sim_rank *rank)
             !is_scribbled(operation->output, operation->output_bytes))
             sim_world_fail(world, "something wrote into buffers of rank %u after call %u had ended", rank->id, call);
     }
-    uint64_t received = cl_endpoint_stats(rank->endpoint)->payload_bytes_received;
+    const struct cl_engine_stats *stats = cl_endpoint_stats(rank->endpoint);
+    uint64_t received = stats->payload_bytes_received;
+    if (stats->packets_retransmitted !=
+        stats->retransmitted_lost + stats->retransmitted_refused + stats->retransmitted_probes)
+        sim_world_fail(world, "rank %u cannot explain all of its retransmissions", rank->id);
     if (clean && received != rank->expected_bytes)
         sim_world_fail(world, "%llu bytes were delivered at rank %u; its plans receive %llu",
                        (unsigned long long)received, rank->id, (unsigned long long)rank->expected_bytes);

@@ -5,6 +5,15 @@
 #include "protocol/packet.h"
 #include "tests/transfer.h"
 
+/* The retransmissions of a host, all of which have a reason. */
+static struct cl_engine_stats explained(const struct network *network, uint32_t host)
+{
+    struct cl_engine_stats stats = *cl_endpoint_stats(network->hosts[host].endpoint);
+    CHECK_EQ(stats.packets_retransmitted,
+             stats.retransmitted_lost + stats.retransmitted_refused + stats.retransmitted_probes);
+    return stats;
+}
+
 /* All hosts send each other `count` messages of about `length` bytes; everything has to arrive within `limit_us`. */
 static void all_to_all(struct network *network, uint32_t count, uint32_t length, uint64_t limit_us)
 {
@@ -46,7 +55,9 @@ TEST(test_loss)
         SCOPED_NETWORK *network = network_new(3, 1, 1000, 150, ROOM, 2 + i);
         network_set_noise(network, (struct sim_noise){.loss = LOSSES[i]});
         all_to_all(network, 4, 100000, 5 * SECOND_US);
-        CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted > 0);
+        CHECK(explained(network, 0).retransmitted_lost > 0);
+        CHECK_EQ(explained(network, 0).retransmitted_refused, 0);
+        CHECK(explained(network, 1).retransmitted_lost <= explained(network, 1).packets_lost);
     }
 }
 
@@ -136,6 +147,7 @@ TEST(test_tail_loss_recovers_fast)
     CHECK(network_run_completions(network, 1, start_us + 5000));
     CHECK(intact(t));
     CHECK_EQ(cl_endpoint_stats(network->hosts[0].endpoint)->packets_retransmitted, 1);
+    CHECK_EQ(explained(network, 0).retransmitted_probes, 1);
 }
 
 /* A receiver that does not run for 50 ms costs a few probes, not a second copy of every packet. */
@@ -218,6 +230,8 @@ TEST(test_no_room_for_unexpected_with_loss)
         post_receive(network, transfers[i], i);
     }
     CHECK(network_run_completions(network, MESSAGES, start_us + SECOND_US));
+    CHECK(explained(network, 0).retransmitted_refused > 0);
+    CHECK(explained(network, 0).retransmitted_lost > 0);
     for (uint32_t i = 0; i < MESSAGES; i++) {
         CHECK(intact(transfers[i]));
         transfer_free(transfers[i]);

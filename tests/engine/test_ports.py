@@ -97,7 +97,7 @@ def test_a_link_that_loses_all_packets_is_given_up(world: World) -> None:
 
         def is_given_up() -> bool:
             reduce_both(world, team)  # which path a packet takes is chance: it may be another one for a whole operation
-            return world.engines[0].paths(1)[1]["is_dead"] == 1
+            return bool(world.engines[0].paths(1)[1]["is_dead"])
 
         until(is_given_up)
         reduce_both(world, team)

@@ -49,7 +49,7 @@ class Backend:
         """`COUNTERS` of this rank's engine; empty for other backends."""
         if not isinstance(self.group, CommProcessGroup):
             return {}
-        stats = Engine.shared_stats()
+        stats = Engine.shared_report().stats
         return {name: stats[name] for name in COUNTERS}
 
 

@@ -1,0 +1,97 @@
+/* Members: the counters of a group whose rank 0 is late, in shared memory and over packets. */
+#include <unistd.h>
+
+#include "tests/world.h"
+
+enum { LATE_US = 30000, ROUNDS = 3, LATE_RANK = 0 };
+
+struct late_job {
+    struct team *team;
+    uint32_t rank;
+    bool submits; /* the engine thread runs the operations, instead of the calling thread */
+    pthread_t thread;
+};
+
+static void *work_late(void *argument)
+{
+    struct late_job *job = argument;
+    for (uint32_t round = 1; round <= ROUNDS; round++) {
+        struct call *call = make_call(job->rank, round);
+        if (job->rank == LATE_RANK)
+            usleep(LATE_US);
+        if (job->submits) {
+            cl_operation *operation;
+            CHECK_EQ(submit_call(job->team, job->rank, call, PATIENCE_US, &operation), CL_OK);
+            CHECK_EQ(cl_operation_wait(operation, 0), CL_OK);
+            cl_operation_release(operation);
+        } else {
+            CHECK_EQ(run_call(job->team, job->rank, call, PATIENCE_US), CL_OK);
+        }
+        free(call);
+    }
+    return NULL;
+}
+
+static void be_late(struct team *team, bool submits)
+{
+    struct late_job jobs[3];
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        jobs[rank] = (struct late_job){.team = team, .rank = rank, .submits = submits};
+        pthread_create(&jobs[rank].thread, NULL, work_late, &jobs[rank]);
+    }
+    for (uint32_t rank = 0; rank < 3; rank++)
+        pthread_join(jobs[rank].thread, NULL);
+}
+
+static void check_lags(struct team *team)
+{
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        struct cl_lag lags[3];
+        CHECK_EQ(cl_group_read_lags(team->groups[rank], lags, 3), 3);
+        CHECK_EQ(lags[rank].last, 0); /* no rank waits for itself */
+        uint64_t times = lags[0].last + lags[1].last + lags[2].last;
+        CHECK(times <= ROUNDS);
+        if (rank == LATE_RANK)
+            continue;
+        CHECK_EQ(lags[LATE_RANK].last, ROUNDS);
+        CHECK(lags[LATE_RANK].waited_us > ROUNDS * LATE_US / 2);
+        CHECK_EQ(lags[3 - rank].waited_us, 0);
+    }
+}
+
+TEST(test_late_rank_is_named)
+{
+    for (int way = 0; way < 4; way++) {
+        bool shared = way < 2;
+        SCOPED_WORLD world = open_world(3, shared ? "none" : "mem", 0);
+        SCOPED_TEAM team = open_team(&world, 1, shared);
+        be_late(&team, way % 2 == 1);
+        check_lags(&team);
+    }
+}
+
+TEST(test_bytes_in_shared_memory_are_counted)
+{
+    for (int shared = 0; shared <= 1; shared++) {
+        SCOPED_WORLD world = open_world(3, "mem", 0);
+        SCOPED_TEAM team = open_team(&world, 1, shared);
+        be_late(&team, false);
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            struct cl_engine_stats stats;
+            CHECK_EQ(cl_engine_read_stats(world.engines[rank], &stats), CL_OK);
+            CHECK_EQ(stats.shared_bytes_received, shared ? team.plans[rank]->shared_bytes * ROUNDS : 0);
+            CHECK(!shared || stats.shared_bytes_received >= (uint64_t)ROUNDS * 4 * WORDS);
+            CHECK(shared || stats.payload_bytes_received > 0);
+        }
+    }
+}
+
+TEST(test_capacity_is_kept)
+{
+    SCOPED_WORLD world = open_world(2, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    struct cl_lag lags[2] = {{7, 7}, {7, 7}};
+    CHECK_EQ(cl_group_read_lags(team.groups[0], lags, 1), 2);
+    CHECK_EQ(lags[0].last, 0);
+    CHECK_EQ(lags[1].last, 7);
+}
