@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels
 .DELETE_ON_ERROR:
 
 help:
@@ -46,6 +46,14 @@ $(MEGATRON)/.stamp: requirements/megatron.txt $(VENV)/.stamp-package
 	$(PIP) --python $(MEGATRON)/bin/python install -q --no-deps -r $<
 	touch $@
 
+$(VENV)/.stamp-wheel: requirements/wheel.txt $(VENV)/.stamp-demo
+	$(PIP) install -q -r $<
+	touch $@
+
+$(VENV)/.stamp-release: requirements/release.txt $(VENV)/.stamp-wheel
+	$(PIP) install -q -r $<
+	touch $@
+
 $(VENV)/.stamp-dev: requirements/dev.txt $(VENV)/.stamp-demo
 	$(PIP) install -q -r $<
 	touch $@
@@ -60,6 +68,23 @@ $(VENV)/.stamp-package: setup.py pyproject.toml native/build.py native/build.mk 
 
 venv: $(VENV)/.stamp-dev ## the virtual environment .venv, with the development tools
 native: $(VENV)/.stamp-package ## build the native engine in place
+
+# ---- wheels: see docs/install.md -------------------------------------------------------------------------------------
+# setuptools would ship files of build/lib that are gone from the tree.
+CLEAN_DIST = rm -rf build/lib* build/bdist* build/wheel dist
+AUDITWHEEL = PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m auditwheel
+
+wheel: native $(VENV)/.stamp-wheel ## build a wheel for this machine in dist/, and try it in a clean environment
+	$(CLEAN_DIST)
+	$(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
+	$(AUDITWHEEL) repair -w dist build/wheel/*.whl
+	$(BIN)/python -m tests.wheel dist/*.whl
+
+wheels: native $(VENV)/.stamp-release ## build an sdist, and wheels for x86-64 and aarch64, in dist/
+	$(CLEAN_DIST)
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' >/dev/null
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python native/wheels.py dist/*.tar.gz dist
+	$(BIN)/python -m tests.wheel dist/*_$(shell uname -m).whl
 
 # ---- what a newcomer runs ------------------------------------------------------------------------------------------
 demo: native ## train a small GPT by DDP on gloo and on commlayer, and compare (RANKS=4: more ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 from types import ModuleType
 
@@ -59,7 +59,21 @@ def pins(name: str) -> list[Requirement]:
     return [Requirement(line) for line in text(name).splitlines() if not line.startswith(("#", "-"))]
 
 
-@pytest.mark.parametrize("name", [f"requirements/{name}.txt" for name in ("demo", "dev", "coverage", "megatron")])
+def test_wheels_are_those_of_the_oldest_python() -> None:
+    oldest = metadata.metadata("commlayer")["Requires-Python"].removeprefix(">=3.")
+    assert f'"cp3{oldest}-*"' in text("pyproject.toml")
+    assert f'{{"py_limited_api": "cp3{oldest}"}}' in text("setup.py")
+
+
+def test_the_scenarios_are_in_the_wheel() -> None:
+    folder = resources.files("commlayer.tools.emulate").joinpath("scenarios")
+    assert folder.joinpath("loss1.toml").is_file()
+    assert '"tools/emulate/scenarios/*.toml"' in text("pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    "name", [f"requirements/{name}.txt" for name in ("demo", "dev", "coverage", "megatron", "wheel", "release")]
+)
 def test_every_requirement_is_pinned_once_per_python(name: str) -> None:
     for python in ("3.10", "3.11", "3.12", "3.13"):
         chosen = [p for p in pins(name) if p.marker is None or p.marker.evaluate({"python_version": python})]

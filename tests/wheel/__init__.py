@@ -1,0 +1,1 @@
+"""The wheel in a clean environment: `python -m tests.wheel WHEEL`."""
