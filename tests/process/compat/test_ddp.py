@@ -97,22 +97,21 @@ def test_hook(rank: int, size: int, name: str) -> Any:
 
 @ranks.on(2, ranks.run_job)
 def test_powersgd_of_several_buckets(rank: int, size: int) -> None:
-    """It waits for operations in callbacks. With gloo it hangs. Factors of full rank make exact averages.
+    """It waits for operations in callbacks. With gloo it hangs.
 
-    Rank 1 is late: its operations end at once, those of rank 0 while it starts others.
+    Rank 1 is late: its operations end at once, those of rank 0 while it starts others. Each rank's gradient of a matrix
+    has rank 1, so two columns make exact averages.
     """
     torch.manual_seed(0)
-    layers = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(6)))
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
     plain = copy.deepcopy(layers)
     model = DistributedDataParallel(layers, bucket_cap_mb=0.01)
     for layer in list(layers)[1:]:
         layer.register_full_backward_pre_hook(lambda *_: time.sleep(0.01 * rank))
-    state = powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=64, start_powerSGD_iter=2, min_compression_rate=0.1
-    )
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, warm_start=False)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     for step in range(6):
-        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * rank + step))
+        x = torch.randn(1, 64, generator=torch.Generator().manual_seed(100 * rank + step))
         for each in (model, plain):
             each.zero_grad()
             each(x).square().mean().backward()
@@ -120,7 +119,7 @@ def test_powersgd_of_several_buckets(rank: int, size: int) -> None:
             assert own.grad is not None
             dist.all_reduce(own.grad, dist.ReduceOp.AVG)
             torch.testing.assert_close(ours.grad, own.grad, rtol=1e-3, atol=1e-6)
-    assert len(state.p_memory_dict) >= 5  # one per bucket
+    assert len(state.error_dict) >= 5  # one per bucket
 
 
 def _sync_parameters(rank: int, size: int) -> Any:
