@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts
 .DELETE_ON_ERROR:
 
 help:
@@ -37,13 +37,21 @@ $(VENV)/.stamp-coverage: requirements/coverage.txt $(VENV)/.stamp-dev
 	$(PIP) install -q -r $<
 	touch $@
 
-# megatron-core, in an environment that sees the packages of .venv.
-MEGATRON := .venv-megatron
+# $(1): an environment that sees the packages of .venv; $(2): its own packages.
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
+define on_top
+	test -x $(1)/bin/python || $(PYTHON) -m venv --without-pip $(1)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > $$($(1)/bin/python -c '$(SITE)')/venv.pth
+	$(PIP) --python $(1)/bin/python install -q --no-deps -r $(2)
+endef
+
+MEGATRON := .venv-megatron
 $(MEGATRON)/.stamp: requirements/megatron.txt $(VENV)/.stamp-package
-	test -x $(MEGATRON)/bin/python || $(PYTHON) -m venv --without-pip $(MEGATRON)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > $$($(MEGATRON)/bin/python -c '$(SITE)')/venv.pth
-	$(PIP) --python $(MEGATRON)/bin/python install -q --no-deps -r $<
+	$(call on_top,$(MEGATRON),$<)
+	touch $@
+
+.venv-hosts/%/.stamp: requirements/hosts/%.txt $(VENV)/.stamp-package
+	$(call on_top,.venv-hosts/$*,$<)
 	touch $@
 
 $(VENV)/.stamp-wheel: requirements/wheel.txt $(VENV)/.stamp-demo
@@ -110,6 +118,10 @@ overlap: native ## measure docs/overlap.md again: gradients that travel while th
 
 megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)
 	$(MEGATRON)/bin/python -m bench.megatron
+
+HOSTS ?= accelerate trainer lightning torchft
+hosts: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare losses of trainers on gloo and on commlayer (HOSTS="accelerate trainer": some)
+	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python examples/hosts/compare.py $$host; done
 
 faults: venv native ## faults in real processes, and a table of the errors (emulated hosts need root)
 	rm -f out/faults.json

@@ -55,6 +55,9 @@ def test_typed_package_ships_marker_and_stub() -> None:
     assert {"ffi", "lib"} <= set(re.findall(r"^(\w+): ", text("commlayer/_native.pyi"), re.MULTILINE))
 
 
+PINNED = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "requirements").rglob("*.txt"))]
+
+
 def pins(name: str) -> list[Requirement]:
     return [Requirement(line) for line in text(name).splitlines() if not line.startswith(("#", "-"))]
 
@@ -71,9 +74,7 @@ def test_the_scenarios_are_in_the_wheel() -> None:
     assert '"tools/emulate/scenarios/*.toml"' in text("pyproject.toml")
 
 
-@pytest.mark.parametrize(
-    "name", [f"requirements/{name}.txt" for name in ("demo", "dev", "coverage", "megatron", "wheel", "release")]
-)
+@pytest.mark.parametrize("name", PINNED)
 def test_every_requirement_is_pinned_once_per_python(name: str) -> None:
     for python in ("3.10", "3.11", "3.12", "3.13"):
         chosen = [p for p in pins(name) if p.marker is None or p.marker.evaluate({"python_version": python})]
