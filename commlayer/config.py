@@ -122,6 +122,14 @@ def _names(value: object) -> tuple[str, ...] | None:
     return tuple(value) if good else None  # type: ignore[arg-type]  # mypy forgets what is good
 
 
+def _range(value: object, least: int, most: int) -> tuple[int, ...] | None:
+    """The first and the last of a range within these limits; empty: there is none."""
+    if not isinstance(value, (tuple, list)):
+        return None
+    ends = tuple(whole(each, -1) for each in value)
+    return ends if not ends or (len(ends) == 2 and least <= ends[0] <= ends[1] <= most) else None
+
+
 _FLAG = Kind(
     "bool",
     "use 0 or 1 (in Python: False or True)",
@@ -133,6 +141,12 @@ _REPLACED = Kind("`gloo`", "use gloo, or nothing", lambda value: value if value 
 _NAMES = Kind(
     *("names", "use a comma list of names, as eth0,eth1 or ^docker0", _names),
     read=lambda text: [name.strip() for name in text.split(",")],
+)
+_PORT_RANGE = Kind(
+    "first-last, 1024 to 65535",
+    "use a range of UDP ports between 1024 and 65535, as 20000-20100",
+    lambda value: _range(value, 1024, 65535),
+    lambda text: [int(each) if each.isdecimal() else each for each in text.split("-")] if len(text) < 12 else text,
 )
 _SOCKETS = _numbers("sockets", 1, 8, "1 to 8", is_whole=True)
 _SECONDS = _numbers("seconds", 0.1, 86400, "0.1 to 86400")
@@ -197,8 +211,9 @@ class Config:
     ifname: Annotated[
         tuple[str, ...],
         _NAMES,
-        "network interfaces to use: a comma list of names or patterns (`eth*`); `^name` excludes one. "
-        "Unset: every usable interface",
+        "network interfaces to use: a comma list of names or patterns (`eth*`); `^name` excludes one. Unset, or with "
+        "exclusions alone: every interface that is up and has an address, but virtual and VPN ones (see "
+        "[deploy.md](deploy.md#network-interfaces))",
     ] = ()
     wire: Annotated[
         Literal["udp", "ofi"],
@@ -215,6 +230,13 @@ class Config:
         "with `udp`: sockets per interface. The n-th socket here and the n-th socket of the peer are a path, so that a "
         "fabric that chooses links by port (ECMP) uses several. Two processes have 8 paths at most",
     ] = 1
+    port_range: Annotated[
+        tuple[int, ...],
+        _PORT_RANGE,
+        "with `udp`: the UDP ports to use, as `20000-20100`, for firewalls. Each process takes the first free ones: "
+        "`COMMLAYER_PORTS` of each interface, so a host needs `COMMLAYER_PORTS` times its processes. Unset: the kernel "
+        "chooses. See [deploy.md](deploy.md#ports-and-firewalls)",
+    ] = ()
     shm: Annotated[bool, "1: ranks of one host exchange data through shared memory; 0: through the network"] = True
     peer_timeout_s: Annotated[float, _SECONDS, "a peer is lost after this much silence; see [faults.md](faults.md)"] = (
         3.0
@@ -258,6 +280,9 @@ class Config:
         if self.ports > 1 and self.wire != "udp":
             what = f"{variable('ports')}={self.ports}"
             raise ConfigError(f"{what}: libfabric has no ports; set COMMLAYER_WIRE=udp, or COMMLAYER_PORTS=1")
+        if self.port_range and self.wire != "udp":
+            what = f"{variable('port_range')}={self.port_range[0]}-{self.port_range[1]}"
+            raise ConfigError(f"{what}: libfabric chooses its ports; set COMMLAYER_WIRE=udp, or no range")
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] | None = None) -> Config:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import CommError, ConfigError
 from .group import STAGING_BYTES, NativeGroup
+from .interfaces import described
 from .native import Engine, check, ffi, lib, log
 from .paths import common_interface, pair_paths
 
@@ -188,8 +189,8 @@ def _add_peer(
     paths = pair_paths(own, peer)
     if not paths:
         raise ConfigError(
-            f"{what}: no network path leads to rank {other}: this host has {_addresses(own)}, that one "
-            f"{_addresses(peer)}; name interfaces that reach each other with COMMLAYER_IFNAME on every rank"
+            f"{what}: no network path leads to rank {other}: this host has {described(own)}, that one "
+            f"{described(peer)}; name interfaces that reach each other with COMMLAYER_IFNAME on every rank"
         )
     if not engine.meet(peer["peer"], peer["life"]):
         raise CommError(
@@ -210,9 +211,5 @@ def _add_peer(
         "key": ffi.NULL if key is None else ffi.from_buffer("uint8_t[]", pair_key(key, own, peer)),
     }
     status = lib.cl_engine_add_peer(engine.raw, ffi.new("struct cl_peer_options *", options))
-    check(status, f"{what}: adding rank {other} at {_addresses(peer)}")
+    check(status, f"{what}: adding rank {other} at {described(peer)}")
     engine.note_paths(peer["peer"], paths)
-
-
-def _addresses(description: dict[str, Any]) -> str:
-    return ", ".join(f"{port['ifname']} {port['address']}" for port in description["ports"]) or "no address"

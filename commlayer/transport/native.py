@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
@@ -26,6 +27,7 @@ from ..errors import (
     OperationTimeoutError,
     PeerLostError,
 )
+from . import interfaces as host_interfaces
 from .completions import Completions
 from .lags import Lag, Lags
 from .paths import PATHS_MAX
@@ -40,9 +42,6 @@ LIFE_BYTES = 16
 
 LOOPBACK_MTU_BYTES = 9000
 IP_UDP_HEADER_BYTES = {4: 28, 6: 48}
-
-VIRTUAL_INTERFACES = ("docker", "virbr", "br-", "cni", "flannel")
-"""Bridges that have the same addresses on every host; used only if COMMLAYER_IFNAME names them."""
 
 ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EINVAL: (CommError, "this is a defect of commlayer; please report it"),
@@ -101,38 +100,6 @@ def interfaces() -> list[dict[str, Any]]:
         }
         for each in found[0:count]
     ]
-
-
-def choose_ports(config: Config) -> list[dict[str, Any]]:
-    """The addresses to open sockets on: those of the chosen interfaces, and loopback for ranks of this host.
-
-    Raises ConfigError if COMMLAYER_IFNAME matches no interface.
-    """
-    found = interfaces()
-    by_name: dict[str, dict[str, Any]] = {}
-    for each in sorted(found, key=lambda port: port["version"]):  # IPv4 if there is a choice
-        by_name.setdefault(each["ifname"], each)
-    usable = [name for name, port in by_name.items() if not port["loopback"]]
-    if config.ifname:
-        names = config.choose_interfaces(list(by_name))
-        if all(pattern.startswith("^") for pattern in config.ifname):
-            names = [name for name in names if name in usable]
-    else:
-        names = [name for name in usable if not name.startswith(VIRTUAL_INTERFACES)]
-    ports = [by_name[name] for name in names][:PATHS_MAX]
-    if config.wire == "ofi" and config.ofi_provider != "udp":
-        return [port for port in ports if not port["loopback"]]  # hardware has no loopback interface
-    loopback = next((port for port in by_name.values() if port["loopback"]), None)
-    if loopback is not None and loopback not in ports:
-        ports = [*ports[: PATHS_MAX - 1], loopback]
-    return ports
-
-
-def spread_ports(ports: list[dict[str, Any]], sockets: int) -> list[dict[str, Any]]:
-    """One entry per socket to open: `sockets` of them for each address except loopback. Each address comes once before
-    any comes again."""
-    outside = [port for port in ports if not port["loopback"]]
-    return [dict(port) for port in (*ports, *(sockets - 1) * outside)]
 
 
 def encode(codec: int, target: int, source: int, count: int, *, key: int = 0, block: int = 0) -> None:
@@ -213,13 +180,23 @@ class Engine:
 
     @classmethod
     def _that_lingers(cls, config: Config) -> Engine:
-        engine = cls(config, choose_ports(config))
+        used, left_out = host_interfaces.choose(config, interfaces())
+        engine = cls(config, used, left_out=left_out)
         # Processes that multiprocessing made do not run atexit.
         engine._at_exit = Finalize(None, engine._linger, exitpriority=0)
         return engine
 
-    def __init__(self, config: Config, ports: list[dict[str, Any]], wire: str = "", wire_type: Any = ffi.NULL) -> None:
-        """`wire` replaces the wire of `config`, and `wire_type`, a `struct cl_wire_type *`, both."""
+    def __init__(
+        self,
+        config: Config,
+        ports: list[dict[str, Any]],
+        wire: str = "",
+        wire_type: Any = ffi.NULL,
+        *,
+        left_out: Sequence[str] = (),
+    ) -> None:
+        """`wire` replaces the wire of `config`, and `wire_type`, a `struct cl_wire_type *`, both. `left_out`: virtual
+        interfaces of this host that are not used."""
         self.config = config
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
@@ -228,7 +205,9 @@ class Engine:
         self._is_private = False
         self._at_exit: Finalize | None = None
         self._remotes: dict[int, Sequence[NetworkPath]] = {}
-        self._ports = ports = spread_ports(ports, config.ports)
+        self._left_out = [] if any(not port["loopback"] for port in ports) else list(left_out)
+        self._ports = ports = host_interfaces.spread(ports, config.ports)
+        first, last = config.port_range or (0, 0)
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
@@ -246,11 +225,20 @@ class Engine:
                 "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
                 "dscp": config.dscp,
                 "ofi_provider": names[1],
+                "port_first": first,
+                "port_last": last,
             },
         )
         out = ffi.new("cl_engine **")
         where = ", ".join(f"{port['ifname']} {port['address']}" for port in ports) or "no address"
-        check(lib.cl_engine_open(options, out), f"opening the engine on {where}")
+        status = lib.cl_engine_open(options, out)
+        if status == lib.CL_ENOPORT:
+            raise ConfigError(
+                f"COMMLAYER_PORT_RANGE={first}-{last}: no free UDP port on host {socket.gethostname()} ({where}); "
+                f"a host needs COMMLAYER_PORTS={config.ports} per process; widen the range, or end the processes that "
+                f"hold its ports (`ss -ulpn` lists them)"
+            )
+        check(status, f"opening the engine on {where}")
         self._engine = out[0]
         self._completions = _completions(self._engine)
         number = ffi.new("uint32_t *")
@@ -293,6 +281,7 @@ class Engine:
             "life": self.life,
             "bell": ffi.string(bell).decode(),
             "ports": self._ports,
+            "left_out": self._left_out,
             "packet_bytes": self.packet_bytes,
         }
 

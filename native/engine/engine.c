@@ -47,6 +47,7 @@ const char *cl_error_text(int code)
         [-CL_EAGAIN] = "not done yet",
         [-CL_ENOLIBFABRIC] = "libfabric is not available",
         [-CL_ENODEVICE] = "libfabric's provider has no datagram endpoint at this address",
+        [-CL_ENOPORT] = "every UDP port of the range is taken",
     };
     const char *text = code <= 0 && code > -(int)(sizeof TEXTS / sizeof *TEXTS) ? TEXTS[-code] : NULL;
     return text != NULL ? text : "unknown error";

@@ -57,7 +57,9 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
                                     .address_count = options->address_count,
                                     .datagram_bytes = options->datagram_bytes,
                                     .dscp = options->dscp != 0,
-                                    .provider = options->ofi_provider};
+                                    .provider = options->ofi_provider,
+                                    .port_first = options->port_first,
+                                    .port_last = options->port_last};
     int status = engine->ports.wire_type->open(&config, &engine->ports.wire);
     if (status != CL_OK)
         return status;

@@ -37,6 +37,7 @@ enum cl_error {
 
     CL_ENOLIBFABRIC = -20, /* libfabric is not there, or its headers were not when this was built */
     CL_ENODEVICE = -21,    /* the provider has no datagram endpoint at this address */
+    CL_ENOPORT = -22,      /* every UDP port of the range is taken */
 };
 
 enum cl_dtype {
@@ -211,8 +212,9 @@ struct cl_engine_options {
     uint64_t unexpected_limit_bytes;      /* limit of the memory for packets that come before their operation */
     uint64_t peer_timeout_us;             /* a peer is lost after so much silence */
     uint32_t auth;                        /* enum cl_auth */
-    uint32_t dscp;            /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
-    const char *ofi_provider; /* ofi: name of libfabric's provider; NULL or empty: its first */
+    uint32_t dscp;                  /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
+    const char *ofi_provider;       /* ofi: name of libfabric's provider; NULL or empty: its first */
+    uint32_t port_first, port_last; /* udp: each socket gets the first free port of this range; 0: the kernel chooses */
 };
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);

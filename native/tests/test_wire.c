@@ -262,6 +262,30 @@ TEST(test_udp_ipv6)
     cl_wire_udp.close(wire);
 }
 
+TEST(test_udp_takes_the_first_free_port_of_a_range)
+{
+    UDP_WIRE *taken = open_wire(&cl_wire_udp, 1, 0);
+    uint32_t first = number_of(&cl_wire_udp, taken, 0), last = first < UINT16_MAX - 50 ? first + 50 : UINT16_MAX;
+    struct cl_wire_config config = {.addresses = LOCALHOST,
+                                    .address_count = 2,
+                                    .datagram_bytes = DATAGRAM_BYTES,
+                                    .port_first = first,
+                                    .port_last = first};
+    struct cl_wire *none;
+    CHECK_EQ(cl_wire_udp.open(&config, &none), CL_ENOPORT);
+    config.port_first = first < last ? first : first - 50;
+    config.port_last = last;
+    struct cl_wire *opened;
+    CHECK_EQ(cl_wire_udp.open(&config, &opened), CL_OK);
+    UDP_WIRE *wire = opened;
+    uint32_t one = number_of(&cl_wire_udp, wire, 0), two = number_of(&cl_wire_udp, wire, 1);
+    CHECK(config.port_first <= one && one < two && two <= last && one != first && two != first);
+    config.port_first = last + 1;
+    CHECK_EQ(cl_wire_udp.open(&config, &none), CL_EINVAL);
+    config.port_last = 65536;
+    CHECK_EQ(cl_wire_udp.open(&config, &none), CL_EINVAL);
+}
+
 TEST(test_udp_errors)
 {
     const char *const nonsense[] = {"127.0.0.1", "not an address"}, *const foreign[] = {"192.0.2.1"};

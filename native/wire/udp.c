@@ -152,7 +152,22 @@ static void grow_buffer(int fd, int force, int option)
         setsockopt(fd, SOL_SOCKET, option, &bytes, sizeof bytes);
 }
 
-static int open_port(struct cl_wire *wire, const char *text)
+/* Binds to the first free port of the range. */
+static int bind_port(int fd, const char *text, const struct cl_wire_config *config)
+{
+    for (uint32_t port = config->port_first; port <= config->port_last; port++) {
+        struct sockaddr_storage address;
+        socklen_t length;
+        parse_address(text, port, &address, &length);
+        if (bind(fd, (const struct sockaddr *)&address, length) == 0)
+            return CL_OK;
+        if (errno != EADDRINUSE || port == 0)
+            return CL_ESYSTEM;
+    }
+    return CL_ENOPORT;
+}
+
+static int open_port(struct cl_wire *wire, const char *text, const struct cl_wire_config *config)
 {
     struct sockaddr_storage address;
     socklen_t length;
@@ -161,9 +176,10 @@ static int open_port(struct cl_wire *wire, const char *text)
     int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return CL_ESYSTEM;
-    if (bind(fd, (const struct sockaddr *)&address, length) != 0) {
+    int status = bind_port(fd, text, config);
+    if (status != CL_OK) {
         close(fd);
-        return CL_ESYSTEM;
+        return status;
     }
     grow_buffer(fd, SO_RCVBUFFORCE, SO_RCVBUF);
     grow_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF);
@@ -200,6 +216,8 @@ static void udp_close(struct cl_wire *wire)
 
 static int udp_open(const struct cl_wire_config *config, struct cl_wire **out)
 {
+    if (config->port_first > config->port_last || config->port_last > UINT16_MAX)
+        return CL_EINVAL;
     struct cl_wire *wire = calloc(1, sizeof *wire);
     if (wire == NULL)
         return CL_ENOMEM;
@@ -207,7 +225,7 @@ static int udp_open(const struct cl_wire_config *config, struct cl_wire **out)
     wire->dscp = config->dscp;
     int status = CL_OK;
     for (uint32_t i = 0; i < config->address_count && status == CL_OK; i++)
-        status = open_port(wire, config->addresses[i]);
+        status = open_port(wire, config->addresses[i], config);
     bool coalescing = false;
     for (uint32_t i = 0; i < wire->port_count; i++)
         coalescing |= wire->coalescing[i];

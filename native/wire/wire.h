@@ -22,6 +22,7 @@ struct cl_wire_config {
     uint32_t datagram_bytes;
     bool dscp;            /* udp only: write the traffic class into IP headers, and report the marks of switches */
     const char *provider; /* ofi only: name of libfabric's provider; NULL or empty: its first */
+    uint32_t port_first, port_last; /* udp only: the range of local ports; 0: the kernel chooses */
 };
 
 /* One datagram: head then payload, contiguous on the wire. */

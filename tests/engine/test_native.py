@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import re
+import socket
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import pytest
 from commlayer.config import Config
 from commlayer.errors import ClosedError, CommError, ConfigError
 from commlayer.transport import native
-from commlayer.transport.paths import PATHS_MAX
 from tests.world import World, flat, until
 
 
@@ -70,10 +71,22 @@ def test_a_missing_libfabric_provider_or_interface_is_named(libfabric: None) -> 
         native.Engine(Config(wire="ofi", ofi_provider="pigeon"), [port])
 
 
-@pytest.mark.parametrize(("provider", "loopback"), [("udp", True), ("verbs", False), ("", False)])
-def test_only_the_udp_provider_has_a_loopback(provider: str, loopback: bool) -> None:
-    ports = native.choose_ports(Config(wire="ofi", ofi_provider=provider))
-    assert any(port["loopback"] for port in ports) is loopback
+def test_sockets_take_free_ports_of_the_range(loopback_port: dict[str, Any]) -> None:
+    with closing(native.Engine(Config(), [loopback_port])) as other:
+        taken = other.describe()["ports"][0]["port"]
+        with pytest.raises(ConfigError) as caught:
+            native.Engine(Config(port_range=(taken, taken)), [loopback_port])
+        text = str(caught.value)
+        assert text.startswith(f"COMMLAYER_PORT_RANGE={taken}-{taken}: no free UDP port on host ")
+        assert f"{socket.gethostname()} (lo 127.0.0.1); a host needs COMMLAYER_PORTS=1 per process" in text
+        first = min(taken, 65500)
+        with closing(native.Engine(Config(port_range=(first, first + 35)), [loopback_port])) as engine:
+            assert first <= engine.describe()["ports"][0]["port"] <= first + 35
+
+
+@pytest.fixture
+def loopback_port() -> dict[str, Any]:
+    return interface("lo", "127.0.0.1")
 
 
 def test_interfaces() -> None:
@@ -84,41 +97,6 @@ def test_interfaces() -> None:
 def interface(name: str, address: str, mtu: int = 1500) -> dict[str, Any]:
     version = 6 if ":" in address else 4
     return {"ifname": name, "address": address, "prefix": 24, "mtu": mtu, "loopback": name == "lo", "version": version}
-
-
-@pytest.mark.parametrize(
-    ("ifname", "chosen"),
-    [
-        ((), ["10.0.0.1", "10.0.1.1", "127.0.0.1"]),
-        (("eth1",), ["10.0.1.1", "127.0.0.1"]),
-        (("^eth1",), ["10.0.0.1", "172.17.0.1", "127.0.0.1"]),
-        (("docker*",), ["172.17.0.1", "127.0.0.1"]),
-        (("lo",), ["127.0.0.1"]),
-    ],
-)
-def test_choose_ports(monkeypatch: pytest.MonkeyPatch, ifname: tuple[str, ...], chosen: list[str]) -> None:
-    found = [
-        interface("lo", "::1", 65536),
-        interface("lo", "127.0.0.1", 65536),
-        interface("eth0", "2001:db8::1"),
-        interface("eth0", "10.0.0.1"),
-        interface("eth1", "10.0.1.1"),
-        interface("docker0", "172.17.0.1"),
-    ]
-    monkeypatch.setattr(native, "interfaces", lambda: found)
-    ports = native.choose_ports(Config(ifname=ifname))
-    assert sorted(port["address"] for port in ports) == sorted(chosen)
-
-
-def test_choose_ports_keeps_loopback_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        native,
-        "interfaces",
-        lambda: [interface(f"eth{i}", f"10.0.{i}.1") for i in range(12)] + [interface("lo", "::1")],
-    )
-    ports = native.choose_ports(Config())
-    assert len(ports) == PATHS_MAX
-    assert ports[-1]["loopback"]
 
 
 @pytest.mark.parametrize(

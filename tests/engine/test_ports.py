@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ import pytest
 
 from commlayer.errors import CommError
 from commlayer.transport.base import DType
-from commlayer.transport.native import Engine, spread_ports
+from commlayer.transport.native import Engine
 from tests.engine.cases import Case, check, run
 from tests.world import Team, World, flat, until
 
@@ -121,10 +120,3 @@ def test_the_load_goes_where_it_arrives_first(world: World) -> None:
 def test_an_unknown_peer_has_no_paths(world: World) -> None:
     with pytest.raises(CommError, match="no group of this process has rank 7"):
         world.engines[0].paths(7)
-
-
-def test_loopback_has_one_socket() -> None:
-    ports = [{"address": address, "loopback": address == "127.0.0.1"} for address in ("a", "127.0.0.1", "b")]
-    spread = spread_ports(ports, 3)
-    assert [port["address"] for port in spread] == ["a", "127.0.0.1", "b", "a", "b", "a", "b"]
-    assert all(one is not other for one, other in itertools.combinations(spread, 2))

@@ -27,6 +27,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         ("IFNAME", "eth0, ib*,^ib3", ("eth0", "ib*", "^ib3")),
         ("WIRE", "OFI", "ofi"),
         ("PORTS", "4", 4),
+        ("PORT_RANGE", "20000-20100", (20000, 20100)),
         ("SHM", "0", False),
         ("PEER_TIMEOUT_S", "2.5", 2.5),
         ("AUTH", "full", "full"),
@@ -61,6 +62,10 @@ def test_a_provider_takes_two_variables() -> None:
         ("MTU", "100", "use a whole number, 0 (automatic), or 576 to 65535 (bytes)"),
         ("MTU", "1K", "use a whole number"),
         ("IFNAME", "eth0,,eth1", "comma list"),
+        *(
+            ("PORT_RANGE", text, "use a range of UDP ports between 1024 and 65535, as 20000-20100")
+            for text in ("20000", "20100-20000", "80-2000", "60000-65536", "20000-", "a-b", "1-2-3", "9" * 5000)
+        ),
         ("IFNAME", "^", "comma list"),
     ],
 )
@@ -74,6 +79,8 @@ def test_a_bad_value_is_refused_with_variable_value_and_remedy(variable: str, te
 def test_several_sockets_are_refused_without_udp() -> None:
     with pytest.raises(ConfigError, match=r"^COMMLAYER_PORTS=2: libfabric has no ports; set COMMLAYER_WIRE=udp"):
         Config(wire="ofi", ports=2)
+    with pytest.raises(ConfigError, match=r"^COMMLAYER_PORT_RANGE=2000-2001: libfabric chooses its ports; set COMMLA"):
+        Config(wire="ofi", port_range=(2000, 2001))
 
 
 def test_a_misspelt_variable_is_refused() -> None:
@@ -90,6 +97,9 @@ def test_a_misspelt_variable_is_refused() -> None:
         ("ifname", None, "use a comma list of names"),
         ("ofi_provider", None, "use a name"),
         ("ports", 1.5, "use a whole number"),
+        ("port_range", "20000-20100", "use a range of UDP ports"),
+        ("port_range", (20000.0, 20100), "use a range of UDP ports"),
+        ("port_range", (20000,), "use a range of UDP ports"),
         ("ports", True, "use a whole number"),
         ("shm", "no", "use 0 or 1 (in Python: False or True)"),
         ("shm", 0, "use 0 or 1 (in Python: False or True)"),
