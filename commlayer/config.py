@@ -259,6 +259,12 @@ class Config:
         "it is the only one, as 9000). Ranks may differ: two ranks send each other the size that both can",
     ] = 0
 
+    disable: Annotated[
+        bool,
+        "1: the backend is plain gloo, and the hook a plain all-reduce: tells whether commlayer is the cause of a "
+        "problem. See [deploy.md](deploy.md#without-commlayer)",
+        COMMON,
+    ] = False
     stream_wait: Annotated[
         bool,
         "with CUDA, 1: `wait()` lets the stream wait, where the driver can; 0: it blocks the calling thread. See "
@@ -301,6 +307,12 @@ class Config:
                 row = known[name]
                 values[row.name] = row.kind.check(row.kind.read(text), f"{name}={text}")
         return Config(**values)
+
+    @staticmethod
+    def is_disabled(environ: Mapping[str, str] | None = None) -> bool:
+        """Whether COMMLAYER_DISABLE is set; without a look at the other variables, for every bucket."""
+        text = (os.environ if environ is None else environ).get(variable("disable"), "").strip()
+        return bool(text) and bool(_FLAG.check(_FLAG.read(text), f"{variable('disable')}={text}"))
 
     def common(self) -> dict[str, object]:
         """The settings, by variable, that all ranks of a job must have the same: ranks that differ cannot talk."""

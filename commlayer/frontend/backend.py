@@ -45,7 +45,7 @@ from ..transport.bootstrap import Rendezvous, connect
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
-from .gloo import connect_gloo
+from .gloo import connect_gloo, plain_gloo
 from .pinned import PinnedCopies
 from .submit import Submitter
 from .work import CommWork
@@ -442,13 +442,16 @@ def _options(kind: type[OptionsT], given: Any, timeout: timedelta | None = None)
     return options  # type: ignore[no-any-return]
 
 
-def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProcessGroup:
+def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProcessGroup | Backend:
     """Makes a process group. `commlayer_autoload` calls this for `init_process_group("commlayer")` and `new_group`.
+    With COMMLAYER_DISABLE it is a backend of gloo's, which torch puts in a group of its own.
 
     Raises ConfigError, MismatchError, OperationTimeoutError or CommError, see `bootstrap.connect`.
     """
     if not isinstance(pg_options, (Options, type(None))):
         raise ConfigError(f"pg_options={pg_options!r}: pass commlayer.Options(commlayer.Policy(...)), or nothing")
+    if Config.is_disabled():
+        return plain_gloo(opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
     return CommProcessGroup(
         opts.store,
         opts.group_rank,

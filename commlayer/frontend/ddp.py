@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from ..config import Config
 from ..errors import ConfigError
 from .dynamo import untraced
 from .gradient import Place, Reduction, reduce_gradient
@@ -30,8 +31,13 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     """Averages a bucket of gradients over the ranks; see `gradient.reduce_gradient`.
 
     A failure reaches the caller of `backward()` as a RuntimeError with the engine's text. Raises ConfigError for sparse
-    gradients, for the buckets of a second model, and for a restored state that belongs to another model.
+    gradients, for the buckets of a second model, and for a restored state that belongs to another model. With
+    COMMLAYER_DISABLE it is torch's own `allreduce_hook`.
     """
+    if Config.is_disabled():
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # loads what nobody else needs
+
+        return default_hooks.allreduce_hook(state.process_group, bucket)  # type: ignore[arg-type]  # None: WORLD
     check_dense(bucket)
     return future_of(reduce_bucket(bucket.buffer(), bucket, state, state.reduction))
 

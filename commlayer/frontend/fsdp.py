@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions, Work
 
 from ..compress.codec import PAIRS
-from ..config import Policy
+from ..config import Config, Policy
 from ..errors import ConfigError
 from .backend import CommProcessGroup
+from .disabled import refuse, warn
 
 Weights = Literal["none", "bf16", "int8"]
 """Codecs of an all-gather of weights; "none": as they are."""
@@ -50,6 +51,11 @@ def compress_fsdp(
     settings, and for other types than float32.
     """
     check_policy(policy, weights, replicate)
+    if Config.is_disabled():
+        if replicate is not None:
+            refuse("compress_fsdp(replicate=...)", "nothing would average over replicas; give fully_shard a 2-D mesh")
+        warn("compress_fsdp", "traffic travels as it is")
+        return
     modules = sharded_modules(model)
     _check_shards(model, modules, replicate)
     for number, module in enumerate(modules):

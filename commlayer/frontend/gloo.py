@@ -1,4 +1,4 @@
-"""The gloo backend beneath a process group, for the operations that the engine does not do."""
+"""The gloo backend: beneath a process group, for the operations that the engine does not do, or instead of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
+from ..config import Config
 from ..errors import CommError, ConfigError
-from ..transport.bootstrap import Rendezvous
+from ..transport.bootstrap import Rendezvous, settle
 
 
 def connect_gloo(rendezvous: Rendezvous, interface: str, timeout: timedelta) -> Any:
@@ -22,6 +24,20 @@ def connect_gloo(rendezvous: Rendezvous, interface: str, timeout: timedelta) -> 
     rendezvous.exchange("gloo", b"")  # a rank that fails before would keep the others waiting in gloo
     with rendezvous.alone():
         return _connect(dist.PrefixStore("gloo", rendezvous.store), rendezvous.rank, rendezvous.size, options)
+
+
+def plain_gloo(store: dist.Store, name: str, rank: int, size: int, timeout: timedelta) -> Backend:
+    """The backend of a group if COMMLAYER_DISABLE is set: gloo as torch makes it.
+
+    Raises ConfigError if another rank runs with other settings.
+    """
+    rendezvous = Rendezvous(store, name, rank, size, timeout)
+    with rendezvous.alone():
+        config = Config.from_environment()
+    settle(rendezvous, config)
+    backend = dist.ProcessGroupGloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, timeout=timeout)
+    backend._set_sequence_number_for_group()
+    return backend
 
 
 def _options(interface: str, timeout: timedelta) -> Any:

@@ -20,7 +20,7 @@ from ..compress.feedback import Feedback
 from ..compress.fine import Fine
 from ..compress.loss_scale import LossScale
 from ..compress.optimizer import check_optimizer
-from ..config import LOSS_BOUND_MAX, Policy, number
+from ..config import LOSS_BOUND_MAX, Config, Policy, number
 from ..errors import ConfigError
 from ..loss.tolerance import Tolerance
 from .backend import NAME, CommProcessGroup, Options
@@ -334,6 +334,8 @@ def _group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommPr
 
     Every rank of the group must call.
     """
+    if Config.is_disabled():
+        raise ConfigError("COMMLAYER_DISABLE=1: a HookState has no group without the engine; unset it on every rank")
     policy = dataclasses.replace(policy, codec="none")  # codecs are the hook's, see Options
     given = process_group or dist.distributed_c10d._get_default_group()
     if isinstance(given, CommProcessGroup) and given.policy == policy:

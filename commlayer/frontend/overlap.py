@@ -15,7 +15,7 @@ Three things make this work, and keep every result as it was:
 
 from __future__ import annotations
 
-from typing import overload
+from typing import cast, overload
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,9 +23,10 @@ from torch.optim import Optimizer
 
 from ..compress.codec import PAIRS
 from ..compress.optimizer import check_optimizer
-from ..config import Policy
+from ..config import Config, Policy
 from ..errors import ConfigError
 from ..scheduler.deferred import check_per_parameter
+from .disabled import plain_overlap
 from .fsdp import sharded_modules
 from .handle import Overlap, check_modules
 from .hook_state import HookState
@@ -69,6 +70,8 @@ def overlap(
     Code that reads parameters between `step()` and the next forward pass, as a moving average does, must call
     `finish()` of the handle first; `state_dict()` and evaluation do so by themselves.
 
+    With COMMLAYER_DISABLE the model stays as it is.
+
     Raises ConfigError for models, optimizers and policies with which results would change.
     """
     check_per_parameter(optimizer)
@@ -76,6 +79,8 @@ def overlap(
     check_staleness(staleness, "overlap")
     if state is not None and policy is not None:
         raise ConfigError("overlap(policy=..., state=...): the state has a policy; give one of both")
+    if Config.is_disabled():
+        return cast(Overlap, plain_overlap(model, optimizer, policy, state))
     if isinstance(model, DistributedDataParallel):
         check_ddp(model)
         state = state or HookState(policy, model.process_group, optimizer=optimizer)

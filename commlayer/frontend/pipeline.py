@@ -28,13 +28,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..compress.optimizer import check_optimizer
-from ..config import Policy
+from ..config import Config, Policy
 from ..errors import ConfigError
 from ..scheduler.actions import Action, actions_of
 from ..scheduler.awaited import AwaitedStep
 from ..scheduler.deferred import DeferredStep, check_per_parameter
 from ..scheduler.order import stage_class
 from .ddp import reduce_buffer
+from .disabled import refuse
 from .dynamo import untraced
 from .fsdp import sharded_modules
 from .gradient import Place
@@ -86,8 +87,11 @@ def attach(
     Code that reads parameters between `step()` and the next step of the schedule must call `finish()` of the handle
     first; `state_dict()` and evaluation do so by themselves.
 
-    Raises ConfigError for schedules, stages, optimizers and policies with which results would change.
+    Raises ConfigError for schedules, stages, optimizers and policies with which results would change, and with
+    COMMLAYER_DISABLE.
     """
+    if Config.is_disabled():
+        refuse(WHO, "nothing would average the gradients of the stages; leave the call out and average them yourself")
     optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     check_staleness(staleness, WHO)
     if staleness and not defer:

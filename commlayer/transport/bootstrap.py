@@ -176,6 +176,20 @@ def connect(
         raise
 
 
+def settle(rendezvous: Rendezvous, config: Config) -> None:
+    """Instead of `connect`, for a group without the engine.
+
+    Raises ConfigError if another rank has other settings, as an engine, and CommError if one could not start.
+    """
+    described = json.dumps({"settings": config.common(), "policy": {}}).encode()
+    try:
+        values = [json.loads(each)["settings"] for each in rendezvous.exchange("describe", described)]
+        agree(rendezvous.name, values, ConfigError)
+    except Exception as error:
+        rendezvous.give_up(error)
+        raise
+
+
 def agree(name: str, values: Sequence[Mapping[str, object]], kind: type[CommError]) -> None:
     """Raises `kind`, which names ranks and values, if `values` (by rank) differ in an entry."""
     for what in values[0]:

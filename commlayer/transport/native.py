@@ -301,6 +301,11 @@ class Engine:
         lib.cl_engine_read_stats(self.raw, stats)
         return {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
 
+    @staticmethod
+    def no_stats() -> dict[str, int]:
+        """The counters of a process without an engine: all 0."""
+        return dict.fromkeys([*(name for name, _ in ffi.typeof("struct cl_engine_stats").fields), "waited_us"], 0)
+
     def paths(self, peer: int) -> list[dict[str, Any]]:
         """The paths to another process of the job, in their order: their addresses, counters since the peer was added,
         and estimates, by their names in `struct cl_path_stats`.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import whole
+from ..config import Config, whole
 from ..errors import CommError, ConfigError
 from .lags import Lag
 from .native import Engine
@@ -93,7 +93,10 @@ def stats() -> Stats:
     """This rank's counters since its first group opened the engine; they only grow.
 
     Raises ClosedError before the process has an engine: its first group makes one, a HookState's in the first backward.
+    All are 0 with COMMLAYER_DISABLE.
     """
+    if Config.is_disabled():
+        return Stats(Engine.no_stats(), {})
     report = Engine.shared_report()
     return Stats(report.stats, report.lags)
 
@@ -103,8 +106,10 @@ def paths(rank: int | None = None) -> Paths:
     since the first group with that rank, and current estimates, in bytes and microseconds.
 
     Raises ClosedError as `stats` does, CommError for a rank without a path from this process, and ConfigError for a
-    value that is no rank.
+    value that is no rank. Empty with COMMLAYER_DISABLE.
     """
+    if Config.is_disabled():
+        return Paths()
     if rank is not None and not 0 <= whole(rank, -1) <= RANK_MAX:
         raise ConfigError(f"commlayer.paths({rank!r}): use the number of another rank of the job, from 0, or nothing")
     found = Engine.shared_report().paths

@@ -99,6 +99,7 @@ def test_a_rank_that_serves_the_store_stays_until_the_others_know() -> None:
     [
         ({"COMMLAYER_AUTH": "full"}, "header on rank(s) 0, 2; full on rank(s) 1"),
         ({"COMMLAYER_AUTH": "off"}, "header on rank(s) 0, 2; off on rank(s) 1"),
+        ({"COMMLAYER_DISABLE": "1"}, "False on rank(s) 0, 2; True on rank(s) 1"),
         ({"COMMLAYER_WIRE": "ofi", "COMMLAYER_OFI_PROVIDER": "udp"}, "udp on rank(s) 0, 2; ofi on rank(s) 1"),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",

@@ -33,12 +33,21 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         ("AUTH", "full", "full"),
         ("DSCP", "1", True),
         ("MTU", "9000", 9000),
+        ("DISABLE", "1", True),
     ],
 )
 def test_each_variable_sets_its_field(variable: str, text: str, value: object) -> None:
     config = Config.from_environment({f"COMMLAYER_{variable}": text})
     changes: dict[str, Any] = {variable.lower(): value}
     assert config == dataclasses.replace(Config(), **changes)
+
+
+def test_disable_is_read_alone() -> None:
+    assert Config.is_disabled({"COMMLAYER_DISABLE": " 1", "COMMLAYER_MTU": "nonsense"})
+    assert not Config.is_disabled({"COMMLAYER_DISABLE": "0"})
+    assert not Config.is_disabled({"COMMLAYER_DISABLE": ""})
+    with pytest.raises(ConfigError, match="COMMLAYER_DISABLE=yes: use 0 or 1"):
+        Config.is_disabled({"COMMLAYER_DISABLE": "yes"})
 
 
 def test_a_provider_takes_two_variables() -> None:
