@@ -18,6 +18,7 @@ from .errors import (
     MismatchError,
     OperationTimeoutError,
     PeerLostError,
+    UnreachableError,
 )
 from .frontend import pipeline, tp
 from .frontend.backend import Options
@@ -48,6 +49,7 @@ __all__ = [
     "PeerLostError",
     "Policy",
     "Tolerance",
+    "UnreachableError",
     "allreduce_hook",
     "compress_fsdp",
     "overlap",

@@ -15,6 +15,10 @@ class PeerLostError(CommError):
     """A peer died or stopped answering; its group cannot go on."""
 
 
+class UnreachableError(CommError):
+    """No packet arrives from one rank at another: a firewall, or the wrong network interface."""
+
+
 class OperationTimeoutError(CommError, TimeoutError):
     """An operation did not end within its timeout; its group cannot go on."""
 

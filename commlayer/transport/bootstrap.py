@@ -142,8 +142,8 @@ def connect(
     With `own_job` the group is a job by itself, on an engine of its own: its processes may also be in other jobs.
 
     Raises ConfigError if this host lacks an interface or device in the settings, or another rank has other settings;
-    MismatchError if another rank has another policy; OperationTimeoutError if a rank did not come; another CommError if
-    one could not start.
+    MismatchError if another rank has another policy; UnreachableError if no packet arrives from a rank;
+    OperationTimeoutError if a rank did not come; another CommError if one could not start.
     """
     from . import joining, native  # imported late, so that modules and tests that need no engine load none
 

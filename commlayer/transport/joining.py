@@ -16,6 +16,7 @@ from .group import STAGING_BYTES, NativeGroup
 from .interfaces import described
 from .native import Engine, check, ffi, lib, log
 from .paths import common_interface, pair_paths
+from .reach import Reach
 
 SPIN_US = 60
 """Longest spin before a blocked wait sleeps; 0 if the host has fewer cores than ranks."""
@@ -47,8 +48,8 @@ def join(
     same on every rank. `paired`: an earlier run of the job may have had the same key, so each pair of processes derives
     a key of its own.
 
-    Raises ConfigError if no network path leads to a rank, and CommError if this process still has a group with a rank's
-    earlier run.
+    Raises ConfigError if no network path leads to a rank, UnreachableError if no packet arrives, and CommError if this
+    process still has a group with a rank's earlier run.
     """
     what = f"rank {rank} of group {name!r}"
     epoch = job & 0xFFFF  # separates packets of the job's earlier runs from forged packets
@@ -74,7 +75,10 @@ def join(
     finally:
         lib.cl_host_close_fd(fd)
     try:
-        exchange("open", b"")  # no rank sends or posts before all ranks have opened the group
+        reach = Reach(engine, what, rank, hosts, descriptions)
+        # No rank sends or posts before all ranks have opened the group.
+        if any(exchange("open", b"" if reach.is_known() else b"try")):
+            reach.check(exchange)
     except BaseException:
         lib.cl_group_close(opened)
         raise

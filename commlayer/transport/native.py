@@ -276,6 +276,7 @@ class Engine:
         lib.cl_engine_bell(self.raw, bell)
         return {
             "host": host_key(),
+            "hostname": socket.gethostname(),
             "shm": self.config.shm,
             "pid": os.getpid(),
             "life": self.life,
@@ -300,6 +301,10 @@ class Engine:
         stats = ffi.new("struct cl_engine_stats *")
         lib.cl_engine_read_stats(self.raw, stats)
         return {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
+
+    def ping(self, peer: int) -> None:
+        """Asks another process of the job for an answer on each path; see `is_answered` of `paths`."""
+        lib.cl_engine_ping(self.raw, peer)
 
     @staticmethod
     def no_stats() -> dict[str, int]:

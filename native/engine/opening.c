@@ -190,6 +190,15 @@ int cl_engine_add_peer(cl_engine *engine, const struct cl_peer_options *options)
     return status;
 }
 
+int cl_engine_ping(cl_engine *engine, uint16_t peer)
+{
+    pthread_mutex_lock(&engine->core);
+    int status = engine->endpoint == NULL ? CL_EINVAL : cl_endpoint_ping(engine->endpoint, peer);
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine);
+    return status;
+}
+
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
 {
     pthread_mutex_lock(&engine->core);

@@ -247,6 +247,8 @@ struct cl_peer_options {
 };
 /* Makes a peer reachable. Adding a known peer again is accepted and changes nothing. */
 int cl_engine_add_peer(cl_engine *engine, const struct cl_peer_options *options);
+/* Sends a PING over each path to a peer, to learn whether it answers: see is_answered of struct cl_path_stats. */
+int cl_engine_ping(cl_engine *engine, uint16_t peer);
 /* Watches the process of a peer on this host: the peer is lost when the process dies. */
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 
@@ -272,10 +274,11 @@ struct cl_path_stats {
     uint64_t packets_sent, packets_lost, packets_received; /* acknowledgements are not counted */
     uint64_t window_bytes;                                 /* that may be in flight */
     uint32_t round_trip_us;                                /* smoothed */
-    uint32_t queue_us;   /* the part of it in queues beyond this host's interface; smoothed */
-    uint32_t port;       /* number of the local address the path leaves from */
-    uint32_t is_dead;    /* another path delivers and this one does not: it gets probes only */
-    uint64_t rate_bytes; /* per second, at which packets may leave; 0: only the window limits them */
+    uint32_t queue_us;    /* the part of it in queues beyond this host's interface; smoothed */
+    uint32_t port;        /* number of the local address the path leaves from */
+    uint32_t is_dead;     /* another path delivers and this one does not: it gets probes only */
+    uint32_t is_answered; /* the peer has acknowledged a packet: the path has worked, both ways */
+    uint64_t rate_bytes;  /* per second, at which packets may leave; 0: only the window limits them */
 };
 /* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */
 int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity);

@@ -89,6 +89,17 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
     return CL_OK;
 }
 
+int cl_endpoint_ping(struct cl_endpoint *endpoint, uint16_t peer)
+{
+    struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
+    if (!known || !known->alive)
+        return CL_EINVAL;
+    for (uint16_t i = 0; i < known->path_count; i++)
+        known->paths[i].ping = true;
+    cl_peer_list_urge(&endpoint->peers, known);
+    return CL_OK;
+}
+
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16])
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);

@@ -56,6 +56,9 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint);
  * it share fairly; NULL: through interface i. Adding a peer twice is CL_EINVAL. */
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count, const uint32_t *interfaces);
 
+/* Asks the peer for an answer on each path, with a PING. CL_EINVAL for an unknown or a lost peer. */
+int cl_endpoint_ping(struct cl_endpoint *endpoint, uint16_t peer);
+
 /* Gives this process and the peer a key of their own, to be used instead of the job's; before their first packet.
  * CL_EINVAL for an unknown peer. */
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16]);

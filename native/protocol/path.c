@@ -179,6 +179,7 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
                                     .round_trip_us = path->rtt.smoothed_us,
                                     .queue_us = path->cc.queue_us,
                                     .is_dead = path->dead,
+                                    .is_answered = path->delivered_us > 0,
                                     .rate_bytes = path->pacer.rate};
 }
 

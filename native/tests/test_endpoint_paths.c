@@ -113,3 +113,22 @@ TEST(test_paths_leave_through_their_interface)
     CHECK(endpoint->peers.list[6]->paths[1].egress == &endpoint->nics.egresses[0]);
     CHECK_EQ(endpoint->nics.count, 3);
 }
+
+TEST(test_a_ping_asks_on_each_path)
+{
+    SCOPED_NETWORK *network = network_new(2, 2, 0, 0, ROOM, 7);
+    network_egress(network, 0, 1)->down = 1;
+    network_run_until(network, network_now_us(network) + 10000);
+    struct cl_path_stats paths[2];
+    CHECK_EQ(cl_endpoint_read_paths(network->hosts[0].endpoint, 1, paths, 2), 2);
+    CHECK(paths[0].is_answered && !paths[1].is_answered);
+    network_egress(network, 0, 1)->down = 0;
+    CHECK_EQ(cl_endpoint_ping(network->hosts[0].endpoint, 1), CL_OK);
+    network_wake(network, 0);
+    network_run_until(network, network_now_us(network) + 1000);
+    uint64_t before[] = {paths[0].packets_sent, paths[1].packets_sent};
+    cl_endpoint_read_paths(network->hosts[0].endpoint, 1, paths, 2);
+    for (int i = 0; i < 2; i++)
+        CHECK(paths[i].is_answered && paths[i].packets_sent == before[i] + 1);
+    CHECK_EQ(cl_endpoint_ping(network->hosts[0].endpoint, 7), CL_EINVAL);
+}
