@@ -14,27 +14,22 @@ from tests.ranks import script_environ
 
 pytestmark = pytest.mark.needs_root
 
-SCRIPT = """
-import time, torch, torch.distributed as dist, commlayer
+REFUSED = """
+import time, torch.distributed as dist, commlayer
 start = time.monotonic()
 try:
     dist.init_process_group("commlayer")
 except commlayer.UnreachableError as error:
     print(f"{time.monotonic() - start:.1f} s: {error}")
-else:
-    tensor = torch.ones(100_000)
-    dist.all_reduce(tensor)
-    print("sum", tensor[0].item())
-    dist.destroy_process_group()
 """
 
 
-def outputs(tmp_path: Path, scenario: str, rules: str) -> tuple[list[str], str]:
-    """The lines that the ranks print, rank by rank, and stderr; host 1 drops arriving packets that match `rules`."""
+def outputs(tmp_path: Path, scenario: str, rule: str, *arguments: str) -> tuple[list[str], str]:
+    """The lines that the ranks of a Python program print, rank by rank, and stderr. Host 1 drops the UDP packets that
+    match `rule`."""
     (tmp_path / "s.toml").write_text(scenario)
-    (tmp_path / "job.py").write_text(SCRIPT)
-    drop = "; ".join(f"iptables -I INPUT -p udp {rule} -j DROP" for rule in rules.split(";"))
-    job = ["sh", "-c", f"set -e; test $RANK != 1 || {{ {drop}; }}; exec {sys.executable} {tmp_path / 'job.py'}"]
+    drop = f"test $RANK != 1 || iptables -I INPUT -p udp {rule} -j DROP"
+    job = ["sh", "-c", f'{drop} && exec "$@"', "sh", sys.executable, *arguments]
     command = [sys.executable, "-m", "commlayer", "emulate", str(tmp_path / "s.toml"), "--", *job]
     environ = script_environ(COMMLAYER_PORT_RANGE="20000-20009")
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
@@ -43,7 +38,7 @@ def outputs(tmp_path: Path, scenario: str, rules: str) -> tuple[list[str], str]:
 
 
 def test_a_firewall_that_drops_packets_is_an_error_on_both_ranks(tmp_path: Path) -> None:
-    lines, _ = outputs(tmp_path, "hosts = 2", "--dport 20000:20009")
+    lines, _ = outputs(tmp_path, "hosts = 2", "--dport 20000:20009", "-c", REFUSED)
     text = (
         r"no UDP packet from rank 0 \([^ ,]+, 10\.87\.0\.1:2000\d via eth0\) to rank 1 \([^ ,]+\) in 3 s: firewall, or "
         r"the wrong interface\? \(COMMLAYER_IFNAME, COMMLAYER_PORT_RANGE\)"
@@ -56,8 +51,15 @@ def test_a_firewall_that_drops_packets_is_an_error_on_both_ranks(tmp_path: Path)
 
 
 def test_one_of_two_interfaces_behind_a_firewall_is_a_warning(tmp_path: Path) -> None:
-    lines, warnings = outputs(tmp_path, "hosts = 2\n[[nic]]\n[[nic]]", "-i eth1")
-    assert lines == ["[0] sum 2.0", "[1] sum 2.0"]
+    check = str(ROOT / "examples/check_cluster.py")
+    lines, warnings = outputs(tmp_path, "hosts = 2\n[[nic]]\n[[nic]]", "-i eth1", check, "--mib", "1")
+    for rank in range(2):
+        assert [
+            line for line in lines if re.match(rf"\[{rank}\] rank {rank} of 2 on .*: all_reduce of 1 MiB in ", line)
+        ]
+        assert [line for line in lines if line.startswith(f"[{rank}] rank {rank} to rank {1 - rank}, path 0: works, ")]
+        dead = f"[{rank}] rank {rank} to rank {1 - rank}, path 1: DOES NOT WORK, "
+        assert [line for line in lines if line.startswith(dead)]
     for rank, way in ((0, "to"), (1, "from")):
         assert re.search(
             rf"\[{rank}\].* no UDP packet {way} rank {1 - rank} \([^ ]+ [^ ]+ via eth1\) in 1 s;", warnings
