@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts native-test-aarch64
 .DELETE_ON_ERROR:
 
 help:
@@ -203,6 +203,8 @@ $(eval $(call variant,test,$(CC),-O2))
 $(eval $(call variant,asan,$(CC),-O1 -fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer))
 $(eval $(call variant,tsan,$(CC),-O1 -fsanitize=thread -fno-omit-frame-pointer))
 $(eval $(call variant,cov,$(CC),-O0 --coverage -fprofile-update=atomic))
+AARCH64 = $(BIN)/python -m ziglang cc -target aarch64-linux-gnu.2.36
+$(eval $(call variant,aarch64,$$(AARCH64),-O2))
 $(eval $(call variant,lint-gcc,gcc,-O2 -Werror))
 $(eval $(call variant,lint-clang,$(CLANG),-O2 -Werror))
 
@@ -239,6 +241,14 @@ native-test: $(NATIVE_TESTS) ## the C tests: plain, under ASan and UBSan, and th
 	    echo "-- $$test"; \
 	    if $(CALM) timeout 120 $$test; then passed=$$((passed + 1)); else failed=$$((failed + 1)); echo "FAILED: $$test"; fi; \
 	done; echo "native: $$passed passed, $$failed failed"; test $$failed -eq 0
+
+QEMU_AARCH64 ?= qemu-aarch64-static -L /usr/aarch64-linux-gnu
+AARCH64_TESTS := $(filter-out test_host,$(C_TESTS)) # qemu-user lacks process_vm_readv
+native-test-aarch64: $(VENV)/.stamp-release $(AARCH64_TESTS:%=build/aarch64/%) ## the C tests for aarch64, by qemu-user (docs/install.md)
+	@passed=0; failed=0; for test in $(filter build/%,$^); do \
+	    echo "-- $$test"; \
+	    if timeout 300 $(QEMU_AARCH64) $$test; then passed=$$((passed + 1)); else failed=$$((failed + 1)); echo "FAILED: $$test"; fi; \
+	done; echo "aarch64: $$passed passed, $$failed failed"; test $$failed -eq 0
 
 # ---- deterministic simulation: see docs/simulation.md --------------------------------------------------------------
 SIM_JOBS ?= 2
