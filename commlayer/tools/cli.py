@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import platform
@@ -223,35 +224,58 @@ def codec(
 def dissect(
     capture: Annotated[Path, typer.Argument(help="Capture file of tcpdump or Wireshark", exists=True, dir_okay=False)],
     key: Annotated[str | None, typer.Option(help="Key of the job, 32 hex digits, to verify the packets' tags")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="MASTER_ADDR:MASTER_PORT of the running job: its Store has the key")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Number of packets to print; 0: all")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print an array of objects, with all fields")] = False,
 ) -> None:
-    """Print the packets of a capture. It needs scapy."""
-    console = Console(soft_wrap=True, highlight=False)
+    """Print the packets of a capture, in 80 columns of plain text. It needs scapy.
+
+    The key lives in the job's Store: let --store fetch it while the job runs, with --limit 1 if need be.
+    """
     try:
         from scapy.error import Scapy_Exception
         from scapy.utils import rdpcap
 
-        from . import dissect
+        from .dissect import KEY_BYTES, captured
+        from .listing import listing, objects
     except ImportError as error:
         _complain("dissect", f"{error}; install scapy: pip install scapy")
         raise typer.Exit(EXIT_FAILED) from error
     try:
-        if key is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{2 * dissect.KEY_BYTES}}}", key):
-            raise ValueError(f"--key {key!r}: use {2 * dissect.KEY_BYTES} hex digits")
+        if key is not None and store is not None:
+            raise ValueError("--key and --store both give the key: use one of them")
+        if key is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", key):
+            raise ValueError(f"--key {key!r}: use {2 * KEY_BYTES} hex digits")
+        if store is not None:
+            key = _fetch_key(store)
+            print(f"commlayer dissect: --key {key}", file=sys.stderr)
         secret = None if key is None else bytes.fromhex(key)
         try:
-            found = list(dissect.captured(rdpcap(str(capture))))
+            found = list(captured(rdpcap(str(capture))))
         except (OSError, Scapy_Exception) as error:
             raise ValueError(f"{capture}: {error}; name a capture file of tcpdump or Wireshark") from error
     except ValueError as error:
         _complain("dissect", error)
         raise typer.Exit(EXIT_FAILED) from error
-    if not found:
-        console.print(f"{capture}: it has no packet of commlayer", markup=False)
-        return
-    console.print(dissect.table(found, secret, limit))
-    if limit and len(found) > limit:
-        console.print(f"... and {len(found) - limit} more")
+    if as_json:
+        print(json.dumps(objects(found, secret, limit), indent=1))
+    elif not found:
+        print(f"{capture}: it has no packet of commlayer")
+    else:
+        for line in listing(found, secret, limit):
+            print(line)
+
+
+def _fetch_key(address: str) -> str:
+    """The key of a running job, from its Store. Raises ValueError if it cannot be had."""
+    from ..transport.bootstrap import stored_key
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"--store {address!r}: use HOST:PORT, the job's MASTER_ADDR and MASTER_PORT")
+    return stored_key(host.strip("[]"), int(port))
 
 
 @app.command(cls=OwnOptions)

@@ -10,11 +10,9 @@ native/protocol/packet.h defines the format; a test compares the two.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from scapy.fields import (
     BitEnumField,
     BitField,
@@ -183,28 +181,3 @@ class Verifier:
         if good:
             self._numbers[stream] = number
         return good
-
-
-def table(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Table:
-    """The table that `commlayer dissect` prints, of the first `limit` packets; 0: of all."""
-    names = ("source", "path", "number", "group", "sequence", "index", "offset", "length")
-    rows = Table(
-        "time_ms", "from", "to", "kind", *names, "flags", "tag", title=f"{len(found)} packets", box=SIMPLE_HEAD
-    )
-    verifier = None if key is None else Verifier(key, found)
-    for each in found[: limit or None]:
-        packet = each.packet
-        good = verifier.verify(each) if verifier else None
-        flags = [name for name in ("last", "ack_now", "droppable", "safe", "tail") if getattr(packet, name)]
-        if KINDS.get(packet.kind) == "ACK" and packet.signature:
-            flags.append(f"marked={packet.signature}")  # packets marked by switches so far, modulo 4096
-        rows.add_row(
-            f"{(each.time_s - found[0].time_s) * 1e3:.3f}",
-            "{}:{}".format(*each.sender),
-            "{}:{}".format(*each.receiver),
-            KINDS.get(packet.kind, str(packet.kind)),
-            *(str(getattr(packet, name)) for name in names),
-            " ".join([*flags, f"p{packet.priority}"]),
-            {True: "yes", False: "[red]no[/red]", None: "unknown"}[good],
-        )
-    return rows

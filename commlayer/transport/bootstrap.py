@@ -23,6 +23,8 @@ from . import base
 
 _JOB = "commlayer/job"
 _KEY_BYTES = 16
+STORE_S = 5
+"""Patience of a tool with the Store of a job."""
 _PAIRED = "paired"
 _GROUPS_KEY = "commlayer/groups"
 
@@ -225,3 +227,20 @@ def _job(root: Store, is_world: bool) -> tuple[int, bytes, bool]:
         made = root.compare_set(_JOB, "", f"{made} {_PAIRED}").decode()
     number, key, *rest = made.split()
     return int(number), bytes.fromhex(key), rest == [_PAIRED]
+
+
+def stored_key(host: str, port: int) -> str:
+    """The key of the running job whose TCPStore is there, as hex digits. Raises ValueError if it cannot be had."""
+    try:
+        store = dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
+        known = store.check([_JOB])
+    except dist.DistError as error:
+        raise ValueError(
+            f"no Store answers at {host}:{port}; name the MASTER_ADDR and MASTER_PORT of a job that runs"
+        ) from error
+    if not known:
+        raise ValueError(f"the Store at {host}:{port} has no job of commlayer")
+    _, key, *rest = store.get(_JOB).decode().split()
+    if rest == [_PAIRED]:
+        raise ValueError("each two processes of this job have a key of their own, which is written nowhere")
+    return key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import cffi
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from scapy.layers.inet import IP, UDP
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 from commlayer.tools import dissect
 from commlayer.tools.cli import app
 from commlayer.tools.dissect import AUTHS, DLCP, Captured, Verifier, captured, seal, siphash, split
+from commlayer.tools.listing import HEADING, _letters, listing
 from tests import ROOT
 
 NATIVE = ROOT / "native"
@@ -154,18 +157,66 @@ def test_tags_in_a_capture_are_verified() -> None:
 def test_dissect_prints_a_capture(tmp_path: Path) -> None:
     path = tmp_path / "some.pcap"
     wrpcap(str(path), conversation(KEY))
-    result = CliRunner().invoke(app, ["dissect", str(path), "--key", KEY.hex()], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["dissect", str(path), "--key", KEY.hex()])
     assert result.exit_code == 0, result.output
-    lines = [line for line in result.output.splitlines() if "192.0.2." in line]
-    assert len(lines) == 4
-    assert ["ACK" in lines[0], "yes" in lines[0], "no" in lines[3].split()] == [True, True, True]
-    assert ["marked=9" in line for line in lines] == [True, False, False, False]
-    result = CliRunner().invoke(app, ["dissect", str(path), "--limit", "1"], env={"COLUMNS": "200"})
-    assert "unknown" in result.output
-    assert "and 3 more" in result.output
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in result.output
+    assert sum("192.0.2." in line and " = " in line for line in lines) == 2
+    packets = lines[lines.index(HEADING) + 1 :]
+    assert [line.split()[2] for line in packets] == ["ACK", "DATA", "DATA", "ABORT"]
+    assert [line.split()[-1] for line in packets] == ["ok", "ok", "ok", "BAD"]
+    assert next(line.split()[1] for line in packets) in ("A>B", "B>A")
+    assert ["m9" in line.split() for line in packets] == [True, False, False, False]
+    result = CliRunner().invoke(app, ["dissect", str(path), "--limit", "1"])
+    assert result.output.splitlines()[-2].endswith(" ?")
+    assert result.output.endswith("... and 3 more\n")
     result = CliRunner().invoke(app, ["dissect", str(path), "--key", "abcd"])
     assert result.exit_code == 2
     assert "32 hex digits" in result.output
+
+
+def test_dissect_prints_json(tmp_path: Path) -> None:
+    path = tmp_path / "some.pcap"
+    wrpcap(str(path), conversation(KEY))
+    result = CliRunner().invoke(app, ["dissect", str(path), "--key", KEY.hex(), "--json"])
+    found = json.loads(result.output)
+    assert [each["tag_ok"] for each in found] == [True, True, True, False]
+    captures = list(captured(conversation(KEY)))
+    for each, packet in zip(found, captures, strict=True):
+        assert each["kind"] == dissect.KINDS[packet.packet.kind]
+        assert each["from"] == "{}:{}".format(*packet.sender)
+        assert (each["number"], each["tag"]) == (packet.packet.number, f"{packet.packet.tag:016x}")
+    result = CliRunner().invoke(app, ["dissect", str(path), "--json", "--limit", "2"])
+    assert [each["tag_ok"] for each in json.loads(result.output)] == [None, None]
+
+
+def test_a_wide_packet_keeps_its_line(tmp_path: Path) -> None:
+    """Large numbers widen a line rather than being cut."""
+    packet = seal(DLCP(kind="DATA", source=1, group=1 << 30, sequence=1 << 31, number=1 << 31), KEY, 0)
+    frame = ETHERNET / IP(src="192.0.2.1", dst="192.0.2.2") / UDP(sport=1, dport=2) / bytes(packet)
+    lines = list(listing(list(captured([frame])), None))
+    assert f"{1 << 30}/{1 << 31}/0" in lines[-1]
+    assert [_letters(number) for number in (0, 25, 26, 51, 52, 701, 702)] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
+
+
+def test_dissect_fetches_the_key_of_a_running_job(tmp_path: Path) -> None:
+    path = tmp_path / "some.pcap"
+    wrpcap(str(path), conversation(KEY))
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    ask = ["dissect", str(path), "--store", f"127.0.0.1:{store.port}"]
+    assert "has no job of commlayer" in CliRunner().invoke(app, ask).output
+    store.set("commlayer/job", f"77 {KEY.hex()}")
+    result = CliRunner().invoke(app, ask)
+    assert f"--key {KEY.hex()}" in result.output
+    assert result.output.count(" ok\n") == 3
+    store.set("commlayer/job", f"77 {KEY.hex()} paired")
+    assert "a key of their own" in CliRunner().invoke(app, ask).output
+    for bad in ("127.0.0.1", ":7", "host:x"):
+        result = CliRunner().invoke(app, ["dissect", str(path), "--store", bad])
+        assert (result.exit_code, "use HOST:PORT" in result.output) == (2, True)
+    result = CliRunner().invoke(app, [*ask, "--key", KEY.hex()])
+    assert "use one of them" in result.output
 
 
 @pytest.mark.parametrize("key", ["xyz", "abcd", "", KEY.hex() + "00", " " + KEY.hex()[1:]])
