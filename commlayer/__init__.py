@@ -28,6 +28,7 @@ from .frontend.hook_state import HookState
 from .frontend.overlap import overlap
 from .frontend.priority import priority
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
+from .transport.flight import flight_record
 from .transport.stats import paths, stats
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "UnreachableError",
     "allreduce_hook",
     "compress_fsdp",
+    "flight_record",
     "overlap",
     "paths",
     "pipeline",

@@ -148,6 +148,9 @@ _PORT_RANGE = Kind(
     lambda value: _range(value, 1024, 65535),
     lambda text: [int(each) if each.isdecimal() else each for each in text.split("-")] if len(text) < 12 else text,
 )
+_FOLDER = Kind("folder", "use the path of a folder", lambda value: value if isinstance(value, str) else None, str)
+_SIGNAL = Kind("`usr1`, `usr2`", "use usr1 or usr2", lambda value: value if value in ("", "usr1", "usr2") else None)
+_PORT = _numbers("port", 1024, 65535, "0 (none), or 1024 to 65535", zero=True, is_whole=True)
 _SOCKETS = _numbers("sockets", 1, 8, "1 to 8", is_whole=True)
 _SECONDS = _numbers("seconds", 0.1, 86400, "0.1 to 86400")
 _PACKET = _numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
@@ -270,6 +273,24 @@ class Config:
         "with CUDA, 1: `wait()` lets the stream wait, where the driver can; 0: it blocks the calling thread. See "
         "[cuda.md](cuda.md)",
     ] = True
+    flight_dir: Annotated[
+        str,
+        _FOLDER,
+        "folder for the flight record and the Python stacks of each process, written when a group fails and at the end "
+        "of the process; see [hang.md](hang.md). Unset: they are not written",
+    ] = ""
+    flight_signal: Annotated[
+        str,
+        _SIGNAL,
+        "signal on which the process writes its flight record and its stacks, into the folder of "
+        "`COMMLAYER_FLIGHT_DIR` or the current one, and goes on. A handler that the process has already stays",
+    ] = ""
+    metrics_port: Annotated[
+        int,
+        _PORT,
+        "TCP port with the counters for Prometheus (`/metrics`), plus `LOCAL_RANK`; on all interfaces, for anybody who "
+        "reaches them. 0: none",
+    ] = 0
 
     instead_of: Annotated[
         str,

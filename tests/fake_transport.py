@@ -93,6 +93,9 @@ class FakeHandle:
     def done(self) -> bool:
         return self._ended.is_set()
 
+    def failed(self) -> bool:
+        return self._ended.is_set() and self._error is not None
+
     def wait(self, timeout_s: float | None = None) -> None:
         if not self._ended.wait(timeout_s):
             raise OperationTimeoutError(f"the operation did not end within {timeout_s} s")
@@ -130,6 +133,7 @@ class FakeGroup:
         self.rank, self.size = rendezvous.rank, rendezvous.size
         self.hosts = tuple((rank,) for rank in range(self.size))
         self.interface = "lo"
+        self.on_failure: Callable[[], None] = lambda: None
         self.failure: CommError | None = None
         self.delay_s = 0.0
         self.operations: list[tuple[Call | Delivery | Message, float, int]] = []
@@ -142,6 +146,12 @@ class FakeGroup:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         self._messages: list[threading.Thread] = []
+
+    def awaited(self) -> list[int]:
+        return []
+
+    def status(self) -> tuple[str, int | None]:
+        return "", None
 
     def submit(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -41,12 +42,15 @@ from ..config import LOSS_BOUND_MAX, Config, Policy
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy
 from ..plans.settings import Settings
+from ..transport import metrics, watch
 from ..transport.bootstrap import Rendezvous, connect
+from ..transport.flight import GroupRecord, recorder
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
 from .gloo import connect_gloo, plain_gloo
 from .pinned import PinnedCopies
+from .profile import CommsProfile
 from .submit import Submitter
 from .work import CommWork
 
@@ -138,6 +142,7 @@ class CommProcessGroup(dist.ProcessGroup):
         self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         self._submitter = Submitter(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
+        self._record = self._open_record(name, global_ranks or range(size), config)
         self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy).without_class())
         self._lock = threading.Lock()
         self.devices: Devices | None = None
@@ -145,6 +150,23 @@ class CommProcessGroup(dist.ProcessGroup):
         if torch.cuda.is_available():
             pinned = PinnedCopies(stream_wait=config.stream_wait)
             self.devices = Devices(self, NAME, store, timeout, global_ranks, pinned)
+
+    def _open_record(self, name: str, ranks: Sequence[int], config: Config) -> GroupRecord:
+        """Enters the group in the flight recorder."""
+        this = weakref.ref(self)
+
+        def describe() -> str:
+            group = this()
+            return "" if group is None else group.group_desc or "undefined"
+
+        native = self._native
+        record = GroupRecord(name, describe, ranks, self.rank(), self._submitter.calls, native.awaited, native.status)
+        self._submitter.profile = CommsProfile(name, describe, ranks, self.rank()).record
+        native.on_failure = functools.partial(watch.failed, id(record))
+        recorder.open(record)
+        watch.arm(config)
+        metrics.serve(config)
+        return record
 
     # One method stands for all overloads of a name. (The stub lists them one by one, hence `type: ignore[override]`.)
     # It starts the engine if that can do the operation, and otherwise passes its arguments to gloo. The aliases below
@@ -401,6 +423,7 @@ class CommProcessGroup(dist.ProcessGroup):
             self._is_shut_down = self.closed = True
         if self.devices is not None:
             self.devices.pinned.settle()
+        recorder.close(self._record)
         self._native.close()
         if self.devices is not None:
             self.devices.close()

@@ -89,6 +89,9 @@ class PinnedHandle:
             return True
         return self._is_placed.is_set() and self._transfer.is_back()
 
+    def failed(self) -> bool:
+        return self._is_over.is_set() and self._error is not None
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Lets the current stream wait for the results. Raises as `base.Handle.wait`.
 

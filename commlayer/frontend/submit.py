@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -63,6 +64,8 @@ class Submitter:
         self._plans = PlanCache()
         self.calls = Calls()
         """The calls of the group."""
+        self.profile: Callable[[Call], AbstractContextManager[Any]] = lambda _: nullcontext()
+        """Returns the event of a call in torch's profiler."""
         self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
         self._scalars: deque[CommWork] = deque()
         self._coalesced: list[CommWork] | None = None
@@ -175,22 +178,21 @@ class Submitter:
         timeout_s = timeout.total_seconds()
         priority = self._class() if priority is None else priority
         self.calls.add(call)
-        if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
+        with self.profile(call):
+            if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
+                self._run(call, operations, timeout_s, priority)
+                copy_back(copies)
+                if self._in_flight:
+                    with self._lock:
+                        self._let_go()
+                return CommWork(None, results)
+            handles, order = [], current_order()
             for operation in operations:
-                self._group.run(*operation, timeout_s=timeout_s, priority=priority)
-            call.ended_s = time.monotonic()
-            copy_back(copies)
-            if self._in_flight:
-                with self._lock:
-                    self._let_go()
-            return CommWork(None, results)
-        handles, order = [], current_order()
-        for operation in operations:
-            handle = self._group.submit(
-                *operation, timeout_s=timeout_s, priority=priority, order=order, qos=qos, codec_key=codec_key or 0
-            )
-            self._keep(handle, memory)
-            handles.append(handle)
+                handle = self._group.submit(
+                    *operation, timeout_s=timeout_s, priority=priority, order=order, qos=qos, codec_key=codec_key or 0
+                )
+                self._keep(handle, memory)
+                handles.append(handle)
         if not handles:
             call.ended_s = call.submitted_s
             return CommWork(None, results)
@@ -200,14 +202,25 @@ class Submitter:
             self._keep_scalar(work)
         return self._noted(work)
 
+    def _run(self, call: Call, operations: Sequence[Operation], timeout_s: float, priority: int) -> None:
+        """Runs a call's operations, and returns when they have ended."""
+        try:
+            for operation in operations:
+                self._group.run(*operation, timeout_s=timeout_s, priority=priority)
+        except BaseException:
+            call.is_failed = True
+            raise
+        call.ended_s = time.monotonic()
+
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
         """Sends `source`, the elements of `tensor` in one stretch."""
         timeout_s = self._timeout().total_seconds()
         call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag)
         self.calls.add(call)
-        call.handle = handle = self._group.send(
-            source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._class()
-        )
+        with self.profile(call):
+            call.handle = handle = self._group.send(
+                source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._class()
+            )
         if not handle.done():
             self._keep(handle, [source])
         return self._noted(CommWork(handle, [tensor], [source]))
@@ -217,9 +230,10 @@ class Submitter:
         timeout_s = self._timeout().total_seconds()
         call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag)
         self.calls.add(call)
-        call.handle = handle = self._group.receive(
-            target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._class()
-        )
+        with self.profile(call):
+            call.handle = handle = self._group.receive(
+                target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._class()
+            )
         if not handle.done():
             self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])

@@ -185,6 +185,10 @@ class JoinedHandle:
         """True once every operation ended."""
         return all(handle.done() for handle in self._handles)
 
+    def failed(self) -> bool:
+        """True once an operation ended with an error."""
+        return any(handle.failed() for handle in self._handles)
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Waits for every operation, `timeout_s` in all, then raises the first failure."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

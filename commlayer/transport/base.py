@@ -92,6 +92,9 @@ class Handle(Protocol):
     def done(self) -> bool:
         """True once the operation ended, well or not. Never blocks."""
 
+    def failed(self) -> bool:
+        """True once the operation ended with an error. Never blocks."""
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Blocks without the GIL until the operation ended.
 
@@ -179,6 +182,15 @@ class Group(Protocol):
 
         `length` bytes go to address `target`; otherwise as `send`. `priority` has no effect: the sender chooses it.
         """
+
+    on_failure: Callable[[], None]
+    """Called before an error of one of the group's operations is raised."""
+
+    def awaited(self) -> list[int]:
+        """The ranks that the collectives in flight wait for, as far as known: the culprit of a failed group."""
+
+    def status(self) -> tuple[str, int | None]:
+        """The reason for which the group failed, or "", and the culprit, if it is known."""
 
     def abort(self, reason: str) -> None:
         """Fails every operation in flight, here and on the peers, and releases the group. Idempotent, and nothing if

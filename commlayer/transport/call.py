@@ -8,15 +8,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from types import CodeType
 from typing import Any
 
 from .base import Handle, Times
 
 KEPT = 16
 """The latest calls that a group keeps."""
+
+COLLECTIVES_KEPT = 1500
+"""The latest collectives that a group keeps for the flight recorder, which writes the last 1,000 at least."""
+
+MESSAGES_KEPT = 1000
+"""The latest sends and receives that a group keeps for the flight recorder."""
+
+FRAMES_SKIPPED = 6
+"""Frames of this package between `Calls.add` and torch, at least."""
+
+FRAMES_KEPT = 10
 
 SHAPES_SHOWN = 3
 """Shapes of a list of tensors that the text of a call shows."""
@@ -53,6 +66,12 @@ class Call:
     """When it ended, of a call that ended before it returned."""
     handle: Handle | None = None
     """Its operation, of a call that returned before it ended."""
+    is_failed: bool = False
+    """Whether it raised an error before it returned."""
+    ordinal: int = 0
+    """Of a message: its number among those with the same other rank, tag and direction, from 1."""
+    frames: tuple[tuple[CodeType, int], ...] = ()
+    """Code and instruction of its callers, innermost first."""
 
     @staticmethod
     def of(
@@ -84,6 +103,14 @@ class Call:
         if self.ended_s is not None:
             return Times(self.submitted_s, None, self.ended_s)
         return None if self.handle is None else self.handle.times()
+
+    def is_running(self) -> bool:
+        """Whether it is a collective that has not ended."""
+        return not self.is_message and not self.is_failed and self.times() is None
+
+    def has_failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self.is_failed or (self.handle is not None and self.handle.failed())
 
     def elapsed_s(self) -> float:
         """Seconds from the call to its end, or until now."""
@@ -122,7 +149,10 @@ class Calls:
     def __init__(self, kept: int = KEPT) -> None:
         self._collectives = itertools.count(1)
         self._messages = itertools.count(1)
+        self._ordinals: dict[tuple[str, int | None, int], int] = {}
         self.latest: deque[Call] = deque(maxlen=kept)
+        self.collectives: deque[Call] = deque(maxlen=COLLECTIVES_KEPT)
+        self.messages: deque[Call] = deque(maxlen=MESSAGES_KEPT)
         self.collective_count = 0
         """Number of the latest collective."""
 
@@ -130,7 +160,27 @@ class Calls:
         """Numbers a call that is about to start, and notes the time."""
         if call.tag is None:
             call.sequence = self.collective_count = next(self._collectives)
+            self.collectives.append(call)
         else:
             call.sequence = next(self._messages)
-        call.submitted_s = time.monotonic()
+            key = call.name, call.rank, call.tag
+            call.ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
+            self.messages.append(call)
+        call.frames = _callers()
         self.latest.append(call)
+        call.submitted_s = time.monotonic()
+
+
+def _callers() -> tuple[tuple[CodeType, int], ...]:
+    """The frames of the callers of `Calls.add`. Line numbers are found when the frames are written: that takes long."""
+    try:
+        frame = sys._getframe(FRAMES_SKIPPED)
+    except ValueError:  # a test calls Calls.add itself
+        return ()
+    found = []
+    for _ in range(FRAMES_KEPT):
+        found.append((frame.f_code, frame.f_lasti))
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return tuple(found)

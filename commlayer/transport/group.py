@@ -23,8 +23,8 @@ STAGING_BYTES = 2 << 20
 """Staging per rank and operation: it fits into the cache, and amortises the wake-up of a peer."""
 
 TAG_MAX = 0xFFFFFFFE
-ANY_SOURCE = 0xFFFFFFFF
-"""The engine's number for "any rank"."""
+ANY_SOURCE = NOBODY = 0xFFFFFFFF
+"""The engine's number for "any rank", and for an unknown culprit."""
 
 # The head of struct cl_operation_request: plan, input, output, timeout_us, dtype, op, and qos.priority, .treatment and
 # .order. To pack them at once takes a quarter of the time that cffi needs to set the fields one by one, which shows in
@@ -45,6 +45,9 @@ class NativeHandle:
 
     def done(self) -> bool:
         return bool(lib.cl_operation_status(self._operation) != lib.CL_EAGAIN)
+
+    def failed(self) -> bool:
+        return lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN)
 
     def wait(self, timeout_s: float | None = None) -> None:
         if timeout_s is None:
@@ -139,6 +142,7 @@ class NativeGroup:
         self._culprit = ""  # of a closed group
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
         self._peers = peers
+        self.on_failure: Callable[[], None] = lambda: None
         engine.lags.open(id(self), self._lags)
 
     def submit(
@@ -279,6 +283,18 @@ class NativeGroup:
             self._end = lib.cl_group_status(self._group, ffi.new("uint32_t *"))  # the first failure
         self._leave_engine()
 
+    def awaited(self) -> list[int]:
+        culprit = self.status()[1]
+        return [] if culprit is None else [culprit]
+
+    def status(self) -> tuple[str, int | None]:
+        culprit = ffi.new("uint32_t *")
+        with self._lock:
+            status = lib.CL_OK if self._group is None else lib.cl_group_status(self._group, culprit)
+        if status == lib.CL_OK:
+            return "", None
+        return ffi.string(lib.cl_error_text(status)).decode(), None if culprit[0] == NOBODY else int(culprit[0])
+
     def _lags(self) -> dict[int, Lag]:
         """The lags of the ranks by their number in the job."""
         lags = ffi.new("struct cl_lag[]", self.size)
@@ -306,6 +322,8 @@ class NativeGroup:
 
     def error(self, status: int) -> CommError:
         """The exception for a status of one of this group's operations."""
+        if status != lib.CL_ECLOSED:
+            self.on_failure()
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         with self._lock:
             culprit = self._culprit if self._group is None else self._name_culprit(self._group)

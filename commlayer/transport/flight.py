@@ -1,0 +1,308 @@
+"""The flight recorder: the latest calls of all groups of this process, in the format of torch's analyzer.
+
+    commlayer.flight_record("/tmp/flight/flight_0")  # a pickle, for `torchfrtrace`; with .json: the same as JSON
+
+`GroupRecord` is one group's part. `Recorder` has those of all groups; `recorder` is the one of this process.
+docs/hang.md solves a hang with it. The format is that of torch/csrc/distributed/c10d/FlightRecorder: the analyzer
+matches the entries of all ranks by group and sequence number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import linecache
+import math
+import os
+import pickle
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .call import COLLECTIVES_KEPT, Call, Calls, Shapes
+
+FORMAT_VERSION = "2.10"
+"""Version of the format that this module writes."""
+
+ANALYZER_BACKEND = "gloo"
+"""Begins the names of operations: torch's analyzer refuses names of backends that it does not know."""
+
+EPOCH_S = time.time() - time.monotonic()
+"""Time of day at which `time.monotonic()` was 0."""
+
+CLOSED_KEPT = 8
+"""Closed groups whose entries are kept."""
+
+COLLECTIVES_BLOCK = 500
+"""The first collective of a group has a number that follows a multiple of this, so that it is the same on all ranks."""
+
+
+@dataclasses.dataclass(eq=False)
+class GroupRecord:
+    """What the recorder knows of one group on this rank."""
+
+    name: str
+    describe: Callable[[], str]
+    ranks: Sequence[int]
+    """Ranks of the job, by rank of the group."""
+    rank: int
+    calls: Calls
+    awaited: Callable[[], list[int]]
+    """Returns the ranks of the group that its collectives in flight wait for."""
+    status: Callable[[], tuple[str, int | None]]
+    """Returns the reason for which the group failed, or "", and the culprit."""
+
+    def frozen(self) -> dict[str, Any]:
+        """The group's parts of a dump: pg_config, pg_status and entries."""
+        entries = [*self._collectives(), *self._messages()]
+        configs = {(self.name, self.describe()): list(self.ranks)}
+        configs |= {each["process_group"]: each.pop("_ranks") for each in entries if "_ranks" in each}
+        reason, culprit = self.status()
+        waits = [self.ranks[rank] for rank in self.awaited()] or ([] if culprit is None else [self.ranks[culprit]])
+        for each in entries:
+            if each["state"] != "completed" and not each["is_p2p"]:
+                each["awaited_ranks"] = waits
+        done = [each["collective_seq_id"] for each in entries if each["state"] == "completed" and not each["is_p2p"]]
+        status = {
+            "last_enqueued_collective": self.calls.collective_count,
+            "last_started_collective": self.calls.collective_count,
+            "last_completed_collective": max(done, default=0),
+            "failure": reason,
+            "culprit": None if culprit is None else self.ranks[culprit],
+            "awaited_ranks": waits,
+        }
+        return {
+            "pg_config": {
+                name: {"name": name, "desc": desc, "ranks": str(ranks)} for (name, desc), ranks in configs.items()
+            },
+            "pg_status": {self.name: status},
+            "entries": entries,
+        }
+
+    def _collectives(self) -> Iterator[dict[str, Any]]:
+        calls = list(self.calls.collectives)
+        first = _first_kept(calls)
+        for call in calls:
+            if call.sequence >= first:
+                yield {
+                    **_entry(call, len(self.ranks)),
+                    "process_group": (self.name, self.describe()),
+                    "collective_seq_id": call.sequence,
+                    "p2p_seq_id": 0,
+                    "op_id": call.sequence,
+                    "profiling_name": f"{ANALYZER_BACKEND}:{_name(call, len(self.ranks))}",
+                    "is_p2p": False,
+                    "root": None if call.rank is None else self.ranks[call.rank],
+                }
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        """Messages in flight of two ranks, in one direction and with one tag, are a group of their own: so the analyzer
+        finds the missing ones. Those that ended match nothing: a receive from any source does not tell its number."""
+        own = self.ranks[self.rank]
+        for call in list(self.calls.messages):
+            other = None if call.rank is None else self.ranks[call.rank]
+            in_flight = call.times() is None or call.has_failed()
+            group, arrow, pair = f"messages of {own}", "{} 0{}0", [own]
+            if in_flight and other is not None:
+                source, target = (own, other) if call.name == "send" else (other, own)
+                group = f"{source}->{target}" + (f" tag {call.tag}" if call.tag else "")
+                pair = sorted((source, target))
+                arrow = f"{{}} {pair.index(own)}{{}}{pair.index(other)}"
+            yield {
+                **_entry(call, len(self.ranks)),
+                "process_group": (f"{self.name}/{group}", f"messages of {self.describe()}"),
+                "collective_seq_id": call.ordinal if len(pair) == 2 else call.sequence,
+                "p2p_seq_id": call.ordinal if len(pair) == 2 else call.sequence,
+                "op_id": call.sequence,
+                "profiling_name": f"{ANALYZER_BACKEND}:"
+                + (arrow.format("send", "->") if call.name == "send" else arrow.format("recv", "<-")),
+                "is_p2p": True,
+                "peer": other,
+                "tag": call.tag,
+                "awaited_ranks": [other] if in_flight and other is not None else [],
+                "_ranks": pair,
+            }
+
+
+class Recorder:
+    """The groups of a process. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, GroupRecord] = {}
+        self._closed: deque[dict[str, Any]] = deque(maxlen=CLOSED_KEPT)
+        self.rank: int | None = None
+        """Rank of this process in its job; None before its first group."""
+
+    def open(self, record: GroupRecord) -> None:
+        """A group was made."""
+        with self._lock:
+            self.rank = record.ranks[record.rank]
+            self._open[id(record)] = record
+
+    def close(self, record: GroupRecord) -> None:
+        """The group is about to be closed: keeps its entries."""
+        frozen = record.frozen()
+        with self._lock:
+            if self._open.pop(id(record), None) is not None and frozen["entries"]:
+                self._closed.append(frozen)
+
+    def failures(self) -> set[int]:
+        """The open groups that have failed, as numbers."""
+        with self._lock:
+            records = list(self._open.values())
+        return {id(record) for record in records if record.status()[0]}
+
+    def oldest(self) -> dict[str, float]:
+        """The age in seconds of the oldest collective in flight, by group; 0: none is in flight."""
+        with self._lock:
+            records = list(self._open.values())
+        ages = {}
+        for record in records:
+            waiting = [call.elapsed_s() for call in list(record.calls.collectives) if call.is_running()]
+            ages[record.name] = max(waiting, default=0.0)
+        return ages
+
+    def dump(self, reason: str) -> dict[str, Any]:
+        """Everything that is recorded."""
+        with self._lock:
+            records, parts = list(self._open.values()), list(self._closed)
+        parts = [*parts, *(record.frozen() for record in records)]
+        entries = [dict(entry) for part in parts for entry in part["entries"]]
+        entries.sort(key=lambda entry: int(entry["time_created_ns"]))
+        for number, entry in enumerate(entries):
+            entry["record_id"] = number
+        return {
+            "version": FORMAT_VERSION,
+            "backend": "commlayer",
+            "rank": self.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "reason": reason,
+            "time_ns": time.time_ns(),
+            "pg_config": {name: config for part in parts for name, config in part["pg_config"].items()},
+            "pg_status": {name: status for part in parts for name, status in part["pg_status"].items()},
+            "entries": entries,
+        }
+
+    def write(self, path: str | os.PathLike[str], reason: str) -> None:
+        """Writes a dump: as JSON to a path that ends with .json, else as a pickle. A reader never finds half of it."""
+        path = Path(path)
+        found = self.dump(reason)
+        text = json.dumps(found, indent=1).encode() if path.suffix == ".json" else pickle.dumps(found)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}.{next(_parts)}.part")
+        part.write_bytes(text)
+        part.replace(path)
+
+
+_parts = itertools.count()
+
+recorder = Recorder()
+"""Of this process."""
+
+
+def flight_record(path: str | os.PathLike[str]) -> None:
+    """Writes the flight record of this process: the last 1,000 operations of each group, with their arguments, times,
+    callers and the ranks that they wait for.
+
+    The file is a pickle that torch's analyzer reads (`torchfrtrace`), if it is named `<prefix><rank>`; a path that ends
+    with .json gives the same as JSON. Raises ConfigError if the file cannot be written.
+    """
+    try:
+        recorder.write(path, "flight_record was called")
+    except OSError as error:
+        raise ConfigError(
+            f"flight_record({os.fspath(path)!r}): {error.strerror}; name a file that can be made"
+        ) from error
+
+
+def _first_kept(calls: Sequence[Call]) -> int:
+    """The first number to write, the same on all ranks whose latest numbers are about the same."""
+    if len(calls) < COLLECTIVES_KEPT:
+        return 0
+    return -(-(calls[0].sequence - 1) // COLLECTIVES_BLOCK) * COLLECTIVES_BLOCK + 1
+
+
+def _entry(call: Call, size: int) -> dict[str, Any]:
+    """The part of an entry that collectives and messages share."""
+    times = call.times()
+    ended = times is not None and not call.has_failed()
+    begun_s = None if times is None else times.first_byte_s or times.submitted_s
+    inputs, outputs = _sizes(call, size)
+    dtype = [] if call.dtype is None else [str(call.dtype).removeprefix("torch.")]
+    return {
+        "frames": list(_frames(call)),
+        "record_id": 0,
+        "pg_id": 0,
+        "time_created_ns": _nanoseconds(call.submitted_s),
+        "time_discovered_started_ns": _nanoseconds(begun_s),
+        "time_discovered_completed_ns": _nanoseconds(times.ended_s) if times is not None and ended else None,
+        "duration_ms": (times.ended_s - call.submitted_s) * 1e3 if times is not None and ended else None,
+        "input_sizes": inputs,
+        "output_sizes": outputs,
+        "input_dtypes": dtype * min(len(inputs), 1),
+        "output_dtypes": dtype * min(len(outputs), 1),
+        "bytes": call.nbytes,
+        "reduction": call.reduction,
+        # An operation that failed never completed: so the analyzer compares it with the ranks that still wait.
+        "state": "completed" if ended else "started",
+        "failed": call.has_failed(),
+        "retired": times is not None or call.is_failed,
+        "timeout_ms": 0,
+    }
+
+
+def _nanoseconds(monotonic_s: float | None) -> int | None:
+    """Nanoseconds since 1970 of a time of `time.monotonic()`."""
+    return None if monotonic_s is None else int((monotonic_s + EPOCH_S) * 1e9)
+
+
+def _sizes(call: Call, size: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Sizes as the analyzer compares them: of lists of tensors in gathers and scatters one size; if the ranks' parts
+    differ, that of the whole."""
+    inputs, outputs = [list(map(int, each)) for each in call.inputs], [list(map(int, each)) for each in call.outputs]
+    if _name(call, size).endswith("_v"):
+        whole = [[max(_numel(inputs), _numel(outputs))]]
+        return whole, whole
+    if call.name in ("all_gather", "reduce_scatter") and (len(inputs) > 1 or len(outputs) > 1):
+        return [[_numel(inputs)]], [[_numel(outputs)]]
+    return inputs, outputs
+
+
+def _name(call: Call, size: int) -> str:
+    """The analyzer's name. Ranks with parts of different sizes: the analyzer must not compare them."""
+    if call.name == "all_gather" and _numel(call.outputs) != _numel(call.inputs) * size:
+        return "all_gather_v"
+    if call.name == "reduce_scatter" and _numel(call.inputs) != _numel(call.outputs) * size:
+        return "reduce_scatter_v"
+    return call.name
+
+
+def _numel(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _frames(call: Call) -> Iterator[Mapping[str, Any]]:
+    """The callers outside this package, innermost first."""
+    package = str(Path(__file__).parents[1])
+    for code, instruction in call.frames:
+        if code.co_filename.startswith(package):
+            continue
+        position = next(itertools.islice(code.co_lines(), 0, None), (0, 0, code.co_firstlineno))
+        for start, end, line in code.co_lines():
+            if start <= instruction < end and line is not None:
+                position = start, end, line
+        line = position[2] or code.co_firstlineno
+        yield {
+            "name": code.co_name,
+            "filename": code.co_filename,
+            "line": line,
+            "text": linecache.getline(code.co_filename, line).strip(),
+        }

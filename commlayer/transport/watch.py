@@ -1,0 +1,134 @@
+"""Automatic dumps of the flight record: when a group fails, on a signal, and at the end of the process.
+
+With COMMLAYER_FLIGHT_DIR each process writes `flight_<rank>`, the record for torch's analyzer, and
+`stacks_<rank>.txt`, the Python stacks of its threads, into that folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+from ..config import Config
+from .flight import Recorder, recorder
+
+log = logging.getLogger("commlayer")
+
+LOOK_S = 0.2
+"""How often a thread looks for groups that failed: a rank that waits for nothing learns of it in no other way."""
+
+DRAIN_S = 0.2
+"""How long the stacks of a signal may take to come."""
+
+_PIPE_BYTES = 1 << 20
+_SET_PIPE_BYTES = 1031  # F_SETPIPE_SZ, which the module fcntl has since Python 3.10 only under some C libraries
+
+_guard = threading.Lock()
+_watch: Watch | None = None
+
+
+def arm(config: Config) -> None:
+    """Starts the watch of this process, if the settings ask for one."""
+    global _watch
+    with _guard:
+        if _watch is None and (config.flight_dir or config.flight_signal):
+            _watch = Watch(recorder, Path(config.flight_dir or "."), bool(config.flight_dir), config.flight_signal)
+
+
+def failed(group: int) -> None:
+    """The group with this number has failed: called before the error is raised, which may end the process."""
+    watch = _watch
+    if watch is not None:
+        watch.failed(group)
+
+
+class Watch:
+    """Writes the records of one process into a folder."""
+
+    def __init__(self, recorder: Recorder, folder: Path, by_itself: bool, signal_name: str) -> None:
+        """`by_itself`: also when a group fails and at the end of the process."""
+        self._recorder = recorder
+        self._folder = folder
+        self._by_itself = by_itself
+        self._lock = threading.Lock()
+        self._told: set[int] = set()
+        if by_itself:
+            threading.Thread(target=self._look, name="commlayer-flight", daemon=True).start()
+            Finalize(None, self._end, exitpriority=1)  # processes that multiprocessing made do not run atexit
+        if signal_name:
+            self._listen(getattr(signal, f"SIG{signal_name.upper()}"))
+
+    def failed(self, group: int) -> None:
+        """Writes the record, once for each group."""
+        with self._lock:
+            if not self._by_itself or group in self._told:
+                return
+            self._told.add(group)
+            self.write("a group failed")
+
+    def write(self, reason: str, stacks: bytes | None = None) -> None:
+        """Writes the record and the stacks: those of now, unless they are given. Never raises."""
+        rank = self._recorder.rank
+        try:
+            self._recorder.write(self._folder / f"flight_{rank}", reason)
+            with open(self._folder / f"stacks_{rank}.txt", "wb") as file:
+                if stacks is None:
+                    faulthandler.dump_traceback(file, all_threads=True)
+                else:
+                    file.write(stacks)
+        except OSError as error:
+            log.warning("rank %s: cannot write the flight record into %s: %s", rank, self._folder, error)
+        else:
+            log.warning("rank %s: wrote the flight record to %s (%s)", rank, self._folder / f"flight_{rank}", reason)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            for group in self._recorder.failures():
+                self.failed(group)
+
+    def _end(self) -> None:
+        with self._lock:
+            if not self._told:
+                self.write("the process ends")
+
+    def _listen(self, number: int) -> None:
+        """Dumps on a signal, also while the main thread waits in C, where no handler in Python would run: faulthandler
+        writes the stacks into a pipe, and a thread reads them."""
+        if not has_default_action(number):
+            log.warning(
+                "COMMLAYER_FLIGHT_SIGNAL: this process already has a handler for %s, which stays; use another signal",
+                signal.Signals(number).name,
+            )
+            return
+        read, write = os.pipe()
+        os.set_blocking(write, False)  # a full pipe must not block the thread that got the signal
+        with contextlib.suppress(OSError):  # the limit of an unprivileged user may be lower
+            fcntl.fcntl(write, _SET_PIPE_BYTES, _PIPE_BYTES)
+        faulthandler.register(number, file=write, all_threads=True)
+        threading.Thread(target=self._read, args=(read,), name="commlayer-flight-signal", daemon=True).start()
+
+    def _read(self, pipe: int) -> None:
+        while select.select([pipe], [], [])[0]:
+            time.sleep(DRAIN_S)
+            stacks = os.read(pipe, _PIPE_BYTES)
+            with self._lock:
+                self.write("signal", stacks)
+
+
+def has_default_action(number: int) -> bool:
+    """Whether nothing in this process handles or ignores the signal, in Python or in C."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        name, _, mask = line.partition(":")
+        if name in ("SigCgt", "SigIgn") and int(mask, 16) >> (number - 1) & 1:
+            return False
+    return True
