@@ -42,7 +42,7 @@ SITE = import sysconfig; print(sysconfig.get_path("purelib"))
 define on_top
 	test -x $(1)/bin/python || $(PYTHON) -m venv --without-pip $(1)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > $$($(1)/bin/python -c '$(SITE)')/venv.pth
-	$(PIP) --python $(1)/bin/python install -q --no-deps -r $(2)
+	DS_BUILD_OPS=0 $(PIP) --python $(1)/bin/python install -q --no-deps --no-build-isolation -r $(2)
 endef
 
 MEGATRON := .venv-megatron
@@ -119,7 +119,7 @@ overlap: native ## measure docs/overlap.md again: gradients that travel while th
 megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)
 	$(MEGATRON)/bin/python -m bench.megatron
 
-HOSTS ?= accelerate trainer lightning torchft
+HOSTS ?= accelerate trainer lightning deepspeed torchft
 hosts: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare losses of trainers on gloo and on commlayer (HOSTS="accelerate trainer": some)
 	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python examples/hosts/compare.py $$host; done
 

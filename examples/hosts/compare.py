@@ -26,12 +26,14 @@ class Host(NamedTuple):
     """Whether torchrun starts it."""
     replaceable: bool = True
     """Whether it asks torch for its group of gloo. torchft makes it by itself."""
+    environ: dict[str, str] = {}  # noqa: RUF012  # never changed
 
 
 HOSTS = {
     "accelerate": Host("accelerate"),
     "trainer": Host("transformers"),
     "lightning": Host("pytorch-lightning"),
+    "deepspeed": Host("deepspeed", environ={"DS_ACCELERATOR": "cpu"}),
     "torchft": Host("torchft", torchrun=False, replaceable=False),
 }
 
@@ -42,7 +44,7 @@ def run(name: str, *arguments: str, **environ: str) -> dict[str, Any]:
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if host.torchrun else []
     command = [sys.executable, *start, str(HERE / f"{name}_job.py"), *arguments]
     path = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environ}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **host.environ, **environ}
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=HERE
     )

@@ -57,13 +57,14 @@ def _version(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_losses_make_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(GLOO, OURS, OURS)
     monkeypatch.setattr(subprocess, "run", runs)
-    row = compare.compare("trainer")
-    assert row == "| `trainer_job.py` | transformers 1.2 | 2.000000 | 1.000000 | bit by bit |"
+    row = compare.compare("deepspeed")
+    assert row == "| `deepspeed_job.py` | deepspeed 1.2 | 2.000000 | 1.000000 | bit by bit |"
     assert [command[-1] == "commlayer" for command in runs.commands] == [False, True, False]
     assert ["COMMLAYER_INSTEAD_OF" in environ for environ in runs.environs] == [False, False, True]
+    assert all(environ["DS_ACCELERATOR"] == "cpu" for environ in runs.environs)
     near = ("commlayer", [2.0, 1.0000005], 0)
     monkeypatch.setattr(subprocess, "run", Runs(GLOO, near, OURS))
-    assert compare.compare("trainer").endswith("| within 1e-06 |")
+    assert compare.compare("deepspeed").endswith("| within 1e-06 |")
 
 
 @pytest.mark.parametrize(
