@@ -291,6 +291,11 @@ class Config:
         "TCP port with the counters for Prometheus (`/metrics`), plus `LOCAL_RANK`; on all interfaces, for anybody who "
         "reaches them. 0: none",
     ] = 0
+    log: Annotated[
+        Literal["off", "info", "debug"],
+        "`info`: the start of each group, dead paths, fallbacks to gloo and the end of the job on stderr; `debug`: "
+        "rates of paths, too. See [log.md](log.md)",
+    ] = "off"
 
     instead_of: Annotated[
         str,

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 
 class CommError(RuntimeError):
-    """Base class of all others."""
+    """Base class of all others.
+
+    The attributes are set where an operation of a group failed, and None otherwise. Ranks are ranks of the job.
+    """
+
+    rank: int | None = None
+    """The rank that raised the error."""
+    culprit: int | None = None
+    """The rank to look at. Ranks that raise an error for the same failure name the same culprit; None: unknown."""
+    host: str | None = None
+    """Name of the culprit's host."""
+    operation: str | None = None
+    """Name of the operation: all_reduce, send."""
+    sequence: int | None = None
+    """Its number in the group: collectives have the same numbers on all ranks, sends and receives count by
+    themselves."""
+    group: str | None = None
+    """Name of the group."""
 
 
 class ConfigError(CommError, ValueError):

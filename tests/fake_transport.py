@@ -166,6 +166,7 @@ class FakeGroup:
         order: int = 0,
         qos: Any = None,  # noqa: ARG002  # it loses nothing
         codec_key: int = 0,  # noqa: ARG002
+        call: Any = None,  # noqa: ARG002
     ) -> FakeHandle:
         self.operations.append((plan, timeout_s, priority))
         self.orders.append(order)
@@ -181,16 +182,43 @@ class FakeGroup:
         return handle
 
     def run(
-        self, plan: Any, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
+        self,
+        plan: Any,
+        source: int,
+        target: int,
+        dtype: DType,
+        op: Op,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        call: Any = None,  # noqa: ARG002
     ) -> None:
         self.submit(plan, source, target, dtype, op, timeout_s=timeout_s, priority=priority).wait(timeout_s)
 
-    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> FakeHandle:
+    def send(
+        self,
+        source: int,
+        length: int,
+        to: int,
+        tag: int,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        call: Any = None,  # noqa: ARG002
+    ) -> FakeHandle:
         self.operations.append((Message("send", to, length, tag), timeout_s, priority))
         return self._message(lambda: self._gloo.send([_memory(source, length)], to, tag), self.rank)
 
     def receive(
-        self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
+        self,
+        target: int,
+        length: int,
+        source: int | None,
+        tag: int,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        call: Any = None,  # noqa: ARG002
     ) -> FakeHandle:
         self.operations.append((Message("receive", source, length, tag), timeout_s, priority))
         memory = [_memory(target, length)]

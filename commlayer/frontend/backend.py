@@ -44,13 +44,15 @@ from ..loss.operation_policy import OperationPolicy
 from ..plans.settings import Settings
 from ..transport import metrics, watch
 from ..transport.bootstrap import Rendezvous, connect
+from ..transport.call import Calls
 from ..transport.flight import GroupRecord, recorder
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
-from .gloo import connect_gloo, plain_gloo
+from .gloo import Fallback, barrier_error, connect_gloo, plain_gloo
 from .pinned import PinnedCopies
 from .profile import CommsProfile
+from .report import Report
 from .submit import Submitter
 from .work import CommWork
 
@@ -109,9 +111,20 @@ class CommProcessGroup(dist.ProcessGroup):
         rendezvous = Rendezvous(store, name, rank, size, timeout)
         with rendezvous.alone():
             config = Config.from_environment()
-        peer = global_ranks[rank] if global_ranks else rank
+        self._ranks = list(global_ranks) or list(range(size))
+        peer = self._ranks[rank]
         agreed = dataclasses.asdict(self.policy)
-        self._native = connect(rendezvous, config, agreed, peer=peer, is_world=not global_ranks, own_job=own_job)
+        calls = Calls()
+        self._native = connect(
+            rendezvous,
+            config,
+            agreed,
+            peer=peer,
+            is_world=not global_ranks,
+            own_job=own_job,
+            calls=calls,
+            describe=lambda: self.group_desc,
+        )
         try:
             self._gloo = connect_gloo(rendezvous, self._native.interface, timeout)
         except BaseException as error:
@@ -119,8 +132,9 @@ class CommProcessGroup(dist.ProcessGroup):
             self._native.close()
             raise
         # gloo as a plain group: the gloo object itself lacks today's names of the collectives.
-        self._fallback = dist.ProcessGroup(store, rank, size)
-        for group in (self, self._fallback):
+        beneath = dist.ProcessGroup(store, rank, size)
+        self._fallback: Any = Fallback(beneath, lambda: f"group {name!r}")
+        for group in (self, beneath):
             for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
                 group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
@@ -141,9 +155,11 @@ class CommProcessGroup(dist.ProcessGroup):
         """Whether a network between the ranks could lose contributions, if a policy allows it."""
         self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
-        self._submitter = Submitter(self._native, settings, self.policy.priority, lambda: self._gloo.options._timeout)
+        priority = self.policy.priority
+        self._submitter = Submitter(self._native, settings, priority, lambda: self._gloo.options._timeout, calls)
         self._record = self._open_record(name, global_ranks or range(size), config)
         self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy).without_class())
+        self._report = Report.open(self._native, config, self.policy, settings, calls)
         self._lock = threading.Lock()
         self.devices: Devices | None = None
         """Takes tensors that are not on the CPU; None without an accelerator."""
@@ -227,14 +243,14 @@ class CommProcessGroup(dist.ProcessGroup):
         """`policy` and `key`: as of `allreduce_from`. A codec encodes contributions, and excludes loss."""
         opts = _options(ReduceScatterOptions, opts)
         work = self._collectives.reduce_scatter([(output, [input])], opts, *self._coded(policy, key))
-        return work or _reduce_scatter_single(self._fallback, output, input, opts)
+        return work or self._fallback.reduce_scatter_single(output, input, opts)
 
     @placed(inputs=[1], outputs=[0])
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = _options(ReduceScatterOptions, opts)
         pairs = [(output, [each]) for output, each in zip(outputs, inputs, strict=True)]
         work = self._collectives.reduce_scatter(pairs, opts)
-        return work or _reduce_scatter_coalesced(self._fallback, outputs, inputs, opts)
+        return work or self._fallback.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
     @placed(inputs=[1], outputs=[0])
     def allgather(  # type: ignore[override]
@@ -267,14 +283,14 @@ class CommProcessGroup(dist.ProcessGroup):
         """`policy` and `key`: as of `allreduce_from`. A codec rounds all shards, this rank's own, too."""
         opts = _options(AllgatherOptions, opts)
         work = self._collectives.all_gather([([output], input)], opts, *self._coded(policy, key))
-        return work or _all_gather_single(self._fallback, output, input, opts)
+        return work or self._fallback.all_gather_single(output, input, opts)
 
     @placed(inputs=[1], outputs=[0])
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = _options(AllgatherOptions, opts)
         pairs = [([output], each) for output, each in zip(outputs, inputs, strict=True)]
         work = self._collectives.all_gather(pairs, opts)
-        return work or _all_gather_coalesced(self._fallback, outputs, inputs, opts)
+        return work or self._fallback.all_gather_single_coalesced(outputs, inputs, opts)
 
     @placed(inputs=[0], outputs=[0])
     def broadcast(  # type: ignore[override]
@@ -345,9 +361,22 @@ class CommProcessGroup(dist.ProcessGroup):
         return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """gloo's barrier, which names the ranks that do not come."""
+        """gloo's barrier, which names the ranks that do not come: on rank 0 those, on the others rank 0.
+
+        Raises OperationTimeoutError, whose culprit is the first of them.
+        """
         timeout = self._gloo.options._timeout if timeout is None else timeout
-        self._gloo.monitored_barrier(timeout, wait_all_ranks)
+        try:
+            self._gloo.monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            raise barrier_error(str(error), self.rank(), self._ranks) from error
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: the calls of a group are numbered from 1."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """The number of the latest collective."""
+        return self._submitter.calls.collective_count
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Also notes operations until `_end_coalescing`, which returns one work for all of them."""
@@ -410,6 +439,8 @@ class CommProcessGroup(dist.ProcessGroup):
         The group cannot be used afterwards, and need not be shut down. The process may join another job.
         """
         self.closed = True
+        if self._report is not None:
+            self._report.close(self._submitter.calls)
         self._native.abort(f"rank {self.rank()} aborted its process group")
         if self.devices is not None:
             self.devices.close(abort=True)
@@ -424,6 +455,8 @@ class CommProcessGroup(dist.ProcessGroup):
         if self.devices is not None:
             self.devices.pinned.settle()
         recorder.close(self._record)
+        if self._report is not None:
+            self._report.close(self._submitter.calls)
         self._native.close()
         if self.devices is not None:
             self.devices.close()
@@ -432,17 +465,6 @@ class CommProcessGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802  # the name that C++ calls
         return NAME
-
-
-def _former(*names: str) -> Any:
-    """The first of these methods that this version of torch has."""
-    return next(getattr(dist.ProcessGroup, name) for name in names if hasattr(dist.ProcessGroup, name))
-
-
-_reduce_scatter_single = _former("reduce_scatter_single", "_reduce_scatter_base")
-_reduce_scatter_coalesced = _former("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-_all_gather_single = _former("all_gather_single", "_allgather_base")
-_all_gather_coalesced = _former("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
 
 
 def _as_list(tensors: Any) -> list[Tensor]:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import Backend
+from torch.utils._pytree import tree_leaves
 
 from ..config import Config
-from ..errors import CommError, ConfigError
+from ..errors import CommError, ConfigError, OperationTimeoutError
 from ..transport.bootstrap import Rendezvous, settle
+from ..transport.log import log
+from .devices import FORMER
+from .tensors import op_name, reduction_kind
 
 
 def connect_gloo(rendezvous: Rendezvous, interface: str, timeout: timedelta) -> Any:
@@ -38,6 +46,57 @@ def plain_gloo(store: dist.Store, name: str, rank: int, size: int, timeout: time
     backend = dist.ProcessGroupGloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, timeout=timeout)
     backend._set_sequence_number_for_group()
     return backend
+
+
+class Fallback:
+    """The gloo group beneath, by the names of a `ProcessGroup`. Logs once why a kind of operation comes here."""
+
+    def __init__(self, group: dist.ProcessGroup, describe: Callable[[], str]) -> None:
+        self._group = group
+        self._describe = describe
+        self._told: set[tuple[str, str]] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._group, name if hasattr(self._group, name) else FORMER[name])
+
+        def call(*args: Any) -> Any:
+            self._tell(name, args)
+            return method(*args)
+
+        return call
+
+    def _tell(self, name: str, args: tuple[Any, ...]) -> None:
+        reason = _reason(args)
+        if (name, reason) not in self._told:
+            self._told.add((name, reason))
+            log.info("%s: %s goes to gloo: %s", self._describe(), name, reason)
+
+
+def barrier_error(text: str, rank: int, ranks: Sequence[int]) -> CommError:
+    """The error of a monitored barrier, from gloo's text. `ranks`: numbers in the job, by rank of the group."""
+    found = re.search(r"Ranks? ([\d, ]+) failed to pass", text)
+    absent = [int(each) for each in found[1].split(",")] if found else [0] if "rank 0" in text else []
+    numbers = ", ".join(str(ranks[each]) for each in absent)
+    error = OperationTimeoutError(
+        f"rank {ranks[rank]}: monitored_barrier waits in vain for rank(s) {numbers or 'unknown'}; look at their logs "
+        f"and stacks ({text.splitlines()[0]})"
+    )
+    error.rank, error.operation, error.culprit = ranks[rank], "monitored_barrier", ranks[absent[0]] if absent else None
+    return error
+
+
+def _reason(args: tuple[Any, ...]) -> str:
+    """Why the engine does not do an operation with these arguments."""
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        return "sparse tensors"
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+    if len(dtypes) > 1:
+        return f"tensors of several types: {', '.join(dtypes)}"
+    op = next((each.reduceOp for each in args if hasattr(each, "reduceOp")), None)
+    if tensors and op is not None and reduction_kind(tensors, op) is None:
+        return f"no kernel for {op_name(op)} of {dtypes[0]}"
+    return "its arguments do not fit; gloo words the error"
 
 
 def _options(interface: str, timeout: timedelta) -> Any:

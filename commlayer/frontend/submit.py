@@ -56,13 +56,20 @@ class Submitter:
     `timeout` returns the group's current timeout, for operations that have none of their own.
     """
 
-    def __init__(self, group: Group, settings: Settings, priority: int, timeout: Callable[[], timedelta]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        settings: Settings,
+        priority: int,
+        timeout: Callable[[], timedelta],
+        calls: Calls | None = None,
+    ) -> None:
         self._group = group
         self._settings = settings
         self._priority = priority
         self._timeout = timeout
         self._plans = PlanCache()
-        self.calls = Calls()
+        self.calls = calls or Calls()
         """The calls of the group."""
         self.profile: Callable[[Call], AbstractContextManager[Any]] = lambda _: nullcontext()
         """Returns the event of a call in torch's profiler."""
@@ -185,19 +192,25 @@ class Submitter:
                 if self._in_flight:
                     with self._lock:
                         self._let_go()
-                return CommWork(None, results)
+                return _of(call, CommWork(None, results))
             handles, order = [], current_order()
             for operation in operations:
                 handle = self._group.submit(
-                    *operation, timeout_s=timeout_s, priority=priority, order=order, qos=qos, codec_key=codec_key or 0
+                    *operation,
+                    timeout_s=timeout_s,
+                    priority=priority,
+                    order=order,
+                    qos=qos,
+                    codec_key=codec_key or 0,
+                    call=call,
                 )
                 self._keep(handle, memory)
                 handles.append(handle)
         if not handles:
             call.ended_s = call.submitted_s
-            return CommWork(None, results)
+            return _of(call, CommWork(None, results))
         joined = call.handle = handles[0] if len(handles) == 1 else JoinedHandle(handles)
-        work = CommWork(joined, results, memory, functools.partial(copy_back, copies) if copies else None)
+        work = _of(call, CommWork(joined, results, memory, functools.partial(copy_back, copies) if copies else None))
         if len(results) == 1 and results[0].numel() == 1:
             self._keep_scalar(work)
         return self._noted(work)
@@ -206,7 +219,7 @@ class Submitter:
         """Runs a call's operations, and returns when they have ended."""
         try:
             for operation in operations:
-                self._group.run(*operation, timeout_s=timeout_s, priority=priority)
+                self._group.run(*operation, timeout_s=timeout_s, priority=priority, call=call)
         except BaseException:
             call.is_failed = True
             raise
@@ -219,11 +232,11 @@ class Submitter:
         self.calls.add(call)
         with self.profile(call):
             call.handle = handle = self._group.send(
-                source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._class()
+                source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._class(), call=call
             )
         if not handle.done():
             self._keep(handle, [source])
-        return self._noted(CommWork(handle, [tensor], [source]))
+        return self._noted(_of(call, CommWork(handle, [tensor], [source])))
 
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
@@ -232,12 +245,12 @@ class Submitter:
         self.calls.add(call)
         with self.profile(call):
             call.handle = handle = self._group.receive(
-                target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._class()
+                target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._class(), call=call
             )
         if not handle.done():
             self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
-        return self._noted(ReceiveWork(handle, [tensor], [target], finish))
+        return self._noted(_of(call, ReceiveWork(handle, [tensor], [target], finish)))
 
     def begin_coalescing(self) -> None:
         """From now on, also notes all works, for `end_coalescing`."""
@@ -296,3 +309,9 @@ class Submitter:
                 self._in_flight.rotate(-1)
                 return
             self._in_flight.popleft()
+
+
+def _of(call: Call, work: CommWork) -> CommWork:
+    """The work, as that of the call."""
+    work.call = call
+    return work

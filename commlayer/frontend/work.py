@@ -16,16 +16,35 @@ from datetime import timedelta
 from typing import Any, cast
 
 import torch
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from ..errors import ConfigError
 from ..transport.base import Handle, ReceiveHandle, Times
+from ..transport.call import Call
 from .dynamo import untraced
 
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 HOOKS_THAT_WAIT = frozenset({f"{HOOKS}.powerSGD_hook", f"{HOOKS}.quantization_hooks"})
 """Modules of torch whose hooks start an operation in a callback, and wait for it there."""
+
+OpType: Any = _distributed_c10d.OpType  # type: ignore[attr-defined]  # not in the stub
+
+OP_TYPES = {
+    "all_reduce": OpType.ALLREDUCE,
+    "reduce": OpType.REDUCE,
+    "reduce_scatter": OpType.REDUCE_SCATTER,
+    "all_gather": OpType.ALLGATHER,
+    "broadcast": OpType.BROADCAST,
+    "gather": OpType.GATHER,
+    "scatter": OpType.SCATTER,
+    "all_to_all": OpType.ALLTOALL,
+    "barrier": OpType.BARRIER,
+    "send": OpType.SEND,
+    "receive": OpType.RECV,
+}
+"""torch's types of operations, by the names of calls."""
 
 
 @untraced
@@ -55,6 +74,8 @@ class CommWork(Work):
         self._future: Future[Any] | None = None
         self.waited = False
         """Whether `wait` has returned."""
+        self.call: Call | None = None
+        """The call whose operation this is; None of a work of several calls."""
         self.kept: tuple[tuple[int, int], ...] = ()
         """See `Collectives.all_reduce_from`."""
 
@@ -118,6 +139,21 @@ class CommWork(Work):
         With tensors on a device, the times are those of the operation on host memory.
         """
         return None if self.handle is None else self.handle.times()
+
+    def _get_op_type(self) -> Any:
+        """torch's type of the operation."""
+        return OpType.COALESCED if self.call is None else OP_TYPES[self.call.name]
+
+    def _get_duration(self) -> float:
+        """Milliseconds from the call to its end. Raises RuntimeError while it runs."""
+        times = self.call.times() if self.call is not None else self.times()
+        if times is None:
+            raise RuntimeError("the operation is still in flight and has no duration yet; wait for it first")
+        return (times.ended_s - times.submitted_s) * 1e3
+
+    def _get_sequence_number(self) -> int:
+        """The number of its call in the group; 0 of a work of several calls."""
+        return 0 if self.call is None else self.call.sequence
 
     def get_future(self) -> Future[Any]:
         """The results as a future of a list of tensors. Its callbacks run on the completion thread.

@@ -77,15 +77,14 @@ def _plan(
     plan: Plan
     match collective:
         case "all_reduce":
-            is_short = (len(hosts) - 1) * length <= settings.exchange_limit_bytes
-            is_encoded = is_encoded and not is_short
-            if flat and settings.algorithm == "auto" and is_short:
-                return direct.exchange(rank, n, numel, itemsize, divisor)
-            if flat and not settings.partial and not is_encoded and _ring(n, length // n, settings):
-                return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
-            is_partial = settings.partial and (flat or (len(hosts) > 1 and not is_short))
-            if is_encoded:
-                return encoded.all_reduce(rank, hosts, numel, itemsize, divisor, settings)
+            match all_reduce_algorithm(hosts, length, settings):
+                case "exchange":
+                    return direct.exchange(rank, n, numel, itemsize, divisor)
+                case "ring":
+                    return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
+                case "encoded":
+                    return encoded.all_reduce(rank, hosts, numel, itemsize, divisor, settings)
+            is_partial = settings.partial and (flat or (len(hosts) > 1 and not _is_short(hosts, length, settings)))
             make = module.partial_all_reduce if is_partial else module.all_reduce
             plan = make(rank, where, numel, itemsize, divisor, settings)
         case "reduce_scatter":
@@ -107,6 +106,28 @@ def _plan(
         case "barrier":
             plan = module.barrier(rank, where)
     return plan
+
+
+def all_reduce_algorithm(hosts: Hosts, length: int, settings: Settings) -> str:
+    """The algorithm of an all-reduce of `length` bytes: none, host, exchange, ring, encoded, direct or hierarchical."""
+    n = sum(map(len, hosts))
+    if n == 1 or len(hosts) == 1:
+        return "none" if n == 1 else "host"
+    flat = len(hosts) == n
+    is_short = _is_short(hosts, length, settings)
+    is_encoded = settings.codecs is not None and not is_short
+    if flat and settings.algorithm == "auto" and is_short:
+        return "exchange"
+    if flat and not settings.partial and not is_encoded and _ring(n, length // n, settings):
+        return "ring"
+    if is_encoded:
+        return "encoded"
+    return "direct" if flat else "hierarchical"
+
+
+def _is_short(hosts: Hosts, length: int, settings: Settings) -> bool:
+    """Whether all ranks may send all they have to all others."""
+    return (len(hosts) - 1) * length <= settings.exchange_limit_bytes
 
 
 def _alone(collective: Collective, length: int) -> Plan:

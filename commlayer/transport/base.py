@@ -15,6 +15,7 @@ from ..config import LOSS_BOUND_MAX as LOSS_BOUND_MAX
 
 if TYPE_CHECKING:
     from ..plans.plan import Plan
+    from .call import Call
 
 
 class DType(enum.IntEnum):
@@ -150,22 +151,43 @@ class Group(Protocol):
         order: int = 0,
         qos: Qos | None = None,
         codec_key: int = 0,
+        call: Call | None = None,
     ) -> Handle:
         """Starts a plan on the memory at addresses `source` (CL_INPUT) and `target` (CL_OUTPUT).
 
         Within a class, the network sends operations with a smaller `order` (16 bits) first.
 
         The caller keeps both alive until the handle is done. Without `qos` nothing is lost. `codec_key`, the same on
-        all ranks, chooses the rotations of a plan that encodes. Raises ConfigError for a `qos` that is out of range,
-        for losses in anything but sums of floating-point numbers, and for codecs in anything but sums of float32.
+        all ranks, chooses the rotations of a plan that encodes. Errors describe `call`. Raises ConfigError for a `qos`
+        that is out of range, for losses in anything but sums of floating-point numbers, and for codecs in anything but
+        sums of float32.
         """
 
     def run(
-        self, plan: Plan, source: int, target: int, dtype: DType, op: Op, *, timeout_s: float, priority: int = 0
+        self,
+        plan: Plan,
+        source: int,
+        target: int,
+        dtype: DType,
+        op: Op,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        call: Call | None = None,
     ) -> None:
         """Submits and waits in one call: the fast path of synchronous collectives. Raises as `Handle.wait` does."""
 
-    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> Handle:
+    def send(
+        self,
+        source: int,
+        length: int,
+        to: int,
+        tag: int,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        call: Call | None = None,
+    ) -> Handle:
         """Sends the `length` bytes at address `source` to group rank `to`, which receives them with the same tag.
 
         Messages of one sender, receiver and tag (0 to 2**32 - 2) are received in the order in which they were sent.
@@ -176,7 +198,15 @@ class Group(Protocol):
         """
 
     def receive(
-        self, target: int, length: int, source: int | None, tag: int, *, timeout_s: float, priority: int = 0
+        self,
+        target: int,
+        length: int,
+        source: int | None,
+        tag: int,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        call: Call | None = None,
     ) -> ReceiveHandle:
         """Receives the next message with this tag from group rank `source`, or with None the first from any rank.
 

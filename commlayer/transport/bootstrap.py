@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from torch.distributed import PrefixStore, Store
 from ..config import Config
 from ..errors import CommError, ConfigError, MismatchError, OperationTimeoutError
 from . import base
+from .call import Calls
+from .inquiry import Inquiry
 
 _JOB = "commlayer/job"
 _KEY_BYTES = 16
@@ -136,12 +138,15 @@ def connect(
     *,
     peer: int,
     is_world: bool,
+    calls: Calls,
+    describe: Callable[[], str],
     own_job: bool = False,
 ) -> base.Group:
     """Opens this rank's end of a group; every rank of the group calls it.
 
     `policy` has the fields of the group's policy. `peer` is the number of this process in the job: its rank in WORLD.
     With `own_job` the group is a job by itself, on an engine of its own: its processes may also be in other jobs.
+    Errors have the group's `calls`, and the description that `describe` returns.
 
     Raises ConfigError if this host lacks an interface or device in the settings, or another rank has other settings;
     MismatchError if another rank has another policy; UnreachableError if no packet arrives from a rank;
@@ -161,7 +166,7 @@ def connect(
         agree(rendezvous.name, [each["settings"] for each in descriptions], ConfigError)
         policies = [{f"Policy.{name}": value for name, value in each["policy"].items()} for each in descriptions]
         agree(rendezvous.name, policies, MismatchError)
-        return joining.join(
+        group = joining.join(
             engine,
             rendezvous.name,
             rendezvous.rank,
@@ -172,6 +177,10 @@ def connect(
             group=descriptions[0]["group"],
             paired=descriptions[0]["paired"],
         )
+        group.diagnosis.describe = describe
+        ranks = [each["peer"] for each in descriptions]
+        group.diagnosis.inquiry = Inquiry(PrefixStore("inquiry", rendezvous.store), rendezvous.rank, ranks, calls)
+        return group
     except Exception as error:
         engine.release()
         rendezvous.give_up(error)

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -155,6 +155,8 @@ class Calls:
         self.messages: deque[Call] = deque(maxlen=MESSAGES_KEPT)
         self.collective_count = 0
         """Number of the latest collective."""
+        self.tally: Callable[[Call], None] | None = None
+        """Takes each call when it leaves `latest`."""
 
     def add(self, call: Call) -> None:
         """Numbers a call that is about to start, and notes the time."""
@@ -167,6 +169,8 @@ class Calls:
             call.ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
             self.messages.append(call)
         call.frames = _callers()
+        if self.tally is not None and len(self.latest) == self.latest.maxlen:
+            self.tally(self.latest[0])
         self.latest.append(call)
         call.submitted_s = time.monotonic()
 

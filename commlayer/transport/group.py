@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CommError, ConfigError, OperationTimeoutError
 from . import base
+from .diagnosis import Diagnosis
 from .lags import Lag
-from .native import ERRORS, Engine, check, ffi, lib, log
+from .native import check, ffi, lib, log
 
 if TYPE_CHECKING:
     from ..plans.plan import Plan
+    from .call import Call
 
 STAGING_BYTES = 2 << 20
 """Staging per rank and operation: it fits into the cache, and amortises the wake-up of a peer."""
@@ -37,10 +39,11 @@ MESSAGE = struct.Struct("=IIQQIxxxxQ")
 class NativeHandle:
     """A `base.Handle`: one operation in flight."""
 
-    __slots__ = ("_group", "_operation")
+    __slots__ = ("_call", "_group", "_operation")
 
-    def __init__(self, group: NativeGroup, operation: Any) -> None:
+    def __init__(self, group: NativeGroup, operation: Any, call: Call | None) -> None:
         self._group = group
+        self._call = call
         self._operation = ffi.gc(operation, lib.cl_operation_release)
 
     def done(self) -> bool:
@@ -58,11 +61,11 @@ class NativeHandle:
             status = lib.cl_operation_wait(self._operation, _timeout_us(timeout_s))
         if status == lib.CL_EAGAIN:
             raise OperationTimeoutError(
-                f"rank {self._group.rank} of group {self._group.name!r}: the operation is still in flight after "
+                f"{self._group.who}: {self._call.title() if self._call else 'the operation'} is still in flight after "
                 f"{timeout_s:g} s; wait longer, or abort the group"
             )
         if status != 0:
-            raise self._group.error(status)
+            raise self._group.error(status, self._call)
 
     def missing(self) -> list[tuple[int, int]]:
         count = lib.cl_operation_missing(self._operation, ffi.NULL, 0)
@@ -83,7 +86,7 @@ class NativeHandle:
         """See `base.Handle.on_done`; at most one callback per handle."""
 
         def ended(status: int) -> None:
-            callback(None if status == 0 else self._group.error(status))
+            callback(None if status == 0 else self._group.error(status, self._call))
 
         status = self._group.engine.notify(self._operation, ended)
         if status != lib.CL_EAGAIN:
@@ -102,7 +105,7 @@ class NativeReceiveHandle(NativeHandle):
         if status == lib.CL_EAGAIN:
             raise RuntimeError("the receive is still in flight and has no source yet; wait for it first")
         if status != 0:
-            raise self._group.error(status)
+            raise self._group.error(status, self._call)
         return int(rank[0])
 
 
@@ -111,9 +114,7 @@ class NativeGroup:
 
     def __init__(
         self,
-        engine: Engine,
-        name: str,
-        rank: int,
+        diagnosis: Diagnosis,
         hosts: tuple[tuple[int, ...], ...],
         group: Any,
         interface: str,
@@ -123,9 +124,9 @@ class NativeGroup:
         largest_packet_bytes: int,
         peers: Sequence[int],
     ) -> None:
-        self.engine = engine
-        self.name = name
-        self.rank = rank
+        self.diagnosis = diagnosis
+        self.engine = diagnosis.engine
+        self.rank = diagnosis.rank
         self.size = sum(map(len, hosts))
         self.hosts = hosts
         self.interface = interface
@@ -139,11 +140,11 @@ class NativeGroup:
         self._calls = 0  # threads inside the native group; it is freed when there are none
         self._plans: dict[int, tuple[int, Any]] = {}  # by id(plan), as long as the plan lives: its address and owner
         self._requests: list[tuple[Any, Any]] = []  # for reuse, without a Qos: request and its bytes
-        self._culprit = ""  # of a closed group
+        self._failure: tuple[int | None, str] = (None, "")  # of a closed group: the culprit, and details
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
         self._peers = peers
         self.on_failure: Callable[[], None] = lambda: None
-        engine.lags.open(id(self), self._lags)
+        self.engine.lags.open(id(self), self._lags)
 
     def submit(
         self,
@@ -158,12 +159,10 @@ class NativeGroup:
         order: int = 0,
         qos: base.Qos | None = None,
         codec_key: int = 0,
+        call: Call | None = None,
     ) -> NativeHandle:
         if plan.encodes and (dtype, op) != (base.DType.F32, base.Op.SUM):
-            raise ConfigError(
-                f"rank {self.rank} of group {self.name!r}: {op.name} of {dtype.name} with a codec: codecs are for sums "
-                f"of float32"
-            )
+            raise ConfigError(f"{self.who}: {op.name} of {dtype.name} with a codec: codecs are for sums of float32")
         native_qos = None if qos is None else self._native_qos(qos, priority, order, dtype, op)
         out = ffi.new("cl_operation **")
         group = self._enter()
@@ -178,8 +177,8 @@ class NativeGroup:
         finally:
             self._leave()
         if status != 0:
-            raise self.error(status)
-        return NativeHandle(self, out[0])
+            raise self.error(status, call)
+        return NativeHandle(self, out[0], call)
 
     def run(
         self,
@@ -191,6 +190,7 @@ class NativeGroup:
         *,
         timeout_s: float,
         priority: int = 0,
+        call: Call | None = None,
     ) -> None:
         group = self._enter()
         try:
@@ -201,7 +201,7 @@ class NativeGroup:
         finally:
             self._leave()
         if status != 0:
-            raise self.error(status)
+            raise self.error(status, call)
 
     def _request(
         self,
@@ -224,10 +224,20 @@ class NativeGroup:
         REQUEST_HEAD.pack_into(request[1], 0, address, source, target, timeout_us, dtype, op, priority, 0, order)
         return request
 
-    def send(self, source: int, length: int, to: int, tag: int, *, timeout_s: float, priority: int = 0) -> NativeHandle:
+    def send(
+        self,
+        source: int,
+        length: int,
+        to: int,
+        tag: int,
+        *,
+        timeout_s: float,
+        priority: int = 0,
+        call: Call | None = None,
+    ) -> NativeHandle:
         self._check_message(to, tag)
         message = MESSAGE.pack(to, tag, source, length, priority, _timeout_us(timeout_s))
-        return NativeHandle(self, self._start(lib.cl_send, message))
+        return NativeHandle(self, self._start(lib.cl_send, message, call), call)
 
     def receive(
         self,
@@ -238,15 +248,16 @@ class NativeGroup:
         *,
         timeout_s: float,
         priority: int = 0,  # noqa: ARG002  # the sender chooses it
+        call: Call | None = None,
     ) -> NativeReceiveHandle:
         self._check_message(source, tag)
         rank = ANY_SOURCE if source is None else source
         message = MESSAGE.pack(rank, tag, target, length, 0, _timeout_us(timeout_s))
-        return NativeReceiveHandle(self, self._start(lib.cl_receive, message))
+        return NativeReceiveHandle(self, self._start(lib.cl_receive, message, call), call)
 
     def _check_message(self, other: int | None, tag: int) -> None:
         """Raises ConfigError if no message can go to, or come from, rank `other` with this tag."""
-        what = f"rank {self.rank} of group {self.name!r}"
+        what = self.who
         if other == self.rank:
             raise ConfigError(f"{what}: a rank cannot send to itself or receive from itself; copy the tensor")
         if other is not None and not 0 <= other < self.size:
@@ -261,7 +272,7 @@ class NativeGroup:
         if not 0 <= tag <= TAG_MAX:
             raise ConfigError(f"{what}: tag {tag} is out of range; use 0 to {TAG_MAX}")
 
-    def _start(self, function: Any, message: bytes) -> Any:
+    def _start(self, function: Any, message: bytes, call: Call | None) -> Any:
         """Asks the engine for a point-to-point operation; returns the operation. `message`: as MESSAGE packs it."""
         request = ffi.from_buffer("struct cl_message_request *", message)
         out = ffi.new("cl_operation **")
@@ -271,16 +282,18 @@ class NativeGroup:
         finally:
             self._leave()
         if status != 0:
-            raise self.error(status)
+            raise self.error(status, call)
         return out[0]
 
     def abort(self, reason: str) -> None:
         with self._lock:
             if self._group is None:
                 return
-            log.warning("rank %d of group %r aborts: %s", self.rank, self.name, reason)
+            log.warning("%s aborts: %s", self.who, reason)
             lib.cl_group_abort(self._group, lib.CL_EABORTED)
             self._end = lib.cl_group_status(self._group, ffi.new("uint32_t *"))  # the first failure
+        if self.diagnosis.inquiry is not None:
+            self.diagnosis.inquiry.abort(reason)
         self._leave_engine()
 
     def awaited(self) -> list[int]:
@@ -312,7 +325,7 @@ class NativeGroup:
             group, self._group = self._group, None
             if group is None:
                 return
-            self._culprit = self._name_culprit(group)
+            self._failure = self._read_failure(group)
             if self._calls:
                 lib.cl_group_abort(group, lib.CL_ECLOSED)
                 self._idle.wait_for(lambda: self._calls == 0)
@@ -320,24 +333,28 @@ class NativeGroup:
         self._plans.clear()
         self.engine.release()
 
-    def error(self, status: int) -> CommError:
+    @property
+    def who(self) -> str:
+        """This rank and the group, for texts."""
+        return self.diagnosis.who
+
+    def error(self, status: int, call: Call | None = None) -> CommError:
         """The exception for a status of one of this group's operations."""
         if status != lib.CL_ECLOSED:
             self.on_failure()
-        kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         with self._lock:
-            culprit = self._culprit if self._group is None else self._name_culprit(self._group)
-        text = ffi.string(lib.cl_error_text(status)).decode()
-        return kind(f"rank {self.rank} of group {self.name!r}: {text}{culprit}; {remedy}")
+            culprit, detail = self._failure if self._group is None else self._read_failure(self._group)
+        return self.diagnosis.error(status, culprit, detail, call)
 
-    def _name_culprit(self, group: Any) -> str:
+    def _read_failure(self, group: Any) -> tuple[int | None, str]:
         """The culprit, if it is known; for ranks that run an operation in different classes, these, too."""
         rank, own, theirs = (ffi.new("uint32_t *") for _ in range(3))
-        status = lib.cl_group_status(group, rank)
-        text = "" if rank[0] == 0xFFFFFFFF else f" (rank {rank[0]}{', this one' if rank[0] == self.rank else ''})"
+        status, detail = lib.cl_group_status(group, rank), ""
+        culprit = None if rank[0] == 0xFFFFFFFF else int(rank[0])
         if status == lib.CL_EMISMATCH and lib.cl_group_classes(group, rank, own, theirs) != 0:
-            text += f": priority {own[0]} on rank {self.rank}, {theirs[0]} on rank {rank[0]}"
-        return text
+            number = self.diagnosis.number
+            detail = f": priority {own[0]} on rank {number(self.rank)}, {theirs[0]} on rank {number(rank[0])}"
+        return culprit, detail
 
     def _enter(self) -> Any:
         with self._lock:
@@ -363,7 +380,7 @@ class NativeGroup:
         elif qos.protect and qos.protect_bytes <= 0:
             wrong = f"protect_bytes={qos.protect_bytes}: use the bytes per bit of the map, above 0"
         if wrong:
-            raise ConfigError(f"rank {self.rank} of group {self.name!r}: partial operation with {wrong}")
+            raise ConfigError(f"{self.who}: partial operation with {wrong}")
         return ffi.new(
             "struct cl_qos *",
             {
@@ -401,7 +418,7 @@ class NativeGroup:
             "signature": plan.signature,
         }
         status = lib.cl_plan_create(ffi.new("struct cl_plan_options *", options), out)
-        check(status, f"rank {self.rank} of group {self.name!r}: loading a plan of {len(plan.steps)} steps")
+        check(status, f"{self.who}: loading a plan of {len(plan.steps)} steps")
         native = ffi.gc(out[0], lib.cl_plan_release)  # freed after its last use, here or in the engine
         address = int(ffi.cast("uintptr_t", native))
         self._plans[id(plan)] = address, native

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import CommError, ConfigError
+from .diagnosis import Diagnosis
 from .group import STAGING_BYTES, NativeGroup
 from .interfaces import described
 from .native import Engine, check, ffi, lib, log
@@ -84,9 +85,7 @@ def join(
         raise
     packets = [each["packet_bytes"] for each in descriptions]  # all ranks make the same plans from them
     return NativeGroup(
-        engine,
-        name,
-        rank,
+        Diagnosis(engine, name, rank, descriptions),
         hosts,
         opened,
         common_interface(descriptions, rank),

@@ -6,7 +6,6 @@ Only this module imports the compiled one. Every call into that releases the GIL
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import threading
@@ -30,10 +29,9 @@ from ..errors import (
 from . import interfaces as host_interfaces
 from .completions import Completions
 from .lags import Lag, Lags
+from .log import log as log
 from .paths import PATHS_MAX
 from .paths import Path as NetworkPath
-
-log = logging.getLogger("commlayer")
 
 UNEXPECTED_LIMIT_BYTES = 16 << 20
 """Limit of memory for unexpected packets, which arrive before this rank has called their operation."""
@@ -135,6 +133,11 @@ def kernel_levels() -> list[str]:
     found = [name for name in ("avx512", "avx2", "scalar") if lib.cl_kernels_select(name.encode()) == 0]
     lib.cl_kernels_select(used)
     return found
+
+
+def kernels_level() -> str:
+    """The instruction set of the kernels in use."""
+    return str(ffi.string(lib.cl_kernels_level()).decode())
 
 
 def select_kernels(level: str) -> None:

@@ -133,6 +133,13 @@ int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
     return engine->ports.wire_type->port_number(engine->ports.wire, index, port);
 }
 
+int cl_engine_descriptor(cl_engine *engine, uint32_t index)
+{
+    if (engine->ports.wire == NULL || index >= engine->ports.count)
+        return CL_EINVAL;
+    return engine->ports.wire_type->descriptor(engine->ports.wire, index);
+}
+
 int cl_engine_address(cl_engine *engine, uint32_t index, char *text)
 {
     text[0] = '\0';

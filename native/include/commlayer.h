@@ -224,6 +224,8 @@ void cl_engine_close(cl_engine *engine);
 void cl_engine_linger(cl_engine *engine);
 /* UDP port of the n-th address. */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
+/* The descriptor of the n-th address's socket, for reading its options, or a negative error. The engine owns it. */
+int cl_engine_descriptor(cl_engine *engine, uint32_t index);
 /* The remote address that peers must pass to cl_engine_add_peer for the n-th port of this process: that of libfabric
  * (ofi), as text of at most CL_ADDRESS_BYTES; empty if it is the numeric address itself. */
 enum { CL_ADDRESS_BYTES = 256 };
@@ -279,6 +281,9 @@ struct cl_path_stats {
     uint32_t is_dead;     /* another path delivers and this one does not: it gets probes only */
     uint32_t is_answered; /* the peer has acknowledged a packet: the path has worked, both ways */
     uint64_t rate_bytes;  /* per second, at which packets may leave; 0: only the window limits them */
+    uint32_t deaths;      /* how often the path died; it came back as often, but for is_dead */
+    uint64_t heard_us;    /* when a packet of the peer, acknowledgements included, last came over it (CLOCK_MONOTONIC);
+                           * 0: never */
 };
 /* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */
 int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity);

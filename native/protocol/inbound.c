@@ -211,7 +211,7 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
             cl_active_set_leave(&peer->paths[i].ingress->senders, &peer->paths[i].sender);
     endpoint->stats.packets_received++;
     peer->heard = true;
-    peer->heard_us = now_us ? now_us : 1;
+    peer->heard_us = path->heard_us = now_us ? now_us : 1;
     if (packet.kind == CL_PACKET_ACK) {
         peer->answered_us = peer->heard_us;
         return;

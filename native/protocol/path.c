@@ -180,7 +180,9 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
                                     .queue_us = path->cc.queue_us,
                                     .is_dead = path->dead,
                                     .is_answered = path->delivered_us > 0,
-                                    .rate_bytes = path->pacer.rate};
+                                    .rate_bytes = path->pacer.rate,
+                                    .deaths = path->deaths,
+                                    .heard_us = path->heard_us};
 }
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)

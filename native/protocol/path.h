@@ -35,6 +35,8 @@ struct cl_path {
     uint64_t delivered_us;  /* when an acknowledgement last reported an arrival */
     uint64_t next_probe_us; /* of a dead path */
     uint64_t packets_lost, packets_received;
+    uint64_t heard_us; /* when a packet of any kind last came; 0: never */
+    uint32_t deaths;
     uint16_t marked; /* the peer's count of marked packets on this path: see ack.h */
     struct cl_egress *egress;
     struct cl_egress_view view;

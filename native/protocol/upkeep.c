@@ -65,6 +65,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         cl_path_on_pto(path, now_us);
         if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
             path->dead = true;
+            path->deaths++;
             path->probe = false;
             path->next_probe_us = now_us; /* at once: the path may only have had bad luck */
             path->packets_lost += path->sent.packets;

@@ -3,12 +3,17 @@
 #include "protocol/endpoint_state.h"
 #include "tests/transfer.h"
 
-/* By host 0 to host 1. */
-static uint64_t packets_sent(const struct network *network, uint32_t path)
+/* From host 0 to host 1. */
+static struct cl_path_stats path_stats(const struct network *network, uint32_t path)
 {
     struct cl_path_stats paths[NETWORK_PATHS_MAX];
     cl_endpoint_read_paths(network->hosts[0].endpoint, 1, paths, NETWORK_PATHS_MAX);
-    return paths[path].packets_sent;
+    return paths[path];
+}
+
+static uint64_t packets_sent(const struct network *network, uint32_t path)
+{
+    return path_stats(network, path).packets_sent;
 }
 
 TEST(test_path_death)
@@ -18,11 +23,17 @@ TEST(test_path_death)
     post_receive(network, t, 1);
     post_send(network, t, 1, 0);
     uint64_t start_us = network_now_us(network);
+    CHECK_EQ(path_stats(network, 1).heard_us, 0);
     network_run_until(network, start_us + 50000);
     network_egress(network, 0, 1)->down = 1;
+    CHECK_EQ(path_stats(network, 1).deaths, 0);
     CHECK(network_run_completions(network, 1, start_us + 600000)); /* one path needs 355 ms for all of it */
     CHECK(intact(t));
     CHECK(network_sees(network, 0, 1));
+    CHECK_EQ(path_stats(network, 1).deaths, 1);
+    CHECK(path_stats(network, 1).heard_us > start_us);
+    CHECK(path_stats(network, 0).heard_us > path_stats(network, 1).heard_us);
+    CHECK_EQ(path_stats(network, 0).deaths, 0);
 
     /* and it is used again once it works */
     network_egress(network, 0, 1)->down = 0;

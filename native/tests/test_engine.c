@@ -96,6 +96,8 @@ TEST(test_ports_of_one_interface)
     options.addresses = addresses;
     options.address_count = 3;
     CHECK_EQ(cl_engine_open(&options, &engine), CL_OK);
+    CHECK(cl_engine_descriptor(engine, 2) >= 0);
+    CHECK_EQ(cl_engine_descriptor(engine, 3), CL_EINVAL);
     struct cl_path_stats paths[2] = {{.port = 9}, {.port = 9}};
     CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 2), CL_EINVAL);
     CHECK_EQ(cl_engine_identify(engine, 5, KEY, 0, 0), CL_OK);

@@ -174,7 +174,7 @@ def test_mismatch() -> None:
                 run(team[rank], Case("all_reduce", DType.F32, 1000 + rank))
             return str(caught.value)
 
-        assert any("(rank" in text for text in world.on_each(body))
+        assert any("(culprit: rank" in text for text in world.on_each(body))
 
 
 def test_closed(pair: Team) -> None:

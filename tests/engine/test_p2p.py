@@ -189,7 +189,7 @@ def test_mismatch(team: Team) -> None:
 
 def test_timeout_names_the_rank_and_ends_the_group(team: Team) -> None:
     elsewhere = receive(team[2], spoiled(4), 0)
-    with pytest.raises(OperationTimeoutError, match=r"rank 0 .*\(rank 1\)"):
+    with pytest.raises(OperationTimeoutError, match=r"rank 0 .*\(culprit: rank 1 on "):
         receive(team[0], spoiled(4), 1, timeout_s=0.05).wait()
     with pytest.raises(AbortedError):
         elsewhere.wait()

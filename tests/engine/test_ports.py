@@ -16,7 +16,7 @@ from commlayer.errors import CommError
 from commlayer.transport.base import DType
 from commlayer.transport.native import Engine
 from tests.engine.cases import Case, check, run
-from tests.world import Team, World, flat, until
+from tests.world import PATIENCE_S, Team, World, flat, until
 
 PORTS = 4
 LARGE = Case("all_reduce", DType.F32, 500_000)
@@ -103,6 +103,8 @@ def test_a_link_that_loses_all_packets_is_given_up(world: World) -> None:
         paths = world.engines[0].paths(1)
         assert [path["is_dead"] for path in paths] == [0, 1, 0, 0]
         assert paths[1]["packets_lost"] > 0
+        assert [path["deaths"] for path in paths] == [0, 1, 0, 0]
+        assert time.monotonic() - PATIENCE_S < paths[0]["heard_us"] / 1e6 <= time.monotonic()
         assert link.came > 0
 
 

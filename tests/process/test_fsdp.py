@@ -311,7 +311,7 @@ def _lose_rank_2(rank: int, size: int) -> None:
     result = model(directions(rank, 1))
     if rank == 2:
         os._exit(0)
-    with pytest.raises(commlayer.PeerLostError, match=r"rank [01] .*\(rank 2\)"):
+    with pytest.raises(commlayer.PeerLostError, match=r"rank [01] .*\(culprit: rank 2 on "):
         result.backward()
 
 

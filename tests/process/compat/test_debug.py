@@ -50,3 +50,24 @@ def _detail(rank: int, size: int, backend: str) -> Any:
 
 def test_debug_mode_detail() -> None:
     assert_same(ranks.run(_detail, 2, "commlayer"), ranks.run(_detail, 2, "gloo"))
+
+
+def _detail_of_failures(rank: int, size: int) -> tuple[str, int]:
+    dist.set_debug_level_from_env()  # this process was forked from one that had read it before
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    ranks.init(rank, size)
+    group: Any = dist.group.WORLD
+    group._set_sequence_number_for_group()
+    dist.barrier()
+    assert group._get_sequence_number_for_group() == 1
+    with pytest.raises(RuntimeError) as caught:
+        dist.all_reduce(torch.ones(3 + rank))
+    return str(caught.value), caught.value.culprit  # type: ignore[attr-defined]
+
+
+def test_debug_mode_detail_by_its_variable() -> None:
+    """The checks of DETAIL are those of the engine: both sides of a mismatch, by number."""
+    found = ranks.run(_detail_of_failures, 2, environ={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    for text, culprit in found:
+        assert "rank 0 called all_reduce 2 of float32 [3], SUM; rank 1 called all_reduce 2 of float32 [4], SUM" in text
+        assert culprit == 1

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -95,6 +96,13 @@ def witness(operation: Callable[[], Any]) -> Seen:
     except commlayer.CommError as error:
         return Seen(type(error).__name__, str(error), time.monotonic() - float(meeting().get(_FAULT)))
     return Seen(None, "", 0.0)
+
+
+def culprit_of(seen: Seen) -> int:
+    """The rank that the error names."""
+    named = re.search(r"culprit: rank (\d+)", seen.text)
+    assert named is not None, seen
+    return int(named[1])
 
 
 def watch(operation: Callable[[], Any], seconds: float) -> Seen:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests import ranks
 
-from .scene import SLACK_S, Seen, Site, begin, mark, note, survived, witness
+from .scene import SLACK_S, Seen, Site, begin, culprit_of, mark, note, survived, witness
 
 Group = dist.ProcessGroup
 
@@ -157,10 +157,11 @@ def test_every_rank_learns_it(request: pytest.FixtureRequest, name: str) -> None
         seen: dict[int, Seen] = {rank: each[case.__name__] for rank, each in by_rank.items()}  # type: ignore[index]
         for rank, each in seen.items():
             assert each.error == "MismatchError", (case.__name__, rank, each)
-            assert "ranks disagree on the operation (rank " in each.text, (case.__name__, rank, each)
-            assert f"(rank {rank})" not in each.text  # but: this one
+            assert "ranks disagree on the operation after " in each.text, (case.__name__, rank, each)
+            assert f"culprit: rank {rank} on" not in each.text  # but: this one
             assert "call the same operations in the same order on all ranks" in each.text
             assert each.seconds < SLACK_S
+        assert len({culprit_of(each) for each in seen.values()}) == 1, (case.__name__, seen)
         note(f"another {case.__name__.replace('_', ' ')} on one rank", f"{name}, {site.size} ranks", seen)
 
 

@@ -143,6 +143,8 @@ def test_the_only_path_is_the_peer(network: Network, way: str, tmp_path: Path) -
         seen = survived(site.outcomes(_dies, began))
     for rank, each in seen.items():
         assert each.error == "PeerLostError", each
-        assert f"stopped answering (rank {1 - rank}); look at that rank's log" in each.text
+        assert f"(culprit: rank {1 - rank} on " in each.text
+        assert "; its last packet came " in each.text
+        assert " s ago over eth" in each.text
         assert each.seconds < PEER_TIMEOUT_S + SLACK_S
     note(f"{way}, all there are", site.name, seen, PEER_TIMEOUT_S)

@@ -22,6 +22,7 @@ from .scene import (
     Seen,
     Site,
     begin,
+    culprit_of,
     die,
     freeze_myself,
     later,
@@ -79,7 +80,12 @@ def expect_loss(site: Site, outcomes: list[ranks.Outcome], fault: str, victim: i
     seen = survived(outcomes, victim)
     for rank, each in seen.items():
         assert each.error == "PeerLostError", each
-        assert f"rank {rank} of group '0': a peer died or stopped answering (rank {victim}); look at that" in each.text
+        assert each.text.startswith(f"rank {rank} of group '0' (default_pg): all_reduce "), each
+        assert ": a peer died or stopped answering after " in each.text
+        assert f" s (culprit: rank {victim} on " in each.text
+        sign = "its process " if site.shares_memory(rank, victim) else "its last packet came "
+        assert sign in each.text, each
+        assert "); look at that rank's log" in each.text
         assert each.seconds < PEER_TIMEOUT_S + SLACK_S
     note(fault, site.name, seen, PEER_TIMEOUT_S)
 
@@ -112,7 +118,7 @@ def test_a_rank_frozen_for_long_is_lost(site: Site) -> None:
     frozen = site.size - 1
     for rank in range(frozen):
         assert seen[rank].error == "PeerLostError", seen[rank]
-        assert f"(rank {frozen}); look at that rank's log" in seen[rank].text
+        assert culprit_of(seen[rank]) == frozen
         assert seen[rank].seconds < PEER_TIMEOUT_S + SLACK_S
     assert seen[frozen].error in ("PeerLostError", "AbortedError"), seen[frozen]
     del seen[frozen]
@@ -189,12 +195,15 @@ def test_a_rank_that_never_calls_is_named_at_the_timeout(site: Site) -> None:
             if site.shares_memory(rank, late)
             else [r for r in range(1, site.size) if site.shares_memory(r, late)]
         )
-        assert any(f"the operation timed out (rank {each_named}); " in each.text for each_named in named), (rank, each)
+        assert culprit_of(each) in {late, *named}, (rank, each)
+        assert "the operation timed out after 1" in each.text
         assert "did not call this operation; compare the ranks' logs, or raise the timeout" in each.text
     for each in seen.values():
         assert each.error in ("OperationTimeoutError", "AbortedError"), each
         assert each.seconds < 1.0 + SLACK_S
     assert seen[late].error == "AbortedError"
+    assert "the operation timed out after 1" in seen[late].text  # on the rank that failed first
+    assert len({culprit_of(each) for each in seen.values()}) == 1, seen
     del seen[late]
     note("a rank never calls, timeout 1 s", site.name, seen, 1.0)
 
@@ -231,7 +240,8 @@ def test_an_uncaught_error_ends_a_training_script_with_1(tmp_path: Path, shm: st
         )
     texts = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, -signal.SIGKILL], texts
-    assert "PeerLostError" in texts[0] or "a peer died or stopped answering (rank 1)" in texts[0]
+    assert "PeerLostError" in texts[0] or "a peer died or stopped answering after" in texts[0]
+    assert "culprit: rank 1 on " in texts[0]
 
 
 def _loop(rank: int, size: int) -> Seen:

@@ -1,0 +1,126 @@
+"""`Diagnosis`: the exceptions of one group's operations: the call, the culprit with its host, and the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import CommError
+from .call import Call
+from .inquiry import Inquiry
+from .native import ERRORS, Engine, ffi, lib
+from .paths import pair_paths
+
+NAMELESS = ("", "undefined")
+"""Descriptions that torch gives a group without one."""
+
+
+@dataclasses.dataclass
+class Diagnosis:
+    """Words the errors of one group on this rank. `descriptions`: of all ranks' engines, see `Engine.describe`."""
+
+    engine: Engine
+    name: str
+    rank: int
+    descriptions: Sequence[dict[str, Any]]
+    describe: Callable[[], str] = str
+    """Returns the group's description in torch."""
+    inquiry: Inquiry | None = None
+    """Asks the other ranks for their calls; None: cannot."""
+
+    @property
+    def who(self) -> str:
+        """This rank and the group: the beginning of each text."""
+        description = self.describe()
+        shown = "" if description in NAMELESS else f" ({description})"
+        return f"rank {self.number(self.rank)} of group {self.name!r}{shown}"
+
+    def number(self, rank: int) -> int:
+        """The number in the job of a rank of the group."""
+        return int(self.descriptions[rank]["peer"])
+
+    def error(self, status: int, culprit: int | None, detail: str, call: Call | None) -> CommError:
+        """The exception for a status of the engine. `culprit`: a rank of the group, or None; `detail` goes after it."""
+        kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
+        elapsed = "" if call is None else f" after {call.elapsed_s():.3g} s"
+        operation = "" if call is None else f"{call.title()} {call.arguments(self._numbers())}".rstrip() + ": "
+        failure = f"{operation}{ffi.string(lib.cl_error_text(status)).decode()}{elapsed}"
+        culprit, told = self._inquire(status, culprit, call, failure)
+        parts = [self._place(culprit), self._last_heard(culprit) if status == lib.CL_EPEERLOST else ""]
+        about = f" ({'; '.join(filter(None, parts))})" if culprit is not None else ""
+        error = kind(f"{self.who}: {failure}{about}{detail}{'; ' * bool(told)}{told}; {remedy}")
+        error.rank, error.group = self.number(self.rank), self.name
+        if culprit is not None:
+            error.culprit, error.host = self.number(culprit), self.descriptions[culprit].get("hostname")
+        if call is not None:
+            error.operation, error.sequence = call.name, call.sequence
+        return error
+
+    def _numbers(self) -> list[int]:
+        return [int(each["peer"]) for each in self.descriptions]
+
+    def _inquire(self, status: int, culprit: int | None, call: Call | None, failure: str) -> tuple[int | None, str]:
+        """The culprit on which the ranks agree, and what their calls tell."""
+        if self.inquiry is None:
+            return culprit, ""
+        if status == lib.CL_EMISMATCH:
+            verdict = self.inquiry.mismatch(call, culprit)
+        elif status == lib.CL_ETIMEDOUT:
+            verdict = self.inquiry.timeout(call, culprit, f"{self.who}: {failure}")
+        elif status == lib.CL_EABORTED:
+            verdict = self.inquiry.aborted()
+        else:
+            return culprit, ""
+        if verdict is None:
+            return culprit, ""
+        return verdict.culprit, verdict.text.removeprefix(f"{self.who}: {failure}").removeprefix("; ")
+
+    def _place(self, culprit: int | None) -> str:
+        if culprit is None:
+            return ""
+        if culprit == self.rank:
+            return f"culprit: rank {self.number(culprit)}, this one"
+        host = self.descriptions[culprit].get("hostname")
+        return f"culprit: rank {self.number(culprit)}{f' on {host}' * bool(host)}"
+
+    def _last_heard(self, culprit: int | None) -> str:
+        """The last sign of life of a lost peer, and the path by which it came."""
+        if culprit is None or culprit == self.rank:
+            return ""
+        own, peer = self.descriptions[self.rank], self.descriptions[culprit]
+        if own["host"] == peer["host"] and own["shm"] and peer["shm"]:
+            state = "has ended" if _has_ended(peer["pid"]) else "is there, but does not answer"
+            return f"its process {peer['pid']} on this host {state}"
+        try:
+            paths = self.engine.paths(peer["peer"])
+        except CommError:
+            return ""  # the engine is closed
+        ends = pair_paths(own, peer)
+        heard = max(range(len(paths)), key=lambda index: paths[index]["heard_us"], default=None)
+        if heard is None:
+            return ""
+        if paths[heard]["heard_us"] == 0:
+            tried = ", ".join(
+                f"{own['ports'][path.local]['ifname']} to {_endpoint(path.address, path.port)}" for path in ends
+            )
+            return f"no packet of it ever came; paths: {tried}: a firewall, or the wrong interface? (COMMLAYER_IFNAME)"
+        ago_s = time.monotonic() - paths[heard]["heard_us"] / 1e6
+        end = ends[heard]
+        interface = own["ports"][end.local]["ifname"]
+        return f"its last packet came {ago_s:.1f} s ago over {interface} from {_endpoint(end.address, end.port)}"
+
+
+def _endpoint(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process of this host has ended; its parent may not know yet (state Z)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in ("Z", "X")

@@ -1,0 +1,199 @@
+"""`Inquiry`: after a failure, the ranks of a group tell each other their latest calls and agree on the culprit.
+
+They do so through the Store, once per group and only when an operation has failed: a rank publishes its latest calls,
+waits briefly for those of the others, and proposes a verdict. The first verdict holds for all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from .call import Call, Calls
+
+ANSWERS_S = 0.7
+"""The longest wait for the answers of the other ranks: a rank that computes, or is stuck, does not answer."""
+
+VERDICT_S = 1.5
+"""The longest wait for the verdict of the rank that failed first."""
+
+RANKS_MAX = 64
+"""The most ranks whose answers are read."""
+
+SIZED = {"all_reduce", "broadcast"}
+"""Collectives to which all ranks pass as many elements."""
+
+_POLL_S = 0.01
+
+
+class Store(Protocol):
+    """The part of torch's Store that an inquiry uses."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The agreed explanation of a failure."""
+
+    culprit: int | None
+    """Group rank; None: unknown."""
+    text: str
+    """The calls of the ranks, as far as they explain the failure; may be empty."""
+
+
+class Inquiry:
+    """The inquiry of one group. `ranks` are the numbers to show, by rank of the group."""
+
+    def __init__(self, store: Store, rank: int, ranks: Sequence[int], calls: Calls) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = ranks
+        self._calls = calls
+        self._guard = threading.Lock()
+        self._begun = False
+        self._verdict: Verdict | None = None
+
+    def mismatch(self, call: Call | None, culprit: int | None) -> Verdict | None:
+        """Why the ranks disagree. `culprit`: the engine's. None: the Store does not answer."""
+        return self._once(lambda: self._judge(call, culprit, _differing))
+
+    def timeout(self, call: Call | None, culprit: int | None, text: str) -> Verdict | None:
+        """The ranks that did not come to a call of this rank, which timed out. `text` tells other ranks of that."""
+        return self._once(lambda: self._judge(call, culprit, _absent, text))
+
+    def abort(self, reason: str) -> None:
+        """Tells the other ranks that this one aborts the group."""
+        self._once(lambda: self._agree(Verdict(self._rank, reason)))
+
+    def aborted(self) -> Verdict | None:
+        """The verdict of the rank that failed first; None if it gives none."""
+        return self._once(self._await_verdict)
+
+    def _once(self, body: Any) -> Verdict | None:
+        """Runs `body` at the first call. In a thread, because a Store whose process is frozen answers no call."""
+
+        def run() -> None:
+            with contextlib.suppress(RuntimeError, ValueError, KeyError):  # the Store is gone; it left half an answer
+                self._verdict = body()
+
+        with self._guard:
+            if not self._begun:
+                self._begun = True
+                thread = threading.Thread(target=run, name="commlayer-inquiry", daemon=True)
+                thread.start()
+                thread.join(VERDICT_S + ANSWERS_S)
+            return self._verdict
+
+    def _publish(self) -> None:
+        calls = [
+            {
+                "number": call.sequence,
+                "rank": call.rank,
+                "tag": call.tag,
+                "key": [call.name, str(call.dtype), call.reduction, call.rank, [str(each) for each in call.signed]],
+                "elements": sum(map(math.prod, call.inputs or call.outputs)),
+                "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip(),
+            }
+            for call in list(self._calls.latest)
+        ]
+        self._store.set(f"calls/{self._rank}", json.dumps(calls))
+
+    def _judge(self, call: Call | None, culprit: int | None, explain: Any, text: str = "") -> Verdict:
+        self._publish()
+        end = time.monotonic() + ANSWERS_S
+        asked = sorted({self._rank, *filter(None, [culprit]), *range(min(len(self._ranks), RANKS_MAX))})
+        answers: dict[int, list[dict[str, Any]]] = {}
+        while len(answers) < len(asked) and time.monotonic() < end and not self._store.check(["verdict"]):
+            for rank in asked:
+                if rank not in answers and self._store.check([f"calls/{rank}"]):
+                    answers[rank] = json.loads(self._store.get(f"calls/{rank}"))
+            time.sleep(_POLL_S)
+        found = explain(call, culprit, answers, asked, self._ranks)
+        return self._agree(dataclasses.replace(found, text="; ".join(filter(None, [text, found.text]))))
+
+    def _agree(self, proposed: Verdict) -> Verdict:
+        held = self._store.compare_set("verdict", "", json.dumps(dataclasses.asdict(proposed)))
+        return Verdict(**json.loads(held))
+
+    def _await_verdict(self) -> Verdict | None:
+        self._publish()
+        end = time.monotonic() + VERDICT_S
+        while not self._store.check(["verdict"]):
+            if time.monotonic() >= end:
+                return None
+            time.sleep(_POLL_S)
+        return Verdict(**json.loads(self._store.get("verdict")))
+
+
+def _differing(
+    call: Call | None,
+    culprit: int | None,
+    answers: Mapping[int, Sequence[Mapping[str, Any]]],
+    asked: Sequence[int],  # noqa: ARG001  # the explanations of a timeout use it
+    ranks: Sequence[int],
+) -> Verdict:
+    """The first collective in which the ranks differ. The culprit is of the smallest party; of equal ones, of the one
+    that is furthest from rank 0."""
+    if call is not None and call.is_message:
+        return Verdict(culprit, _other_end(call, culprit, answers, ranks))
+    calls = {rank: {each["number"]: each for each in sent if each["tag"] is None} for rank, sent in answers.items()}
+    for number in sorted({number for of_rank in calls.values() for number in of_rank}):
+        at = {rank: of_rank[number] for rank, of_rank in sorted(calls.items()) if number in of_rank}
+        is_failed = call is not None and number == call.sequence
+        parties: dict[str, list[int]] = {}
+        for rank, each in at.items():
+            # In earlier calls, ranks may rightly have had unequal parts.
+            sized = each["key"][0] in SIZED or is_failed
+            parties.setdefault(json.dumps([each["key"], each["elements"] if sized else None]), []).append(rank)
+        if len(parties) > 1:
+            told = [f"{name_ranks(party, ranks)} called {at[party[0]]['text']}" for party in parties.values()]
+            smallest = min(parties.values(), key=lambda party: (len(party), -party[0]))
+            return Verdict(smallest[0], "; ".join(told))
+    return Verdict(culprit, "")
+
+
+def _other_end(
+    call: Call, culprit: int | None, answers: Mapping[int, Sequence[Mapping[str, Any]]], ranks: Sequence[int]
+) -> str:
+    """The latest message of the culprit with the tag of `call`."""
+    if culprit is None:
+        return ""
+    matching = [each["text"] for each in answers.get(culprit, []) if each["tag"] == call.tag]
+    return f"{name_ranks([culprit], ranks)} called {matching[-1]}" if matching else ""
+
+
+def _absent(
+    call: Call | None,
+    culprit: int | None,
+    answers: Mapping[int, Sequence[Mapping[str, Any]]],
+    asked: Sequence[int],
+    ranks: Sequence[int],
+) -> Verdict:
+    """The ranks that did not come to `call`; the culprit is one of them."""
+    if call is None or call.is_message:
+        return Verdict(culprit, "")
+    came = {
+        rank
+        for rank, calls in answers.items()
+        if any(each["tag"] is None and each["number"] >= call.sequence for each in calls)
+    }
+    absent = [rank for rank in asked if rank not in came]
+    if not absent:
+        return Verdict(culprit, "all ranks have called it")
+    return Verdict(culprit if culprit in absent else absent[0], f"{name_ranks(absent, ranks)} did not call it")
+
+
+def name_ranks(group_ranks: Sequence[int], ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 0, 2`: the numbers in `ranks` of these ranks of the group."""
+    numbers = ", ".join(str(ranks[rank]) for rank in group_ranks)
+    return f"rank{'s' * (len(group_ranks) > 1)} {numbers}"

@@ -1,0 +1,102 @@
+"""Errors of a job's operations: call, culprit, attributes, and the calls of the other ranks."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import commlayer
+from tests import ranks
+
+NETWORK = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
+WIRES = pytest.mark.parametrize("wire", [{}, NETWORK], ids=["shm", "udp"])
+
+
+def error_of(kind: type[commlayer.CommError], operation: Any) -> Any:
+    with pytest.raises(kind) as caught:
+        operation()
+    return caught.value
+
+
+@WIRES
+@ranks.on(3, environ="wire")
+def test_a_mismatch_in_a_subgroup_tells_both_sides(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    pair: Any = dist.new_group([1, 2], group_desc="pair")
+    if rank > 0:
+        dist.all_reduce(torch.ones(5), group=pair)
+        error = error_of(
+            commlayer.MismatchError, lambda: dist.all_reduce(torch.ones(2, rank), dist.ReduceOp.MAX, group=pair)
+        )
+        text = str(error)
+        who = f"rank {rank} of group '{pair.group_name}' (pair)"
+        assert text.startswith(f"{who}: all_reduce 2 of float32 [2, {rank}], MAX: ranks disagree on the operation")
+        for each in (1, 2):
+            assert f"rank {each} called all_reduce 2 of float32 [2, {each}], MAX" in text
+        assert (error.rank, error.culprit, error.host) == (rank, 2, socket.gethostname())
+        assert (error.operation, error.sequence, error.group) == ("all_reduce", 2, pair.group_name)
+        copy = pickle.loads(pickle.dumps(error))
+        assert (str(copy), vars(copy)) == (text, vars(error))
+    ranks.store().set(f"told {rank}", "1")
+    ranks.store().wait([f"told {each}" for each in range(size)])
+
+
+@WIRES
+@ranks.on(3, environ="wire")
+def test_an_abort_is_told_on_all_ranks(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    group: Any = dist.group.WORLD
+    dist.barrier()
+    if rank == 1:
+        group.abort()
+    error = error_of(commlayer.AbortedError, lambda: dist.all_reduce(torch.ones(5)))
+    assert "rank 1 aborted its process group" in str(error)
+    assert error.culprit == 1
+    ranks.store().set(f"told {rank}", "1")
+    ranks.store().wait([f"told {each}" for each in range(size)])
+
+
+@ranks.on(3)
+def test_a_monitored_barrier_names_ranks_of_the_job(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    pair: Any = dist.new_group([1, 2])
+    if rank == 1:
+        error = error_of(
+            commlayer.OperationTimeoutError, lambda: pair.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True)
+        )
+        assert "rank 1: monitored_barrier waits in vain for rank(s) 2; look at their logs" in str(error)
+        assert (error.rank, error.culprit, error.operation) == (1, 2, "monitored_barrier")
+        ranks.store().set("told", "1")
+    ranks.store().wait(["told"])
+
+
+@WIRES
+@ranks.on(2, environ="wire")
+def test_works_have_numbers_types_and_durations(rank: int, size: int) -> None:
+    with ranks.job(rank, size):
+        group: Any = dist.group.WORLD
+        tensor = torch.ones(4)
+        before = group._get_sequence_number_for_group()
+        other = 1 - rank
+        exchange = dist.isend(tensor, other) if rank == 0 else dist.irecv(tensor, other)
+        works: list[Any] = [
+            dist.all_reduce(tensor, async_op=True),
+            dist.all_gather_single(torch.empty(8), tensor, async_op=True),
+            dist.all_reduce(torch.ones(0), async_op=True),
+            group.allreduce([torch.ones(3)]),
+            exchange,
+        ]
+        for work in works:
+            work.wait()
+            assert 0.0 <= work._get_duration() < 60e3
+        types = [work._get_op_type().name for work in works]
+        assert types == ["ALLREDUCE", "ALLGATHER", "ALLREDUCE", "ALLREDUCE", "RECV" if rank else "SEND"]
+        assert [work._get_sequence_number() - before for work in works[:4]] == [1, 2, 3, 4]
+        assert works[4]._get_sequence_number() == 1
+        assert group._get_sequence_number_for_group() == before + 4

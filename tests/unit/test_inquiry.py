@@ -1,0 +1,143 @@
+"""Inquiries: the ranks of a failed group agree on the culprit, and tell each other their calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commlayer.transport import inquiry
+from commlayer.transport.call import Call, Calls
+from commlayer.transport.inquiry import Inquiry, Verdict
+
+JOB_RANKS = [10, 11, 12, 13]
+"""The numbers in the job of the ranks of the group."""
+
+Ask = Callable[[Inquiry, Call | None], Verdict | None]
+
+
+def reduction(count: int) -> Call:
+    return Call.of("all_reduce", [torch.ones(count)], [], reduction="SUM")
+
+
+def inquire(history: Sequence[Sequence[Call]], ask: Ask, silent: Sequence[int] = ()) -> list[Verdict | None]:
+    """The verdict of every rank. `history` has the calls of each, of which the last one failed; `silent` ranks do not
+    take part."""
+    store: Any = dist.HashStore()
+
+    def of_rank(rank: int) -> Verdict | None:
+        calls = Calls()
+        for call in history[rank]:
+            calls.add(call)
+        return ask(Inquiry(store, rank, JOB_RANKS[: len(history)], calls), history[rank][-1] if history[rank] else None)
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(of_rank, [rank for rank in range(len(history)) if rank not in silent]))
+
+
+def mismatch(own: Inquiry, call: Call | None) -> Verdict | None:
+    return own.mismatch(call, 0)
+
+
+def timeout(own: Inquiry, call: Call | None) -> Verdict | None:
+    return own.timeout(call, 0, "it timed out")
+
+
+def test_the_rank_that_differs_is_the_culprit_on_all_ranks() -> None:
+    history = [[reduction(5), reduction(7)] for _ in range(3)]
+    history.insert(1, [reduction(5), Call.of("broadcast", [torch.ones(3)], [], rank=2)])
+    told = "ranks 10, 12, 13 called all_reduce 2 of float32 [7], SUM; rank 11 called broadcast 2 of float32 [3] from "
+    assert inquire(history, mismatch) == [Verdict(1, told + "rank 12")] * 4
+
+
+def test_the_first_difference_counts() -> None:
+    """Later calls of a rank that has left one out differ, too."""
+    history = [[Call("barrier"), reduction(5)], [reduction(5), Call("barrier")]]
+    told = "rank 10 called barrier 1; rank 11 called all_reduce 1 of float32 [5], SUM"
+    assert inquire(history, mismatch) == [Verdict(1, told)] * 2
+
+
+def test_unequal_parts_count_in_the_failed_call_only() -> None:
+    def gather(rank: int) -> Call:
+        return Call.of("all_gather", [torch.ones(rank + 1)], [])
+
+    told = "rank 10 called all_gather 2 of float32 [1]; rank 11 called all_gather 2 of float32 [2]"
+    assert inquire([[gather(rank), gather(rank)] for rank in (0, 1)], mismatch) == [Verdict(1, told)] * 2
+    alike = [[gather(rank), reduction(3)] for rank in (0, 1)]
+    assert inquire(alike, mismatch) == [Verdict(0, "")] * 2  # as the engine says
+
+
+def test_a_message_is_told_with_its_other_end() -> None:
+    sent = Call("send", torch.float32, [(5,)], rank=1, tag=7)
+    received = Call("receive", torch.float32, (), [(6,)], rank=0, tag=7)
+    verdicts = inquire([[sent], [received]], lambda own, call: own.mismatch(call, 0))
+    told = "rank 10 called send 1 of float32 [5] to rank 11, tag 7"
+    assert verdicts == [Verdict(0, told)] * 2
+
+
+@pytest.mark.parametrize("silent", [(2,), ()], ids=["stuck", "behind"])
+def test_a_timeout_names_the_ranks_that_did_not_come(silent: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "ANSWERS_S", 0.2)
+    history = [[reduction(5), reduction(5)] for _ in range(4)]
+    history[2] = [] if silent else [reduction(5)]
+    verdicts = inquire(history, timeout, silent)
+    assert verdicts == [Verdict(2, "it timed out; rank 12 did not call it")] * (4 - len(silent))
+
+
+def test_a_timeout_of_ranks_that_all_came() -> None:
+    verdicts = inquire([[reduction(5)]] * 2, timeout)
+    assert verdicts == [Verdict(0, "it timed out; all ranks have called it")] * 2
+
+
+def test_an_abort_is_told_with_its_reason() -> None:
+    def ask(own: Inquiry, call: Call | None) -> Verdict | None:
+        if call is not None:
+            return own.aborted()
+        own.abort("as the test wants it")
+        return None
+
+    assert inquire([[reduction(5)], []], ask)[0] == Verdict(1, "as the test wants it")
+
+
+def test_an_abort_without_a_verdict_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "VERDICT_S", 0.1)
+    assert inquire([[reduction(5)]], lambda own, _: own.aborted()) == [None]
+
+
+class FrozenStore:
+    """A Store whose process is frozen."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def check(self, _: list[str]) -> bool:
+        time.sleep(10.0)
+        return False
+
+    def get(self, _: str) -> bytes:
+        raise RuntimeError
+
+    def compare_set(self, *_: str) -> bytes:
+        raise dist.DistNetworkError("the Store's process is gone")
+
+
+def frozen() -> Any:
+    return FrozenStore()
+
+
+def test_a_store_that_does_not_answer_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "ANSWERS_S", 0.1)
+    monkeypatch.setattr(inquiry, "VERDICT_S", 0.1)
+    begin_s = time.monotonic()
+    own = Inquiry(frozen(), 0, JOB_RANKS, Calls())
+    assert own.mismatch(reduction(5), 1) is None
+    assert own.mismatch(reduction(5), 1) is None
+    assert time.monotonic() - begin_s < 5.0
+
+
+def test_a_store_that_is_gone_is_no_error() -> None:
+    Inquiry(frozen(), 0, JOB_RANKS, Calls()).abort("for a reason")

@@ -1,0 +1,92 @@
+"""The watch of the paths: deaths, returns and rates, from the engine's counters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from commlayer.transport import path_watch as module
+from commlayer.transport.native import Report
+from commlayer.transport.path_watch import Watch
+from tests.unit.test_diagnosis import descriptions
+
+ALIVE = {"deaths": 0, "is_dead": 0, "round_trip_us": 0, "window_bytes": 0, "queue_us": 0}
+
+
+class FakeEngine:
+    """Its paths, by peer."""
+
+    found: dict[int, list[dict[str, Any]]]
+
+    @classmethod
+    def shared_report(cls) -> Report:
+        return Report({}, {}, cls.found)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Watch]:
+    """A watch of two paths to rank 5, which looks when the test says so."""
+    monkeypatch.setattr(module, "Engine", FakeEngine)
+    monkeypatch.setattr(module, "PERIOD_S", 1000.0)
+    FakeEngine.found = {5: [{**ALIVE}, {**ALIVE}]}
+    caplog.set_level(logging.INFO, "commlayer")
+    made = Watch()
+    own, peer = descriptions(1, one_host=False)
+    made.add(own, [own, peer, {**peer, "peer": 6}])  # no path is known to rank 6
+    yield made
+    made.close()
+
+
+def told(watch: Watch, caplog: pytest.LogCaptureFixture, **changed: int) -> list[str]:
+    """The lines of the next look, after a change of the second path."""
+    FakeEngine.found[5][1] |= changed
+    caplog.clear()
+    watch.look()
+    return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
+PATH = "path eth1 to rank 5 on node1 (10.0.1.2 port 20001)"
+
+
+def test_death_and_return(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    assert told(watch, caplog) == []
+    assert told(watch, caplog, deaths=1, is_dead=1) == [
+        f"WARNING {PATH} died: it loses all packets; others carry its load"
+    ]
+    assert told(watch, caplog) == []
+    assert told(watch, caplog, is_dead=0) == [f"INFO {PATH} delivers again"]
+    assert told(watch, caplog) == []
+
+
+def test_a_short_death_is_not_missed(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    assert told(watch, caplog, deaths=2) == [f"WARNING {PATH} died 2 times, and delivers again"]
+    assert told(watch, caplog, deaths=3) == [f"WARNING {PATH} died once, and delivers again"]
+
+
+def test_rates_are_told_at_debug_when_they_have_doubled(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    assert told(watch, caplog, window_bytes=10_000, round_trip_us=100) == []
+    caplog.set_level(logging.DEBUG, "commlayer")
+    rate = f"DEBUG {PATH} may send 100 MB/s: window 10000 bytes, round trip 100 us, of it 0 us in queues"
+    assert told(watch, caplog) == [rate]
+    assert told(watch, caplog, window_bytes=15_000) == []
+    assert len(told(watch, caplog, window_bytes=20_000)) == 1
+    assert len(told(watch, caplog, window_bytes=10_000)) == 1
+
+
+def test_the_thread_looks_by_itself(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr(module, "PERIOD_S", 0.01)
+
+    def look(self: Watch) -> None:
+        looked.append(self)
+        raise ValueError("as the test wants it")
+
+    monkeypatch.setattr(Watch, "look", look)
+    made = Watch()
+    made._thread.join(10.0)
+    assert looked == [made]
+    assert "the watch of the paths has ended" in caplog.text
+    made.close()
