@@ -27,14 +27,18 @@ BARRIER_BYTES = 8
 """Payload of barrier messages. It has no meaning, but a packet with a payload is handled like every other."""
 
 ORDERED_SEGMENTS = 16
-"""Segments in flight when rank-ordered reduction needs scratch: about 2 MiB of it by default."""
+"""Segments in flight when rank-ordered reduction needs scratch: about 2 MiB of it in small worlds."""
+
+ORDERED_BYTES = 32 << 20
+"""That scratch in large worlds, whose segments are long; two segments in any case."""
 
 
 def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
     """All-reduces OUTPUT, in place."""
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
-    pieces = segments(Range(0, numel * itemsize), itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES * world_size)
+    longest, segment_bytes = MESSAGE_LIMIT_BYTES * world_size, settings.segment_for(world_size)
+    pieces = segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
     cuts = [partition(piece, world_size, itemsize) for piece in pieces]
     owned = [shards[rank] for shards in cuts]
     window = ordered_window(b, world_size, owned) if _ordered(world_size, settings) else None
@@ -54,7 +58,7 @@ def partial_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, di
     members = range(world_size)
     longest = MESSAGE_LIMIT_BYTES * world_size
     least = settings.partial_message_bytes * world_size
-    segment_bytes = min(max(settings.segment_bytes, least), longest)
+    segment_bytes = min(max(settings.segment_for(world_size), least), longest)
     for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest, least_bytes=least):
         shards = partition(piece, world_size, itemsize)
         partial_all_reduce_segment(b, members, shards, divisor=divisor, partial_results=settings.partial_results)
@@ -160,7 +164,8 @@ def reduce_segment(
 def ordered_window(b: PlanBuilder, members: int, owned: Sequence[Range]) -> Window:
     """The scratch for ordered reduction of these ranges: room for each member's contribution."""
     slot_bytes = members * max((own.length for own in owned), default=0)
-    return Window(b, slot_bytes, min(ORDERED_SEGMENTS, max(len(owned), 1)))
+    slots = min(ORDERED_SEGMENTS, max(ORDERED_BYTES // max(slot_bytes, 1), 2))
+    return Window(b, slot_bytes, min(slots, max(len(owned), 1)))
 
 
 def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int) -> Plan:
@@ -322,7 +327,7 @@ def barrier_segment(b: PlanBuilder, members: Sequence[int], after: Sequence[int]
 def per_rank_segments(length: int, world_size: int, itemsize: int, settings: Settings) -> list[Range]:
     """Cuts each rank's part so that the segments of all ranks together have the usual size."""
     least = settings.partial_message_bytes
-    segment_bytes = max(settings.segment_bytes // world_size, least, 1)
+    segment_bytes = max(settings.segment_for(world_size) // world_size, least, 1)
     return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES, least_bytes=least)
 
 

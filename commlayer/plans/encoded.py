@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ..errors import ConfigError
 from . import direct, hierarchical
 from .codec import CODECS, VALUE_BYTES, Codec, Encoding
-from .direct import ORDERED_SEGMENTS, others
+from .direct import ORDERED_BYTES, ORDERED_SEGMENTS, others
 from .hierarchical import Hosts
 from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
@@ -40,7 +40,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     messages = owners * len(hosts)
     longest = MESSAGE_LIMIT_BYTES * messages
     least = max(int(settings.partial_message_bytes * shrinks), block) * messages
-    segment_bytes = min(max(int(settings.segment_bytes * shrinks), least), longest)
+    segment_bytes = min(max(int(settings.segment_for(messages) * shrinks), least), longest)
     pieces = segments(Range(0, numel * itemsize), block * messages, segment_bytes, longest, least_bytes=least)
     cuts = [partition(piece, owners, block) for piece in pieces]
     local = hierarchical.home(hosts, rank)
@@ -101,9 +101,10 @@ class _Network:
         self.partial, self.keeps = settings.partial, settings.keep_errors
         self.ordered = settings.deterministic and len(members) > 2
         self.me = members.index(b.rank) if members else 0
-        slots = min(ORDERED_SEGMENTS, max(len(cuts), 1))
-        self.encoded = Window(b, max(map(self._encoded_bytes, cuts), default=0), slots)
+        encoded = max(map(self._encoded_bytes, cuts), default=0)
         owned = max((shards[self.me].length for shards in cuts), default=0) * len(members)
+        slots = min(ORDERED_SEGMENTS, max(ORDERED_BYTES // max(encoded, owned, 1), 2), max(len(cuts), 1))
+        self.encoded = Window(b, encoded, slots)
         self.decoded = Window(b, owned if self.ordered else 0, slots)
 
     def _encoded_bytes(self, shards: Sequence[Range]) -> int:

@@ -27,6 +27,9 @@ INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, B
 NETWORK_LAG = 8
 """Segments on the network: enough to fill a long or fast path until the first one comes back."""
 
+SHORT_MESSAGE_BYTES = 4096
+"""Shorter messages between hosts are mostly headers and steps."""
+
 PARTIAL_LAG = 2
 """The same for partial segments, which are longer."""
 
@@ -40,7 +43,11 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     me = local.index(rank)
     owners = min(map(len, hosts))
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
-    pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_bytes, longest), longest)
+    messages = owners * len(hosts)
+    if settings.segment_for(messages) > longest and longest // messages < SHORT_MESSAGE_BYTES:
+        return _long_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
+    segment_bytes = min(settings.segment_for(messages), longest)
+    pieces = segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
     members = [host[me] for host in hosts] if me < owners else []
     # A short message takes one network step, as in select.py, but only among the owners of a shard.
     short = (len(hosts) - 1) * numel * itemsize <= settings.exchange_limit_bytes and len(pieces) == 1
@@ -58,6 +65,32 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
 
     lag = min(NETWORK_LAG, len(pieces) - 1)
     staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag=lag)
+    return b.build()
+
+
+def _long_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """All-reduces OUTPUT, in place, in segments that go through staging in several rounds: so many owners share them
+    that the messages of shorter ones would be shorter than a packet."""
+    b = PlanBuilder(rank, sum(map(len, hosts)))
+    local = home(hosts, rank)
+    me = local.index(rank)
+    owners = min(map(len, hosts))
+    members = [host[me] for host in hosts] if me < owners else []
+    messages = owners * len(hosts)
+    longest = MESSAGE_LIMIT_BYTES * messages
+    pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_for(messages), longest), longest)
+    cuts = [partition(piece, owners, itemsize) for piece in pieces]
+    shards = [partition(cut[me], len(hosts), itemsize) for cut in cuts] if members else []
+    window = None
+    if settings.deterministic and members:
+        owned = [each[members.index(rank)] for each in shards]
+        window = direct.ordered_window(b, len(hosts), owned)
+
+    def between(i: int, after: Sequence[int]) -> list[int]:
+        return direct.all_reduce_segment(b, members, shards[i], divisor=divisor, window=window, after=after)
+
+    staging_bytes = settings.staging_bytes
+    reduce_and_spread(b, local, cuts, itemsize, staging_bytes, between if members else None, source=OUTPUT)
     return b.build()
 
 
@@ -80,7 +113,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
     members = [host[me] for host in hosts] if me < owners else []
     messages = owners * len(hosts)
     longest = MESSAGE_LIMIT_BYTES * messages
-    segment_bytes = min(max(settings.segment_bytes, settings.partial_message_bytes * messages), longest)
+    segment_bytes = min(max(settings.segment_for(messages), settings.partial_message_bytes * messages), longest)
     cuts = [
         partition(piece, owners, itemsize)
         for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
@@ -109,8 +142,10 @@ def reduce_and_spread(
     itemsize: int,
     staging_bytes: int,
     between: Callable[[int, Sequence[int]], list[int]] | None,
+    *,
+    source: Buffer = INPUT,
 ) -> None:
-    """Reduces each segment to the host's owners in INPUT, has `between` all-reduce it over the network, and spreads
+    """Reduces each segment to the host's owners in `source`, has `between` all-reduce it over the network, and spreads
     OUTPUT within the host.
 
     cuts[i] are the shards of segment i by owner, the first ranks of `local`. between(i, after) adds the network's steps
@@ -133,11 +168,11 @@ def reduce_and_spread(
         for slot, parts in rounds(shards):
             for j, part in enumerate(parts if peers else ()):
                 if j != me and part.length:
-                    b.copy(INPUT, part.offset, STAGING, slot + j * part_bytes, part.length)
+                    b.copy(source, part.offset, STAGING, slot + j * part_bytes, part.length)
             b.post()
             await_all(b, peers, b.posts)
             for peer in peers if me < owners and parts[me].length else ():
-                b.reduce(STAGING, slot + me * part_bytes, INPUT, *parts[me], staging_of=peer)
+                b.reduce(STAGING, slot + me * part_bytes, source, *parts[me], staging_of=peer)
 
     def spread_here(shards: Sequence[Range], done: Sequence[int]) -> None:
         for slot, parts in rounds(shards):
@@ -326,7 +361,7 @@ def _rank_pieces(
     With a codec they begin at blocks, and have the usual length once encoded.
     """
     world_size = sum(map(len, hosts))
-    slot_bytes, longest, segment_bytes = 0, MESSAGE_LIMIT_BYTES, settings.segment_bytes // world_size
+    slot_bytes, longest, segment_bytes = 0, MESSAGE_LIMIT_BYTES, settings.segment_for(world_size) // world_size
     if len(hosts) < world_size:
         slot_bytes, longest = staging_area(settings.staging_bytes, 1, parts, itemsize)
     if codec is not None:

@@ -7,6 +7,9 @@ import dataclasses
 from ..config import Algorithm
 from ..errors import ConfigError
 
+SEGMENT_MEMBERS = 16
+"""Members for which a segment has its usual length: with more of them, its messages keep their length."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -17,7 +20,8 @@ class Settings:
     deterministic: bool = False
     """Reduce in a fixed order, so that the same inputs give the same bits in every run. (Replicas agree anyway.)"""
     segment_bytes: int = 256 << 10
-    """Network: bytes of one segment over all ranks. Smaller ones pipeline more finely, larger ones take fewer steps."""
+    """Network: bytes of one segment over up to SEGMENT_MEMBERS ranks, see `segment_for`. Smaller ones pipeline more
+    finely, larger ones take fewer steps."""
     exchange_limit_bytes: int = 32 << 10
     """Network: an all-reduce takes one step if a rank then sends no more than this to all others together."""
     staging_bytes: int = 2 << 20
@@ -38,6 +42,11 @@ class Settings:
     all-reduce or an all-gather spreads."""
     keep_errors: bool = False
     """With `codecs`: INPUT keeps rounding errors and lost values: see `Plan.kept`."""
+
+    def segment_for(self, members: int) -> int:
+        """Bytes of a segment that is cut into messages for so many members: more members get longer segments, so that
+        no message becomes shorter than a packet, and the steps do not grow with the square of the ranks."""
+        return self.segment_bytes * max(members, SEGMENT_MEMBERS) // SEGMENT_MEMBERS
 
     def __post_init__(self) -> None:
         if self.segment_bytes < 1:

@@ -68,6 +68,24 @@ def test_all_reduce_sends_the_least_possible() -> None:
     assert steps["length"][steps["kind"] == StepKind.SEND].sum() == 2 * (n - 1) * length // n
 
 
+def test_messages_of_large_worlds_fill_packets() -> None:
+    """1,000 ranks: at 1,432 bytes a packet, 25 MiB take 36,600 packets a rank at least, and each rank as many."""
+    n, length = 1000, 25 << 20
+    sent = []
+    for rank in (0, 1, 500, n - 1):
+        steps = direct.all_reduce(rank, n, length // 4, 4, 1, Settings()).steps
+        assert len(steps) < 20_000
+        lengths = steps["length"][steps["kind"] == StepKind.SEND]
+        assert int((-(-lengths // 1432)).sum()) < 1.15 * 36_600
+        sent.append(int(lengths.sum()))
+    assert max(sent) < 1.01 * min(sent)
+
+
+def test_ordered_reductions_of_large_worlds_need_little_scratch() -> None:
+    plan = direct.all_reduce(0, 1000, 100 << 18, 4, 1, Settings(deterministic=True))
+    assert plan.scratch_bytes <= 40 << 20
+
+
 def test_no_segment_waits_for_another() -> None:
     """A contribution depends on nothing: the gather half cannot hold back the reduce half."""
     s = Settings(segment_bytes=1 << 10)

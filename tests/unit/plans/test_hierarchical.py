@@ -63,6 +63,23 @@ def test_any_shape(hosts: Hosts, numel: int, choices: dict[str, Any], **tensors:
     conform_all(hierarchical, hosts, numel, Settings(**choices), **tensors)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+def test_long_segments_go_through_staging_in_rounds(hosts: Hosts, deterministic: bool) -> None:
+    s = Settings(segment_bytes=1500, staging_bytes=1000, deterministic=deterministic, exchange_limit_bytes=0)
+    for seed in range(4):
+        conform_all(hierarchical, hosts, 997, s, seed=seed)
+
+
+def test_messages_of_large_jobs_fill_packets() -> None:
+    """125 hosts of 8: at 1,432 bytes a packet, 25 MiB take 5,037 packets a rank at least."""
+    hosts = tuple(tuple(range(first, first + 8)) for first in range(0, 1000, 8))
+    steps = hierarchical.all_reduce(3, hosts, 25 << 18, 4, 1, Settings()).steps
+    sent = steps["length"][steps["kind"] == StepKind.SEND]
+    assert len(steps) < 10_000
+    assert int((-(-sent // 1432)).sum()) < 1.2 * 5037
+
+
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
 def test_barrier(hosts: Hosts) -> None:
     barrier_holds(lambda r: hierarchical.barrier(r, hosts), sum(map(len, hosts)))

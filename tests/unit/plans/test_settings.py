@@ -22,6 +22,12 @@ def test_values_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
         Settings(**wrong)
 
 
+def test_messages_keep_their_length_with_more_members() -> None:
+    settings = Settings()
+    assert [settings.segment_for(n) // n for n in (16, 17, 100, 1000)] == [16 << 10] * 4
+    assert {settings.segment_for(n) for n in range(1, 17)} == {settings.segment_bytes}
+
+
 def test_settings_are_keys() -> None:
     assert hash(Settings()) == hash(Settings(algorithm="auto"))
     assert Settings() != Settings(deterministic=True)
