@@ -108,6 +108,7 @@ class HookState:
         rank."""
         self._count_lock = threading.Lock()
         self._loss_scale = LossScale()
+        self._scaler_searches = 2  # some jobs make their scaler after a first step
         self._tolerance_state: dict[str, Any] | None = None  # restored, and not yet handed to the tolerance
         self._begun = False  # a step, since this state was made or loaded
         self._choice: Choice | None = None
@@ -123,10 +124,12 @@ class HookState:
 
     @property
     def loss_scale(self) -> float:
-        """Factor that the loss is multiplied with, as `GradScaler.get_scale()` returns it. Set it before `backward()`
-        whenever it changes: the residual of another scale is converted.
+        """Factor that the loss is multiplied with. Unless it is set, it is that of the job's `torch.amp.GradScaler`,
+        and 1 without one. Another scaler's must be set before `backward()` whenever it changes: the residual of
+        another scale is converted.
 
-        Setting it raises ConfigError unless the value is a finite number above 0.
+        Setting it raises ConfigError unless the value is a finite number above 0. Reading it raises ConfigError if
+        several GradScalers have different scales.
         """
         return self._loss_scale.value
 
@@ -178,6 +181,9 @@ class HookState:
         if not self._begun:
             check_optimizer(self.policy, self.optimizer)
             self._check_world_size()
+        if self._scaler_searches and (self.policy.loss_bound or self.tolerance or self.policy.codec != "none"):
+            self._scaler_searches -= 1
+            self._loss_scale.find_scalers()
         for each in (self.feedback, self.low_rank):
             each.begin_step(self.group().rank(), self.loss_scale)
         self._commit.abandon(self.group().rank())
@@ -282,7 +288,7 @@ class HookState:
             "fine": self._restored_fine or self._fine_numbers(),
             "feedback": self.feedback.state_dict(),
             "low_rank": self.low_rank.state_dict(),
-            "loss_scale": self.loss_scale,
+            **({} if self._loss_scale.given is None else {"loss_scale": self._loss_scale.given}),
             "choice": self._choice_state if self._choice is None else self._choice.state_dict(),
             "tolerance": self._tolerance_state if self.tolerance is None else self.tolerance.state_dict(),
         }
@@ -307,7 +313,9 @@ class HookState:
         self._reset()
         self.policy = policy
         self.steps = state.get("steps", 0)
-        self.loss_scale = state.get("loss_scale", 1.0)
+        scale = state.get("loss_scale", 1.0)
+        if isinstance(scale, bool) or scale != 1.0:  # former versions saved 1 where none was set
+            self.loss_scale = scale
         self.feedback.dtype = RESIDUALS[policy.residual]
         self.feedback.load_state_dict(state.get("feedback", {}))
         self._choice_state = state.get("choice", self._choice_state)

@@ -67,6 +67,26 @@ def test_a_scaler_skips_the_step_on_all_ranks(rank: int, size: int) -> None:
     assert scaler.get_scale() == 2.0
 
 
+@pytest.mark.parametrize("codec", ["int4", "powersgd:2"])
+@ranks.on(1)
+def test_residuals_follow_the_scale_of_the_scaler(rank: int, size: int, codec: str) -> None:
+    """Without a word from the job: a residual of one scale, added in another, would be wrong by their ratio."""
+    scales: dict[bool, list[tuple[float, float]]] = {}
+    for is_given in (True, False):
+        state = commlayer.HookState(commlayer.Policy(codec=codec))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1)
+        with ranks.job(rank, size):
+            found = scales[is_given] = []
+            for _ in range(3):
+                if is_given:
+                    state.loss_scale = scaler.get_scale()
+                state.enter([torch.ones(3)] if not found else list(state.feedback._numbers), 0, is_last=True)
+                found.append((state.feedback._loss_scale, state.loss_scale))
+                scaler._scale = torch.tensor(scaler.get_scale() * 2)  # as `update` does
+        del scaler
+    assert scales[True] == scales[False] == [(2.0**exponent,) * 2 for exponent in (16, 17, 18)]
+
+
 @ranks.on(2, ranks.run_job, environ=NETWORK)
 def test_lost_contributions_wait_for_a_finite_step(rank: int, size: int) -> None:
     model, state = hooked(commlayer.Policy(loss_bound=0.1), **BUCKETS)

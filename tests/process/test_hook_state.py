@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from commlayer.compress.loss_scale import LossScale
 from commlayer.frontend.backend import CommProcessGroup
 from tests import fake_transport, ranks
 from tests.fake_transport import on_fake
@@ -229,6 +230,36 @@ def test_a_loss_scale_that_is_none_is_refused_where_it_is_set(scale: Any) -> Non
     assert state.loss_scale == 1.0
     with pytest.raises(commlayer.ConfigError, match="loss_scale"):
         commlayer.HookState().load_state_dict({**state.state_dict(), "loss_scale": scale})
+
+
+def test_a_loss_scale_is_that_of_the_scaler_unless_it_is_set() -> None:
+    scale = LossScale()
+    scale.find_scalers()
+    assert scale.value == 1.0
+    scaler, disabled = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu", enabled=False)
+    scale.find_scalers()
+    assert scale.value == 8.0
+    another = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scale.find_scalers()
+    with pytest.raises(commlayer.ConfigError, match=r"different scales \(2.0, 8.0\).*set HookState.loss_scale"):
+        _ = scale.value
+    scale.set(4.0)
+    assert scale.value == 4.0
+    scale = LossScale()
+    scale.find_scalers()
+    del scaler, another, disabled
+    assert scale.value == 1.0
+
+
+def test_a_checkpoint_holds_a_scale_only_if_one_was_set() -> None:
+    state = commlayer.HookState()
+    assert "loss_scale" not in state.state_dict()
+    state.loss_scale = 2.0
+    other = commlayer.HookState()
+    other.load_state_dict(state.state_dict())
+    assert other.loss_scale == 2.0
+    state.load_state_dict({**commlayer.HookState().state_dict(), "loss_scale": 1.0})  # as former versions did
+    assert "loss_scale" not in state.state_dict()
 
 
 def test_a_loss_scale_may_be_any_that_a_scaler_has() -> None:
