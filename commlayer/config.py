@@ -137,6 +137,7 @@ _FLAG = Kind(
     lambda text: {"0": False, "1": True}.get(text, text),
 )
 _NAME = Kind("name", "use a name, as verbs", lambda value: value if isinstance(value, str) else None)
+_PATH = Kind("path", "use the path of a file", lambda value: value if isinstance(value, str) else None, read=str)
 _REPLACED = Kind("`gloo`", "use gloo, or nothing", lambda value: value if value in ("", "gloo") else None)
 _NAMES = Kind(
     *("names", "use a comma list of names, as eth0,eth1 or ^docker0", _names),
@@ -245,11 +246,17 @@ class Config:
         3.0
     )
     auth: Annotated[
-        Literal["header", "full", "off"],
-        "the part of a packet that the job's key authenticates: all but tensor data, all, or nothing; "
+        Literal["full", "header", "off"],
+        "the part of a packet that the job's key authenticates: all, all but tensor data, or nothing; "
         "see [security.md](security.md)",
         COMMON,
-    ] = "header"
+    ] = "full"
+    secret_file: Annotated[
+        str,
+        _PATH,
+        "a file with a secret of at least 16 bytes, the same on every host (`head -c 32 /dev/urandom`): a program that "
+        "can read the Store, but not the file, cannot join the job. Unset: the key is as secret as the Store",
+    ] = ""
     dscp: Annotated[
         bool,
         "1: packets carry their priority as DSCP, and those that may be lost are not ECN-capable; the engine answers "
@@ -394,8 +401,8 @@ class Policy:
     treatment: Annotated[
         Treatment,
         "what happens to lost contributions. `feedback` adds them to the next step's gradient; only the hook can: "
-        "other operations of such a group lose nothing. `rescale` takes the mean of the others, `zero` counts them as "
-        "0. With `feedback` under AMP, set `HookState.loss_scale`",
+        "other operations of such a group lose nothing. `rescale` takes the mean of the others, `zero` counts "
+        "them as 0",
     ] = "feedback"
     protect_share: Annotated[
         float,

@@ -9,6 +9,7 @@ native/protocol/packet.h defines the format; a test compares the two.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -26,13 +27,19 @@ from scapy.layers.inet6 import IPv6
 from scapy.packet import Packet
 
 MAGIC = 0x4C43
-VERSION = 3
+VERSION = 4
 HEAD_BYTES = 40
 KEY_BYTES = 16
 TAG_AT = 32
 KINDS = {0: "DATA", 1: "ACK", 2: "PING", 3: "READY", 4: "ABORT", 5: "MISMATCH", 6: "PROBE", 7: "STOP"}
 AUTHS = {"header": 0, "full": 1}
 
+DIRECT_BYTES = 64
+"""SipHash alone covers payloads up to this length (`CL_PACKET_DIRECT_BYTES`), and NH's sums of longer ones."""
+
+NH_BLOCK_BYTES = 1024
+
+_U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 
 
@@ -74,7 +81,7 @@ class DLCP(Packet):
         return rest[: self.length], rest[self.length :]
 
 
-def seal(packet: Any, key: bytes, destination: int, *, auth: str = "header", number_high: int = 0) -> Any:
+def seal(packet: Any, key: bytes, destination: int, *, auth: str = "full", number_high: int = 0) -> Any:
     """Sets the packet's tag as `cl_packet_seal` does, and returns it. `number_high`: upper half of its number."""
     packet.tag = tag(bytes(packet), key, destination, auth=auth, number_high=number_high)
     return packet
@@ -90,12 +97,41 @@ def split(payload: bytes) -> Iterator[DLCP]:
         payload = payload[HEAD_BYTES + length :]
 
 
-def tag(packet: bytes, key: bytes, destination: int, *, auth: str = "header", number_high: int = 0) -> int:
+def tag(packet: bytes, key: bytes, destination: int, *, auth: str = "full", number_high: int = 0) -> int:
     """The tag of a whole packet under the job's key of 16 bytes; see `cl_packet_seal` in native/protocol/packet.h."""
     implied = struct.pack("<IHH", number_high, destination, AUTHS[auth])
     is_data = packet[2] & 0x0F == 0
     rest = b"" if is_data and auth == "header" else packet[HEAD_BYTES:]
+    if len(rest) > DIRECT_BYTES:
+        rest = nh_sums(key, rest)
     return siphash(key, packet[:TAG_AT] + implied + rest)
+
+
+def nh_sums(key: bytes, data: bytes) -> bytes:
+    """The sums of all blocks of `data`, two for each; see native/kernels/nh.h."""
+    keys = _nh_keys(key)
+    sums = []
+    for start in range(0, len(data), NH_BLOCK_BYTES):
+        block = data[start : start + NH_BLOCK_BYTES]
+        words = struct.unpack(f"<{(len(block) + 7) // 8 * 2}I", block + bytes(-len(block) % 8))
+        for each in keys:
+            added = [word + mask & _U32 for word, mask in zip(words, each, strict=False)]
+            padding = [mask for at, mask in enumerate(each) if len(words) <= at < (len(block) + 63) // 64 * 16]
+            sums.append(_pairs(added) + _pairs(padding) & _U64)
+    return struct.pack(f"<{len(sums)}Q", *sums)
+
+
+def _pairs(words: Sequence[int]) -> int:
+    return sum(words[i] * words[i + 1] for i in range(0, len(words), 2))
+
+
+@functools.lru_cache(maxsize=16)
+def _nh_keys(key: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The two keys of NH, as `cl_packet_expand_key` draws them."""
+    count = NH_BLOCK_BYTES // 4
+    drawn = b"".join(struct.pack("<Q", siphash(key, b"l-nh-key" + struct.pack("<Q", i))) for i in range(count))
+    words = struct.unpack(f"<{2 * count}I", drawn)
+    return words[:count], words[count:]
 
 
 def siphash(key: bytes, data: bytes) -> int:

@@ -19,9 +19,11 @@ from torch.distributed import PrefixStore, Store
 
 from ..config import Config
 from ..errors import CommError, ConfigError, MismatchError, OperationTimeoutError
-from . import base
+from . import base, blob
 from .call import Calls
+from .description import check_peer
 from .inquiry import Inquiry
+from .secret import check_secrets, fingerprint, mixed, read_secret
 
 _JOB = "commlayer/job"
 _KEY_BYTES = 16
@@ -40,6 +42,9 @@ class Rendezvous:
     The same group can be made again in the same Store, because torchrun's Store outlives `destroy_process_group`. The
     keys of its former life would be taken for answers then. So each rank counts itself in: all ranks of one life arrive
     before those of the next. The size of the group may change between lives: each size has its own count.
+
+    Rank 0 reads the values of all ranks and publishes them as one: so the Store serves a number of requests that grows
+    with the ranks, not with their square.
     """
 
     def __init__(self, store: Store, name: str, rank: int, size: int, timeout: timedelta) -> None:
@@ -60,19 +65,23 @@ class Rendezvous:
         Raises OperationTimeoutError, which names the missing ranks, or CommError with the reason why a rank gave up.
         """
         with self._store_errors():
-            values = self._gather(step, value)
-        for rank, answer in enumerate(values):
+            number = self._publish(b"+" + value)
+            answers = self._gather(number, step) if self.rank == 0 else blob.unpack(self._answer(number, step))
+        for rank, answer in enumerate(answers):
             if answer[:1] == b"-":
                 raise CommError(f"rank {rank} of group {self.name!r} could not start: {answer[1:].decode()}")
-        return [answer[1:] for answer in values]
+        return [answer[1:] for answer in answers]
 
     def give_up(self, reason: BaseException) -> None:
         """Makes the next step fail on all ranks at once, not only after the timeout. Idempotent."""
         if self._gave_up:
             return
         self._gave_up = True
+        text = b"-" + str(reason).encode()
         with contextlib.suppress(dist.DistError):  # the Store itself may have failed
-            self._publish(b"-" + str(reason).encode())
+            number = self._publish(text)
+            if self.rank == 0:
+                self._set(f"{number}/all", blob.pack([text]))
             self._leave()
 
     @contextlib.contextmanager
@@ -95,26 +104,39 @@ class Rendezvous:
             time.sleep(0.01)
             left = self.store.add("left", 0)
 
-    def _gather(self, step: str, value: bytes) -> list[bytes]:
-        number = self._steps
-        self._publish(b"+" + value)
+    def _gather(self, number: int, step: str) -> list[bytes]:
+        """For rank 0: the values of all ranks, which it publishes."""
         keys = [f"{number}/{rank}" for rank in range(self.size)]
+        self._wait(keys, keys, step)
+        values = self.store.multi_get(keys)
+        self._set(f"{number}/all", blob.pack(values))
+        for key in keys:
+            self.store.delete_key(key)
+        if number > 0:  # every rank is in this step, so it has read the one before
+            self.store.delete_key(f"{number - 1}/all")
+        return values
+
+    def _answer(self, number: int, step: str) -> bytes:
+        """The values of all ranks, as rank 0 has published them."""
+        keys = [f"{number}/{rank}" for rank in range(self.size)]
+        self._wait([f"{number}/all"], keys, step)
+        return self.store.get(f"{number}/all")
+
+    def _wait(self, awaited: list[str], ranks: list[str], step: str) -> None:
+        """Waits for the awaited keys. Raises OperationTimeoutError, which names the ranks whose keys are missing."""
         try:
-            self.store.wait(keys, self.timeout)
+            self.store.wait(awaited, self.timeout)
         except RuntimeError as error:
-            missing = [str(rank) for rank, each in enumerate(keys) if not self.store.check([each])]
-            if not missing:
+            if all(self.store.check([key]) for key in awaited):  # at the last moment
+                return
+            missing = [str(rank) for rank, key in enumerate(ranks) if not self.store.check([key])]
+            if isinstance(error, dist.DistNetworkError):
                 raise
             raise OperationTimeoutError(
-                f"rank {self.rank} of group {self.name!r}: rank(s) {', '.join(missing)} did not reach step {step!r} of "
-                f"the start within {self.timeout.total_seconds():g} s; look at their logs for the reason, or raise "
-                f"the timeout of the process group"
+                f"rank {self.rank} of group {self.name!r}: rank(s) {', '.join(missing or ['0'])} did not reach step "
+                f"{step!r} of the start within {self.timeout.total_seconds():g} s; look at their logs for the reason, "
+                f"or raise the timeout of the process group"
             ) from error
-        values = self.store.multi_get(keys)
-        if self.store.add(f"{number}/read", 1) == self.size:
-            for each in (*keys, f"{number}/read"):
-                self.store.delete_key(each)
-        return values
 
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:
@@ -126,9 +148,15 @@ class Rendezvous:
                 f"it (rank 0, or torchrun's agent) is gone; look at its log, and restart the job. ({error})"
             ) from error
 
-    def _publish(self, value: bytes) -> None:
-        self.store.set(f"{self._steps}/{self.rank}", value)  # type: ignore[arg-type]  # bytes pass, the stub says str
+    def _publish(self, value: bytes) -> int:
+        """Publishes this rank's value of the next step; returns the number of the step."""
+        number = self._steps
         self._steps += 1
+        self._set(f"{number}/{self.rank}", value)
+        return number
+
+    def _set(self, key: str, value: bytes) -> None:
+        self.store.set(key, value)  # type: ignore[arg-type]  # bytes pass, the stub says str
 
 
 def connect(
@@ -155,15 +183,19 @@ def connect(
     from . import joining, native  # imported late, so that modules and tests that need no engine load none
 
     with rendezvous.alone():
+        check_peer(peer)
+        secret = read_secret(config.secret_file)
         engine = (native.Engine.private if own_job else native.Engine.shared)(config)
     try:
         description = {**engine.describe(), "peer": peer, "settings": engine.config.common(), "policy": policy}
+        description["secret"] = fingerprint(secret, engine.life)
         if rendezvous.rank == 0:
             root = rendezvous.store if own_job else _root(rendezvous.store)
             job, key, paired = _job(root, is_world or own_job)
             description |= {"job": job, "key": key.hex(), "paired": paired, "group": root.add(_GROUPS_KEY, 1)}
         descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
         agree(rendezvous.name, [each["settings"] for each in descriptions], ConfigError)
+        check_secrets(descriptions, rendezvous.name, rendezvous.rank, secret)
         policies = [{f"Policy.{name}": value for name, value in each["policy"].items()} for each in descriptions]
         agree(rendezvous.name, policies, MismatchError)
         group = joining.join(
@@ -173,7 +205,7 @@ def connect(
             descriptions,
             rendezvous.exchange,
             job=descriptions[0]["job"],
-            key=bytes.fromhex(descriptions[0]["key"]),
+            key=mixed(bytes.fromhex(descriptions[0]["key"]), secret),
             group=descriptions[0]["group"],
             paired=descriptions[0]["paired"],
         )
@@ -223,7 +255,8 @@ def _job(root: Store, is_world: bool) -> tuple[int, bytes, bool]:
     """The number (64 bits) that keeps the packets of different jobs apart, the key that keeps strangers out, and
     whether former lives of the job may have had the same pair.
 
-    Any process that can read the Store can join the job: the key is as secret as the Store.
+    Any process that can read the Store can join the job, unless there is a COMMLAYER_SECRET_FILE: the key is as secret
+    as the Store.
 
     WORLD makes a new pair each time it is made. If WORLD belongs to another backend, the first group of the job puts a
     pair there and the others take it, because groups with a process in common must have the same one. No group can tell

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import CommError, ConfigError
+from .description import check_description
 from .diagnosis import Diagnosis
 from .group import STAGING_BYTES, NativeGroup
+from .incarnation import MOST, Incarnations, agreed
 from .interfaces import described
 from .native import Engine, check, ffi, lib, log
 from .paths import common_interface, pair_paths
@@ -50,9 +52,11 @@ def join(
     a key of its own.
 
     Raises ConfigError if no network path leads to a rank, UnreachableError if no packet arrives, and CommError if this
-    process still has a group with a rank's earlier run.
+    process still has a group with a rank's earlier run, or a description is none.
     """
     what = f"rank {rank} of group {name!r}"
+    for other, description in enumerate(descriptions):
+        check_description(description, what, other)
     epoch = job & 0xFFFF  # separates packets of the job's earlier runs from forged packets
     status = lib.cl_engine_identify(engine.raw, job, key, descriptions[rank]["peer"], epoch)
     if status == lib.CL_EINVAL:
@@ -65,13 +69,16 @@ def join(
     local = next(ranks for ranks in hosts if rank in ranks)
     fd, problem = _share_memory(local, rank, descriptions, exchange)
     try:
-        problems = [each.decode() for each in exchange("mapped", problem.encode())]
+        report = {"problem": problem, "incarnations": engine.incarnations()}
+        reports = [json.loads(each) for each in exchange("mapped", json.dumps(report).encode())]
+        problems = [each["problem"] for each in reports]
         if any(problems):
             # All ranks see the same answers, so all of them fall back.
             log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
             lib.cl_host_close_fd(fd)
             hosts, local, fd = tuple((each,) for each in range(len(descriptions))), (rank,), -1
-        unreachable = _add_peers(engine, what, rank, local, descriptions, key if paired else None)
+        incarnations = [each["incarnations"] for each in reports]
+        unreachable = _add_peers(engine, what, rank, local, descriptions, incarnations, key if paired else None)
         opened = _open(engine, what, group, rank, local, descriptions, fd)
     finally:
         lib.cl_host_close_fd(fd)
@@ -126,6 +133,7 @@ def _add_peers(
     rank: int,
     local: Sequence[int],
     descriptions: Sequence[dict[str, Any]],
+    incarnations: Sequence[Incarnations],
     key: bytes | None,
 ) -> set[int]:
     """Adds the other ranks as peers; returns the ranks of this host that no network path leads to."""
@@ -135,6 +143,12 @@ def _add_peers(
             continue
         if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
             _add_peer(engine, what, other, descriptions[rank], descriptions[other], key)
+            peers = descriptions[rank]["peer"], descriptions[other]["peer"]
+            incarnation = agreed(incarnations[rank], peers[0], incarnations[other], peers[1])
+            if incarnation > MOST:
+                raise CommError(f"{what}: rank {other} was lost {MOST} times; restart the job")
+            if incarnation:
+                engine.revive(peers[1], incarnation, f"{what}: meeting rank {other} again")
         else:
             unreachable.add(other)  # no network at all: plans within the host still work
         if other in local:

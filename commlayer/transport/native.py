@@ -28,6 +28,7 @@ from ..errors import (
 )
 from . import interfaces as host_interfaces
 from .completions import Completions
+from .descriptors import raise_descriptor_limit
 from .lags import Lag, Lags
 from .log import log as log
 from .paths import PATHS_MAX
@@ -169,6 +170,7 @@ class Engine:
         """The process's engine, opened by its first user; each user calls `release` once."""
         with cls._guard:
             if cls._shared is None:
+                raise_descriptor_limit()
                 cls._shared = cls._that_lingers(config)
                 cls._users = 0
             cls._users += 1
@@ -294,6 +296,22 @@ class Engine:
         with self._lock:
             return self._lives.setdefault(peer, life) == life
 
+    def incarnations(self) -> dict[str, tuple[int, bool]]:
+        """The incarnations of the peers (see `incarnation.py`) that are in a later one than the first, or lost."""
+        found = {}
+        number = ffi.new("uint32_t *")
+        with self._lock:
+            peers = list(self._lives)
+        for peer in peers:
+            status = lib.cl_engine_incarnation(self.raw, peer, number)
+            if status in (lib.CL_OK, lib.CL_EPEERLOST) and (number[0] or status != lib.CL_OK):
+                found[str(peer)] = int(number[0]), bool(status == lib.CL_OK)
+        return found
+
+    def revive(self, peer: int, incarnation: int, what: str) -> None:
+        """Begins an incarnation of a peer, unless it has begun. Operations with messages to or from it fail."""
+        check(lib.cl_engine_revive_peer(self.raw, peer, incarnation), what)
+
     def note_paths(self, peer: int, paths: Sequence[NetworkPath]) -> None:
         """Notes the addresses of the paths to another process, when it is first added."""
         with self._lock:
@@ -363,8 +381,17 @@ class Engine:
 
     def notify(self, operation: Any, callback: Callable[[int], None]) -> int:
         """Calls `callback(status)` on a completion thread once the operation ends, and returns CL_EAGAIN. If it has
-        ended already, only returns its status."""
-        token = self._completions.expect(callback)
+        ended already, only returns its status.
+
+        The callback computes in the float mode of the calling thread (`torch.set_flush_denormal`): on another rank the
+        operation may have ended already, and the same code runs in the calling thread."""
+        mode = lib.cl_float_mode_get()
+
+        def in_own_mode(status: int) -> None:
+            lib.cl_float_mode_set(mode)
+            callback(status)
+
+        token = self._completions.expect(in_own_mode)
         status: int = lib.cl_operation_notify(operation, token)
         if status != lib.CL_EAGAIN:
             self._completions.forget(token)

@@ -88,7 +88,7 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
-    int status = cl_peers_init(&engine->peers) && engine->batch != NULL ? CL_OK : CL_ENOMEM;
+    int status = engine->batch != NULL ? CL_OK : CL_ENOMEM;
     if (status == CL_OK)
         status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
     if (status == CL_OK) {
@@ -201,6 +201,23 @@ int cl_engine_ping(cl_engine *engine, uint16_t peer)
 {
     pthread_mutex_lock(&engine->core);
     int status = engine->endpoint == NULL ? CL_EINVAL : cl_endpoint_ping(engine->endpoint, peer);
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine);
+    return status;
+}
+
+int cl_engine_incarnation(cl_engine *engine, uint16_t peer, uint32_t *incarnation)
+{
+    pthread_mutex_lock(&engine->core);
+    int status = engine->endpoint == NULL ? CL_EINVAL : cl_endpoint_incarnation(engine->endpoint, peer, incarnation);
+    pthread_mutex_unlock(&engine->core);
+    return status;
+}
+
+int cl_engine_revive_peer(cl_engine *engine, uint16_t peer, uint32_t incarnation)
+{
+    pthread_mutex_lock(&engine->core);
+    int status = engine->endpoint == NULL ? CL_EINVAL : cl_endpoint_revive_peer(engine->endpoint, peer, incarnation);
     pthread_mutex_unlock(&engine->core);
     cl_engine_wake(engine);
     return status;

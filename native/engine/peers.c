@@ -2,25 +2,49 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "protocol/peer.h"
-
-bool cl_peers_init(struct cl_peers *peers)
-{
-    peers->links = calloc(CL_PEERS_MAX, sizeof *peers->links);
-    return peers->links != NULL;
-}
 
 void cl_peers_free(struct cl_peers *peers)
 {
     for (uint32_t i = 0; i < peers->watched_count; i++)
         if (peers->watched[i].pidfd >= 0)
             close(peers->watched[i].pidfd);
-    for (uint32_t i = 0; peers->links != NULL && i < CL_PEERS_MAX; i++)
+    for (uint32_t i = 0; i < peers->capacity; i++)
         free(peers->links[i]);
     free(peers->links);
+}
+
+/* Makes room for the links to this peer. */
+static bool reserve(struct cl_peers *peers, uint16_t peer)
+{
+    if (peer < peers->capacity)
+        return true;
+    uint32_t capacity = peers->capacity == 0 ? 64 : peers->capacity;
+    while (capacity <= peer)
+        capacity *= 2;
+    struct cl_link **links = realloc(peers->links, capacity * sizeof *links);
+    if (links == NULL)
+        return false;
+    memset(links + peers->capacity, 0, (capacity - peers->capacity) * sizeof *links);
+    peers->links = links;
+    peers->capacity = capacity;
+    return true;
+}
+
+/* Whether the engine could send to such a peer. Another process wrote the options: any number may stand there. */
+static bool are_valid(const struct cl_peer_options *options, const struct cl_ports *ports,
+                      const struct cl_endpoint *endpoint)
+{
+    uint32_t bytes = options->packet_bytes;
+    bool valid = options->peer < CL_PEERS_MAX && options->path_count > 0 && options->path_count <= CL_PEER_PATHS_MAX &&
+                 (bytes == 0 || cl_endpoint_can_cut(endpoint, bytes));
+    for (uint32_t i = 0; valid && i < options->path_count; i++)
+        valid = options->local[i] < ports->count;
+    return valid;
 }
 
 /* Fills in a link per path, and the interfaces they leave through. */
@@ -29,8 +53,6 @@ static int make_links(struct cl_link *links, uint32_t *interfaces, const struct 
 {
     for (uint32_t i = 0; i < options->path_count; i++) {
         uint32_t port = options->local[i];
-        if (port >= ports->count)
-            return CL_EINVAL;
         int link = ports->wire_type->link(ports->wire, port, options->remote_addresses[i], options->remote_ports[i]);
         if (link < 0)
             return link;
@@ -44,28 +66,30 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
                  struct cl_endpoint *endpoint)
 {
     uint16_t peer = options->peer;
-    if (peer >= CL_PEERS_MAX || options->path_count == 0 || options->path_count > CL_PEER_PATHS_MAX)
+    if (!are_valid(options, ports, endpoint))
         return CL_EINVAL;
+    if (!reserve(peers, peer))
+        return CL_ENOMEM;
     if (peers->links[peer] != NULL)
         return CL_OK;
     uint32_t interfaces[CL_PEER_PATHS_MAX];
     struct cl_link *links = calloc(options->path_count, sizeof *links);
     int status = links == NULL ? CL_ENOMEM : make_links(links, interfaces, options, ports);
+    peers->links[peer] = links; /* first: the endpoint sends to the peer as soon as it has it */
     if (status == CL_OK)
         status = cl_endpoint_add_peer(endpoint, peer, (uint16_t)options->path_count, interfaces);
-    if (status == CL_OK)
-        status = cl_endpoint_bind_peer(endpoint, peer, options->local);
     if (status != CL_OK) {
+        peers->links[peer] = NULL;
         free(links);
         return status;
     }
-    peers->links[peer] = links; /* the endpoint sends to the peer from here on */
     peers->count++;
+    cl_endpoint_bind_peer(endpoint, peer, options->local);
     if (options->packet_bytes != 0)
-        status = cl_endpoint_cut_peer(endpoint, peer, options->packet_bytes);
-    if (status == CL_OK && options->key != NULL)
-        status = cl_endpoint_key_peer(endpoint, peer, options->key);
-    return status;
+        cl_endpoint_cut_peer(endpoint, peer, options->packet_bytes);
+    if (options->key != NULL)
+        cl_endpoint_key_peer(endpoint, peer, options->key);
+    return CL_OK;
 }
 
 int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid)

@@ -8,7 +8,7 @@
 #include "protocol/endpoint.h"
 #include "wire/wire.h"
 
-enum { CL_PEERS_MAX = 4096, CL_WATCHED_MAX = CL_HOST_RANKS_MAX };
+enum { CL_WATCHED_MAX = CL_HOST_RANKS_MAX };
 
 struct cl_link {
     uint32_t number; /* of the wire */
@@ -25,13 +25,12 @@ struct cl_watched {
 
 struct cl_peers {
     struct cl_link **links; /* peer -> path -> link */
+    uint32_t capacity;      /* of `links` */
     uint32_t count;
     struct cl_watched watched[CL_WATCHED_MAX];
     uint32_t watched_count;
 };
 
-/* False: no memory; cl_peers_free is needed all the same. */
-bool cl_peers_init(struct cl_peers *peers);
 void cl_peers_free(struct cl_peers *peers);
 
 /* The ports of this process on its wire. */
@@ -41,7 +40,8 @@ struct cl_ports {
     uint32_t count;
     uint32_t interfaces[CL_PORTS_MAX]; /* by port: the number of its interface; ports of one address share one */
 };
-/* Links this process's ports with those of a peer, and adds the peer to the endpoint. A known peer stays as it is. */
+/* Links this process's ports with those of a peer, and adds the peer to the endpoint. A known peer stays as it is; an
+ * error changes nothing. */
 int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, const struct cl_ports *ports,
                  struct cl_endpoint *endpoint);
 /* Watches the process of a peer for its death. Watching it again changes nothing. */

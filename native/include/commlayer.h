@@ -247,10 +247,18 @@ struct cl_peer_options {
     uint32_t packet_bytes;
     const uint8_t *key; /* 16 bytes, known to the two alone; NULL: they use the job's key */
 };
-/* Makes a peer reachable. Adding a known peer again is accepted and changes nothing. */
+/* Makes a peer reachable. Adding a known peer again is accepted and changes nothing; an error changes nothing. */
+enum { CL_PEERS_MAX = 65535 }; /* peers have lower numbers */
 int cl_engine_add_peer(cl_engine *engine, const struct cl_peer_options *options);
 /* Sends a PING over each path to a peer, to learn whether it answers: see is_answered of struct cl_path_stats. */
 int cl_engine_ping(cl_engine *engine, uint16_t peer);
+/* The incarnation of a peer: how often the two processes have begun anew, after either had lost the other. Returns
+ * CL_OK with a peer that lives, CL_EPEERLOST with one that is lost in this incarnation, and CL_EINVAL with an unknown
+ * one. */
+int cl_engine_incarnation(cl_engine *engine, uint16_t peer, uint32_t *incarnation);
+/* Begins an incarnation of a peer, as the peer does at its end: a lost peer lives again. Operations that still exchange
+ * messages with it fail with CL_EPEERLOST. An incarnation that has begun before changes nothing. */
+int cl_engine_revive_peer(cl_engine *engine, uint16_t peer, uint32_t incarnation);
 /* Watches the process of a peer on this host: the peer is lost when the process dies. */
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 
@@ -410,6 +418,10 @@ uint64_t cl_codec_key(uint64_t codec_key, uint32_t rank);
  * lower indices come first. All NaNs are equal and larger than infinity, so that an overflow shows in the selection.
  * CL_EINVAL unless k <= count < 2^32. A call needs 512 KiB of stack. */
 int cl_select_largest(const float *values, uint64_t count, uint64_t k, uint32_t *indices, float *chosen);
+/* The float mode of the calling thread (MXCSR, FPCR). Kernels always compute in that of IEEE 754; the two functions are
+ * for callbacks, which should compute in the mode of the thread that asked for them. */
+uint64_t cl_float_mode_get(void);
+void cl_float_mode_set(uint64_t mode);
 /* The instruction set of the kernels that this process uses: "avx512", "avx2" or "scalar". */
 const char *cl_kernels_level(void);
 /* Uses the kernels of another one, for tests and measurements. CL_EINVAL: this CPU lacks it. */

@@ -1,10 +1,18 @@
 #include "kernels/codec.h"
 
+#include "kernels/float_mode.h"
 #include "kernels/level.h"
 
 const struct cl_codec *cl_codec_of(enum cl_codec_kind kind)
 {
     return (unsigned)kind < CL_CODECS ? &cl_level_current()->codecs[kind] : NULL;
+}
+
+void cl_codec_keep_error(float *kept, const float *source, const float *decoded, size_t count, float factor)
+{
+    CL_IEEE_ARITHMETIC;
+    for (size_t i = 0; i < count; i++)
+        kept[i] = (source[i] - decoded[i]) * factor;
 }
 
 uint64_t cl_codec_key(uint64_t codec_key, uint32_t rank)

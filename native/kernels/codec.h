@@ -49,6 +49,9 @@ struct cl_codec {
 /* The fastest variant this machine has; NULL for an unknown codec. */
 const struct cl_codec *cl_codec_of(enum cl_codec_kind kind);
 
+/* kept[i] = (source[i] - decoded[i]) * factor: the error of encoded values. */
+void cl_codec_keep_error(float *kept, const float *source, const float *decoded, size_t count, float factor);
+
 /* Encoded bytes of `count` values. */
 static inline size_t cl_codec_bytes(const struct cl_codec *codec, size_t count)
 {

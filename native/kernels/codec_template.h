@@ -6,6 +6,8 @@
  * Levels give the same bits because no sum depends on the width of vectors, and the build forbids contraction
  * (-ffp-contract=off). The product of a quantized value and its bf16 scale is exact in f32.
  */
+#include "kernels/float_mode.h"
+
 #define INT8_VALUES 64
 #define INT4_VALUES 256
 #define SIGN_VALUES 128
@@ -71,6 +73,7 @@ TARGET static inline uint16_t get_half(const uint8_t *source)
 
 TARGET static void f16_encode(uint8_t *target, const float *source, size_t count, struct cl_codec_place place)
 {
+    CL_IEEE_ARITHMETIC;
     (void)place;
     floats value;
     size_t whole = count - count % F16_LANES, rest = count - whole;
@@ -114,12 +117,14 @@ TARGET static inline void f16_unpack(float *target, const uint8_t *source, size_
 
 TARGET static void f16_decode(float *target, const uint8_t *source, size_t count, struct cl_codec_place place)
 {
+    CL_IEEE_ARITHMETIC;
     (void)place;
     f16_unpack(target, source, count, NULL);
 }
 
 TARGET static void f16_decode_add(float *target, const uint8_t *source, size_t count, struct cl_codec_place place)
 {
+    CL_IEEE_ARITHMETIC;
     (void)place;
     f16_unpack(target, source, count, target);
 }
@@ -127,6 +132,7 @@ TARGET static void f16_decode_add(float *target, const uint8_t *source, size_t c
 /* NaN stays NaN. */
 TARGET static void bf16_encode(uint8_t *target, const float *source, size_t count, struct cl_codec_place place)
 {
+    CL_IEEE_ARITHMETIC;
     (void)place;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits = bits_of(source[i]), is_nan = (bits & 0x7fffffffu) > NOT_FINITE_BITS;
@@ -143,6 +149,7 @@ TARGET static void bf16_decode(float *target, const uint8_t *source, size_t coun
 
 TARGET static void bf16_decode_add(float *target, const uint8_t *source, size_t count, struct cl_codec_place place)
 {
+    CL_IEEE_ARITHMETIC;
     (void)place;
     for (size_t i = 0; i < count; i++)
         target[i] += bf16_value(get_half(source + 2 * i));
@@ -405,6 +412,7 @@ TARGET static inline void sign_add_block(float *target, const uint8_t *source, u
 #define CODEC(name, VALUES, BYTES)                                                                                     \
     TARGET static void name##_encode(uint8_t *target, const float *source, size_t count, struct cl_codec_place place)  \
     {                                                                                                                  \
+        CL_IEEE_ARITHMETIC;                                                                                            \
         for (; count >= (VALUES); count -= (VALUES), source += (VALUES), target += (BYTES))                            \
             name##_encode_block(target, source, VALUES, place.key, place.block++);                                     \
         if (count > 0) {                                                                                               \
@@ -415,6 +423,7 @@ TARGET static inline void sign_add_block(float *target, const uint8_t *source, u
     }                                                                                                                  \
     TARGET static void name##_decode(float *target, const uint8_t *source, size_t count, struct cl_codec_place place)  \
     {                                                                                                                  \
+        CL_IEEE_ARITHMETIC;                                                                                            \
         for (; count >= (VALUES); count -= (VALUES), target += (VALUES), source += (BYTES))                            \
             name##_decode_block(target, source, place.key, place.block++);                                             \
         if (count > 0) {                                                                                               \
@@ -426,6 +435,7 @@ TARGET static inline void sign_add_block(float *target, const uint8_t *source, u
     TARGET static void name##_decode_add(float *target, const uint8_t *source, size_t count,                           \
                                          struct cl_codec_place place)                                                  \
     {                                                                                                                  \
+        CL_IEEE_ARITHMETIC;                                                                                            \
         for (; count >= (VALUES); count -= (VALUES), target += (VALUES), source += (BYTES))                            \
             name##_add_block(target, source, place.key, place.block++);                                                \
         if (count > 0) {                                                                                               \

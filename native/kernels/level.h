@@ -20,6 +20,8 @@ struct cl_level {
     /* Writes the positions of the values whose magnitude, as bits, is at least `floor` and below `ceiling`; returns how
      * many. `found` has room for all. */
     size_t (*find)(uint32_t *found, const float *values, size_t count, uint32_t floor, uint32_t ceiling);
+    /* Adds the sums of whole chunks to `sums`: see nh.h. */
+    void (*nh)(uint64_t sums[2], const uint8_t *bytes, size_t length, const uint32_t *first, const uint32_t *second);
 };
 
 extern const struct cl_level cl_level_scalar;

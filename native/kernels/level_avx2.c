@@ -66,6 +66,29 @@ TARGET static inline size_t find_lanes(uint32_t *found, const float *values, siz
     return count;
 }
 
+TARGET static inline __m256i nh_products(__m256i words, const uint32_t *key)
+{
+    __m256i sums = _mm256_add_epi32(words, _mm256_loadu_si256((const void *)key));
+    return _mm256_mul_epu32(sums, _mm256_srli_epi64(sums, 32));
+}
+
+TARGET static void nh(uint64_t sums[2], const uint8_t *bytes, size_t length, const uint32_t *first,
+                      const uint32_t *second)
+{
+    __m256i totals[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    for (size_t at = 0; at < length; at += sizeof totals[0]) {
+        __m256i words = _mm256_loadu_si256((const void *)(bytes + at));
+        totals[0] = _mm256_add_epi64(totals[0], nh_products(words, first + at / 4));
+        totals[1] = _mm256_add_epi64(totals[1], nh_products(words, second + at / 4));
+    }
+    for (size_t i = 0; i < 2; i++) {
+        uint64_t lanes[4];
+        _mm256_storeu_si256((void *)lanes, totals[i]);
+        for (size_t j = 0; j < 4; j++)
+            sums[i] += lanes[j];
+    }
+}
+
 #include "kernels/codec_template.h"
 #include "kernels/select_template.h"
 /* Last, as it defines the level. */

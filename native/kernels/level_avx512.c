@@ -57,6 +57,29 @@ TARGET static inline size_t find_lanes(uint32_t *found, const float *values, siz
     return (size_t)_mm_popcnt_u32(hits);
 }
 
+TARGET static inline __m512i nh_products(__m512i words, const uint32_t *key)
+{
+    __m512i sums = _mm512_add_epi32(words, _mm512_loadu_si512((const void *)key));
+    return _mm512_mul_epu32(sums, _mm512_srli_epi64(sums, 32));
+}
+
+TARGET static void nh(uint64_t sums[2], const uint8_t *bytes, size_t length, const uint32_t *first,
+                      const uint32_t *second)
+{
+    __m512i totals[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (size_t at = 0; at < length; at += sizeof totals[0]) {
+        __m512i words = _mm512_loadu_si512((const void *)(bytes + at));
+        totals[0] = _mm512_add_epi64(totals[0], nh_products(words, first + at / 4));
+        totals[1] = _mm512_add_epi64(totals[1], nh_products(words, second + at / 4));
+    }
+    for (size_t i = 0; i < 2; i++) {
+        uint64_t lanes[8];
+        _mm512_storeu_si512((void *)lanes, totals[i]);
+        for (size_t j = 0; j < 8; j++)
+            sums[i] += lanes[j];
+    }
+}
+
 #include "kernels/codec_template.h"
 #include "kernels/select_template.h"
 /* Last, as it defines the level. */

@@ -55,6 +55,16 @@ static inline float floats_max(float a, float b)
     return a > b || a != a ? a : b;
 }
 
+static void nh(uint64_t sums[2], const uint8_t *bytes, size_t length, const uint32_t *first, const uint32_t *second)
+{
+    for (size_t i = 0; i < length / 4; i += 2) {
+        uint32_t pair[2];
+        memcpy(pair, bytes + 4 * i, sizeof pair);
+        sums[0] += (uint64_t)(uint32_t)(pair[0] + first[i]) * (uint32_t)(pair[1] + first[i + 1]);
+        sums[1] += (uint64_t)(uint32_t)(pair[0] + second[i]) * (uint32_t)(pair[1] + second[i + 1]);
+    }
+}
+
 #include "kernels/codec_template.h"
 #include "kernels/select_template.h"
 /* Last, as it defines the level. */

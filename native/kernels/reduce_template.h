@@ -14,6 +14,8 @@
 
 #include <string.h>
 
+#include "kernels/float_mode.h"
+
 /* Packet payloads start at odd addresses and hold any type. */
 #define ANY_ADDRESS __attribute__((aligned(1), may_alias))
 typedef int8_t i8_at ANY_ADDRESS;
@@ -35,10 +37,11 @@ typedef double f64_at ANY_ADDRESS;
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* `wide` is the type to compute in. */
-#define REDUCE(name, type, wide, expression)                                                                           \
+/* `wide` is the type to compute in, `mode` CL_IEEE_ARITHMETIC if that is floating-point. */
+#define REDUCE(name, type, wide, mode, expression)                                                                     \
     TARGET static void name(void *target, const void *source, size_t count)                                            \
     {                                                                                                                  \
+        mode;                                                                                                          \
         type##_at *t = target;                                                                                         \
         const type##_at *s = source;                                                                                   \
         INDEPENDENT for (size_t i = 0; i < count; i++)                                                                 \
@@ -51,15 +54,15 @@ typedef double f64_at ANY_ADDRESS;
 /* Sums, products and bitwise operations are the same for signed and unsigned integers, as they wrap. `wide` has at
  * least the width of `unsigned`: a product of promoted 16-bit values would overflow int. */
 #define REDUCE_INTEGER(bits, wide)                                                                                     \
-    REDUCE(sum_##bits, u##bits, wide, a + b)                                                                           \
-    REDUCE(product_##bits, u##bits, wide, a *b)                                                                        \
-    REDUCE(min_i##bits, i##bits, int##bits##_t, a < b ? a : b)                                                         \
-    REDUCE(max_i##bits, i##bits, int##bits##_t, a > b ? a : b)                                                         \
-    REDUCE(min_u##bits, u##bits, uint##bits##_t, a < b ? a : b)                                                        \
-    REDUCE(max_u##bits, u##bits, uint##bits##_t, a > b ? a : b)                                                        \
-    REDUCE(band_##bits, u##bits, uint##bits##_t, a &b)                                                                 \
-    REDUCE(bor_##bits, u##bits, uint##bits##_t, a | b)                                                                 \
-    REDUCE(bxor_##bits, u##bits, uint##bits##_t, a ^ b)
+    REDUCE(sum_##bits, u##bits, wide, (void)0, a + b)                                                                  \
+    REDUCE(product_##bits, u##bits, wide, (void)0, a *b)                                                               \
+    REDUCE(min_i##bits, i##bits, int##bits##_t, (void)0, a < b ? a : b)                                                \
+    REDUCE(max_i##bits, i##bits, int##bits##_t, (void)0, a > b ? a : b)                                                \
+    REDUCE(min_u##bits, u##bits, uint##bits##_t, (void)0, a < b ? a : b)                                               \
+    REDUCE(max_u##bits, u##bits, uint##bits##_t, (void)0, a > b ? a : b)                                               \
+    REDUCE(band_##bits, u##bits, uint##bits##_t, (void)0, a &b)                                                        \
+    REDUCE(bor_##bits, u##bits, uint##bits##_t, (void)0, a | b)                                                        \
+    REDUCE(bxor_##bits, u##bits, uint##bits##_t, (void)0, a ^ b)
 
 REDUCE_INTEGER(8, uint8_t)
 REDUCE_INTEGER(16, uint32_t)
@@ -71,10 +74,10 @@ REDUCE_INTEGER(64, uint64_t)
 #define FLOAT_MAX (a > b ? a : b)
 
 #define REDUCE_FLOAT(bits, wide)                                                                                       \
-    REDUCE(sum_f##bits, f##bits, wide, a + b)                                                                          \
-    REDUCE(product_f##bits, f##bits, wide, a *b)                                                                       \
-    REDUCE(min_f##bits, f##bits, wide, a != a ? a : FLOAT_MIN)                                                         \
-    REDUCE(max_f##bits, f##bits, wide, a != a ? a : FLOAT_MAX)
+    REDUCE(sum_f##bits, f##bits, wide, CL_IEEE_ARITHMETIC, a + b)                                                      \
+    REDUCE(product_f##bits, f##bits, wide, CL_IEEE_ARITHMETIC, a *b)                                                   \
+    REDUCE(min_f##bits, f##bits, wide, CL_IEEE_ARITHMETIC, a != a ? a : FLOAT_MIN)                                     \
+    REDUCE(max_f##bits, f##bits, wide, CL_IEEE_ARITHMETIC, a != a ? a : FLOAT_MAX)
 
 REDUCE_FLOAT(32, float)
 REDUCE_FLOAT(64, double)
@@ -96,6 +99,7 @@ TARGET static inline uint16_t bf16_round(float value)
 #define REDUCE_BF16(name, expression)                                                                                  \
     TARGET static void name(void *target, const void *source, size_t count)                                            \
     {                                                                                                                  \
+        CL_IEEE_ARITHMETIC;                                                                                            \
         u16_at *t = target;                                                                                            \
         const u16_at *s = source;                                                                                      \
         INDEPENDENT for (size_t i = 0; i < count; i++)                                                                 \
@@ -114,6 +118,7 @@ REDUCE_BF16(max_bf16, a != a ? a : FLOAT_MAX)
 #define REDUCE_F16(name, expression)                                                                                   \
     TARGET static void name(void *target, const void *source, size_t count)                                            \
     {                                                                                                                  \
+        CL_IEEE_ARITHMETIC;                                                                                            \
         u16_at *t = target;                                                                                            \
         const u16_at *s = source;                                                                                      \
         size_t whole = count - count % F16_LANES, rest = (count - whole) * sizeof *t;                                  \
@@ -140,6 +145,7 @@ REDUCE_F16(max_f16, floats_max(a, b))
 #define SCALE(name, type, wide, quotient)                                                                              \
     TARGET static void name(void *target, size_t count, uint32_t divisor)                                              \
     {                                                                                                                  \
+        CL_IEEE_ARITHMETIC;                                                                                            \
         type##_at *t = target;                                                                                         \
         const wide d = (wide)divisor;                                                                                  \
         INDEPENDENT for (size_t i = 0; i < count; i++)                                                                 \
@@ -164,6 +170,7 @@ SCALE(scale_f64, f64, double, a / d)
 
 TARGET static void scale_bf16(void *target, size_t count, uint32_t divisor)
 {
+    CL_IEEE_ARITHMETIC;
     u16_at *t = target;
     const float d = (float)divisor;
     INDEPENDENT for (size_t i = 0; i < count; i++)
@@ -174,6 +181,7 @@ TARGET static void scale_bf16(void *target, size_t count, uint32_t divisor)
 
 TARGET static void scale_f16(void *target, size_t count, uint32_t divisor)
 {
+    CL_IEEE_ARITHMETIC;
     u16_at *t = target;
     const floats d = floats_set((float)divisor);
     size_t whole = count - count % F16_LANES, rest = (count - whole) * sizeof *t;
@@ -230,4 +238,5 @@ const struct cl_level LEVEL = {
         },
     .codecs = codecs,
     .find = find,
+    .nh = nh,
 };

@@ -277,8 +277,7 @@ static void encode(const struct cl_executor *executor, const struct cl_step *ste
             continue;
         float decoded[PART];
         codec->decode(decoded, encoded, part, place);
-        for (size_t i = 0; i < part; i++)
-            kept[at + i] = (source[at + i] - decoded[i]) * (float)step->factor;
+        cl_codec_keep_error(kept + at, source + at, decoded, part, (float)step->factor);
     }
 }
 

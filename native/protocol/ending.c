@@ -108,9 +108,5 @@ void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
         return;
     struct selection selection = {.endpoint = endpoint, .peer = peer, .status = CL_EPEERLOST};
     cl_table_each(&endpoint->table, complete_peer, &selection);
-    lost->alive = false;
-    cl_controls_free(&lost->controls);
-    cl_stops_free(&lost->stops);
-    for (uint16_t i = 0; i < lost->path_count; i++)
-        cl_path_free(&lost->paths[i]);
+    cl_peer_lose(lost);
 }

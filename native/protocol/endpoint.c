@@ -21,7 +21,8 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     if (!made)
         return CL_ENOMEM;
     made->config = *config;
-    made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key)};
+    made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key), &made->nh};
+    cl_packet_expand_key(&made->nh, &made->seal.key);
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
         cl_egress_init(&made->nics.egresses[i], config->datagram_bytes);
@@ -105,7 +106,7 @@ int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
     if (!known)
         return CL_EINVAL;
-    known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key)};
+    known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key), &endpoint->nh};
     known->keyed = true;
     return CL_OK;
 }
@@ -123,10 +124,15 @@ int cl_endpoint_bind_peer(struct cl_endpoint *endpoint, uint16_t peer, const uin
     return CL_OK;
 }
 
+bool cl_endpoint_can_cut(const struct cl_endpoint *endpoint, uint32_t payload_bytes)
+{
+    return payload_bytes > 0 && payload_bytes % 8 == 0 && payload_bytes <= endpoint->payload_bytes;
+}
+
 int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t payload_bytes)
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
-    if (!known || !payload_bytes || payload_bytes % 8 || payload_bytes > endpoint->payload_bytes)
+    if (!known || !cl_endpoint_can_cut(endpoint, payload_bytes))
         return CL_EINVAL;
     known->payload_bytes = payload_bytes;
     return CL_OK;

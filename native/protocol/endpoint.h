@@ -33,6 +33,7 @@
 #include "protocol/inbound.h"
 #include "protocol/message_id.h"
 #include "protocol/outbound.h"
+#include "protocol/revival.h"
 #include "protocol/sink.h"
 #include "protocol/upkeep.h"
 
@@ -67,8 +68,10 @@ int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint
  * interface. CL_EINVAL for an unknown peer or port. */
 int cl_endpoint_bind_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint32_t *ports);
 
+/* Whether packets may have so many bytes of payload: a multiple of 8 that datagram_bytes hold. */
+bool cl_endpoint_can_cut(const struct cl_endpoint *endpoint, uint32_t payload_bytes);
 /* Cuts messages to and from the peer into packets of payload_bytes, the same at both ends; before their first message.
- * CL_EINVAL for an unknown peer, for more than datagram_bytes hold, and unless it is a multiple of 8. */
+ * CL_EINVAL for an unknown peer, and for a size that cl_endpoint_can_cut denies. */
 int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t payload_bytes);
 
 /* Begins an operation, which lasts until cl_endpoint_end. Its messages carry the signature (0 to 4095); messages of

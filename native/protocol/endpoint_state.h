@@ -17,6 +17,7 @@
 struct cl_endpoint {
     struct cl_endpoint_config config;
     struct cl_seal seal;
+    struct cl_nh_key nh; /* of all seals */
     struct cl_engine_stats stats;
     uint32_t payload_bytes; /* of the largest DATA packet; peers may take less */
     struct cl_peer_list peers;
@@ -38,6 +39,12 @@ struct cl_endpoint {
 static inline const struct cl_seal *cl_endpoint_seal(const struct cl_endpoint *endpoint, const struct cl_peer *peer)
 {
     return peer->keyed ? &peer->seal : &endpoint->seal;
+}
+
+/* The epoch of packets to and from the peer: that of the job, changed by each incarnation. */
+static inline uint16_t cl_endpoint_epoch(const struct cl_endpoint *endpoint, const struct cl_peer *peer)
+{
+    return (uint16_t)(endpoint->config.epoch + peer->incarnation);
 }
 
 static inline void cl_endpoint_arm(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t deadline_us)

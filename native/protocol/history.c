@@ -39,18 +39,38 @@ static uint64_t key(uint32_t sequence, uint32_t index)
     return (uint64_t)sequence << 32 | index;
 }
 
-/* Forgets the oldest ranges of a group, as far as no operation in flight is among them. */
+/* Closes the gaps between ranges below `end` in which no operation in flight lies: of what was begun before a finished
+ * message, all else is finished. */
+static void close_gaps(const struct cl_signatures *in_flight, struct cl_history_group *group, uint64_t end)
+{
+    struct cl_ranges *finished = &group->finished;
+    uint32_t kept = 0;
+    for (uint32_t i = 1; i < finished->count; i++) {
+        struct cl_range *last = &finished->list[kept], next = finished->list[i];
+        uint32_t from = (uint32_t)(last->end >> 32), to = (uint32_t)(next.start >> 32);
+        if (next.start < end && !cl_signatures_any(in_flight, group->group, from, to))
+            last->end = next.end;
+        else
+            finished->list[++kept] = next;
+    }
+    finished->count = kept + 1;
+}
+
+/* Forgets the oldest ranges of a group, as far as no operation in flight is among them, and merges those that follow.
+ */
 static void forget(const struct cl_history *history, struct cl_history_group *group)
 {
-    uint64_t floor = group->finished.list[group->finished.count - CL_HISTORY_RANGES / 4 * 3].start;
+    uint64_t end = group->finished.list[group->finished.count - CL_HISTORY_RANGES / 4 * 3].start, floor = end;
     if (history->in_flight) {
         uint64_t oldest = key(cl_signatures_oldest(history->in_flight, group->group), 0);
         floor = oldest < floor ? oldest : floor;
     }
-    if (floor <= group->floor)
-        return;
-    group->floor = floor;
-    cl_ranges_drop_below(&group->finished, floor);
+    if (floor > group->floor) {
+        group->floor = floor;
+        cl_ranges_drop_below(&group->finished, floor);
+    }
+    if (floor < end)
+        close_gaps(history->in_flight, group, end);
 }
 
 static bool add(struct cl_history *history, uint32_t group, uint64_t start, uint64_t end)
@@ -75,7 +95,7 @@ bool cl_history_add(struct cl_history *history, const struct cl_message_id *id)
 
 bool cl_history_add_sequence(struct cl_history *history, uint32_t group, uint32_t sequence)
 {
-    return add(history, group, key(sequence, 0), key(sequence, UINT32_MAX));
+    return add(history, group, key(sequence, 0), key(sequence + 1, 0));
 }
 
 bool cl_history_contains(struct cl_history *history, const struct cl_message_id *id)

@@ -2,8 +2,9 @@
  * History: the finished messages of one peer. A packet that comes again for one of them is acknowledged and dropped.
  *
  * Per group a set of (sequence, index) pairs as ranges: the indices of one operation are dense, so an operation costs
- * one range. Beyond CL_HISTORY_RANGES the oldest are forgotten, and everything below counts as finished, but for
- * operations in flight and those that follow them: urgent operations may overtake others for a long time.
+ * one range, and operations that have ended as a whole share one. Beyond CL_HISTORY_RANGES the oldest are forgotten,
+ * and everything below counts as finished, but for operations in flight: urgent operations may overtake others for a
+ * long time. Between operations in flight the ranges are then merged.
  *
  * Point-to-point messages (CL_GROUP_P2P) have tags for sequences, which come in any order. But the receives of one tag
  * are posted in order, so the number of posted receives is enough: messages with a lower index are finished, unless

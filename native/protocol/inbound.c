@@ -71,7 +71,8 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
                           cl_control_abort(closed->group, closed->reason, closed->culprit));
         return REFUSE;
     }
-    if (!closed && cl_partial_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
+    /* Also of a closed group: its receives may have ended without packets before, and their STOPs be on their way. */
+    if (cl_partial_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
         return REFUSE; /* an acknowledgement would tell the sender that it counts */
     if (closed || cl_history_contains(&peer->history, &id)) {
         endpoint->stats.packets_duplicate++;
@@ -183,9 +184,9 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
 {
     struct cl_packet packet;
     struct cl_peer *peer = NULL;
-    if (cl_packet_decode(&packet, bytes, length) && packet.epoch == endpoint->config.epoch)
+    if (cl_packet_decode(&packet, bytes, length))
         peer = cl_peer_list_find(&endpoint->peers, packet.source);
-    if (!peer || packet.path >= peer->path_count) {
+    if (!peer || packet.epoch != cl_endpoint_epoch(endpoint, peer) || packet.path >= peer->path_count) {
         endpoint->stats.packets_foreign++;
         return;
     }

@@ -8,7 +8,8 @@ enum {
 
 void cl_loss_init(struct cl_loss *loss)
 {
-    *loss = (struct cl_loss){.deadline_us = UINT64_MAX, .packet_threshold = CL_LOSS_PACKET_THRESHOLD, .time_shift = 3};
+    *loss = (struct cl_loss){
+        .deadline_us = UINT64_MAX, .packet_threshold = CL_LOSS_PACKET_THRESHOLD, .time_shift = CL_LOSS_TIME_SHIFT};
 }
 
 void cl_loss_on_acked(struct cl_loss *loss, uint64_t number, uint8_t class)
@@ -30,6 +31,21 @@ static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number,
     lost(argument, &packet);
 }
 
+/* Counts the rounds of losses, one per round trip at most, and halves what the thresholds have grown by once many of
+ * them were real: a network that reordered for a while must not make every later loss take a window to notice. */
+static void count_round(struct cl_loss *loss, uint64_t lowest, uint64_t next)
+{
+    if (lowest < loss->round_ends)
+        return;
+    loss->round_ends = next;
+    if (++loss->undisputed < CL_LOSS_PERSIST)
+        return;
+    loss->undisputed = 0;
+    loss->packet_threshold -= (loss->packet_threshold - CL_LOSS_PACKET_THRESHOLD + 1) / 2;
+    if (loss->time_shift < CL_LOSS_TIME_SHIFT)
+        loss->time_shift++;
+}
+
 void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_rtt *rtt, uint64_t now_us,
                     cl_loss_fn lost, void *argument)
 {
@@ -37,18 +53,22 @@ void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_
     if (!loss->any_acked)
         return;
     uint64_t rtt_us = rtt->smoothed_us > rtt->latest_us ? rtt->smoothed_us : rtt->latest_us;
-    uint64_t wait_us = rtt_us + (rtt_us >> loss->time_shift) + 1;
+    uint64_t wait_us = rtt_us + (rtt_us >> loss->time_shift) + 1, lowest = UINT64_MAX;
     for (uint64_t number = sent->low; number < loss->largest_acked[0] && number < sent->next; number++) {
         const struct cl_sent_packet *packet = cl_sent_find(sent, number);
         if (!packet)
             continue;
         uint64_t largest = loss->largest_acked[packet->class];
         uint64_t due_us = packet->sent_us + wait_us + (number < largest ? 0 : OVERTAKEN_US);
-        if (number + loss->packet_threshold <= largest || due_us <= now_us)
+        if (number + loss->packet_threshold <= largest || due_us <= now_us) {
+            lowest = lowest == UINT64_MAX ? number : lowest;
             declare(loss, sent, number, lost, argument);
-        else if (due_us < loss->deadline_us)
+        } else if (due_us < loss->deadline_us) {
             loss->deadline_us = due_us;
+        }
     }
+    if (lowest != UINT64_MAX)
+        count_round(loss, lowest, sent->next);
 }
 
 void cl_loss_give_up(struct cl_loss *loss, struct cl_sent *sent, cl_loss_fn lost, void *argument)
@@ -81,6 +101,7 @@ void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl
         if (!packet->in_flight || !acknowledges(frame, loss->recent_number[i]))
             continue;
         packet->in_flight = false;
+        loss->undisputed = 0;
         /* from now on, wait longer than this packet needed */
         uint64_t largest = loss->largest_acked[packet->class], needed = largest - loss->recent_number[i] + 1;
         if (largest >= loss->recent_number[i] && needed > loss->packet_threshold)

@@ -3,9 +3,10 @@
  *
  * A packet is lost if it was sent before an acknowledged packet by at least packet_threshold numbers or the time
  * threshold (9/8 of a round trip). More urgent packets may overtake it in switches: their numbers do not count. Both
- * thresholds grow when a late acknowledgement disproves a loss, as the network reorders. When no acknowledgement comes
- * at all, a probe timeout (PTO) fires. It declares nothing lost but sends a probe: a receiver that was not scheduled
- * for some milliseconds costs one packet.
+ * thresholds grow when a late acknowledgement disproves a loss, as the network reorders, and shrink again after
+ * CL_LOSS_PERSIST rounds of losses that nothing disproved (RFC 8985, section 6.2, has the same number). When no
+ * acknowledgement comes at all, a probe timeout (PTO) fires. It declares nothing lost but sends a probe: a receiver
+ * that was not scheduled for some milliseconds costs one packet.
  */
 #ifndef CL_PROTOCOL_LOSS_H
 #define CL_PROTOCOL_LOSS_H
@@ -18,6 +19,8 @@ enum {
     CL_LOSS_PACKET_THRESHOLD = 3,
     CL_LOSS_PACKET_THRESHOLD_MAX = 128,
     CL_LOSS_RECENT = 16,
+    CL_LOSS_TIME_SHIFT = 3,
+    CL_LOSS_PERSIST = 16,
     CL_LOSS_PTO_MIN_US = 2000,
     CL_LOSS_PTO_MAX_US = 200000,
 };
@@ -27,6 +30,8 @@ struct cl_loss {
     uint64_t deadline_us;               /* when the time threshold is next reached; UINT64_MAX: no candidate */
     uint32_t packet_threshold;
     uint32_t time_shift; /* time threshold = rtt + rtt >> time_shift */
+    uint32_t undisputed; /* rounds of losses since a threshold changed */
+    uint64_t round_ends; /* losses of lower numbers belong to the current round */
     uint32_t pto_count;  /* timeouts since the last acknowledgement */
     bool any_acked;
     /* the packets declared lost most recently, to notice late acknowledgements of them */

@@ -12,7 +12,7 @@ static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *p
                            uint64_t number, struct cl_datagram *out)
 {
     packet->source = endpoint->config.self;
-    packet->epoch = endpoint->config.epoch;
+    packet->epoch = cl_endpoint_epoch(endpoint, peer);
     out->peer = peer->id;
     out->path = packet->path;
     out->port = (uint16_t)(peer->paths[packet->path].port - endpoint->outbox.ports);
@@ -368,9 +368,11 @@ uint64_t cl_endpoint_full_ports(const struct cl_endpoint *endpoint)
  * and is not lost: nobody waits for it. */
 static bool is_wanted(struct cl_endpoint *endpoint, const struct cl_datagram *datagram)
 {
-    struct cl_path *path = &endpoint->peers.list[datagram->peer]->paths[datagram->path];
+    struct cl_peer *peer = endpoint->peers.list[datagram->peer];
+    struct cl_path *path = &peer->paths[datagram->path];
     struct cl_packet packet;
-    if (!cl_packet_decode(&packet, datagram->head, (size_t)datagram->head_length + datagram->payload_length))
+    if (!cl_packet_decode(&packet, datagram->head, (size_t)datagram->head_length + datagram->payload_length) ||
+        packet.epoch != cl_endpoint_epoch(endpoint, peer)) /* of a former incarnation */
         return false;
     if (packet.kind == CL_PACKET_ACK)
         return true;

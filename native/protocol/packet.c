@@ -2,6 +2,8 @@
 
 enum { LENGTH_AT = 6, TAG_AT = 32 };
 
+#define NH_LABEL 0x79656B2D686E2D6Cu /* "l-nh-key" */
+
 uint32_t cl_packet_payload_bytes(uint32_t datagram_bytes)
 {
     return (datagram_bytes - CL_PACKET_HEAD_BYTES) & ~(uint32_t)7;
@@ -42,6 +44,36 @@ bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t len
     return packet->kind < CL_PACKET_KINDS && packet->length == length - CL_PACKET_HEAD_BYTES;
 }
 
+void cl_packet_expand_key(struct cl_nh_key *nh, const struct cl_siphash_key *key)
+{
+    for (uint32_t i = 0; i < CL_NH_BLOCK_WORDS; i++) { /* two words at a time, of both keys */
+        struct cl_siphash hash;
+        cl_siphash_begin(&hash, key);
+        cl_siphash_word(&hash, NH_LABEL);
+        cl_siphash_word(&hash, i);
+        uint64_t words = cl_siphash_finish(&hash, hash.length << 56);
+        uint32_t *target = &nh->words[i / (CL_NH_BLOCK_WORDS / 2)][2 * i % CL_NH_BLOCK_WORDS];
+        target[0] = (uint32_t)words;
+        target[1] = (uint32_t)(words >> 32);
+    }
+}
+
+/* Adds the payload to the hash, and returns the tag. */
+static uint64_t tag_with(struct cl_siphash hash, const uint8_t *payload, size_t length, const struct cl_nh_key *nh)
+{
+    if (length <= CL_PACKET_DIRECT_BYTES || nh == NULL) {
+        struct cl_siphash rest = hash; /* a copy to take the address of: `hash` stays in registers */
+        return cl_siphash_end(&rest, payload, length);
+    }
+    for (size_t at = 0; at < length; at += CL_NH_BLOCK_BYTES) {
+        uint64_t sums[2];
+        cl_nh(sums, payload + at, length - at < CL_NH_BLOCK_BYTES ? length - at : CL_NH_BLOCK_BYTES, nh);
+        cl_siphash_word(&hash, sums[0]);
+        cl_siphash_word(&hash, sums[1]);
+    }
+    return cl_siphash_finish(&hash, hash.length << 56);
+}
+
 static uint64_t tag_of(const uint8_t *head, const uint8_t *payload, const struct cl_seal *seal, uint16_t destination,
                        uint64_t number)
 {
@@ -55,8 +87,7 @@ static uint64_t tag_of(const uint8_t *head, const uint8_t *payload, const struct
     cl_siphash_word(&hash, number >> 32 | (uint64_t)destination << 32 | (uint64_t)seal->auth << 48);
     if (bare)
         return cl_siphash_finish(&hash, hash.length << 56);
-    struct cl_siphash rest = hash; /* a copy to take the address of: `hash` stays in registers */
-    return cl_siphash_end(&rest, payload, cl_load_u16(head + LENGTH_AT));
+    return tag_with(hash, payload, cl_load_u16(head + LENGTH_AT), seal->nh);
 }
 
 void cl_packet_seal(uint8_t *head, const uint8_t *payload, const struct cl_seal *seal, uint16_t destination,

@@ -27,13 +27,16 @@
 #include <stdint.h>
 
 #include "commlayer.h"
+#include "kernels/nh.h"
 #include "protocol/bytes.h"
 #include "protocol/siphash.h"
 
 enum {
     CL_PACKET_HEAD_BYTES = 40,
     CL_PACKET_MAGIC = 0x4C43,
-    CL_PACKET_VERSION = 3,
+    CL_PACKET_VERSION = 4,
+    CL_PACKET_DIRECT_BYTES =
+        64, /* SipHash alone covers payloads up to this length, and the sums (nh.h) of longer ones */
 };
 
 enum cl_packet_kind {
@@ -89,12 +92,20 @@ struct cl_seal {
     enum cl_auth auth;
     uint64_t job; /* the tag itself with CL_AUTH_OFF */
     struct cl_siphash_key key;
+    const struct cl_nh_key *nh; /* shared by all seals of an endpoint; NULL: SipHash covers payloads of any length */
 };
+
+/* Draws the key of nh.h from the job's key: SipHash of the n-th number makes its n-th two words. */
+void cl_packet_expand_key(struct cl_nh_key *nh, const struct cl_siphash_key *key);
 
 /* Writes the tag, which binds a packet to its job, its receiver and its number. It is SipHash-2-4 of the header before
  * the tag; of {u32 upper half of the number, u16 destination, u16 auth}, which both sides know; and of the bytes after
- * the header. With CL_AUTH_HEADER the payload of DATA packets is left out, but not that of other kinds. For an ACK, the
- * number is that of the acknowledgement itself. The header must have been encoded. */
+ * the header, or if these are more than CL_PACKET_DIRECT_BYTES, of the two sums of each of their blocks. With
+ * CL_AUTH_HEADER the payload of DATA packets is left out, but not that of other kinds. For an ACK, the number is that
+ * of the acknowledgement itself. The header must have been encoded.
+ *
+ * That is a universal hash, then a pseudorandom function (Carter and Wegman, 1981): an attacker who knows neither key
+ * makes a right tag by chance only, 2^-64 for the sums and 2^-64 for SipHash, also if packet numbers came twice. */
 void cl_packet_seal(uint8_t *head, const uint8_t *payload, const struct cl_seal *seal, uint16_t destination,
                     uint64_t number);
 /* Whether the tag of a packet that cl_packet_decode has accepted is right. */

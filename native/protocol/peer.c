@@ -30,6 +30,41 @@ void cl_peer_destroy(struct cl_peer *peer)
     free(peer);
 }
 
+void cl_peer_lose(struct cl_peer *peer)
+{
+    peer->alive = false;
+    cl_controls_free(&peer->controls);
+    cl_stops_free(&peer->stops);
+    for (uint16_t i = 0; i < peer->path_count; i++)
+        cl_path_free(&peer->paths[i]);
+}
+
+void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagram_bytes)
+{
+    for (uint16_t i = 0; i < peer->path_count; i++) {
+        struct cl_path *path = &peer->paths[i];
+        struct cl_egress *egress = path->egress;
+        struct cl_ingress *ingress = path->ingress;
+        const struct cl_outbox_port *port = path->port;
+        cl_active_set_leave(&egress->receivers, &path->receiver);
+        if (ingress)
+            cl_active_set_leave(&ingress->senders, &path->sender);
+        cl_path_free(path);
+        cl_path_init(path, i, egress, datagram_bytes);
+        path->ingress = ingress;
+        path->port = port;
+    }
+    peer->incarnation = incarnation;
+    peer->alive = true;
+    peer->heard = false;
+    peer->heard_us = peer->answered_us = peer->next_ping_us = 0;
+    peer->pacer_us = peer->ending_us = UINT64_MAX;
+    peer->held_us = 0;
+    peer->ready_count = 0;
+    peer->refused_us = 0;
+    peer->reordering_us = 0;
+}
+
 void cl_peer_hold(struct cl_peer *peer, struct cl_message *message, uint64_t now_us)
 {
     if (!peer->held.first) {

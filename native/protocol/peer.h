@@ -36,7 +36,8 @@ struct cl_peer {
     uint16_t id;
     uint16_t path_count;
     bool alive;
-    bool keyed; /* has a seal of its own */
+    uint32_t incarnation; /* see revival.h */
+    bool keyed;           /* has a seal of its own */
     struct cl_seal seal;
     uint32_t payload_bytes; /* of a full DATA packet to or from it: the smaller of the two sizes */
     uint64_t timeout_us;    /* for an answer, while a message from or to the peer is outstanding: see cl_peer_lost_us */
@@ -79,6 +80,11 @@ struct cl_peer {
 struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *const *egresses,
                                uint32_t datagram_bytes);
 void cl_peer_destroy(struct cl_peer *peer);
+
+/* The peer is lost: forgets packets on their way. */
+void cl_peer_lose(struct cl_peer *peer);
+/* Begins an incarnation of a lost peer: alive, with new paths, numbers and timers. */
+void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagram_bytes);
 
 void cl_peer_hold(struct cl_peer *peer, struct cl_message *message, uint64_t now_us);
 void cl_peer_unhold(struct cl_peer *peer, struct cl_message *message);

@@ -37,6 +37,15 @@ uint32_t cl_signatures_oldest(const struct cl_signatures *signatures, uint32_t g
     return oldest;
 }
 
+bool cl_signatures_any(const struct cl_signatures *signatures, uint32_t group, uint32_t first, uint32_t last)
+{
+    for (uint32_t i = 0; i < signatures->count; i++)
+        if (signatures->list[i].group == group && signatures->list[i].sequence >= first &&
+            signatures->list[i].sequence <= last)
+            return true;
+    return false;
+}
+
 void cl_signatures_remove(struct cl_signatures *signatures, uint32_t group, uint32_t sequence)
 {
     struct cl_signature *found = find(signatures, group, sequence);

@@ -29,6 +29,8 @@ bool cl_signatures_add(struct cl_signatures *signatures, uint32_t group, uint32_
 uint16_t cl_signatures_find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence);
 /* The lowest sequence of a group's operations in flight; UINT32_MAX: there are none. */
 uint32_t cl_signatures_oldest(const struct cl_signatures *signatures, uint32_t group);
+/* Whether an operation of a group with a sequence from `first` to `last` is in flight. */
+bool cl_signatures_any(const struct cl_signatures *signatures, uint32_t group, uint32_t first, uint32_t last);
 void cl_signatures_remove(struct cl_signatures *signatures, uint32_t group, uint32_t sequence);
 /* The next operation in turn, also while operations begin and end; all zeros when there is none. */
 struct cl_signature cl_signatures_next(struct cl_signatures *signatures);

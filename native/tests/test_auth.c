@@ -98,8 +98,11 @@ static struct network *network_with(enum cl_auth auth, double loss, uint64_t see
 {
     struct network *network = network_new(3, 2, 500, 150, ROOM, seed);
     network_set_noise(network, (struct sim_noise){.loss = loss});
-    for (uint32_t i = 0; i < network->host_count; i++)
-        network->hosts[i].endpoint->seal = (struct cl_seal){.auth = auth, .job = 5, .key = {0x0123456789abcdef, seed}};
+    for (uint32_t i = 0; i < network->host_count; i++) {
+        struct cl_endpoint *endpoint = network->hosts[i].endpoint;
+        endpoint->seal = (struct cl_seal){
+            .auth = auth, .job = 5, .key = {0x0123456789abcdef, seed}, .nh = &endpoint->nh}; /* of the job's key, 0 */
+    }
     capture_count = 0;
     return network;
 }

@@ -75,7 +75,15 @@ TEST(test_peers)
     peer.peer = 2;
     peer.packet_bytes = 401; /* no multiple of 8; the engine already sends to the peer */
     CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL);
+    CHECK_EQ(engine->peers.count, 1); /* an error changes nothing: the same peer can be added rightly */
+    CHECK(engine->peers.links[2] == NULL);
+    peer.packet_bytes = cl_engine_packet_bytes(engine) + 8;
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_EINVAL);
+    peer.packet_bytes = 400;
+    peer.peer = CL_PEERS_MAX - 1;
+    CHECK_EQ(cl_engine_add_peer(engine, &peer), CL_OK);
     pthread_mutex_lock(&engine->core);
+    CHECK_EQ(engine->endpoint->peers.list[CL_PEERS_MAX - 1]->payload_bytes, 400);
     CHECK_EQ(engine->endpoint->peers.list[1]->payload_bytes, 800);
     CHECK(engine->endpoint->peers.list[1]->keyed);
     pthread_mutex_unlock(&engine->core);

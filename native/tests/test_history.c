@@ -30,6 +30,18 @@ TEST(test_whole_sequence)
     CHECK(!cl_history_contains(&history, &next));
 }
 
+/* Operations that end as a whole, in any order, cost one range. */
+TEST(test_whole_sequences_merge)
+{
+    SCOPED(cl_history_free) struct cl_history history = {0};
+    for (uint32_t sequence = 0; sequence < 10000; sequence++)
+        CHECK(cl_history_add_sequence(&history, 1, sequence ^ 1));
+    CHECK_EQ(history.groups[0].finished.count, 1);
+    struct cl_message_id last = {1, 9999, UINT32_MAX}, next = {1, 10000, 0};
+    CHECK(cl_history_contains(&history, &last));
+    CHECK(!cl_history_contains(&history, &next));
+}
+
 /* A group that lives for long: memory stays limited, the recent past is exact, the distant past counts as finished. */
 TEST(test_memory_is_limited)
 {
@@ -62,6 +74,7 @@ TEST(test_an_old_operation_in_flight)
     }
     CHECK(!cl_history_contains(&history, &waiting));
     CHECK(cl_history_contains(&history, &before));
+    CHECK(history.groups[0].finished.count <= CL_HISTORY_RANGES); /* the operations that overtook it share ranges */
     cl_signatures_remove(&in_flight, 1, waiting.sequence);
     for (uint32_t sequence = 5 * CL_HISTORY_RANGES; sequence < 6 * CL_HISTORY_RANGES; sequence++) {
         struct cl_message_id id = {1, sequence, 0};

@@ -1,5 +1,6 @@
 #include "protocol/loss.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "protocol/packet.h"
@@ -121,6 +122,57 @@ TEST(test_late_acknowledgement_adapts)
     frame.refused[0] = frame.came[0] = (struct cl_range){13, 14};
     cl_loss_on_frame(&loss, &frame, on_late, NULL);
     CHECK_EQ(late_count, 1); /* refused is not acknowledged */
+}
+
+/* A window of `count` packets, of which the first is lost; `late`: it was only late. */
+static void window(uint32_t count, bool late)
+{
+    uint64_t first = sent.next;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cl_sent_packet packet = {.kind = CL_PACKET_DATA, .bytes = 1000, .sent_us = 1000000 * first};
+        cl_sent_push(&sent, &packet);
+    }
+    for (uint64_t number = first + 1; number < sent.next; number++)
+        acknowledge(number);
+    detect(1000000 * first + 10);
+    struct cl_ack_frame frame = {.largest = sent.next - 1, .came_count = late, .came = {{first, first + 1}}};
+    cl_loss_on_frame(&loss, &frame, on_late, NULL);
+}
+
+/* A network that reordered for a while, and then only loses. */
+TEST(test_thresholds_shrink_again)
+{
+    start(0);
+    for (uint32_t i = 1; i < 10; i++)
+        window(20 * i, true);
+    CHECK(loss.packet_threshold > 64);
+    CHECK_EQ(loss.time_shift, 0);
+    for (uint32_t i = 0; i < 10 * CL_LOSS_PERSIST; i++) {
+        if (i == CL_LOSS_PERSIST - 1)
+            CHECK(loss.packet_threshold > 64); /* not at once */
+        window(200, false);
+    }
+    CHECK_EQ(loss.packet_threshold, CL_LOSS_PACKET_THRESHOLD);
+    CHECK_EQ(loss.time_shift, CL_LOSS_TIME_SHIFT);
+}
+
+/* Losses of one round trip count once, and reordering that goes on keeps the thresholds. */
+TEST(test_thresholds_stay_while_the_network_reorders)
+{
+    start(0);
+    window(100, true);
+    uint32_t threshold = loss.packet_threshold;
+    CHECK(threshold > 64);
+    for (uint32_t i = 0; i < 4 * CL_LOSS_PERSIST; i++)
+        window(200, i % CL_LOSS_PERSIST == 0);
+    CHECK(loss.packet_threshold >= threshold);
+    start(1000);
+    loss.packet_threshold = 100;
+    for (uint32_t number = 200; number < 1000; number++) { /* one window, whose losses show one by one */
+        acknowledge(number);
+        detect(10000 - 1);
+    }
+    CHECK_EQ(loss.packet_threshold, 100);
 }
 
 TEST(test_pto)

@@ -20,7 +20,7 @@ static const struct cl_packet SAMPLE = {.kind = CL_PACKET_DATA,
 /* The layout is a contract with the dissector and with other machines: byte for byte. */
 TEST(test_layout)
 {
-    static const uint8_t EXPECTED[CL_PACKET_HEAD_BYTES] = {0x43, 0x4C, 0x30, 0x0D, 0x34, 0x12, 0x08, 0x00, 0x04, 0x03,
+    static const uint8_t EXPECTED[CL_PACKET_HEAD_BYTES] = {0x43, 0x4C, 0x40, 0x0D, 0x34, 0x12, 0x08, 0x00, 0x04, 0x03,
                                                            0x02, 0x01, 0x08, 0x07, 0x06, 0x05, 0x0C, 0x0B, 0x0A, 0x09,
                                                            0x10, 0x0F, 0x0E, 0x0D, 0xFE, 0xFF, 0xFF, 0xFF, 0xC7, 0xAB,
                                                            0xCD, 0xAB, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
@@ -97,6 +97,62 @@ static void check_flips(const struct cl_packet *packet, enum cl_auth auth, size_
     CHECK_EQ(passed, 8 * open);
 }
 
+/* Each bit of a long payload, and of its last, shorter block. */
+TEST(test_seal_covers_long_payloads)
+{
+    static uint8_t bytes[CL_PACKET_HEAD_BYTES + 3 * CL_NH_BLOCK_BYTES];
+    static struct cl_nh_key nh;
+    static const uint16_t LENGTHS[] = {65, 1000, 1024, 1025, 2049, 3072};
+    struct cl_seal seal = {.auth = CL_AUTH_FULL, .key = {1, 2}, .nh = &nh};
+    cl_packet_expand_key(&nh, &seal.key);
+    for (size_t i = 0; i < sizeof(LENGTHS) / sizeof(*LENGTHS); i++) {
+        struct cl_packet packet = SAMPLE;
+        packet.length = LENGTHS[i];
+        for (size_t at = 0; at < LENGTHS[i]; at++)
+            bytes[CL_PACKET_HEAD_BYTES + at] = (uint8_t)(at * 37);
+        cl_packet_encode(&packet, bytes);
+        cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &seal, 3, 4);
+        CHECK(cl_packet_open(bytes, &seal, 3, 4));
+        size_t passed = 0;
+        for (size_t bit = 8 * CL_PACKET_HEAD_BYTES; bit < 8 * (CL_PACKET_HEAD_BYTES + (size_t)LENGTHS[i]); bit++) {
+            bytes[bit / 8] = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
+            passed += cl_packet_open(bytes, &seal, 3, 4);
+            bytes[bit / 8] = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
+        }
+        CHECK_EQ(passed, 0);
+        struct cl_seal headers = seal;
+        headers.auth = CL_AUTH_HEADER;
+        CHECK(!cl_packet_open(bytes, &headers, 3, 4));
+    }
+}
+
+/* Blocks that change places change the tag, and so does a zero at the end. */
+TEST(test_seal_binds_the_order_and_length_of_blocks)
+{
+    static uint8_t bytes[CL_PACKET_HEAD_BYTES + 2 * CL_NH_BLOCK_BYTES], other[sizeof(bytes)];
+    static struct cl_nh_key nh;
+    struct cl_seal seal = {.auth = CL_AUTH_FULL, .key = {1, 2}, .nh = &nh};
+    cl_packet_expand_key(&nh, &seal.key);
+    struct cl_packet packet = SAMPLE;
+    packet.length = 2 * CL_NH_BLOCK_BYTES;
+    memset(bytes + CL_PACKET_HEAD_BYTES, 1, CL_NH_BLOCK_BYTES);
+    memset(other + CL_PACKET_HEAD_BYTES + CL_NH_BLOCK_BYTES, 1, CL_NH_BLOCK_BYTES);
+    cl_packet_encode(&packet, bytes);
+    cl_packet_encode(&packet, other);
+    cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &seal, 3, 4);
+    cl_packet_seal(other, other + CL_PACKET_HEAD_BYTES, &seal, 3, 4);
+    CHECK(memcmp(bytes + 32, other + 32, 8) != 0);
+    packet.length = 100;
+    cl_packet_encode(&packet, other);
+    cl_packet_seal(other, bytes + CL_PACKET_HEAD_BYTES, &seal, 3, 4);
+    uint64_t tag = cl_load_u64(other + 32);
+    packet.length = 101;
+    cl_packet_encode(&packet, other);
+    bytes[CL_PACKET_HEAD_BYTES + 100] = 0;
+    cl_packet_seal(other, bytes + CL_PACKET_HEAD_BYTES, &seal, 3, 4);
+    CHECK(cl_load_u64(other + 32) != tag);
+}
+
 TEST(test_seal_covers)
 {
     struct cl_packet packet = SAMPLE;
@@ -132,7 +188,7 @@ TEST(test_seal_layout)
     cl_packet_encode(&SAMPLE, bytes);
     memcpy(bytes + CL_PACKET_HEAD_BYTES, "payload!", 8);
     cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &seal, 0x0203, 0x5FFFFFFFE);
-    static const uint8_t TAG[8] = {0xF0, 0x66, 0x6A, 0xF7, 0xAE, 0x77, 0xF6, 0x88};
+    static const uint8_t TAG[8] = {0x6F, 0x1A, 0x71, 0xC1, 0xB3, 0xEC, 0xB3, 0x96};
     CHECK(memcmp(bytes + 32, TAG, sizeof(TAG)) == 0);
 }
 

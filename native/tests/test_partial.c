@@ -87,6 +87,48 @@ TEST(test_late_packets_are_not_counted)
     CHECK(late > 0);
 }
 
+static uint8_t late_packet[2000];
+static size_t late_length;
+
+/* Keeps the sixth packet of a message back, and loses every STOP. */
+static bool keep_one_and_lose_stops(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    (void)network;
+    uint8_t kind = datagram->head[2] & 0x0F;
+    if (from == 0 && kind == CL_PACKET_DATA && cl_load_u32(datagram->head + 20) == 5 * PAYLOAD) {
+        if (!late_length)
+            late_length = sim_driver_flatten(late_packet, datagram);
+        return true;
+    }
+    return kind == CL_PACKET_STOP;
+}
+
+/* A packet comes after its message was ended without it and its group was closed, and before the sender knows: to
+ * acknowledge it would tell the sender that it counts. */
+TEST(test_late_packets_of_closed_groups_are_not_counted)
+{
+    SCOPED_NETWORK *network = open_network(2, 1, 1000, ROOM, 8);
+    SCOPED_TRANSFER *t = make(network, 0, 1, 0, 200 * PAYLOAD, may_lose(0.1));
+    late_length = 0;
+    network->drops = keep_one_and_lose_stops;
+    post_send(t);
+    post_receive(t);
+    uint64_t until_us = network_now_us(network) + SECOND_US;
+    while (!t->receiver.done && network_step(network, until_us))
+        ;
+    CHECK(t->receiver.done && !t->sender.done);
+    CHECK_EQ(t->receiver.count, 1);
+    CHECK(late_length > 0);
+    cl_endpoint_cancel(network->hosts[1].endpoint, 9, UINT32_MAX);
+    cl_endpoint_receive(network->hosts[1].endpoint, late_packet, late_length, false, 0, network_now_us(network));
+    CHECK_EQ(stats(network, 1)->packets_late, 1);
+    network_wake(network, 1);
+    network_run_until(network, network_now_us(network) + 10000);
+    network->drops = NULL;
+    CHECK(run_until_done(&t, 1, SECOND_US));
+    CHECK_EQ(check_ended(t), 1);
+}
+
 TEST(test_small_messages_lose_nothing)
 {
     SCOPED_NETWORK *network = open_network(3, 1, 1000, ROOM, 6);

@@ -128,13 +128,12 @@ static void set(int fd, int level, int option, int value)
     CHECK_EQ(setsockopt(fd, level, option, &value, sizeof value), 0);
 }
 
-/* How many messages the kernel makes of MANY equal datagrams, read without the wire's help. */
-static size_t count_messages(struct cl_wire *from, struct cl_wire *to)
+/* How many messages the kernel makes of MANY equal datagrams on a link, read without the wire's help. */
+static size_t count_on(int link, struct cl_wire *from, struct cl_wire *to)
 {
     static uint8_t bytes[65536];
     struct cl_wire_datagram datagrams[MANY];
     struct pollfd fd = {.fd = cl_wire_udp.descriptor(to, 0), .events = POLLIN};
-    int link = cl_wire_udp.link(from, 0, LOCALHOST[0], number_of(&cl_wire_udp, to, 0));
     for (size_t i = 0; i < MANY; i++)
         datagrams[i] = make(i, (uint32_t)link, 1000);
     CHECK_EQ(cl_wire_udp.send(from, datagrams, MANY), MANY);
@@ -142,6 +141,11 @@ static size_t count_messages(struct cl_wire *from, struct cl_wire *to)
     for (ssize_t left = MANY * 1008; left > 0 && poll(&fd, 1, PATIENCE_MS) == 1; messages++)
         left -= recv(fd.fd, bytes, sizeof bytes, 0);
     return messages;
+}
+
+static size_t count_messages(struct cl_wire *from, struct cl_wire *to)
+{
+    return count_on(cl_wire_udp.link(from, 0, LOCALHOST[0], number_of(&cl_wire_udp, to, 0)), from, to);
 }
 
 static bool batches(void) /* whether this kernel segments and coalesces on loopback */
@@ -181,6 +185,27 @@ TEST(test_udp_without_segmentation)
     set(cl_wire_udp.descriptor(from, 0), SOL_SOCKET, SO_NO_CHECK, 1);
     send_and_check(&cl_wire_udp, from, to, &inbox);
     CHECK_EQ(count_messages(from, to), MANY);
+}
+
+/* A refusal is not for good, and concerns one link. */
+TEST(test_udp_tries_segmentation_again)
+{
+    if (!batches())
+        return;
+    UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
+    int fd = cl_wire_udp.descriptor(from, 0),
+        link = cl_wire_udp.link(from, 0, LOCALHOST[0], number_of(&cl_wire_udp, to, 0));
+    for (int refusal = 0; refusal < 2; refusal++) {
+        set(fd, SOL_SOCKET, SO_NO_CHECK, 1);
+        CHECK_EQ(count_on(link, from, to), MANY);
+        set(fd, SOL_SOCKET, SO_NO_CHECK, 0);
+        CHECK_EQ(count_on(link, from, to), MANY); /* not at once: each try costs a system call */
+        CHECK(count_messages(from, to) < MANY / 3);
+        int rounds = 0;
+        while (rounds < 20 && count_on(link, from, to) > MANY / 2)
+            rounds++;
+        CHECK(rounds >= 3 && rounds < 20);
+    }
 }
 
 TEST(test_udp_links)

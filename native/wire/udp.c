@@ -1,7 +1,8 @@
 /*
  * udp: datagrams over the kernel's UDP sockets, in batches (sendmmsg, recvmmsg). Where the kernel supports it, a run of
  * equal-sized packets on one link leaves as one super-packet (UDP_SEGMENT) and arrives as one (UDP_GRO). Both are
- * probed at open; segmentation is given up for good when the route refuses it.
+ * probed at open. When the route of a link refuses segmentation, the link's packets leave singly for a while, and
+ * longer after each further refusal: a path MTU that shrank, or an offload that was switched off, may come back.
  *
  * The traffic class (DSCP and ECN bits) is set per message of a batch, so all packets of a super-packet share one.
  *
@@ -39,6 +40,8 @@ enum {
     ECN_CE = 3,             /* marked by a switch */
     STEP_US = 1000,         /* a wall clock that moved by more, against the engine's, was set; .. */
     SLEW_PER_MS = 1,        /* .. a slower change, in us, is its adjustment */
+    SINGLE_LEAST = 1024,    /* packets that leave singly after a refusal */
+    SINGLE_MOST = 1 << 20,  /* and after many */
     BUFFER_BYTES = 8 << 20, /* socket buffers: when the receive buffer overflows, the kernel drops packets silently */
 };
 
@@ -46,6 +49,8 @@ struct link {
     uint32_t port;
     struct sockaddr_storage address;
     socklen_t address_length;
+    uint32_t single;      /* packets that leave singly from now on, before segmentation is tried again */
+    uint32_t next_single; /* after the next refusal; 0: it is the first one */
 };
 
 union control {
@@ -277,7 +282,7 @@ static int udp_link(struct cl_wire *wire, uint32_t port, const char *remote_addr
         wire->link_capacity = capacity;
     }
     struct link *link = &wire->links[wire->link_count];
-    link->port = port;
+    *link = (struct link){.port = port};
     if (!parse_address(remote_address, remote_port, &link->address, &link->address_length) ||
         link->address.ss_family != wire->families[port])
         return CL_EINVAL;
@@ -290,7 +295,7 @@ static size_t run_length(const struct cl_wire *wire, const struct cl_wire_datagr
 {
     size_t size = datagrams[0].head_length + datagrams[0].payload_length;
     size_t total = size, run = 1;
-    if (!wire->segmentation)
+    if (!wire->segmentation || wire->links[datagrams[0].link].single > 0)
         return 1;
     while (run < count && run < SEGMENTS_MAX && datagrams[run].link == datagrams[0].link) {
         size_t next = datagrams[run].head_length + datagrams[run].payload_length;
@@ -329,6 +334,7 @@ static void fill_message(struct cl_wire *wire, size_t slot, const struct cl_wire
             pieces[used++] = (struct iovec){(void *)(uintptr_t)datagrams[i].payload, datagrams[i].payload_length};
     }
     struct link *link = &wire->links[datagrams[0].link];
+    link->single -= link->single > 0;
     struct msghdr *message = &wire->out[slot].msg_hdr;
     *message = (struct msghdr){
         .msg_name = &link->address, .msg_namelen = link->address_length, .msg_iov = pieces, .msg_iovlen = used};
@@ -341,6 +347,13 @@ static void fill_message(struct cl_wire *wire, size_t slot, const struct cl_wire
     uint16_t size = (uint16_t)(datagrams[0].head_length + datagrams[0].payload_length);
     if (run > 1)
         add_control(message, &wire->out_control[slot], IPPROTO_UDP, UDP_SEGMENT, &size, sizeof size);
+}
+
+/* The route of the link has refused a super-packet. */
+static void leave_singly(struct link *link)
+{
+    link->single = link->next_single > 0 ? link->next_single : SINGLE_LEAST;
+    link->next_single = link->single < SINGLE_MOST ? 2 * link->single : SINGLE_MOST;
 }
 
 static size_t udp_send(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)
@@ -357,8 +370,11 @@ static size_t udp_send(struct cl_wire *wire, const struct cl_wire_datagram *data
         }
         int sent = sendmmsg(wire->sockets[port], wire->out, (unsigned)messages, 0);
         if (sent > 0) {
-            for (int i = 0; i < sent; i++)
+            for (int i = 0; i < sent; i++) {
+                if (wire->out_datagrams[i] > 1)
+                    wire->links[datagrams[taken].link].next_single = 0; /* it works again */
                 taken += wire->out_datagrams[i];
+            }
             continue;
         }
         if (errno == EINTR)
@@ -366,7 +382,7 @@ static size_t udp_send(struct cl_wire *wire, const struct cl_wire_datagram *data
         if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
             return taken;
         if (wire->out_datagrams[0] > 1 && (errno == EIO || errno == EINVAL || errno == EMSGSIZE)) {
-            wire->segmentation = false; /* this route cannot segment: from now on, packets leave singly */
+            leave_singly(&wire->links[datagrams[taken].link]);
             continue;
         }
         taken += wire->out_datagrams[0]; /* unreachable, no route, filtered: a loss like any other */

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from commlayer.errors import CommError, ConfigError
+from commlayer.errors import CommError, ConfigError, PeerLostError
 from commlayer.transport import joining
 from commlayer.transport.base import DType
+from commlayer.transport.description import PEERS_MAX, check_peer
 from tests.engine.cases import Case, run
 from tests.world import PATIENCE_S, Exchange, World, flat, open_descriptors, until
 
@@ -84,9 +86,10 @@ def test_packets_are_as_large_as_both_ends_can_send(request: pytest.FixtureReque
         assert [engine.stats()["packets_foreign"] for engine in world.engines] == [0] * 3
 
 
-def life(former: World | None, recorded: list[bytes]) -> World:
-    """A world of two that goes on with the job and the key of a former one; notes the packets of rank 0 to rank 1."""
-    world = World(flat(2), "udp")
+def life(former: World | None, recorded: list[bytes], muted: threading.Event | None = None, **config: Any) -> World:
+    """A world of two that goes on with the job and the key of a former one; notes the packets of rank 0 to rank 1, and
+    loses them while it is muted."""
+    world = World(flat(2), "udp", **config)
     world.paired = True
     if former is not None:
         world.job, world.key = former.job, former.key
@@ -99,7 +102,8 @@ def life(former: World | None, recorded: list[bytes]) -> World:
     def carry() -> None:
         while packet := relay.recv(65536):
             recorded.append(packet)
-            relay.sendto(packet, to)
+            if muted is None or not muted.is_set():
+                relay.sendto(packet, to)
         relay.close()
 
     world.threads.submit(carry)
@@ -144,6 +148,71 @@ def test_a_pair_of_lives_has_a_key_of_its_own() -> None:
     assert len(keys) == 6
     assert joining.pair_key(bytes(16), ends[0], ends[1]) == joining.pair_key(bytes(16), ends[1], ends[0])
     assert joining.pair_key(bytes(16), ends[0], ends[1]) != joining.pair_key(bytes(15) + b"1", ends[0], ends[1])
+
+
+def test_a_lost_peer_is_met_again_in_a_new_group() -> None:
+    muted = threading.Event()
+    with life(None, [], muted, peer_timeout_s=0.3) as world:
+        teams = [world.open_group()]
+        for number in range(1, 3):  # all groups stay open
+            muted.set()
+            with pytest.raises(PeerLostError):
+                run(teams[-1][1])
+            assert world.engines[1].incarnations()["0"] == (number - 1, False)
+            muted.clear()
+            for _ in range(2):
+                teams.append(world.open_group())
+                assert world.on_each(lambda rank: float(run(teams[-1][rank])[0])) == [3.0, 3.0]
+                assert [each.incarnations() for each in world.engines] == [{"1": (number, True)}, {"0": (number, True)}]
+        for team in teams:
+            team.__exit__()
+        stop(world)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("packet_bytes", 1433),
+        ("packet_bytes", 0),
+        ("packet_bytes", -8),
+        ("packet_bytes", 1 << 40),
+        ("packet_bytes", "1432"),
+        ("peer", -1),
+        ("peer", 1 << 16),
+        ("pid", 0),
+        ("bell", "b" * 32),
+        ("shm", None),
+        ("ports", [{"address": "127.0.0.2"}]),
+        ("ports", [None]),
+        ("life", 5),
+        ("host", None),
+    ],
+)
+def test_a_description_that_is_none_is_refused(name: str, value: object) -> None:
+    with World(flat(2)) as world:
+        good = world.descriptions[1]
+        world.descriptions[1] = {**good, name: value}
+        with pytest.raises(
+            CommError, match=r"rank [01] of group 'group 1': rank 1 describes itself with .*same version"
+        ):
+            world.open_group()
+        world.descriptions[1] = {each: good[each] for each in good if each != name}
+        with pytest.raises(CommError, match=f"rank 1 describes itself with {name}='missing'"):
+            world.open_group()
+        world.descriptions[1] = good
+        with world.open_group() as team:  # the refused ones have changed nothing
+            assert world.on_each(lambda rank: float(run(team[rank])[0])) == [3.0, 3.0]
+
+
+def test_a_world_has_a_limit() -> None:
+    check_peer(PEERS_MAX - 1)
+    with pytest.raises(ConfigError, match=r"rank 65535 of the job: commlayer supports at most 65535 ranks"):
+        check_peer(PEERS_MAX)
+    with World(flat(2)) as world:
+        world.descriptions[1]["peer"] = PEERS_MAX - 1
+        world.descriptions[1]["life"] = world.engines[1].life
+        with world.open_group() as team:
+            assert world.on_each(lambda rank: float(run(team[rank])[0])) == [3.0, 3.0]
 
 
 def test_no_path() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -97,8 +98,8 @@ def test_a_rank_that_serves_the_store_stays_until_the_others_know() -> None:
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        ({"COMMLAYER_AUTH": "full"}, "header on rank(s) 0, 2; full on rank(s) 1"),
-        ({"COMMLAYER_AUTH": "off"}, "header on rank(s) 0, 2; off on rank(s) 1"),
+        ({"COMMLAYER_AUTH": "header"}, "full on rank(s) 0, 2; header on rank(s) 1"),
+        ({"COMMLAYER_AUTH": "off"}, "full on rank(s) 0, 2; off on rank(s) 1"),
         ({"COMMLAYER_DISABLE": "1"}, "False on rank(s) 0, 2; True on rank(s) 1"),
         ({"COMMLAYER_WIRE": "ofi", "COMMLAYER_OFI_PROVIDER": "udp"}, "udp on rank(s) 0, 2; ofi on rank(s) 1"),
     ],
@@ -114,6 +115,24 @@ def test_ranks_with_other_settings_are_refused(
         for each in start(environs, environs | environ, environs):
             assert each.kind == "ConfigError"
             assert each.text == f"{variable} differs within group '0': {told}; set the same on every rank"
+
+
+def test_ranks_with_another_secret_are_refused(tmp_path: Path) -> None:
+    files = []
+    for number in range(3):
+        files.append({**UDP, "COMMLAYER_SECRET_FILE": str(tmp_path / f"secret {number}")})
+        (tmp_path / f"secret {number}").write_bytes(bytes([number // 2]) * 32)
+    first, second, third = start(*files)
+    assert (first.kind, second.kind, third.kind) == ("ConfigError",) * 3
+    assert "SECRET_FILE is another one on rank(s) 2, or" in first.text
+    assert "SECRET_FILE is another one on rank(s) 2, or" in second.text
+    assert "SECRET_FILE is another one on rank(s) 0, 1, or" in third.text
+    assert ["on rank(s) 1, or" in each.text for each in start({}, files[0])] == [True, False]
+    ranks.run(_of_different_mtu, 3, [""] * 3, environ=files[0])
+    (tmp_path / "secret 0").write_text("short\n")
+    assert "it has 5 bytes; use at least 16" in start(files[0], files[0])[0].text
+    (tmp_path / "secret 0").unlink()
+    assert "No such file" in start(files[0], files[0])[0].text
 
 
 def _of_different_mtu(rank: int, size: int, mtus: Sequence[str]) -> int:

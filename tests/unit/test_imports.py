@@ -41,7 +41,7 @@ MAY_INCLUDE = {
     "os": set(),
     "wire": {"os"},
     "congestion": set(),
-    "protocol": {"congestion"},
+    "protocol": {"congestion", "kernels"},
     "plan": {"protocol", "congestion", "kernels"},
     "group": {"plan", "protocol", "congestion", "kernels"},
     "engine": {"group", "plan", "protocol", "congestion", "kernels", "os", "wire"},

@@ -52,7 +52,7 @@ def made_up(source: int, destination: int, epoch: int, chance: random.Random) ->
     yield "foreign", chance.randbytes(chance.randrange(1, 1400))
 
 
-def distorted(each: Captured, chance: random.Random) -> Iterator[Shot]:
+def distorted(each: Captured, chance: random.Random, *, auth: str) -> Iterator[Shot]:
     """Distorted copies of a recorded packet, for its receiver."""
     data = bytes(each.packet)
     yield "replayed", data
@@ -62,7 +62,8 @@ def distorted(each: Captured, chance: random.Random) -> Iterator[Shot]:
     yield "foreign", _changed(data, 30, 1)  # the epoch
     for at in (3, chance.randrange(8, 28), chance.randrange(dissect.TAG_AT, dissect.HEAD_BYTES)):
         yield "forged", _changed(data, at, 1 << chance.randrange(8))
-    if dissect.KINDS[each.packet.kind] != "DATA" and len(data) > dissect.HEAD_BYTES:
+    is_covered = dissect.KINDS[each.packet.kind] != "DATA" or auth == "full"
+    if is_covered and len(data) > dissect.HEAD_BYTES:
         yield "forged", _changed(data, chance.randrange(dissect.HEAD_BYTES, len(data)), 1)
 
 
@@ -99,8 +100,9 @@ class Plain:
 class Raw:
     """Raw sockets: needs root."""
 
-    def __init__(self, interface: str) -> None:
+    def __init__(self, interface: str, auth: str) -> None:
         self.sent: Counter[str] = Counter()
+        self._auth = auth
         self._interface = interface
         self._socket: Any = L3RawSocket(iface=interface)
 
@@ -111,7 +113,7 @@ class Raw:
         until = time.monotonic() + duration_s
         while time.monotonic() < until:
             for each in chance.sample(recorded := self._record(ranks), min(20, len(recorded))):
-                for counter, data in distorted(each, chance):
+                for counter, data in distorted(each, chance, auth=self._auth):
                     self._send(each.sender, each.receiver, data, counter)
                 (other,) = ranks - {each.sender, each.receiver}
                 self._send(each.sender, other, bytes(each.packet), "forged")  # meant for another rank

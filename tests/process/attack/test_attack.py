@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def _live(rank: int, _size: int, kind: str) -> dict[str, int]:
             return {**_engine().stats(), "reductions": reductions}
     addresses = [tuple(json.loads(store.get(f"address {each}"))) for each in range(SIZE)]
     job = int(store.get("commlayer/job").split()[0])
-    attacker = Raw("lo") if kind == "raw" else Plain()
+    attacker = Raw("lo", os.environ["COMMLAYER_AUTH"]) if kind == "raw" else Plain()
     try:
         attacker.attack(addresses, job & 0xFFFF, SECONDS)
     finally:

@@ -1,0 +1,134 @@
+/* Peers that are lost and live: met again, over the network of network.h. */
+#include "protocol/endpoint.h"
+
+#include "tests/transfer.h"
+
+static uint32_t incarnation_of(const struct network *network, uint32_t host, uint16_t peer, int expected)
+{
+    uint32_t incarnation = UINT32_MAX;
+    CHECK_EQ(cl_endpoint_incarnation(network->hosts[host].endpoint, peer, &incarnation), expected);
+    return incarnation;
+}
+
+static void revive(struct network *network, uint32_t host, uint16_t peer, uint32_t incarnation)
+{
+    CHECK_EQ(cl_endpoint_revive_peer(network->hosts[host].endpoint, peer, incarnation), CL_OK);
+    network_wake(network, host);
+}
+
+/* Two hosts that have exchanged messages; then host 1 pauses for longer than the peer timeout, and host 0 loses it. */
+static struct network *one_is_lost(uint16_t paths)
+{
+    struct network *network = network_new(2, paths, 200, 150, ROOM, 31);
+    SCOPED_TRANSFER *there = transfer_new(0, 1, 0, 300000), *back = transfer_new(1, 0, 0, 300000);
+    post_send(network, there, 1, 0);
+    post_receive(network, there, 1);
+    post_send(network, back, 1, 0);
+    post_receive(network, back, 1);
+    CHECK(network_run_completions(network, 2, network_now_us(network) + SECOND_US));
+    SCOPED_TRANSFER *waited_for = transfer_new(1, 0, 0, 1000);
+    post_receive(network, waited_for, 2);
+    network_sleep(network, 1, 4 * SECOND_US);
+    network_run_until(network, network_now_us(network) + 5 * SECOND_US);
+    CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
+    CHECK(!network_sees(network, 0, 1));
+    CHECK(network_sees(network, 1, 0));
+    return network;
+}
+
+static void check_transfers(struct network *network, uint32_t sequence)
+{
+    for (uint16_t from = 0; from < 2; from++) {
+        SCOPED_TRANSFER *transfer = transfer_new(from, !from, 0, 300000);
+        uint32_t done = network->hosts[0].completed;
+        post_send(network, transfer, sequence + from, 0);
+        post_receive(network, transfer, sequence + from);
+        uint64_t until_us = network_now_us(network) + SECOND_US;
+        while (network->hosts[0].completed == done && network_step(network, until_us))
+            ;
+        network_run_until(network, network_now_us(network) + 10000);
+        CHECK_EQ(network->hosts[0].last_status, CL_OK);
+        CHECK_EQ(network->hosts[1].last_status, CL_OK);
+        CHECK(intact(transfer));
+    }
+}
+
+TEST(test_a_lost_peer_is_met_again)
+{
+    for (uint16_t paths = 1; paths <= 3; paths++) {
+        SCOPED_NETWORK *network = one_is_lost(paths);
+        CHECK_EQ(incarnation_of(network, 0, 1, CL_EPEERLOST), 0);
+        CHECK_EQ(incarnation_of(network, 1, 0, CL_OK), 0);
+        revive(network, 0, 1, 1);
+        network_run_until(network, network_now_us(network) + 50000); /* the other end comes later */
+        revive(network, 1, 0, 1);
+        check_transfers(network, 3);
+        CHECK_EQ(incarnation_of(network, 0, 1, CL_OK), 1);
+        CHECK_EQ(incarnation_of(network, 1, 0, CL_OK), 1);
+        revive(network, 0, 1, 1); /* it has begun: nothing changes */
+        revive(network, 1, 0, 0);
+        check_transfers(network, 5);
+    }
+}
+
+TEST(test_a_peer_is_lost_and_met_often)
+{
+    SCOPED_NETWORK *network = one_is_lost(1);
+    for (uint32_t incarnation = 1; incarnation < 5; incarnation++) {
+        revive(network, 0, 1, incarnation);
+        revive(network, 1, 0, incarnation);
+        check_transfers(network, 10 * incarnation);
+        cl_endpoint_peer_lost(network->hosts[incarnation % 2].endpoint, incarnation % 2 == 0);
+    }
+}
+
+/* The end that has not lost the other gives up its messages, too. */
+TEST(test_messages_in_flight_end_with_the_incarnation)
+{
+    SCOPED_NETWORK *network = one_is_lost(1);
+    SCOPED_TRANSFER *unheard = transfer_new(1, 0, 0, 50000);
+    uint32_t failed = network->hosts[1].failed;
+    post_send(network, unheard, 7, 0);
+    revive(network, 1, 0, 1);
+    network_run_until(network, network_now_us(network) + 1000);
+    CHECK_EQ(network->hosts[1].failed, failed + 1);
+    CHECK_EQ(network->hosts[1].last_status, CL_EPEERLOST);
+}
+
+static uint8_t recorded[64][2000];
+static uint32_t recorded_lengths[64], recorded_count;
+
+static void record(struct network *network, struct sim_datagram *datagram)
+{
+    (void)network;
+    if (datagram->to == 1 && recorded_count < 64) {
+        memcpy(recorded[recorded_count], datagram->bytes, datagram->length);
+        recorded_lengths[recorded_count++] = datagram->length;
+    }
+}
+
+TEST(test_packets_of_a_former_incarnation_are_foreign)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 32);
+    recorded_count = 0;
+    network->meddle = record;
+    check_transfers(network, 1);
+    network->meddle = NULL;
+    CHECK_EQ(recorded_count, 64);
+    revive(network, 0, 1, 1);
+    revive(network, 1, 0, 1);
+    struct cl_endpoint *endpoint = network->hosts[1].endpoint;
+    uint64_t foreign = cl_endpoint_stats(endpoint)->packets_foreign;
+    for (uint32_t i = 0; i < recorded_count; i++)
+        cl_endpoint_receive(endpoint, recorded[i], recorded_lengths[i], false, 0, network_now_us(network));
+    CHECK_EQ(cl_endpoint_stats(endpoint)->packets_foreign, foreign + recorded_count);
+    check_transfers(network, 9);
+}
+
+TEST(test_an_unknown_peer)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 33);
+    uint32_t incarnation;
+    CHECK_EQ(cl_endpoint_revive_peer(network->hosts[0].endpoint, 7, 1), CL_EINVAL);
+    CHECK_EQ(cl_endpoint_incarnation(network->hosts[0].endpoint, 7, &incarnation), CL_EINVAL);
+}
