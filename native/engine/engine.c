@@ -14,6 +14,9 @@
 
 #include "engine/clock.h"
 #include "group/group.h"
+#include "protocol/mtu.h"
+
+_Static_assert((int)CL_SEND_BATCH >= (int)CL_MTU_FRAGMENTS_MAX, "a packet leaves in one batch");
 
 enum {
     /* The engine lingers at close until no peer has asked for an answer for this time, plus the time after which a peer

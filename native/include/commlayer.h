@@ -292,6 +292,7 @@ struct cl_path_stats {
     uint32_t deaths;      /* how often the path died; it came back as often, but for is_dead */
     uint64_t heard_us;    /* when a packet of the peer, acknowledgements included, last came over it (CLOCK_MONOTONIC);
                            * 0: never */
+    uint32_t datagram_bytes; /* larger packets leave in fragments: the path carries none larger */
 };
 /* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */
 int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity);

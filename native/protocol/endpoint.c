@@ -7,14 +7,11 @@
 #include "protocol/partial.h"
 #include "protocol/placement.h"
 
-enum {
-    DATAGRAM_BYTES_MIN = 128,
-    DATAGRAM_BYTES_MAX = 65000,
-};
+enum { DATAGRAM_BYTES_MIN = 128 };
 
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint)
 {
-    if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > DATAGRAM_BYTES_MAX ||
+    if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > CL_ENDPOINT_DATAGRAM_BYTES_MAX ||
         config->auth > CL_AUTH_OFF)
         return CL_EINVAL;
     struct cl_endpoint *made = calloc(1, sizeof(*made));
@@ -135,6 +132,8 @@ int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t p
     if (!known || !cl_endpoint_can_cut(endpoint, payload_bytes))
         return CL_EINVAL;
     known->payload_bytes = payload_bytes;
+    for (uint16_t i = 0; i < known->path_count; i++)
+        cl_mtu_init(&known->paths[i].mtu, CL_PACKET_HEAD_BYTES + payload_bytes);
     return CL_OK;
 }
 

@@ -4,6 +4,8 @@
 
 #include "commlayer.h"
 
+enum { CL_ENDPOINT_DATAGRAM_BYTES_MAX = 65000 };
+
 struct cl_endpoint_config {
     enum cl_auth auth;             /* the same in the whole job */
     uint64_t job;                  /* with CL_AUTH_OFF every packet carries it */

@@ -158,6 +158,27 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     return ACCEPT_AT_ONCE;
 }
 
+/* Takes a fragment in. Returns the whole packet, of packet->index bytes, once it is complete; else NULL. The whole has
+ * a tag of its own and is checked like any other packet. */
+static const struct cl_whole *on_fragment(struct cl_endpoint *endpoint, const struct cl_peer *peer,
+                                          struct cl_path *path, const struct cl_packet *packet, const uint8_t *bytes,
+                                          bool marked)
+{
+    uint64_t number = cl_packet_number(path->packets.next, packet->number);
+    uint32_t length = packet->index;
+    struct cl_range place = {packet->offset, (uint64_t)packet->offset + packet->length};
+    if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, number))
+        ++*(endpoint->seal.auth == CL_AUTH_OFF ? &endpoint->stats.packets_foreign : &endpoint->stats.packets_forged);
+    else if (length < CL_PACKET_HEAD_BYTES || length > CL_PACKET_HEAD_BYTES + peer->payload_bytes || !packet->length ||
+             place.end > length)
+        endpoint->stats.packets_foreign++;
+    else if (cl_replay_seen(&path->packets, number))
+        endpoint->stats.packets_replayed++;
+    else if (peer->alive)
+        return cl_fragments_put(&path->fragments, number, length, place, bytes + CL_PACKET_HEAD_BYTES, marked);
+    return NULL;
+}
+
 /* Whether a rank of this job made the packet for this process, and it comes for the first time; counts it if not.
  * *number: the 64-bit number of the packet or of the acknowledgement. */
 static bool authentic(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_path *path,
@@ -191,6 +212,12 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
         return;
     }
     struct cl_path *path = &peer->paths[packet.path];
+    if (packet.kind == CL_PACKET_FRAGMENT) {
+        const struct cl_whole *whole = on_fragment(endpoint, peer, path, &packet, bytes, marked);
+        if (whole && (whole->bytes[2] & 0x0F) != CL_PACKET_FRAGMENT)
+            cl_endpoint_receive(endpoint, whole->bytes, packet.index, whole->marked, received_us, now_us);
+        return;
+    }
     uint64_t number;
     if (!authentic(endpoint, peer, path, &packet, bytes, &number) || !peer->alive)
         return;

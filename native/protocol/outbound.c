@@ -1,11 +1,21 @@
 #include "protocol/outbound.h"
 
+#include <string.h>
+
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
 #include "protocol/partial.h"
 #include "protocol/spray.h"
 
-enum { PEERS_COMPARED = 32 /* for each packet, at most */ };
+enum {
+    PEERS_COMPARED = 32, /* for each packet, at most */
+    FRAGMENT_BYTES = CL_PACKET_HEAD_BYTES + CL_EGRESS_OVERHEAD_BYTES,
+};
+
+static uint32_t smaller(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
 
 /* Writes the header of `packet` into `out` and seals it. number: 64 bits, of the packet or acknowledgement. */
 static void write_datagram(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_packet *packet,
@@ -41,13 +51,15 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     endpoint->stats.acks_sent++;
 }
 
-/* Sends a PING or a control packet. False when there is no memory, or the packet is not needed any more. */
-static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
-                         const struct cl_control *control, uint64_t now_us, struct cl_datagram *out)
+/* Sends a PING or a control packet, padded. False when there is no memory, or the packet is not needed any more. */
+static bool send_padded(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
+                        const struct cl_control *control, uint32_t padding, uint64_t now_us, struct cl_datagram *out)
 {
-    int length = cl_partial_write(endpoint, peer, kind, control, out->head + CL_PACKET_HEAD_BYTES);
-    if (length < 0)
+    static const uint8_t ZEROS[CL_ENDPOINT_DATAGRAM_BYTES_MAX];
+    int written = cl_partial_write(endpoint, peer, kind, control, out->head + CL_PACKET_HEAD_BYTES);
+    if (written < 0)
         return false;
+    uint32_t length = (uint32_t)written + padding;
     struct cl_packet packet = {
         .kind = kind,
         .flags = CL_PACKET_ACK_NOW,
@@ -64,31 +76,80 @@ static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, str
                                   .snapshot = cl_egress_snapshot(path->egress, 0, now_us),
                                   .control = *control,
                                   .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
+                                  .datagram_bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
                                   .kind = kind};
     if (!cl_sent_push(&path->sent, &sent))
         return false;
     cl_egress_sent(path->egress, 0, sent.bytes);
-    out->head_length = sent.bytes;
-    out->payload_length = 0;
-    out->payload = NULL;
+    out->head_length = (uint16_t)(sent.bytes - padding);
+    out->payload_length = padding;
+    out->payload = padding ? ZEROS : NULL;
     write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     endpoint->stats.probes_sent += kind == CL_PACKET_PING;
     return true;
 }
 
-/* Sends one packet of a message. False when there is no memory. */
-static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
-                      struct cl_message *message, uint32_t number_in_message, bool ask, uint64_t now_us,
-                      struct cl_datagram *out)
+static bool send_control(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint8_t kind,
+                         const struct cl_control *control, uint64_t now_us, struct cl_datagram *out)
+{
+    return send_padded(endpoint, peer, path, kind, control, 0, now_us, out);
+}
+
+/* Replaces the datagram by its fragments. */
+static void split(struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_path *path,
+                  struct cl_datagram *out, size_t count)
+{
+    struct cl_datagram whole = *out;
+    uint32_t length = whole.head_length + whole.payload_length, at = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t end = cl_fragments_end(length, path->mtu.limit, at);
+        struct cl_packet packet = {.kind = CL_PACKET_FRAGMENT,
+                                   .flags = whole.priority,
+                                   .length = (uint16_t)(end - at),
+                                   .path = path->index,
+                                   .index = length,
+                                   .offset = at,
+                                   .number = (uint32_t)(path->sent.next - 1)};
+        out[i].head_length = CL_PACKET_HEAD_BYTES;
+        out[i].payload_length = 0;
+        if (i == 0) {
+            memcpy(out->head + CL_PACKET_HEAD_BYTES, whole.head, whole.head_length);
+            memcpy(out->head + CL_PACKET_HEAD_BYTES + whole.head_length, whole.payload, end - whole.head_length);
+            out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + end);
+        } else {
+            out[i].payload_length = end - at;
+            out[i].payload = whole.payload + (at - whole.head_length);
+        }
+        write_datagram(endpoint, peer, &packet, path->sent.next - 1, &out[i]);
+        out[i].droppable = whole.droppable;
+        out[i].message = whole.message;
+        out[i].generation = whole.generation;
+        at = end;
+    }
+    endpoint->stats.packets_sent -= count; /* the whole is counted already */
+}
+
+/* How many datagrams a packet of the message may take on the path. */
+static size_t datagrams_of(const struct cl_message *message, const struct cl_path *path)
+{
+    return cl_fragments_count(CL_PACKET_HEAD_BYTES + message->packet_bytes, path->mtu.limit);
+}
+
+/* Sends one packet of a message. Returns the number of its datagrams; 0: there is no memory. */
+static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
+                        struct cl_message *message, uint32_t number_in_message, bool ask, uint64_t now_us,
+                        struct cl_datagram *out)
 {
     uint32_t start = number_in_message * message->packet_bytes;
     bool last = number_in_message + 1 == message->packet_count;
-    uint32_t length = last ? message->length - start : message->packet_bytes;
+    uint32_t length = last ? message->length - start : message->packet_bytes, bytes = CL_PACKET_HEAD_BYTES + length;
+    size_t count = cl_fragments_count(bytes, path->mtu.limit);
     struct cl_sent_packet sent = {
         .sent_us = now_us,
         .snapshot = cl_egress_snapshot(path->egress, message->priority, now_us),
         .data = {.message = message, .generation = message->generation, .packet = number_in_message},
-        .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
+        .bytes = (uint16_t)smaller(UINT16_MAX, bytes + (uint32_t)(count - 1) * FRAGMENT_BYTES),
+        .datagram_bytes = (uint16_t)smaller(bytes, path->mtu.limit),
         .kind = CL_PACKET_DATA,
         .class = message->priority};
     struct cl_packet packet = {.kind = CL_PACKET_DATA,
@@ -105,7 +166,7 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     if (cl_path_asks(path, message->priority, sent.bytes + endpoint->config.datagram_bytes) || ask)
         packet.flags |= CL_PACKET_ACK_NOW;
     if (!cl_sent_push(&path->sent, &sent))
-        return false;
+        return 0;
     cl_pacer_sent(&path->pacer, sent.bytes);
     cl_egress_sent(path->egress, message->priority, sent.bytes);
     cl_egress_see(path->egress, message->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
@@ -121,7 +182,9 @@ static bool send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct
     out->message = message;
     out->generation = message->generation;
     endpoint->stats.payload_bytes_sent += length;
-    return true;
+    if (count > 1)
+        split(endpoint, peer, path, out, count);
+    return count;
 }
 
 /* Counts a packet of the message that is sent again. If some were refused and some lost, the refused ones count first.
@@ -139,8 +202,8 @@ static void count_again(struct cl_engine_stats *stats, struct cl_message *messag
 
 /* Sends the probe of a PTO, whatever the window says: the oldest packet in flight again, as it may be the missing one;
  * a PING when no packet in flight is needed any more. */
-static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us,
-                       struct cl_datagram *out)
+static size_t send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, uint64_t now_us,
+                         struct cl_datagram *out, size_t capacity)
 {
     static const struct cl_control NOTHING = {0};
     for (uint64_t number = path->sent.low; number < path->sent.next; number++) {
@@ -150,18 +213,21 @@ static bool send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
         if (oldest->kind != CL_PACKET_DATA) {
             struct cl_control control = oldest->control;
             if (send_control(endpoint, peer, path, oldest->kind, &control, now_us, out))
-                return true;
+                return 1;
             continue;
         }
         struct cl_message *message = oldest->data.message;
         if (message->generation != oldest->data.generation || message->held || message->partial.stopped ||
             cl_message_has_arrived(message, oldest->data.packet))
             continue;
+        if (datagrams_of(message, path) > capacity)
+            break;
         endpoint->stats.packets_retransmitted++;
         endpoint->stats.retransmitted_probes++;
-        bool sent = send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
-        out->droppable = false;
-        return sent;
+        size_t count = send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
+        for (size_t i = 0; i < count; i++)
+            out[i].droppable = false;
+        return count;
     }
     path->sent.last_sent_us = now_us; /* a PING alone would leave the timer where it is */
     return send_control(endpoint, peer, path, CL_PACKET_PING, &NOTHING, now_us, out);
@@ -205,7 +271,13 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
         }
         if (path->probe && count < capacity && !wait_for_egress(endpoint, path, now_us)) {
             path->probe = false;
-            count += send_probe(endpoint, peer, path, now_us, &out[count]);
+            count += send_probe(endpoint, peer, path, now_us, &out[count], capacity - count);
+        }
+        if (path->padded_ping && count < capacity) {
+            static const struct cl_control NOTHING = {0};
+            uint32_t padding = path->padded_ping - CL_PACKET_HEAD_BYTES;
+            path->padded_ping = 0;
+            count += send_padded(endpoint, peer, path, CL_PACKET_PING, &NOTHING, padding, now_us, &out[count]);
         }
     }
     struct cl_path *fastest = cl_spray_fastest(peer->paths, peer->path_count);
@@ -275,15 +347,15 @@ static struct cl_message *balance(struct cl_endpoint *endpoint, struct cl_messag
     return lagging;
 }
 
-/* Sends one packet of the message whose turn it is. False when it cannot send now: then it has left the queue, or its
- * peer is blocked. */
-static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
-                      struct cl_datagram *out)
+/* Sends one packet of the message whose turn it is. Returns the number of its datagrams. 0: it cannot send now; then it
+ * has left the queue, its peer is blocked, or (*crowded) its datagrams exceed the capacity. */
+static size_t send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
+                        struct cl_datagram *out, size_t capacity, bool *crowded)
 {
     struct cl_peer *peer = endpoint->peers.list[message->peer];
     if (must_wait(peer, message)) {
         cl_queue_remove(&endpoint->queue, &peer->node, message);
-        return false;
+        return 0;
     }
     uint64_t ready_us, egress_ready_us;
     struct cl_spray_packet wanted = {.bytes = endpoint->config.datagram_bytes,
@@ -299,7 +371,7 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
         peer->pacer_us = ready_us;
         cl_endpoint_arm(endpoint, peer, ready_us);
         cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, egress_ready_us);
-        return false;
+        return 0;
     }
     if (!same && endpoint->nics.count > 1) {
         struct cl_message *lagging = balance(endpoint, message, &wanted, &path, now_us);
@@ -309,24 +381,29 @@ static bool send_next(struct cl_endpoint *endpoint, struct cl_message *message, 
             cl_queue_give_turn(&endpoint->queue, &peer->node, message->priority);
         }
     }
+    if (datagrams_of(message, path) > capacity) {
+        *crowded = true;
+        return 0;
+    }
     peer->turn_path = path->index;
     uint32_t fresh = message->next_packet, packet;
     if (!cl_message_take(message, &packet)) {
         cl_queue_remove(&endpoint->queue, &peer->node, message);
-        return false;
+        return 0;
     }
     bool more = cl_message_sendable(message);
-    bool sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
+    size_t sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
     if (sent) {
         if (packet < fresh)
             count_again(&endpoint->stats, message);
         if (!message->lost.count)
             message->refused = 0;
         peer->turns[path->egress - endpoint->nics.egresses] =
-            turn_of(endpoint, peer, path->egress) + out->payload_length;
+            turn_of(endpoint, peer, path->egress) + message->packet_bytes;
     } else
         cl_message_give_back(message, packet);
-    out->droppable = out->droppable && packet >= fresh; /* a packet that is sent again exceeds the loss budget */
+    for (size_t i = 0; i < sent; i++) /* a packet that is sent again exceeds the loss budget */
+        out[i].droppable = out[i].droppable && packet >= fresh;
     if (sent && path->sent.packets - path->sent.pings == 1)
         cl_endpoint_arm(endpoint, peer, cl_loss_pto_us(&path->loss, &path->sent, &path->rtt));
     cl_queue_sent(&endpoint->queue, &peer->node, message);
@@ -416,7 +493,10 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
             cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, ready_us);
             break;
         }
-        count += send_next(endpoint, message, now_us, &out[count]);
+        bool crowded = false;
+        count += send_next(endpoint, message, now_us, &out[count], capacity - count, &crowded);
+        if (crowded)
+            break;
     }
     return count;
 }

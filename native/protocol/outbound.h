@@ -10,7 +10,8 @@
 
 struct cl_endpoint;
 
-/* Fills up to `capacity` datagrams that may leave now; returns how many. */
+/* Fills up to `capacity` datagrams that may leave now; returns how many. A packet that its path does not carry whole
+ * takes up to CL_MTU_FRAGMENTS_MAX of them. */
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity);
 /* Gives a datagram of the latest cl_endpoint_send back: its port is full. Until the port is released nothing leaves
  * through it, and other paths carry what they can. */

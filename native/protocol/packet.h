@@ -11,13 +11,16 @@
  *   ACK       number = largest received, path = the path acknowledged, sequence = receive time of the largest
  *             (receiver's clock, low 32 bits, us), index = host delay in us, group = the n-th acknowledgement of
  *             this path, by which replays are known, signature = marked packets; the rest follows (see ack.h)
- *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any
+ *   PING      asks for an acknowledgement; (group, sequence) and signature are those of an operation in flight, if any;
+ *             payload: padding, where it tries a size (mtu.h)
  *   READY     the sender may send refused messages of (group, sequence) again
  *   ABORT     group, offset = the reason (an enum cl_error), index = the culprit + 1, or 0
  *   MISMATCH  (group, sequence, index) has another length, or another loss bound, at the receiver
  *   PROBE     every packet of (group, sequence, index) has been sent once; payload: see partial.h
  *   STOP      the receiver has ended (group, sequence, index); offset = the first packet reported; payload: a bit per
  *             packet from there on, set if the packet was not counted; empty if every packet of the message was counted
+ *   FRAGMENT  a part of the packet with this number, header included: offset = where it begins, index = length of the
+ *             whole: see fragments.h
  */
 #ifndef CL_PROTOCOL_PACKET_H
 #define CL_PROTOCOL_PACKET_H
@@ -48,7 +51,8 @@ enum cl_packet_kind {
     CL_PACKET_MISMATCH = 5,
     CL_PACKET_PROBE = 6,
     CL_PACKET_STOP = 7,
-    CL_PACKET_KINDS = 8,
+    CL_PACKET_FRAGMENT = 8,
+    CL_PACKET_KINDS = 9,
 };
 
 /* flags; the low three bits are the priority */

@@ -7,6 +7,7 @@ void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress
     cl_rtt_init(&path->rtt);
     cl_loss_init(&path->loss);
     cl_ack_init(&path->ack);
+    cl_mtu_init(&path->mtu, datagram_bytes);
     cl_cc_init(&path->cc, datagram_bytes);
     cl_pacer_init(&path->pacer, 0, (uint64_t)CL_PACER_BURST_PACKETS * datagram_bytes, 0);
 }
@@ -15,6 +16,7 @@ void cl_path_free(struct cl_path *path)
 {
     cl_sent_free(&path->sent);
     cl_ack_free(&path->ack);
+    cl_fragments_free(&path->fragments);
 }
 
 bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
@@ -53,6 +55,7 @@ static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn 
         struct cl_sent_packet packet = *found;
         cl_sent_remove(&path->sent, number);
         cl_loss_on_acked(&path->loss, number, packet.class);
+        cl_mtu_on_came(&path->mtu, packet.sent_us, packet.datagram_bytes);
         sample->bytes += packet.bytes;
         sample->packets++;
         taken(argument, &packet);
@@ -60,26 +63,51 @@ static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn 
 }
 
 struct losses {
+    struct cl_path *path;
     const struct cl_path_callbacks *callbacks;
-    uint32_t packets;
+    uint32_t packets; /* too large ones are not counted: they say nothing about congestion */
 };
 
 static void count_lost(void *argument, const struct cl_sent_packet *packet)
 {
     struct losses *losses = argument;
-    losses->packets++;
+    losses->packets += packet->datagram_bytes <= losses->path->mtu.limit;
+    cl_mtu_on_lost(&losses->path->mtu, packet->sent_us, packet->datagram_bytes);
     losses->callbacks->lost(losses->callbacks->argument, packet);
 }
 
 void cl_path_detect_losses(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
 {
-    struct losses losses = {.callbacks = callbacks};
+    struct losses losses = {.path = path, .callbacks = callbacks};
     cl_loss_detect(&path->loss, &path->sent, &path->rtt, now_us, count_lost, &losses);
+    cl_mtu_judge(&path->mtu, now_us);
     if (!losses.packets)
         return;
     path->packets_lost += losses.packets;
     cl_egress_on_settled(path->egress, 0, losses.packets);
     cl_cc_on_lost(&path->cc, losses.packets);
+}
+
+void cl_path_give_up(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
+{
+    struct losses losses = {.path = path, .callbacks = callbacks};
+    path->dead = true;
+    path->deaths++;
+    path->probe = false;
+    path->next_probe_us = now_us; /* at once: the path may only have had bad luck */
+    path->packets_lost += path->sent.packets;
+    cl_loss_give_up(&path->loss, &path->sent, count_lost, &losses);
+}
+
+void cl_path_probe_mtu(struct cl_path *path, bool active, uint64_t now_us)
+{
+    uint64_t wait_us = 2 * ((uint64_t)path->rtt.smoothed_us + 4 * (uint64_t)path->rtt.variation_us);
+    if (!active)
+        cl_mtu_postpone(&path->mtu, UINT64_MAX);
+    else if (path->dead || cl_path_is_full(path))
+        cl_mtu_postpone(&path->mtu, now_us + CL_MTU_POSTPONE_US);
+    else
+        path->padded_ping = cl_mtu_probe(&path->mtu, wait_us, now_us);
 }
 
 /* Where switches let urgent packets overtake, the largest number is mostly that of an urgent packet, which says nothing
@@ -182,7 +210,8 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
                                     .is_answered = path->delivered_us > 0,
                                     .rate_bytes = path->pacer.rate,
                                     .deaths = path->deaths,
-                                    .heard_us = path->heard_us};
+                                    .heard_us = path->heard_us,
+                                    .datagram_bytes = path->mtu.limit};
 }
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)
@@ -195,5 +224,7 @@ uint64_t cl_path_deadline_us(const struct cl_path *path)
         deadline_us = pto_us;
     if (path->dead && path->next_probe_us < deadline_us)
         deadline_us = path->next_probe_us;
+    if (path->mtu.next_us < deadline_us)
+        deadline_us = path->mtu.next_us;
     return deadline_us;
 }

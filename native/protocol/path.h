@@ -10,7 +10,9 @@
 #include "congestion/pacer.h"
 #include "congestion/rtt.h"
 #include "protocol/ack.h"
+#include "protocol/fragments.h"
 #include "protocol/loss.h"
+#include "protocol/mtu.h"
 #include "protocol/outbox.h"
 #include "protocol/replay.h"
 #include "protocol/sent.h"
@@ -29,6 +31,7 @@ struct cl_path {
     bool probe;             /* a PTO fired: send one packet, whatever the window says */
     bool probe_waits;       /* the probe waits for the interface */
     bool ping;              /* send a PING */
+    uint32_t padded_ping;   /* send a PING of this size; 0: none */
     uint32_t unasked;       /* packets sent since one asked for an acknowledgement */
     uint64_t asked;         /* number of the packet that asked */
     uint64_t limited_until; /* packets below this number left while the window was the limit */
@@ -47,6 +50,8 @@ struct cl_path {
     struct cl_sent sent;
     struct cl_rtt rtt;
     struct cl_loss loss;
+    struct cl_mtu mtu;
+    struct cl_fragments fragments; /* of received packets */
     struct cl_cc cc;
     struct cl_pacer pacer;
     struct cl_ack ack;
@@ -80,6 +85,10 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
                     uint64_t now_us, const struct cl_path_callbacks *callbacks);
 /* Detects lost packets. For the loss timer; cl_path_on_ack does so itself. */
 void cl_path_detect_losses(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);
+/* Declares the path dead, and all packets in flight on it lost. */
+void cl_path_give_up(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);
+/* The search for the largest datagram goes on: orders a PING of the next size. active: there is traffic. */
+void cl_path_probe_mtu(struct cl_path *path, bool active, uint64_t now_us);
 /* When the probe timer fires; UINT64_MAX: nothing in flight needs it. */
 uint64_t cl_path_pto_us(const struct cl_path *path);
 /* It fired. */

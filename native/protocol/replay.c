@@ -5,13 +5,18 @@ static uint64_t *word_of(struct cl_replay *replay, uint64_t number)
     return &replay->seen[number % CL_REPLAY_WINDOW / 64];
 }
 
+bool cl_replay_seen(const struct cl_replay *replay, uint64_t number)
+{
+    return number < replay->next && (number + CL_REPLAY_WINDOW < replay->next ||
+                                     replay->seen[number % CL_REPLAY_WINDOW / 64] >> number % 64 & 1);
+}
+
 bool cl_replay_admit(struct cl_replay *replay, uint64_t number)
 {
     uint64_t bit = (uint64_t)1 << number % 64;
-    if (number < replay->next) {
-        if (number + CL_REPLAY_WINDOW < replay->next || *word_of(replay, number) & bit)
-            return false;
-    } else {
+    if (cl_replay_seen(replay, number))
+        return false;
+    if (number >= replay->next) {
         /* numbers that were skipped have not been seen */
         uint64_t skipped = number - replay->next < CL_REPLAY_WINDOW ? number - replay->next : CL_REPLAY_WINDOW;
         for (uint64_t each = number - skipped; each < number; each++)

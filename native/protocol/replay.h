@@ -24,6 +24,8 @@ struct cl_replay {
     uint64_t seen[CL_REPLAY_WINDOW / 64]; /* a ring of bits, for [next - CL_REPLAY_WINDOW, next) */
 };
 
+/* Whether the number has been seen, or is below the window. */
+bool cl_replay_seen(const struct cl_replay *replay, uint64_t number);
 /* True when the number is new; from then on it has been seen. */
 bool cl_replay_admit(struct cl_replay *replay, uint64_t number);
 /* Whether a number that nobody vouches for is not too far ahead. */

@@ -24,8 +24,9 @@ struct cl_sent_packet {
         } data;
         struct cl_control control; /* to send it again if it is lost */
     };
-    uint16_t bytes; /* of the datagram */
-    uint8_t kind;   /* enum cl_packet_kind */
+    uint16_t bytes;          /* of the datagram, or of all its fragments */
+    uint16_t datagram_bytes; /* of the datagram, or of its largest fragment */
+    uint8_t kind;            /* enum cl_packet_kind */
     uint8_t class;
     bool in_flight;
 };

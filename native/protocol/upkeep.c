@@ -37,9 +37,11 @@ void cl_endpoint_activate(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
     uint64_t first_us = now_us + cl_peer_ask_us(peer);
     if (peer->next_ping_us > first_us)
         peer->next_ping_us = first_us;
-    for (uint16_t i = 0; i < peer->path_count; i++)
+    for (uint16_t i = 0; i < peer->path_count; i++) {
         if (peer->paths[i].dead && peer->paths[i].next_probe_us == UINT64_MAX)
             peer->paths[i].next_probe_us = now_us;
+        cl_mtu_resume(&peer->paths[i].mtu, now_us);
+    }
     cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
 }
 
@@ -53,6 +55,10 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         cl_path_detect_losses(path, now_us, &callbacks);
         cl_queue_unblock(&endpoint->queue, &peer->node); /* lost packets have left the window */
     }
+    if (path->mtu.next_us <= now_us) {
+        cl_path_probe_mtu(path, is_active(endpoint, peer), now_us);
+        cl_peer_list_urge(&endpoint->peers, peer);
+    }
     if (path->dead) {
         if (path->next_probe_us <= now_us && !is_active(endpoint, peer)) {
             path->next_probe_us = UINT64_MAX;
@@ -64,12 +70,7 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     } else if (cl_path_pto_us(path) <= now_us) {
         cl_path_on_pto(path, now_us);
         if (path->loss.pto_count >= CL_PATH_DEAD_PTOS && cl_peer_delivers_elsewhere(peer, path)) {
-            path->dead = true;
-            path->deaths++;
-            path->probe = false;
-            path->next_probe_us = now_us; /* at once: the path may only have had bad luck */
-            path->packets_lost += path->sent.packets;
-            cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);
+            cl_path_give_up(path, now_us, &callbacks);
             cl_queue_unblock(&endpoint->queue, &peer->node);
         } else {
             ask_elsewhere(peer, path);

@@ -110,6 +110,94 @@ TEST(test_path_death_in_lockstep)
     CHECK(worst_us < 200000);
 }
 
+/* ---- paths that carry no large datagrams, and say nothing about it ---- */
+
+static uint32_t carried; /* bytes of a datagram */
+
+static bool is_too_large(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    (void)network;
+    (void)from;
+    return datagram->path == 0 && datagram->head_length + datagram->payload_length > carried;
+}
+
+static uint32_t limit_of(const struct network *network, uint32_t host)
+{
+    struct cl_path_stats paths[NETWORK_PATHS_MAX];
+    cl_endpoint_read_paths(network->hosts[host].endpoint, !host, paths, NETWORK_PATHS_MAX);
+    return paths[0].datagram_bytes;
+}
+
+static void exchange(struct network *network, uint32_t sequence, uint32_t length, uint64_t within_us)
+{
+    SCOPED_TRANSFER *there = transfer_new(0, 1, sequence, length), *back = transfer_new(1, 0, sequence, length);
+    uint32_t done = network->hosts[0].completed + 2;
+    post_receive(network, there, 1);
+    post_receive(network, back, 1);
+    post_send(network, there, 1, sequence % 8);
+    post_send(network, back, 1, sequence % 8);
+    CHECK(network_run_completions(network, done, network_now_us(network) + within_us));
+    CHECK(intact(there) && intact(back));
+    CHECK_EQ(network_failures(network), 0);
+}
+
+/* From the start or later, for one path or for one of two. */
+TEST(test_mtu_black_hole)
+{
+    static const uint32_t CARRIED[] = {520, 1252, 1471};
+    enum { LENGTH = 60000, SEARCH = 50 };
+    for (uint32_t i = 0; i < sizeof CARRIED / sizeof *CARRIED; i++)
+        for (uint16_t paths = 1; paths <= 2; paths++)
+            for (uint32_t sequence = 0; sequence < 5; sequence += 4) {
+                SCOPED_NETWORK *network = network_new(2, paths, 200, 150, ROOM, 41 + i);
+                network_run_until(network, network_now_us(network) + 20000);
+                for (uint32_t before = 0; before < sequence; before++)
+                    exchange(network, before, LENGTH, SECOND_US);
+                carried = CARRIED[i];
+                network->drops = is_too_large;
+                exchange(network, sequence, 1 << 20, 5 * SECOND_US);
+                for (uint32_t later = 1; later < SEARCH; later++) { /* it goes on while there is traffic */
+                    exchange(network, sequence + later, LENGTH, SECOND_US);
+                    network_run_until(network, network_now_us(network) + 50000);
+                }
+                if (paths == 1) /* else the other path may do it all */
+                    CHECK(limit_of(network, 0) <= carried && limit_of(network, 1) <= carried);
+                network_run_until(network, network_now_us(network) + 70 * (uint64_t)SECOND_US);
+                network->drops = NULL; /* repaired */
+                for (uint32_t later = SEARCH; later < SEARCH + 5; later++) {
+                    exchange(network, sequence + later, LENGTH, SECOND_US);
+                    network_run_until(network, network_now_us(network) + 2 * SECOND_US);
+                }
+                CHECK_EQ(limit_of(network, 0), NETWORK_DATAGRAM_BYTES);
+                CHECK_EQ(limit_of(network, 1), NETWORK_DATAGRAM_BYTES);
+            }
+}
+
+/* Neither losses nor an interruption are taken for a black hole for long. */
+TEST(test_no_mtu_black_hole)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 51);
+    network_set_noise(network, (struct sim_noise){.loss = 0.2});
+    for (uint32_t i = 0; i < 20; i++) {
+        exchange(network, i, 300000, 10 * SECOND_US);
+        CHECK_EQ(limit_of(network, 0), NETWORK_DATAGRAM_BYTES);
+    }
+    network_set_noise(network, (struct sim_noise){0});
+    for (uint32_t i = 20; i < 40; i++) {
+        SCOPED_TRANSFER *t = transfer_new(0, 1, i, 300000);
+        uint32_t done = network->hosts[1].completed + 1;
+        post_receive(network, t, 1);
+        post_send(network, t, 1, 0);
+        network_run_until(network, network_now_us(network) + 3000);
+        network_egress(network, 0, 0)->down = 1;
+        network_run_until(network, network_now_us(network) + i * 10000);
+        network_egress(network, 0, 0)->down = 0;
+        network_run_until(network, network_now_us(network) + 2 * SECOND_US);
+        CHECK_EQ(network->hosts[1].completed, done);
+        CHECK_EQ(limit_of(network, 0), NETWORK_DATAGRAM_BYTES);
+    }
+}
+
 /* A peer of this host is reached over loopback, others through the interfaces: first paths, but no common queue. */
 TEST(test_paths_leave_through_their_interface)
 {
