@@ -140,15 +140,15 @@ MUTANTS = (
     ),
     Mutant(
         "forget what was on a dead path",
-        "protocol/upkeep.c",
-        "cl_loss_give_up(&path->loss, &path->sent, callbacks.lost, callbacks.argument);",
+        "protocol/path.c",
+        "cl_loss_give_up(&path->loss, &path->sent, count_lost, &losses);",
         "while (path->sent.packets > 0)\n                cl_sent_remove(&path->sent, path->sent.low);",
     ),
     Mutant(
         "never probe in silence",
         "protocol/upkeep.c",
-        "!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) <= now_us",
-        "!path->probe && cl_loss_pto_us(&path->loss, &path->sent, &path->rtt) == 0",
+        "cl_path_pto_us(path) <= now_us",
+        "cl_path_pto_us(path) == 0",
     ),
     Mutant(
         "never set the timer of a probe",
