@@ -18,8 +18,9 @@
 #include "protocol/sent.h"
 
 enum {
-    CL_PATH_DEAD_PTOS = 2,       /* a path is dead after so many timeouts in a row, while another path delivers */
-    CL_PATH_PROBE_US = 50000,    /* how often a dead path is tried */
+    CL_PATH_DEAD_PTOS = 2,            /* a path is dead after so many timeouts in a row, while another path delivers */
+    CL_PATH_PROBE_US = 50000,         /* how often a dead path is tried */
+    CL_PATH_PROBE_IDLE_US = 10000000, /* the same, while nothing waits for the peer */
     CL_PATH_PINGS_MAX = 16,      /* unanswered PINGs that are remembered: the longest round trip in CL_PATH_PROBE_US */
     CL_PATH_URGENT_PACKETS = 16, /* urgent packets that may leave beside less urgent ones, whatever the window */
     CL_PATH_ACK_EVERY_MAX = 32,  /* packets after which a sender with a large window asks for an acknowledgement */

@@ -38,7 +38,7 @@ void cl_endpoint_activate(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
     if (peer->next_ping_us > first_us)
         peer->next_ping_us = first_us;
     for (uint16_t i = 0; i < peer->path_count; i++) {
-        if (peer->paths[i].dead && peer->paths[i].next_probe_us == UINT64_MAX)
+        if (peer->paths[i].dead && peer->paths[i].next_probe_us > now_us + CL_PATH_PROBE_US)
             peer->paths[i].next_probe_us = now_us;
         cl_mtu_resume(&peer->paths[i].mtu, now_us);
     }
@@ -60,10 +60,8 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         cl_peer_list_urge(&endpoint->peers, peer);
     }
     if (path->dead) {
-        if (path->next_probe_us <= now_us && !is_active(endpoint, peer)) {
-            path->next_probe_us = UINT64_MAX;
-        } else if (path->next_probe_us <= now_us) {
-            path->next_probe_us = now_us + CL_PATH_PROBE_US;
+        if (path->next_probe_us <= now_us) {
+            path->next_probe_us = now_us + (is_active(endpoint, peer) ? CL_PATH_PROBE_US : CL_PATH_PROBE_IDLE_US);
             path->ping = true;
             cl_peer_list_urge(&endpoint->peers, peer);
         }

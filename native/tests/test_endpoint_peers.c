@@ -50,7 +50,7 @@ static uint64_t packets_of_all(const struct network *network)
     return packets;
 }
 
-/* Hosts that know each other and wait for nothing send nothing, whether their paths are alive or dead. */
+/* Hosts that know each other and wait for nothing send nothing, but for a rare look at a dead path. */
 TEST(test_idle_peers_are_not_asked)
 {
     SCOPED_NETWORK *network = network_new(8, 2, 200, 150, ROOM, 27);
@@ -64,7 +64,10 @@ TEST(test_idle_peers_are_not_asked)
     CHECK(cl_peer_list_find(&network->hosts[0].endpoint->peers, 1)->paths[1].dead);
     uint64_t before = packets_of_all(network);
     network_run_until(network, network_now_us(network) + 300 * (uint64_t)SECOND_US);
-    CHECK_EQ(packets_of_all(network), before);
+    CHECK(packets_of_all(network) <= before + 31);
+    before = packets_of_all(network) - cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent;
+    network_run_until(network, network_now_us(network) + 300 * (uint64_t)SECOND_US);
+    CHECK_EQ(packets_of_all(network) - cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent, before);
 
     /* and all goes on as before */
     network_egress(network, 0, 1)->down = 0;
