@@ -70,6 +70,7 @@ static void overflowed(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     uint32_t target_us = cc->queue_us * 3 / 4;
     cc->target_us = target_us < TARGET_MIN_US ? TARGET_MIN_US : target_us < TARGET_US ? target_us : TARGET_US;
+    cc->slow_start_before = cc->slow_start;
     cc->slow_start = false;
     cc->decrease_after = sample->next;
     cc->window_before = (double)cc->window;
@@ -99,6 +100,7 @@ static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
         overflowed(cc, sample);
     } else if (verdict == CL_LOSS_TRIAL_LOSSY) {
         cc->target_us = TARGET_US;
+        cc->slow_start = cc->slow_start_before;
         if (cc->window_before > (double)cc->window)
             set_window(cc, cc->window_before);
     } else if (cc->target_us < TARGET_US) {

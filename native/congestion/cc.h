@@ -40,6 +40,7 @@ struct cl_cc {
     bool sharing;            /* the window follows the share of the receiver's port */
     uint32_t calm_rounds;    /* rounds without a queue in a row, while sharing */
     double window_before;    /* before the cut of the loss trial */
+    bool slow_start_before;  /* the same */
     uint32_t acked, marked;  /* packets in this round */
     double marked_part;      /* moving average of the marked share; 0: no switch marks */
     struct cl_loss_trial loss_trial;

@@ -113,22 +113,40 @@ static void set_depth(struct cl_egress *egress, bool startup)
 }
 
 /* Grows the depth halfway to the last overflow, then slowly, to find out whether there is more room. */
+static void grow_depth(struct cl_egress *egress)
+{
+    bool far = egress->depth_us < egress->overflow_us * 8 / 10;
+    double grown_us = egress->depth_us + egress->depth_us / (far ? 32 : 512) + 1;
+    egress->depth_us = depth_of(egress, grown_us / cl_egress_packet_us(egress));
+}
+
+/* The queue seems to have overflowed at this depth. A trial goes down to the least depth at once: a cut by a part may
+ * not stop the losses of bursts. */
+static void overflowed(struct cl_egress *egress, uint32_t depth_us, uint64_t now_us)
+{
+    egress->cut_us = now_us;
+    egress->overflow_us = depth_us;
+    egress->cut_depth_us = depth_of(egress, (1 - CL_LOSS_TRIAL_CUT) * depth_us / cl_egress_packet_us(egress));
+    egress->depth_us = egress->loss_trial.trial ? depth_of(egress, 0) : egress->cut_depth_us;
+}
+
 static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
 {
+    struct cl_loss_trial *trial = &egress->loss_trial;
     if (now_us < egress->cut_us + CUT_US) {
-        cl_loss_trial_skip(&egress->loss_trial);
+        cl_loss_trial_skip(trial);
         return;
     }
-    /* No trial here: a shallow bucket costs little, and cutting it may not stop the losses of bursts. */
-    if (cl_loss_trial_judge(&egress->loss_trial, true) == CL_LOSS_TRIAL_FULL) {
-        egress->cut_us = now_us;
-        egress->overflow_us = egress->depth_us;
-        egress->depth_us = depth_of(egress, (1 - CL_LOSS_TRIAL_CUT) * egress->depth_us / cl_egress_packet_us(egress));
-    } else {
-        bool far = egress->depth_us < egress->overflow_us * 8 / 10;
-        double grown_us = egress->depth_us + egress->depth_us / (far ? 32 : 512) + 1;
-        egress->depth_us = depth_of(egress, grown_us / cl_egress_packet_us(egress));
-    }
+    bool tried = trial->trial;
+    enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(trial, false);
+    if (verdict == CL_LOSS_TRIAL_FULL)
+        overflowed(egress, tried ? egress->cut_depth_us : egress->depth_us, now_us);
+    else if (verdict == CL_LOSS_TRIAL_LOSSY)
+        egress->depth_us = egress->overflow_us;
+    else if (tried && !trial->trial)
+        egress->depth_us = egress->cut_depth_us; /* the losses have stopped */
+    else if (!trial->trial)
+        grow_depth(egress);
 }
 
 static void end_epoch(struct cl_egress *egress, uint64_t now_us)
@@ -155,6 +173,10 @@ static void measure_between(struct cl_egress *egress, const struct cl_egress_sam
                             const struct cl_egress_sample *end, uint64_t arrived_us, bool last, bool mixed)
 {
     uint64_t span = end->snapshot.bytes - start->snapshot.bytes;
+    if (egress->loss_trial.tolerated <= CL_LOSS_TRIAL_LOSS) {
+        uint64_t lost = egress->lost_bytes - start->lost_bytes;
+        span -= lost < span / 2 ? lost : span / 2;
+    }
     uint64_t left_us = end->sent_us - start->sent_us, longest_us = longer(left_us, arrived_us);
     if (mixed && end->snapshot.paced_us > start->snapshot.paced_us)
         longest_us = longer(longest_us, end->snapshot.paced_us - start->snapshot.paced_us);
@@ -188,6 +210,7 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, const
         measure_between(egress, start, sample, (uint64_t)arrived_us, last, now_us < egress->mixed_until_us);
     }
     *start = *sample;
+    start->lost_bytes = egress->lost_bytes;
     view->started = (uint8_t)(view->started | 1u << sample->class);
 }
 
@@ -220,6 +243,7 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost)
 {
     cl_loss_trial_count(&egress->loss_trial, acked, lost);
+    egress->lost_bytes += (uint64_t)lost * egress->datagram_bytes;
 }
 
 uint64_t cl_egress_backlog_us(const struct cl_egress *egress)

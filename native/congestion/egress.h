@@ -14,12 +14,15 @@
  *    urgent ones count. They are less than the link has carried, and may only raise the estimate. While several classes
  *    are in use, no measurement is faster than the pacer's own account, as some of the bytes sent between two packets
  *    may have overtaken the first.
+ *    Bytes that were lost have not crossed the link, unless it is known to be lossy: counted, they would raise the rate
+ *    above the capacity for good wherever the queue is too short to show a delay.
  *  - queue: the delay above the minimum that all paths see. Delay that only one path sees arises elsewhere (a
  *    receiver's port, the fabric), and that path's window answers it.
  *
  * rate = capacity * (1 + (target - queue) / RECOVERY), and higher while there is no queue at all. The bucket holds the
- * rate times `depth`: an engine thread that slept that long catches up at once. The depth shrinks when losses show that
- * the link's queue has less room, and grows again slowly.
+ * rate times `depth`: an engine thread that slept that long catches up at once. Losses may mean that the link's queue
+ * has less room. Then the depth goes down to its least for a loss trial (loss_trial.h): if the losses stop, the depth
+ * shrinks and grows again slowly; if they go on, the link is lossy and the depth stays.
  *
  * Urgent packets have to get past that queue. So where several classes are in use, the more urgent ones do not wait for
  * the bucket: they go into debt, by a burst at most. Less urgent packets pay the debt; if a burst is not enough, the
@@ -48,6 +51,7 @@ struct cl_egress {
     bool marked;     /* switches on the way mark packets (ECN) */
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
+    uint64_t lost_bytes;        /* since the start */
     uint64_t bytes[CL_CLASSES]; /* sent since the start, of this class and all more urgent ones */
     uint64_t turn;              /* smallest `turns` of a peer that waits for this interface: see peer.h */
     uint64_t idle_us;           /* when the link was last known to be idle */
@@ -57,6 +61,7 @@ struct cl_egress {
     uint32_t depth_us;
     uint32_t overflow_us;           /* the depth at which the queue overflowed last, or is expected to */
     uint64_t cut_us;                /* when the depth was last cut */
+    uint32_t cut_depth_us;          /* the depth after the loss trial, if it shows that the queue overflows */
     struct cl_active_set receivers; /* paths that carried data lately */
     uint32_t queue_us;              /* common to all paths */
     uint32_t epoch_queue_us;        /* smallest in this epoch */
@@ -85,8 +90,9 @@ struct cl_egress_sample {
     bool crowded;   /* the bottleneck is the receiver's port, not this interface */
     struct cl_egress_snapshot snapshot;
     uint64_t sent_us;
-    uint32_t clock_us; /* when it arrived, by the peer's clock */
-    uint32_t queue_us; /* time it spent in queues */
+    uint32_t clock_us;   /* when it arrived, by the peer's clock */
+    uint32_t queue_us;   /* time it spent in queues */
+    uint64_t lost_bytes; /* of the interface, so far; set when a measurement begins with this packet */
 };
 
 /* The state of one path between its samples. */

@@ -6,7 +6,7 @@ enum {
     MEMORY_PACKETS = 256 /* small windows are judged over several rounds, up to this many packets */
 };
 
-static const double TRIAL_KEPT = 0.7; /* if more than this share of the losses is still there, the cut had no effect */
+static const double TRIAL_KEPT = 0.5; /* if more than this share of the losses is still there, the cut had no effect */
 static const double MARGIN = 1.25;
 static const double FORGET = 0.98;
 
@@ -15,12 +15,12 @@ static double tolerance(const struct cl_loss_trial *trial)
     return trial->tolerated > CL_LOSS_TRIAL_LOSS ? trial->tolerated : CL_LOSS_TRIAL_LOSS;
 }
 
-/* Whether the losses exceed the tolerated share by two standard deviations. */
+/* Whether the losses exceed the tolerated share by three standard deviations. */
 static bool exceeds(const struct cl_loss_trial *trial)
 {
     double packets = (double)trial->acked + trial->lost, part = tolerance(trial);
     double excess = trial->lost - part * packets;
-    return trial->lost >= LOST_MIN && excess > 0 && excess * excess > 4 * part * packets;
+    return trial->lost >= LOST_MIN && excess > 0 && excess * excess > 9 * part * packets;
 }
 
 void cl_loss_trial_skip(struct cl_loss_trial *trial)
@@ -42,7 +42,8 @@ enum cl_loss_trial_verdict cl_loss_trial_judge(struct cl_loss_trial *trial, bool
             bool same = part > TRIAL_KEPT * trial->before;
             double most = part > trial->before ? part : trial->before;
             if (same && most < CL_LOSS_TRIAL_LOSS_MOST) {
-                trial->tolerated = MARGIN * most < CL_LOSS_TRIAL_LOSS_MOST ? MARGIN * most : CL_LOSS_TRIAL_LOSS_MOST;
+                double share = MARGIN * most > most + CL_LOSS_TRIAL_LOSS ? MARGIN * most : most + CL_LOSS_TRIAL_LOSS;
+                trial->tolerated = share < CL_LOSS_TRIAL_LOSS_MOST ? share : CL_LOSS_TRIAL_LOSS_MOST;
                 cl_loss_trial_skip(trial);
                 return CL_LOSS_TRIAL_LOSSY;
             }

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CL_LOSS_TRIAL_LOSS 0.08
+#define CL_LOSS_TRIAL_LOSS 0.02
 #define CL_LOSS_TRIAL_LOSS_MOST 0.35
 #define CL_LOSS_TRIAL_CUT 0.3 /* the share that the caller should cut */
 

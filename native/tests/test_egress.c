@@ -261,14 +261,55 @@ TEST(test_overflow_makes_it_shallower)
     struct cl_egress_view view = {0};
     cl_egress_init(&egress, DATAGRAM);
     run_link(&egress, 60, 1000000, 2000000);
-    uint32_t depth_us = egress.depth_us;
-    for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
-        cl_egress_on_settled(&egress, 15, 5);
+    uint32_t depth_us = egress.depth_us, shallow = 0;
+    for (uint64_t now_us = 2000000; now_us < 2400000; now_us += 1000) {
+        shallow += egress.depth_us <= depth_us / 2;
+        uint32_t lost = egress.depth_us > depth_us / 3 ? 5 : 0;
+        cl_egress_on_settled(&egress, 20 - lost, lost);
         pass(&egress, &view, 4, now_us, now_us, 2000, now_us);
     }
-    CHECK(egress.depth_us < depth_us / 2);
-    run_link(&egress, 60, 2100000, 4000000);
+    CHECK(shallow > 100);
+    run_link(&egress, 60, 2400000, 5000000);
     CHECK(egress.depth_us > depth_us / 2); /* and comes back */
+}
+
+/* Losses that a shallower bucket does not stop are the link's own: its depth stays. */
+TEST(test_a_lossy_link_keeps_its_depth)
+{
+    struct cl_egress egress;
+    struct cl_egress_view view = {0};
+    cl_egress_init(&egress, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    uint32_t depth_us = egress.depth_us, shallow = 0;
+    for (uint64_t now_us = 2000000; now_us < 4000000; now_us += 1000) {
+        cl_egress_on_settled(&egress, 18, 2);
+        pass(&egress, &view, 4, now_us, now_us, 2000, now_us);
+        shallow += egress.depth_us < depth_us / 2;
+    }
+    CHECK(egress.depth_us >= depth_us * 9 / 10);
+    CHECK(shallow > 0 && shallow < 100);
+}
+
+/* Bytes that an overflowing queue has dropped have not crossed the link. */
+TEST(test_lost_bytes_are_no_capacity)
+{
+    struct cl_egress egress;
+    struct cl_egress_view view = {0};
+    double capacity = ON_WIRE * 1e6 / 60;
+    cl_egress_init(&egress, DATAGRAM);
+    run_link(&egress, 60, 1000000, 2000000);
+    for (uint64_t now_us = 2000000, i = 0; now_us < 3000000; now_us += 45, i++) { /* a third too many */
+        egress.loss_trial = (struct cl_loss_trial){0};                            /* whatever it says */
+        cl_egress_ready_us(&egress, 4, now_us);
+        if (i % 4 == 3) {
+            cl_egress_sent(&egress, 4, DATAGRAM);
+            cl_egress_on_settled(&egress, 0, 1);
+        } else {
+            pass(&egress, &view, 4, now_us, now_us + 100, 100, now_us);
+            cl_egress_on_settled(&egress, 1, 0);
+        }
+    }
+    CHECK(egress.capacity > 0.9 * capacity && egress.capacity < 1.1 * capacity);
 }
 
 /* Where more hosts send to a port than this host has receivers, arrivals say nothing about this host's interface. */

@@ -15,8 +15,8 @@ TEST(test_what_is_tolerated)
     static const struct {
         uint32_t acked, lost;
         bool full;
-    } CASES[] = {{1000, 0, false}, {990, 10, false}, {970, 30, false}, {30, 3, false}, {27, 3, false},
-                 {20, 8, true},    {900, 100, true}, {0, 4, true},     {0, 3, false}};
+    } CASES[] = {{1000, 0, false}, {990, 10, false}, {975, 25, false}, {960, 40, true}, {30, 3, false},
+                 {27, 3, false},   {20, 8, true},    {900, 100, true}, {0, 4, true},    {0, 3, false}};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         struct cl_loss_trial trial = {0};
         CHECK_EQ(judge(&trial, CASES[i].acked, CASES[i].lost), CASES[i].full ? CL_LOSS_TRIAL_FULL : CL_LOSS_TRIAL_NONE);
