@@ -11,6 +11,8 @@ int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats)
     pthread_mutex_lock(&engine->core);
     if (engine->endpoint != NULL)
         *stats = *cl_endpoint_stats(engine->endpoint);
+    if (engine->ports.wire != NULL && engine->ports.wire_type->overflows != NULL)
+        stats->packets_overflowed = engine->ports.wire_type->overflows(engine->ports.wire);
     pthread_mutex_unlock(&engine->core);
     stats->operations_done = atomic_load(&engine->operations_done);
     stats->operations_failed = atomic_load(&engine->operations_failed);

@@ -277,6 +277,7 @@ struct cl_engine_stats {
      * timeout sent it once more in case it was lost. Their sum is packets_retransmitted. */
     uint64_t retransmitted_lost, retransmitted_refused, retransmitted_probes;
     uint64_t shared_bytes_received; /* read from memory that other ranks of this host wrote */
+    uint64_t packets_overflowed;    /* udp: dropped by this host's kernel, because a socket's buffer was full */
 };
 int cl_engine_read_stats(cl_engine *engine, struct cl_engine_stats *stats);
 

@@ -311,6 +311,27 @@ TEST(test_udp_takes_the_first_free_port_of_a_range)
     CHECK_EQ(cl_wire_udp.open(&config, &none), CL_EINVAL);
 }
 
+TEST(test_udp_counts_packets_without_room)
+{
+    UDP_WIRE *from = open_wire(&cl_wire_udp, 1, 0), *to = open_wire(&cl_wire_udp, 1, 0);
+    int small = 4096;
+    CHECK_EQ(setsockopt(cl_wire_udp.descriptor(to, 0), SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+    int link = cl_wire_udp.link(from, 0, LOCALHOST[0], number_of(&cl_wire_udp, to, 0));
+    for (uint32_t i = 0; i < MANY; i++) {
+        struct cl_wire_datagram datagram = make((uint8_t)i, (uint32_t)link, 1000);
+        CHECK_EQ(cl_wire_udp.send(from, &datagram, 1), 1);
+    }
+    static struct inbox inbox;
+    inbox.count = 0;
+    collect(&cl_wire_udp, to, 0, 1, &inbox);
+    CHECK(inbox.count < MANY);
+    size_t lost = MANY - inbox.count;
+    struct cl_wire_datagram last = make(1, (uint32_t)link, 1000);
+    CHECK_EQ(cl_wire_udp.send(from, &last, 1), 1); /* tells of those before it */
+    collect(&cl_wire_udp, to, 0, inbox.count + 1, &inbox);
+    CHECK_EQ(cl_wire_udp.overflows(to), lost);
+}
+
 TEST(test_udp_errors)
 {
     const char *const nonsense[] = {"127.0.0.1", "not an address"}, *const foreign[] = {"192.0.2.1"};

@@ -74,7 +74,9 @@ struct cl_wire {
     bool dscp;
     bool coalescing[CL_PORTS_MAX];
     struct stamps stamps[CL_PORTS_MAX];
-    uint32_t slot_bytes; /* size of one receive buffer */
+    uint32_t dropped[CL_PORTS_MAX]; /* by the kernel for want of room in the buffer, as it said last */
+    uint64_t overflows;             /* of all ports */
+    uint32_t slot_bytes;            /* size of one receive buffer */
     struct link *links;
     uint32_t link_count, link_capacity;
     /* receiving */
@@ -190,6 +192,7 @@ static int open_port(struct cl_wire *wire, const char *text, const struct cl_wir
     grow_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF);
     int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_RXQ_OVFL, &on, sizeof on);
     if (wire->dscp &&
         address.ss_family == AF_INET6) /* without dscp, packets are not ECN-capable: no switch marks them */
         setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
@@ -390,8 +393,10 @@ static size_t udp_send(struct cl_wire *wire, const struct cl_wire_datagram *data
     return taken;
 }
 
-static void hand_over(struct mmsghdr *message, const struct stamps *stamps, cl_wire_receive_fn handle, void *context)
+static void hand_over(struct cl_wire *wire, uint32_t port, struct mmsghdr *message, cl_wire_receive_fn handle,
+                      void *context)
 {
+    const struct stamps *stamps = &wire->stamps[port];
     size_t segment = message->msg_len;
     uint64_t received_us = 0;
     bool congested = false;
@@ -400,6 +405,11 @@ static void hand_over(struct mmsghdr *message, const struct stamps *stamps, cl_w
             struct timespec stamp;
             memcpy(&stamp, CMSG_DATA(c), sizeof stamp);
             received_us = came_us(stamps, &stamp);
+        } else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SO_RXQ_OVFL) {
+            uint32_t dropped; /* since the socket was made; it may wrap */
+            memcpy(&dropped, CMSG_DATA(c), sizeof dropped);
+            wire->overflows += (uint32_t)(dropped - wire->dropped[port]);
+            wire->dropped[port] = dropped;
         } else if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
             int size;
             memcpy(&size, CMSG_DATA(c), sizeof size);
@@ -435,12 +445,17 @@ static bool udp_receive(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn 
     look_at_clocks(stamps);
     for (int i = 0; i < count; i++)
         if ((wire->in[i].msg_hdr.msg_flags & MSG_TRUNC) == 0)
-            hand_over(&wire->in[i], stamps, handle, context);
+            hand_over(wire, port, &wire->in[i], handle, context);
     if (count == RECEIVE_MESSAGES)
         return true;
     stamps->drained_us = began_us;
     stamps->mixed = false;
     return false;
+}
+
+static uint64_t udp_overflows(const struct cl_wire *wire)
+{
+    return wire->overflows;
 }
 
 const struct cl_wire_type cl_wire_udp = {
@@ -452,4 +467,5 @@ const struct cl_wire_type cl_wire_udp = {
     .link = udp_link,
     .send = udp_send,
     .receive = udp_receive,
+    .overflows = udp_overflows,
 };

@@ -55,6 +55,9 @@ struct cl_wire_type {
     size_t (*send)(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count);
     /* Hands the datagrams that wait at the port to `handle`, a batch at most; returns whether more may be waiting. */
     bool (*receive)(struct cl_wire *wire, uint32_t port, cl_wire_receive_fn handle, void *context);
+    /* Datagrams that the kernel dropped because a port's buffer was full, as far as later ones have told it; a
+     * super-packet counts once. NULL: unknown. */
+    uint64_t (*overflows)(const struct cl_wire *wire);
 };
 
 extern const struct cl_wire_type cl_wire_udp;
