@@ -217,7 +217,7 @@ class Group(Protocol):
     """Called before an error of one of the group's operations is raised."""
 
     def awaited(self) -> list[int]:
-        """The ranks that the collectives in flight wait for, as far as known: the culprit of a failed group."""
+        """The ranks that the collectives in flight wait for."""
 
     def status(self) -> tuple[str, int | None]:
         """The reason for which the group failed, or "", and the culprit, if it is known."""

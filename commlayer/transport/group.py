@@ -297,8 +297,11 @@ class NativeGroup:
         self._leave_engine()
 
     def awaited(self) -> list[int]:
-        culprit = self.status()[1]
-        return [] if culprit is None else [culprit]
+        flags = ffi.new("uint8_t[]", self.size)
+        with self._lock:
+            if self._group is not None:
+                lib.cl_group_awaited(self._group, flags)
+        return [rank for rank, flag in enumerate(flags) if flag]
 
     def status(self) -> tuple[str, int | None]:
         culprit = ffi.new("uint32_t *")

@@ -30,7 +30,9 @@ static int wait_for(struct cl_member *member, uint32_t class, uint32_t index, ui
         if (stop != CL_OK)
             return stop;
         uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
+        atomic_store_explicit(&member->sleeps_for[class], index + 1, memory_order_relaxed);
         cl_host_sleep(member->host, class, index, value, left);
+        atomic_store_explicit(&member->sleeps_for[class], 0, memory_order_relaxed);
         now = cl_now_us();
     }
 reached:

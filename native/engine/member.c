@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/clock.h"
 #include "os/process.h"
@@ -120,6 +121,22 @@ void cl_member_ended(void *context, struct cl_operation *operation, int status)
     cl_submission_end((struct cl_submission *)operation, status, &engine->events);
     if (message && member->message_wait != NULL)
         cl_doorbell_wake(cl_host_doorbell(member->host, member->group.channels.self));
+}
+
+int cl_group_awaited(cl_group *group, uint8_t *awaited)
+{
+    struct cl_member *member = cl_member_of(group);
+    memset(awaited, 0, group->size);
+    pthread_mutex_lock(&member->engine->core); /* executors belong to the engine thread */
+    cl_group_await(group, awaited);
+    pthread_mutex_unlock(&member->engine->core);
+    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+        uint32_t index = atomic_load(&member->sleeps_for[class]);
+        if (index > 0)
+            awaited[group->host_queues.local[index - 1]] = 1;
+    }
+    awaited[group->rank] = 0;
+    return CL_OK;
 }
 
 int cl_group_read_lags(cl_group *group, struct cl_lag *lags, uint32_t capacity)

@@ -33,8 +33,9 @@ struct cl_member {
     struct cl_member_lag *lags;      /* by rank */
     pthread_mutex_t submitting;      /* makes the order of submission; guards entry to the host queues */
     uint64_t spin_us;
-    _Atomic uint64_t spin_ewma_us;        /* how long recent waits of calling threads took */
-    struct cl_message_wait *message_wait; /* NULL: no other rank on this host */
+    _Atomic uint64_t spin_ewma_us;           /* how long recent waits of calling threads took */
+    struct cl_message_wait *message_wait;    /* NULL: no other rank on this host */
+    _Atomic uint32_t sleeps_for[CL_CLASSES]; /* 1 + index of the local rank that a calling thread sleeps for; 0: none */
 };
 
 static inline struct cl_member *cl_member_of(cl_group *group)

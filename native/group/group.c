@@ -198,6 +198,27 @@ int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, 
     return status;
 }
 
+static void await_list(const struct cl_operation_list *list, uint8_t *awaited)
+{
+    for (const struct cl_operation *operation = list->first; operation != NULL; operation = operation->next)
+        if (operation->kind == CL_OPERATION_PLAN && operation->executor != NULL)
+            cl_executor_unheard(operation->executor, awaited);
+}
+
+void cl_group_await(const struct cl_group *group, uint8_t *awaited)
+{
+    const struct cl_host_queues *queues = &group->host_queues;
+    await_list(&group->in_flight, awaited);
+    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+        await_list(&group->host_flight[class], awaited);
+        const struct cl_host_place *places = queues->queues[class].places;
+        uint32_t own = atomic_load(places[queues->self].counter);
+        for (uint32_t i = 0; i < queues->local_count; i++)
+            if ((int32_t)(atomic_load(places[i].counter) - own) < 0)
+                awaited[queues->local[i]] = 1;
+    }
+}
+
 /* ---- the end ---- */
 
 static void tell_peers(struct cl_group *group, int reason)

@@ -84,6 +84,10 @@ void cl_group_complete(const struct cl_completion *completion);
 int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us,
                         uint64_t deadline_us);
 
+/* Sets awaited[rank] to 1 for each rank that the plans in flight have not heard of, and that is behind this rank in
+ * shared memory. */
+void cl_group_await(const struct cl_group *group, uint8_t *awaited);
+
 /* ---- its end ---- */
 
 /* Marks the group failed; the first reason stays. Any thread. */

@@ -335,6 +335,8 @@ struct cl_lag {
 };
 /* Fills in the lags of the first `capacity` ranks; returns the number of ranks. */
 int cl_group_read_lags(cl_group *group, struct cl_lag *lags, uint32_t capacity);
+/* Sets awaited[rank] to 1 for each rank that the group's collectives in flight wait for, and to 0 for the others. */
+int cl_group_awaited(cl_group *group, uint8_t *awaited);
 /* CL_EMISMATCH: rank *peer of this host runs an operation in class *theirs, this rank in class *own. Else CL_OK. */
 int cl_group_classes(cl_group *group, uint32_t *peer, uint32_t *own, uint32_t *theirs);
 /* Name by which peers wake this engine: 31 characters and a NUL. */

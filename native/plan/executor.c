@@ -419,6 +419,22 @@ bool cl_executor_last(const struct cl_executor *executor, uint32_t *rank, uint64
     return executor->last_us > 0;
 }
 
+void cl_executor_unheard(const struct cl_executor *executor, uint8_t *awaited)
+{
+    const struct cl_plan *plan = executor->config.plan;
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        const struct cl_step *step = &plan->steps[i];
+        bool receives = step->kind == CL_RECV_COPY || step->kind == CL_RECV_REDUCE;
+        if (receives && !executor->heard[step->peer])
+            awaited[step->peer] = 1;
+        if (step->kind != CL_AWAIT || executor->heard[step->peer])
+            continue;
+        uint32_t value = atomic_load_explicit(host_place(executor, step->peer)->counter, memory_order_acquire);
+        if ((int32_t)(value - (executor->host.base + step->message)) < 0)
+            awaited[step->peer] = 1;
+    }
+}
+
 /* Adds encoded values that were lost to the error that encoding them has left in CL_INPUT. */
 static void restore(const struct cl_executor *executor, const struct cl_step *step, const struct cl_range *lost)
 {

@@ -78,6 +78,8 @@ void cl_executor_moved(void *context, uint64_t first_us);
 uint64_t cl_executor_first_us(const struct cl_executor *executor);
 /* The rank whose first data, or host counter, came last of all ranks, and when; false: none was heard of. */
 bool cl_executor_last(const struct cl_executor *executor, uint32_t *rank, uint64_t *at_us);
+/* Sets awaited[rank] to 1 for each rank that the plan receives from, or awaits, and that was not heard of so far. */
+void cl_executor_unheard(const struct cl_executor *executor, uint8_t *awaited);
 /* To be called just before, if bytes of the message were not counted: with the ranges of struct cl_completion. */
 void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count);
 /* The ranges that the operation did not count so far. */

@@ -8,6 +8,7 @@ enum { LATE_US = 30000, ROUNDS = 3, LATE_RANK = 0 };
 struct late_job {
     struct team *team;
     uint32_t rank;
+    uint32_t rounds;
     bool submits; /* the engine thread runs the operations, instead of the calling thread */
     pthread_t thread;
 };
@@ -15,7 +16,7 @@ struct late_job {
 static void *work_late(void *argument)
 {
     struct late_job *job = argument;
-    for (uint32_t round = 1; round <= ROUNDS; round++) {
+    for (uint32_t round = 1; round <= job->rounds; round++) {
         struct call *call = make_call(job->rank, round);
         if (job->rank == LATE_RANK)
             usleep(LATE_US);
@@ -36,7 +37,7 @@ static void be_late(struct team *team, bool submits)
 {
     struct late_job jobs[3];
     for (uint32_t rank = 0; rank < 3; rank++) {
-        jobs[rank] = (struct late_job){.team = team, .rank = rank, .submits = submits};
+        jobs[rank] = (struct late_job){.team = team, .rank = rank, .submits = submits, .rounds = ROUNDS};
         pthread_create(&jobs[rank].thread, NULL, work_late, &jobs[rank]);
     }
     for (uint32_t rank = 0; rank < 3; rank++)
@@ -83,6 +84,34 @@ TEST(test_bytes_in_shared_memory_are_counted)
             CHECK(!shared || stats.shared_bytes_received >= (uint64_t)ROUNDS * 4 * WORDS);
             CHECK(shared || stats.payload_bytes_received > 0);
         }
+    }
+}
+
+/* Rank 0 does not call: the others await it, and not each other. */
+TEST(test_awaited_ranks_are_named)
+{
+    for (int way = 0; way < 3; way++) {
+        bool shared = way<2, submits = way> 0;
+        SCOPED_WORLD world = open_world(3, shared ? "none" : "mem", 0);
+        SCOPED_TEAM team = open_team(&world, 1, shared);
+        struct late_job jobs[3];
+        uint8_t awaited[3] = {7, 7, 7};
+        CHECK_EQ(cl_group_awaited(team.groups[1], awaited), CL_OK);
+        CHECK_EQ(awaited[0] + awaited[1] + awaited[2], 0);
+        for (uint32_t rank = 1; rank < 3; rank++) {
+            jobs[rank] = (struct late_job){.team = &team, .rank = rank, .submits = submits, .rounds = 1};
+            pthread_create(&jobs[rank].thread, NULL, work_late, &jobs[rank]);
+        }
+        usleep(LATE_US);
+        for (uint32_t rank = 1; rank < 3; rank++) {
+            CHECK_EQ(cl_group_awaited(team.groups[rank], awaited), CL_OK);
+            CHECK_EQ(awaited[0], 1);
+            CHECK_EQ(awaited[1] + awaited[2], 0);
+        }
+        jobs[0] = (struct late_job){.team = &team, .rank = 0, .submits = submits, .rounds = 1};
+        work_late(&jobs[0]);
+        for (uint32_t rank = 1; rank < 3; rank++)
+            pthread_join(jobs[rank].thread, NULL);
     }
 }
 

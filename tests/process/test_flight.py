@@ -198,7 +198,7 @@ def test_a_signal_writes_the_record_of_a_blocked_process(tmp_path: Path, shared:
         dump = pickle.load(file)
     assert dump["reason"] == "signal"
     last = dump["entries"][-1]
-    assert (last["profiling_name"], last["state"]) == ("gloo:all_reduce", "started")
+    assert (last["profiling_name"], last["state"], last["awaited_ranks"]) == ("gloo:all_reduce", "started", [1])
     assert "asked_by_signal" in (written / "stacks_0.txt").read_text()
 
 
