@@ -1,12 +1,7 @@
-"""The gloo backend: beneath a process group, for the operations that the engine does not do, or instead of it.
-
-Beneath a group, two ranks connect when they first use it: a full mesh would cost each group a socket per rank in every
-process, and its addresses the Store the square of the ranks.
-"""
+"""The gloo backend: beneath a process group, for the operations that the engine does not do, or instead of it."""
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -28,9 +23,9 @@ from .tensors import op_name, reduction_kind
 
 
 def connect_gloo(rendezvous: Rendezvous, interface: str, timeout: timedelta) -> Any:
-    """A gloo group of the ranks of a rendezvous, over `interface` or that of GLOO_SOCKET_IFNAME.
+    """Connects the ranks of a rendezvous with gloo, over `interface` or that of GLOO_SOCKET_IFNAME.
 
-    Raises ConfigError if gloo cannot use the interface, and CommError if it cannot publish its address.
+    Raises ConfigError if gloo cannot use the interface, and CommError if it cannot connect all ranks.
     """
     with rendezvous.alone():
         options = _options(interface, timeout)
@@ -115,7 +110,7 @@ def _options(interface: str, timeout: timedelta) -> Any:
     names = [name for each in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := each.strip())]
     name = interface if not names or interface in names else names[0]
     try:
-        options._devices = [_device(name, os.getpid())]
+        options._devices = [dist.ProcessGroupGloo.create_device(interface=name)]
     except (RuntimeError, ValueError) as error:
         given = f"GLOO_SOCKET_IFNAME={','.join(names)}" if names else f"the interface {name or '(none)'}"
         raise ConfigError(
@@ -125,18 +120,12 @@ def _options(interface: str, timeout: timedelta) -> Any:
     return options
 
 
-@functools.lru_cache(maxsize=16)
-def _device(interface: str, _process: int) -> Any:
-    """A socket that listens and a thread, for all groups of this process."""
-    return dist.ProcessGroupGloo.create_device(interface=interface, lazy_init=True)
-
-
 def _connect(store: dist.Store, rank: int, size: int, options: Any) -> Any:
-    """Publishes this rank's address. Its peers read it in the Store when they connect."""
+    """Connects at once. Later (`lazy_init`) gloo would need a Store that still lives."""
     try:
         return dist.ProcessGroupGloo(store, rank, size, options)
     except RuntimeError as error:
         raise CommError(
-            f"gloo, which does the other operations, cannot start ({str(error).splitlines()[0]}); name an interface "
-            f"that reaches all ranks with GLOO_SOCKET_IFNAME"
+            f"gloo, which does the other operations, cannot connect all ranks ({str(error).splitlines()[0]}); name "
+            f"an interface that reaches them all with GLOO_SOCKET_IFNAME"
         ) from error
