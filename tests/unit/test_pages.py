@@ -90,8 +90,8 @@ def test_paths_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_make_targets_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = re.findall(r"(?:^ *|`)make (?!build/)([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = re.findall(r"(?:^ *|`)make (?!build/)([a-z0-9-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(named) <= targets
 
 
