@@ -65,7 +65,7 @@ def test_the_plans_kept_are_the_best_of_all(
     layers: list[Layer], keep: int, rate_bps: float, discipline: Discipline
 ) -> None:
     costs = Costs(layers, Link(rate_bps, latency_s=0.125), action_s=0.0625)
-    memory_bytes = 400
+    memory_bytes = 600  # some plans need more, and the smallest one of any layers less
     few, every = (
         search(
             costs,
