@@ -137,19 +137,20 @@ settings: native ## write the tables of docs/settings.md from commlayer/config.p
 soak: native ## random collectives, every result verified, and no leaks (MINUTES=60: an hour)
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
-# Three jobs at a time, because the tests of the first two wait more than they compute.
+# Three jobs at a time, because the tests of the first two wait more than they compute. SLOW makes them equally long.
 test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
 	@$(MAKE) --no-print-directory -j3 --output-sync=target test-jobs test-process test-rest
 
 JOB_TESTS := tests/emulated tests/process/compat tests/process/faults
+SLOW := $(addprefix tests/process/test_,fsdp.py overlap_fsdp.py pipeline.py pipeline_fsdp.py torchft.py)
 REST := tests/engine tests/unit tests/torch_suite tests/process/attack tests/process/bench
 .PHONY: test-jobs test-process test-rest
 test-jobs:
 	$(BIN)/python -m pytest -q -rs --durations=10 $(JOB_TESTS)
 test-process:
-	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS) $(REST)) tests/process
+	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS) $(REST) $(SLOW)) tests/process
 test-rest:
-	$(BIN)/python -m pytest -q -rs --durations=10 $(REST)
+	$(BIN)/python -m pytest -q -rs --durations=10 $(REST) $(SLOW)
 
 # A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
 test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)
