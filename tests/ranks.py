@@ -190,6 +190,14 @@ def store() -> dist.Store:
     return dist.TCPStore("127.0.0.1", int(os.environ[_PORT]), None, False, timedelta(seconds=30))
 
 
+def meet(name: str, size: int) -> None:
+    """Waits until `size` ranks have come to `name`, without an operation of a group, which an abort could fail."""
+    here = store()
+    if here.add(name, 1) == size:
+        here.set(f"{name}: all", "")
+    here.wait([f"{name}: all"])
+
+
 def script_environ(**more: str) -> dict[str, str]:
     """The environment of a script that imports this checkout, wherever it is."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

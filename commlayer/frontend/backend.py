@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -42,16 +41,15 @@ from ..config import LOSS_BOUND_MAX, Config, Policy
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy
 from ..plans.settings import Settings
-from ..transport import metrics, watch
 from ..transport.bootstrap import Rendezvous, connect
 from ..transport.call import Calls
-from ..transport.flight import GroupRecord, recorder
+from ..transport.flight import recorder
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
 from .gloo import Fallback, barrier_error, connect_gloo, plain_gloo
 from .pinned import PinnedCopies
-from .profile import CommsProfile
+from .record import open_record
 from .report import Report
 from .submit import Submitter
 from .work import CommWork
@@ -157,7 +155,7 @@ class CommProcessGroup(dist.ProcessGroup):
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         priority = self.policy.priority
         self._submitter = Submitter(self._native, settings, priority, lambda: self._gloo.options._timeout, calls)
-        self._record = self._open_record(name, global_ranks or range(size), config)
+        self._record = open_record(self, name, global_ranks or range(size), self._native, self._submitter, config)
         self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy).without_class())
         self._report = Report.open(self._native, config, self.policy, settings, calls)
         self._lock = threading.Lock()
@@ -166,23 +164,6 @@ class CommProcessGroup(dist.ProcessGroup):
         if torch.cuda.is_available():
             pinned = PinnedCopies(stream_wait=config.stream_wait)
             self.devices = Devices(self, NAME, store, timeout, global_ranks, pinned)
-
-    def _open_record(self, name: str, ranks: Sequence[int], config: Config) -> GroupRecord:
-        """Enters the group in the flight recorder."""
-        this = weakref.ref(self)
-
-        def describe() -> str:
-            group = this()
-            return "" if group is None else group.group_desc or "undefined"
-
-        native = self._native
-        record = GroupRecord(name, describe, ranks, self.rank(), self._submitter.calls, native.awaited, native.status)
-        self._submitter.profile = CommsProfile(name, describe, ranks, self.rank()).record
-        native.on_failure = functools.partial(watch.failed, id(record))
-        recorder.open(record)
-        watch.arm(config)
-        metrics.serve(config)
-        return record
 
     # One method stands for all overloads of a name. (The stub lists them one by one, hence `type: ignore[override]`.)
     # It starts the engine if that can do the operation, and otherwise passes its arguments to gloo. The aliases below
@@ -436,7 +417,8 @@ class CommProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Fails every operation in flight, here and on the peers, and leaves the job. Idempotent; from any thread.
 
-        The group cannot be used afterwards, and need not be shut down. The process may join another job.
+        The group cannot be used afterwards, and need not be shut down. The process may join another job. An operation
+        that has ended here may be under way on a peer still, and fails there: let the ranks meet before, if that matters.
         """
         self.closed = True
         if self._report is not None:

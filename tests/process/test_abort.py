@@ -59,7 +59,7 @@ def test_a_process_can_join_another_job_after_abort(rank: int, size: int, end: C
         ranks.init(rank, size)
         dist.new_group()
         assert total(life + 1.0) == 2 * (life + 1)
-        dist.barrier()
+        ranks.meet(f"end of life {life}", size)
         end()
     assert threading.active_count() == 1
 
@@ -122,6 +122,7 @@ def test_the_others_go_on_without_a_killed_rank_and_it_joins_again(rank: int, si
         abort_alone()
         _life(1, rank, 2)
         assert total() == 2.0
+        ranks.meet("end of life 1", 2)
         abort_alone()
     _life(2, rank, size)
     assert total() == 3.0

@@ -85,6 +85,7 @@ def test_replicas_go_on_without_a_killed_one_and_it_joins_again(rank: int, size:
         for quorum in (1, 2):
             configure(pg, quorum, 1 - rank, 2)  # ranks change, too
             assert total(pg) == 2.0
+            ranks.meet(f"end of quorum {quorum}", 2)  # as torchft's lighthouse asks all replicas first
     configure(pg, 3, rank, size)
     assert total(pg) == 3.0
     pg.shutdown()
@@ -101,7 +102,9 @@ def test_world_is_left_alone(rank: int, size: int) -> None:
         for quorum in range(2):
             configure(pg, quorum, 1 - rank, size)
             assert total(pg) == 2.0
+            ranks.meet(f"end of quorum {quorum}", size)
         subgroup = dist.new_group()
         assert total(dist.group.WORLD) == total(subgroup) == 2.0
+        ranks.meet("subgroup", size)
         pg.abort()
         assert total(dist.group.WORLD) == 2.0
