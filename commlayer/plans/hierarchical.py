@@ -39,16 +39,13 @@ Hosts = tuple[tuple[int, ...], ...]
 def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
     """All-reduces OUTPUT, in place."""
     b = PlanBuilder(rank, sum(map(len, hosts)))
-    local = home(hosts, rank)
-    me = local.index(rank)
-    owners = min(map(len, hosts))
+    local, me, owners, members = _share(rank, hosts)
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     messages = owners * len(hosts)
     if settings.segment_for(messages) > longest and longest // messages < SHORT_MESSAGE_BYTES:
         return _long_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
     segment_bytes = min(settings.segment_for(messages), longest)
     pieces = segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
-    members = [host[me] for host in hosts] if me < owners else []
     # A short message takes one network step, as in select.py, but only among the owners of a shard.
     short = (len(hosts) - 1) * numel * itemsize <= settings.exchange_limit_bytes and len(pieces) == 1
     window = None
@@ -72,10 +69,7 @@ def _long_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor
     """All-reduces OUTPUT, in place, in segments that go through staging in several rounds: so many owners share them
     that the messages of shorter ones would be shorter than a packet."""
     b = PlanBuilder(rank, sum(map(len, hosts)))
-    local = home(hosts, rank)
-    me = local.index(rank)
-    owners = min(map(len, hosts))
-    members = [host[me] for host in hosts] if me < owners else []
+    local, me, owners, members = _share(rank, hosts)
     messages = owners * len(hosts)
     longest = MESSAGE_LIMIT_BYTES * messages
     pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_for(messages), longest), longest)
@@ -107,10 +101,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
     written again in round k + 2, after awaiting all posts of k + 1, which follow the reading of k.
     """
     b = PlanBuilder(rank, sum(map(len, hosts)))
-    local = home(hosts, rank)
-    me = local.index(rank)
-    owners = min(map(len, hosts))
-    members = [host[me] for host in hosts] if me < owners else []
+    local, me, owners, members = _share(rank, hosts)
     messages = owners * len(hosts)
     longest = MESSAGE_LIMIT_BYTES * messages
     segment_bytes = min(max(settings.segment_for(messages), settings.partial_message_bytes * messages), longest)
@@ -202,12 +193,9 @@ def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, roo
     Each host reduces its own ranks', a shard per owner, and the owners send their shards to those of the root's host.
     """
     b = PlanBuilder(rank, sum(map(len, hosts)))
-    local = home(hosts, rank)
-    me = local.index(rank)
-    owners = min(map(len, hosts))
+    local, me, owners, members = _share(rank, hosts)
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_bytes, longest), longest)
-    members = [host[me] for host in hosts] if me < owners else []
     window = None
     if settings.deterministic and members and root in local:
         owned = [partition(piece, owners, itemsize)[me] for piece in pieces]
@@ -408,6 +396,15 @@ def barrier(rank: int, hosts: Hosts) -> Plan:
         if rank != local[0]:
             b.await_(local[0], b.posts)
     return b.build()
+
+
+def _share(rank: int, hosts: Hosts) -> tuple[tuple[int, ...], int, int, list[int]]:
+    """The ranks of this host, the place of `rank` among them, how many of them own shards, and the ranks of all hosts
+    that own the same shards as `rank`; [] if it owns none."""
+    local = home(hosts, rank)
+    me = local.index(rank)
+    owners = min(map(len, hosts))
+    return local, me, owners, [host[me] for host in hosts] if me < owners else []
 
 
 def home(hosts: Hosts, rank: int) -> tuple[int, ...]:

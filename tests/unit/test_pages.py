@@ -133,7 +133,9 @@ def test_figures_of_the_readme_are_those_of_the_page_that_has_them() -> None:
     for line in measured:
         _, _, ours, other, ratio, command = (cell.strip() for cell in line.strip("|").split("|"))
         page = ROOT / f"docs/{pages[command.split()[2].strip('`')]}.md"
-        figures = [each.removesuffix(" s").removesuffix(" ms") for each in (ours, other) if each]
+        figures = [each.removesuffix(" s") for each in (ours, other) if each]
+        if page.stem == "overlap":  # its columns have the unit
+            figures = [each.removesuffix(" ms") for each in figures]
         figures += [ratio.removesuffix("x")] * bool(ratio)
         assert len(figures) >= 2, line
         text = page.read_text(encoding="utf-8")
