@@ -418,7 +418,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """Fails every operation in flight, here and on the peers, and leaves the job. Idempotent; from any thread.
 
         The group cannot be used afterwards, and need not be shut down. The process may join another job. An operation
-        that has ended here may be under way on a peer still, and fails there: let the ranks meet before, if that matters.
+        that has ended here may still be under way on a peer, and then fails there.
         """
         self.closed = True
         if self._report is not None:
