@@ -55,7 +55,7 @@ class Collectives:
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
         if policy is not None and policy.partial is not None and not can_lose(kind.op, kind.dtype):
             raise ConfigError(
-                f"rank {self._rank}: {op_name(opts.reduceOp)} of {tensors[0].dtype}: {ONLY_SUMS}; use a policy with "
+                f"rank {self._rank}: {kind.reduction} of {tensors[0].dtype}: {ONLY_SUMS}; use a policy with "
                 f"loss_bound=0"
             )
         policy = policy or self._policy
@@ -63,7 +63,7 @@ class Collectives:
         operations = self._submitter.collective(
             "all_reduce", kind, count, memory, memory, partial=partial, signed=policy.signed
         )
-        call = Call.of("all_reduce", tensors, tensors, reduction=op_name(opts.reduceOp), signed=policy.signed)
+        call = Call.of("all_reduce", tensors, tensors, reduction=kind.reduction, signed=policy.signed)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
         qos = None if partial is None else partial.qos
         return self._submitter.start(
@@ -111,7 +111,7 @@ class Collectives:
             target.copy_(source)
             operations = [operations[0]._replace(source=target.data_ptr())]
         memory = [source, target] if protect is None else [source, target, protect]
-        call = Call.of("all_reduce", [source], [target], reduction=op_name(opts.reduceOp), signed=signed)
+        call = Call.of("all_reduce", [source], [target], reduction=kind.reduction, signed=signed)
         key = _key_of(operations, coding)
         work = self._submitter.start(
             call, operations, opts, [target], memory, [], qos=qos, priority=priority, codec_key=key
@@ -127,7 +127,7 @@ class Collectives:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
         operations = self._submitter.collective("reduce", kind, memory.numel(), memory, memory, opts.rootRank)
-        call = Call.of("reduce", tensors, tensors, reduction=op_name(opts.reduceOp), rank=opts.rootRank)
+        call = Call.of("reduce", tensors, tensors, reduction=kind.reduction, rank=opts.rootRank)
         copies = [] if memory is tensors[0] or self._rank != opts.rootRank else [(memory, tensors)]
         return self._submitter.start(call, operations, opts, tensors, [memory, *tensors], copies)
 
@@ -163,7 +163,7 @@ class Collectives:
                 copies.append((target, [output]))
         results = [output for output, _ in pairs]
         given = [each for _, inputs in pairs for each in inputs]
-        call = Call.of("reduce_scatter", given, results, reduction=op_name(opts.reduceOp))
+        call = Call.of("reduce_scatter", given, results, reduction=kind.reduction)
         qos, key = None if partial is None else partial.qos, _key_of(operations, coding)
         return self._submitter.start(
             call, operations, opts, results, memory, copies, qos=qos, priority=policy.priority, codec_key=key
@@ -188,7 +188,7 @@ class Collectives:
                     part = target.view(-1).copy_(part.view(-1))
             operations += self._submitter.collective("reduce", kind, each.numel(), part, part, root)
             memory.append(part)
-        call = Call.of("reduce_scatter", inputs, [output], reduction=op_name(opts.reduceOp))
+        call = Call.of("reduce_scatter", inputs, [output], reduction=kind.reduction)
         copies = [] if target is output else [(target, [output])]
         return self._submitter.start(call, operations, opts, [output], memory, copies)
 

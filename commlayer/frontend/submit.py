@@ -192,7 +192,7 @@ class Submitter:
                 if self._in_flight:
                     with self._lock:
                         self._let_go()
-                return _of(call, CommWork(None, results))
+                return CommWork(None, results, call=call)
             handles, order = [], current_order()
             for operation in operations:
                 handle = self._group.submit(
@@ -208,9 +208,10 @@ class Submitter:
                 handles.append(handle)
         if not handles:
             call.ended_s = call.submitted_s
-            return _of(call, CommWork(None, results))
+            return CommWork(None, results, call=call)
         joined = call.handle = handles[0] if len(handles) == 1 else JoinedHandle(handles)
-        work = _of(call, CommWork(joined, results, memory, functools.partial(copy_back, copies) if copies else None))
+        finish = functools.partial(copy_back, copies) if copies else None
+        work = CommWork(joined, results, memory, finish, call=call)
         if len(results) == 1 and results[0].numel() == 1:
             self._keep_scalar(work)
         return self._noted(work)
@@ -236,7 +237,7 @@ class Submitter:
             )
         if not handle.done():
             self._keep(handle, [source])
-        return self._noted(_of(call, CommWork(handle, [tensor], [source])))
+        return self._noted(CommWork(handle, [tensor], [source], call=call))
 
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
@@ -250,7 +251,7 @@ class Submitter:
         if not handle.done():
             self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
-        return self._noted(_of(call, ReceiveWork(handle, [tensor], [target], finish)))
+        return self._noted(ReceiveWork(handle, [tensor], [target], finish, call=call))
 
     def begin_coalescing(self) -> None:
         """From now on, also notes all works, for `end_coalescing`."""
@@ -309,9 +310,3 @@ class Submitter:
                 self._in_flight.rotate(-1)
                 return
             self._in_flight.popleft()
-
-
-def _of(call: Call, work: CommWork) -> CommWork:
-    """The work, as that of the call."""
-    work.call = call
-    return work

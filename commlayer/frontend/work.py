@@ -63,6 +63,7 @@ class CommWork(Work):
         memory: list[torch.Tensor] | None = None,
         finish: Callable[[], None] | None = None,
         device: torch.device | None = None,
+        call: Call | None = None,
     ) -> None:
         super().__init__()
         self.handle = handle
@@ -74,7 +75,7 @@ class CommWork(Work):
         self._future: Future[Any] | None = None
         self.waited = False
         """Whether `wait` has returned."""
-        self.call: Call | None = None
+        self.call = call
         """The call whose operation this is; None of a work of several calls."""
         self.kept: tuple[tuple[int, int], ...] = ()
         """See `Collectives.all_reduce_from`."""

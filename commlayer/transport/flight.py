@@ -292,7 +292,7 @@ def _numel(shapes: Shapes) -> int:
 def _frames(call: Call) -> Iterator[Mapping[str, Any]]:
     """The callers outside this package, innermost first."""
     package = str(Path(__file__).parents[1])
-    for code, instruction in call.frames:
+    for code, instruction in zip(call.frames[::2], call.frames[1::2], strict=True):
         if code.co_filename.startswith(package):
             continue
         position = next(itertools.islice(code.co_lines(), 0, None), (0, 0, code.co_firstlineno))
