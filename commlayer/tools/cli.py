@@ -222,17 +222,22 @@ def codec(
 
 @app.command()
 def dissect(
-    capture: Annotated[Path, typer.Argument(help="Capture file of tcpdump or Wireshark", exists=True, dir_okay=False)],
+    capture: Annotated[
+        Path | None, typer.Argument(help="Capture file of tcpdump or Wireshark", exists=True, dir_okay=False)
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Key of the job, 32 hex digits, to verify the packets' tags")] = None,
     store: Annotated[
         str | None, typer.Option(help="MASTER_ADDR:MASTER_PORT of the running job: its Store has the key")
     ] = None,
     limit: Annotated[int, typer.Option(help="Number of packets to print; 0: all")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print an array of objects, with all fields")] = False,
+    lua: Annotated[Path | None, typer.Option(help="File for a dissector that Wireshark and tshark load")] = None,
 ) -> None:
     """Print the packets of a capture, in 80 columns of plain text. It needs scapy.
 
     The key lives in the job's Store: let --store fetch it while the job runs, with --limit 1 if need be.
+
+    Example: commlayer dissect --lua dlcp.lua && tshark -X lua_script:dlcp.lua -r job.pcap
     """
     try:
         from scapy.error import Scapy_Exception
@@ -240,10 +245,20 @@ def dissect(
 
         from .dissect import KEY_BYTES, captured
         from .listing import listing, objects
+        from .wireshark import dissector
     except ImportError as error:
         _complain("dissect", f"{error}; install scapy: pip install scapy")
         raise typer.Exit(EXIT_FAILED) from error
     try:
+        if lua is not None:
+            try:
+                lua.write_text(dissector(), encoding="utf-8")
+            except OSError as error:
+                raise ValueError(f"--lua {lua}: {error}") from error
+        if capture is None:
+            if lua is None:
+                raise ValueError("name a capture file of tcpdump or Wireshark, or --lua FILE for Wireshark's dissector")
+            return
         if key is not None and store is not None:
             raise ValueError("--key and --store both give the key: use one of them")
         if key is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", key):

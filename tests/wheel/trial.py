@@ -15,7 +15,12 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-OPTIONAL = {"commlayer.tools.dissect": "scapy", "commlayer.torchft": "torchft"}
+OPTIONAL = {
+    "commlayer.tools.dissect": "scapy",
+    "commlayer.tools.listing": "scapy",
+    "commlayer.tools.wireshark": "scapy",
+    "commlayer.torchft": "torchft",
+}
 RANKS = 2
 
 

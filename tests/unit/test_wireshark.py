@@ -1,0 +1,108 @@
+"""The dissector for Wireshark runs in a Lua interpreter, with stand-ins for the objects of Wireshark that it uses."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from lupa.lua54 import LuaRuntime
+
+from commlayer.tools.dissect import DLCP, HEAD_BYTES, KINDS
+from commlayer.tools.wireshark import dissector, places
+
+WIRESHARK = """
+base = { DEC = "DEC", HEX = "HEX" }
+ProtoField = setmetatable({}, { __index = function(_, kind)
+  return function(name, title, display, values, mask) return { name = name, mask = mask } end
+end })
+
+function Proto(name)
+  return { fields = {}, register_heuristic = function(_, below, check) heuristic = check end }
+end
+
+function Buffer(text)
+  local range = function(_, at, length)
+    assert(at >= 0 and at + length <= #text, "outside the packet")
+    local bytes = text:sub(at + 1, at + length)
+    return { bytes = bytes, le_uint = function() return (string.unpack("<I" .. #bytes, bytes)) end }
+  end
+  return setmetatable({ len = function() return #text end }, { __call = range })
+end
+
+function Tree(packets)
+  local tree = {}
+  function tree:add(what, range)
+    if what.name == nil then  -- the protocol
+      table.insert(packets, { size = #range.bytes })
+      return tree
+    end
+    packets[#packets][what.name] = range.bytes
+  end
+  function tree:add_le(field, range)
+    local value, mask = range:le_uint(), field.mask or -1
+    local shift = 0
+    while mask >> shift & 1 == 0 do shift = shift + 1 end
+    packets[#packets][field.name] = (value & mask) >> shift
+  end
+  function tree:set_text() end
+  return tree
+end
+
+function run(text)
+  local packets, info = {}, { cols = {} }
+  local taken = heuristic(Buffer(text), info, Tree(packets))
+  return taken, packets, info.cols.info
+end
+"""
+
+
+def dissected(datagram: bytes) -> tuple[bool, list[dict[str, Any]], str]:
+    """Whether the dissector takes a datagram, the fields of its packets, and the text of the column Info."""
+    lua = LuaRuntime(encoding=None)
+    lua.execute(WIRESHARK.encode())
+    lua.execute(dissector().encode())
+    taken, packets, info = lua.globals()[b"run"](datagram)
+    found = [{key.decode().removeprefix("dlcp."): value for key, value in each.items()} for each in packets.values()]
+    return taken, found, "" if info is None else info.decode()
+
+
+packets = st.builds(
+    lambda values, payload: DLCP(**values) / payload,
+    st.fixed_dictionaries(
+        {
+            place.name: st.sampled_from(sorted(KINDS)) if place.name == "kind" else st.integers(0, 2**place.size - 1)
+            for place in places()
+            if place.name not in ("magic", "version", "length")
+        }
+    ),
+    st.binary(max_size=40),
+)
+
+
+@given(st.lists(packets, min_size=1, max_size=3))
+def test_wireshark_shows_the_fields_of_all_packets_of_a_datagram(given_packets: list[Any]) -> None:
+    taken, found, info = dissected(b"".join(map(bytes, given_packets)))
+    assert taken
+    assert len(found) == len(given_packets)
+    for each, packet in zip(found, given_packets, strict=True):
+        whole = DLCP(bytes(packet))
+        for place in places():
+            assert each[place.name] % 2**place.size == getattr(whole, place.name), place
+        assert each["size"] == 40 + whole.length
+        assert each.get("payload", b"") == bytes(whole.payload)
+    assert info.startswith(f"{KINDS[given_packets[-1].kind]} rank {given_packets[-1].source}, operation ")
+
+
+def test_other_datagrams_are_left_to_other_dissectors() -> None:
+    whole = bytes(DLCP(kind="DATA") / b"payload!")
+    for foreign in (b"", b"hello", whole[:39], whole[:-1], b"\0" + whole[1:], whole[:2] + b"\x10" + whole[3:]):
+        assert not dissected(foreign)[0]
+
+
+def test_fields_follow_each_other_without_gaps() -> None:
+    bits = sorted((8 * place.at + place.shift, place.size) for place in places())
+    assert (bits[0][0], sum(size for _, size in bits)) == (0, 8 * HEAD_BYTES)
+    for (at, size), (after, _) in pairwise(bits):
+        assert at + size == after
