@@ -119,7 +119,7 @@ overlap: native ## measure docs/overlap.md again: gradients that travel while th
 megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)
 	$(MEGATRON)/bin/python -m bench.megatron
 
-HOSTS ?= accelerate trainer lightning deepspeed torchft
+HOSTS ?= accelerate trainer lightning fabric deepspeed pyg torchrec torchft
 hosts: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare losses of trainers on gloo and on commlayer (HOSTS="accelerate trainer": some)
 	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python examples/hosts/compare.py $$host; done
 

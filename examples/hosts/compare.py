@@ -33,7 +33,10 @@ HOSTS = {
     "accelerate": Host("accelerate"),
     "trainer": Host("transformers"),
     "lightning": Host("pytorch-lightning"),
+    "fabric": Host("pytorch-lightning"),
     "deepspeed": Host("deepspeed", environ={"DS_ACCELERATOR": "cpu"}),
+    "pyg": Host("torch-geometric"),
+    "torchrec": Host("torchrec"),
     "torchft": Host("torchft", torchrun=False, replaceable=False),
 }
 
