@@ -45,7 +45,7 @@ def test_version_names_the_packages_and_python() -> None:
     assert result.exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["", "bench", "bench codec", "dissect", "emulate"])
+@pytest.mark.parametrize("command", ["", "bench", "bench codec", "dissect", "emulate", "probe"])
 def test_every_command_has_both_flags_of_help(command: str) -> None:
     short, long = (RUNNER.invoke(cli.app, [*command.split(), flag]) for flag in ("-h", "--help"))
     assert short.exit_code == long.exit_code == 0
@@ -253,3 +253,20 @@ def test_torchrun_and_starting_ranks_exclude_each_other(monkeypatch: pytest.Monk
     result = bench(*arguments.split())
     assert result.exit_code == 2
     assert "torchrun" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--partners 0", "--partners 0: use at least 1"),
+        ("--packets 3", "--packets 3: use at least 20"),
+        ("--burst 5x", "5x"),
+        ("", "torchrun --nnodes 2"),
+    ],
+)
+def test_probe_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch, words: str, said: str) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    result = RUNNER.invoke(cli.app, ["probe", *words.split()])
+    assert result.exit_code == 1
+    assert said in result.output

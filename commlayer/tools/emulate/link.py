@@ -43,6 +43,10 @@ class Link:
     """Segmentation offloads. They are off by default: a 64 KB super-packet would be lost or queued as one packet."""
     mtu: int = 1500
     """Largest IP packet, in bytes."""
+    bleach_dscp: bool = False
+    """Arriving IPv4 packets have lost their DSCP, as behind routers that set it to 0."""
+    bleach_ecn: bool = False
+    """Arriving IPv4 packets have lost their ECN bits."""
 
     def __post_init__(self) -> None:
         shaped = self.rate_bps is not None
@@ -71,10 +75,17 @@ class Link:
             words.append(f"delay {self.delay_ms:g} ms")
         if self.rate_bps:
             words.append(f"buffer {self.buffer_packets} packets")
-        words += [word for word, there in (("priorities", self.priorities), ("offloads", self.offloads)) if there]
+        flags = {"priorities": self.priorities, "offloads": self.offloads}
+        flags |= {"without DSCP": self.bleach_dscp, "without ECN": self.bleach_ecn}
+        words += [word for word, there in flags.items() if there]
         if self.not_ect_buffer_packets:
             words.append(f"{self.not_ect_buffer_packets} packets of Not-ECT")
         return ", ".join(words)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether packets are lost or changed where they arrive."""
+        return bool(self.loss or self.bleach_dscp or self.bleach_ecn)
 
     @property
     def frame_bytes(self) -> int:

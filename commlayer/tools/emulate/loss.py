@@ -1,4 +1,4 @@
-"""Loss behind the link, by nft rules of the host: a lost packet has already used the link.
+"""Loss and bleaching behind the link, by nft rules of the host: a lost packet has already used the link.
 
 The rules treat IP packets of every protocol alike, so that no transport is favoured.
 """
@@ -26,9 +26,10 @@ def ruleset(links: Mapping[str, Link]) -> str:
     """
     rules = []
     for interface, link in links.items():
+        arriving = f'iifname "{interface}"'
+        rules += [f"{arriving} ip dscp set 0"] * link.bleach_dscp + [f"{arriving} ip ecn set 0"] * link.bleach_ecn
         if link.loss == 0:
             continue
-        arriving = f'iifname "{interface}"'
         if link.loss == 1 or link.loss_burst_packets == 1:
             rules.append(f"{arriving} {_chance(link.loss)} drop")
             continue

@@ -136,7 +136,7 @@ class Network:
                 now = dataclasses.replace(now, loss=event.loss, loss_burst_packets=event.loss_burst_packets)
             self._links[event.host][nic] = now
         if event.action == "loss":
-            self._lose(event.host)
+            self._filter(event.host)
 
     def add_source(self, nic: int, of: Link) -> str:
         """Adds a host that only sends traffic, over the link `of`. Returns the name of its namespace."""
@@ -180,8 +180,8 @@ class Network:
             call(f"ip -n {name} link set lo up")
             for nic, of in enumerate(links):
                 self._connect(name, self.switch_port(host, nic), nic, self.address(host, nic), of)
-            if any(of.loss for of in links):
-                self._lose(host)
+            if any(of.is_filtered for of in links):
+                self._filter(host)
             if any(of.delay_ms for of in links):
                 self._hold(host)
             self._anchors.append(self._anchor(host))
@@ -212,7 +212,7 @@ class Network:
         for where, device in ((self.switch, self.switch_port(host, nic)), (self.name(host), f"eth{nic}")):
             call(f"tc -n {where} -batch -", "\n".join(command.format(device) for command in [*commands, ""]))
 
-    def _lose(self, host: int) -> None:
+    def _filter(self, host: int) -> None:
         rules = loss.ruleset(dict(zip(self.interfaces, self._links[host], strict=True)))
         call(f"ip netns exec {self.name(host)} nft -f -", rules)
 

@@ -52,6 +52,8 @@ class Unlike:
     loss_burst_packets: float | None = None
     delay_ms: float | None = None
     buffer_packets: int | None = None
+    bleach_dscp: bool | None = None
+    bleach_ecn: bool | None = None
 
     @property
     def changes(self) -> dict[str, Any]:

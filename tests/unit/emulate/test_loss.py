@@ -37,3 +37,11 @@ def test_two_states_have_the_mean_and_the_burst_asked_for(loss: float, burst: fl
     length = 1 / leave
     assert float(length) == pytest.approx(burst)
     assert float(length / (length + 1 + (1 - enter) / enter)) == pytest.approx(loss, rel=1e-6)
+
+
+def test_bleaching_comes_before_losses_which_accept_packets() -> None:
+    text = ruleset({"eth0": Link(), "eth1": Link(loss=0.1, loss_burst_packets=4, bleach_dscp=True, bleach_ecn=True)})
+    rules = [line for line in text.splitlines() if line.startswith("iifname")]
+    assert rules[:2] == ['iifname "eth1" ip dscp set 0', 'iifname "eth1" ip ecn set 0']
+    assert len(rules) == 5
+    assert "set 0" not in ruleset({"eth0": Link(loss=0.1)})

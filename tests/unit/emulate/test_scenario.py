@@ -75,6 +75,15 @@ def test_whole_file(tmp_path: Path) -> None:
     assert Scenario.from_table(json.loads(json.dumps(scenario.table))) == scenario
 
 
+def test_one_link_may_bleach(tmp_path: Path) -> None:
+    scenario = Scenario.read(write(tmp_path, "[[nic]]\n[[nic]]\n[[link]]\nhost = 1\nnic = 1\nbleach_dscp = true"))
+    assert [[link.bleach_dscp for link in scenario.host_links(host)] for host in range(2)] == [
+        [False, False],
+        [False, True],
+    ]
+    assert [link.is_filtered for link in scenario.host_links(1)] == [False, True]
+
+
 def test_an_empty_file_is_two_hosts_without_stress(tmp_path: Path) -> None:
     assert Scenario.read(write(tmp_path, "")) == Scenario(hosts=2, nics=(Link(),))
 

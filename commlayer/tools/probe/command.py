@@ -1,0 +1,200 @@
+"""`commlayer probe` on every rank: the leader plans, announces, reports; the others follow."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import errors
+from ..bench.report import check_writable
+from .facts import notes as fact_notes
+from .findings import Finding, find
+from .meeting import Host, Meeting, MeetingError, Task
+from .path import Effort
+from .plan import Plan
+from .sample import Sample
+from .schedule import PARTNERS
+from .units import rate_text
+from .view import SLOW_RATIO, View, suspects
+
+EXIT_CLEAN, EXIT_FAILED, EXIT_FINDINGS = 0, 1, 3
+VERSION = 1
+"""Of the JSON's form."""
+_FOLLOW_S = 900.0
+_ROUND_EXTRA_S = 60.0
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The options of the command."""
+
+    partners: int = PARTNERS
+    effort: Effort = field(default_factory=Effort)
+    json_path: Path | None = None
+    png_path: Path | None = None
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the command found."""
+
+    hosts: list[Host]
+    samples: list[Sample]
+    findings: list[Finding]
+    notes: list[str]
+    seconds: float
+    command: Sequence[str]
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        hosts = [
+            {
+                "name": host.name,
+                "rank": host.rank,
+                "ranks": host.ranks,
+                "probe_limit_bps": host.limit_bps,
+                "interfaces": host.nics,
+                **host.facts,
+            }
+            for host in self.hosts
+        ]
+        return {
+            "version": VERSION,
+            "command": list(self.command),
+            "seconds": self.seconds,
+            "findings": [finding.table for finding in self.findings],
+            "notes": self.notes,
+            "hosts": hosts,
+            "paths": [sample.table for sample in self.samples],
+        }
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun started this process: it takes every exit status but 0 for a crash."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def run(spec: Spec, show: Callable[[Report], None], note: Note) -> int:
+    """Measures with all ranks; rank 0 shows the report. Returns the exit status.
+
+    Raises MeetingError, or ConfigError for a setting.
+    """
+    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        raise errors.ConfigError(
+            "start it on every host: torchrun --nnodes 2 --nproc-per-node 1 ... -m commlayer probe; "
+            "to try it on this machine: commlayer emulate clean200 -- commlayer probe"
+        )
+    for path in (spec.json_path, spec.png_path):
+        if path is not None and os.environ["RANK"] == "0":  # rank 0 writes
+            check_writable(path)
+    meeting = Meeting()
+    try:
+        if not meeting.is_leader:
+            meeting.follow(_FOLLOW_S)
+            return EXIT_CLEAN
+        try:
+            report = _lead(meeting, spec, note)
+        finally:
+            meeting.end()
+    finally:
+        meeting.close()
+    if spec.json_path is not None:
+        spec.json_path.write_text(json.dumps(report.table, indent=1) + "\n", encoding="utf-8")
+    if spec.png_path is not None:
+        from . import heat
+
+        heat.draw(report.hosts, report.samples, spec.png_path)
+    show(report)
+    return EXIT_FINDINGS if report.findings else EXIT_CLEAN
+
+
+def _lead(meeting: Meeting, spec: Spec, note: Note) -> Report:
+    hosts = meeting.hosts
+    if len(hosts) < 2:
+        raise MeetingError(
+            f"all {meeting.size} rank(s) are on one host ({hosts[0].name}): start it with torchrun on every host"
+        )
+    start = time.monotonic()
+    plan = Plan(hosts, spec.effort, spec.partners)
+    passes = plan.first_pass()
+    if not passes:
+        raise MeetingError("no two hosts have addresses of the same family; choose interfaces with COMMLAYER_IFNAME")
+    _announce(plan, passes, note)
+    progress = _Progress(note, sum(plan.seconds(tasks) for tasks in passes))
+    samples: list[Sample] = []
+    for tasks in passes:
+        samples += meeting.lead(tasks, 3 * plan.seconds(tasks) + _ROUND_EXTRA_S)
+        progress.advance(plan.seconds(tasks))
+    names = [host.name for host in hosts]
+    again = plan.second_pass(suspects(View(names, samples), is_loose=True), samples)
+    if again:
+        count = sum(len(task["paths"]) for tasks in again for task in tasks)
+        note(f"looks again at {count} of {len(samples)} directions, which seem bad")
+    by_way = {sample.way: sample for sample in samples}
+    for tasks in again:
+        for sample in meeting.lead(tasks, 3 * plan.seconds(tasks) + _ROUND_EXTRA_S):
+            by_way[sample.way].add(sample)
+    view = View(names, samples)
+    return Report(hosts, samples, find(view), _notes(hosts, samples), time.monotonic() - start, spec.command)
+
+
+def _announce(plan: Plan, passes: Sequence[Sequence[Task]], note: Note) -> None:
+    total, most = plan.bytes(passes)
+    count = sum(len(task["paths"]) for tasks in passes for task in tasks)
+    hosts = len(plan.hosts)
+    sparse = f", each with {plan.partners} others at most" if hosts - 1 > plan.partners else ""
+    seconds = sum(plan.seconds(tasks) for tasks in passes)
+    note(
+        f"{hosts} hosts{sparse}; {count} directions of paths; sends at most {total / 1e6:.0f} MB of UDP in all and "
+        f"{most / 1e6:.0f} MB per host, for about {math.ceil(seconds)} s"
+    )
+
+
+class _Progress:
+    """A line every few seconds."""
+
+    _EVERY_S = 3.0
+
+    def __init__(self, note: Note, seconds: float) -> None:
+        self._note, self._left_s, self._all_s = note, seconds, seconds
+        self._told = time.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        """Some of the expected time is over."""
+        self._left_s -= seconds
+        if time.monotonic() - self._told >= self._EVERY_S and self._left_s > 0:
+            self._told = time.monotonic()
+            done = math.floor(100 * (1 - self._left_s / self._all_s))
+            self._note(f"{done} % measured, about {math.ceil(self._left_s)} s left")
+
+
+def _notes(hosts: Sequence[Host], samples: Sequence[Sample]) -> list[str]:
+    best: dict[str, float] = {host.name: 0.0 for host in hosts}
+    networks: dict[str, list[Sample]] = {}
+    for sample in samples:
+        for host in (sample.way.source, sample.way.target):
+            best[hosts[host].name] = max(best[hosts[host].name], sample.rate_bps)
+        if sample.is_reached:
+            networks.setdefault(sample.network, []).append(sample)
+    found = fact_notes({host.name: host.facts for host in hosts}, best)
+    fastest = {name: max(each.rate_bps for each in group) for name, group in networks.items()}
+    for name, rate in fastest.items():
+        most = max(fastest.values())
+        if rate * SLOW_RATIO < most:
+            nics = ", ".join(sorted({sample.way.source_nic for sample in networks[name]}))
+            slower = f"network {name} ({nics}) carries {rate_text(rate)}, the fastest {rate_text(most)}"
+            found.append(f"{slower}: commlayer gives each path its share")
+    if any(sample.is_own_limit and sample.is_reached for sample in samples):
+        limit = rate_text(min(host.limit_bps for host in hosts))
+        found.append(f"rates with + are lower bounds: the probe was the bottleneck (on loopback it reaches {limit})")
+    return found

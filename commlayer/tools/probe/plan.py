@@ -1,0 +1,116 @@
+"""What is measured in a round: the tasks of the first pass, and those of the second, which looks again at suspects."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from .meeting import Host, Task
+from .path import PHASES, Effort
+from .sample import Sample, Way
+from .schedule import pairs, paths, rounds
+
+_AGAIN = {
+    "unreachable": PHASES,
+    "rate": ("rate",),
+    "loss": ("loss",),
+    "reordering": ("loss",),
+    "rtt": ("rtt",),
+}
+"""The phases that measure a kind of defect. The others have been tried several times already."""
+_ALONE_MAX = 24  # tasks that are done one after another, when nothing else goes on
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Pairs of hosts and their paths."""
+
+    hosts: Sequence[Host]
+    effort: Effort
+    partners: int
+
+    def first_pass(self) -> list[list[Task]]:
+        """Rounds of tasks: every pair in one direction, and then in the other."""
+        found = []
+        for each in rounds(pairs(len(self.hosts), self.partners), len(self.hosts)):
+            for ends in (each, [(other, one) for one, other in each]):
+                tasks = [self._task(one, other) for one, other in ends]
+                found.append([task for task in tasks if task["paths"]])
+        return [tasks for tasks in found if tasks]
+
+    def second_pass(self, suspects: Mapping[str, set[Way]], samples: Sequence[Sample]) -> list[list[Task]]:
+        """Rounds that look at the suspects again, one at a time where they are few."""
+        phases: dict[Way, set[str]] = {}
+        for kind, ways in ((kind, ways) for kind, ways in suspects.items() if kind in _AGAIN):
+            for way in ways | set(_beside(ways, samples)) if kind == "loss" else ways:
+                phases.setdefault(way, set()).update(_AGAIN[kind])
+        known = {sample.way: sample for sample in samples}
+        tasks: dict[tuple[int, int], Task] = {}
+        for one, other in sorted({(way.source, way.target) for way in phases}):
+            task = self._task(one, other)
+            task["paths"] = [about for about in task["paths"] if Way(*about["way"]) in phases]
+            for about in task["paths"]:
+                way = Way(*about["way"])
+                about |= {"phases": sorted(phases[way]), "rate_bps": known[way].rate_bps, "mtu": known[way].mtu}
+            tasks[one, other] = task
+        if len(tasks) <= _ALONE_MAX:
+            return [[task] for task in tasks.values()]
+        found = []
+        for each in rounds({(min(ends), max(ends)) for ends in tasks}, len(self.hosts)):
+            back = [(other, one) for one, other in each]
+            found += [[tasks[pair] for pair in ends if pair in tasks] for ends in (each, back)]
+        return [each for each in found if each]
+
+    def seconds(self, tasks: Sequence[Task]) -> float:
+        """About how long a round takes."""
+        return max(len(task["paths"]) for task in tasks) * self.effort.seconds + 0.1
+
+    def bytes(self, passes: Sequence[Sequence[Task]]) -> tuple[int, int]:
+        """The most bytes that all hosts send, and that one sends, in these rounds."""
+        by_host: dict[int, int] = {}
+        for tasks in passes:
+            for task in tasks:
+                size = sum(Effort(**about["effort"]).bytes for about in task["paths"])
+                by_host[task["driver"]] = by_host.get(task["driver"], 0) + size
+        return sum(by_host.values()), max(by_host.values(), default=0)
+
+    def _task(self, driver: int, responder: int) -> Task:
+        ones, others = self.hosts[driver].nics, self.hosts[responder].nics
+        abouts = []
+        for mine, theirs, network in paths(ones, others):
+            abouts.append(
+                {
+                    "way": Way(driver, mine["ifname"], responder, theirs["ifname"]),
+                    "network": network,
+                    "to": [theirs["address"], theirs["port"]],
+                    "port": [nic["address"] for nic in ones].index(mine["address"]),
+                    "interface_mtu": min(mine["mtu"], theirs["mtu"]),
+                    "mtu": 0,
+                    "rate_bps": 0.0,
+                    "phases": list(PHASES),
+                    "effort": dataclasses.asdict(self._effort(driver, mine["ifname"])),
+                }
+            )
+        return {"driver": driver, "responder": responder, "paths": abouts}
+
+    def _effort(self, host: int, nic: str) -> Effort:
+        """A slow interface sends less in the time of a burst."""
+        speed = self.hosts[host].facts["nics"].get(nic, {}).get("speed_mbit_s")
+        if speed is None:
+            return self.effort
+        most = int(speed * 1e6 / 8 * self.effort.burst_s * 1.25)
+        return dataclasses.replace(self.effort, burst_bytes=min(self.effort.burst_bytes, max(most, 100_000)))
+
+
+def _beside(ways: set[Way], samples: Sequence[Sample]) -> Iterator[Way]:
+    """The other paths of an interface of which several paths, in the same direction, are suspects."""
+    ends = [
+        *((True, way.source, way.source_nic) for way in ways),
+        *((False, way.target, way.target_nic) for way in ways),
+    ]
+    several = {end for end, count in collections.Counter(ends).items() if count > 1}
+    for sample in samples:
+        way = sample.way
+        if {(True, way.source, way.source_nic), (False, way.target, way.target_nic)} & several and sample.is_reached:
+            yield way

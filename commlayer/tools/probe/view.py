@@ -1,0 +1,97 @@
+"""The samples of a job, and those that look bad."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .sample import Sample, Way
+
+SLOW_RATIO = 1.5
+"""A path this much slower than the median host is a finding."""
+LOSS_LEAST = 0.001
+"""Share of lost packets that is a finding."""
+BURSTS_LEAST = 2
+REORDERED_LEAST = 0.005
+RTT_RATIO, RTT_EXTRA_US = 2.0, 1000.0
+
+
+@dataclass(frozen=True)
+class View:
+    """The samples of a job, with the names of its hosts."""
+
+    hosts: Sequence[str]
+    samples: Sequence[Sample]
+
+    @property
+    def reached(self) -> list[Sample]:
+        """The samples of paths that answered."""
+        return [sample for sample in self.samples if sample.is_reached]
+
+    @functools.cached_property
+    def has_single_nics(self) -> bool:
+        """Whether every host has one interface, which need not be named."""
+        ends = {end for way in self.tested for end in ((way.source, way.source_nic), (way.target, way.target_nic))}
+        return len(ends) == len({host for host, _ in ends})
+
+    @functools.cached_property
+    def tested(self) -> dict[Way, str]:
+        """All paths with their networks."""
+        return {sample.way: sample.network for sample in self.samples}
+
+
+def suspects(view: View, *, is_loose: bool = False) -> dict[str, set[Way]]:
+    """The bad paths by kind of defect; with `is_loose`, all that are worth a second look."""
+    reached = view.reached
+    ratio = 1 + (SLOW_RATIO - 1) / (2 if is_loose else 1)
+    rates, rtts = usual_rates(reached), usual_rtts(reached)
+
+    def is_slow(each: Sample) -> bool:
+        usual = rates.get(each.network, 0.0)
+        return not each.is_own_limit and each.rate_bps * ratio < usual
+
+    def is_lossy(each: Sample) -> bool:
+        return each.lost > 0 if is_loose else each.loss >= LOSS_LEAST and each.bursts >= BURSTS_LEAST
+
+    def is_late(each: Sample) -> bool:
+        usual = rtts.get(each.network, math.inf)
+        return bool(each.rtt_us) and each.rtt_us[0] > max(RTT_RATIO * usual, usual + RTT_EXTRA_US)
+
+    tests: dict[str, Callable[[Sample], bool]] = {
+        "rate": is_slow,
+        "loss": is_lossy,
+        "rtt": is_late,
+        "reordering": lambda each: each.sent > 0 and each.reordered >= REORDERED_LEAST * each.sent,
+        "mtu": lambda each: 0 < each.mtu < each.interface_mtu,
+        "dscp": lambda each: _is_changed(each.dscp),
+        "ecn": lambda each: any(arrived not in (int(sent), 3) for sent, arrived in each.ecn.items()),
+    }
+    found = {kind: {each.way for each in reached if test(each)} for kind, test in tests.items()}
+    return {"unreachable": {each.way for each in view.samples if not each.is_reached}, **found}
+
+
+def _is_changed(arrivals: dict[str, int | None]) -> bool:
+    return any(arrived != int(sent) for sent, arrived in arrivals.items())
+
+
+def usual_rates(samples: Sequence[Sample]) -> dict[str, float]:
+    """The rate of the median host by network. A host's rate is that of its best path: one slow peer does not count."""
+    best: dict[str, dict[int, float]] = {}
+    for each in samples:
+        hosts = best.setdefault(each.network, {})
+        for host in (each.way.source, each.way.target):
+            hosts[host] = max(hosts.get(host, 0.0), each.rate_bps)
+    return {network: statistics.median_high(hosts.values()) for network, hosts in best.items()}
+
+
+def usual_rtts(samples: Sequence[Sample]) -> dict[str, float]:
+    """The round trip of the median host by network, each host with its nearest peer."""
+    best: dict[str, dict[int, float]] = {}
+    for each in samples:
+        hosts = best.setdefault(each.network, {})
+        for host in (each.way.source, each.way.target) if each.rtt_us else ():
+            hosts[host] = min(hosts.get(host, math.inf), each.rtt_us[0])
+    return {network: statistics.median_low(hosts.values()) for network, hosts in best.items()}

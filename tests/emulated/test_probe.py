@@ -1,0 +1,69 @@
+"""`commlayer probe` on emulated hosts: it names the faults that are there, and no others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+from tests.ranks import script_environ
+
+pytestmark = pytest.mark.needs_root
+
+QUICK = ("--packets", "1200", "--burst", "2M")
+
+
+def probe(folder: Path, scenario: str, *options: str) -> tuple[int, dict[str, Any], str]:
+    """The exit status, the figures and the output of rank 0."""
+    path = folder / "probe.json"
+    command = [sys.executable, "-m", "commlayer", "emulate", scenario, "--", sys.executable, "-m", "commlayer", "probe"]
+    done = subprocess.run(
+        [*command, "--json", str(path), *QUICK, *options],
+        cwd=ROOT,
+        env=script_environ(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert path.exists(), done.stdout + done.stderr
+    return done.returncode, json.loads(path.read_text()), done.stdout
+
+
+def places(figures: dict[str, Any]) -> list[tuple[str, str, int, str | None]]:
+    subjects = [(finding["kind"], finding["subject"]) for finding in figures["findings"]]
+    return [(kind, subject["direction"], subject["host"], subject["nic"]) for kind, subject in subjects]
+
+
+def test_three_faults_are_named_and_nothing_else(tmp_path: Path) -> None:
+    status, figures, out = probe(tmp_path, "three_faults")
+    assert places(figures) == [
+        ("rate", "both", 3, "eth0"),
+        ("loss", "receiving", 2, None),
+        ("dscp", "receiving", 1, "eth1"),
+    ], out
+    assert status == 3
+    lines = [line.removeprefix("[0] ") for line in out.splitlines()]
+    assert lines[0].startswith("3 findings (4 hosts, 24 directions")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    slow = [each for each in figures["paths"] if each["source"] == 3 and each["source_nic"] == "eth0"]
+    assert all(15e6 < each["rate_bps"] < 23e6 for each in slow)
+    lossy = [each for each in figures["paths"] if each["target"] == 2]
+    sent, lost, bursts = (sum(each[name] for each in lossy) for name in ("sent", "lost", "bursts"))
+    assert 0.008 < lost / sent < 0.04
+    assert 2 < lost / bursts < 7
+
+
+def test_a_clean_network_has_no_findings(tmp_path: Path) -> None:
+    scenario = tmp_path / "clean.toml"
+    scenario.write_text('hosts = 3\n[[nic]]\nrate_bps = "100M"\n')
+    status, figures, out = probe(tmp_path, str(scenario))
+    assert (status, figures["findings"]) == (0, []), out
+    rates = [each["rate_bps"] for each in figures["paths"]]
+    assert len(rates) == 6
+    assert all(85e6 < rate < 110e6 for rate in rates)
+    assert {each["mtu"] for each in figures["paths"]} == {1500}

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from commlayer.tools.probe.findings import find
+from commlayer.tools.probe.sample import Sample
+from commlayer.tools.probe.view import suspects
+from tests.unit.probe.samples import lose, view
+
+Fault = Callable[[Sample], None]
+
+
+def texts(hosts: int, nics: int, fault: Fault) -> list[str]:
+    return [finding.text for finding in find(view(hosts, nics, fault))]
+
+
+def only(where: Callable[[Sample], bool], change: Fault) -> Fault:
+    return lambda each: change(each) if where(each) else None
+
+
+def to(host: int, nic: str = "eth") -> Callable[[Sample], bool]:
+    return lambda each: each.way.target == host and each.way.target_nic.startswith(nic)
+
+
+def at(host: int, nic: str = "eth") -> Callable[[Sample], bool]:
+    return lambda each: host in (each.way.source, each.way.target) and each.way.target_nic.startswith(nic)
+
+
+def rate(bps: float) -> Fault:
+    return lambda each: setattr(each, "rate_bps", bps)
+
+
+@pytest.mark.parametrize(("hosts", "nics"), [(2, 1), (3, 2), (4, 1), (9, 2)])
+def test_a_network_without_faults_has_no_findings(hosts: int, nics: int) -> None:
+    assert find(view(hosts, nics)) == []
+    assert not any(suspects(view(hosts, nics), is_loose=True).values())
+
+
+def test_three_faults_are_three_findings() -> None:
+    def fault(each: Sample) -> None:
+        only(at(3, "eth0"), rate(20e6))(each)
+        only(to(2), lose)(each)
+        only(to(1, "eth1"), lambda bad: bad.dscp.update(dict.fromkeys(bad.dscp, 0)))(each)
+
+    assert texts(4, 2, fault) == [
+        "eth0 of host3 sends and receives 20 Mbit/s, 5.0 times less than the median host (100 Mbit/s)",
+        "host2 loses 2.0% of the packets it receives, in bursts of 4.0 packets, from all peers",
+        "eth1 of host1 clears DSCP of the packets it receives",
+    ]
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 5])
+def test_one_slow_host_is_found_among_few(hosts: int) -> None:
+    found = find(view(hosts, 1, only(at(0), rate(20e6))))
+    assert [(each.kind, each.subject["host"]) for each in found] == [("rate", 0)]
+
+
+def test_two_slow_hosts_of_four() -> None:
+    found = find(view(4, 1, only(lambda each: at(0)(each) or at(1)(each), rate(20e6))))
+    assert {each.subject["host"] for each in found} == {0, 1}
+
+
+def test_a_host_that_only_receives_slowly() -> None:
+    assert texts(4, 1, only(to(3), rate(20e6))) == [
+        "host3 receives 20 Mbit/s from all peers, 5.0 times less than the median host (100 Mbit/s)"
+    ]
+
+
+def test_between_two_hosts_the_slow_direction_is_found() -> None:
+    assert texts(2, 1, only(to(1), rate(20e6))) == [
+        "the path from host0 to host1 carries 20 Mbit/s, 5.0 times less than the median host (100 Mbit/s)"
+    ]
+
+
+def test_rates_that_the_probe_itself_limits_are_no_findings() -> None:
+    def fault(each: Sample) -> None:
+        only(to(3), rate(20e6))(each)
+        each.is_own_limit = True
+
+    assert texts(4, 1, fault) == []
+
+
+def test_slower_networks_are_compared_with_themselves() -> None:
+    assert texts(4, 2, only(lambda each: each.way.source_nic == "eth1", rate(20e6))) == []
+
+
+def test_losses_one_by_one_on_the_way_out() -> None:
+    def fault(each: Sample) -> None:
+        if each.way.source == 1:
+            lose(each, 0.013, 1)
+
+    finding = find(view(4, 1, fault))[0]
+    assert finding.text == "host1 loses 1.3% of the packets it sends, one by one, to all peers"
+    assert "Policy(loss_bound=0.02)" in finding.remedy
+
+
+def test_a_single_lost_packet_is_looked_at_again_and_no_finding() -> None:
+    def fault(each: Sample) -> None:
+        if each.way.target == 1:
+            each.lost = each.bursts = 1
+
+    assert texts(4, 1, fault) == []
+    assert len(suspects(view(4, 1, fault), is_loose=True)["loss"]) == 3
+
+
+def test_mtu_that_is_smaller_than_that_of_the_interfaces() -> None:
+    finding = find(view(4, 1, only(to(2), lambda each: setattr(each, "mtu", 1400))))[0]
+    assert finding.text == "host2: packets above 1400 bytes disappear, although the interfaces have an MTU of 1500"
+    assert finding.remedy.startswith("set COMMLAYER_MTU=1400")
+
+
+def test_ecn_that_is_cleared_everywhere() -> None:
+    assert texts(4, 2, lambda each: each.ecn.update({"2": 0, "3": 0})) == ["every path clears ECN"]
+
+
+def test_a_mark_on_an_ecn_capable_packet_is_no_fault() -> None:
+    assert texts(4, 1, lambda each: each.ecn.update({"2": 3})) == []
+
+
+def test_dscp_that_is_changed() -> None:
+    assert texts(2, 1, only(to(1), lambda each: each.dscp.update({"46": 10}))) == [
+        "the path from host0 to host1 changes DSCP: 46 to 10"
+    ]
+
+
+def test_packets_with_dscp_that_never_arrive() -> None:
+    assert texts(3, 1, lambda each: each.dscp.update({"46": None})) == ["every path drops packets with a DSCP"]
+
+
+def test_a_far_host() -> None:
+    assert texts(4, 1, only(at(2), lambda each: setattr(each, "rtt_us", [20_200.0, 21_000.0]))) == [
+        "host2: a round trip takes 20.2 ms, that of the median host 200 us"
+    ]
+
+
+def test_reordering() -> None:
+    assert texts(4, 1, only(to(0), lambda each: setattr(each, "reordered", 200))) == [
+        "host0: 10.0% of the packets are overtaken by later ones"
+    ]
+
+
+def test_a_host_behind_a_firewall() -> None:
+    def fault(each: Sample) -> None:
+        if 1 in (each.way.source, each.way.target):
+            each.is_reached, each.sent = False, 0
+
+    assert texts(4, 1, fault) == ["no UDP packet passes between host1 and all peers"]
+
+
+def test_of_several_interfaces_that_with_the_fault_is_named() -> None:
+    fault = only(lambda each: (each.way.source, each.way.target, each.way.source_nic) == (0, 1, "eth1"), rate(20e6))
+    assert texts(2, 2, fault)[0].startswith("the path from eth1 of host0 to eth1 of host1 carries 20 Mbit/s")
+
+
+def test_findings_as_plain_values() -> None:
+    table = find(view(4, 1, only(to(2), lose)))[0].table
+    assert table["kind"] == "loss"
+    assert table["ways"][0] == {"source": 0, "source_nic": "eth0", "target": 2, "target_nic": "eth0"}
