@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts native-test-aarch64
+.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts hosts-emulated native-test-aarch64
 .DELETE_ON_ERROR:
 
 help:
@@ -119,7 +119,10 @@ overlap: native ## measure docs/overlap.md again: gradients that travel while th
 megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)
 	$(MEGATRON)/bin/python -m bench.megatron
 
-HOSTS ?= accelerate trainer lightning fabric deepspeed pyg torchrec torchft
+HOSTS ?= accelerate trainer lightning lightning_fsdp fabric deepspeed pyg torchrec torchft
+hosts-emulated: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare them on four emulated hosts that lose 1 % of the packets (root)
+	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python -m examples.hosts.emulated $$host; done
+
 hosts: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare losses of trainers on gloo and on commlayer (HOSTS="accelerate trainer": some)
 	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python examples/hosts/compare.py $$host; done
 

@@ -310,6 +310,11 @@ class Config:
         "`gloo`: where a script asks torch for a group of gloo, it gets one of commlayer, without a change. See "
         "[trainers.md](trainers.md)",
     ] = ""
+    deterministic: Annotated[
+        bool,
+        "1: groups made without `Options` have `Policy(deterministic=True)`: the same inputs give the same bits in "
+        "every run. For trainers that make the groups themselves",
+    ] = False
 
     def __post_init__(self) -> None:
         _check(self, Config, lambda name, value: f"{variable(name)}={value}")

@@ -101,14 +101,14 @@ class CommProcessGroup(dist.ProcessGroup):
         """`own_job`: see `bootstrap.connect`."""
         # torch's stub has the signature of the C++ class; only this one makes an object that C++ calls back.
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.policy = policy or Policy()
-        """The policy of all operations of this group."""
         self.closed = False
         """Whether `shutdown` or `abort` was called."""
         self._is_shut_down = False
         rendezvous = Rendezvous(store, name, rank, size, timeout)
         with rendezvous.alone():
             config = Config.from_environment()
+        self.policy = policy or Policy(deterministic=config.deterministic)
+        """The policy of all operations of this group."""
         self._ranks = list(global_ranks) or list(range(size))
         peer = self._ranks[rank]
         agreed = dataclasses.asdict(self.policy)

@@ -33,8 +33,8 @@ def main(backend: str | None) -> None:
         losses.append(accelerator.reduce(loss.detach(), "mean").item())
     seen = accelerator.gather_for_metrics(torch.tensor([accelerator.process_index])).tolist()
     assert seen == list(range(accelerator.num_processes))
-    if accelerator.is_main_process:
-        print(json.dumps({"backend": dist.get_backend(), "losses": losses}))
+    total = sum(parameter.double().sum().item() for parameter in model.parameters())
+    print(json.dumps({"backend": dist.get_backend(), "losses": losses, "sum": total}))
     accelerator.end_training()
 
 

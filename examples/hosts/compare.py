@@ -8,14 +8,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-6
 TIMEOUT_S = 300
+RESULT = re.compile(r'^(?:\[\d+\] )?(\{"backend".*\})$', re.MULTILINE)
 
 
 class Host(NamedTuple):
@@ -24,8 +27,11 @@ class Host(NamedTuple):
     package: str
     torchrun: bool = True
     """Whether torchrun starts it."""
+    launcher: str = ""
+    """The file of this folder that starts it, if one does."""
     replaceable: bool = True
     """Whether it asks torch for its group of gloo. torchft makes it by itself."""
+    ranks: int = 2
     environ: dict[str, str] = {}  # noqa: RUF012  # never changed
 
 
@@ -33,30 +39,53 @@ HOSTS = {
     "accelerate": Host("accelerate"),
     "trainer": Host("transformers"),
     "lightning": Host("pytorch-lightning"),
+    "lightning_fsdp": Host("pytorch-lightning", ranks=4),
     "fabric": Host("pytorch-lightning"),
     "deepspeed": Host("deepspeed", environ={"DS_ACCELERATOR": "cpu"}),
     "pyg": Host("torch-geometric"),
     "torchrec": Host("torchrec"),
-    "torchft": Host("torchft", torchrun=False, replaceable=False),
+    "torchft": Host("torchft", torchrun=False, launcher="replicas.py", replaceable=False),
 }
 
 
-def run(name: str, *arguments: str, **environ: str) -> dict[str, Any]:
-    """One run of an example, with two ranks: what it prints at its end. Raises RuntimeError if it fails."""
+def starter(host: Host, *torchrun: str) -> list[str]:
+    """The words before the file of an example, with torchrun's options."""
+    started = ["-m", "torch.distributed.run", *torchrun] if host.torchrun else []
+    return [sys.executable, *started, *([str(HERE / host.launcher)] if host.launcher else [])]
+
+
+def here(host: Host) -> list[str]:
+    """Starts an example as ranks of this machine."""
+    return starter(host, "--standalone", f"--nproc-per-node={host.ranks}")
+
+
+def launch(
+    name: str, *arguments: str, start: Callable[[Host], list[str]] = here, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """One run of an example. Raises RuntimeError, with its output, if it fails."""
     host = HOSTS[name]
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if host.torchrun else []
-    command = [sys.executable, *start, str(HERE / f"{name}_job.py"), *arguments]
+    command = [*start(host), str(HERE / f"{name}_job.py"), *arguments]
     path = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **host.environ, **environ}
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=HERE
     )
-    lines = [line for line in ended.stdout.splitlines() if line.startswith('{"backend"')]
-    if ended.returncode != 0 or len(lines) != 1:
+    if ended.returncode != 0 or not results(ended):
         said = f"{ended.stdout[-2000:]}\n{ended.stderr[-6000:]}"
         raise RuntimeError(f"{name} {' '.join(arguments)}: exit code {ended.returncode}\n{said}")
-    result: dict[str, Any] = json.loads(lines[0])
-    return result
+    return ended
+
+
+def results(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What ranks print at their end: backend, losses of all ranks, and the sum of the parameters of this one."""
+    return [json.loads(line) for line in RESULT.findall(ended.stdout)]
+
+
+def run(name: str, *arguments: str, start: Callable[[Host], list[str]] = here, **environ: str) -> dict[str, Any]:
+    """The result of one run, which must be the same on all ranks that print one."""
+    found = results(launch(name, *arguments, start=start, **environ))
+    assert found.count(found[0]) == len(found), found
+    return found[0]
 
 
 def compare(name: str) -> str:

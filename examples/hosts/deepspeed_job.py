@@ -14,7 +14,8 @@ from torch import nn
 STEPS = 8
 
 
-def train(stage: int, data: torch.Tensor) -> float:
+def train(stage: int, data: torch.Tensor) -> tuple[float, float]:
+    """The mean loss of the last step, and the sum of the parameters."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
     config = {
@@ -31,17 +32,18 @@ def train(stage: int, data: torch.Tensor) -> float:
         engine.step()
     mean = loss.detach().clone()
     dist.all_reduce(mean)
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        total = sum(parameter.double().sum().item() for parameter in model.parameters())
     engine.destroy()
-    return mean.item() / dist.get_world_size()
+    return mean.item() / dist.get_world_size(), total
 
 
 def main(backend: str) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.init_distributed(dist_backend=backend)  # the one line for commlayer
     data = torch.randn(STEPS, 32, 32, generator=torch.Generator().manual_seed(dist.get_rank()))
-    losses = [train(stage, data) for stage in range(4)]
-    if dist.get_rank() == 0:
-        print(json.dumps({"backend": dist.get_backend(), "losses": losses}))
+    losses, sums = zip(*(train(stage, data) for stage in range(4)), strict=True)
+    print(json.dumps({"backend": dist.get_backend(), "losses": losses, "sum": sums}))
     dist.destroy_process_group()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch
@@ -15,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def main(backend: str | None) -> None:
     strategy = DDPStrategy(process_group_backend=backend)  # the one line for commlayer; None: Fabric chooses
-    fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    devices, nodes = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])  # torchrun's
+    fabric = Fabric(accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()
     seed_everything(0, verbose=False)
     x = torch.randn(512, 32)
@@ -33,8 +35,8 @@ def main(backend: str | None) -> None:
         mean = fabric.all_reduce(loss.detach(), reduce_op="mean")
         losses.append(torch.as_tensor(mean).item())
     assert torch.as_tensor(fabric.all_reduce(torch.tensor(7), reduce_op="mean")).item() == 7  # an integer
-    if fabric.is_global_zero:
-        print(json.dumps({"backend": dist.get_backend(), "losses": losses}))
+    total = sum(parameter.double().sum().item() for parameter in net.parameters())
+    print(json.dumps({"backend": dist.get_backend(), "losses": losses, "sum": total}))
     fabric.barrier()  # gloo's threads still need the GIL, to release the tensors of the last operation
     dist.destroy_process_group()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from typing import Any
 
@@ -43,12 +44,12 @@ def main(backend: str | None) -> None:
     job = Job()
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     strategy = DDPStrategy(process_group_backend=backend)  # the one line for commlayer; None: Lightning chooses
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_epochs=4, enable_checkpointing=False, **quiet
-    )
+    devices, nodes = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])  # torchrun's
+    where: dict[str, Any] = {"accelerator": "cpu", "devices": devices, "num_nodes": nodes}
+    trainer = pl.Trainer(strategy=strategy, max_epochs=4, enable_checkpointing=False, **where, **quiet)
     trainer.fit(job, loader)
-    if trainer.is_global_zero:
-        print(json.dumps({"backend": dist.get_backend(), "losses": job.losses}))
+    total = sum(parameter.double().sum().item() for parameter in job.parameters())
+    print(json.dumps({"backend": dist.get_backend(), "losses": job.losses, "sum": total}))
     dist.destroy_process_group()
 
 

@@ -50,8 +50,8 @@ def main(backend: str) -> None:
         total = loss.detach().clone()
         dist.all_reduce(total)
         losses.append(total.item() / size)
-    if rank == 0:
-        print(json.dumps({"backend": dist.get_backend(), "losses": losses}))
+    weights = sum(parameter.double().sum().item() for parameter in model.parameters())
+    print(json.dumps({"backend": dist.get_backend(), "losses": losses, "sum": weights}))
     dist.barrier()  # gloo's threads still need the GIL, to release the tensors of the last operation
     dist.destroy_process_group()
 

@@ -34,7 +34,8 @@ def main(backend: str) -> None:
     torch.manual_seed(0)
     net, shares = Net(), {"user": table_wise(rank=0), "item": table_wise(rank=1), "shop": row_wise()}
     apply_optimizer_in_backward(torch.optim.SGD, net.tables.parameters(), {"lr": 0.1})
-    plan = construct_module_sharding_plan(net.tables, shares, EmbeddingBagCollectionSharder(), 2, 2, "cpu")
+    size = dist.get_world_size()
+    plan = construct_module_sharding_plan(net.tables, shares, EmbeddingBagCollectionSharder(), size, size, "cpu")
     model = DistributedModelParallel(net, device=torch.device("cpu"), plan=ShardingPlan({"tables": plan}))
     optimizer = torch.optim.SGD(net.last.parameters(), lr=0.1)
     losses, generator = list[float](), torch.Generator().manual_seed(dist.get_rank())
@@ -47,11 +48,10 @@ def main(backend: str) -> None:
         loss = nn.functional.mse_loss(model(features), target)
         loss.backward()
         optimizer.step()
-        mean = loss.detach() / dist.get_world_size()
+        mean = loss.detach() / size
         dist.all_reduce(mean)
         losses.append(mean.item())
-    if dist.get_rank() == 0:
-        print(json.dumps({"backend": dist.get_backend(), "losses": losses}))
+    print(json.dumps({"backend": dist.get_backend(), "losses": losses}))
     dist.barrier()  # gloo's threads still need the GIL, to release the tensors of the last operation
     dist.destroy_process_group()
 

@@ -43,8 +43,8 @@ def main(backend: str | None) -> None:
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         losses.append(trainer.evaluate()["eval_loss"])
-        if trainer.is_world_process_zero():
-            print(json.dumps({"backend": dist.get_backend(), "losses": losses}))
+        total = sum(parameter.double().sum().item() for parameter in trainer.model.parameters())
+        print(json.dumps({"backend": dist.get_backend(), "losses": losses, "sum": total}))
     dist.destroy_process_group()
 
 

@@ -274,6 +274,15 @@ def test_a_group_has_the_policy_of_its_options(rank: int, size: int) -> None:
         dist.new_group([0, 1], pg_options={"priority": 1})
 
 
+@ranks.on(2, on_fake, environ={"COMMLAYER_DETERMINISTIC": "1"})
+def test_a_variable_makes_groups_without_options_deterministic(rank: int, size: int) -> None:
+    assert world().policy == commlayer.Policy(deterministic=True)
+    assert world()._submitter._settings.deterministic
+    plain = dist.new_group([0, 1], pg_options=commlayer.Options())
+    assert isinstance(plain, CommProcessGroup)
+    assert plain.policy == commlayer.Policy()
+
+
 @ranks.on(3, on_fake)
 def test_several_groups_in_flight(rank: int, size: int) -> None:
     even, odd, pair = dist.new_group([0, 2]), dist.new_group([1]), dist.new_group([2, 1])

@@ -35,6 +35,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         ("DSCP", "1", True),
         ("MTU", "9000", 9000),
         ("DISABLE", "1", True),
+        ("DETERMINISTIC", "1", True),
     ],
 )
 def test_each_variable_sets_its_field(variable: str, text: str, value: object) -> None:
