@@ -1,6 +1,6 @@
 """Step time of DDP when gradients travel during the next forward pass.
 
-    python -m bench.overlap --ddp                     everything (about 6 minutes; the links need root)
+    python -m bench.overlap --ddp                     everything (about 8 minutes; the links need root)
     python -m bench.overlap --ddp --rounds 9          more rounds
     python -m bench.overlap --ddp --slower 2          half the link rate, twice the time per layer: half the CPU share
     python -m bench.overlap --ddp --short             one round of few steps; keeps nothing
@@ -9,7 +9,9 @@
 The accelerator is a sleep: every layer sleeps in its forward pass and twice as long in its backward pass. Collectives
 are real, between emulated hosts. The layers are as large as makes an ideal transport's communication as long as
 forward and backward. The systems run in turns; each round begins with another one. First, each stock DDP is tuned by
-its bucket size (gloo also by TCP's congestion control).
+its bucket size, and gloo by TCP's congestion control.
+
+Two systems have the hooks of `overlap` on a network that sends in order: on commlayer with one class, and on gloo.
 
 Two cores run four hosts, so what this measures is order, moments of launch and waits. It prints the busy share of the
 machine's CPU beside each row, and a row above 25 % is void. Writes bench/results/overlap.json and the table of
@@ -18,24 +20,29 @@ docs/overlap.md.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from bench import turns
 from bench.page import write_between
 from bench.turns import PAGE, ROOT, Accelerator, Log, by_system, in_turns, slowed, spread, step_s
+from commlayer.frontend import overlap_ddp
+from commlayer.frontend.overlap_ddp import DdpOverlap
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
@@ -48,8 +55,10 @@ FORWARD_S = 0.025
 """Of a layer, on links that are not slowed down; its backward pass takes twice as long."""
 WARM_UP_STEPS, STEPS, ROUNDS = 3, 8, 6
 
-GLOO, STOCK, FIFO, OURS = "DDP, gloo", "DDP, commlayer", "overlap, one class", "overlap"
-TARGETS = {GLOO: (1.20, 1.25), STOCK: (1.20, 1.25), FIFO: (1.10, None)}
+GLOO, STOCK, OURS = "DDP, gloo", "DDP, commlayer", "overlap"
+HOOKS, FIFO = "overlap's hooks, gloo", "overlap, one class"
+SYSTEMS = (GLOO, STOCK, HOOKS, FIFO, OURS)
+TARGETS = {GLOO: (1.20, 1.25), STOCK: (1.20, 1.25), HOOKS: (1.10, None), FIFO: (1.10, None)}
 """Of a system's step over ours: target, and the limit of an ideal network."""
 
 
@@ -65,7 +74,7 @@ class Job:
 
     @property
     def backend(self) -> str:
-        return "gloo" if self.system == GLOO else "commlayer"
+        return "gloo" if self.system in (GLOO, HOOKS) else "commlayer"
 
 
 class Layer(nn.Module):
@@ -107,6 +116,29 @@ def serve(request: Path, written: Path) -> None:
     )
 
 
+def reduce_on_gloo(buffer: Tensor, *_: Any, **__: Any) -> Future[Tensor]:
+    """Averages a bucket as `overlap` does it, in an all-reduce of gloo. In the place of `reduce_bucket`."""
+    work = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+@contextlib.contextmanager
+def hooks_of(
+    system: str, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
+) -> Iterator[DdpOverlap | None]:
+    """Within it, gradients travel as the system has it."""
+    if system not in (OURS, FIFO, HOOKS):
+        yield None
+        return
+    on_gloo = mock.patch.object(overlap_ddp, "reduce_bucket", reduce_on_gloo)
+    with on_gloo if system == HOOKS else contextlib.nullcontext():
+        handle = commlayer.overlap(model, optimizer)
+        handle.by_next_use = system == OURS
+        yield handle
+        handle.remove()
+
+
 def train(job: Job, width: int) -> Log:
     """Seconds of each step, the busy share of the machine's CPU, and the part of it that such ranks charge."""
     torch.manual_seed(1)
@@ -117,25 +149,20 @@ def train(job: Job, width: int) -> Log:
         bucket_cap_mb=layer_mb * (job.layers_per_bucket - 0.1),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    handle = None
-    if job.system in (OURS, FIFO):
-        handle = commlayer.overlap(model, optimizer)
-        handle.by_next_use = job.system == OURS
     inputs = torch.randn(2, width)
     step_s, start_cpu = [], CpuTime.now()
-    dist.barrier()
-    for step in range(WARM_UP_STEPS + job.steps):
-        if step == WARM_UP_STEPS:
-            start_cpu = CpuTime.now()
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-        step_s.append(time.perf_counter() - start)
-    cpu = CpuTime.now() - start_cpu
+    with hooks_of(job.system, model, optimizer):
+        dist.barrier()
+        for step in range(WARM_UP_STEPS + job.steps):
+            if step == WARM_UP_STEPS:
+                start_cpu = CpuTime.now()
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            step_s.append(time.perf_counter() - start)
+        cpu = CpuTime.now() - start_cpu
     timed = step_s[WARM_UP_STEPS:]
-    if handle is not None:
-        handle.remove()
     dist.barrier()
     return {"step_s": timed, **turns.busy(cpu, sum(timed))}
 
@@ -147,15 +174,16 @@ def measure(scenario: Scenario, jobs: Sequence[Job], name: str) -> list[Log]:
 
 
 def tuned(scenario: Scenario, forward_s: float, *, short: bool) -> tuple[list[Job], list[Log]]:
-    """The systems, each stock DDP with its best bucket size, and the logs of the tuning."""
+    """The systems, each stock DDP with its best bucket size, gloo with its best TCP; and the logs of the tuning."""
     sizes = (1,) if short else (1, 2, 4)
     ccs = (None,) if short else scenario.tcp_congestion_control
     steps = 2 if short else 5
     jobs = [Job(GLOO, size, cc, steps, forward_s) for size in sizes for cc in ccs]
     jobs += [Job(STOCK, size, None, steps, forward_s) for size in sizes]
+    jobs += [Job(HOOKS, 1, cc, steps, forward_s) for cc in ccs]
     logs = measure(scenario, jobs, "tuning")
     chosen = []
-    for system in (GLOO, STOCK):
+    for system in (GLOO, STOCK, HOOKS):
         best = min((log for log in logs if log["job"]["system"] == system), key=step_s)
         chosen.append(dataclasses.replace(Job(**best["job"]), steps=steps if short else STEPS))
     others = (Job(system, steps=steps if short else STEPS, forward_s=forward_s) for system in (FIFO, OURS))
@@ -168,7 +196,7 @@ def table(content: dict[str, Any]) -> str:
     ours = [step_s(log) for log in found[OURS]]
     columns = ["system", "configuration", "step (ms)", "model (ms)", "CPU busy", "its step / ours", "target", "reached"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for system in (GLOO, STOCK, FIFO, OURS):
+    for system in SYSTEMS:
         logs = found[system]
         job, steps = Job(**logs[0]["job"]), [step_s(log) for log in logs]
         ratios = [one / other for one, other in zip(steps, ours, strict=True)]

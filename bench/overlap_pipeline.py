@@ -37,6 +37,7 @@ from bench.pipelines import (
     COSTS,
     DEFERRED,
     FIFO,
+    FIFO_CUBIC,
     FIFO_GLOO,
     FSDP_INTERLEAVED,
     FSDP_LOOPED,
@@ -67,7 +68,7 @@ LEFT_OUT = {LARGE.name: {FSDP_INTERLEAVED}}
 """Slower than another stock schedule in the small case, and by the model: it would take a sixth of the time."""
 
 STOCK = (FSDP_INTERLEAVED, FSDP_LOOPED)
-FREE = (FIFO, FIFO_GLOO)
+FREE = (FIFO, FIFO_GLOO, FIFO_CUBIC)
 TARGETS: dict[tuple[tuple[str, ...], str], float] = {
     ((SERIAL,), UNDEFERRED): 1.30,
     ((SERIAL,), DEFERRED): 1.48,
@@ -97,10 +98,15 @@ def slowed(case: Case, slower: float) -> Case:
     return dataclasses.replace(case, forward_s=case.forward_s * slower, rate_bps=case.rate_bps / slower)
 
 
+def job_of(system: str, *, trace: bool = False) -> dict[str, Any]:
+    """One run of a system."""
+    return {"system": system, "trace": trace, "tcp_cc": SYSTEMS[system].tcp_cc}
+
+
 def measure(case: Case, names: Sequence[str], rounds: int, *, trace: bool = False) -> dict[str, Any]:
     """Costs, and the systems in turns. Raises RuntimeError if a rank failed."""
     about, scenario = machine.facts(), scenario_of(case)
-    jobs = [{"system": COSTS}, *in_turns([{"system": name, "trace": trace} for name in names], rounds)]
+    jobs = [{"system": COSTS}, *in_turns([job_of(name, trace=trace) for name in names], rounds)]
     request = {"case": dataclasses.asdict(case), "values": case.values(scenario), "jobs": jobs}
     costs, *runs = turns.measure(scenario, "bench.overlap_pipeline", request, f"pipeline-{case.name}")
     return {
@@ -253,7 +259,7 @@ def table(content: dict[str, Any]) -> str:
         f"backward by sleeping; reductions are {case.share:.0%} of serial 1F1B's step. Network: {network}. Model: "
         f"from {reduction_s(case, costs):.2f} s of reductions per link and step, {costs.link.latency_s * 1e3:.1f} ms "
         f"latency and {costs.action_s * 1e3:.1f} ms per action, as measured before. Exposed: step minus that of the "
-        f"same order without reductions, over the reductions. gloo runs on the system's TCP. "
+        f"same order without reductions, over the reductions. gloo runs on TCP bbr, or on cubic. "
         f"{turns.about_rounds(rounds)} CPU: the largest share of any round, of the machine and of its ranks. "
         f"{turns.measured_on(content, 'overlap_pipeline')}"
     )

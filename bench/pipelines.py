@@ -79,6 +79,8 @@ class System:
     """As in the model (`commlayer.scheduler.Reduction`); None: nothing is reduced."""
     discipline: Discipline = "fifo"
     backend: str = "commlayer"
+    tcp_cc: str | None = None
+    """Congestion control of gloo's connections."""
     is_fsdp: bool = False
     is_ours: bool = False
     """`commlayer.pipeline.attach`."""
@@ -89,6 +91,7 @@ class System:
 CONTROL, SERIAL, BUCKETS = "LoopedBFS, nothing reduced", "1F1B, serial", "1F1B, buckets from hooks"
 FSDP_INTERLEAVED, FSDP_LOOPED = "Interleaved1F1B, FSDP2", "LoopedBFS, FSDP2"
 FIFO_GLOO, FIFO = "LoopedBFS, asynchronous, gloo", "LoopedBFS, asynchronous, one class"
+FIFO_CUBIC = "LoopedBFS, asynchronous, gloo on cubic"
 UNDEFERRED, DEFERRED, STALE = "attach(defer=False)", "attach", "attach(staleness=1)"
 
 SYSTEMS = {
@@ -97,7 +100,8 @@ SYSTEMS = {
     BUCKETS: System("1F1B", "step"),
     FSDP_INTERLEAVED: System("interleaved", "blocking", is_fsdp=True),
     FSDP_LOOPED: System("AIAO", "blocking", is_fsdp=True),
-    FIFO_GLOO: System("AIAO", "step", backend="gloo"),
+    FIFO_GLOO: System("AIAO", "step", backend="gloo", tcp_cc="bbr"),
+    FIFO_CUBIC: System("AIAO", "step", backend="gloo", tcp_cc="cubic"),
     FIFO: System("AIAO", "step"),
     UNDEFERRED: System("AIAO", "step", "class", is_ours=True),
     DEFERRED: System("AIAO", "deferred", "class", is_ours=True, timed_steps=2),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench import overlap
-from bench.overlap import FIFO, GLOO, OURS, STOCK, Job
+from bench.overlap import FIFO, GLOO, HOOKS, OURS, STOCK, SYSTEMS, Job
 from bench.turns import slowed
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
@@ -35,7 +35,13 @@ def content(step_s: dict[str, list[float]], busy: float = 0.1) -> dict[str, Any]
     }
 
 
-STEPS = {GLOO: [0.9, 0.88, 0.92], STOCK: [0.8, 0.81, 0.79], FIFO: [0.8, 0.81, 0.82], OURS: [0.7, 0.7, 0.7]}
+STEPS = {
+    GLOO: [0.9, 0.88, 0.92],
+    STOCK: [0.8, 0.81, 0.79],
+    HOOKS: [0.75, 0.76, 0.77],
+    FIFO: [0.8, 0.81, 0.82],
+    OURS: [0.7, 0.7, 0.7],
+}
 
 
 def test_communication_is_as_long_as_forward_and_backward() -> None:
@@ -54,11 +60,13 @@ def test_the_table_has_ratios_targets_and_void_rows() -> None:
     rows = overlap.table(content(STEPS)).splitlines()
     assert "| 900 (880 to 920) | 850 | 10% | 1.286 (1.257 to 1.314) | ≥ 1.20 (limit 1.25) | yes |" in rows[2]
     assert rows[3].endswith("| ≥ 1.20 (limit 1.25) | **no** |")
-    assert rows[5].startswith(f"| {OURS} | 1 layers per bucket | 700 (700 to 700) | 675 | 10% |")
+    assert rows[4].startswith(f"| {HOOKS} | 1 layers per bucket | 760 (750 to 770) | 850 |")
+    assert rows[4].endswith("| ≥ 1.10 | **no** |")
+    assert rows[6].startswith(f"| {OURS} | 1 layers per bucket | 700 (700 to 700) | 675 | 10% |")
     assert "**void**" not in overlap.table(content(STEPS))
     void = overlap.table(content(STEPS, busy=0.3))
-    assert void.count("30% (**void**)") == 4
-    assert void.count("| void |") == 3
+    assert void.count("30% (**void**)") == len(SYSTEMS)
+    assert void.count("| void |") == len(overlap.TARGETS)
     assert "| yes |" not in void
     assert "3 rounds (range)" in void
 

@@ -21,7 +21,7 @@ def content(case: Case = LARGE, factor: dict[str, float] | None = None, busy: fl
     factors, costs = factor or {}, ideal(case)
     runs = [
         {
-            "job": {"system": name, "trace": False},
+            "job": overlap_pipeline.job_of(name),
             "step_s": [predict(case, name, costs).step_s * factors.get(name, 1.0) * turn] * 2,
             "busy": busy,
             "of_ranks": busy / 2,

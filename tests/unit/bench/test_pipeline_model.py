@@ -16,6 +16,7 @@ from bench.pipelines import (
     CONTROL,
     DEFERRED,
     FIFO,
+    FIFO_CUBIC,
     FIFO_GLOO,
     FSDP_INTERLEAVED,
     FSDP_LOOPED,
@@ -37,6 +38,7 @@ COSTS = ideal(UNIT)
         (BUCKETS, 101.79 - 1.5),  # the first of 4 buckets starts 3/4 of a backward pass before the end
         (FIFO, 71.04),
         (FIFO_GLOO, 71.04),
+        (FIFO_CUBIC, 71.04),
         (UNDEFERRED, 71.04),
         (DEFERRED, 61.45),
         (STALE, 50.25),
