@@ -24,7 +24,7 @@ class Network:
 
     discipline: Discipline = "class"
     """fifo: in order of submission (NCCL, gloo). class: the most urgent transfer first, at once, as commlayer's packets
-    do; sends between stages before reductions, reductions by next use."""
+    do; sends between stages before reductions, reductions by next use (`stale` ones in order of submission)."""
     latency_s: float = 0.0
     """Seconds from the last byte's departure to its arrival. A reduction takes two (reduce-scatter, all-gather)."""
     shared: bool = True

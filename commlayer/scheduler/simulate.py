@@ -210,6 +210,7 @@ class _Rank:
         self.sends = self.reductions if model.network.shared else self._link("link between stages", model.network)
         used = [action.stage for action in actions if action.kind == "F"]
         self.use = {stage: place for place, stage in reversed(list(enumerate(used)))}
+        self.is_stale = any(action.kind == "WAIT" and action.steps_ago > 1 for action in actions)
 
     def _link(self, track: str, network: Network) -> Link:
         return Link(self.model.clock, network.discipline, partial(self._record, track))
@@ -295,9 +296,12 @@ class _Rank:
         self._transfer(self.sends, str(action), costs.send_s, (-1,), key, self.model.network.latency_s)
 
     def _reduce(self, action: Action) -> None:
-        """By class, in the order of next use: the earlier step, the stage used first, the stage's front bucket."""
+        """By class, in the order of next use: the earlier step, the stage used first, the stage's front bucket.
+
+        With staleness 1 all gradients have one class, as `commlayer.pipeline.attach` and `overlap` give them.
+        """
         seconds = self.model.stages[action.stage].reduce_s / action.parts
-        urgency = (self.step, self.use.get(action.stage, 0), -action.part)
+        urgency = (0,) if self.is_stale else (self.step, self.use.get(action.stage, 0), -action.part)
         key: Key = ("REDUCE", action.stage, action.part, self.step)
         if seconds == 0:  # one replica: nothing is sent
             self.model.happened.add(key)

@@ -9,6 +9,7 @@ reduction takes 44 % of the serial step: C = 57 * 0.44 / 0.56 = 44.79 per rank. 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -111,6 +112,15 @@ def test_stale_gradients_hide_all_communication(network: Network) -> None:
     assert result.step_s == pytest.approx(50.25)
     assert serial(4, 16) / result.step_s == pytest.approx(2.03, abs=0.005)
     assert result.exposed_s == 0
+
+
+@pytest.mark.parametrize(("mode", "stages"), [("stale", [12, 8, 4, 0, 12]), ("deferred", [12, 8, 4, 0, 4, 8, 12])])
+def test_stale_reductions_are_sent_in_order(mode: Mode, stages: list[int]) -> None:
+    """Backward passes end with stage 0. Each reduction overtakes those before it, unless it is stale."""
+    spans = [span for span in aiao(mode, share=0.6).spans if span.rank == 0 and span.name.startswith("REDUCE")]
+    names = (span.name for span in sorted(spans, key=lambda span: span.start_s))
+    order = [name for name, _ in itertools.groupby(names)]  # sends interrupt a reduction for no time
+    assert order[: len(stages)] == [f"REDUCE stage {stage}" for stage in stages]
 
 
 @pytest.mark.parametrize("network", [Network(), FIFO])
