@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +51,8 @@ class Block(nn.Module):
 class Training:
     """One training. Its stages are plain, or given to `fully_shard`; `group` is that of `commlayer.pipeline.schedule`.
 
-    `attached` False: gradients are averaged by an all-reduce of each, or as FSDP2 does by itself.
+    `attached` False: gradients are averaged by an all-reduce of each, or as FSDP2 does by itself. `compiled` makes the
+    module of a stage from a block.
     """
 
     def __init__(
@@ -62,10 +64,14 @@ class Training:
         attached: bool = True,
         sharded: bool = False,
         shard: Callable[[Block], None] | None = None,
+        compiled: Callable[[Block], Any] = lambda block: block,
+        steps: int = STEPS,
         **options: Any,
     ) -> None:
         from torch.distributed.pipelining import PipelineStage
 
+        self.steps = steps
+        """Length of a loop."""
         self.place, self.replica = rank % 2, rank // 2
         self.pp, self.dp = mesh().get_group("pp"), mesh().get_group("dp")
         self.numbers, total = stages_of(schedule, self.place)
@@ -75,17 +81,22 @@ class Training:
             for block in self.blocks:
                 (shard or fully_sharded)(block)  # type: ignore[arg-type]
         stages = [
-            PipelineStage(block, number, total, torch.device("cpu"), group=self.pp)
+            PipelineStage(compiled(block), number, total, torch.device("cpu"), group=self.pp)
             for number, block in zip(self.numbers, self.blocks, strict=True)
         ]
         self.has_last = total - 1 in self.numbers
-        self.schedule = scheduled(schedule, stages)
+        self.scale: Callable[[Tensor], Tensor] = lambda loss: loss
+        """Changes each loss before its backward pass."""
+        self.schedule = scheduled(schedule, stages, self.loss)
         self.optimizer = make(self.blocks.parameters())
         self.handle: Pipeline | None = None
         if attached:
             self.handle = commlayer.pipeline.attach(self.schedule, self.optimizer, self.dp, **options)
         self.seen: list[Tensor] = []
         """Everything to be compared."""
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.scale(nn.functional.mse_loss(output, target))
 
     def run(self, step: int, *, evaluates: bool = False) -> None:
         """One step of the schedule."""
@@ -106,10 +117,17 @@ class Training:
         assert self.handle is not None
         steps: Any = self.handle._steps[0]
         left: list[tuple[int, int]] = []
-        for number, block in zip(self.numbers, self.blocks, strict=True):
-            block.register_forward_hook(
-                lambda *_, number=number: left.append((number, len(set(steps._claims.values()))))
-            )
+
+        def watching(stage: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                result = forward(*args, **kwargs)
+                left.append((stage.stage_index, len(set(steps._claims.values()))))
+                return result
+
+            return watched
+
+        for stage in self.schedule._stages:
+            stage.forward_one_chunk = watching(stage, stage.forward_one_chunk)
         return left
 
     def see_parameters(self) -> None:
@@ -129,13 +147,19 @@ def stages_of(schedule: str | int, place: int) -> tuple[list[int], int]:
     return [place, place + 2], 4
 
 
-def scheduled(schedule: str | int, stages: Sequence[Any]) -> Any:
+def scheduled(schedule: str | int, stages: Sequence[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     if isinstance(schedule, int):
-        return commlayer.pipeline.schedule(stages, MICROBATCHES, schedule, loss_fn=nn.functional.mse_loss)
+        return commlayer.pipeline.schedule(stages, MICROBATCHES, schedule, loss_fn=loss)
     given: Any = stages[0] if len(stages) == 1 else stages
-    return get_schedule_class(schedule)(given, MICROBATCHES, loss_fn=nn.functional.mse_loss)
+    return get_schedule_class(schedule)(given, MICROBATCHES, loss_fn=loss)
+
+
+def compiled_in_place(block: Block) -> Block:
+    """The block, which torch.compile runs."""
+    block.compile(backend="eager")
+    return block
 
 
 def fully_sharded(block: Block) -> None:
@@ -167,15 +191,50 @@ def compare(
         assert ours.handle is not None
         loop(ours)
         ours.see_parameters()
-        assert len(plain.seen) == len(ours.seen)
-        for number, (one, other) in enumerate(zip(plain.seen, ours.seen, strict=True)):
-            assert torch.equal(one, other), (schedule, loop.__name__, mode, number)
+        check_same(plain, ours, schedule, loop.__name__, mode)
         ours.handle.remove()
+
+
+def check_same(plain: Training, ours: Training, *case: Any) -> None:
+    """Fails, with the case, unless both saw the same."""
+    assert len(plain.seen) == len(ours.seen), case
+    for number, (one, other) in enumerate(zip(plain.seen, ours.seen, strict=True)):
+        assert torch.equal(one, other), (*case, number)
+
+
+def compare_late(
+    rank: int, loop: Loop, schedule: str | int, make: Make = OPTIMIZERS["SGD"], *, steps: int = 5, **stages: Any
+) -> None:
+    """Runs the loop with the rule of `staleness=1` written out, and with `staleness=1`."""
+    plain = Training(rank, schedule, make, attached=False, steps=steps, **stages)
+    _make_late(plain)
+    ours = Training(rank, schedule, make, steps=steps, staleness=1, **stages)
+    for each in (plain, ours):
+        loop(each)
+        each.see_parameters()
+    check_same(plain, ours, schedule, loop.__name__)
+
+
+def _make_late(training: Training) -> None:
+    """Makes `step()` use the gradients of the step before: W(t+1) = W(t) - lr g(W(t-1))."""
+    parameters, own = list(training.blocks.parameters()), training.optimizer.step
+    late: list[Any] = []
+
+    def step(_: Any) -> None:
+        now = [None if each.grad is None else each.grad.clone() for each in parameters]
+        for parameter, gradient in zip(parameters, late, strict=False):
+            parameter.grad = gradient
+        if late:
+            own()
+        late[:] = now
+
+    made: Any = types.MethodType(step, training.optimizer)
+    training.optimizer.step = made  # type: ignore[method-assign]
 
 
 def usual(training: Training) -> None:
     scheduler = StepLR(training.optimizer, 1, 0.8)
-    for step in range(STEPS):
+    for step in range(training.steps):
         training.run(step)
         training.optimizer.step()
         scheduler.step()
@@ -183,38 +242,90 @@ def usual(training: Training) -> None:
 
 
 def zeroing(training: Training) -> None:
-    for step in range(STEPS):
+    for step in range(training.steps):
         training.optimizer.zero_grad(set_to_none=False)
         training.run(step)
         training.optimizer.step()
 
 
 def never_zeroing(training: Training) -> None:
-    for step in range(STEPS):
+    for step in range(training.steps):
         training.run(step)
         training.optimizer.step()
 
 
 def accumulating(training: Training) -> None:
-    for step in range(STEPS):
+    for step in range(training.steps):
         training.run(10 * step)
         training.run(10 * step + 1)
         training.optimizer.step()
         training.optimizer.zero_grad()
 
 
+def clip(training: Training) -> None:
+    """Clips gradients by the global norm: that of the parameters of all stages, also those of other ranks."""
+    parameters = list(training.blocks.parameters())
+    norm: Any = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    square = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).double() ** 2
+    dist.all_reduce(square, group=training.pp)
+    training.seen.append(square)
+    nn.utils.clip_grads_with_norm_(parameters, 0.01, square.sqrt().float())
+
+
 def clipping(training: Training) -> None:
-    for step in range(STEPS):
+    for step in range(training.steps):
         training.run(step)
-        norm: Any = nn.utils.clip_grad_norm_(training.blocks.parameters(), 0.01)
-        training.seen.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).clone())
+        clip(training)
         training.optimizer.step()
         training.optimizer.zero_grad()
 
 
+OVERFLOW = 1
+"""The step in which `Scaled` makes the losses of one replica infinite."""
+
+
+class Scaled:
+    """Gradients that a GradScaler has scaled. All ranks of a pipeline skip the step in which one finds an overflow."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        self.scaler.scale(torch.zeros(()))  # makes the scale, on ranks without a loss
+
+    def run(self, step: int) -> bool:
+        """One step of the schedule; unscales the gradients. Whether the optimizer is to make its step."""
+        training, optimizer = self.training, self.training.optimizer
+        factor = float("inf") if step == OVERFLOW and training.replica == 0 else 1.0
+        training.scale = lambda loss: self.scaler.scale(loss) * factor
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            training.run(step)
+        self.scaler.unscale_(optimizer)
+        # GradScaler knows nothing of other ranks.
+        (found,) = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=training.pp)
+        training.seen.append(torch.tensor([found.item(), self.scaler.get_scale()]))
+        assert bool(found) == (step == OVERFLOW)
+        return not found
+
+    def step(self) -> None:
+        """The optimizer's step, unless there was an overflow."""
+        self.scaler.step(self.training.optimizer)
+        self.scaler.update()
+
+
+def scaling(training: Training) -> None:
+    scaled = Scaled(training)
+    for step in range(training.steps + 1):
+        if scaled.run(step):
+            clip(training)
+        scaled.step()
+        training.optimizer.zero_grad()
+    training.scale = lambda loss: loss  # the next training in this process has a scaler of its own
+
+
 def skipping(training: Training) -> None:
     """Steps that are left out, as after an overflow."""
-    for step in range(STEPS):
+    for step in range(training.steps):
         training.run(step)
         if step != 1:
             training.optimizer.step()
@@ -222,7 +333,7 @@ def skipping(training: Training) -> None:
 
 
 def evaluating(training: Training) -> None:
-    for step in range(STEPS):
+    for step in range(training.steps):
         training.run(step)
         training.optimizer.step()
         training.optimizer.zero_grad()
@@ -248,4 +359,4 @@ def restoring(training: Training) -> None:
     training.optimizer.step()
 
 
-LOOPS = [zeroing, never_zeroing, accumulating, clipping, skipping, evaluating, restoring]
+LOOPS = [zeroing, never_zeroing, accumulating, clipping, scaling, skipping, evaluating, restoring]

@@ -332,6 +332,11 @@ def _check_stage(stage: Any) -> None:
 def _check_sharded(stage: Any, dp_group: dist.ProcessGroup, policy: Policy | None) -> None:
     """Raises ConfigError for a stage of FSDP2 with another group, or whose gradients are not sharded."""
     who = f"{WHO}: stage {stage.stage_index}"
+    if type(stage.submod).__name__ == "OptimizedModule":
+        raise ConfigError(
+            f"{who} is the result of torch.compile(module), and torch.distributed.pipelining does not see that FSDP2 "
+            f"shards it; use module.compile()"
+        )
     if any(each.__name__ == "ReplicateModule" for each in type(stage.submod).__mro__):
         raise ConfigError(f"{who} is given to replicate(), which reduces by itself; leave replicate() out")
     if stage.submod not in sharded_modules(stage.submod):

@@ -171,6 +171,11 @@ class DeferredStep:
                 f"overlap with {type(optimizer).__name__}.step(closure): the closure would need all steps at once; "
                 f"call the model and backward() before step()"
             )
+        if self.staleness and getattr(optimizer, "found_inf", None) is not None:
+            raise ConfigError(
+                f"overlap(staleness=1) with {type(optimizer).__name__} and a GradScaler: a fused optimizer takes the "
+                f"scale and the overflow of this step, and its gradients are those of the step before; use fused=False"
+            )
         self.finish()
         self._hidden.clear()  # not empty after a step that failed
         if self._has_other_hooks():

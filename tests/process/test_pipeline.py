@@ -14,7 +14,23 @@ import commlayer
 from commlayer.scheduler.deferred import DeferredStep
 from tests import ranks
 from tests.fake_transport import on_fake
-from tests.pipelines import LOOPS, MICROBATCHES, MODES, OPTIMIZERS, WIDTH, Block, Training, compare, usual
+from tests.pipelines import (
+    LOOPS,
+    MICROBATCHES,
+    MODES,
+    OPTIMIZERS,
+    WIDTH,
+    Block,
+    Loop,
+    Training,
+    clip,
+    clipping,
+    compare,
+    compare_late,
+    compiled_in_place,
+    scaling,
+    usual,
+)
 
 NETWORK = {"COMMLAYER_SHM": "0"}
 LAYERS = 2 * (2 * WIDTH) * WIDTH + 3 * WIDTH
@@ -73,34 +89,40 @@ def test_codecs_and_residuals(rank: int, size: int, policies: tuple[commlayer.Po
         assert all(map(torch.equal, *seen)), policy
 
 
-@pytest.mark.parametrize("clips", [0, 1, 2])
+def clipping_at_times(training: Training) -> None:
+    for step in range(training.steps):
+        training.run(step)
+        if step % 2 == 0:
+            clip(training)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("loop", [usual, clipping, clipping_at_times, scaling])
 @ranks.on(4, ranks.run_job)
-def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, clips: int) -> None:
-    """`clips`: number of steps from one that reads gradients to the next; 0: none does."""
-    plain = Training(rank, "LoopedBFS", OPTIMIZERS["SGD"], attached=False)
-    gradients: list[Any] | None = None
-    for step in range(5):
-        plain.optimizer.zero_grad()
-        plain.run(step)
-        if clips and step % clips == 0:
-            nn.utils.clip_grad_norm_(plain.blocks.parameters(), 0.01)
-        now = [None if each.grad is None else each.grad.clone() for each in plain.blocks.parameters()]
-        if gradients is not None:  # W(t+1) = W(t) - lr g(W(t-1))
-            for parameter, gradient in zip(plain.blocks.parameters(), gradients, strict=True):
-                parameter.grad = gradient
-            plain.optimizer.step()
-        gradients = now
-    stale = Training(rank, "LoopedBFS", OPTIMIZERS["SGD"], staleness=1)
-    for step in range(5):
-        stale.optimizer.zero_grad()
-        stale.run(step)
-        if clips and step % clips == 0:
-            nn.utils.clip_grad_norm_(stale.blocks.parameters(), 0.01)
-        stale.optimizer.step()
-    for each in (plain, stale):
-        each.see_parameters()
-    for number, (one, other) in enumerate(zip(plain.seen, stale.seen, strict=True)):
-        assert torch.equal(one, other), number
+def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, loop: Loop) -> None:
+    compare_late(rank, loop, "LoopedBFS")
+
+
+@ranks.on(4, ranks.run_job)
+def test_a_grad_scaler_and_a_fused_optimizer(rank: int, size: int) -> None:
+    """Such an optimizer is called after an overflow, too, and skips the step by itself."""
+    compare(rank, scaling, "LoopedBFS", OPTIMIZERS["Adam, fused"])
+    with pytest.raises(commlayer.ConfigError, match=r"staleness=1\) with Adam and a GradScaler: .* use fused=False"):
+        scaling(Training(rank, "LoopedBFS", OPTIMIZERS["Adam, fused"], staleness=1))
+
+
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_residuals_under_a_grad_scaler(rank: int, size: int) -> None:
+    """The overflow of one replica is that of all, and leaves the residuals as they were."""
+    seen = []
+    for mode in MODES:
+        training = Training(rank, "LoopedBFS", OPTIMIZERS["SGD"], policy=commlayer.Policy(codec="int4"), **mode)
+        scaling(training)
+        training.see_parameters()
+        assert all(bool(each.isfinite().all()) for each in training.blocks.parameters())
+        seen.append(training.seen)
+    assert all(map(torch.equal, *seen))
 
 
 @ranks.on(4, ranks.run_job)
@@ -126,9 +148,13 @@ def test_an_optimizer_for_each_stage(rank: int, size: int) -> None:
     assert all(map(torch.equal, *seen))
 
 
+MODULES = pytest.mark.parametrize("compiled", [lambda block: block, compiled_in_place], ids=["eager", "compiled"])
+
+
+@MODULES
 @ranks.on(4, on_fake)
-def test_steps_are_made_before_the_next_forward_in_classes_by_next_use(rank: int, size: int) -> None:
-    training = Training(rank, "LoopedBFS")
+def test_steps_are_made_before_the_next_forward_in_classes_by_next_use(rank: int, size: int, compiled: Any) -> None:
+    training = Training(rank, "LoopedBFS", compiled=compiled)
     assert training.handle is not None
     native: Any = training.handle.state.group()._native
     messages: Any = training.pp
@@ -168,9 +194,10 @@ def test_with_staleness_one_gradients_travel_first_in_first_out(rank: int, size:
     training.handle.finish()
 
 
+@MODULES
 @ranks.on(4, on_fake)
-def test_the_last_backward_of_1f1b_starts_reductions(rank: int, size: int) -> None:
-    training = Training(rank, "1F1B")
+def test_the_last_backward_of_1f1b_starts_reductions(rank: int, size: int, compiled: Any) -> None:
+    training = Training(rank, "1F1B", compiled=compiled)
     assert training.handle is not None
     native: Any = training.handle.state.group()._native
     stage = training.schedule._stage

@@ -20,10 +20,12 @@ from tests.pipelines import (
     accumulating,
     clipping,
     compare,
+    compare_late,
     evaluating,
     mesh,
     never_zeroing,
     restoring,
+    scaling,
     usual,
 )
 
@@ -43,13 +45,20 @@ def test_losses_and_parameters_are_those_of_torch(rank: int, size: int, schedule
 
 @pytest.mark.parametrize(
     "loops",
-    [(accumulating, clipping), (evaluating,), (never_zeroing, restoring)],
+    [(accumulating, clipping), (evaluating, scaling), (never_zeroing, restoring)],
     ids=lambda loops: " and ".join(loop.__name__ for loop in loops),
 )
 @ranks.on(4, ranks.run_job)
 def test_loops(rank: int, size: int, loops: tuple[Loop, ...]) -> None:
     for loop in loops:
         compare(rank, loop, "LoopedBFS", sharded=True)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "LoopedBFS"])
+@ranks.on(4, ranks.run_job, environ=NETWORK)
+def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, schedule: str) -> None:
+    for loop in (usual, clipping, scaling):
+        compare_late(rank, loop, schedule, steps=4, sharded=True)
 
 
 def half(block: Block) -> None:
