@@ -100,7 +100,6 @@ demo: native ## train a small GPT by DDP on gloo and on commlayer, and compare (
 
 bench: native ## measure docs/results.md again (minutes; emulated links need root)
 	$(BIN)/python -m bench.first_light
-	$(BIN)/python -m bench.p2p
 
 bench-training: native ## measure docs/training.md again (20 minutes, root)
 	$(BIN)/python -m bench.time_to_loss

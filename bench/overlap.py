@@ -120,7 +120,8 @@ def reduce_on_gloo(buffer: Tensor, *_: Any, **__: Any) -> Future[Tensor]:
     """Averages a bucket as `overlap` does it, in an all-reduce of gloo. In the place of `reduce_bucket`."""
     work = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
     assert work is not None
-    return work.get_future().then(lambda done: done.value()[0])
+    future: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from bench.matrix import P50, ROOT, Claim, Matrix, Runs, machines, measure
 
 KINDS = {"pingpong": "one, and one back", "window": "8 at once, and an answer"}
 RATES = {"50M": "50 Mbit/s", "200M": "200 Mbit/s", "1G": "1 Gbit/s"}
-SIZES = {
+SIZES: dict[str, dict[str, tuple[str, ...]]] = {
     "pingpong": {"small": ("4K", "64K"), "large": ("1M", "4M")},
     "window": {"small": ("4K", "64K"), "large": ("1M",)},
 }

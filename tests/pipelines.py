@@ -64,7 +64,7 @@ class Training:
         attached: bool = True,
         sharded: bool = False,
         shard: Callable[[Block], None] | None = None,
-        compiled: Callable[[Block], Any] = lambda block: block,
+        compiled: Callable[[Any], Any] = lambda block: block,
         steps: int = STEPS,
         **options: Any,
     ) -> None:
