@@ -148,7 +148,7 @@ def differentiable_collectives(rank: int) -> Any:
 
 def functional_collectives_with_gradients(rank: int) -> Any:
     x = (torch.arange(12.0).view(6, 2) + rank).requires_grad_()
-    group = dist.group.WORLD
+    group: Any = dist.group.WORLD
     gathered = funcol.all_gather_tensor_autograd(x * x, 0, group)
     scattered = funcol.reduce_scatter_tensor_autograd(gathered * 2, "sum", 0, group)
     sent, received = ([2, 4], [2, 4]) if rank == 0 else ([4, 2], [4, 2])
