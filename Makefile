@@ -119,9 +119,10 @@ overlap: native ## measure docs/overlap.md again: gradients that travel while th
 megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)
 	$(MEGATRON)/bin/python -m bench.megatron
 
-HOSTS ?= accelerate trainer lightning lightning_fsdp fabric deepspeed pyg torchrec torchft
-hosts-emulated: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare them on four emulated hosts that lose 1 % of the packets (root)
-	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python -m examples.hosts.emulated $$host; done
+HOSTS ?= accelerate trainer lightning lightning_fsdp fabric deepspeed pyg ray torchrec torchft
+EMULATED := $(filter-out ray,$(HOSTS))
+hosts-emulated: $(EMULATED:%=.venv-hosts/%/.stamp) ## compare them on four emulated hosts that lose 1 % of the packets (root)
+	@set -e; for host in $(EMULATED); do .venv-hosts/$$host/bin/python -m examples.hosts.emulated $$host; done
 
 hosts: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare losses of trainers on gloo and on commlayer (HOSTS="accelerate trainer": some)
 	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python examples/hosts/compare.py $$host; done

@@ -35,6 +35,11 @@ class Host(NamedTuple):
     environ: dict[str, str] = {}  # noqa: RUF012  # never changed
 
 
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves this machine
+    "RAY_raylet_start_wait_time_s": "120",  # on a busy machine 30 are too few
+    "RAY_agent_register_timeout_ms": "120000",
+}
 HOSTS = {
     "accelerate": Host("accelerate"),
     "trainer": Host("transformers"),
@@ -43,6 +48,7 @@ HOSTS = {
     "fabric": Host("pytorch-lightning"),
     "deepspeed": Host("deepspeed", environ={"DS_ACCELERATOR": "cpu"}),
     "pyg": Host("torch-geometric"),
+    "ray": Host("ray", torchrun=False, environ=RAY),
     "torchrec": Host("torchrec"),
     "torchft": Host("torchft", torchrun=False, launcher="replicas.py", replaceable=False),
 }
