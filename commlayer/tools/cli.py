@@ -384,3 +384,38 @@ def emulate(
         note(str(error), "red")
         raise typer.Exit(EXIT_FAILED) from error
     raise typer.Exit(status)
+
+
+@app.command()
+def trace(
+    files: Annotated[
+        list[Path], typer.Argument(help="Flight records, traces of torch.profiler, or folders of them", exists=True)
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", dir_okay=False, help="The trace to write; with .gz: compressed")
+    ] = Path("trace.json"),
+    show: Annotated[bool, typer.Option("--open", help="Open the trace at ui.perfetto.dev in a browser")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON: ranks, offsets, uncertainty, files")
+    ] = False,
+) -> None:
+    """Merge the files of all ranks into one trace for Perfetto, with aligned clocks.
+
+    Example: commlayer trace /shared/flight profiles/*.json.gz -o trace.json --open
+    """
+    from .trace import command, serve
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    try:
+        found = command.run(files, output, say)
+        if as_json:
+            print(json.dumps(found, indent=1), flush=True)
+        if show:
+            serve.serve(output, say)
+    except ValueError as error:
+        _complain("trace", error)
+        raise typer.Exit(EXIT_FAILED) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

@@ -125,6 +125,7 @@ class GroupRecord:
                 "is_p2p": True,
                 "peer": other,
                 "tag": call.tag,
+                "ordinal": call.ordinal,
                 "awaited_ranks": [other] if in_flight and other is not None else [],
                 "_ranks": pair,
             }

@@ -45,7 +45,7 @@ def test_version_names_the_packages_and_python() -> None:
     assert result.exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["", "bench", "bench codec", "dissect", "emulate", "probe"])
+@pytest.mark.parametrize("command", ["", "bench", "bench codec", "dissect", "emulate", "probe", "trace"])
 def test_every_command_has_both_flags_of_help(command: str) -> None:
     short, long = (RUNNER.invoke(cli.app, [*command.split(), flag]) for flag in ("-h", "--help"))
     assert short.exit_code == long.exit_code == 0

@@ -1,0 +1,1 @@
+"""One trace of all ranks, with aligned clocks: the code behind `commlayer trace`."""

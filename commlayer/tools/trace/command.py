@@ -1,0 +1,63 @@
+"""`commlayer trace`: reads the files, aligns the clocks, writes the trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import summary
+from .align import Alignment, solve
+from .merge import merged
+from .operation import Record
+from .order import bounds
+from .records import MERGED, read_all
+
+
+def run(files: Sequence[Path], output: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Merges the files into `output` and returns the summary. `say` gets the table and the warnings, line by line.
+
+    Raises ValueError, whose text names the file and the remedy.
+    """
+    warned: list[str] = []
+
+    def warn(text: str) -> None:
+        warned.append(text)
+        say(summary.wrapped(f"warning: {text}"))
+
+    records = read_all(files, warn)
+    alignments = solve(bounds(records))
+    for line in summary.table(records, alignments):
+        say(line)
+    for text in summary.warnings(records, alignments):
+        warn(text)
+    count = write(records, alignments, output)
+    found = {"output": str(output), "events": count, "ranks": summary.values(records, alignments), "warnings": warned}
+    ranks = len({each.rank for each in records})
+    of = f"{ranks} rank{'s' * (ranks > 1)}"
+    say(summary.wrapped(f"{output}: {count} events of {of}. Open it at https://ui.perfetto.dev, or with --open"))
+    return found
+
+
+def write(records: Sequence[Record], alignments: Sequence[Alignment], output: Path) -> int:
+    """Writes the trace, compressed if its name ends with .gz. Returns the number of its events."""
+    events, base_ns = merged(records, alignments)
+    head = {
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base_ns,
+        "otherData": {"program": MERGED, "clocks": summary.values(records, alignments)},
+    }
+    try:
+        part = output.with_name(f".{output.name}.{os.getpid()}.part")
+        with gzip.open(part, "wt") if output.suffix == ".gz" else open(part, "w") as file:
+            file.write(json.dumps(head)[:-1] + ',\n"traceEvents": [\n')
+            for number, event in enumerate(events):
+                file.write((",\n" if number else "") + json.dumps(event))
+            file.write("\n]}\n")
+        part.replace(output)  # a reader never finds half of it
+    except OSError as error:
+        raise ValueError(f"{output}: {error.strerror}; name a file that can be made with -o") from error
+    return len(events)

@@ -1,0 +1,88 @@
+"""The events of a torch.profiler trace, moved into the trace of all ranks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .kineto import has_time, is_operation
+from .operation import Record
+from .tracks import THREADS_PLACE, Event, Tracks, lanes
+
+CPU = "cpu_op"
+"""Category of the events whose process is torch's own."""
+
+NUMBERED = ("s", "t", "f", "b", "n", "e")
+"""Phases of events that an id joins."""
+
+
+def moved(
+    record: Record, shift_ns: int, tracks: Tracks, process: int, name: str, place: int, ids: Iterator[int]
+) -> Iterator[Event]:
+    """The events on the common clock, those of the CPU in the rank's process, those of devices in processes beside it.
+
+    `shift_ns`: from this file's clock to the trace's time. Numbers of processes, threads and arrows are new ones: the
+    files of several ranks have the same ones.
+    """
+    events = [each for each in record.events if has_time(each)]
+    names = _names(record)
+    processes = dict.fromkeys(_cpu_processes(events), process)
+    threads: dict[tuple[Any, Any], int] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
+    rows = _rows(events)
+    for number, each in enumerate(events):
+        pid, tid = each.get("pid"), (each.get("tid"), rows.get(number, 0))
+        if not isinstance(pid, int):  # "Spans", "Traces": what torch says of the profile itself
+            processes[pid] = process
+        elif pid not in processes:
+            title = names.get((pid, None)) or str(pid)
+            processes[pid] = tracks.process(f"{name} {title}", place + len(processes))
+        if (pid, tid) not in threads:
+            title = names.get((pid, tid[0])) or (f"thread {tid[0]}" if isinstance(pid, int) else "profiler")
+            title += f": operations +{tid[1]}" if tid[1] else ""
+            threads[pid, tid] = tracks.thread(processes[pid], title, THREADS_PLACE + len(threads))
+        event = {**each, "pid": processes[pid], "tid": threads[pid, tid]}
+        event["ts"] = (record.base_ns + round(each["ts"] * 1000) + shift_ns) / 1000
+        if each.get("ph") in NUMBERED and "id" in each:
+            key = each.get("cat"), each.get("name"), str(each["id"])
+            if key not in numbers:
+                numbers[key] = next(ids)
+            event["id"] = numbers[key]
+        if event.get("s") == "g":  # an instant of all processes: here of this rank
+            event["s"] = "p"
+        yield event
+
+
+def _rows(events: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Rows beside their thread's for commlayer's operations (by the event's place in `events`): they last longer than
+    the functions that started them, and a track shows only slices that nest."""
+    spans: dict[Any, list[tuple[int, int, int]]] = defaultdict(list)
+    for number, each in enumerate(events):
+        if is_operation(each):
+            start = round(each["ts"] * 1000)
+            spans[each.get("pid"), each.get("tid")].append((start, start + round(each["dur"] * 1000), number))
+    found = {}
+    for own in spans.values():
+        for row, members in enumerate(lanes(own), 1):
+            found.update({number: row for _, _, number in members})
+    return found
+
+
+def _cpu_processes(events: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The processes that torch's operators ran in: one, in all traces that we know."""
+    counts = Counter(each.get("pid") for each in events if each.get("cat") == CPU)
+    return [pid for pid, _ in counts.most_common(1)]
+
+
+def _names(record: Record) -> dict[tuple[Any, Any], str]:
+    """Names that the file gives its threads (process, thread), and labels of its processes (process, None)."""
+    found = {}
+    for each in record.events:
+        if each.get("ph") == "M":
+            arguments = each.get("args", {})
+            if each.get("name") == "thread_name":
+                found[each.get("pid"), each.get("tid")] = str(arguments.get("name", ""))
+            elif each.get("name") == "process_labels":
+                found[each.get("pid"), None] = str(arguments.get("labels", ""))
+    return found

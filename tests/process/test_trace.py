@@ -1,0 +1,86 @@
+"""`commlayer trace` on the files of a real job: two ranks, with a flight record and a profile each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+import commlayer
+from commlayer.tools.trace.command import run
+from tests import ranks
+from tests.unit.trace.test_merge import check
+
+SKEW_S = 3.0
+
+EPOCH_ERROR_S = 0.005
+"""A process that is preempted between reading two clocks (`flight.EPOCH_S`) is wrong by that time of day."""
+
+
+def recorded(rank: int, size: int, folder: str) -> None:
+    with ranks.job(rank, size):
+        dist.barrier()
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+            for _ in range(10):
+                dist.all_reduce(torch.ones(1000))
+            works = [dist.all_reduce(torch.ones(50_000), async_op=True) for _ in range(3)]
+            for each in works:
+                each.wait()
+            for _ in range(3):
+                dist.send(torch.ones(6), 1) if rank == 0 else dist.recv(torch.ones(6), 0)
+                dist.recv(torch.ones(6), 1) if rank == 0 else dist.send(torch.ones(6), 0)
+        profiler.export_chrome_trace(str(Path(folder, f"trace_{rank}.json.gz")))
+        commlayer.flight_record(Path(folder, f"flight_{rank}.json"))
+
+
+def skewed(path: Path) -> None:
+    """Moves the clock of a flight record ahead."""
+    dump = json.loads(path.read_text())
+    dump["time_ns"] += round(SKEW_S * 1e9)
+    for entry in dump["entries"]:
+        for name in ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"):
+            entry[name] += round(SKEW_S * 1e9)
+    path.write_text(json.dumps(dump))
+
+
+def files_of(found: dict[str, Any]) -> dict[str, Any]:
+    assert found["warnings"] == []
+    return {Path(each["path"]).name: each for rank in found["ranks"] for each in rank["files"]}
+
+
+def test_the_files_of_a_job_become_one_trace(tmp_path: Path) -> None:
+    """All processes share one clock: every file has offset 0, but the one that the test sets ahead."""
+    ranks.run(recorded, 2, str(tmp_path))
+    output = tmp_path / "all.json"
+    before = files_of(run([tmp_path], output, lambda _: None))
+    assert set(before) == {"flight_0.json", "flight_1.json", "trace_0.json.gz", "trace_1.json.gz"}
+    skewed(tmp_path / "flight_1.json")
+    for name, each in files_of(run([tmp_path], output, lambda _: None)).items():
+        true_s = -SKEW_S if name == "flight_1.json" else 0.0
+        assert each["offset_s"] - before[name]["offset_s"] == pytest.approx(true_s, abs=1e-6), name
+        assert each["uncertainty_s"] == pytest.approx(before[name]["uncertainty_s"], abs=1e-6), name
+        assert abs(each["offset_s"] - true_s) <= each["uncertainty_s"] + EPOCH_ERROR_S, name
+        assert each["uncertainty_s"] < 0.1, name
+    trace = json.loads(output.read_text())
+    check(trace)
+    events = trace["traceEvents"]
+    drawn: dict[str, list[Any]] = {}
+    for each in events:
+        if each["ph"] == "X" and each["name"].startswith(("all_reduce ", "send ", "receive ")):
+            drawn.setdefault(each["name"], []).append(each)
+    assert len([name for name in drawn if name.startswith("all_reduce")]) == 13
+    for name, both in drawn.items():
+        if name.startswith("all_reduce"):
+            first, second = both
+            assert max(first["ts"], second["ts"]) <= min(first["ts"] + first["dur"], second["ts"] + second["dur"])
+            assert "/tests/process/test_trace.py:" in first["args"]["caller"]
+    assert {name for name in drawn if name.startswith("send")} == {f"send {2 * k + 1} to 1" for k in range(3)} | {
+        f"send {2 * k + 2} to 0" for k in range(3)
+    }
+    arrows = [each["name"] for each in events if each["ph"] == "s" and each["cat"] == "commlayer"]
+    assert (arrows.count("collective"), arrows.count("message")) == (14, 6)
