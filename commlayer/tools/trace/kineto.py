@@ -45,7 +45,7 @@ def read(path: Path, trace: Mapping[str, Any]) -> Record:
     if rank is None:
         raise ValueError("it has no rank: let the profiler start after init_process_group")
     operations = _operations(rank, events, calls, base_ns)
-    ends = [nanoseconds(each["ts"] + each.get("dur", 0), base_ns) for each in events if has_time(each)]
+    ends = [nanoseconds(each["ts"], base_ns) + nanoseconds(each.get("dur", 0)) for each in events if has_time(each)]
     return Record(
         path=path,
         kind="profile",
@@ -59,9 +59,11 @@ def read(path: Path, trace: Mapping[str, Any]) -> Record:
     )
 
 
-def nanoseconds(ts_us: float, base_ns: int) -> int:
-    """Nanoseconds since 1970 of an event's time."""
-    return base_ns + round(ts_us * 1000)
+def nanoseconds(ts_us: float, base_ns: int = 0) -> int:
+    """Nanoseconds since 1970 of an event's time, exact: a double has months in steps of a nanosecond, and not
+    finer."""
+    whole = int(ts_us)
+    return base_ns + whole * 1000 + round((ts_us - whole) * 1000)
 
 
 def as_list(value: Any) -> list[int]:
@@ -110,6 +112,7 @@ def _operation(rank: int, call: Mapping[str, Any], outer: Span | None, base_ns: 
     name = str(arguments["Collective name"])
     name = OURS.get(name, name)
     dtype = _TORCH_DTYPES.get(arguments["dtype"])
+    text = arguments["dtype"] if dtype is None else str(dtype).removeprefix("torch.")
     inputs, outputs = int(arguments["In msg nelems"]), int(arguments["Out msg nelems"])
     submitted_ns = nanoseconds(call["ts"], base_ns)
     splits = [as_list(arguments[side]) for side in ("In split size", "Out split size")]
@@ -126,10 +129,8 @@ def _operation(rank: int, call: Mapping[str, Any], outer: Span | None, base_ns: 
         submitted_ns=submitted_ns,
         ended_ns=nanoseconds(max(outer.end, call["ts"] + call["dur"]), base_ns) if outer and outer.ended else None,
         peer=peer,
-        nbytes=(inputs or outputs) * (dtype.itemsize if dtype is not None and name != "barrier" else 0),
+        nbytes=(inputs or outputs) * (1 if dtype is None else dtype.itemsize),
         inputs=inputs,
         outputs=0 if uneven else outputs,
-        arguments={}
-        if name == "barrier"
-        else {"elements": inputs or outputs, "dtype": str(dtype).removeprefix("torch.")},
+        arguments={} if name == "barrier" else {"elements": inputs or outputs, "dtype": text},
     )

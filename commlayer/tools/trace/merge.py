@@ -10,7 +10,7 @@ from typing import Any
 
 from .align import Alignment
 from .flows import Slice, arrows
-from .kineto import has_time
+from .kineto import has_time, nanoseconds
 from .operation import Key, Operation, Record
 from .torch_events import moved
 from .tracks import MESSAGES_PLACE, Event, Tracks, group_name, lanes
@@ -61,12 +61,13 @@ def clock_label(alignment: Alignment) -> str:
 def _first_ns(record: Record) -> int:
     """The time of the earliest event of a file."""
     times = [each.submitted_ns for each in record.operations]
-    times += [record.base_ns + round(each["ts"] * 1000) for each in record.events if has_time(each)]
+    times += [nanoseconds(each["ts"], record.base_ns) for each in record.events if has_time(each)]
     return min(times, default=record.written_ns)
 
 
 def _slices(records: Sequence[Record], shifts: Mapping[int, int], tracks: Tracks, process: int) -> list[Slice]:
-    """The operations of one rank on their tracks. What the flight record has, the profile need not show again."""
+    """The operations of one rank on their tracks. Those of the flight record are not drawn again from a
+    profile."""
     seen: set[Key] = set()
     rows: dict[tuple[str, int], list[tuple[int, int, Slice]]] = defaultdict(list)
     for record in records:  # sorted by kind: the flight record comes first

@@ -71,7 +71,7 @@ def read(path: Path) -> Record:
 
 
 def _content(path: Path) -> Any:
-    """Whatever the file holds: JSON, perhaps compressed, or a pickle."""
+    """The content of a file: JSON, perhaps compressed, or a pickle."""
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":
         try:

@@ -1,4 +1,4 @@
-"""What `commlayer trace` says about the clocks: a table, warnings, and values for JSON."""
+"""The summary of the clocks: a table, warnings, and values for JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(records: Sequence[Record], alignments: Sequence[Alignment]) -> Iterato
 
 
 def warnings(records: Sequence[Record], alignments: Sequence[Alignment]) -> Iterator[str]:
-    """What may be wrong with the clocks, and what to do."""
+    """Problems of the clocks, with their remedies."""
     first = next((number for number, each in enumerate(alignments) if each.is_reference), None)
     alone, apart = [], defaultdict(list)
     for number, (record, each) in enumerate(zip(records, alignments, strict=True)):

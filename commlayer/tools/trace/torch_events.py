@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .kineto import has_time, is_operation
+from .kineto import has_time, is_operation, nanoseconds
 from .operation import Record
 from .tracks import THREADS_PLACE, Event, Tracks, lanes
 
@@ -33,7 +33,7 @@ def moved(
     rows = _rows(events)
     for number, each in enumerate(events):
         pid, tid = each.get("pid"), (each.get("tid"), rows.get(number, 0))
-        if not isinstance(pid, int):  # "Spans", "Traces": what torch says of the profile itself
+        if not isinstance(pid, int):  # "Spans", "Traces": events about the profile itself
             processes[pid] = process
         elif pid not in processes:
             title = names.get((pid, None)) or str(pid)
@@ -43,7 +43,7 @@ def moved(
             title += f": operations +{tid[1]}" if tid[1] else ""
             threads[pid, tid] = tracks.thread(processes[pid], title, THREADS_PLACE + len(threads))
         event = {**each, "pid": processes[pid], "tid": threads[pid, tid]}
-        event["ts"] = (record.base_ns + round(each["ts"] * 1000) + shift_ns) / 1000
+        event["ts"] = (nanoseconds(each["ts"], record.base_ns) + shift_ns) / 1000
         if each.get("ph") in NUMBERED and "id" in each:
             key = each.get("cat"), each.get("name"), str(each["id"])
             if key not in numbers:
@@ -60,8 +60,8 @@ def _rows(events: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     spans: dict[Any, list[tuple[int, int, int]]] = defaultdict(list)
     for number, each in enumerate(events):
         if is_operation(each):
-            start = round(each["ts"] * 1000)
-            spans[each.get("pid"), each.get("tid")].append((start, start + round(each["dur"] * 1000), number))
+            start = nanoseconds(each["ts"])
+            spans[each.get("pid"), each.get("tid")].append((start, start + nanoseconds(each["dur"]), number))
     found = {}
     for own in spans.values():
         for row, members in enumerate(lanes(own), 1):

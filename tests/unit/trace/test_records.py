@@ -6,12 +6,14 @@ import gzip
 import json
 import os
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from commlayer.tools.trace.kineto import nanoseconds
 from commlayer.tools.trace.records import MERGED, read, read_all
 from commlayer.transport.call import Call, Calls
 from commlayer.transport.flight import GroupRecord, Recorder
@@ -104,6 +106,19 @@ def test_a_call_without_an_event_around_it_does_not_end_with_that_of_another_one
         first["args"]["Collective name"] = {"all_reduce": "allreduce", "all_gather": "_allgather_base"}[name]
         (path,) = write(tmp_path, a=profile(0, [outer, first, inner]))
         assert [each.ended_ns for each in read(path).operations] == [EPOCH_NS + 9 * MS, None]
+
+
+@pytest.mark.parametrize("text", ["4515699281853.805", "7775999999999.999", "0.001", "12"])
+def test_times_of_months_in_microseconds_are_exact(text: str) -> None:
+    """A slice that is a nanosecond longer than the one around it is dropped by Perfetto."""
+    assert nanoseconds(float(text), EPOCH_NS) == EPOCH_NS + int(Decimal(text) * 1000)
+
+
+def test_a_dtype_that_torch_does_not_name_has_one_byte(tmp_path: Path) -> None:
+    events = operation(1, 1, 3)
+    events[1]["args"]["dtype"] = "float8_e5m2"
+    (path,) = write(tmp_path, a=profile(0, events))
+    assert (read(path).operations[0].nbytes, read(path).operations[0].arguments["dtype"]) == (1000, "float8_e5m2")
 
 
 def test_a_trace_without_the_job_s_rank_has_it_in_its_operations(tmp_path: Path) -> None:
