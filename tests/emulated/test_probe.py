@@ -15,7 +15,7 @@ from tests.ranks import script_environ
 
 pytestmark = pytest.mark.needs_root
 
-QUICK = ("--packets", "1200", "--burst", "2M")
+QUICK = ("--packets", "600", "--burst", "600K")
 
 
 def probe(folder: Path, scenario: str, *options: str) -> tuple[int, dict[str, Any], str]:

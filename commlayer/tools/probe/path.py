@@ -27,9 +27,11 @@ _SPACE_S = 0.025  # between tries: longer than a burst of losses
 _PINGS = 100
 _PING_SPACE_S = 0.001
 _SHARE = 0.3  # of the measured rate, for the steady train: no queue grows
+_TRAIN_PER_S = 4000.0
 _SMALLEST = 64
 _BURST_PACKETS = 600  # in a burst, if it is not too long
 _BURST_LIMIT_S = 1.0
+_TRAIN_LIMIT_S = 2.0
 _BLOCKED_SHARE = 0.1
 _SLOWER = 0.8
 
@@ -42,8 +44,7 @@ class Effort:
     burst_bytes: int = 8 << 20
     bursts: int = 2
     train_packets: int = 2000
-    train_s: float = 0.5
-    """The train is shorter on slow paths: it takes up to twice this time."""
+    """Packets by which losses are counted; fewer on slow paths."""
 
     @property
     def bytes(self) -> int:
@@ -53,7 +54,7 @@ class Effort:
     @property
     def seconds(self) -> float:
         """About how long a path takes in one direction."""
-        return self.bursts * (self.burst_s + 0.05) + self.train_s + 0.4
+        return self.bursts * (self.burst_s + 0.1) + self.train_packets / _TRAIN_PER_S + 0.3
 
 
 @dataclass
@@ -182,10 +183,9 @@ class Measurement:
         if rate_bps <= 0:
             return
         effort, headers = self.effort, 14 + IP_UDP_HEADER_BYTES[self.port.version]
-        per_s = effort.train_packets / effort.train_s
-        size = min(self._payload_bytes(), max(_SMALLEST, int(rate_bps / 8 / per_s) - headers))
-        per_s = min(per_s, rate_bps / 8 / (size + headers))
-        count = max(20, min(effort.train_packets, int(2 * effort.train_s * per_s)))
+        size = min(self._payload_bytes(), max(_SMALLEST, int(rate_bps / 8 / _TRAIN_PER_S) - headers))
+        per_s = min(_TRAIN_PER_S, rate_bps / 8 / (size + headers))
+        count = max(20, min(effort.train_packets, int(_TRAIN_LIMIT_S * per_s)))
         run = self._next_run()
         summary = self._end(run, self.port.pace(self.to, run=run, size=size, count=count, per_s=per_s))
         if summary is None:

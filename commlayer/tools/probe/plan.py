@@ -19,7 +19,7 @@ _AGAIN = {
     "rtt": ("rtt",),
 }
 """The phases that measure a kind of defect. The others have been tried several times already."""
-_ALONE_MAX = 24  # tasks that are done one after another, when nothing else goes on
+_ALONE_MAX = 24  # tasks that are done when nothing else goes on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
         return [tasks for tasks in found if tasks]
 
     def second_pass(self, suspects: Mapping[str, set[Way]], samples: Sequence[Sample]) -> list[list[Task]]:
-        """Rounds that look at the suspects again, one at a time where they are few."""
+        """Rounds that look at the suspects again: rates and round trips one at a time, where they are few."""
         phases: dict[Way, set[str]] = {}
         for kind, ways in ((kind, ways) for kind, ways in suspects.items() if kind in _AGAIN):
             for way in ways | set(_beside(ways, samples)) if kind == "loss" else ways:
@@ -54,13 +54,11 @@ class Plan:
                 way = Way(*about["way"])
                 about |= {"phases": sorted(phases[way]), "rate_bps": known[way].rate_bps, "mtu": known[way].mtu}
             tasks[one, other] = task
-        if len(tasks) <= _ALONE_MAX:
-            return [[task] for task in tasks.values()]
-        found = []
-        for each in rounds({(min(ends), max(ends)) for ends in tasks}, len(self.hosts)):
-            back = [(other, one) for one, other in each]
-            found += [[tasks[pair] for pair in ends if pair in tasks] for ends in (each, back)]
-        return [each for each in found if each]
+        alone = [ends for ends, task in tasks.items() if _needs_quiet(task)]
+        if len(alone) > _ALONE_MAX:
+            alone = []
+        found = [[tasks.pop(ends)] for ends in alone]
+        return found + [[tasks[ends] for ends in each] for each in rounds(tasks, len(self.hosts))]
 
     def seconds(self, tasks: Sequence[Task]) -> float:
         """About how long a round takes."""
@@ -101,6 +99,10 @@ class Plan:
             return self.effort
         most = int(speed * 1e6 / 8 * self.effort.burst_s * 1.25)
         return dataclasses.replace(self.effort, burst_bytes=min(self.effort.burst_bytes, max(most, 100_000)))
+
+
+def _needs_quiet(task: Task) -> bool:
+    return any({"rate", "rtt"} & set(about["phases"]) for about in task["paths"])
 
 
 def _beside(ways: set[Way], samples: Sequence[Sample]) -> Iterator[Way]:

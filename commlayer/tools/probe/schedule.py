@@ -36,13 +36,14 @@ def rounds(wanted: Iterable[tuple[int, int]], hosts: int) -> list[list[tuple[int
         return 2 * one % odd if other == odd else (one + other) % odd
 
     found: list[list[tuple[int, int]]] = []
+    busy: list[set[int]] = []
     for pair in sorted(wanted, key=lambda pair: (place(pair), pair)):
-        for each in found:
-            if not any(host in taken for taken in each for host in pair):
-                each.append(pair)
-                break
-        else:
-            found.append([pair])
+        number = next((number for number, hosts_of in enumerate(busy) if hosts_of.isdisjoint(pair)), len(found))
+        if number == len(found):
+            found.append([])
+            busy.append(set())
+        found[number].append(pair)
+        busy[number].update(pair)
     return found
 
 

@@ -12,7 +12,7 @@ from commlayer.tools.probe.responder import Responder
 from commlayer.tools.probe.sample import Sample, Way
 
 COOKIE = b"12345678"
-QUICK = Effort(burst_s=0.02, burst_bytes=400_000, bursts=1, train_packets=300, train_s=0.1)
+QUICK = Effort(burst_s=0.02, burst_bytes=400_000, bursts=1, train_packets=300)
 
 Filter = Callable[[Arrival], Arrival | None]
 
