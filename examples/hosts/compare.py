@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 TOLERANCE = 1e-6
 TIMEOUT_S = 300
-RESULT = re.compile(r'^(?:\[\d+\] )?(\{"backend".*\})$', re.MULTILINE)
+RESULT = re.compile(r'\{"backend"')
 
 
 class Host(NamedTuple):
@@ -83,8 +83,12 @@ def launch(
 
 
 def results(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """What ranks print at their end: backend, losses of all ranks, and the sum of the parameters of this one."""
-    return [json.loads(line) for line in RESULT.findall(ended.stdout)]
+    """What ranks print at their end: backend, losses of all ranks, and the sum of the parameters of this one.
+
+    Two of them may be in one line: an unbuffered print writes the end of its line separately.
+    """
+    starts = [match.start() for match in RESULT.finditer(ended.stdout)]
+    return [json.JSONDecoder().raw_decode(ended.stdout, start)[0] for start in starts]
 
 
 def run(name: str, *arguments: str, start: Callable[[Host], list[str]] = here, **environ: str) -> dict[str, Any]:
