@@ -37,7 +37,7 @@ def main(backend: str | None) -> None:
     assert torch.as_tensor(fabric.all_reduce(torch.tensor(7), reduce_op="mean")).item() == 7  # an integer
     total = sum(parameter.double().sum().item() for parameter in net.parameters())
     print(json.dumps({"backend": dist.get_backend(), "losses": losses, "sum": total}))
-    fabric.barrier()  # gloo's threads still need the GIL, to release the tensors of the last operation
+    fabric.barrier()  # gloo's threads release the last operation's tensors; without this, the end can hang
     dist.destroy_process_group()
 
 

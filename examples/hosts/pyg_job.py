@@ -52,7 +52,7 @@ def main(backend: str) -> None:
         losses.append(total.item() / size)
     weights = sum(parameter.double().sum().item() for parameter in model.parameters())
     print(json.dumps({"backend": dist.get_backend(), "losses": losses, "sum": weights}))
-    dist.barrier()  # gloo's threads still need the GIL, to release the tensors of the last operation
+    dist.barrier()  # gloo's threads release the last operation's tensors; without this, the end can hang
     dist.destroy_process_group()
 
 

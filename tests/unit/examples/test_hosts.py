@@ -88,3 +88,9 @@ def test_a_failed_run_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", Runs(("gloo", [1.0], 3)))
     with pytest.raises(RuntimeError, match=r"(?s)lightning : exit code 3\n.*why"):
         compare.compare("lightning")
+
+
+def test_two_ranks_may_end_in_one_line() -> None:
+    line = json.dumps({"backend": "gloo", "losses": [1.0]}) + json.dumps({"backend": "gloo", "losses": [2.0]})
+    ended = subprocess.CompletedProcess([], 0, f"noise {{}}\n[1] {line}\n\n", "")
+    assert [each["losses"] for each in compare.results(ended)] == [[1.0], [2.0]]
