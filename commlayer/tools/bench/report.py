@@ -34,7 +34,7 @@ _COLUMNS = (
 _NOT_COUNTED = ("not-counted", "(%)", 11)  # share of the contributions, if a backend may lose some
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, option: str = "--json") -> None:
     """Raises ValueError if the results cannot be written there. Call it before measuring."""
     folder = path.parent
     if path.is_dir() or not folder.is_dir():
@@ -43,7 +43,7 @@ def check_writable(path: Path) -> None:
         problem = "no permission to write there"
     else:
         return
-    raise ValueError(f"--json {str(path)!r}: {problem}; name a file that can be written")
+    raise ValueError(f"{option} {str(path)!r}: {problem}; name a file that can be written")
 
 
 def _columns(spec: Spec) -> tuple[tuple[str, str, int], ...]:

@@ -94,9 +94,11 @@ def run(spec: Spec, show: Callable[[Report], None], note: Note) -> int:
             "start it on every host: torchrun --nnodes 2 --nproc-per-node 1 ... -m commlayer probe; "
             "to try it on this machine: commlayer emulate clean200 -- commlayer probe"
         )
-    for path in (spec.json_path, spec.png_path):
-        if path is not None and os.environ["RANK"] == "0":  # rank 0 writes
-            check_writable(path)
+    if os.environ["RANK"] == "0":  # which writes
+        for option, path in (("--json", spec.json_path), ("--png", spec.png_path)):
+            if path is not None:
+                check_writable(path, option)
+        note(f"waits for all of {os.environ.get('WORLD_SIZE')} ranks")
     meeting = Meeting()
     try:
         if not meeting.is_leader:
@@ -130,22 +132,27 @@ def _lead(meeting: Meeting, spec: Spec, note: Note) -> Report:
     if not passes:
         raise MeetingError("no two hosts have addresses of the same family; choose interfaces with COMMLAYER_IFNAME")
     _announce(plan, passes, note)
+    samples = _measure(meeting, plan, passes, note)
+    names = [host.name for host in hosts]
+    again = plan.second_pass(suspects(View(names, samples), is_loose=True), samples)
+    if again:
+        count = sum(len(task["paths"]) for tasks in again for task in tasks)
+        more = plan.bytes(again)[0] / 1e6
+        note(f"looks again at {count} of {len(samples)} directions, which seem bad: sends at most {more:.0f} MB more")
+    by_way = {sample.way: sample for sample in samples}
+    for sample in _measure(meeting, plan, again, note):
+        by_way[sample.way].add(sample)
+    view = View(names, samples)
+    return Report(hosts, samples, find(view), _notes(hosts, samples), time.monotonic() - start, spec.command)
+
+
+def _measure(meeting: Meeting, plan: Plan, passes: Sequence[Sequence[Task]], note: Note) -> list[Sample]:
     progress = _Progress(note, sum(plan.seconds(tasks) for tasks in passes))
     samples: list[Sample] = []
     for tasks in passes:
         samples += meeting.lead(tasks, 3 * plan.seconds(tasks) + _ROUND_EXTRA_S)
         progress.advance(plan.seconds(tasks))
-    names = [host.name for host in hosts]
-    again = plan.second_pass(suspects(View(names, samples), is_loose=True), samples)
-    if again:
-        count = sum(len(task["paths"]) for tasks in again for task in tasks)
-        note(f"looks again at {count} of {len(samples)} directions, which seem bad")
-    by_way = {sample.way: sample for sample in samples}
-    for tasks in again:
-        for sample in meeting.lead(tasks, 3 * plan.seconds(tasks) + _ROUND_EXTRA_S):
-            by_way[sample.way].add(sample)
-    view = View(names, samples)
-    return Report(hosts, samples, find(view), _notes(hosts, samples), time.monotonic() - start, spec.command)
+    return samples
 
 
 def _announce(plan: Plan, passes: Sequence[Sequence[Task]], note: Note) -> None:

@@ -100,7 +100,8 @@ class _Words:
         """Where to look."""
         if self.subject.kind == "host":
             nics = {way.source_nic if way.source == self.subject.host else way.target_nic for way in self.ways}
-            return f"{joined(sorted(nics))} of {self.host}, its cable or its switch port"
+            parts = "its cable or its switch port" if len(nics) == 1 else "their cables or switch ports"
+            return f"{joined(sorted(nics))} of {self.host}, {parts}"
         if self.subject.kind in ("all", "network"):
             return "the switch of this network"
         return "the switches between them"
@@ -116,8 +117,6 @@ def _rate(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
     if words.subject.kind == "host" and words.subject.direction == "both":
         verb = "sends and receives"
     peers = {"sends": f" to {words.peers}", "receives": f" from {words.peers}"}.get(verb, "")
-    if words.subject.kind != "host":
-        peers = ""
     less = f"{usual / rate:.1f} times less than the median host ({rate_text(usual)})"
     return f"{words.name} {verb} {rate_text(rate)}{peers}, {less}", (
         f"look at {words.link} (speed, duplex, errors: ethtool, ip -s link). Collectives run at the pace of the "

@@ -40,6 +40,7 @@ def test_one_host_alone_is_an_error_with_its_remedy() -> None:
 def test_files_that_cannot_be_written_are_refused_before_the_measurement(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["probe", "--png", str(tmp_path / "absent" / "map.png")])
     assert result.exit_code == 1
+    assert "--png" in result.output
     assert "there is no folder" in result.output
 
 

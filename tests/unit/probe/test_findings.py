@@ -51,6 +51,12 @@ def test_three_faults_are_three_findings() -> None:
     ]
 
 
+def test_the_remedy_names_the_interfaces_to_look_at() -> None:
+    one, several = (find(view(4, 2, only(to(2, nic), lose)))[0].remedy for nic in ("eth1", "eth"))
+    assert one.startswith("look at eth1 of host2, its cable or its switch port")
+    assert several.startswith("look at eth0 and eth1 of host2, their cables or switch ports")
+
+
 @pytest.mark.parametrize("hosts", [3, 4, 5])
 def test_one_slow_host_is_found_among_few(hosts: int) -> None:
     found = find(view(hosts, 1, only(at(0), rate(20e6))))

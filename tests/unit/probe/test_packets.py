@@ -56,6 +56,31 @@ def test_a_burst_ends_with_its_packets_or_its_time(ports: tuple[Port, Port]) -> 
     assert (arrival.kind, arrival.run, arrival.number, arrival.size) == (DATA, 3, 0, 500)
 
 
+def test_packets_that_a_filter_of_this_host_drops_are_sent_and_lost(
+    ports: tuple[Port, Port], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = ports
+
+    class Filtering:
+        """A socket behind a packet filter that drops every other packet."""
+
+        calls = 0
+
+        def sendto(self, packet: bytes, to: tuple[str, int]) -> None:
+            self.calls += 1
+            if self.calls % 2:
+                raise PermissionError(1, "Operation not permitted")
+            raw.sendto(packet, to)
+
+    raw = one._socket
+    monkeypatch.setattr(one, "_socket", Filtering())
+    sent = one.blast((other.address, other.number), run=1, size=100, seconds=60, most=10)
+    monkeypatch.undo()
+    numbers = [arrival.number for arrival in iter(other.receive, None)]
+    assert sent.packets == 10
+    assert numbers == [1, 3, 5, 7, 9]
+
+
 def test_steady_packets_keep_their_pace(ports: tuple[Port, Port]) -> None:
     one, other = ports
     sent = one.pace((other.address, other.number), run=1, size=100, count=21, per_s=200)
