@@ -8,7 +8,7 @@ from typing import Any
 
 from .kineto import has_time, is_operation, nanoseconds
 from .operation import Record
-from .tracks import THREADS_PLACE, Event, Tracks, lanes
+from .tracks import THREADS_PLACE, Event, Tracks, lanes, nested
 
 CPU = "cpu_op"
 """Category of the events whose process is torch's own."""
@@ -32,7 +32,7 @@ def moved(
     numbers: dict[tuple[Any, ...], int] = {}
     rows = _rows(events)
     for number, each in enumerate(events):
-        pid, tid = each.get("pid"), (each.get("tid"), rows.get(number, 0))
+        pid, tid = each.get("pid"), (each.get("tid"), rows.get(number, ""))
         if not isinstance(pid, int):  # "Spans", "Traces": events about the profile itself
             processes[pid] = process
         elif pid not in processes:
@@ -40,8 +40,7 @@ def moved(
             processes[pid] = tracks.process(f"{name} {title}", place + len(processes))
         if (pid, tid) not in threads:
             title = names.get((pid, tid[0])) or (f"thread {tid[0]}" if isinstance(pid, int) else "profiler")
-            title += f": operations +{tid[1]}" if tid[1] else ""
-            threads[pid, tid] = tracks.thread(processes[pid], title, THREADS_PLACE + len(threads))
+            threads[pid, tid] = tracks.thread(processes[pid], title + tid[1], THREADS_PLACE + len(threads))
         event = {**each, "pid": processes[pid], "tid": threads[pid, tid]}
         event["ts"] = (nanoseconds(each["ts"], record.base_ns) + shift_ns) / 1000
         if each.get("ph") in NUMBERED and "id" in each:
@@ -54,18 +53,25 @@ def moved(
         yield event
 
 
-def _rows(events: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Rows beside their thread's for commlayer's operations (by the event's place in `events`): they last longer than
-    the functions that started them, and a track shows only slices that nest."""
-    spans: dict[Any, list[tuple[int, int, int]]] = defaultdict(list)
+def _rows(events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Ends of the names of tracks beside a thread's, by the event's place in `events`.
+
+    commlayer's operations last longer than the functions that started them, so they have rows of their own; so have
+    other slices that overlap without nesting.
+    """
+    operations: dict[Any, list[tuple[int, int, int]]] = defaultdict(list)
+    others: dict[Any, list[tuple[int, int, int]]] = defaultdict(list)
     for number, each in enumerate(events):
-        if is_operation(each):
+        if each.get("ph") == "X":
             start = nanoseconds(each["ts"])
-            spans[each.get("pid"), each.get("tid")].append((start, start + nanoseconds(each["dur"]), number))
+            spans = operations if is_operation(each) else others
+            spans[each.get("pid"), each.get("tid")].append((start, start + nanoseconds(each.get("dur", 0)), number))
     found = {}
-    for own in spans.values():
+    for own in operations.values():
         for row, members in enumerate(lanes(own), 1):
-            found.update({number: row for _, _, number in members})
+            found.update({number: f": operations +{row}" for _, _, number in members})
+    for own in others.values():
+        found.update({number: f": overlapping +{row}" for row, number in nested(own) if row})
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from .operation import Operation
@@ -53,6 +53,22 @@ def group_name(operation: Operation) -> str:
     """Name of the track of a group's collectives."""
     text = operation.description or f"ranks {', '.join(map(str, operation.ranks))}"
     return f"{text} (group {operation.group})"
+
+
+def nested(spans: Sequence[tuple[int, int, T]]) -> Iterator[tuple[int, T]]:
+    """The row of each span (start, end, item): 0 where it nests in those before it, else the first row that has
+    room for it. Perfetto drops slices that overlap without nesting, which torch's traces have now and then."""
+    rows: list[list[int]] = []
+    for start, end, item in sorted(spans, key=lambda each: (each[0], -each[1])):
+        for number, ends in enumerate([*rows, list[int]()]):
+            while ends and ends[-1] <= start:
+                ends.pop()
+            if not ends or end <= ends[-1]:
+                if number == len(rows):
+                    rows.append(ends)
+                ends.append(end)
+                yield number, item
+                break
 
 
 def lanes(spans: Sequence[tuple[int, int, T]]) -> list[list[tuple[int, int, T]]]:

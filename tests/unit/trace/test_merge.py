@@ -198,6 +198,22 @@ def test_operations_of_a_profile_that_overlap_get_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_slices_of_torch_that_overlap_get_a_row(tmp_path: Path) -> None:
+    """Perfetto drops a slice that ends after the one around it. A child may come before its parent in the file."""
+    spans = {"child": (1000, 3), "parent": (1000, 10), "late": (1005, 9), "in late": (1006, 7), "next": (1014, 2)}
+    where = {"ph": "X", "cat": "cpu_op", "pid": 55, "tid": 7}
+    events = [{**where, "name": name, "ts": start, "dur": length} for name, (start, length) in spans.items()]
+    trace = merged(tmp_path, a=profile(0, events))
+    tracks = names(trace, "thread")
+    assert {each["name"]: tracks[each["tid"]] for each in slices(trace)} == {
+        "parent": "thread 7 (python)",
+        "child": "thread 7 (python)",
+        "late": "thread 7 (python): overlapping +1",
+        "in late": "thread 7 (python): overlapping +1",
+        "next": "thread 7 (python)",
+    }
+
+
 def test_lanes() -> None:
     spans = [(0, 5, "a"), (1, 3, "b"), (3, 9, "c"), (5, 6, "d"), (5, 5, "e")]
     assert [[name for _, _, name in row] for row in lanes(spans)] == [["a", "e"], ["b", "c"], ["d"]]
