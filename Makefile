@@ -11,7 +11,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts hosts-emulated native-test-aarch64
+.PHONY: help demo site test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts hosts-emulated native-test-aarch64
 .DELETE_ON_ERROR:
 
 help:
@@ -59,6 +59,10 @@ $(VENV)/.stamp-wheel: requirements/wheel.txt $(VENV)/.stamp-demo
 	touch $@
 
 $(VENV)/.stamp-release: requirements/release.txt $(VENV)/.stamp-wheel
+	$(PIP) install -q -r $<
+	touch $@
+
+$(VENV)/.stamp-site: requirements/site.txt $(VENV)/.stamp-dev
 	$(PIP) install -q -r $<
 	touch $@
 
@@ -137,6 +141,12 @@ coverage: $(VENV)/.stamp-coverage native ## line coverage of C and Python (half 
 
 settings: native ## write the tables of docs/settings.md from commlayer/config.py
 	$(BIN)/python -m docs.settings
+
+# Warnings are errors. The variable silences advice on generators, which is in requirements/site.txt.
+site: $(VENV)/.stamp-site ## build the documentation site in out/site/html
+	$(BIN)/python -m docs.pages out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -f out/site/mkdocs.yml
+	$(BIN)/python -m docs.pages --check out/site
 
 soak: native ## random collectives, every result verified, and no leaks (MINUTES=60: an hour)
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)

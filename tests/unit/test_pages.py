@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import commlayer
+from docs import pages as site
 from tests import ROOT
 
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
 FOLDERS = "commlayer|native|bench|tests|docs|examples|requirements"
 SOURCES = ("commlayer", "native")
 SUFFIXES = (".py", ".c", ".h")
@@ -97,8 +99,8 @@ def test_make_targets_exist(page: Path) -> None:
 
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs/README.md"
-    listed = {(index.parent / link).resolve() for link in links(index.read_text(encoding="utf-8"))}
-    assert listed == {page for page in PAGES if page.parent == index.parent} - {index}
+    listed = [(index.parent / link).resolve() for link in links(index.read_text(encoding="utf-8"))]
+    assert sorted(listed) == sorted({*PAGES} - {index})
 
 
 def test_the_tree_names_what_is_there() -> None:
@@ -107,6 +109,88 @@ def test_the_tree_names_what_is_there() -> None:
 
 def test_the_tree_names_every_source() -> None:
     assert sources() - tree() == set()
+
+
+def misread(text: str) -> list[str]:
+    """Lines that GitHub and the site's Markdown read differently: what belongs to an item of a list is indented by four
+    spaces after an empty line, and a list or table follows an empty line."""
+    found = []
+    before, fenced = "", False
+    for line in text.splitlines():
+        fence = line.lstrip().startswith("```")
+        indent = len(line) - len(line.lstrip())
+        if not fenced and line.strip():
+            item = r" *([-*]|\d+\.) "
+            begins = re.match(item, line) and not re.match(item, before) and not before.startswith(" ")
+            if (begins and before) or (not before and 0 < indent < 4):
+                found.append(line)
+            if line.startswith("|") and before and not before.startswith(("|", "<!--")):
+                found.append(line)
+        fenced ^= fence
+        before = line
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_pages_read_alike_on_the_site(page: Path) -> None:
+    assert misread(page.read_text(encoding="utf-8")) == []
+
+
+def test_misread_markdown() -> None:
+    assert misread("text\n\n- item\n\n    more\n- item\n  more\n\n```\n  code\n- code\n```\n\n| a |\n| b |") == []
+    assert misread("text\n- item") == ["- item"]
+    assert misread("1. item\n\n   more") == ["   more"]
+    assert misread("text\n| a |") == ["| a |"]
+
+
+def test_the_api_page_lists_every_public_name() -> None:
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^<!-- ::: commlayer\.(\w+)(?: -->)?$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(commlayer.__all__)
+
+
+def test_links_of_the_site() -> None:
+    seen: list[Path] = []
+    text = "[a](../README.md#x) ![b](overlap_pipeline.svg) [c](../native/kernels/codec.h) [d](https://x.org/a) [e](#f)"
+    assert site.converted(text, ROOT / "docs/loss.md", seen.append) == (
+        "[a](index.md#x) ![b](overlap_pipeline.svg) [c](files/native/kernels/codec.h.md) [d](https://x.org/a) [e](#f)"
+    )
+    assert seen == [ROOT / "README.md", ROOT / "docs/overlap_pipeline.svg", ROOT / "native/kernels/codec.h"]
+    assert site.converted("[a](docs/loss.md)", ROOT / "README.md", seen.append) == "[a](loss.md)"
+    assert site.converted("[a](../README.md)", ROOT / "docs/tutorials/ddp.md", seen.append) == "[a](../pages.md)"
+    assert site.converted("<!-- ::: commlayer.Policy -->", ROOT / "docs/api.md", seen.append) == "::: commlayer.Policy"
+
+
+def test_names_of_files_become_titles() -> None:
+    titles = {"deploy.md": "Two machines"}
+    page = ROOT / "docs/tutorials/ddp.md"
+    text = "[deploy.md](../deploy.md#start) [here](../deploy.md) [a.md](../a.md)"
+    assert site.titled(text, page, titles) == "[Two machines](../deploy.md#start) [here](../deploy.md) [a.md](../a.md)"
+
+
+def test_navigation_of_the_site() -> None:
+    index = "# Pages\n\n## One\n\n| page | subject |\n|---|---|\n| [A](a.md) | [x](x.md) |\n"
+    index += "\n## Two\n\n| [B](../README.md) | b |\n"
+    assert site.navigation(index) == [{"One": [{"A": "a.md"}]}, {"Two": [{"B": "index.md"}]}]
+
+
+def test_sources_of_the_site(tmp_path: Path) -> None:
+    site.write(tmp_path)
+    made = sorted((tmp_path / "pages").rglob("*.md"))
+    assert len(made) > len(PAGES)  # the files that they link to
+    for page in made:
+        if "files" not in page.parts:
+            for link in links(page.read_text(encoding="utf-8")):
+                assert not link.partition("#")[0] or (page.parent / link.partition("#")[0]).exists(), (page, link)
+    assert "nav:" in (tmp_path / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+def test_loads_from_other_hosts_are_found() -> None:
+    assert site.loads('<a href="https://x.org"><link rel="canonical" href="https://x.org"><script src="a.js">') == []
+    assert site.loads("<script src=https://x.org/a.js></script><img src='//y.org/b.png'>") == [
+        "https://x.org/a.js",
+        "//y.org/b.png",
+    ]
 
 
 def has_figure(page: str, figure: str) -> bool:

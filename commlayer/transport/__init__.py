@@ -1,0 +1,1 @@
+"""The engine below PyTorch: its start, its groups and operations, and their errors."""
