@@ -123,7 +123,7 @@ overlap: native ## measure docs/overlap.md again: gradients that travel while th
 megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on commlayer (3 minutes)
 	$(MEGATRON)/bin/python -m bench.megatron
 
-HOSTS ?= accelerate trainer lightning lightning_fsdp fabric deepspeed pyg ray torchrec torchft
+HOSTS ?= accelerate trainer lightning lightning_fsdp fabric deepspeed pyg ray torchrec torchft torchtitan
 EMULATED := $(filter-out ray,$(HOSTS))
 hosts-emulated: $(EMULATED:%=.venv-hosts/%/.stamp) ## compare them on four emulated hosts that lose 1 % of the packets (root)
 	@set -e; for host in $(EMULATED); do .venv-hosts/$$host/bin/python -m examples.hosts.emulated $$host; done

@@ -20,7 +20,11 @@ from pathlib import Path
 from bench.page import write_between
 
 ROOT = Path(__file__).parents[1]
-LAYOUTS = {"TP2 x DP2": ("--tp", "2"), "PP2 x DP2, 2 virtual stages": ("--pp", "2")}
+LAYOUTS = {
+    "TP2 x DP2": ("--tp", "2"),
+    "PP2 x DP2, 2 virtual stages": ("--pp", "2"),
+    "TP2 x PP2, 2 virtual stages": ("--tp", "2", "--pp", "2"),
+}
 TOLERANCE = 1e-5
 """Largest difference of losses with clipping: roundings of the norm, grown over ten steps."""
 LOSS = re.compile(r"\bloss (\S+)$", re.MULTILINE)

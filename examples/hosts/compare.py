@@ -51,6 +51,7 @@ HOSTS = {
     "ray": Host("ray", torchrun=False, environ=RAY),
     "torchrec": Host("torchrec"),
     "torchft": Host("torchft", torchrun=False, launcher="replicas.py", replaceable=False),
+    "torchtitan": Host("torchtitan", launcher="titan_shim.py", ranks=4),
 }
 
 

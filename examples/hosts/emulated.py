@@ -1,9 +1,9 @@
-"""Runs the examples of hosts as four ranks on four emulated hosts that lose 1 % of the packets; compares the losses.
+"""Runs the examples as four ranks on four emulated hosts whose links lose 1 % of the packets; compares the losses.
 
     python -m examples.hosts.emulated accelerate trainer ...     # as root; an environment that has the host
 
-Runs on commlayer reduce in a fixed order (COMMLAYER_DETERMINISTIC): their losses must be equal, bit by bit. gloo adds
-four numbers in another order, so its losses may differ by TOLERANCE.
+The runs on commlayer reduce in a fixed order (COMMLAYER_DETERMINISTIC), so their losses must be equal bit by bit. gloo
+adds four numbers in another order: its losses may differ by TOLERANCE.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def result(name: str, ended: subprocess.CompletedProcess[str]) -> dict[str, Any]
 
 
 def packets(ended: subprocess.CompletedProcess[str]) -> tuple[int, int]:
-    """Packets that the ranks sent, and how many of these were lost: the ends of their logs."""
+    """The packets that the ranks sent, and those of them that were lost, from the ends of their logs."""
     found = [(int(sent), int(lost)) for sent, lost in NETWORK.findall(ended.stderr)]
     assert len(found) >= RANKS, ended.stderr
     return sum(sent for sent, _ in found), sum(lost for _, lost in found)
@@ -58,7 +58,7 @@ def compare(name: str) -> str:
     differences = [abs(loss - expected) / abs(expected) for loss, expected in pairs]
     assert all(difference <= TOLERANCE for difference in differences), (by_name, stock)
     row = [f"`{name}_job.py`", *(f"{each['losses'][-1]:.6f}" for each in (stock, by_name)), f"{max(differences):.1g}"]
-    if not HOSTS[name].torchrun:  # engines that a host starts for itself are in no log
+    if not HOSTS[name].torchrun:  # torchft's groups have engines of their own, which no log counts
         return f"| {' | '.join(row)} | not counted |"
     sent, lost = (sum(each) for each in zip(*map(packets, ours), strict=True))
     assert lost > 0
