@@ -220,6 +220,30 @@ def codec(
     bench_codec.run(spec, None if json_path is None else Path(json_path))
 
 
+@bench.command()
+def select(
+    sizes: Annotated[str, typer.Option(help="Comma-separated sizes of the float32 values")] = "256K,64M",
+    share: Annotated[float, typer.Option(help="Share of the values that are selected")] = 0.01,
+    rounds: Annotated[int, typer.Option(help="How often the selections take turns")] = 7,
+    json_path: Annotated[str | None, typer.Option("--json", "-J", help="File for the results")] = None,
+) -> None:
+    """Measure the selection of the largest values on one core, beside reading them twice and torch.topk.
+
+    Example: commlayer bench select --sizes 64M --share 0.001
+    """
+    from .bench import report, selection
+
+    try:
+        parsed = tuple(parse_size(size) for size in sizes.split(","))
+        spec = selection.SelectionSpec(parsed, share, rounds, ("commlayer", *sys.argv[1:]))
+        if json_path is not None:
+            report.check_writable(Path(json_path))
+    except ValueError as error:
+        _complain("bench select", error)
+        raise typer.Exit(EXIT_FAILED) from error
+    selection.run(spec, None if json_path is None else Path(json_path))
+
+
 @app.command()
 def dissect(
     capture: Annotated[
