@@ -208,6 +208,7 @@ def test_figures_of_the_readme_are_those_of_the_page_that_has_them() -> None:
         "bench.stress": "stress",
         "bench.time_to_loss": "training",
         "bench.compression": "compression",
+        "bench.overlap": "overlap",
         "bench.overlap_gpt": "overlap",
         "bench.overlap_pipeline": "overlap",
         "bench.overlap_tp": "overlap",
