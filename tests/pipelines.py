@@ -64,7 +64,7 @@ class Training:
         attached: bool = True,
         sharded: bool = False,
         shard: Callable[[Block], None] | None = None,
-        compiled: Callable[[Any], Any] = lambda block: block,
+        compiled: Callable[[Any], Any] | None = None,
         steps: int = STEPS,
         **options: Any,
     ) -> None:
@@ -81,7 +81,7 @@ class Training:
             for block in self.blocks:
                 (shard or fully_sharded)(block)  # type: ignore[arg-type]
         stages = [
-            PipelineStage(compiled(block), number, total, torch.device("cpu"), group=self.pp)
+            PipelineStage((compiled or eager)(block), number, total, torch.device("cpu"), group=self.pp)
             for number, block in zip(self.numbers, self.blocks, strict=True)
         ]
         self.has_last = total - 1 in self.numbers
@@ -154,6 +154,11 @@ def scheduled(schedule: str | int, stages: Sequence[Any], loss: Callable[[Tensor
         return commlayer.pipeline.schedule(stages, MICROBATCHES, schedule, loss_fn=loss)
     given: Any = stages[0] if len(stages) == 1 else stages
     return get_schedule_class(schedule)(given, MICROBATCHES, loss_fn=loss)
+
+
+def eager(block: Any) -> Any:
+    """The block as it is."""
+    return block
 
 
 def compiled_in_place(block: Block) -> Block:

@@ -28,6 +28,7 @@ from tests.pipelines import (
     compare,
     compare_late,
     compiled_in_place,
+    eager,
     scaling,
     usual,
 )
@@ -148,7 +149,7 @@ def test_an_optimizer_for_each_stage(rank: int, size: int) -> None:
     assert all(map(torch.equal, *seen))
 
 
-MODULES = pytest.mark.parametrize("compiled", [lambda block: block, compiled_in_place], ids=["eager", "compiled"])
+MODULES = pytest.mark.parametrize("compiled", [eager, compiled_in_place])
 
 
 @MODULES
