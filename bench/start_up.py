@@ -1,11 +1,14 @@
 """The start of large jobs: time, descriptors, and requests and bytes through the Store, per rank.
 
-    python -m bench.start_up                      8, 16, 32 and 64 processes on this machine; keeps the results
-    python -m bench.start_up --ranks 8 --backend gloo
+    python -m bench.start_up                      gloo and commlayer, 16, 32 and 64 processes; keeps the results
+    python -m bench.start_up --ranks 8 --backend commlayer-udp --runs 1
+    python -m bench.start_up --keep before        keeps them as another state of the code, as of an older worktree
+    python -m bench.start_up --page               writes docs/start_up.md
+    commlayer emulate clean200 -- python -m bench.start_up --reach
 
-Each process makes WORLD and one more group, as a job with a communication hook's group does. All are forked from one
-that has imported torch. The figures of 1,000 ranks are computed from the two largest runs: those of rank 0, which
-publishes the descriptions, grow linearly, and so do the bytes that every other rank reads.
+Each process makes WORLD, reduces once, and makes one more group, as a job with a communication hook's group does. All
+are forked from one that has imported torch. The figures of 1,000 ranks are computed from the three largest runs: they
+lie on a line, or on a parabola where each rank reads a value from all others whose length grows with the ranks.
 """
 
 from __future__ import annotations
@@ -14,20 +17,39 @@ import argparse
 import collections
 import json
 import os
+import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from bench.page import write_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/start_up.json"
+PAGE = ROOT / "docs/start_up.md"
 FAR = 1000
 """The number of ranks for which the figures are computed."""
+BENT = 0.02
+"""The least share of a figure that a parabola must explain; below it, the figure lies on a line."""
+TIMEOUT = timedelta(seconds=200)
+REACH_ROUNDS = 15
 
-FIGURES = ("seconds", "descriptors", "requests", "read_bytes", "written_bytes")
+BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
+    "gloo": ("gloo", {}),
+    "commlayer": ("commlayer", {"COMMLAYER_SHM": "1"}),
+    "commlayer-udp": ("commlayer", {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}),
+}
+"""The backend of torch and the environment of each."""
+
+COUNTS = ("descriptors", "requests", "read_bytes", "written_bytes")
+Figures = dict[str, float]
 
 
 class Counting(dist.Store):
@@ -95,37 +117,42 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def rank_of(rank: int, size: int, port: int, backend: str) -> dict[str, float]:
-    """The figures of one rank."""
-    import torch
-
-    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=200))
-    store.add("come", 1)
-    while store.add("come", 0) < size:
-        time.sleep(0.05)
-    counting, before = Counting(store), descriptors()
-    start = time.monotonic()
-    dist.init_process_group(backend, store=counting, rank=rank, world_size=size, timeout=timedelta(seconds=200))
-    group = dist.new_group()
-    seconds = time.monotonic() - start
-    found = {"seconds": seconds, "descriptors": descriptors() - before, **counting.counts}
+def rank_of(rank: int, size: int, port: int, backend: str, counts: bool) -> Figures:
+    """The figures of one rank. The counts are of WORLD and one more group."""
+    store: dist.Store = dist.TCPStore("127.0.0.1", port, None, False, TIMEOUT)
+    if store.add("come", 1) == size:
+        store.set("all", "")
+    store.wait(["all"], TIMEOUT)
+    store, before = Counting(store) if counts else store, descriptors()
     tensor = torch.ones(100)
+    start = time.monotonic()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    made = time.monotonic()
+    dist.all_reduce(tensor)
+    reduced = time.monotonic()
+    group = dist.new_group()
+    grouped = time.monotonic()
+    found: Figures = {"init_s": made - start, "reduced_at": reduced, "group_s": grouped - reduced}
+    if isinstance(store, Counting):
+        found |= {"descriptors": descriptors() - before, **store.counts}
     dist.all_reduce(tensor, group=group)
-    if tensor[0].item() != size:
-        raise ValueError(f"rank {rank} of {size}: the sum is {tensor[0].item()}")
+    if tensor[0].item() != size**2:
+        raise ValueError(f"rank {rank} of {size}: the sum is {tensor[0].item()}, not {size**2}")
     return found
 
 
-def run(size: int, backend: str) -> list[dict[str, float]]:
+def run(size: int, name: str, *, counts: bool) -> list[Figures]:
     """The figures of all ranks of a job. Raises RuntimeError if one fails."""
+    backend, environ = BACKENDS[name]
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    children = []
+    start, children = time.monotonic(), []
     for rank in range(size):
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                found = rank_of(rank, size, store.port, backend)
+                os.environ.update(environ)
+                found = rank_of(rank, size, store.port, backend, counts)
                 own = dist.TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=60))
                 own.set(f"found {rank}", json.dumps(found))
                 own.add("done", 1)
@@ -138,57 +165,143 @@ def run(size: int, backend: str) -> list[dict[str, float]]:
     statuses = [os.waitpid(child, 0)[1] for child in children]
     if any(statuses):
         raise RuntimeError(f"a rank of {size} failed")
-    return [json.loads(store.get(f"found {rank}")) for rank in range(size)]
+    all_found: list[Figures] = [json.loads(store.get(f"found {rank}")) for rank in range(size)]
+    return [{**each, "first_s": each.pop("reduced_at") - start} for each in all_found]
 
 
-def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Rank 0's figures, and the largest of the others'."""
+def measure(size: int, name: str, runs: int) -> dict[str, Figures]:
+    """Seconds: of the slowest rank, the median of some runs. Counts: of rank 0, and the largest of the others'."""
+    timed = [run(size, name, counts=False) for _ in range(runs)]
+    seconds = ("first_s", "init_s", "group_s")
+    slowest = {key: statistics.median(max(each[key] for each in found) for found in timed) for key in seconds}
+    counted = run(size, name, counts=True)
     return {
-        "rank 0": {name: found[0][name] for name in FIGURES},
-        "others": {name: max(each[name] for each in found[1:]) for name in FIGURES},
+        "seconds": slowest,
+        "rank 0": {key: counted[0][key] for key in COUNTS},
+        "others": {key: max(each[key] for each in counted[1:]) for key in COUNTS},
     }
 
 
-def computed(sizes: tuple[int, int], values: tuple[float, float], far: int = FAR) -> float:
-    """The value at `far` ranks, on the line through two."""
-    slope = (values[1] - values[0]) / (sizes[1] - sizes[0])
-    return values[1] + slope * (far - sizes[1])
+def computed(sizes: Sequence[int], values: Sequence[float], far: int = FAR) -> float:
+    """The value at `far` ranks, from three sizes: on their parabola, or on the line through the last two."""
+    (a, b, c), (x, y, z) = sizes, values
+    line = z + (z - y) / (c - b) * (far - c)
+    bend = ((z - y) / (c - b) - (y - x) / (b - a)) / (c - a)
+    return line + bend * (far - b) * (far - c) if abs(bend * c * c) > BENT * abs(z) else line
 
 
-def table(runs: dict[int, dict[str, dict[str, float]]]) -> str:
-    """All runs, and the computed one, as Markdown."""
-    lines = ["| ranks | | s | descriptors | requests | KB read | KB written |", "|---|---|---|---|---|---|---|"]
-    sizes = sorted(runs)
-    for size in sizes:
-        for who, figures in runs[size].items():
-            lines.append(f"| {size} | {who} | " + cells(figures))
-    if len(sizes) > 1:
-        last = sizes[-2], sizes[-1]
-        for who in ("rank 0", "others"):
-            pairs = {name: (runs[last[0]][who][name], runs[last[1]][who][name]) for name in FIGURES}
-            far = {name: computed(last, pair) for name, pair in pairs.items()}
-            lines.append(f"| {FAR}, computed | {who} | " + cells({**far, "seconds": float("nan")}))
+def table(runs: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> str:
+    """The runs of each backend, and the computed one, as Markdown."""
+    lines = [
+        "| backend | ranks | all-reduce, s | init, s | group, s | descriptors | requests | KB read | KB written |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, by_size in runs.items():
+        sizes = sorted(map(int, by_size))
+        for size in sizes:
+            found = by_size[str(size)]
+            seconds = [f"{found['seconds'][key]:.2f}" for key in ("first_s", "init_s", "group_s")]
+            lines.append(
+                f"| {name} | {size} | {' | '.join([*seconds, *counts_of(found['rank 0'], found['others'])])} |"
+            )
+        if len(sizes) >= 3:
+            far: list[Figures] = []
+            for who in ("rank 0", "others"):
+                of = [by_size[str(size)][who] for size in sizes[-3:]]
+                far.append({key: computed(sizes[-3:], [each[key] for each in of]) for key in COUNTS})
+            lines.append(f"| {name} | {FAR:,}, computed | | | | {' | '.join(counts_of(*far))} |")
     return "\n".join(lines)
 
 
-def cells(figures: dict[str, float]) -> str:
-    """One line's figures."""
-    seconds = "" if figures["seconds"] != figures["seconds"] else f"{figures['seconds']:.1f}"
-    kilobytes = (f"{figures[name] / 1000:.1f}" for name in ("read_bytes", "written_bytes"))
-    return " | ".join([seconds, *(f"{figures[name]:.0f}" for name in ("descriptors", "requests")), *kilobytes]) + " |"
+def counts_of(first: Figures, others: Figures) -> list[str]:
+    """The cells of the counts: of the other ranks, and of rank 0 where it has another one."""
+
+    def cell(key: str, unit: float, digits: int) -> str:
+        texts = [f"{each[key] / unit:,.{digits}f}" for each in (others, first)]
+        return texts[0] if texts[0] == texts[1] else f"{texts[0]} (rank 0: {texts[1]})"
+
+    return [
+        cell("descriptors", 1, 0),
+        cell("requests", 1, 0),
+        cell("read_bytes", 1e3, 1),
+        cell("written_bytes", 1e3, 1),
+    ]
+
+
+def reach() -> None:
+    """In each rank of a job: the time of making groups with the trial of packets between the hosts, and without."""
+    from commlayer.transport.reach import Reach
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    root = dist.TCPStore(address, port, size, rank == 0, TIMEOUT)
+    spent: list[float] = []
+    check = Reach.check
+
+    def timed(self: Reach, exchange: Callable[[str, bytes], list[bytes]]) -> None:
+        start = time.monotonic()
+        check(self, exchange)
+        spent.append(time.monotonic() - start)
+
+    known, took = Reach.is_known, collections.defaultdict[str, list[float]](list)
+    vars_of: Any = Reach
+    vars_of.check = timed
+    for number in range(2 * REACH_ROUNDS):
+        way = ("with", "without")[number % 2]
+        vars_of.is_known = known if way == "with" else lambda _: True
+        store = dist.PrefixStore(f"job {number}", root)
+        start = time.monotonic()
+        dist.init_process_group("commlayer", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        took[way].append(time.monotonic() - start)
+        dist.barrier()
+        dist.destroy_process_group()
+    if rank == 0:
+        medians = {way: statistics.median(each) for way, each in took.items()}
+        told = ", ".join(f"{way} the trial {1e3 * each:.1f} ms" for way, each in medians.items())
+        print(f"init_process_group on {size} hosts, median of {REACH_ROUNDS}: {told}; ", end="")
+        print(f"the trial itself {1e3 * statistics.median(spent):.1f} ms, at most {1e3 * max(spent):.1f} ms")
+
+
+def write_page() -> None:
+    """Puts the kept results into the page."""
+    kept = json.loads(RESULTS.read_text())
+    parts = {name: f"Commit {each['commit']}.\n\n{table(each['runs'])}" for name, each in kept["states"].items()}
+    write_between(PAGE, **parts)
+
+
+def keep(state: str, runs: dict[str, dict[str, dict[str, Figures]]]) -> None:
+    """Adds the runs of a state of the code to the results."""
+    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 2, "states": {}}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    kept["states"][state] = {"commit": commit.stdout.strip(), "cores": os.cpu_count(), "runs": runs}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32, 64])
-    parser.add_argument("--backend", default="commlayer")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--backend", nargs="+", choices=list(BACKENDS), default=list(BACKENDS))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--keep", metavar="STATE", help="keep the results as those of a state of the code")
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--reach", action="store_true")
     arguments = parser.parse_args()
     import commlayer  # noqa: F401  # registers the backend
 
-    runs = {size: summary(run(size, arguments.backend)) for size in arguments.ranks}
-    print(table(runs))
-    if arguments.backend == "commlayer":
-        RESULTS.write_text(json.dumps({"schema": 1, "runs": runs}, indent=1) + "\n")
+    if arguments.reach:
+        reach()
+    elif arguments.page:
+        write_page()
+    else:
+        runs = {
+            name: {str(size): measure(size, name, arguments.runs) for size in arguments.ranks}
+            for name in arguments.backend
+        }
+        print(table(runs))
+        if arguments.keep or vars(arguments) == vars(parser.parse_args([])):
+            keep(arguments.keep or "after", runs)
     return 0
 
 

@@ -22,6 +22,7 @@ from commlayer._native import ffi
 from commlayer.config import Config
 from commlayer.transport.group import NativeGroup
 from commlayer.transport.joining import join
+from commlayer.transport.members import Members
 from commlayer.transport.native import Engine
 
 T = TypeVar("T")
@@ -135,8 +136,7 @@ class World:
         def connect(rank: int) -> NativeGroup:
             return join(
                 self.engines[rank],
-                f"group {number}",
-                rank,
+                Members(f"group {number}", rank, range(self.size)),
                 self.descriptions,
                 meet(rank),
                 job=self.job,

@@ -41,13 +41,14 @@ from ..config import LOSS_BOUND_MAX, Config, Policy
 from ..errors import ConfigError
 from ..loss.operation_policy import OperationPolicy
 from ..plans.settings import Settings
+from ..transport.attendance import Attendance
 from ..transport.bootstrap import Rendezvous, connect
 from ..transport.call import Calls
 from ..transport.flight import recorder
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
-from .gloo import Fallback, barrier_error, connect_gloo, plain_gloo
+from .gloo import Fallback, connect_gloo, plain_gloo
 from .pinned import PinnedCopies
 from .record import open_record
 from .report import Report
@@ -104,13 +105,13 @@ class CommProcessGroup(dist.ProcessGroup):
         self.closed = False
         """Whether `shutdown` or `abort` was called."""
         self._is_shut_down = False
-        rendezvous = Rendezvous(store, name, rank, size, timeout)
+        self._ranks = list(global_ranks) or list(range(size))
+        peer = self._ranks[rank]
+        rendezvous = Rendezvous(store, name, rank, size, timeout, self._ranks)
         with rendezvous.alone():
             config = Config.from_environment()
         self.policy = policy or Policy(deterministic=config.deterministic)
         """The policy of all operations of this group."""
-        self._ranks = list(global_ranks) or list(range(size))
-        peer = self._ranks[rank]
         agreed = dataclasses.asdict(self.policy)
         calls = Calls()
         self._native = connect(
@@ -129,6 +130,7 @@ class CommProcessGroup(dist.ProcessGroup):
             rendezvous.give_up(error)
             self._native.close()
             raise
+        self._attendance = Attendance(dist.PrefixStore("attendance", rendezvous.store), rendezvous.members)
         # gloo as a plain group: the gloo object itself lacks today's names of the collectives.
         beneath = dist.ProcessGroup(store, rank, size)
         self._fallback: Any = Fallback(beneath, lambda: f"group {name!r}")
@@ -341,16 +343,10 @@ class CommProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """gloo's barrier, which names the ranks that do not come: on rank 0 those, on the others rank 0.
-
-        Raises OperationTimeoutError, whose culprit is the first of them.
-        """
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002
+        """A barrier that names all ranks that do not come, whatever `wait_all_ranks`. See `Attendance.barrier`."""
         timeout = self._gloo.options._timeout if timeout is None else timeout
-        try:
-            self._gloo.monitored_barrier(timeout, wait_all_ranks)
-        except RuntimeError as error:
-            raise barrier_error(str(error), self.rank(), self._ranks) from error
+        self._attendance.barrier(timeout.total_seconds())
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing: the calls of a group are numbered from 1."""
@@ -423,7 +419,7 @@ class CommProcessGroup(dist.ProcessGroup):
         self.closed = True
         if self._report is not None:
             self._report.close(self._submitter.calls)
-        self._native.abort(f"rank {self.rank()} aborted its process group")
+        self._native.abort(f"rank {self._ranks[self.rank()]} aborted its process group")
         if self.devices is not None:
             self.devices.close(abort=True)
         self._submitter.forget()
@@ -478,7 +474,14 @@ def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProc
     if not isinstance(pg_options, (Options, type(None))):
         raise ConfigError(f"pg_options={pg_options!r}: pass commlayer.Options(commlayer.Policy(...)), or nothing")
     if Config.is_disabled():
-        return plain_gloo(opts.store, opts.group_id, opts.group_rank, opts.group_size, opts.timeout)
+        return plain_gloo(
+            opts.store,
+            opts.group_id,
+            opts.group_rank,
+            opts.group_size,
+            opts.timeout,
+            opts.global_ranks_in_group,
+        )
     return CommProcessGroup(
         opts.store,
         opts.group_rank,

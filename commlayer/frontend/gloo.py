@@ -1,9 +1,12 @@
-"""The gloo backend: beneath a process group, for the operations that the engine does not do, or instead of it."""
+"""The gloo backend: beneath a process group, for the operations that the engine does not do, or instead of it.
+
+Beneath a group, two ranks connect when an operation first needs it: a full mesh would cost each group a socket per rank
+in every process, and the Store the cube of the number of ranks.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,7 +18,7 @@ from torch._C._distributed_c10d import Backend
 from torch.utils._pytree import tree_leaves
 
 from ..config import Config
-from ..errors import CommError, ConfigError, OperationTimeoutError
+from ..errors import ConfigError
 from ..transport.bootstrap import Rendezvous, settle
 from ..transport.log import log
 from .devices import FORMER
@@ -23,23 +26,32 @@ from .tensors import op_name, reduction_kind
 
 
 def connect_gloo(rendezvous: Rendezvous, interface: str, timeout: timedelta) -> Any:
-    """Connects the ranks of a rendezvous with gloo, over `interface` or that of GLOO_SOCKET_IFNAME.
+    """A gloo group of the ranks of a rendezvous, over `interface` or that of GLOO_SOCKET_IFNAME. No rank is connected
+    yet.
 
-    Raises ConfigError if gloo cannot use the interface, and CommError if it cannot connect all ranks.
+    gloo's threads look up an address when two ranks first meet. They find it in a Store of this process: the Store of
+    the job may be gone by then, or be written in Python and need the interpreter's lock.
+
+    Raises ConfigError if gloo cannot use the interface.
     """
+    addresses = dist.HashStore()
+    keys = [f"0/{rank}" for rank in range(rendezvous.size)]  # gloo's names: the device and the rank
     with rendezvous.alone():
-        options = _options(interface, timeout)
-    rendezvous.exchange("gloo", b"")  # a rank that fails before would keep the others waiting in gloo
-    with rendezvous.alone():
-        return _connect(dist.PrefixStore("gloo", rendezvous.store), rendezvous.rank, rendezvous.size, options)
+        group = dist.ProcessGroupGloo(addresses, rendezvous.rank, rendezvous.size, _options(interface, timeout))
+        own = addresses.get(keys[rendezvous.rank])
+    for key, address in zip(keys, rendezvous.exchange("gloo", own), strict=True):
+        addresses.set(key, address)  # type: ignore[arg-type]  # bytes pass, the stub says str
+    return group
 
 
-def plain_gloo(store: dist.Store, name: str, rank: int, size: int, timeout: timedelta) -> Backend:
+def plain_gloo(
+    store: dist.Store, name: str, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()
+) -> Backend:
     """The backend of a group if COMMLAYER_DISABLE is set: gloo as torch makes it.
 
     Raises ConfigError if another rank runs with other settings.
     """
-    rendezvous = Rendezvous(store, name, rank, size, timeout)
+    rendezvous = Rendezvous(store, name, rank, size, timeout, ranks)
     with rendezvous.alone():
         config = Config.from_environment()
     settle(rendezvous, config)
@@ -72,19 +84,6 @@ class Fallback:
             log.info("%s: %s goes to gloo: %s", self._describe(), name, reason)
 
 
-def barrier_error(text: str, rank: int, ranks: Sequence[int]) -> CommError:
-    """The error of a monitored barrier, from gloo's text. `ranks`: numbers in the job, by rank of the group."""
-    found = re.search(r"Ranks? ([\d, ]+) failed to pass", text)
-    absent = [int(each) for each in found[1].split(",")] if found else [0] if "rank 0" in text else []
-    numbers = ", ".join(str(ranks[each]) for each in absent)
-    error = OperationTimeoutError(
-        f"rank {ranks[rank]}: monitored_barrier waits in vain for rank(s) {numbers or 'unknown'}; look at their logs "
-        f"and stacks ({text.splitlines()[0]})"
-    )
-    error.rank, error.operation, error.culprit = ranks[rank], "monitored_barrier", ranks[absent[0]] if absent else None
-    return error
-
-
 def _reason(args: tuple[Any, ...]) -> str:
     """Why the engine does not do an operation with these arguments."""
     tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
@@ -110,7 +109,8 @@ def _options(interface: str, timeout: timedelta) -> Any:
     names = [name for each in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := each.strip())]
     name = interface if not names or interface in names else names[0]
     try:
-        options._devices = [dist.ProcessGroupGloo.create_device(interface=name)]
+        # One per group: gloo numbers the connections of a device by rank, and a group that ends closes its device.
+        options._devices = [dist.ProcessGroupGloo.create_device(interface=name, lazy_init=True)]
     except (RuntimeError, ValueError) as error:
         given = f"GLOO_SOCKET_IFNAME={','.join(names)}" if names else f"the interface {name or '(none)'}"
         raise ConfigError(
@@ -118,14 +118,3 @@ def _options(interface: str, timeout: timedelta) -> Any:
             f"({str(error).splitlines()[0]}); name an interface that is up and has an address with GLOO_SOCKET_IFNAME"
         ) from error
     return options
-
-
-def _connect(store: dist.Store, rank: int, size: int, options: Any) -> Any:
-    """Connects at once. Later (`lazy_init`) gloo would need a Store that still lives."""
-    try:
-        return dist.ProcessGroupGloo(store, rank, size, options)
-    except RuntimeError as error:
-        raise CommError(
-            f"gloo, which does the other operations, cannot connect all ranks ({str(error).splitlines()[0]}); name "
-            f"an interface that reaches them all with GLOO_SOCKET_IFNAME"
-        ) from error

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -21,8 +22,9 @@ from ..config import Config
 from ..errors import CommError, ConfigError, MismatchError, OperationTimeoutError
 from . import base, blob
 from .call import Calls
-from .description import check_peer
+from .description import FORMAT, check_job, check_peer, read_description
 from .inquiry import Inquiry
+from .members import Members
 from .secret import check_secrets, fingerprint, mixed, read_secret
 
 _JOB = "commlayer/job"
@@ -47,8 +49,11 @@ class Rendezvous:
     with the ranks, not with their square.
     """
 
-    def __init__(self, store: Store, name: str, rank: int, size: int, timeout: timedelta) -> None:
-        self.name = name
+    def __init__(
+        self, store: Store, name: str, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()
+    ) -> None:
+        """`ranks`: their ranks in the job, by rank of the group; none: the same."""
+        self.members = Members(name, rank, ranks or range(size))
         self.rank = rank
         self.size = size
         self.timeout = timeout
@@ -69,7 +74,9 @@ class Rendezvous:
             answers = self._gather(number, step) if self.rank == 0 else blob.unpack(self._answer(number, step))
         for rank, answer in enumerate(answers):
             if answer[:1] == b"-":
-                raise CommError(f"rank {rank} of group {self.name!r} could not start: {answer[1:].decode()}")
+                host, _, reason = answer[1:].decode().partition("\n")
+                who = f"rank {self.members.ranks[rank]} of group {self.members.group!r} on {host}"
+                raise CommError(f"{who} could not start: {reason}")
         return [answer[1:] for answer in answers]
 
     def give_up(self, reason: BaseException) -> None:
@@ -77,7 +84,7 @@ class Rendezvous:
         if self._gave_up:
             return
         self._gave_up = True
-        text = b"-" + str(reason).encode()
+        text = f"-{socket.gethostname()}\n{reason}".encode()
         with contextlib.suppress(dist.DistError):  # the Store itself may have failed
             number = self._publish(text)
             if self.rank == 0:
@@ -91,7 +98,7 @@ class Rendezvous:
             yield
         except CommError as error:
             self.give_up(error)
-            raise type(error)(f"rank {self.rank} of group {self.name!r}: {error}") from error
+            raise type(error)(f"{self.members.who}: {error}") from error
         except Exception as error:
             self.give_up(error)
             raise
@@ -129,13 +136,13 @@ class Rendezvous:
         except RuntimeError as error:
             if all(self.store.check([key]) for key in awaited):  # at the last moment
                 return
-            missing = [str(rank) for rank, key in enumerate(ranks) if not self.store.check([key])]
+            missing = [rank for rank, key in enumerate(ranks) if not self.store.check([key])]
             if isinstance(error, dist.DistNetworkError):
                 raise
             raise OperationTimeoutError(
-                f"rank {self.rank} of group {self.name!r}: rank(s) {', '.join(missing or ['0'])} did not reach step "
-                f"{step!r} of the start within {self.timeout.total_seconds():g} s; look at their logs for the reason, "
-                f"or raise the timeout of the process group"
+                f"{self.members.who}: {self.members.names(missing or [0])} did not reach step {step!r} of the start "
+                f"within {self.timeout.total_seconds():g} s; look at their logs for the reason, or raise the timeout "
+                f"of the process group"
             ) from error
 
     @contextlib.contextmanager
@@ -144,8 +151,8 @@ class Rendezvous:
             yield
         except dist.DistError as error:
             raise CommError(
-                f"rank {self.rank} of group {self.name!r}: the job's Store does not answer: the process that serves "
-                f"it (rank 0, or torchrun's agent) is gone; look at its log, and restart the job. ({error})"
+                f"{self.members.who}: the job's Store does not answer: the process that serves it (rank 0, or "
+                f"torchrun's agent) is gone; look at its log, and restart the job. ({error})"
             ) from error
 
     def _publish(self, value: bytes) -> int:
@@ -182,26 +189,34 @@ def connect(
     """
     from . import joining, native  # imported late, so that modules and tests that need no engine load none
 
+    members = rendezvous.members
     with rendezvous.alone():
         check_peer(peer)
         secret = read_secret(config.secret_file)
         engine = (native.Engine.private if own_job else native.Engine.shared)(config)
     try:
-        description = {**engine.describe(), "peer": peer, "settings": engine.config.common(), "policy": policy}
+        description = {**engine.describe(), "format": FORMAT, "peer": peer}
+        description |= {"settings": engine.config.common(), "policy": policy}
         description["secret"] = fingerprint(secret, engine.life)
         if rendezvous.rank == 0:
             root = rendezvous.store if own_job else _root(rendezvous.store)
             job, key, paired = _job(root, is_world or own_job)
             description |= {"job": job, "key": key.hex(), "paired": paired, "group": root.add(_GROUPS_KEY, 1)}
-        descriptions = [json.loads(each) for each in rendezvous.exchange("describe", json.dumps(description).encode())]
-        agree(rendezvous.name, [each["settings"] for each in descriptions], ConfigError)
-        check_secrets(descriptions, rendezvous.name, rendezvous.rank, secret)
+        members.hosts = dict(engine.hosts)
+        answers = rendezvous.exchange("describe", json.dumps(description).encode())
+        descriptions = [read_description(each, members, rank) for rank, each in enumerate(answers)]
+        members.hosts = {
+            number: str(each.get("hostname", "")) for number, each in zip(members.ranks, descriptions, strict=True)
+        }
+        engine.hosts |= members.hosts
+        agree(members, [each["settings"] for each in descriptions], ConfigError)
+        check_job(descriptions[0], members)
+        check_secrets(descriptions, members, secret)
         policies = [{f"Policy.{name}": value for name, value in each["policy"].items()} for each in descriptions]
-        agree(rendezvous.name, policies, MismatchError)
+        agree(members, policies, MismatchError)
         group = joining.join(
             engine,
-            rendezvous.name,
-            rendezvous.rank,
+            members,
             descriptions,
             rendezvous.exchange,
             job=descriptions[0]["job"],
@@ -224,24 +239,27 @@ def settle(rendezvous: Rendezvous, config: Config) -> None:
 
     Raises ConfigError if another rank has other settings, as an engine, and CommError if one could not start.
     """
-    described = json.dumps({"settings": config.common(), "policy": {}}).encode()
+    described = json.dumps({"format": FORMAT, "settings": config.common(), "policy": {}}).encode()
     try:
-        values = [json.loads(each)["settings"] for each in rendezvous.exchange("describe", described)]
-        agree(rendezvous.name, values, ConfigError)
+        answers = rendezvous.exchange("describe", described)
+        values = [read_description(each, rendezvous.members, rank) for rank, each in enumerate(answers)]
+        agree(rendezvous.members, [each["settings"] for each in values], ConfigError)
     except Exception as error:
         rendezvous.give_up(error)
         raise
 
 
-def agree(name: str, values: Sequence[Mapping[str, object]], kind: type[CommError]) -> None:
-    """Raises `kind`, which names ranks and values, if `values` (by rank) differ in an entry."""
-    for what in values[0]:
-        ranks: dict[object, list[str]] = {}
+def agree(members: Members, values: Sequence[Mapping[str, object]], kind: type[CommError]) -> None:
+    """Raises `kind`, which names ranks and values, if `values` (by rank) differ in an entry. Another version of
+    commlayer may have other entries."""
+    for what in dict.fromkeys(what for each in values for what in each):
+        ranks: dict[object, list[int]] = {}
         for rank, each in enumerate(values):
-            ranks.setdefault(each[what], []).append(str(rank))
+            value = each.get(what, "missing")
+            ranks.setdefault(str(value) if isinstance(value, (list, dict)) else value, []).append(rank)
         if len(ranks) > 1:
-            told = "; ".join(f"{value or repr(value)} on rank(s) {', '.join(which)}" for value, which in ranks.items())
-            raise kind(f"{what} differs within group {name!r}: {told}; set the same on every rank")
+            told = "; ".join(f"{value or repr(value)} on {members.names(which)}" for value, which in ranks.items())
+            raise kind(f"{what} differs within group {members.group!r}: {told}; set the same on every rank")
 
 
 def _root(store: Store) -> Store:

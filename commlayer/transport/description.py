@@ -7,13 +7,19 @@ numbers as they are; so they are checked first.
 from __future__ import annotations
 
 import ipaddress
+import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import CommError, ConfigError
+from .members import Members
 
 PEERS_MAX = 65535
 """Processes of a job, as packets number them (`CL_PEERS_MAX`)."""
+
+FORMAT = 2
+"""Number of the description and of the steps that follow it at the start of a group; raised with each change."""
 
 _BELL_BYTES = 31
 
@@ -59,15 +65,44 @@ _PORT_FIELDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def check_description(description: object, who: str, rank: int) -> None:
-    """Raises CommError, which begins with `who` and names the wrong field of the `rank` that sent the description."""
+_JOB_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "job": _whole(1, (1 << 63) - 1),
+    "key": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32}", value) is not None,
+    "paired": _flag,
+    "group": _whole(0, (1 << 31) - 1),
+}
+
+
+def read_description(text: bytes, members: Members, rank: int) -> dict[str, Any]:
+    """The description, whose engine's fields are not checked yet. Raises CommError for a text that is none."""
+    try:
+        description = json.loads(text)
+    except ValueError:
+        description = text
+    if not isinstance(description, dict):
+        raise _error(members, rank, "description", description)
+    if description.get("format") != FORMAT:
+        raise _error(members, rank, "format", description.get("format", "missing"))
+    for name in ("settings", "policy"):
+        if not isinstance(description.get(name), dict):
+            raise _error(members, rank, name, description.get(name, "missing"))
+    return description
+
+
+def check_job(description: Mapping[str, Any], members: Members) -> None:
+    """Raises CommError unless the description of rank 0 has the number and key of the job."""
+    _check(description, _JOB_FIELDS, members, 0)
+
+
+def check_description(description: object, members: Members, rank: int) -> None:
+    """Raises CommError, which names the wrong field of the `rank` that sent the description."""
     if not isinstance(description, Mapping):
-        raise _error(who, rank, "description", description)
-    _check(description, _FIELDS, who, rank)
+        raise _error(members, rank, "description", description)
+    _check(description, _FIELDS, members, rank)
     for port in description["ports"]:
         if not isinstance(port, Mapping):
-            raise _error(who, rank, "port", port)
-        _check(port, _PORT_FIELDS, who, rank)
+            raise _error(members, rank, "port", port)
+        _check(port, _PORT_FIELDS, members, rank)
 
 
 def check_peer(peer: int) -> None:
@@ -76,14 +111,16 @@ def check_peer(peer: int) -> None:
         raise ConfigError(f"rank {peer} of the job: commlayer supports at most {PEERS_MAX} ranks; use a smaller world")
 
 
-def _check(fields: Mapping[str, Any], expected: Mapping[str, Callable[[Any], bool]], who: str, rank: int) -> None:
+def _check(
+    fields: Mapping[str, Any], expected: Mapping[str, Callable[[Any], bool]], members: Members, rank: int
+) -> None:
     for name, is_good in expected.items():
         if name not in fields or not is_good(fields[name]):
-            raise _error(who, rank, name, fields.get(name, "missing"))
+            raise _error(members, rank, name, fields.get(name, "missing"))
 
 
-def _error(who: str, rank: int, name: str, value: object) -> CommError:
+def _error(members: Members, rank: int, name: str, value: object) -> CommError:
     return CommError(
-        f"{who}: rank {rank} describes itself with {name}={value!r}: it runs another version of commlayer, or another "
-        f"program has written to the job's Store; install the same version on all ranks"
+        f"{members.who}: {members.name(rank)} describes itself with {name}={value!r}: it runs another version of "
+        f"commlayer, or another program has written to the job's Store; install the same version on all ranks"
     )

@@ -30,6 +30,8 @@ class Diagnosis:
     """Returns the group's description in torch."""
     inquiry: Inquiry | None = None
     """Asks the other ranks for their calls; None: cannot."""
+    is_aborted_here: bool = False
+    """Whether this rank aborted the group."""
 
     @property
     def who(self) -> str:
@@ -47,8 +49,11 @@ class Diagnosis:
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         elapsed = "" if call is None else f" after {call.elapsed_s():.3g} s"
         operation = "" if call is None else f"{call.title()} {call.arguments(self._numbers())}".rstrip() + ": "
-        failure = f"{operation}{ffi.string(lib.cl_error_text(status)).decode()}{elapsed}"
-        culprit, told = self._inquire(status, culprit, call, failure)
+        text = ffi.string(lib.cl_error_text(status)).decode()
+        culprit, told = self._inquire(status, culprit, call, f"{operation}{text}{elapsed}")
+        if status == lib.CL_EABORTED and self.is_aborted_here and culprit in (None, self.rank):
+            text, told, remedy = f"{text} by this rank", "", "make a new group: abort() ends every operation"
+        failure = f"{operation}{text}{elapsed}"
         parts = [self._place(culprit), self._last_heard(culprit) if status == lib.CL_EPEERLOST else ""]
         about = f" ({'; '.join(filter(None, parts))})" if culprit is not None else ""
         error = kind(f"{self.who}: {failure}{about}{detail}{'; ' * bool(told)}{told}; {remedy}")
@@ -71,7 +76,7 @@ class Diagnosis:
         elif status == lib.CL_ETIMEDOUT:
             verdict = self.inquiry.timeout(call, culprit, f"{self.who}: {failure}")
         elif status == lib.CL_EABORTED:
-            verdict = self.inquiry.aborted()
+            verdict = self.inquiry.held if self.is_aborted_here else self.inquiry.aborted()
         else:
             return culprit, ""
         if verdict is None:

@@ -290,6 +290,7 @@ class NativeGroup:
             if self._group is None:
                 return
             log.warning("%s aborts: %s", self.who, reason)
+            self.diagnosis.is_aborted_here = True
             lib.cl_group_abort(self._group, lib.CL_EABORTED)
             self._end = lib.cl_group_status(self._group, ffi.new("uint32_t *"))  # the first failure
         if self.diagnosis.inquiry is not None:

@@ -79,6 +79,11 @@ class Inquiry:
         """The verdict of the rank that failed first; None if it gives none."""
         return self._once(self._await_verdict)
 
+    @property
+    def held(self) -> Verdict | None:
+        """The verdict, if this rank has it already."""
+        return self._verdict
+
     def _once(self, body: Any) -> Verdict | None:
         """Runs `body` at the first call. In a thread, because a Store whose process is frozen answers no call."""
 

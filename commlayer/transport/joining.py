@@ -17,6 +17,7 @@ from .diagnosis import Diagnosis
 from .group import STAGING_BYTES, NativeGroup
 from .incarnation import MOST, Incarnations, agreed
 from .interfaces import described
+from .members import Members
 from .native import Engine, check, ffi, lib, log
 from .paths import common_interface, pair_paths
 from .reach import Reach
@@ -35,8 +36,7 @@ def group_hosts(descriptions: Sequence[dict[str, Any]]) -> tuple[tuple[int, ...]
 
 def join(
     engine: Engine,
-    name: str,
-    rank: int,
+    members: Members,
     descriptions: Sequence[dict[str, Any]],
     exchange: Callable[[str, bytes], list[bytes]],
     *,
@@ -54,9 +54,9 @@ def join(
     Raises ConfigError if no network path leads to a rank, UnreachableError if no packet arrives, and CommError if this
     process still has a group with a rank's earlier run, or a description is none.
     """
-    what = f"rank {rank} of group {name!r}"
+    rank, what = members.rank, members.who
     for other, description in enumerate(descriptions):
-        check_description(description, what, other)
+        check_description(description, members, other)
     epoch = job & 0xFFFF  # separates packets of the job's earlier runs from forged packets
     status = lib.cl_engine_identify(engine.raw, job, key, descriptions[rank]["peer"], epoch)
     if status == lib.CL_EINVAL:
@@ -67,7 +67,7 @@ def join(
     check(status, f"{what}: joining job {job:x}")
     hosts = group_hosts(descriptions)
     local = next(ranks for ranks in hosts if rank in ranks)
-    fd, problem = _share_memory(local, rank, descriptions, exchange)
+    fd, problem = _share_memory(local, members, descriptions, exchange)
     try:
         report = {"problem": problem, "incarnations": engine.incarnations()}
         reports = [json.loads(each) for each in exchange("mapped", json.dumps(report).encode())]
@@ -78,12 +78,12 @@ def join(
             lib.cl_host_close_fd(fd)
             hosts, local, fd = tuple((each,) for each in range(len(descriptions))), (rank,), -1
         incarnations = [each["incarnations"] for each in reports]
-        unreachable = _add_peers(engine, what, rank, local, descriptions, incarnations, key if paired else None)
+        unreachable = _add_peers(engine, members, local, descriptions, incarnations, key if paired else None)
         opened = _open(engine, what, group, rank, local, descriptions, fd)
     finally:
         lib.cl_host_close_fd(fd)
     try:
-        reach = Reach(engine, what, rank, hosts, descriptions)
+        reach = Reach(engine, members, hosts, descriptions)
         # No rank sends or posts before all ranks have opened the group.
         if any(exchange("open", b"" if reach.is_known() else b"try")):
             reach.check(exchange)
@@ -92,7 +92,7 @@ def join(
         raise
     packets = [each["packet_bytes"] for each in descriptions]  # all ranks make the same plans from them
     return NativeGroup(
-        Diagnosis(engine, name, rank, descriptions),
+        Diagnosis(engine, members.group, rank, descriptions),
         hosts,
         opened,
         common_interface(descriptions, rank),
@@ -105,16 +105,17 @@ def join(
 
 def _share_memory(
     local: Sequence[int],
-    rank: int,
+    members: Members,
     descriptions: Sequence[dict[str, Any]],
     exchange: Callable[[str, bytes], list[bytes]],
 ) -> tuple[int, str]:
     """A descriptor of the memory that this host's ranks share (-1: none needed), and a problem, or ""."""
+    rank = members.rank
     fd = ffi.new("int32_t *", -1)
     problem = ""
     if len(local) > 1 and rank == local[0]:
         status = lib.cl_host_create(len(local), STAGING_BYTES, fd)
-        problem = "" if status == 0 else f"rank {rank} cannot create shared memory"
+        problem = "" if status == 0 else f"{members.name(rank)} cannot create shared memory"
     try:
         offers: list[int] = [json.loads(each) for each in exchange("memory", json.dumps(fd[0]).encode())]
     except BaseException:
@@ -123,36 +124,35 @@ def _share_memory(
     if len(local) > 1 and rank != local[0]:
         owner = local[0]
         status = -1 if offers[owner] < 0 else lib.cl_host_open(descriptions[owner]["pid"], offers[owner], fd)
-        problem = "" if status == 0 else f"rank {rank} cannot open the shared memory of rank {owner}"
+        problem = "" if status == 0 else f"{members.name(rank)} cannot open the memory of {members.name(owner)}"
     return fd[0], problem
 
 
 def _add_peers(
     engine: Engine,
-    what: str,
-    rank: int,
+    members: Members,
     local: Sequence[int],
     descriptions: Sequence[dict[str, Any]],
     incarnations: Sequence[Incarnations],
     key: bytes | None,
 ) -> set[int]:
     """Adds the other ranks as peers; returns the ranks of this host that no network path leads to."""
-    unreachable = set()
+    rank, unreachable = members.rank, set()
     for other in range(len(descriptions)):
         if other == rank:
             continue
         if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
-            _add_peer(engine, what, other, descriptions[rank], descriptions[other], key)
+            _add_peer(engine, members, other, descriptions[rank], descriptions[other], key)
             peers = descriptions[rank]["peer"], descriptions[other]["peer"]
             incarnation = agreed(incarnations[rank], peers[0], incarnations[other], peers[1])
             if incarnation > MOST:
-                raise CommError(f"{what}: rank {other} was lost {MOST} times; restart the job")
+                raise CommError(f"{members.who}: {members.name(other)} was lost {MOST} times; restart the job")
             if incarnation:
-                engine.revive(peers[1], incarnation, f"{what}: meeting rank {other} again")
+                engine.revive(peers[1], incarnation, f"{members.who}: meeting {members.name(other)} again")
         else:
             unreachable.add(other)  # no network at all: plans within the host still work
         if other in local:
-            _watch(engine, what, other, descriptions[other])
+            _watch(engine, members, other, descriptions[other])
     return unreachable
 
 
@@ -188,10 +188,15 @@ def _open(
     return out[0]
 
 
-def _watch(engine: Engine, what: str, other: int, peer: dict[str, Any]) -> None:
+def _watch(engine: Engine, members: Members, other: int, peer: dict[str, Any]) -> None:
     status = lib.cl_engine_watch_process(engine.raw, peer["peer"], peer["pid"])
     if status != 0:
-        log.warning("%s: cannot watch rank %d, process %d; its death will show as a timeout", what, other, peer["pid"])
+        log.warning(
+            "%s: cannot watch %s, process %d; its death will show as a timeout",
+            members.who,
+            members.name(other),
+            peer["pid"],
+        )
 
 
 def pair_key(key: bytes, own: dict[str, Any], peer: dict[str, Any]) -> bytes:
@@ -201,18 +206,19 @@ def pair_key(key: bytes, own: dict[str, Any], peer: dict[str, Any]) -> bytes:
 
 
 def _add_peer(
-    engine: Engine, what: str, other: int, own: dict[str, Any], peer: dict[str, Any], key: bytes | None
+    engine: Engine, members: Members, other: int, own: dict[str, Any], peer: dict[str, Any], key: bytes | None
 ) -> None:
     paths = pair_paths(own, peer)
+    who, name = members.who, members.name(other)
     if not paths:
         raise ConfigError(
-            f"{what}: no network path leads to rank {other}: this host has {described(own)}, that one "
+            f"{who}: no network path leads to {name}: this host has {described(own)}, that one "
             f"{described(peer)}; name interfaces that reach each other with COMMLAYER_IFNAME on every rank"
         )
     if not engine.meet(peer["peer"], peer["life"]):
         raise CommError(
-            f"{what}: rank {other} has left the job and come again, and this process still has a group with its former "
-            f"life; destroy that group, too"
+            f"{who}: {name} has left the job and come again, and this process still has a group with its former life; "
+            f"destroy that group, too"
         )
     texts = [ffi.new("char[]", path.address.encode()) for path in paths]
     addresses = ffi.new("char *[]", texts)
@@ -228,5 +234,5 @@ def _add_peer(
         "key": ffi.NULL if key is None else ffi.from_buffer("uint8_t[]", pair_key(key, own, peer)),
     }
     status = lib.cl_engine_add_peer(engine.raw, ffi.new("struct cl_peer_options *", options))
-    check(status, f"{what}: adding rank {other} at {described(peer)}")
+    check(status, f"{who}: adding {name} at {described(peer)}")
     engine.note_paths(peer["peer"], paths)

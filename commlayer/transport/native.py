@@ -205,6 +205,8 @@ class Engine:
         self.config = config
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
+        self.hosts: dict[int, str] = {}
+        """Host names of the processes met so far, by rank of the job."""
         self.lags = Lags()
         self._lives: dict[int, str] = {}
         self._is_private = False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import UnreachableError
+from .members import Members
 from .native import Engine, log
 from .paths import Path, pair_paths
 
@@ -46,11 +47,11 @@ class Reach:
     """The paths from one rank of a group to those that it tries."""
 
     def __init__(
-        self, engine: Engine, what: str, rank: int, hosts: Sequence[Sequence[int]], descriptions: Sequence[Any]
+        self, engine: Engine, members: Members, hosts: Sequence[Sequence[int]], descriptions: Sequence[Any]
     ) -> None:
-        self._engine, self._what, self._rank = engine, what, rank
+        self._engine, self._members, self._rank = engine, members, members.rank
         self._descriptions = descriptions
-        self._tried = ranks_to_try(hosts, rank)
+        self._tried = ranks_to_try(hosts, members.rank)
         self._patience_s = max(PATIENCE_S, engine.config.peer_timeout_s)
 
     def is_known(self) -> bool:
@@ -70,7 +71,7 @@ class Reach:
         answers = [json.loads(each) for each in exchange("reached", json.dumps(lost[: TOLD_MAX + 1]).encode())]
         pairs = sorted({(source, target) for answer in answers for source, target in answer})
         if pairs:
-            raise UnreachableError(f"{self._what}: {self._failure(pairs)}")
+            raise UnreachableError(f"{self._members.who}: {self._failure(pairs)}")
 
     def _states(self, other: int) -> list[dict[str, int]]:
         return self._engine.paths(self._descriptions[other]["peer"])
@@ -118,7 +119,7 @@ class Reach:
         ]
         log.warning(
             "%s: %s%s in %g s; other paths work: firewall, or the wrong interface? (%s)",
-            self._what,
+            self._members.who,
             ", ".join(told),
             " and others" * (len(silent) > len(told)),
             PATH_PATIENCE_S,
@@ -130,7 +131,8 @@ class Reach:
         for source, target in pairs[:TOLD_MAX]:
             paths = pair_paths(self._descriptions[target], self._descriptions[source])
             host = self._descriptions[target].get("hostname", "")
-            told.append(f"no {self._packet()} from {self._end(source, target, paths)} to rank {target} ({host})")
+            end = f"rank {self._members.ranks[target]} ({host})"
+            told.append(f"no {self._packet()} from {self._end(source, target, paths)} to {end}")
         what = f"{', '.join(told)}{' and others' * (len(pairs) > len(told))} in {self._patience_s:g} s"
         return f"{what}: firewall, or the wrong interface? ({self._settings()})"
 
@@ -138,7 +140,8 @@ class Reach:
         """Another rank, as `rank` sees it: "rank 1 (hostb, 10.0.0.2:20001 via eth0)"."""
         ports = self._descriptions[rank]["ports"]
         places = [f"{path.address}:{path.port} via {ports[path.local]['ifname']}" for path in paths[:TOLD_MAX]]
-        return f"rank {other} ({', '.join([self._descriptions[other].get('hostname', ''), *places])})"
+        host = self._descriptions[other].get("hostname", "")
+        return f"rank {self._members.ranks[other]} ({', '.join([host, *places])})"
 
     def _packet(self) -> str:
         return "UDP packet" if self._engine.config.wire == "udp" else "packet"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .members import Members
 
 LEAST_BYTES = 16
 
@@ -48,15 +49,15 @@ def fingerprint(secret: bytes, life: str) -> str:
     return hashlib.blake2s(life.encode(), key=secret, digest_size=4, person=b"dlcpseen").hexdigest() if secret else ""
 
 
-def check_secrets(descriptions: Sequence[Mapping[str, Any]], name: str, rank: int, secret: bytes) -> None:
+def check_secrets(descriptions: Sequence[Mapping[str, Any]], members: Members, secret: bytes) -> None:
     """Raises ConfigError, which names the ranks whose secret is not this rank's."""
     others = [
-        str(other)
+        other
         for other, each in enumerate(descriptions)
         if each.get("secret", "") != fingerprint(secret, str(each.get("life")))
     ]
     if others:
         raise ConfigError(
-            f"rank {rank} of group {name!r}: the content of COMMLAYER_SECRET_FILE is another one on rank(s) "
-            f"{', '.join(others)}, or is only here or there; give every rank the same file"
+            f"{members.who}: the content of COMMLAYER_SECRET_FILE is another one on {members.names(others)}, or is "
+            f"only here or there; give every rank the same file"
         )

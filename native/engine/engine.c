@@ -44,7 +44,7 @@ const char *cl_error_text(int code)
         [-CL_ESYSTEM] = "the operating system refused a call the engine needs",
         [-CL_ETIMEDOUT] = "the operation timed out",
         [-CL_EPEERLOST] = "a peer died or stopped answering",
-        [-CL_EABORTED] = "the group was aborted because another rank failed first",
+        [-CL_EABORTED] = "the group was aborted",
         [-CL_ECLOSED] = "the engine or group is closed",
         [-CL_EMISMATCH] = "ranks disagree on the operation",
         [-CL_EAGAIN] = "not done yet",

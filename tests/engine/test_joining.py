@@ -59,9 +59,9 @@ def test_without_shared_memory_the_network_serves(
 ) -> None:
     share = joining._share_memory
 
-    def refuse(local: Any, rank: int, descriptions: Any, exchange: Any) -> tuple[int, str]:
-        fd, problem = share(local, rank, descriptions, exchange)
-        return fd, "rank 1 has none" if rank == 1 else problem
+    def refuse(local: Any, members: Any, descriptions: Any, exchange: Any) -> tuple[int, str]:
+        fd, problem = share(local, members, descriptions, exchange)
+        return fd, "rank 1 has none" if members.rank == 1 else problem
 
     monkeypatch.setattr(joining, "_share_memory", refuse)
     with World([(0, 1, 2)]) as world, world.open_group() as team:

@@ -13,6 +13,7 @@ import pytest
 from commlayer.errors import UnreachableError
 from commlayer.transport import reach
 from commlayer.transport.joining import join
+from commlayer.transport.members import Members
 from tests.engine.cases import run
 from tests.world import Exchange, World, flat
 
@@ -45,9 +46,9 @@ def refusals(world: World, exchange: Callable[[int], Any]) -> list[str]:
     """The errors of all ranks that make a group, without the names of the ranks that raise them."""
 
     def refusal(rank: int) -> str:
-        described = world.descriptions
+        described, members = world.descriptions, Members("g", rank, range(world.size))
         with pytest.raises(UnreachableError) as caught:
-            join(world.engines[rank], "g", rank, described, exchange(rank), job=world.job, key=world.key, group=77)
+            join(world.engines[rank], members, described, exchange(rank), job=world.job, key=world.key, group=77)
         start = f"rank {rank} of group 'g': "
         assert str(caught.value).startswith(start)
         return str(caught.value).removeprefix(start)

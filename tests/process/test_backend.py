@@ -142,21 +142,25 @@ def test_other_operations_fall_through_to_gloo(rank: int, size: int) -> None:
     assert called() == []
     group = world()
     group.monitored_barrier(timedelta(seconds=20))
-    if rank == 0:
-        with pytest.raises(RuntimeError, match=r"monitoredBarrier.*1"):
-            group.monitored_barrier(timedelta(seconds=1), True)
     assert called() == []
 
 
 @ranks.on(2, on_fake)
 def test_a_monitored_barrier_names_the_absent_rank(rank: int, size: int) -> None:
     start = time.monotonic()
-    if rank == 0:  # nothing has gone through gloo before
-        with pytest.raises(RuntimeError, match=r"Ranks 1 failed to pass monitoredBarrier"):
-            world().monitored_barrier(timedelta(seconds=1), True)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"monitored_barrier: rank\(s\) 1 did not call it within 0.5 s"):
+            world().monitored_barrier(timedelta(seconds=0.5), True)
         assert time.monotonic() - start < 10
+        ranks.store().set("missed", "1")
     else:
-        time.sleep(3)
+        ranks.store().wait(["missed"])
+        with pytest.raises(RuntimeError, match=r"rank 1 of .*: rank\(s\) 1 did not call it"):
+            world().monitored_barrier(timedelta(seconds=20))
+    world().monitored_barrier(timedelta(seconds=20))
+    total = torch.ones(3)
+    dist.all_reduce(total)  # nothing is closed
+    assert total.tolist() == [2.0] * 3
 
 
 @ranks.on(2, on_fake)
@@ -335,7 +339,9 @@ def test_abort_fails_later_operations(rank: int, size: int) -> None:
 def test_the_rendezvous_names_the_ranks_that_did_not_come(rank: int, size: int) -> None:
     if rank == 1:
         return
-    late = "rank(s) 1 did not reach step 'describe' of the start within 1 s"
-    says = "^" + re.escape(f"rank {rank} of group 'pair': {late}") if rank == 0 else ""
+    late = "rank(s) 5 did not reach step 'describe' of the start within 1 s"
+    says = "^" + re.escape(f"rank 4 of group 'pair': {late}") if rank == 0 else ""
+    ranks.meet("ranks 0 and 2", 2)
+    rendezvous = Rendezvous(ranks.store(), "pair", rank, size, timedelta(seconds=1), [4, 5, 6])
     with pytest.raises(commlayer.OperationTimeoutError, match=says):
-        Rendezvous(ranks.store(), "pair", rank, size, timedelta(seconds=1)).exchange("describe", b"x")
+        rendezvous.exchange("describe", b"x")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +15,13 @@ import torch
 import torch.distributed as dist
 
 import commlayer
+from commlayer.frontend.backend import CommProcessGroup
 from tests import ranks
 
 AT_ONCE_S = 10.0
 """The time that a busy test machine may take; the timeout is longer."""
+
+HOST = socket.gethostname()
 
 UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
 
@@ -62,7 +67,8 @@ def test_a_rank_that_cannot_start_tells_the_others_why(environ: dict[str, str], 
     assert wrong.text.startswith(f"rank 1 of group '0': {text}")
     for each in (first, last):
         assert each.kind == "CommError"
-        assert each.text == "rank 1 of group '0' could not start: " + wrong.text.removeprefix("rank 1 of group '0': ")
+        reason = wrong.text.removeprefix("rank 1 of group '0': ")
+        assert each.text == f"rank 1 of group '0' on {HOST} could not start: {reason}"
 
 
 def _serves_the_store(rank: int, size: int) -> str:
@@ -89,10 +95,8 @@ def test_a_rank_that_serves_the_store_stays_until_the_others_know() -> None:
     _, *others = ranks.outcomes(_serves_the_store, 4)
     for each in others:
         assert each.error is None
-        assert (
-            each.result
-            == "rank 0 of group '0' could not start: COMMLAYER_PORTS=77: use a whole number, 1 to 8 (sockets)"
-        )
+        reason = "COMMLAYER_PORTS=77: use a whole number, 1 to 8 (sockets)"
+        assert each.result == f"rank 0 of group '0' on {HOST} could not start: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -181,3 +185,27 @@ def test_ranks_with_other_policies_are_refused(
     for each in ranks.run(_policies, 2, policies, environ=environ):
         assert each.text == f"Policy.{told} rank(s) 1; set the same on every rank"
         assert each.seconds < AT_ONCE_S
+
+
+def _pair(rank: int, size: int) -> list[str]:
+    """The refusals of two groups of ranks 1 and 2: rank 2 does not come to the first, and has another policy in the
+    second."""
+    texts = []
+    for name, patience_s in (("late", 1), ("other", 30)):
+        if rank == 1 or (rank == 2 and name == "other"):
+            store, timeout = dist.PrefixStore(name, ranks.store()), timedelta(seconds=patience_s)
+            policy = commlayer.Policy(loss_bound=rank / 10)
+            with pytest.raises(commlayer.CommError) as caught:
+                CommProcessGroup(store, rank - 1, 2, timeout, name, [1, 2], policy)
+            texts.append(str(caught.value))
+        ranks.meet(name, size)
+    return texts
+
+
+def test_refusals_of_a_subgroup_name_ranks_of_the_job() -> None:
+    none, first, second = ranks.run(_pair, 3)
+    assert none == []
+    late, differ = first
+    assert late.startswith("rank 1 of group 'late': rank(s) 2 did not reach step 'describe' of the start within 1 s")
+    told = "0.1 on rank(s) 1; 0.2 on rank(s) 2; set the same on every rank"
+    assert second == [differ] == [f"Policy.loss_bound differs within group 'other': {told}"]

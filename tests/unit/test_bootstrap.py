@@ -1,10 +1,17 @@
-"""The entries of a job in the Store."""
+"""The entries of a job in the Store, and the errors of its start."""
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
+
+import pytest
 from torch.distributed import HashStore
 
-from commlayer.transport.bootstrap import _job
+from commlayer.errors import CommError, ConfigError, OperationTimeoutError
+from commlayer.transport.bootstrap import Rendezvous, _job, agree
+from commlayer.transport.description import check_job, read_description
+from commlayer.transport.members import Members
 
 
 def test_each_world_has_a_fresh_key() -> None:
@@ -23,3 +30,55 @@ def test_groups_without_a_world_of_ours_share_a_key_that_may_be_old() -> None:
     assert first[2]
     assert _job(HashStore(), False)[1] != first[1]
     assert not _job(store, True)[2]
+
+
+MEMBERS = Members("7", 0, [4, 9], {4: "hosta", 9: "hostb"})
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_host() -> None:
+    rendezvous = Rendezvous(HashStore(), "7", 0, 2, timedelta(seconds=0.2), MEMBERS.ranks)
+    rendezvous.members.hosts = MEMBERS.hosts
+    late = re.escape("rank 4 of group '7': rank(s) 9 (hostb) did not reach step 'open' of the start within 0.2 s")
+    with pytest.raises(OperationTimeoutError, match=late):
+        rendezvous.exchange("open", b"")
+
+
+def test_ranks_that_disagree_are_named_with_their_hosts() -> None:
+    told = re.escape("AUTH differs within group '7': full on rank(s) 4 (hosta); '' on rank(s) 9 (hostb)")
+    with pytest.raises(ConfigError, match=told):
+        agree(MEMBERS, [{"AUTH": "full"}, {"AUTH": ""}], ConfigError)
+    agree(MEMBERS, [{"AUTH": 0, "other": [1]}, {"AUTH": 0.0, "other": [1]}], ConfigError)
+
+
+@pytest.mark.parametrize("values", [[{}, {"new": [1]}], [{"new": [1]}, {}]])
+def test_a_setting_that_another_version_lacks_is_a_difference(values: list[dict[str, object]]) -> None:
+    with pytest.raises(ConfigError, match=r"new differs within group '7': .*missing on rank"):
+        agree(MEMBERS, values, ConfigError)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"3",
+        b"{}",
+        b'{"settings": {}, "policy": {}}',
+        b'{"format": 1, "settings": {}, "policy": {}}',
+        b'{"format": 2, "settings": {}, "policy": 1}',
+        b'{"format": 2, "settings": [], "policy": {}}',
+    ],
+)
+def test_a_text_that_is_no_description_is_refused(text: bytes) -> None:
+    with pytest.raises(CommError, match=r"rank 4 of group '7': rank 9 \(hostb\) describes itself with .*same version"):
+        read_description(text, MEMBERS, 1)
+    assert read_description(b'{"format": 2, "settings": {}, "policy": {}, "new": 1}', MEMBERS, 1)["new"] == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("key", "00"), ("key", 1), ("job", -1), ("group", None), ("paired", 1)])
+def test_a_job_that_is_none_is_refused(name: str, value: object) -> None:
+    good = {"job": 1, "key": "0f" * 16, "group": 0, "paired": False}
+    check_job(good, MEMBERS)
+    with pytest.raises(CommError, match=rf"rank 4 \(hosta\) describes itself with {name}="):
+        check_job({**good, name: value}, MEMBERS)

@@ -89,8 +89,17 @@ def test_a_culprit_may_be_unknown_or_this_rank() -> None:
     engine: Any = Paths([])
     diagnosis = Diagnosis(engine, "7", 0, descriptions(1, one_host=False))
     error = diagnosis.error(lib.CL_EABORTED, None, "", None)
-    assert "failed first; look for the first error" in str(error)
+    assert "the group was aborted; look for the first error" in str(error)
     assert error.culprit is None
     error = diagnosis.error(lib.CL_EABORTED, 0, "", None)
-    assert "(culprit: rank 4, this one)" in str(error)
+    assert "the group was aborted (culprit: rank 4, this one)" in str(error)
     assert error.culprit == error.rank == 4
+
+
+@pytest.mark.parametrize(("culprit", "told"), [(None, " by this rank; make a new group"), (1, " (culprit: rank 5 on")])
+def test_a_rank_that_aborts_its_group_is_told_so_unless_another_one_failed(culprit: int | None, told: str) -> None:
+    engine: Any = Paths([])
+    diagnosis = Diagnosis(engine, "7", 0, descriptions(1, one_host=False), is_aborted_here=True)
+    for each in (culprit, 0) if culprit is None else (culprit,):
+        text = str(diagnosis.error(lib.CL_EABORTED, each, "", None)).replace(" (culprit: rank 4, this one)", "")
+        assert text.startswith(f"rank 4 of group '7': the group was aborted{told}")

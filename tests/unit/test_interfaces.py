@@ -10,6 +10,7 @@ import pytest
 from commlayer.config import Config
 from commlayer.errors import ConfigError
 from commlayer.transport import interfaces, joining
+from commlayer.transport.members import Members
 from commlayer.transport.paths import PATHS_MAX
 
 VIRTUAL = [
@@ -74,7 +75,7 @@ def test_where_nothing_is_left_the_error_names_the_excluded() -> None:
     own = {"host": "a", "peer": 0, "ports": [{**port, "port": 1} for port in used], "left_out": left_out}
     peer = {"host": "b", "peer": 1, "ports": [{**interface("eth0", "10.0.0.2"), "port": 1}]}
     with pytest.raises(ConfigError) as caught:
-        joining._add_peer(None, "rank 0", 1, own, peer, None)  # type: ignore[arg-type]  # fails before it needs one
+        joining._add_peer(None, Members("0", 0, [0, 1]), 1, own, peer, None)  # type: ignore[arg-type]  # needs none yet
     assert (
         "this host has lo 127.0.0.1 (left out as virtual or VPN: docker0 172.17.0.1, tailscale0 100.64.0.1), that one "
         "eth0 10.0.0.2; name interfaces that reach each other with COMMLAYER_IFNAME"

@@ -1,0 +1,109 @@
+"""`Attendance`: the monitored barrier of a group, which names the ranks that do not come.
+
+It runs through the Store: a failure closes no connection and leaves the group as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..errors import OperationTimeoutError
+from .members import Members
+
+FIRST_PAUSE_S = 0.001
+LONGEST_PAUSE_S = 0.05
+PAUSE_PER_RANK_S = 1e-4
+"""The longest pause in large groups: together, the ranks ask the Store 10,000 times a second."""
+SLACK_S = 1.0
+"""Seconds after the timeout in which the Store may still answer."""
+
+
+class Store(Protocol):
+    """The part of torch's Store that a monitored barrier uses."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+class Attendance:
+    """The monitored barriers of one group, in a part of the Store of their own. All ranks call `barrier` as often."""
+
+    def __init__(self, store: Store, members: Members) -> None:
+        self._store = store
+        self._members = members
+        self._rank = members.rank
+        self._size = len(members.ranks)
+        self._barriers = 0
+        self._lock = threading.Lock()
+
+    def barrier(self, timeout_s: float) -> None:
+        """Waits until all ranks have come. Operations of the group may hang meanwhile, and go on afterwards.
+
+        Raises OperationTimeoutError, which names all missing ranks; the culprit is the first of them.
+        """
+        missing = self.missing(timeout_s)
+        if not missing:
+            return
+        error = OperationTimeoutError(
+            f"{self._members.who}: monitored_barrier: {self._members.names(missing)} did not call it within "
+            f"{timeout_s:g} s; look at their logs and stacks"
+        )
+        error.rank, error.operation = self._members.ranks[self._rank], "monitored_barrier"
+        error.culprit, error.group = self._members.ranks[missing[0]], self._members.group
+        error.host = self._members.hosts.get(error.culprit)
+        raise error
+
+    def missing(self, timeout_s: float) -> list[int]:
+        """Waits until all ranks have come; returns the ranks of the group that have not. On all ranks they are those
+        that rank 0 found; without rank 0, those that this rank finds."""
+        found: list[list[int]] = []
+
+        def run() -> None:
+            with contextlib.suppress(RuntimeError):  # the Store is gone
+                found.append(self._meet(timeout_s))
+
+        with self._lock:
+            # In a thread, because a Store whose process is frozen answers no call.
+            thread = threading.Thread(target=run, name="commlayer-attendance", daemon=True)
+            thread.start()
+            thread.join(timeout_s + SLACK_S)
+            self._barriers += 1
+        return found[0] if found else [0]
+
+    def _meet(self, timeout_s: float) -> list[int]:
+        number = self._barriers
+        keys = [f"{number}/{rank}" for rank in range(self._size)]
+        verdict = f"{number}/missing"
+        self._store.set(keys[self._rank], "")
+        awaited = keys if self._rank == 0 else [verdict]
+        if not self._await(awaited, timeout_s) and self._rank != 0:
+            return self._absent(keys) or [0]
+        if self._rank != 0:
+            found: list[int] = json.loads(self._store.get(verdict))
+            return found
+        absent = self._absent(keys)
+        self._store.set(verdict, json.dumps(absent))
+        if not absent:  # every rank is in this barrier, so it has left the one before
+            for key in [*keys, f"{number - 1}/missing"] if number else keys:
+                self._store.delete_key(key)
+        return absent
+
+    def _await(self, keys: Sequence[str], timeout_s: float) -> bool:
+        """Whether the keys come in time. It polls: a waiting call would keep other threads from the Store."""
+        end, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
+        while not self._store.check(list(keys)):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, max(LONGEST_PAUSE_S, PAUSE_PER_RANK_S * self._size))
+        return True
+
+    def _absent(self, keys: Sequence[str]) -> list[int]:
+        return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
