@@ -161,6 +161,15 @@ def test_links_of_the_site() -> None:
     assert site.converted("<!-- ::: commlayer.Policy -->", ROOT / "docs/api.md", seen.append) == "::: commlayer.Policy"
 
 
+def test_the_api_page_lists_functions_with_the_names_of_their_modules() -> None:
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    for module in (commlayer.planner, commlayer.scheduler):
+        names = [name for name in module.__all__ if (Path(str(module.__file__)).parent / f"{name}.py").exists()]
+        assert names
+        for name in names:  # a directive for the module would find the module of the same name
+            assert f"<!-- ::: {module.__name__}.{name}.{name} -->" in page
+
+
 def test_names_of_files_become_titles() -> None:
     titles = {"deploy.md": "Two machines"}
     page = ROOT / "docs/tutorials/ddp.md"
@@ -225,6 +234,18 @@ def test_figures_of_the_readme_are_those_of_the_page_that_has_them() -> None:
         assert len(figures) >= 2, line
         text = page.read_text(encoding="utf-8")
         assert [each for each in figures if not has_figure(text, each)] == [], line
+
+
+def test_figures_of_the_comparison_are_those_of_the_pages_that_have_them() -> None:
+    pages = {"bench.first_light": "results", "bench.stress": "stress", "bench.compression": "compression"}
+    found = 0
+    for line in (ROOT / "docs/comparison.md").read_text(encoding="utf-8").splitlines():
+        if command := re.search(r"`python -m (bench\.\w+)", line):
+            page = (ROOT / f"docs/{pages[command[1]]}.md").read_text(encoding="utf-8").replace("**", "")
+            figures = re.findall(r"\d+(?:\.\d+)?(?: µs| ms| GB/s|%|x)", " | ".join(line.split(" | ")[1:3]))
+            assert [each for each in figures if not has_figure(page, each)] == [], line
+            found += len(figures)
+    assert found >= 12
 
 
 def test_a_figure_may_be_rounded() -> None:
