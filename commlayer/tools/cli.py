@@ -21,6 +21,7 @@ from .bench.sizes import parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
 from .emulate.command import OwnOptions
 from .emulate.rate import parse_rate
+from .probe.options import probe
 
 EXIT_FAILED = 2
 
@@ -45,6 +46,9 @@ def main(
     ] = False,
 ) -> None:
     """commlayer: a communication layer for distributed training with PyTorch."""
+
+
+app.command()(probe)
 
 
 class _BenchGroup(TyperGroup):
@@ -315,47 +319,6 @@ def _fetch_key(address: str) -> str:
     if not host or not port.isdecimal():
         raise ValueError(f"--store {address!r}: use HOST:PORT, the job's MASTER_ADDR and MASTER_PORT")
     return stored_key(host.strip("[]"), int(port))
-
-
-@app.command()
-def probe(
-    partners: Annotated[int, typer.Option(help="Hosts that each host is measured with, in larger jobs")] = 8,
-    burst: Annotated[str, typer.Option(help="Most bytes of a burst; each path gets two in each direction")] = "8M",
-    packets: Annotated[int, typer.Option(help="Packets by which losses are counted, per path and direction")] = 2000,
-    json_path: Annotated[Path | None, typer.Option("--json", "-J", help="File for all figures")] = None,
-    png_path: Annotated[Path | None, typer.Option("--png", help="File for a heat map (matplotlib)")] = None,
-) -> None:
-    """Measure the network between the hosts of a job, and say what is wrong with it and what helps.
-
-    Start it as the job is started, on every host; one rank per host measures:
-
-    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint hosta:29400 -m commlayer probe
-
-    Try it: commlayer emulate uneven3 -- commlayer probe --json probe.json
-
-    Exit status of rank 0: 0 if nothing was found, 3 if something was, 1 on errors. Under torchrun, which takes every
-    other status for a crash, findings are 0, too; the file of --json has them.
-    """
-    from .probe import command, heat, report
-    from .probe.path import Effort
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    out = Console(highlight=False, markup=False)
-    try:
-        for name, number, least in (("--partners", partners, 1), ("--packets", packets, 20)):
-            if number < least:
-                raise ValueError(f"{name} {number}: use at least {least}")
-        if png_path is not None:
-            heat.check()
-        effort = Effort(burst_bytes=parse_size(burst), train_packets=packets)
-        spec = command.Spec(partners, effort, json_path, png_path, ("commlayer", *sys.argv[1:]))
-        status = command.run(
-            spec, lambda found: report.show(found, out), lambda text: console.print(f"commlayer probe: {text}")
-        )
-    except (ValueError, RuntimeError, OSError) as error:
-        _complain("probe", error)
-        raise typer.Exit(command.EXIT_FAILED) from error
-    raise typer.Exit(0 if status == command.EXIT_FINDINGS and command.under_torchrun() else status)
 
 
 @app.command(cls=OwnOptions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
 from tests import ROOT
 from tests.ranks import script_environ
 
@@ -18,18 +22,15 @@ pytestmark = pytest.mark.needs_root
 QUICK = ("--packets", "600", "--burst", "600K")
 
 
+def start(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, env=script_environ(), capture_output=True, text=True, timeout=100)
+
+
 def probe(folder: Path, scenario: str, *options: str) -> tuple[int, dict[str, Any], str]:
     """The exit status, the figures and the output of rank 0."""
     path = folder / "probe.json"
     command = [sys.executable, "-m", "commlayer", "emulate", scenario, "--", sys.executable, "-m", "commlayer", "probe"]
-    done = subprocess.run(
-        [*command, "--json", str(path), *QUICK, *options],
-        cwd=ROOT,
-        env=script_environ(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = start([*command, "--json", str(path), *QUICK, *options])
     assert path.exists(), done.stdout + done.stderr
     return done.returncode, json.loads(path.read_text()), done.stdout
 
@@ -67,3 +68,23 @@ def test_a_clean_network_has_no_findings(tmp_path: Path) -> None:
     assert len(rates) == 6
     assert all(85e6 < rate < 110e6 for rate in rates)
     assert {each["mtu"] for each in figures["paths"]} == {1500}
+
+
+def test_ssh_starts_the_ranks_and_brings_the_report(tmp_path: Path) -> None:
+    json_path = tmp_path / "probe.json"
+    with Network(Scenario(hosts=2, nics=(Link(rate_bps=50e6),))) as network:
+        lines = [
+            f'{name}) exec {shlex.join(network.command(host, ["sh", "-c"]))} "$2" ;;'
+            for host, name in enumerate(("10.87.0.1", "me@host1"))
+        ]
+        ssh = tmp_path / "ssh"  # the words of ssh: host, command
+        ssh.write_text("\n".join(["#!/bin/sh", 'case "$1" in', *lines, "*) exit 255 ;;", "esac", ""]))
+        ssh.chmod(0o755)
+        command = [sys.executable, "-m", "commlayer", "probe", "--ssh", str(ssh), "--json", str(json_path), *QUICK]
+        done = start([*command, "--hosts", "10.87.0.1,me@host1"])
+        lost = start([*command, "--hosts", "10.87.0.1,absent"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("No findings")
+    assert len(json.loads(json_path.read_text())["paths"]) == 2
+    assert lost.returncode == 1
+    assert "absent ended with status 255" in lost.stderr

@@ -18,12 +18,13 @@ from .findings import Finding, find
 from .meeting import Host, Meeting, MeetingError, Task
 from .path import Effort
 from .plan import Plan
-from .sample import Sample
+from .sample import Sample, Way
 from .schedule import PARTNERS
 from .units import rate_text
 from .view import SLOW_RATIO, View, suspects
 
 EXIT_CLEAN, EXIT_FAILED, EXIT_FINDINGS = 0, 1, 3
+STDOUT = Path("-")
 VERSION = 1
 """Of the JSON's form."""
 _FOLLOW_S = 900.0
@@ -78,6 +79,43 @@ class Report:
             "paths": [sample.table for sample in self.samples],
         }
 
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Report:
+        """Inverse of `table`. Raises KeyError or TypeError if it is of another version."""
+        if table["version"] != VERSION:
+            raise KeyError("version")
+        own = ("name", "rank", "ranks", "probe_limit_bps", "interfaces")
+        hosts = []
+        for each in table["hosts"]:
+            facts = {name: value for name, value in each.items() if name not in own}
+            name, rank, ranks, limit_bps, nics = (each[key] for key in own)
+            hosts.append(Host(name, rank, ranks, nics, facts, limit_bps))
+        findings = [Finding(**{**each, "ways": [Way(**way) for way in each["ways"]]}) for each in table["findings"]]
+        samples = [Sample.from_table(each) for each in table["paths"]]
+        return cls(hosts, samples, findings, table["notes"], table["seconds"], table["command"])
+
+
+def write(report: Report, spec: Spec, show: Callable[[Report], None]) -> int:
+    """Writes the files and shows the report, or writes JSON alone to standard output. Returns the exit status."""
+    if spec.png_path is not None:
+        from . import heat
+
+        heat.draw(report.hosts, report.samples, spec.png_path)
+    if spec.json_path == STDOUT:
+        print(json.dumps(report.table))
+    else:
+        if spec.json_path is not None:
+            spec.json_path.write_text(json.dumps(report.table, indent=1) + "\n", encoding="utf-8")
+        show(report)
+    return EXIT_FINDINGS if report.findings else EXIT_CLEAN
+
+
+def check_files(spec: Spec) -> None:
+    """Raises ValueError if a file cannot be written."""
+    for option, path in (("--json", spec.json_path), ("--png", spec.png_path)):
+        if path is not None and path != STDOUT:
+            check_writable(path, option)
+
 
 def under_torchrun() -> bool:
     """Whether torchrun started this process: it takes every exit status but 0 for a crash."""
@@ -91,13 +129,12 @@ def run(spec: Spec, show: Callable[[Report], None], note: Note) -> int:
     """
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise errors.ConfigError(
-            "start it on every host: torchrun --nnodes 2 --nproc-per-node 1 ... -m commlayer probe; "
+            "start it on every host: torchrun --nnodes 2 --nproc-per-node 1 ... -m commlayer probe; or here, by ssh: "
+            "commlayer probe --hosts hosta,hostb; "
             "to try it on this machine: commlayer emulate clean200 -- commlayer probe"
         )
     if os.environ["RANK"] == "0":  # which writes
-        for option, path in (("--json", spec.json_path), ("--png", spec.png_path)):
-            if path is not None:
-                check_writable(path, option)
+        check_files(spec)
         note(f"waits for all of {os.environ.get('WORLD_SIZE')} ranks")
     meeting = Meeting()
     try:
@@ -110,14 +147,7 @@ def run(spec: Spec, show: Callable[[Report], None], note: Note) -> int:
             meeting.end()
     finally:
         meeting.close()
-    if spec.json_path is not None:
-        spec.json_path.write_text(json.dumps(report.table, indent=1) + "\n", encoding="utf-8")
-    if spec.png_path is not None:
-        from . import heat
-
-        heat.draw(report.hosts, report.samples, spec.png_path)
-    show(report)
-    return EXIT_FINDINGS if report.findings else EXIT_CLEAN
+    return write(report, spec, show)
 
 
 def _lead(meeting: Meeting, spec: Spec, note: Note) -> Report:

@@ -86,6 +86,15 @@ def test_json_has_findings_hosts_and_paths() -> None:
     assert table["paths"][0]["rtt_us"] == [200.0, 400.0]
 
 
+def test_a_report_survives_json() -> None:
+    one = report(4, 2)
+    again = Report.from_table(json.loads(json.dumps(one.table)))
+    assert again.table == one.table
+    assert text(again) == text(one)
+    with pytest.raises(KeyError):
+        Report.from_table({**one.table, "version": 0})
+
+
 def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "map.png"
