@@ -103,6 +103,7 @@ def write(folder: Path) -> None:
             if path.suffix == ".md":
                 text = titled(converted(path.read_text(encoding="utf-8"), path, linked), path, titles)
             target.write_text(text, encoding="utf-8")
+    shutil.copy(ROOT / "docs/site.css", folder / "pages")
     settings = (ROOT / "docs/mkdocs.yml").read_text(encoding="utf-8")
     (folder / "mkdocs.yml").write_text(f"{settings}nav: {json.dumps(index)}\n", encoding="utf-8")  # JSON is YAML
 
