@@ -154,6 +154,7 @@ _SIGNAL = Kind("`usr1`, `usr2`", "use usr1 or usr2", lambda value: value if valu
 _PORT = _numbers("port", 1024, 65535, "0 (none), or 1024 to 65535", zero=True, is_whole=True)
 _SOCKETS = _numbers("sockets", 1, 8, "1 to 8", is_whole=True)
 _SECONDS = _numbers("seconds", 0.1, 86400, "0.1 to 86400")
+_SECONDS_OR_NEVER = _numbers("seconds", 0.1, 86400, "0 (never), or 0.1 to 86400", zero=True)
 _PACKET = _numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
 CLASS = _numbers("class", 0, PRIORITIES - 1, f"0 (most urgent) to {PRIORITIES - 1}", is_whole=True)
 _STEPS = _numbers("steps", 0, 10**9, "0 to 1000000000", is_whole=True)
@@ -280,6 +281,12 @@ class Config:
         "with CUDA, 1: `wait()` lets the stream wait, where the driver can; 0: it blocks the calling thread. See "
         "[cuda.md](cuda.md)",
     ] = True
+    stall_s: Annotated[
+        float,
+        _SECONDS_OR_NEVER,
+        "a warning follows when a collective has waited this long: it names the ranks that have not called it, and "
+        "those say where they are; see [hang.md](hang.md)",
+    ] = 30.0
     flight_dir: Annotated[
         str,
         _FOLDER,

@@ -38,7 +38,7 @@ import commlayer_autoload
 
 from ..compress.codec import Coding, pair_of
 from ..config import LOSS_BOUND_MAX, Config, Policy
-from ..errors import ConfigError
+from ..errors import ConfigError, OperationTimeoutError, UnreachableError
 from ..loss.operation_policy import OperationPolicy
 from ..plans.settings import Settings
 from ..transport.attendance import Attendance
@@ -53,6 +53,7 @@ from .pinned import PinnedCopies
 from .record import open_record
 from .report import Report
 from .submit import Submitter
+from .uncaught import tell_torchrun
 from .work import CommWork
 
 NAME = commlayer_autoload.NAME
@@ -471,6 +472,7 @@ def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProc
 
     Raises ConfigError, MismatchError, OperationTimeoutError or CommError, see `bootstrap.connect`.
     """
+    tell_torchrun()
     if not isinstance(pg_options, (Options, type(None))):
         raise ConfigError(f"pg_options={pg_options!r}: pass commlayer.Options(commlayer.Policy(...)), or nothing")
     if Config.is_disabled():
@@ -482,15 +484,19 @@ def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProc
             opts.timeout,
             opts.global_ranks_in_group,
         )
-    return CommProcessGroup(
-        opts.store,
-        opts.group_rank,
-        opts.group_size,
-        opts.timeout,
-        opts.group_id,
-        opts.global_ranks_in_group,
-        pg_options.policy if pg_options else None,
-    )
+    try:
+        return CommProcessGroup(
+            opts.store,
+            opts.group_rank,
+            opts.group_size,
+            opts.timeout,
+            opts.group_id,
+            opts.global_ranks_in_group,
+            pg_options.policy if pg_options else None,
+        )
+    except (ConfigError, OperationTimeoutError, UnreachableError) as error:
+        # Faults of the job, not of this package: its frames, times the ranks, would only hide the text.
+        raise error.with_traceback(None) from None
 
 
 commlayer_autoload.load()  # for a torch that loads no backends by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0)

@@ -30,6 +30,12 @@ SHOWN = 8
 """Hosts, and peers, that the log names one by one."""
 
 
+BUSY = 0.5
+"""The share of a job's time in communication from which on the log gives advice."""
+WAITED = 0.25
+"""The largest share of that time which counts as little."""
+
+
 class Tally:
     """Sums of the calls of a process, of all its groups."""
 
@@ -62,6 +68,8 @@ class Report:
         self._tally = Tally()
         self._open: list[Calls] = []
         self._watch = Watch()
+        self._hosts: dict[int, str] = {}
+        """Names of the ranks' hosts, by rank of the job."""
         self._begin_s = time.monotonic()
         atexit.register(self._end)
 
@@ -87,6 +95,7 @@ class Report:
             for line in lines_of_group(native, policy, settings):
                 log.info("%s", line)
             report._watch.add(own, native.diagnosis.descriptions)
+            report._hosts |= {each["peer"]: each.get("hostname", "") for each in native.diagnosis.descriptions}
         return report
 
     def close(self, calls: Calls) -> None:
@@ -128,10 +137,22 @@ class Report:
         text += f"; network: {amount(found.stats['payload_bytes_sent'])} sent in {sent} packets, {lost} lost"
         if sent:
             text += f" ({lost / sent:.3%})"
+        text += f"; {found.stats['waited_us'] / 1e6:.3g} s waiting for late ranks"
+        text += advice(tally.busy_s, passed_s, found.stats["waited_us"] / 1e6) if sent else ""
         slowest = max(found.lags, key=lambda rank: found.lags[rank].waited_us, default=None)
         if slowest is None or not found.lags[slowest].waited_us:
             return text
-        return f"{text}; slowest peer: rank {slowest}, waited for {found.lags[slowest].waited_us / 1e6:.3g} s"
+        waited_s = found.lags[slowest].waited_us / 1e6
+        place = f" on {self._hosts[slowest]}" if self._hosts.get(slowest) else ""
+        share = f"{waited_s / max(passed_s, 1e-9):.0%}"
+        return f"{text}; slowest peer: rank {slowest}{place}, waited for {waited_s:.3g} s ({share})"
+
+
+def advice(busy_s: float, passed_s: float, waited_s: float) -> str:
+    """What to do where most of the time goes into communication, and late ranks are not the reason."""
+    if busy_s < BUSY * passed_s or waited_s > WAITED * busy_s:
+        return ""
+    return "; little of it waiting for late ranks: `torchrun ... -m commlayer probe` finds slow links"
 
 
 def amount(count: float) -> str:

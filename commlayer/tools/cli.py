@@ -249,6 +249,31 @@ def select(
 
 
 @app.command()
+def check(
+    size: Annotated[str, typer.Option(help="Size of the tensors")] = "16M",
+    rounds: Annotated[int, typer.Option(min=1, help="All-reduces")] = 5,
+) -> None:
+    """Check a job: do all ranks reach each other, how fast, and which compute slowly? For torchrun.
+
+    Example, on each host: torchrun --nnodes=2 --nproc-per-node=4 ... -m commlayer check
+    """
+    from ..errors import CommError
+
+    try:
+        if "RANK" not in os.environ:
+            raise ValueError("start it on every host by torchrun: torchrun --nnodes=2 ... -m commlayer check")
+        nbytes = parse_size(size)
+        if nbytes < 4:
+            raise ValueError(f"--size {size}: use at least 4 bytes")
+        from .check import check as check_hosts
+
+        check_hosts(nbytes, rounds)
+    except (ValueError, CommError) as error:
+        _complain("check", error)
+        raise typer.Exit(EXIT_FAILED) from error
+
+
+@app.command()
 def dissect(
     capture: Annotated[
         Path | None, typer.Argument(help="Capture file of tcpdump or Wireshark", exists=True, dir_okay=False)

@@ -24,6 +24,7 @@ from . import base, blob
 from .call import Calls
 from .description import FORMAT, check_job, check_peer, read_description
 from .inquiry import Inquiry
+from .log import log
 from .members import Members
 from .secret import check_secrets, fingerprint, mixed, read_secret
 
@@ -63,6 +64,8 @@ class Rendezvous:
         """For other keys of the group in this life."""
         self._steps = 0
         self._gave_up = False
+        self.stall_s = 0.0
+        """Seconds of waiting for other ranks after which a warning names them; 0: there is none."""
 
     def exchange(self, step: str, value: bytes) -> list[bytes]:
         """All-gathers the ranks' values, in rank order; it is a barrier, too. All ranks take the same steps.
@@ -130,20 +133,43 @@ class Rendezvous:
         return self.store.get(f"{number}/all")
 
     def _wait(self, awaited: list[str], ranks: list[str], step: str) -> None:
-        """Waits for the awaited keys. Raises OperationTimeoutError, which names the ranks whose keys are missing."""
-        try:
-            self.store.wait(awaited, self.timeout)
-        except RuntimeError as error:
-            if all(self.store.check([key]) for key in awaited):  # at the last moment
+        """Waits for the awaited keys. Raises OperationTimeoutError, which names the ranks whose keys are missing; long
+        before, a warning does."""
+        left_s = timeout_s = self.timeout.total_seconds()
+        if 0 < self.stall_s < timeout_s:
+            if self._came(awaited, self.stall_s):
                 return
-            missing = [rank for rank, key in enumerate(ranks) if not self.store.check([key])]
-            if isinstance(error, dist.DistNetworkError):
-                raise
+            self._warn(ranks, step)
+            left_s -= self.stall_s
+        if not self._came(awaited, left_s):
             raise OperationTimeoutError(
-                f"{self.members.who}: {self.members.names(missing or [0])} did not reach step {step!r} of the start "
-                f"within {self.timeout.total_seconds():g} s; look at their logs for the reason, or raise the timeout "
-                f"of the process group"
-            ) from error
+                f"{self.members.who}: {self.members.names(self._missing(ranks) or [0])} did not reach step {step!r} of "
+                f"the start within {timeout_s:g} s; look at their logs for the reason, or raise the timeout of the "
+                f"process group"
+            )
+
+    def _came(self, keys: list[str], seconds: float) -> bool:
+        """Waits for the keys; False if some did not come."""
+        try:
+            self.store.wait(keys, timedelta(seconds=seconds))
+        except dist.DistNetworkError:
+            raise
+        except RuntimeError:
+            return all(self.store.check([key]) for key in keys)  # at the last moment
+        return True
+
+    def _missing(self, ranks: list[str]) -> list[int]:
+        """The ranks of the group whose keys are missing."""
+        return [rank for rank, key in enumerate(ranks) if not self.store.check([key])]
+
+    def _warn(self, ranks: list[str], step: str) -> None:
+        """Logs the ranks that have not come; one rank of the group does so."""
+        if self.rank != (0 if self.store.check(ranks[:1]) else 1):
+            return
+        log.warning(
+            "%s has waited %g s for %s at step %r of the start; look at their logs and stacks",
+            *(self.members.who, self.stall_s, self.members.names(self._missing(ranks) or [0]), step),
+        )
 
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:
@@ -187,9 +213,10 @@ def connect(
     MismatchError if another rank has another policy; UnreachableError if no packet arrives from a rank;
     OperationTimeoutError if a rank did not come; another CommError if one could not start.
     """
-    from . import joining, native  # imported late, so that modules and tests that need no engine load none
+    from . import joining, native, stall  # imported late, so that modules and tests that need no engine load none
 
     members = rendezvous.members
+    rendezvous.stall_s = config.stall_s
     with rendezvous.alone():
         check_peer(peer)
         secret = read_secret(config.secret_file)
@@ -227,6 +254,7 @@ def connect(
         group.diagnosis.describe = describe
         ranks = [each["peer"] for each in descriptions]
         group.diagnosis.inquiry = Inquiry(PrefixStore("inquiry", rendezvous.store), rendezvous.rank, ranks, calls)
+        group.diagnosis.waits = stall.watch(group, calls, rendezvous.store, _root(rendezvous.store))
         return group
     except Exception as error:
         engine.release()

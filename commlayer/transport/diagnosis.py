@@ -13,6 +13,7 @@ from .call import Call
 from .inquiry import Inquiry
 from .native import ERRORS, Engine, ffi, lib
 from .paths import pair_paths
+from .stall import Waits
 
 NAMELESS = ("", "undefined")
 """Descriptions that torch gives a group without one."""
@@ -30,6 +31,8 @@ class Diagnosis:
     """Returns the group's description in torch."""
     inquiry: Inquiry | None = None
     """Asks the other ranks for their calls; None: cannot."""
+    waits: Waits | None = None
+    """Warns of collectives that wait; None: does not."""
     is_aborted_here: bool = False
     """Whether this rank aborted the group."""
 

@@ -292,6 +292,12 @@ def _numel(shapes: Shapes) -> int:
 
 def _frames(call: Call) -> Iterator[Mapping[str, Any]]:
     """The callers outside this package, innermost first."""
+    for file, line, name in callers(call):
+        yield {"name": name, "filename": file, "line": line, "text": linecache.getline(file, line).strip()}
+
+
+def callers(call: Call) -> Iterator[tuple[str, int, str]]:
+    """File, line and function of the callers outside this package, innermost first."""
     package = str(Path(__file__).parents[1])
     for code, instruction in zip(call.frames[::2], call.frames[1::2], strict=True):
         if code.co_filename.startswith(package):
@@ -300,10 +306,4 @@ def _frames(call: Call) -> Iterator[Mapping[str, Any]]:
         for start, end, line in code.co_lines():
             if start <= instruction < end and line is not None:
                 position = start, end, line
-        line = position[2] or code.co_firstlineno
-        yield {
-            "name": code.co_name,
-            "filename": code.co_filename,
-            "line": line,
-            "text": linecache.getline(code.co_filename, line).strip(),
-        }
+        yield code.co_filename, position[2] or code.co_firstlineno, code.co_name

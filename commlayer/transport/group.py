@@ -324,6 +324,8 @@ class NativeGroup:
 
     def _leave_engine(self) -> None:
         """Ends everything in flight, and the use of the engine. Idempotent."""
+        if self.diagnosis.waits is not None:
+            self.diagnosis.waits.close()
         self.engine.lags.close(id(self))  # before the group goes: no thread reads its lags from here on
         with self._lock:
             group, self._group = self._group, None

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from .call import Call, Calls
+from .places import place_of
 
 ANSWERS_S = 0.7
 """The longest wait for the answers of the other ranks: a rank that computes, or is stuck, does not answer."""
@@ -107,9 +108,10 @@ class Inquiry:
                 "tag": call.tag,
                 "key": [call.name, str(call.dtype), call.reduction, call.rank, [str(each) for each in call.signed]],
                 "elements": sum(map(math.prod, call.inputs or call.outputs)),
-                "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip(),
+                "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip() + f" in {place}" * bool(place),
             }
             for call in list(self._calls.latest)
+            for place in [place_of(call)]
         ]
         self._store.set(f"calls/{self._rank}", json.dumps(calls))
 

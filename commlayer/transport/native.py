@@ -53,7 +53,13 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
             "compare the ranks' logs, or raise the timeout of the group"
         ),
     ),
-    lib.CL_EPEERLOST: (PeerLostError, "look at that rank's log; restart the job or the group without it"),
+    lib.CL_EPEERLOST: (
+        PeerLostError,
+        (
+            "look at that rank's log, and in its host's `dmesg` if it was killed without a word (out of memory); "
+            "restart the job, or the group without it"
+        ),
+    ),
     lib.CL_EABORTED: (AbortedError, "look for the first error in the other ranks' logs"),
     lib.CL_ECLOSED: (ClosedError, "no operation may follow destroy_process_group"),
     lib.CL_EMISMATCH: (
@@ -347,17 +353,18 @@ class Engine:
         names = [name for name, _ in ffi.typeof("struct cl_path_stats").fields]
         remotes = self._remotes.get(peer, ())
         return [
-            {"rank": peer, **self._addresses(remotes[i : i + 1]), **{name: int(getattr(each, name)) for name in names}}
+            {"rank": peer, **{name: int(getattr(each, name)) for name in names}, **self._addresses(remotes[i : i + 1])}
             for i, each in enumerate(room[0:count])
         ]
 
-    def _addresses(self, path: Sequence[NetworkPath]) -> dict[str, str]:
+    def _addresses(self, path: Sequence[NetworkPath]) -> dict[str, str | int]:
         """This end and the other end of a path; none: it is not known."""
         if not path:
-            return {"interface": "", "address": "", "remote": ""}
+            return {"interface": "", "address": "", "port": 0, "remote": ""}
         local, remote = self._ports[path[0].local], path[0]
         host = f"[{remote.address}]" if ":" in remote.address else remote.address
-        return {"interface": local["ifname"], "address": local["address"], "remote": f"{host}:{remote.port}"}
+        ends = {"address": local["address"], "port": local["port"], "remote": f"{host}:{remote.port}"}
+        return {"interface": local["ifname"], **ends}
 
     def report(self) -> Report:
         """All counters, of all groups and paths."""

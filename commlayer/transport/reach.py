@@ -23,7 +23,7 @@ PATH_PATIENCE_S = 1.0
 ALL_HOSTS_MAX = 64
 """The largest number of hosts of which all ranks are tried."""
 TOLD_MAX = 3
-"""Pairs of ranks, or paths, that a message names."""
+"""Pairs of hosts, or paths, that a message names."""
 
 FIRST_PAUSE_S = 0.0005
 LONGEST_PAUSE_S = 0.02
@@ -52,6 +52,7 @@ class Reach:
         self._engine, self._members, self._rank = engine, members, members.rank
         self._descriptions = descriptions
         self._tried = ranks_to_try(hosts, members.rank)
+        self._places = {each: number for number, ranks in enumerate(hosts) for each in ranks}
         self._patience_s = max(PATIENCE_S, engine.config.peer_timeout_s)
 
     def is_known(self) -> bool:
@@ -67,9 +68,9 @@ class Reach:
         self._ask()
         silent = {other: self._states(other) for other in self._tried}
         self._warn({other: states for other, states in silent.items() if _is_half_answered(states)})
-        lost = [pair for other, states in silent.items() for pair in self._lost(other, states)]
+        lost = self._one_of_each([pair for other, states in silent.items() for pair in self._lost(other, states)])
         answers = [json.loads(each) for each in exchange("reached", json.dumps(lost[: TOLD_MAX + 1]).encode())]
-        pairs = sorted({(source, target) for answer in answers for source, target in answer})
+        pairs = self._one_of_each([(source, target) for answer in answers for source, target in answer])
         if pairs:
             raise UnreachableError(f"{self._members.who}: {self._failure(pairs)}")
 
@@ -102,6 +103,13 @@ class Reach:
         heard = any(path["packets_received"] for path in states)
         return [(self._rank, other) if heard else (other, self._rank)]
 
+    def _one_of_each(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The first pair of ranks for each pair of hosts and direction; both directions follow each other."""
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for source, target in sorted(pairs):
+            found.setdefault((self._places[source], self._places[target]), (source, target))
+        return [found[hosts] for hosts in sorted(found, key=lambda hosts: (sorted(hosts), hosts))]
+
     def _warn(self, half: dict[int, list[dict[str, int]]]) -> None:
         """Logs the paths that did not answer, of ranks of which another path did."""
         own = self._descriptions[self._rank]
@@ -129,17 +137,21 @@ class Reach:
     def _failure(self, pairs: Sequence[tuple[int, int]]) -> str:
         told = []
         for source, target in pairs[:TOLD_MAX]:
-            paths = pair_paths(self._descriptions[target], self._descriptions[source])
-            host = self._descriptions[target].get("hostname", "")
-            end = f"rank {self._members.ranks[target]} ({host})"
-            told.append(f"no {self._packet()} from {self._end(source, target, paths)} to {end}")
+            one, other = self._descriptions[source], self._descriptions[target]
+            ends = ", ".join([other.get("hostname", ""), *_ends(pair_paths(one, other))])
+            told.append(
+                f"no {self._packet()} from {self._end(source, target, pair_paths(other, one))} to "
+                f"rank {self._members.ranks[target]} ({ends})"
+            )
         what = f"{', '.join(told)}{' and others' * (len(pairs) > len(told))} in {self._patience_s:g} s"
-        return f"{what}: firewall, or the wrong interface? ({self._settings()})"
+        hosts = {self._descriptions[target].get("hostname", "") for _, target in pairs}
+        firewall = f"firewall of {hosts.pop()}" if len(hosts) == 1 else "firewall"
+        return f"{what}: {firewall}, or the wrong interface? ({self._settings()})"
 
     def _end(self, other: int, rank: int, paths: Sequence[Path]) -> str:
         """Another rank, as `rank` sees it: "rank 1 (hostb, 10.0.0.2:20001 via eth0)"."""
         ports = self._descriptions[rank]["ports"]
-        places = [f"{path.address}:{path.port} via {ports[path.local]['ifname']}" for path in paths[:TOLD_MAX]]
+        places = [f"{end} via {ports[path.local]['ifname']}" for end, path in zip(_ends(paths), paths, strict=False)]
         host = self._descriptions[other].get("hostname", "")
         return f"rank {self._members.ranks[other]} ({', '.join([host, *places])})"
 
@@ -148,6 +160,10 @@ class Reach:
 
     def _settings(self) -> str:
         return "COMMLAYER_IFNAME" + ", COMMLAYER_PORT_RANGE" * (self._engine.config.wire == "udp")
+
+
+def _ends(paths: Sequence[Path]) -> list[str]:
+    return [f"{path.address}:{path.port}" for path in paths[:TOLD_MAX]]
 
 
 def _is_half_answered(states: Sequence[dict[str, int]]) -> bool:

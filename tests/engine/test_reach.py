@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from commlayer.config import Config
 from commlayer.errors import UnreachableError
 from commlayer.transport import reach
 from commlayer.transport.joining import join
@@ -57,15 +59,16 @@ def refusals(world: World, exchange: Callable[[int], Any]) -> list[str]:
 
 
 def test_a_direction_that_loses_all_is_named_on_all_ranks() -> None:
-    with world_of(3) as world, lost(world, 1):
+    with world_of(3) as world, lost(world, 1) as one:
         start = time.monotonic()
         errors = refusals(world, Exchange(3))
         assert time.monotonic() - start < 5.0
         # Nothing reaches rank 1, neither from rank 0 nor from rank 2, and rank 1 reaches both.
         zero, two = (f"127.0.0.{rank + 1}:{world.descriptions[rank]['ports'][0]['port']} via udp" for rank in (0, 2))
         expected = (
-            f"no UDP packet from rank 0 ({HOST}, {zero}) to rank 1 ({HOST}), no UDP packet from rank 2 ({HOST}, {two}) "
-            f"to rank 1 ({HOST}) in 0.6 s: firewall, or the wrong interface? (COMMLAYER_IFNAME, COMMLAYER_PORT_RANGE)"
+            f"no UDP packet from rank 0 ({HOST}, {zero}) to rank 1 ({HOST}, {one}), no UDP packet from rank 2 ({HOST}, "
+            f"{two}) to rank 1 ({HOST}, {one}) in 0.6 s: firewall of {HOST}, or the wrong interface? "
+            f"(COMMLAYER_IFNAME, COMMLAYER_PORT_RANGE)"
         )
         assert errors == [expected] * 3
 
@@ -74,8 +77,17 @@ def test_both_directions_are_named() -> None:
     with world_of(2) as world, lost(world, 0) as zero, lost(world, 1) as one:
         errors = refusals(world, Exchange(2))
         assert errors[0] == errors[1]
-        assert f"no UDP packet from rank 0 ({HOST}, {zero} via udp) to rank 1 ({HOST})" in errors[0]
-        assert f"no UDP packet from rank 1 ({HOST}, {one} via udp) to rank 0 ({HOST})" in errors[0]
+        assert f"no UDP packet from rank 0 ({HOST}, {zero} via udp) to rank 1 ({HOST}, {one})" in errors[0]
+        assert f"no UDP packet from rank 1 ({HOST}, {one} via udp) to rank 0 ({HOST}, {zero})" in errors[0]
+
+
+def test_both_directions_are_named_where_hosts_have_many_ranks() -> None:
+    """One pair of ranks for each pair of hosts and direction."""
+    hosts = [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
+    engine: Any = types.SimpleNamespace(config=Config())
+    tried = reach.Reach(engine, Members("", 0, range(9)), hosts, [])
+    pairs = [(source, target) for source in hosts[0] for target in hosts[1]]
+    assert tried._one_of_each([*pairs, *(pair[::-1] for pair in pairs), (8, 1), (8, 0)]) == [(0, 4), (4, 0), (8, 0)]
 
 
 def test_a_path_that_loses_all_beside_a_working_one_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,6 +59,7 @@ def test_a_job_asks_its_own_engine(rank: int, size: int) -> None:
     assert (path["rank"], path["interface"], path["address"]) == (1 - rank, "lo", "127.0.0.1")
     assert path["remote"].startswith("127.0.0.1:")
     assert path["remote"] != f"127.0.0.1:{path['port']}"
+    assert path["port"] >= 1024  # the number of the socket's port
     assert f"rank {1 - rank}: lo 127.0.0.1:{path['port']} -> {path['remote']}" in str(found)
     sent = after["packets_sent"] - before["packets_sent"]
     assert sent > 4 * (1 << 20) / 2 / 9000

@@ -45,12 +45,19 @@ def test_version_names_the_packages_and_python() -> None:
     assert result.exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["", "bench", "bench codec", "dissect", "emulate", "probe", "trace"])
+@pytest.mark.parametrize("command", ["", "bench", "bench codec", "check", "dissect", "emulate", "probe", "trace"])
 def test_every_command_has_both_flags_of_help(command: str) -> None:
     short, long = (RUNNER.invoke(cli.app, [*command.split(), flag]) for flag in ("-h", "--help"))
     assert short.exit_code == long.exit_code == 0
     assert short.output == long.output
     assert re.search(r"--help +-h|-h, --help", short.output)
+
+
+def test_check_outside_torchrun_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    result = RUNNER.invoke(cli.app, ["check"])
+    assert result.exit_code == cli.EXIT_FAILED
+    assert "torchrun --nnodes=2 ... -m commlayer check" in result.output
 
 
 def complete(*words: str) -> list[str]:

@@ -58,7 +58,8 @@ def test_an_error_has_the_call_the_group_and_the_culprit() -> None:
     error = lost([])
     assert str(error) == (
         "rank 4 of group '7' (mesh_dp): all_reduce 9 of float32 [3], SUM: a peer died or stopped answering after 3 s "
-        "(culprit: rank 5 on node1); look at that rank's log; restart the job or the group without it"
+        "(culprit: rank 5 on node1); look at that rank's log, and in its host's `dmesg` if it was killed without a "
+        "word (out of memory); restart the job, or the group without it"
     )
     assert (error.rank, error.culprit, error.host, error.group) == (4, 5, "node1", "7")
     assert (error.operation, error.sequence) == ("all_reduce", 9)

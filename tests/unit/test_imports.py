@@ -29,7 +29,9 @@ MAY_IMPORT = {
     "__main__": {"tools"},
 }
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
-MAY_USE_TORCH_DISTRIBUTED = {"frontend", "torchft", "tools.cli", "tools.bench", "tools.probe", "transport.bootstrap"}
+MAY_USE_TORCH_DISTRIBUTED = {"frontend", "torchft", "transport.bootstrap"} | {
+    f"tools.{name}" for name in ("bench", "check", "cli", "probe")
+}
 PURE = ("simulate", "link", "trace", "actions", "pipelines", "measure")
 WITHOUT_TORCH = {"planner", *(f"scheduler.{name}" for name in PURE)}
 DISTRIBUTED = ("torch.distributed", "torch._C._distributed_c10d")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from commlayer.frontend.report import advice
 from commlayer.transport import log as module
 from commlayer.transport.log import begin, end, log
 from commlayer.transport.sockets import BUFFER_BYTES, Socket, _read
@@ -45,6 +46,12 @@ def test_records_come_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.message for record in caplog.records] == ["before", "after"]
     assert module._handler is None
     assert log.level == logging.NOTSET
+
+
+def test_advice_is_for_jobs_that_the_network_limits() -> None:
+    assert "commlayer probe" in advice(busy_s=74, passed_s=77, waited_s=1)
+    assert advice(busy_s=74, passed_s=77, waited_s=40) == ""  # late ranks do
+    assert advice(busy_s=20, passed_s=77, waited_s=1) == ""
 
 
 PORT = {"ifname": "eth0", "address": "10.0.0.1", "port": 20001, "mtu": 9000}

@@ -1,0 +1,264 @@
+"""Warns of a hang long before the timeout: which ranks have not called a collective, and where they are instead.
+
+The ranks tell each other through the Store, and only when a collective has waited. After half of COMMLAYER_STALL_S a
+rank says that it has called the collective. After all of that time the ranks that have not said so are the late ones.
+The lowest waiting rank of each host warns of them, and leaves a note for each. A late rank finds its note when it has
+called nothing for as long, and logs where its main thread is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.util import Finalize
+from typing import Any, Protocol
+
+from .call import Call, Calls
+from .inquiry import name_ranks
+from .log import log
+from .places import place_of, where
+
+LOOKS = 6
+"""Looks of the thread within COMMLAYER_STALL_S."""
+LOOK_MAX_S = 5.0
+CLOSE_S = 2.0
+"""The longest wait for the thread at the end of the process."""
+ENDED_MAX = 64
+"""Collectives that have ended, behind which no older one is looked for."""
+TOLD_MAX = 8
+"""Late ranks that a warning names, and that get notes."""
+
+
+class Store(Protocol):
+    """The part of torch's Store that this module uses."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+_guard = threading.Lock()
+_watch: StallWatch | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Waits:
+    """The collectives of one group on this rank that wait. `descriptions`: of all ranks' engines."""
+
+    who: Callable[[], str]
+    """Returns this rank and the group, for texts."""
+    name: str
+    """Of the group."""
+    rank: int
+    hosts: Sequence[Sequence[int]]
+    descriptions: Sequence[dict[str, Any]]
+    calls: Calls
+    store: Store
+    """Of this life of the group."""
+    notes: Store
+    """Shared by all groups of the job."""
+    awaited: Callable[[], list[int]]
+    """Returns the ranks that the collectives in flight wait for, as the engine sees it."""
+    _told: int = 0
+    _looked: int = 0
+    _warned: Call | None = None
+
+    def oldest(self) -> Call | None:
+        """The oldest collective in flight."""
+        found, ended = None, 0
+        for call in reversed(list(self.calls.collectives)):
+            if call.is_running() and call.submitted_s:
+                found, ended = call, 0
+            else:
+                ended += 1
+            if ended > ENDED_MAX:
+                break
+        return found
+
+    def follow(self, call: Call | None, stall_s: float) -> None:
+        """Tells the other ranks, and warns, of `call`, the oldest collective in flight."""
+        warned = self._warned
+        if warned is not None and not warned.is_running():
+            self._warned = None
+            if not warned.has_failed():
+                log.warning("%s: %s went on after %.0f s", self.who(), warned.title(), warned.elapsed_s())
+        if call is None:
+            return
+        waited_s = call.elapsed_s()
+        if waited_s >= stall_s / 2 and self._told < call.sequence:
+            self._told = call.sequence
+            self.store.set(self._key(call, self.rank), "")
+        if waited_s >= stall_s and self._looked < call.sequence:
+            self._looked = call.sequence
+            self._warn(call, waited_s)
+
+    def close(self) -> None:
+        """The group is about to be closed: the watch of the process forgets it, and ends with the last one."""
+        global _watch
+        with _guard:
+            watch = _watch
+            if watch is None or not watch.remove(self):
+                return
+            _watch = None
+        watch.close()
+
+    def _key(self, call: Call, rank: int) -> str:
+        return f"waits/{call.sequence}/{rank}"
+
+    def _warn(self, call: Call, waited_s: float) -> None:
+        size = len(self.descriptions)
+        late = sorted(self._late(call, [rank for rank in range(size) if rank != self.rank]))
+        host = next(ranks for ranks in self.hosts if self.rank in ranks)
+        if self.rank != min(rank for rank in host if rank not in late):
+            return
+        self._warned = call
+        called = f"{call.title()} {call.arguments(self._numbers())}".rstrip()
+        place = place_of(call)
+        log.warning(
+            *("%s: %s%s has waited %.0f s: %s", self.who(), called, f", called in {place}," * bool(place)),
+            *(waited_s, self._reason(late)),
+        )
+        for rank in late[:TOLD_MAX]:
+            text = f"{self.who()} has waited {waited_s:.0f} s for this rank to call {called}"
+            note = {"group": self.name, "sequence": call.sequence, "text": text}
+            self.notes.set(note_key(self.descriptions[rank]["life"]), json.dumps(note))
+
+    def _late(self, call: Call, ranks: Sequence[int]) -> Iterator[int]:
+        """Those of `ranks` that have not said that they called it: few, so the Store is asked about many at once."""
+        if not ranks or self.store.check([self._key(call, rank) for rank in ranks]):
+            return
+        if len(ranks) == 1:
+            yield ranks[0]
+            return
+        middle = len(ranks) // 2
+        yield from self._late(call, ranks[:middle])
+        yield from self._late(call, ranks[middle:])
+
+    def _reason(self, late: Sequence[int]) -> str:
+        if late:
+            more = f" and {len(late) - TOLD_MAX} more" if len(late) > TOLD_MAX else ""
+            names = ", ".join(self._name(rank) for rank in late[:TOLD_MAX])
+            return f"{names}{more} {'has' if len(late) == 1 else 'have'} not called it; see the warning there"
+        waits = self.awaited()
+        data = f", this rank waits for data of {name_ranks(waits, self._numbers())}" if waits else ""
+        return f"all ranks have called it{data}; see the paths in print(commlayer.paths())"
+
+    def _name(self, rank: int) -> str:
+        host = self.descriptions[rank].get("hostname")
+        return f"rank {self.descriptions[rank]['peer']}" + (f" on {host}" if host else "")
+
+    def _numbers(self) -> list[int]:
+        return [int(each["peer"]) for each in self.descriptions]
+
+
+class StallWatch:
+    """Watches the groups of this process. Other threads may add groups."""
+
+    def __init__(self, stall_s: float) -> None:
+        self.stall_s = stall_s
+        self._groups: list[weakref.ref[Waits]] = []
+        self._begun_s = time.monotonic()
+        self._process = os.getpid()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commlayer-stall", daemon=True)
+        self._finalizer: Finalize | None = None
+
+    def add(self, waits: Waits) -> None:
+        """Also watches this group, until it is gone."""
+        self._groups = [*(each for each in self._groups if each() is not None), weakref.ref(waits)]
+
+    def start(self) -> None:
+        """Starts the thread, which ends before the interpreter does: a thread in the Store's C++ code must not meet
+        its end."""
+        self._thread.start()
+        self._finalizer = Finalize(None, self.close, exitpriority=1)
+
+    def remove(self, waits: Waits) -> bool:
+        """Watches this group no longer; returns whether it was the last one."""
+        self._groups = [each for each in self._groups if each() not in (None, waits)]
+        return not self._groups
+
+    def close(self) -> None:
+        """Ends the thread, unless a Store keeps it."""
+        self._ends.set()
+        if self._finalizer is not None:
+            self._finalizer.cancel()  # its registry would keep this object
+        if self.is_of_this_process() and threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_S)
+
+    def is_of_this_process(self) -> bool:
+        """False in a process that was forked since: it lacks the thread."""
+        return self._process == os.getpid()
+
+    def look(self) -> None:
+        """Looks once at all groups. Raises an error of the Store if one does not answer."""
+        groups = [found for each in self._groups if (found := each()) is not None]
+        running = [each.oldest() for each in groups]
+        for each, call in zip(groups, running, strict=True):
+            each.follow(call, self.stall_s)
+        latest = [each.calls.collectives[-1].submitted_s for each in groups if each.calls.collectives]
+        if not any(running) and time.monotonic() - max(latest, default=self._begun_s) >= self.stall_s / 2:
+            for each in groups:
+                self._read_note(each)
+
+    def _read_note(self, waits: Waits) -> None:
+        key = note_key(waits.descriptions[waits.rank]["life"])
+        if not waits.notes.check([key]):
+            return
+        note = json.loads(waits.notes.get(key))
+        if note["group"] != waits.name:
+            return  # of another group of this process
+        waits.notes.delete_key(key)
+        if waits.calls.collective_count < note["sequence"]:  # else it has come meanwhile
+            peer = waits.descriptions[waits.rank]["peer"]
+            log.warning("rank %s: %s; its main thread is in %s", peer, note["text"], where())
+
+    def _run(self) -> None:
+        while not self._ends.wait(min(self.stall_s / LOOKS, LOOK_MAX_S)):
+            try:
+                self.look()
+            except (RuntimeError, ValueError):  # of a Store whose process is gone
+                log.debug("a Store does not answer: no warnings of collectives that wait", exc_info=True)
+
+
+def watch(group: Any, calls: Calls, store: Store, root: Store) -> Waits | None:
+    """Watches a native group as long as the returned object lives, which does not keep the group alive. None: the
+    settings ask for no warnings. `store` is that of this life of the group, `root` that of the job."""
+    global _watch
+    stall_s = group.engine.config.stall_s
+    if not stall_s:
+        return None
+    this = weakref.ref(group)
+
+    def of_group(name: str) -> Any:
+        found = this()
+        return None if found is None else getattr(found, name)
+
+    waits = Waits(
+        who=lambda: of_group("who") or "a group that is gone",
+        name=group.diagnosis.name,
+        rank=group.rank,
+        hosts=group.hosts,
+        descriptions=group.diagnosis.descriptions,
+        calls=calls,
+        store=store,
+        notes=root,
+        awaited=lambda: (of_group("awaited") or list)(),
+    )
+    with _guard:
+        if _watch is None or not _watch.is_of_this_process():
+            _watch = StallWatch(stall_s)
+            _watch.start()
+        _watch.add(waits)
+    return waits
+
+
+def note_key(life: str) -> str:
+    """The key of the note for a process, by the life of its engine."""
+    return f"commlayer/awaited/{life}"

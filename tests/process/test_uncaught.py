@@ -1,0 +1,48 @@
+"""torchrun's summary ends with the error of commlayer that ended a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from commlayer.errors import CommError, PeerLostError
+from commlayer.frontend.uncaught import record, text_of
+from tests import ranks
+
+JOB = """
+    import os
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("commlayer")
+    tensor = torch.ones(5 + dist.get_rank())
+    dist.all_reduce(tensor)
+"""
+
+
+def test_the_summary_of_torchrun_has_the_error(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent(JOB))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    ended = subprocess.run(command, env=ranks.script_environ(), capture_output=True, text=True, timeout=100)
+    summary = ended.stderr.partition("ChildFailedError")[2].partition("Root Cause")[2]
+    assert "MismatchError: rank " in summary, ended.stderr
+    assert "rank 1 called all_reduce 1 of float32 [6]" in summary
+    assert f"raised in <module> ({script}:7)" in summary
+
+
+def test_a_record_that_is_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    record("first", CommError(), path)
+    record("second", CommError(), path)
+    assert json.loads(path.read_text())["message"]["message"] == "first"
+    record("third", CommError(), tmp_path / "gone" / "error.json")
+
+
+def test_errors_within_backward_have_another_type() -> None:
+    assert text_of(PeerLostError("rank 1 of group '0': gone")) == "PeerLostError: rank 1 of group '0': gone"
+    torchs = RuntimeError("Got the following error: MismatchError: rank 3 of group '0': disagree\n\nAt:\n  work.py")
+    assert text_of(torchs) == "MismatchError: rank 3 of group '0': disagree"
+    assert text_of(ValueError("ConfigError: of another package")) == ""
