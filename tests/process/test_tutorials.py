@@ -54,14 +54,18 @@ def test_every_tutorial_is_run() -> None:
     assert {path.stem for path in FOLDER.glob("*.md")} == set(RANKS)
 
 
-@pytest.mark.parametrize("page", ["ddp", "fsdp2", "pipelines"])
-def test_trains_and_prints_the_output_of_the_page(page: str) -> None:
-    output = run(page)
+def check_training(page: str, output: str) -> None:
+    """The loss falls, and the lines are those of the page, but for ranks that were waited for."""
     first, *_, last = losses(output)
     assert last < 0.9 * first
     assert [line for line in shape(output) if not line.startswith("rank 0")] == [
         line for line in shape("".join(blocks(page, ""))) if not line.startswith("rank 0")
     ]
+
+
+@pytest.mark.parametrize("page", ["fsdp2", "pipelines"])
+def test_trains_and_prints_the_output_of_the_page(page: str) -> None:
+    check_training(page, run(page))
 
 
 def test_codecs_are_compared_with_exact_training() -> None:
@@ -82,6 +86,4 @@ def test_a_slow_link_is_measured() -> None:
 def test_the_first_tutorial_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("\n".join(blocks("ddp", "python")), encoding="utf-8")
-    output = ranks.torchrun(script, OMP_NUM_THREADS="1")
-    assert "backend: commlayer" in output
-    assert losses(output) == sorted(losses(output), reverse=True)
+    check_training("ddp", ranks.torchrun(script, OMP_NUM_THREADS="1"))
