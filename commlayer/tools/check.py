@@ -8,6 +8,7 @@ probe` compares the links.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import statistics
 import time
@@ -23,6 +24,7 @@ SLOW = 0.5
 """A rank with less than this share of the median speed is named."""
 PATHS_SHOWN = 8
 """Working paths that a rank prints."""
+LIVELINESS_PACKETS = 10
 COMPUTE_SIZE = 384
 COMPUTE_ROUNDS = 5
 
@@ -68,6 +70,8 @@ def path_lines(rank: int, found: Sequence[Mapping[str, Any]]) -> list[str]:
     working: list[str] = []
     broken: list[str] = []
     for path in found:
+        if path["packets_sent"] < LIVELINESS_PACKETS and ipaddress.ip_address(path["address"]).is_loopback:
+            continue  # ranks of one host share memory, and ask each other for a sign of life at most
         works = path["is_answered"] and not path["is_dead"]
         if path["packets_sent"]:
             (working if works else broken).append(

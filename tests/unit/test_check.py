@@ -34,6 +34,13 @@ def test_paths_that_do_not_work_come_first() -> None:
     assert lines[2].endswith(", 10 packets sent, 1 lost, round trip 0.25 ms")
 
 
+def test_paths_beside_shared_memory_are_left_out() -> None:
+    """Their few packets may have no answer yet."""
+    few = path(1, interface="lo", address="127.0.0.1", packets_sent=1, is_answered=0)
+    assert path_lines(0, [few, path(1, interface="lo", address="::1", packets_sent=2)]) == []
+    assert "DOES NOT WORK" in path_lines(0, [{**few, "packets_sent": 500}])[0]
+
+
 def test_many_paths_are_counted() -> None:
     lines = path_lines(0, [path(rank) for rank in range(1, 30)])
     assert len(lines) == check.PATHS_SHOWN + 1
