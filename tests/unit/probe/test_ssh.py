@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shlex
+import time
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +33,13 @@ def test_a_host_that_cannot_be_reached_is_named(shell: str, said: str) -> None:
 def test_a_host_that_reports_something_else_is_named() -> None:
     with pytest.raises(MeetingError, match="a: no report"):
         run(Remote(["a", "b"], ["echo"], "python3", 29500), SPEC)
+
+
+def test_one_absent_host_ends_the_others(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\ntest "$1" = absent && exit 255\nsleep 1000 & wait\n')
+    ssh.chmod(0o755)
+    start_s = time.monotonic()
+    with pytest.raises(MeetingError, match="absent ended with status 255"):
+        run(Remote(["a", "absent"], [str(ssh)], "python3", 29500), SPEC)
+    assert time.monotonic() - start_s < 30
