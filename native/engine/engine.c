@@ -138,8 +138,9 @@ static void receive_packets(struct cl_engine *engine)
 }
 
 /* How long the thread naps before it polls. In a bulk transfer every packet would wake it; so while packets come
- * steadily it sleeps for as long as a batch takes to arrive. On fast networks that is no time at all. With few packets
- * it does not nap. Acknowledgements and pacing are made for batches of this size. */
+ * steadily it sleeps for as long as a batch takes to arrive, or the rest of a message: somebody waits for its end. On
+ * fast networks that is no time at all. With few packets it does not nap. Acknowledgements and pacing are made for
+ * batches of this size. */
 static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
 {
     uint64_t passed = now_us - engine->arrivals_since_us;
@@ -150,7 +151,8 @@ static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
     }
     if (engine->arrivals_per_us * NAP_WINDOW_US < NAP_PACKETS_LEAST)
         return 0;
-    double nap = NAP_BATCH / engine->arrivals_per_us;
+    uint32_t lacking = cl_endpoint_lacking(engine->endpoint);
+    double nap = (lacking < NAP_BATCH ? lacking : NAP_BATCH) / engine->arrivals_per_us;
     double most = cl_endpoint_has_urgent(engine->endpoint, now_us) ? NAP_MOST_URGENT_US : NAP_MOST_US;
     return nap < NAP_LEAST_US ? 0 : (uint64_t)(nap > most ? most : nap);
 }

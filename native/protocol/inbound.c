@@ -179,6 +179,13 @@ static const struct cl_whole *on_fragment(struct cl_endpoint *endpoint, const st
     return NULL;
 }
 
+uint32_t cl_endpoint_lacking(struct cl_endpoint *endpoint)
+{
+    uint32_t lacking = endpoint->lacking;
+    endpoint->lacking = 0;
+    return lacking ? lacking : UINT32_MAX;
+}
+
 /* Whether a rank of this job made the packet for this process, and it comes for the first time; counts it if not.
  * *number: the 64-bit number of the packet or of the acknowledgement. */
 static bool authentic(struct cl_endpoint *endpoint, const struct cl_peer *peer, struct cl_path *path,

@@ -27,7 +27,11 @@ static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_message *mes
         cl_history_add(&peer->history, &message->id);
         cl_partial_complete(endpoint, message);
         cl_messages_complete(endpoint, message, CL_OK);
+        return CL_PLACED;
     }
+    uint32_t lacking = message->packet_count - message->packets_arrived;
+    if (peer->expected == 1 && (!endpoint->lacking || lacking < endpoint->lacking))
+        endpoint->lacking = lacking;
     return CL_PLACED;
 }
 

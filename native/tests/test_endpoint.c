@@ -150,6 +150,32 @@ TEST(test_tail_loss_recovers_fast)
     CHECK_EQ(explained(network, 0).retransmitted_probes, 1);
 }
 
+/* So the engine's thread wakes up when a message ends, and not later. */
+TEST(test_a_receiver_knows_how_many_packets_it_lacks)
+{
+    enum { PACKETS = 20 };
+    SCOPED_NETWORK *network = network_new(2, 1, 100, 150, ROOM, 29);
+    struct cl_endpoint *receiver = network->hosts[1].endpoint;
+    CHECK_EQ(cl_endpoint_lacking(receiver), UINT32_MAX);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, PACKETS * receiver->payload_bytes);
+    post_receive(network, t, 1);
+    post_send(network, t, 1, 0);
+    uint32_t before = PACKETS, asked = 0;
+    for (uint64_t now_us = network_now_us(network); !network_run_completions(network, 1, now_us);) {
+        uint32_t lacking = cl_endpoint_lacking(receiver);
+        CHECK(lacking == UINT32_MAX || lacking < before);
+        if (lacking != UINT32_MAX) {
+            before = lacking;
+            asked++;
+        }
+        now_us += 200;
+    }
+    CHECK(intact(t));
+    CHECK(asked > PACKETS / 4 && before < PACKETS / 4);
+    cl_endpoint_lacking(receiver); /* from before the end */
+    CHECK_EQ(cl_endpoint_lacking(receiver), UINT32_MAX);
+}
+
 /* A receiver that does not run for 50 ms costs a few probes, not a second copy of every packet. */
 TEST(test_sleeping_receiver_costs_probes_only)
 {
