@@ -232,8 +232,10 @@ def connect(
         members.hosts = dict(engine.hosts)
         answers = rendezvous.exchange("describe", json.dumps(description).encode())
         descriptions = [read_description(each, members, rank) for rank, each in enumerate(answers)]
-        members.hosts = {
-            number: str(each.get("hostname", "")) for number, each in zip(members.ranks, descriptions, strict=True)
+        members.hosts = {  # a rank without the engine tells none
+            number: str(each["hostname"])
+            for number, each in zip(members.ranks, descriptions, strict=True)
+            if each.get("hostname")
         }
         engine.hosts |= members.hosts
         agree(members, [each["settings"] for each in descriptions], ConfigError)
