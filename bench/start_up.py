@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,8 @@ BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
 """The backend of torch and the environment of each."""
 
 COUNTS = ("descriptors", "requests", "read_bytes", "written_bytes")
+BENDING = ("read_bytes",)
+"""A rank may read, from each other one, a value whose length grows with the ranks."""
 Figures = dict[str, float]
 
 
@@ -141,10 +146,34 @@ def rank_of(rank: int, size: int, port: int, backend: str, counts: bool) -> Figu
     return found
 
 
+@contextlib.contextmanager
+def served() -> Iterator[int]:
+    """A process that serves a Store; gives its port. This process gets no thread, which a child could find holding a
+    lock."""
+    end, other = os.pipe()
+    child = os.fork()
+    if child == 0:
+        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        os.write(other, str(store.port).encode())
+        signal.pause()
+    try:
+        yield int(os.read(end, 16))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(end)
+        os.close(other)
+
+
 def run(size: int, name: str, *, counts: bool) -> list[Figures]:
     """The figures of all ranks of a job. Raises RuntimeError if one fails."""
+    with served() as port:
+        return run_at(port, size, name, counts)
+
+
+def run_at(port: int, size: int, name: str, counts: bool) -> list[Figures]:
+    """The figures of all ranks of a job whose Store has this port."""
     backend, environ = BACKENDS[name]
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     start, children = time.monotonic(), []
     for rank in range(size):
         child = os.fork()
@@ -152,19 +181,22 @@ def run(size: int, name: str, *, counts: bool) -> list[Figures]:
             status = 1
             try:
                 os.environ.update(environ)
-                found = rank_of(rank, size, store.port, backend, counts)
-                own = dist.TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=60))
+                found = rank_of(rank, size, port, backend, counts)
+                own = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
                 own.set(f"found {rank}", json.dumps(found))
                 own.add("done", 1)
                 while own.add("done", 0) < size:
                     time.sleep(0.05)
                 status = 0
+            except Exception:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         children.append(child)
     statuses = [os.waitpid(child, 0)[1] for child in children]
     if any(statuses):
         raise RuntimeError(f"a rank of {size} failed")
+    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     all_found: list[Figures] = [json.loads(store.get(f"found {rank}")) for rank in range(size)]
     return [{**each, "first_s": each.pop("reduced_at") - start} for each in all_found]
 
@@ -182,12 +214,13 @@ def measure(size: int, name: str, runs: int) -> dict[str, Figures]:
     }
 
 
-def computed(sizes: Sequence[int], values: Sequence[float], far: int = FAR) -> float:
-    """The value at `far` ranks, from three sizes: on their parabola, or on the line through the last two."""
+def computed(sizes: Sequence[int], values: Sequence[float], far: int = FAR, *, bends: bool = True) -> float:
+    """The value at `far` ranks, from three sizes: on their parabola if it `bends`, else on the line through the last
+    two."""
     (a, b, c), (x, y, z) = sizes, values
     line = z + (z - y) / (c - b) * (far - c)
     bend = ((z - y) / (c - b) - (y - x) / (b - a)) / (c - a)
-    return line + bend * (far - b) * (far - c) if abs(bend * c * c) > BENT * abs(z) else line
+    return line + bend * (far - b) * (far - c) if bends and bend * c * c > BENT * abs(z) else line
 
 
 def table(runs: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> str:
@@ -208,7 +241,7 @@ def table(runs: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> str:
             far: list[Figures] = []
             for who in ("rank 0", "others"):
                 of = [by_size[str(size)][who] for size in sizes[-3:]]
-                far.append({key: computed(sizes[-3:], [each[key] for each in of]) for key in COUNTS})
+                far.append({key: computed(sizes[-3:], [x[key] for x in of], bends=key in BENDING) for key in COUNTS})
             lines.append(f"| {name} | {FAR:,}, computed | | | | {' | '.join(counts_of(*far))} |")
     return "\n".join(lines)
 
