@@ -56,8 +56,6 @@ class Trial:
     when: str = ""
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rendezvous: str = STATIC
-    hosts: Sequence[int] = (0, 1)
-    """Those that start torchrun."""
     steps: int = 100
     command: str = ""
     """This command of commlayer runs instead of the job."""
@@ -100,10 +98,10 @@ TRIALS = [
         environ={"COMMLAYER_IFNAME": "eth1"},
     ),
     Trial("nic-typo", r"ConfigError: .*eht0", environ={"COMMLAYER_IFNAME": "eht0"}),
-    Trial("wrong-nic-too", r"other paths work", commands=both("ip link set eth1 up")),
+    Trial("wrong-nic-too", ENDED, commands=both("ip link set eth1 up")),
     Trial(
         "same-address",
-        r"other paths work|" + ENDED,
+        ENDED,
         commands=both("ip link set eth1 up", "ip addr flush dev eth1", "ip addr add 10.0.2.15/24 dev eth1"),
     ),
     Trial("slow-link", r"finds slow links", commands=SLOW, environ=INFO, steps=20, limit_s=150),
@@ -115,7 +113,6 @@ TRIALS = [
     Trial("stuck", r"rank 3.*has not called", bug="stuck"),
     Trial("kill", r"PeerLostError: .*rank 3", bug="kill"),
     Trial("late", r"has waited 30 s for rank\(s\) 3", bug="late", limit_s=150),
-    Trial("host-missing", r"hostb", hosts=(0,)),
 ]
 
 
@@ -206,8 +203,8 @@ def attempt(trial: Trial, python: Path) -> tuple[float, float] | None:
         if not trial.when:
             breaks(trial)
         start = time.monotonic()
-        processes = [torchrun(python, trial, host, folder) for host in trial.hosts]
-        threads = [threading.Thread(target=follow, args=pair) for pair in zip(processes, trial.hosts, strict=True)]
+        processes = [torchrun(python, trial, host, folder) for host in range(2)]
+        threads = [threading.Thread(target=follow, args=pair) for pair in zip(processes, range(2), strict=True)]
         for thread in threads:
             thread.start()
         for process in processes:
