@@ -344,10 +344,10 @@ class CommProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names all ranks that do not come, whatever `wait_all_ranks`. See `Attendance.barrier`."""
         timeout = self._gloo.options._timeout if timeout is None else timeout
-        self._attendance.barrier(timeout.total_seconds())
+        self._attendance.barrier(timeout.total_seconds(), all_ranks=wait_all_ranks)
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing: the calls of a group are numbered from 1."""

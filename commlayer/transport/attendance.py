@@ -43,22 +43,34 @@ class Attendance:
         self._barriers = 0
         self._lock = threading.Lock()
 
-    def barrier(self, timeout_s: float) -> None:
+    def barrier(self, timeout_s: float, *, all_ranks: bool = False) -> None:
         """Waits until all ranks have come. Operations of the group may hang meanwhile, and go on afterwards.
 
-        Raises OperationTimeoutError, which names all missing ranks; the culprit is the first of them.
+        Raises OperationTimeoutError, which names all missing ranks; the culprit is the first of them. The text ends
+        with gloo's own words, of all ranks or of the first, because tools search for them.
         """
         missing = self.missing(timeout_s)
         if not missing:
             return
         error = OperationTimeoutError(
             f"{self._members.who}: monitored_barrier: {self._members.names(missing)} did not call it within "
-            f"{timeout_s:g} s; look at their logs and stacks"
+            f"{timeout_s:g} s; look at their logs and stacks ({self._as_gloo(missing, all_ranks=all_ranks)})"
         )
         error.rank, error.operation = self._members.ranks[self._rank], "monitored_barrier"
         error.culprit, error.group = self._members.ranks[missing[0]], self._members.group
         error.host = self._members.hosts.get(error.culprit)
         raise error
+
+    def _as_gloo(self, missing: Sequence[int], *, all_ranks: bool) -> str:
+        """The text of torch's ProcessGroupGloo, with ranks of the group."""
+        if self._rank != 0:
+            return (
+                f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                f"send/recv from rank 0"
+            )
+        if all_ranks:
+            return f"Ranks {', '.join(map(str, missing))} failed to pass monitoredBarrier"
+        return f"Rank {missing[0]} failed to pass monitoredBarrier; Rank 0 timed out in monitoredBarrier"
 
     def missing(self, timeout_s: float) -> list[int]:
         """Waits until all ranks have come; returns the ranks of the group that have not. On all ranks they are those

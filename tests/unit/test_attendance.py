@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
+from commlayer.errors import OperationTimeoutError
 from commlayer.transport import attendance
 from commlayer.transport.attendance import Attendance
 from commlayer.transport.members import Members
@@ -75,3 +76,19 @@ def test_a_store_that_is_gone_or_frozen_counts_as_rank_0(gone: bool, monkeypatch
 
     assert ends_of(2, Broken())[1].missing(0.1) == [0]
     thaw.set()
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_the_error_has_the_words_of_gloo(all_ranks: bool) -> None:
+    ends = ends_of(4, HashStore())
+    with ThreadPoolExecutor() as pool:
+        failures = list(pool.map(lambda rank: _failure(ends[rank], all_ranks=all_ranks), (0, 3)))
+    assert ("Ranks 1, 2 failed to pass" if all_ranks else "(Rank 1 failed to pass monitoredBarrier") in failures[0]
+    assert "(Rank 3 successfully reached monitoredBarrier, but received errors while waiting" in failures[1]
+    assert all("rank(s) 1, 2 did not call it within 0.3 s" in each for each in failures)
+
+
+def _failure(end: Attendance, *, all_ranks: bool) -> str:
+    with pytest.raises(OperationTimeoutError) as caught:
+        end.barrier(0.3, all_ranks=all_ranks)
+    return str(caught.value)
