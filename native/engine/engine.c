@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "engine/clock.h"
+#include "engine/eager.h"
 #include "group/group.h"
 #include "protocol/mtu.h"
 
@@ -25,12 +26,6 @@ enum {
     LINGER_QUIETS_MAX = 15, /* but for at most so many such times */
     RECEIVE_BATCHES = 8,    /* received before the next send */
     SEND_BATCHES = 8,       /* sent before the next receive */
-    NAP_WINDOW_US = 2000,   /* over which the rate of arrivals is measured */
-    NAP_PACKETS_LEAST = 16, /* per window: fewer are no bulk transfer */
-    NAP_BATCH = 16,         /* packets that a nap waits for */
-    NAP_LEAST_US = 60,      /* a shorter nap is not worth a system call */
-    NAP_MOST_US = 1000,
-    NAP_MOST_URGENT_US = 200, /* while urgent packets are sent or expected */
     FOREVER_US = 1 << 30,
     SLICE_NS = 100000, /* the shortest slice that Linux gives */
 };
@@ -69,9 +64,10 @@ static void receive_datagram(void *context, const uint8_t *bytes, size_t length,
     uint64_t now = arrival->now_us;
     if (arrival->engine->endpoint == NULL)
         return;
-    arrival->engine->arrivals++;
-    cl_endpoint_receive(arrival->engine->endpoint, bytes, length, congested,
-                        received_us == 0 || received_us > now ? now : received_us, now);
+    if (received_us == 0 || received_us > now)
+        received_us = now;
+    cl_nap_arrived(&arrival->engine->nap, received_us);
+    cl_endpoint_receive(arrival->engine->endpoint, bytes, length, congested, received_us, now);
 }
 
 /* DSCP by priority, for switches with several queues: from expedited forwarding over the assured classes down to the
@@ -137,24 +133,13 @@ static void receive_packets(struct cl_engine *engine)
     engine->readable = 0;
 }
 
-/* How long the thread naps before it polls. In a bulk transfer every packet would wake it; so while packets come
- * steadily it sleeps for as long as a batch takes to arrive, or the rest of a message: somebody waits for its end. On
- * fast networks that is no time at all. With few packets it does not nap. Acknowledgements and pacing are made for
- * batches of this size. */
+/* How long the thread naps before it polls. */
 static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
 {
-    uint64_t passed = now_us - engine->arrivals_since_us;
-    if (passed >= NAP_WINDOW_US) {
-        engine->arrivals_per_us = (double)engine->arrivals / (double)passed;
-        engine->arrivals = 0;
-        engine->arrivals_since_us = now_us;
-    }
-    if (engine->arrivals_per_us * NAP_WINDOW_US < NAP_PACKETS_LEAST)
+    if (engine->endpoint == NULL)
         return 0;
-    uint32_t lacking = cl_endpoint_lacking(engine->endpoint);
-    double nap = (lacking < NAP_BATCH ? lacking : NAP_BATCH) / engine->arrivals_per_us;
-    double most = cl_endpoint_has_urgent(engine->endpoint, now_us) ? NAP_MOST_URGENT_US : NAP_MOST_US;
-    return nap < NAP_LEAST_US ? 0 : (uint64_t)(nap > most ? most : nap);
+    return cl_nap_us(&engine->nap, cl_endpoint_lacking(engine->endpoint),
+                     cl_endpoint_has_urgent(engine->endpoint, now_us), now_us);
 }
 
 /* Returns whether there was a completion: its operation can go on. */
@@ -293,10 +278,10 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
     engine->sleeps_until_us = deadline_us;
     for (uint32_t i = 0; i < watched; i++)
         fds[count++] = (struct pollfd){.fd = engine->peers.watched[i].pidfd, .events = POLLIN};
-    pthread_mutex_unlock(&engine->core);
-
     uint64_t now = cl_now_us();
     uint64_t nap = deadline_us > now && full == 0 ? nap_us(engine, now) : 0;
+    pthread_mutex_unlock(&engine->core);
+
     uint64_t sleep_us = nap > 0 ? nap : deadline_us <= now ? 0 : deadline_us - now;
     struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000), .tv_nsec = (long)(sleep_us % 1000000) * 1000};
     int ready = ppoll(fds, nap > 0 ? first_port : count, sleep_us >= FOREVER_US ? NULL : &timeout, NULL);
@@ -409,7 +394,8 @@ void cl_engine_linger(cl_engine *engine)
             heard = engine->last_heard_us;
         pthread_mutex_unlock(&engine->core);
         now = cl_now_us();
-    } while (now - heard < quiet && now - start < LINGER_QUIETS_MAX * quiet);
+    } while ((now - heard < quiet && now - start < LINGER_QUIETS_MAX * quiet) ||
+             (atomic_load(&engine->eager_messages) > 0 && now - start < CL_EAGER_FLUSH_MAX_US));
 }
 
 int cl_engine_events(cl_engine *engine, struct cl_event *events, uint32_t capacity, uint64_t timeout_us)

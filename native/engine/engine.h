@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 
 #include "engine/events.h"
+#include "engine/nap.h"
 #include "engine/peers.h"
 
 enum { CL_SEND_BATCH = 64 };
@@ -40,9 +41,7 @@ struct cl_engine {
     uint64_t polled_ports; /* bit per port: the sleeping thread wakes when it has room */
     uint64_t last_heard_us;
     uint64_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
-    uint64_t arrivals_since_us;       /* how fast packets come: see nap_us in engine.c */
-    uint32_t arrivals;
-    double arrivals_per_us;
+    struct cl_nap nap;
     struct cl_group *groups;
     /* hand-over (inbox) */
     struct cl_operation *inbox_first, **inbox_last;
@@ -50,6 +49,7 @@ struct cl_engine {
     /* counters (core, or atomic where callers add) */
     _Atomic uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
     _Atomic uint64_t shared_bytes_received;
+    _Atomic uint64_t eager_messages; /* on their way: copies of short messages, whose sends are done */
 };
 
 /* Starts the thread, at the end of opening. */

@@ -10,8 +10,23 @@
 #define relax() sched_yield()
 #endif
 
-static int wait_for(struct cl_member *member, uint32_t class, uint32_t index, uint32_t value, uint64_t deadline_us)
+/* Notes for cl_group_awaited the counters that the operation waits for, or (!waits) none. */
+static void note_waits(struct cl_member *member, const struct cl_operation *operation, bool waits)
 {
+    const struct cl_host_queues *queues = &member->group.host_queues;
+    const struct cl_host_turn *turn = &operation->turn;
+    bool gated = operation->executor == NULL;
+    uint32_t rank, value;
+    for (uint32_t i = 0; i < queues->local_count; i++)
+        atomic_store(&member->neighbours[i].sleeps_for[turn->class], waits && gated ? turn->gate + UINT64_C(1) : 0);
+    for (uint32_t n = 0; waits && !gated && cl_executor_awaits(operation->executor, n, &rank, &value); n++)
+        atomic_store(&member->neighbours[queues->index[rank]].sleeps_for[turn->class], value + UINT64_C(1));
+}
+
+static int wait_for(struct cl_member *member, const struct cl_operation *operation, uint32_t index, uint32_t value)
+{
+    uint32_t class = operation->turn.class;
+    uint64_t deadline_us = operation->deadline_us;
     const struct cl_host_queue *queue = &member->group.host_queues.queues[class];
     uint64_t start = cl_now_us(), now = start;
     uint64_t limit = member->spin_us, ewma = atomic_load_explicit(&member->spin_ewma_us, memory_order_relaxed);
@@ -25,16 +40,19 @@ static int wait_for(struct cl_member *member, uint32_t class, uint32_t index, ui
             now = cl_now_us();
         }
     }
+    int status = CL_OK;
+    note_waits(member, operation, true);
     while (!cl_host_queue_reached(queue, index, value)) {
-        int stop = cl_group_check_wait(&member->group, class, index, value, now, deadline_us);
-        if (stop != CL_OK)
-            return stop;
+        status = cl_group_check_wait(&member->group, class, index, value, now, deadline_us);
+        if (status != CL_OK)
+            break;
         uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
-        atomic_store_explicit(&member->sleeps_for[class], index + 1, memory_order_relaxed);
         cl_host_sleep(member->host, class, index, value, left);
-        atomic_store_explicit(&member->sleeps_for[class], 0, memory_order_relaxed);
         now = cl_now_us();
     }
+    note_waits(member, operation, false);
+    if (status != CL_OK)
+        return status;
 reached:
     now = cl_now_us();
     /* Capped: one late rank must not turn spinning off for long. */
@@ -59,7 +77,7 @@ static int run_plan(struct cl_member *member, struct cl_operation *operation)
         if (!cl_executor_awaits(operation->executor, 0, &rank, &value))
             return CL_EINVAL; /* a plan that waits for nothing; cl_plan_create refuses those */
         uint32_t index = member->group.host_queues.index[rank];
-        int status = wait_for(member, operation->turn.class, index, value, operation->deadline_us);
+        int status = wait_for(member, operation, index, value);
         if (status != CL_OK)
             return status;
     }
@@ -73,7 +91,7 @@ int cl_host_wait_run(struct cl_member *member, struct cl_operation *operation)
     bool host = operation->plan->uses_host;
     int status = cl_group_check_wait(group, turn->class, UINT32_MAX, 0, 0, UINT64_MAX);
     while (status == CL_OK && host && !cl_host_queues_gate_is_open(&group->host_queues, turn, &behind))
-        status = wait_for(member, turn->class, behind, turn->gate, operation->deadline_us);
+        status = wait_for(member, operation, behind, turn->gate);
     if (status == CL_OK)
         status = cl_group_start(group, operation, operation->times.submitted_us);
     if (status == CL_OK)

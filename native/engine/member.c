@@ -118,7 +118,12 @@ void cl_member_ended(void *context, struct cl_operation *operation, int status)
     operation->times.ended_us = cl_now_us(); /* its last turn may have been long */
     bool message = operation->kind != CL_OPERATION_PLAN;
     atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
-    cl_submission_end((struct cl_submission *)operation, status, &engine->events);
+    struct cl_submission *submission = (struct cl_submission *)operation;
+    if (submission->early) {
+        cl_eager_release(&member->eager, operation->transfer.length);
+        atomic_fetch_sub(&engine->eager_messages, 1);
+    }
+    cl_submission_end(submission, status, &engine->events);
     if (message && member->message_wait != NULL)
         cl_doorbell_wake(cl_host_doorbell(member->host, member->group.channels.self));
 }
@@ -130,11 +135,13 @@ int cl_group_awaited(cl_group *group, uint8_t *awaited)
     pthread_mutex_lock(&member->engine->core); /* executors belong to the engine thread */
     cl_group_await(group, awaited);
     pthread_mutex_unlock(&member->engine->core);
-    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
-        uint32_t index = atomic_load(&member->sleeps_for[class]);
-        if (index > 0)
-            awaited[group->host_queues.local[index - 1]] = 1;
-    }
+    const struct cl_host_queues *queues = &group->host_queues;
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        for (uint32_t i = 0; i < queues->local_count; i++) {
+            uint64_t sleeps_for = atomic_load(&member->neighbours[i].sleeps_for[class]);
+            if (sleeps_for > 0 && !cl_host_queue_reached(&queues->queues[class], i, (uint32_t)(sleeps_for - 1)))
+                awaited[queues->local[i]] = 1;
+        }
     awaited[group->rank] = 0;
     return CL_OK;
 }
@@ -296,6 +303,7 @@ void cl_group_close(cl_group *group)
     struct cl_member *member = cl_member_of(group);
     struct cl_engine *engine = member->engine;
     int32_t open = CL_OK;
+    cl_eager_flush(&member->eager, &group->status);
     atomic_compare_exchange_strong(&group->status, &open, CL_ECLOSED);
     cl_host_wake_all(member->host); /* ends the wait of a calling thread, which must leave first */
     for (uint32_t class = 0; class < CL_CLASSES; class ++)

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include "engine/eager.h"
 #include "engine/engine.h"
 #include "engine/message_wait.h"
 #include "engine/submission.h"
@@ -15,9 +16,10 @@
 
 /* The process of another rank of this host. */
 struct cl_neighbour {
-    int32_t pid;                 /* 0: not watched */
-    _Atomic uint64_t looked_us;  /* the latest look at its state */
-    _Atomic uint64_t stopped_us; /* the first look that found it stopped (SIGSTOP); 0: it runs */
+    int32_t pid;                             /* 0: not watched */
+    _Atomic uint64_t looked_us;              /* the latest look at its state */
+    _Atomic uint64_t stopped_us;             /* the first look that found it stopped (SIGSTOP); 0: it runs */
+    _Atomic uint64_t sleeps_for[CL_CLASSES]; /* 1 + the counter of it that a calling thread sleeps for; 0: none */
 };
 
 /* See struct cl_lag. Any thread that ends an operation adds. */
@@ -32,10 +34,10 @@ struct cl_member {
     struct cl_neighbour *neighbours; /* by local index */
     struct cl_member_lag *lags;      /* by rank */
     pthread_mutex_t submitting;      /* makes the order of submission; guards entry to the host queues */
+    struct cl_eager eager;
     uint64_t spin_us;
-    _Atomic uint64_t spin_ewma_us;           /* how long recent waits of calling threads took */
-    struct cl_message_wait *message_wait;    /* NULL: no other rank on this host */
-    _Atomic uint32_t sleeps_for[CL_CLASSES]; /* 1 + index of the local rank that a calling thread sleeps for; 0: none */
+    _Atomic uint64_t spin_ewma_us;        /* how long recent waits of calling threads took */
+    struct cl_message_wait *message_wait; /* NULL: no other rank on this host */
 };
 
 static inline struct cl_member *cl_member_of(cl_group *group)

@@ -206,6 +206,15 @@ int cl_engine_ping(cl_engine *engine, uint16_t peer)
     return status;
 }
 
+int cl_engine_pause(cl_engine *engine, uint16_t peer, uint32_t path, int paused)
+{
+    pthread_mutex_lock(&engine->core);
+    int status = engine->endpoint == NULL ? CL_EINVAL : cl_endpoint_pause(engine->endpoint, peer, path, paused);
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine);
+    return status;
+}
+
 int cl_engine_incarnation(cl_engine *engine, uint16_t peer, uint32_t *incarnation)
 {
     pthread_mutex_lock(&engine->core);

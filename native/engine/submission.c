@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -32,8 +33,32 @@ struct cl_submission *cl_submission_create(void)
     return submission;
 }
 
+bool cl_submission_end_early(struct cl_submission *submission, const void *memory, uint64_t length)
+{
+    struct cl_operation *operation = &submission->operation;
+    if (length > 0) {
+        submission->copy = malloc(length);
+        if (submission->copy == NULL)
+            return false;
+        memcpy(submission->copy, memory, length);
+        operation->input = submission->copy;
+    }
+    uint64_t now_us = cl_now_us();
+    submission->early = true;
+    submission->times = (struct cl_operation_times){operation->times.submitted_us, now_us, now_us};
+    atomic_store(&submission->notify, NOTIFY_DONE);
+    atomic_store(&submission->status, CL_OK);
+    atomic_store(&submission->done, 1);
+    return true;
+}
+
 void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events)
 {
+    if (submission->early) {
+        cl_operation_release(&submission->operation);
+        return;
+    }
+    submission->times = submission->operation.times;
     atomic_store(&submission->status, status);
     atomic_store(&submission->done, 1);
     futex(&submission->done, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
@@ -96,7 +121,7 @@ int cl_operation_times(cl_operation *operation, struct cl_operation_times *times
         return CL_EINVAL;
     if (cl_operation_status(operation) == CL_EAGAIN)
         return CL_EAGAIN;
-    *times = operation->times;
+    *times = submission_of(operation)->times;
     return CL_OK;
 }
 
@@ -117,5 +142,6 @@ void cl_operation_release(cl_operation *operation)
         return;
     cl_operation_free(operation);
     cl_message_wait_release(submission->message_wait);
+    free(submission->copy);
     free(submission);
 }

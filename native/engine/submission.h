@@ -16,14 +16,19 @@ struct cl_submission {
     _Atomic uint32_t done;         /* futex word */
     _Atomic uint32_t notify;       /* enum in submission.c */
     uint64_t token;
+    struct cl_operation_times times; /* once it is done */
+    void *copy;                      /* of the message, if it ended early; else NULL */
+    bool early;
     struct cl_message_wait *message_wait; /* of a message that may come through shared memory; else NULL */
 };
 
 /* The operation in it is yet to be made; if it never is, free() the submission. NULL: no memory. The second
  * cl_operation_release frees it: one is the caller's, the other that of cl_submission_end. */
 struct cl_submission *cl_submission_create(void);
+/* Ends the send of a short message before the engine has it: from now on it sends a copy. False: no memory. */
+bool cl_submission_end_early(struct cl_submission *submission, const void *memory, uint64_t length);
 /* Publishes the status of an operation that has ended, wakes its waiters, sends its event, and drops the engine's
- * reference. */
+ * reference. Only the last, if the submission has ended early. */
 void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events);
 
 #endif

@@ -80,6 +80,19 @@ int cl_run(cl_group *group, const struct cl_operation_request *request)
     return status;
 }
 
+/* Ends the send of a short message, if its copy may wait for the receiver. */
+static void end_early(struct cl_member *member, struct cl_submission *submission,
+                      const struct cl_message_request *request)
+{
+    /* In a group that has failed, the send has to end with the error. */
+    if (atomic_load(&member->group.status) != CL_OK || !cl_eager_reserve(&member->eager, request->length))
+        return;
+    if (cl_submission_end_early(submission, request->memory, request->length))
+        atomic_fetch_add(&member->engine->eager_messages, 1);
+    else
+        cl_eager_release(&member->eager, request->length);
+}
+
 static int submit_message(cl_group *group, enum cl_operation_kind kind, const struct cl_message_request *request,
                           cl_operation **out)
 {
@@ -99,6 +112,8 @@ static int submit_message(cl_group *group, enum cl_operation_kind kind, const st
         submission->message_wait = member->message_wait;
         cl_message_wait_retain(member->message_wait);
     }
+    if (kind == CL_OPERATION_SEND && !local)
+        end_early(member, submission, request);
     *out = &submission->operation;
     submit(member, *out, local || kind == CL_OPERATION_RECEIVE || request->length <= NOW_BYTES_MAX);
     return CL_OK;

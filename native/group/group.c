@@ -205,17 +205,22 @@ static void await_list(const struct cl_operation_list *list, uint8_t *awaited)
             cl_executor_unheard(operation->executor, awaited);
 }
 
+/* The first operation of a queue waits for the ranks that have not passed its gate. */
+static void await_gate(const struct cl_host_queues *queues, const struct cl_operation *first, uint8_t *awaited)
+{
+    if (first == NULL || first->kind != CL_OPERATION_PLAN || first->executor != NULL || !first->plan->uses_host)
+        return;
+    for (uint32_t i = 0; i < queues->local_count; i++)
+        if (!cl_host_queue_reached(&queues->queues[first->turn.class], i, first->turn.gate))
+            awaited[queues->local[i]] = 1;
+}
+
 void cl_group_await(const struct cl_group *group, uint8_t *awaited)
 {
-    const struct cl_host_queues *queues = &group->host_queues;
     await_list(&group->in_flight, awaited);
     for (uint32_t class = 0; class < CL_CLASSES; class ++) {
         await_list(&group->host_flight[class], awaited);
-        const struct cl_host_place *places = queues->queues[class].places;
-        uint32_t own = atomic_load(places[queues->self].counter);
-        for (uint32_t i = 0; i < queues->local_count; i++)
-            if ((int32_t)(atomic_load(places[i].counter) - own) < 0)
-                awaited[queues->local[i]] = 1;
+        await_gate(&group->host_queues, group->host_flight[class].first, awaited);
     }
 }
 

@@ -84,8 +84,8 @@ void cl_group_complete(const struct cl_completion *completion);
 int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us,
                         uint64_t deadline_us);
 
-/* Sets awaited[rank] to 1 for each rank that the plans in flight have not heard of, and that is behind this rank in
- * shared memory. */
+/* Sets awaited[rank] to 1 for each rank that a plan in flight waits for and has not heard of, and for each rank of the
+ * host that keeps the gate of the first plan of a host queue closed. Operations of calling threads do not count. */
 void cl_group_await(const struct cl_group *group, uint8_t *awaited);
 
 /* ---- its end ---- */

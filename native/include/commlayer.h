@@ -252,6 +252,9 @@ enum { CL_PEERS_MAX = 65535 }; /* peers have lower numbers */
 int cl_engine_add_peer(cl_engine *engine, const struct cl_peer_options *options);
 /* Sends a PING over each path to a peer, to learn whether it answers: see is_answered of struct cl_path_stats. */
 int cl_engine_ping(cl_engine *engine, uint16_t peer);
+/* Pauses a path to a peer, by its number: data takes it only while no other path lives. Acknowledgements and probes of
+ * the peer go on. CL_EINVAL for an unknown peer or path. */
+int cl_engine_pause(cl_engine *engine, uint16_t peer, uint32_t path, int paused);
 /* The incarnation of a peer: how often the two processes have begun anew, after either had lost the other. Returns
  * CL_OK with a peer that lives, CL_EPEERLOST with one that is lost in this incarnation, and CL_EINVAL with an unknown
  * one. */
@@ -294,6 +297,9 @@ struct cl_path_stats {
     uint64_t heard_us;    /* when a packet of the peer, acknowledgements included, last came over it (CLOCK_MONOTONIC);
                            * 0: never */
     uint32_t datagram_bytes; /* larger packets leave in fragments: the path carries none larger */
+    /* Of the interface that the path leaves from: bytes per second that it carries, as measured, and the bytes that
+     * this process has sent through it, with headers. */
+    uint64_t capacity_bytes, carried_bytes;
 };
 /* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */
 int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity);
@@ -335,7 +341,8 @@ struct cl_lag {
 };
 /* Fills in the lags of the first `capacity` ranks; returns the number of ranks. */
 int cl_group_read_lags(cl_group *group, struct cl_lag *lags, uint32_t capacity);
-/* Sets awaited[rank] to 1 for each rank that the group's collectives in flight wait for, and to 0 for the others. */
+/* Sets awaited[rank] to 1 for each rank that the group's collectives in flight wait for, and to 0 for the others: a
+ * rank that is busy with an earlier operation, and whose data no collective in flight needs, is not awaited. */
 int cl_group_awaited(cl_group *group, uint8_t *awaited);
 /* CL_EMISMATCH: rank *peer of this host runs an operation in class *theirs, this rank in class *own. Else CL_OK. */
 int cl_group_classes(cl_group *group, uint32_t *peer, uint32_t *own, uint32_t *theirs);
@@ -367,7 +374,7 @@ int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint3
 /* Times of CLOCK_MONOTONIC. */
 struct cl_operation_times {
     uint64_t submitted_us;
-    uint64_t first_us; /* the first packet was sent or received, or shared memory was first used; 0: neither */
+    uint64_t first_us; /* the first packet was sent or received, memory was first copied or shared; 0: neither */
     uint64_t ended_us;
 };
 /* Once it is done, well or not: its times; CL_EAGAIN while it is in flight. */
@@ -384,8 +391,9 @@ struct cl_message_request {
 
 /* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received
  * in the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
- * CL_EMISMATCH. A send is done when all of it is with the receiver's engine, or in memory that the two ranks share:
- * small ones before the receive was called. The first failure of one fails the group. */
+ * CL_EMISMATCH. A send of up to 64 KiB is done when it has been copied, while the copies of the group take up to 1 MiB;
+ * another one when all of it is with the receiver's engine, or in memory that the two ranks share. The first failure of
+ * one fails the group, also after it was done. cl_group_close waits for the delivery of copies, 20 s at most. */
 int cl_send(cl_group *group, const struct cl_message_request *request, cl_operation **operation);
 int cl_receive(cl_group *group, const struct cl_message_request *request, cl_operation **operation);
 /* The rank from which a receive got its message, once it has ended well; else returns its status. */

@@ -18,6 +18,7 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     if (!made)
         return CL_ENOMEM;
     made->config = *config;
+    made->lacking = UINT64_MAX;
     made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key), &made->nh};
     cl_packet_expand_key(&made->nh, &made->seal.key);
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
@@ -98,6 +99,16 @@ int cl_endpoint_ping(struct cl_endpoint *endpoint, uint16_t peer)
     return CL_OK;
 }
 
+int cl_endpoint_pause(struct cl_endpoint *endpoint, uint16_t peer, uint32_t path, bool paused)
+{
+    struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
+    if (!known || path >= known->path_count)
+        return CL_EINVAL;
+    known->paths[path].paused = paused;
+    cl_queue_unblock(&endpoint->queue, &known->node); /* another path may have room */
+    return CL_OK;
+}
+
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16])
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
@@ -169,7 +180,10 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
     message->posted = true;
     message->signature = cl_signatures_find(&endpoint->signatures, message->id.group, message->id.sequence);
     message->context = context;
-    peer->expected += message->side == CL_MESSAGE_RECEIVE;
+    if (message->side == CL_MESSAGE_RECEIVE) {
+        peer->expected++;
+        peer->lacking += message->packet_count;
+    }
     if (!peer->outstanding++)
         cl_endpoint_activate(endpoint, peer, now_us);
     return CL_OK;

@@ -60,6 +60,10 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
 /* Asks the peer for an answer on each path, with a PING. CL_EINVAL for an unknown or a lost peer. */
 int cl_endpoint_ping(struct cl_endpoint *endpoint, uint16_t peer);
 
+/* Pauses a path, or ends the pause: data takes it only while no other path to the peer lives. CL_EINVAL for an unknown
+ * peer or path. */
+int cl_endpoint_pause(struct cl_endpoint *endpoint, uint16_t peer, uint32_t path, bool paused);
+
 /* Gives this process and the peer a key of their own, to be used instead of the job's; before their first packet.
  * CL_EINVAL for an unknown peer. */
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16]);

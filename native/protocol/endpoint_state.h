@@ -32,7 +32,7 @@ struct cl_endpoint {
     struct cl_closed_groups closed;
     struct cl_signatures signatures;
     struct cl_message_list completed;
-    uint32_t lacking;         /* see cl_endpoint_lacking; 0: no packet came */
+    uint64_t lacking;         /* see cl_endpoint_lacking */
     struct cl_ranges missing; /* of the completion handed out last */
 };
 

@@ -179,11 +179,11 @@ static const struct cl_whole *on_fragment(struct cl_endpoint *endpoint, const st
     return NULL;
 }
 
-uint32_t cl_endpoint_lacking(struct cl_endpoint *endpoint)
+uint64_t cl_endpoint_lacking(struct cl_endpoint *endpoint)
 {
-    uint32_t lacking = endpoint->lacking;
-    endpoint->lacking = 0;
-    return lacking ? lacking : UINT32_MAX;
+    uint64_t lacking = endpoint->lacking;
+    endpoint->lacking = UINT64_MAX;
+    return lacking;
 }
 
 /* Whether a rank of this job made the packet for this process, and it comes for the first time; counts it if not.

@@ -15,8 +15,8 @@ struct cl_endpoint;
  * acknowledgement reports it, so that the sender's congestion control sees the network and not a busy receiver. */
 void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, bool marked,
                          uint64_t received_us, uint64_t now_us);
-/* The fewest packets that a receive lacked, of receives that are the only one from their peer and got packets since the
- * last call; UINT32_MAX: there is none. The link idles when such a receive ends. */
-uint32_t cl_endpoint_lacking(struct cl_endpoint *endpoint);
+/* The fewest packets that all receives from a peer together lacked, of peers from which packets came since the last
+ * call; UINT64_MAX: there is none. The peer's link idles when these receives end. */
+uint64_t cl_endpoint_lacking(struct cl_endpoint *endpoint);
 
 #endif

@@ -66,14 +66,22 @@ bool cl_message_stop(struct cl_message *message)
     return true;
 }
 
+/* Lost packets may arrive: their acknowledgements come late. Ensures that the first lost packet has not arrived, so
+ * that `lost` is empty when no packet has to be sent again. */
+static void forget_arrived(struct cl_message *message)
+{
+    uint64_t packet;
+    while (message->lost.count && cl_message_has_arrived(message, (uint32_t)message->lost.list[0].start))
+        cl_ranges_pop(&message->lost, &packet);
+}
+
 bool cl_message_take(struct cl_message *message, uint32_t *packet)
 {
     uint64_t lost;
-    while (cl_ranges_pop(&message->lost, &lost)) {
+    if (cl_ranges_pop(&message->lost, &lost)) {
         *packet = (uint32_t)lost;
-        /* its acknowledgement may have come late, after it was given back */
-        if (!cl_message_has_arrived(message, *packet))
-            return true;
+        forget_arrived(message);
+        return true;
     }
     if (message->next_packet >= message->packet_count)
         return false;
@@ -88,6 +96,7 @@ bool cl_message_arrive(struct cl_message *message, uint32_t packet)
         return false;
     message->arrived[packet / 64] |= bit;
     message->packets_arrived++;
+    forget_arrived(message);
     return true;
 }
 

@@ -62,7 +62,7 @@ struct cl_message {
     uint32_t packets_counted;   /* send, after a STOP */
     uint32_t packets_in_flight; /* send */
     uint32_t next_packet;       /* send: the lowest packet that was never sent */
-    struct cl_ranges lost;      /* send: packets to send again */
+    struct cl_ranges lost;      /* send: packets to send again; the first of them has not arrived, others may have */
     uint32_t refused;           /* send: how many of these the receiver had no room for */
     struct cl_ranges forgone;   /* send: packets once given up */
     struct cl_ranges stop_told; /* send: packets of which a STOP has told whether they count */
@@ -94,7 +94,7 @@ bool cl_message_take(struct cl_message *message, uint32_t *packet);
 /* Notes that a packet has arrived; false when that is known already. */
 bool cl_message_arrive(struct cl_message *message, uint32_t packet);
 /* Gives a packet back to be sent again, unless it has arrived. False when there is no memory. */
-bool cl_message_give_back(struct cl_message *message, uint32_t packet);
+__attribute__((warn_unused_result)) bool cl_message_give_back(struct cl_message *message, uint32_t packet);
 /* send: a STOP came: nothing is sent any more, and no packet counts until a STOP says so. False when there is no
  * memory.
  */
@@ -132,6 +132,7 @@ static inline bool cl_message_complete(const struct cl_message *message)
     return message->packets_arrived == message->packet_count;
 }
 
+/* Whether packets are left to send: packets that were never sent, or lost ones that have not arrived. */
 static inline bool cl_message_sendable(const struct cl_message *message)
 {
     return message->lost.count > 0 || message->next_packet < message->packet_count;

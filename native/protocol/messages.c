@@ -13,7 +13,10 @@ static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *mess
         cl_message_list_remove(&peer->ending, message);
     if (message->posted) {
         peer->outstanding--;
-        peer->expected -= message->side == CL_MESSAGE_RECEIVE;
+        if (message->side == CL_MESSAGE_RECEIVE) {
+            peer->expected--;
+            peer->lacking -= message->packet_count - message->packets_arrived;
+        }
     }
     cl_unexpected_drop(&endpoint->unexpected, &message->unexpected);
     cl_table_remove(&endpoint->table, message);
@@ -34,6 +37,14 @@ void cl_messages_discard(struct cl_endpoint *endpoint, struct cl_message *messag
 {
     unlink_message(endpoint, message);
     cl_table_recycle(&endpoint->table, message);
+}
+
+bool cl_messages_give_back(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
+{
+    if (cl_message_give_back(message, packet))
+        return true;
+    cl_messages_complete(endpoint, message, CL_ENOMEM);
+    return false;
 }
 
 void cl_messages_requeue(struct cl_endpoint *endpoint, struct cl_message *message, bool first)

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "protocol/endpoint_state.h"
+#include "protocol/messages.h"
 #include "protocol/packet.h"
 #include "protocol/partial.h"
 #include "protocol/spray.h"
@@ -348,7 +349,7 @@ static struct cl_message *balance(struct cl_endpoint *endpoint, struct cl_messag
 }
 
 /* Sends one packet of the message whose turn it is. Returns the number of its datagrams. 0: it cannot send now; then it
- * has left the queue, its peer is blocked, or (*crowded) its datagrams exceed the capacity. */
+ * has left the queue, its peer is blocked, it ended without memory, or (*crowded) its datagrams exceed the capacity. */
 static size_t send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
                         struct cl_datagram *out, size_t capacity, bool *crowded)
 {
@@ -393,18 +394,18 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_message *message
     }
     bool more = cl_message_sendable(message);
     size_t sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
-    if (sent) {
-        if (packet < fresh)
-            count_again(&endpoint->stats, message);
-        if (!message->lost.count)
-            message->refused = 0;
-        peer->turns[path->egress - endpoint->nics.egresses] =
-            turn_of(endpoint, peer, path->egress) + message->packet_bytes;
-    } else
-        cl_message_give_back(message, packet);
+    if (!sent) {
+        cl_messages_complete(endpoint, message, CL_ENOMEM);
+        return 0;
+    }
+    if (packet < fresh)
+        count_again(&endpoint->stats, message);
+    if (!message->lost.count)
+        message->refused = 0;
+    peer->turns[path->egress - endpoint->nics.egresses] = turn_of(endpoint, peer, path->egress) + message->packet_bytes;
     for (size_t i = 0; i < sent; i++) /* a packet that is sent again exceeds the loss budget */
         out[i].droppable = out[i].droppable && packet >= fresh;
-    if (sent && path->sent.packets - path->sent.pings == 1)
+    if (path->sent.packets - path->sent.pings == 1)
         cl_endpoint_arm(endpoint, peer, cl_loss_pto_us(&path->loss, &path->sent, &path->rtt));
     cl_queue_sent(&endpoint->queue, &peer->node, message);
     if (!more) {

@@ -75,9 +75,14 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
         return;
     message->packets_in_flight--;
     message->probing = false;
-    message->partial.has_run_out = false; /* this packet has to be sent again */
-    message->refused++;
-    cl_message_give_back(message, packet->data.packet);
+    if (!cl_message_has_arrived(message, packet->data.packet)) { /* else the receiver took another copy in */
+        message->partial.has_run_out = false;                    /* this packet has to be sent again */
+        message->refused++;
+        if (!cl_messages_give_back(endpoint, message, packet->data.packet))
+            return;
+    }
+    if (!cl_message_sendable(message))
+        return;
     if (message->held || cl_peer_ready_since(outcome->peer, &message->id, packet->sent_us)) {
         cl_messages_requeue(endpoint, message, true);
         return;
@@ -100,7 +105,8 @@ static void on_lost(void *argument, const struct cl_sent_packet *packet)
             cl_partial_run_out(outcome->endpoint, message);
             return;
         }
-        cl_message_give_back(message, packet->data.packet);
+        if (!cl_messages_give_back(outcome->endpoint, message, packet->data.packet))
+            return;
         if (message->queued) /* a message with lost packets goes first */
             cl_queue_remove(&outcome->endpoint->queue, &outcome->peer->node, message);
         cl_messages_requeue(outcome->endpoint, message, true);

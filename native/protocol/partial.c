@@ -155,8 +155,10 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     end = end < message->packet_count ? end : message->packet_count;
     if (!cl_ranges_contains(&message->stop_told, first))
         count(message, first, part, payload);
-    if (!cl_ranges_add(&message->stop_told, first, end))
-        return true; /* no memory: the message ends when its peer or group does */
+    if (!cl_ranges_add(&message->stop_told, first, end)) { /* this STOP will not come again */
+        cl_messages_complete(endpoint, message, CL_ENOMEM);
+        return true;
+    }
     const struct cl_range *told = message->stop_told.list;
     if (told->start == 0 && told->end == message->packet_count) {
         bool agreed = message->packet_count - message->packets_counted <= message->partial.loss_budget;

@@ -211,7 +211,9 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
                                     .rate_bytes = path->pacer.rate,
                                     .deaths = path->deaths,
                                     .heard_us = path->heard_us,
-                                    .datagram_bytes = path->mtu.limit};
+                                    .datagram_bytes = path->mtu.limit,
+                                    .capacity_bytes = (uint64_t)path->egress->capacity,
+                                    .carried_bytes = path->egress->bytes[CL_CLASSES - 1]};
 }
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)

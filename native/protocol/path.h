@@ -29,6 +29,7 @@ enum {
 struct cl_path {
     uint16_t index;
     bool dead;              /* gets probes only */
+    bool paused;            /* gets data only while no other path lives: see cl_endpoint_pause */
     bool probe;             /* a PTO fired: send one packet, whatever the window says */
     bool probe_waits;       /* the probe waits for the interface */
     bool ping;              /* send a PING */

@@ -51,6 +51,7 @@ void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagra
             cl_active_set_leave(&ingress->senders, &path->sender);
         cl_path_free(path);
         cl_path_init(path, i, egress, datagram_bytes);
+        cl_mtu_init(&path->mtu, CL_PACKET_HEAD_BYTES + peer->payload_bytes);
         path->ingress = ingress;
         path->port = port;
     }
@@ -58,6 +59,7 @@ void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagra
     peer->alive = true;
     peer->heard = false;
     peer->heard_us = peer->answered_us = peer->next_ping_us = 0;
+    peer->greetings = 0;
     peer->pacer_us = peer->ending_us = UINT64_MAX;
     peer->held_us = 0;
     peer->ready_count = 0;

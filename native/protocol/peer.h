@@ -48,6 +48,7 @@ struct cl_peer {
 
     uint32_t outstanding;  /* posted messages, both sides */
     uint32_t expected;     /* of those, receives */
+    uint64_t lacking;      /* packets that these still lack */
     uint64_t heard_us;     /* since when it is silent; 0: not known yet */
     uint64_t answered_us;  /* since when it has acknowledged nothing: it may send packets and not hear this process */
     uint64_t next_ping_us; /* UINT64_MAX: not asked */

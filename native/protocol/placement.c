@@ -17,6 +17,9 @@ static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_message *mes
     }
     if (!cl_message_arrive(message, packet))
         return CL_PLACED_BEFORE;
+    peer->lacking--;
+    if (peer->lacking < endpoint->lacking)
+        endpoint->lacking = peer->lacking;
     endpoint->stats.payload_bytes_received += length;
     const struct cl_sink *sink = &message->sink;
     if (length && sink->deliver)
@@ -27,11 +30,7 @@ static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_message *mes
         cl_history_add(&peer->history, &message->id);
         cl_partial_complete(endpoint, message);
         cl_messages_complete(endpoint, message, CL_OK);
-        return CL_PLACED;
     }
-    uint32_t lacking = message->packet_count - message->packets_arrived;
-    if (peer->expected == 1 && (!endpoint->lacking || lacking < endpoint->lacking))
-        endpoint->lacking = lacking;
     return CL_PLACED;
 }
 

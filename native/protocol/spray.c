@@ -1,5 +1,16 @@
 #include "protocol/spray.h"
 
+/* Whether data may take the path, of all paths to its peer: not if it is dead, nor paused while another one lives. */
+static bool is_usable(const struct cl_path *path, const struct cl_path *paths, uint32_t count)
+{
+    if (path->dead || !path->paused)
+        return !path->dead;
+    for (uint32_t i = 0; i < count; i++)
+        if (!paths[i].dead && !paths[i].paused)
+            return false;
+    return true;
+}
+
 static void lower(uint64_t *least, uint64_t value)
 {
     if (value < *least)
@@ -20,7 +31,7 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
     *ready_us = *egress_ready_us = UINT64_MAX;
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
-        if (path->dead || cl_path_is_full(path))
+        if (!is_usable(path, paths, count) || cl_path_is_full(path))
             continue;
         if (!cl_path_open(path, packet->class, packet->bytes)) {
             path->limited_until = path->sent.next;
@@ -53,13 +64,14 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
 static bool is_free(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
 {
     bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);
-    return !path->dead && !cl_path_is_full(path) && cl_path_open(path, packet->class, packet->bytes) &&
+    return !cl_path_is_full(path) && cl_path_open(path, packet->class, packet->bytes) &&
            cl_pacer_ready_us(&path->pacer, urgent, now_us) <= now_us;
 }
 
 bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
 {
-    return is_free(path, packet, now_us) && cl_egress_ready_us(path->egress, packet->first_class, now_us) <= now_us;
+    return !path->dead && !path->paused && is_free(path, packet, now_us) &&
+           cl_egress_ready_us(path->egress, packet->first_class, now_us) <= now_us;
 }
 
 struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
@@ -68,7 +80,8 @@ struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const st
     struct cl_path *best = NULL;
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
-        if (path->egress == egress && is_free(path, packet, now_us) && (!best || arrival_us(path) < arrival_us(best)))
+        if (path->egress == egress && is_usable(path, paths, count) && is_free(path, packet, now_us) &&
+            (!best || arrival_us(path) < arrival_us(best)))
             best = path;
     }
     return best;
@@ -79,8 +92,10 @@ struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count)
     struct cl_path *best = NULL;
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
-        if (!cl_path_is_full(path) &&
-            (!best || (!path->dead && (best->dead || path->rtt.smoothed_us < best->rtt.smoothed_us))))
+        if (cl_path_is_full(path))
+            continue;
+        bool usable = is_usable(path, paths, count), best_usable = best && is_usable(best, paths, count);
+        if (!best || (usable && (!best_usable || path->rtt.smoothed_us < best->rtt.smoothed_us)))
             best = path;
     }
     return best;

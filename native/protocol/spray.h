@@ -1,6 +1,6 @@
 /*
  * Spray: chooses the path of the next packet: of the paths with room, the one over which it should arrive first. A path
- * whose port is full has none.
+ * whose port is full has none. A paused path is used only while no other one lives.
  */
 #ifndef CL_PROTOCOL_SPRAY_H
 #define CL_PROTOCOL_SPRAY_H
@@ -18,7 +18,7 @@ struct cl_spray_packet {
 struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struct cl_spray_packet *packet,
                               uint64_t now_us, uint64_t *ready_us, uint64_t *egress_ready_us);
 
-/* Whether this path may take the packet now. */
+/* Whether this path, which is neither dead nor paused, may take the packet now. */
 bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us);
 
 /* A path through one interface, whose pacer allows the packet; NULL: none has room. */

@@ -221,6 +221,25 @@ static void check_queues(struct sim_world *world, const struct sim_rank *rank)
     }
 }
 
+struct look {
+    struct sim_world *world;
+    const struct sim_rank *rank;
+};
+
+/* A message that has not ended makes its sender act some time: packets are in flight or wait in the queue, the message
+ * is held, or a PROBE has asked the receiver, which answers with a STOP. */
+static void look_at_message(struct cl_message *message, void *argument)
+{
+    const struct look *look = argument;
+    if (message->side != CL_MESSAGE_SEND || message->packets_in_flight > 0 || message->queued || message->held ||
+        message->partial.stopped)
+        return;
+    if (cl_message_sendable(message) || !message->partial.has_run_out)
+        sim_world_fail(look->world, "rank %u has forgotten message %u/%u/%u to rank %u: %u of %u packets have arrived",
+                       look->rank->id, message->id.group, message->id.sequence, message->id.index, message->peer,
+                       message->packets_arrived, message->packet_count);
+}
+
 static void check_turn(struct sim_world *world, struct sim_rank *rank)
 {
     const struct cl_endpoint *endpoint = rank->endpoint;
@@ -236,6 +255,8 @@ static void check_turn(struct sim_world *world, struct sim_rank *rank)
     if (world->counts.turns % LOOK_EVERY != 0)
         return;
     check_queues(world, rank);
+    struct look look = {world, rank};
+    cl_table_each(&rank->endpoint->table, look_at_message, &look);
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         const struct cl_peer *peer = endpoint->peers.list[i];
         if (peer == NULL || !peer->alive)

@@ -105,8 +105,14 @@ MUTANTS = (
     Mutant(
         "take refused packets for delivered",
         "protocol/outcome.c",
-        "to be sent again */\n    cl_message_give_back(message, packet->data.packet);",
-        "to be sent again */\n    on_done(endpoint, message, packet->data.packet);\n    return;",
+        "message->refused++;\n        if (!cl_messages_give_back(endpoint, message, packet->data.packet))",
+        "on_done(endpoint, message, packet->data.packet);",
+    ),
+    Mutant(
+        "ask nobody once nothing is left to send",
+        "protocol/outcome.c",
+        "cl_partial_run_out(endpoint, message);         /* an earlier",
+        "/* an earlier",
     ),
     Mutant(
         "mix up messages that share their memory",

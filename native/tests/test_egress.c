@@ -39,6 +39,13 @@ static double run_link(struct cl_egress *egress, double us_per_packet, uint64_t 
     return queue_count ? queue_sum / queue_count : 0;
 }
 
+/* An egress that has found the capacity of a link of 60 us per packet. */
+static void learn(struct cl_egress *egress)
+{
+    cl_egress_init(egress, DATAGRAM);
+    run_link(egress, 60, 1000000, 2000000);
+}
+
 TEST(test_finds_capacity_and_keeps_a_queue)
 {
     static const double US_PER_PACKET[] = {12, 60, 1000}; /* 1 Gbit/s, 200 Mbit/s, 12 Mbit/s */
@@ -56,8 +63,7 @@ TEST(test_finds_capacity_and_keeps_a_queue)
 TEST(test_follows_a_change)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     run_link(&egress, 120, 2000000, 3000000);
     CHECK(egress.capacity < 1.05 * ON_WIRE * 1e6 / 120);
     run_link(&egress, 30, 3000000, 4000000);
@@ -67,8 +73,7 @@ TEST(test_follows_a_change)
 TEST(test_idle_time_does_not_lower_capacity)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     for (uint64_t start_us = 2000000; start_us < 4000000; start_us += 20000)
         run_link(&egress, 60, start_us, start_us + 1500); /* a burst now and then */
     CHECK(egress.capacity > 0.97 * ON_WIRE * 1e6 / 60);
@@ -78,8 +83,7 @@ TEST(test_idle_time_does_not_lower_capacity)
 TEST(test_shorter_queue_beside_urgent)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     double alone_us = run_link(&egress, 60, 2000000, 2500000);
     cl_egress_see(&egress, 4, 4, DATAGRAM, 2500000);
     CHECK(!cl_egress_urgent(&egress, 4, 2500000));
@@ -101,8 +105,7 @@ TEST(test_search_goes_on_beside_urgent)
     for (uint8_t first_class = 0; first_class <= 4; first_class += 4) {
         struct cl_egress egress;
         struct cl_egress_view view = {0};
-        cl_egress_init(&egress, DATAGRAM);
-        run_link(&egress, 60, 1000000, 2000000);
+        learn(&egress);
         double capacity = egress.capacity;
         for (uint64_t now_us = 2000000; now_us < 2100000; now_us += 1000) {
             uint32_t queue_us = now_us / 1000 % 2 ? 300 : 0;
@@ -120,8 +123,7 @@ TEST(test_late_word_of_overtaken_packets)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     double capacity = egress.capacity;
     for (uint64_t now_us = 2000000; now_us < 4000000; now_us += 20000) {
         cl_egress_see(&egress, 4, 4, DATAGRAM, now_us);
@@ -197,8 +199,7 @@ TEST(test_overtaking_is_no_capacity)
 {
     for (uint32_t bulk = 1; bulk <= 32; bulk *= 2) {
         struct cl_egress egress;
-        cl_egress_init(&egress, DATAGRAM);
-        run_link(&egress, 60, 1000000, 2000000);
+        learn(&egress);
         run_mixed_link(&egress, 60, bulk, 4000, 2000000, 4000000);
         double capacity = ON_WIRE * 1e6 / 60;
         CHECK(egress.capacity > 0.9 * capacity && egress.capacity < 1.05 * capacity);
@@ -220,8 +221,7 @@ static uint32_t burst_of(struct cl_egress *egress, uint8_t class, uint64_t now_u
 TEST(test_urgent_borrows_one_burst)
 {
     struct cl_egress egress;
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     uint32_t bucket = burst_of(&egress, 4, 3000000);
     CHECK(bucket > 20);
     uint32_t borrowed = burst_of(&egress, 3, 3000000);
@@ -243,8 +243,7 @@ TEST(test_marked_queues_are_not_ours)
     for (int marked = 0; marked < 2; marked++) {
         struct cl_egress egress;
         struct cl_egress_view view = {0};
-        cl_egress_init(&egress, DATAGRAM);
-        run_link(&egress, 60, 1000000, 2000000);
+        learn(&egress);
         egress.marked = marked;
         for (uint64_t now_us = 2000000; now_us < 3000000; now_us += 600) {
             cl_egress_ready_us(&egress, 3, now_us);
@@ -259,8 +258,7 @@ TEST(test_overflow_makes_it_shallower)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     uint32_t depth_us = egress.depth_us, shallow = 0;
     for (uint64_t now_us = 2000000; now_us < 2400000; now_us += 1000) {
         shallow += egress.depth_us <= depth_us / 2;
@@ -278,8 +276,7 @@ TEST(test_a_lossy_link_keeps_its_depth)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     uint32_t depth_us = egress.depth_us, shallow = 0;
     for (uint64_t now_us = 2000000; now_us < 4000000; now_us += 1000) {
         cl_egress_on_settled(&egress, 18, 2);
@@ -296,8 +293,7 @@ TEST(test_lost_bytes_are_no_capacity)
     struct cl_egress egress;
     struct cl_egress_view view = {0};
     double capacity = ON_WIRE * 1e6 / 60;
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     for (uint64_t now_us = 2000000, i = 0; now_us < 3000000; now_us += 45, i++) { /* a third too many */
         egress.loss_trial = (struct cl_loss_trial){0};                            /* whatever it says */
         cl_egress_ready_us(&egress, 4, now_us);
@@ -317,8 +313,7 @@ TEST(test_a_crowded_port_is_not_ours)
 {
     struct cl_egress egress;
     struct cl_egress_view view = {0};
-    cl_egress_init(&egress, DATAGRAM);
-    run_link(&egress, 60, 1000000, 2000000);
+    learn(&egress);
     double capacity = egress.capacity;
     uint64_t clock_us = 2000000;
     for (uint64_t now_us = 2000000; now_us < 2200000; now_us += 300) {

@@ -150,30 +150,52 @@ TEST(test_tail_loss_recovers_fast)
     CHECK_EQ(explained(network, 0).retransmitted_probes, 1);
 }
 
-/* So the engine's thread wakes up when a message ends, and not later. */
+/* So the engine's thread wakes up when the last message of a peer ends, and not later. */
 TEST(test_a_receiver_knows_how_many_packets_it_lacks)
 {
-    enum { PACKETS = 20 };
+    enum { PACKETS = 20, MESSAGES = 3 };
     SCOPED_NETWORK *network = network_new(2, 1, 100, 150, ROOM, 29);
     struct cl_endpoint *receiver = network->hosts[1].endpoint;
-    CHECK_EQ(cl_endpoint_lacking(receiver), UINT32_MAX);
-    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, PACKETS * receiver->payload_bytes);
-    post_receive(network, t, 1);
-    post_send(network, t, 1, 0);
-    uint32_t before = PACKETS, asked = 0;
-    for (uint64_t now_us = network_now_us(network); !network_run_completions(network, 1, now_us);) {
-        uint32_t lacking = cl_endpoint_lacking(receiver);
-        CHECK(lacking == UINT32_MAX || lacking < before);
-        if (lacking != UINT32_MAX) {
+    CHECK_EQ(cl_endpoint_lacking(receiver), UINT64_MAX);
+    struct transfer *transfers[MESSAGES];
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        transfers[i] = transfer_new(0, 1, i, PACKETS * receiver->payload_bytes);
+        post_receive(network, transfers[i], 1);
+        post_send(network, transfers[i], 1, 0);
+    }
+    CHECK_EQ(cl_endpoint_lacking(receiver), UINT64_MAX); /* no packet has come */
+    uint64_t before = MESSAGES * PACKETS, asked = 0;
+    for (uint64_t now_us = network_now_us(network); !network_run_completions(network, MESSAGES, now_us);) {
+        uint64_t lacking = cl_endpoint_lacking(receiver);
+        CHECK(lacking == UINT64_MAX || lacking < before);
+        if (lacking != UINT64_MAX) {
             before = lacking;
             asked++;
         }
         now_us += 200;
     }
-    CHECK(intact(t));
-    CHECK(asked > PACKETS / 4 && before < PACKETS / 4);
-    cl_endpoint_lacking(receiver); /* from before the end */
-    CHECK_EQ(cl_endpoint_lacking(receiver), UINT32_MAX);
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        CHECK(intact(transfers[i]));
+        transfer_free(transfers[i]);
+    }
+    CHECK(asked > MESSAGES * PACKETS / 4);
+    CHECK_EQ(before, 0);
+    CHECK_EQ(cl_endpoint_lacking(receiver), UINT64_MAX);
+}
+
+/* A receive that its group gives up lacks nothing any more. */
+TEST(test_a_receive_that_has_failed_lacks_nothing)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 100, 150, ROOM, 30);
+    struct cl_endpoint *receiver = network->hosts[1].endpoint;
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 50 * receiver->payload_bytes);
+    post_receive(network, t, 1);
+    post_send(network, t, 1, 0);
+    network_run_until(network, network_now_us(network) + 2000);
+    CHECK(receiver->peers.list[0]->lacking > 0);
+    CHECK(receiver->peers.list[0]->lacking < 50);
+    cl_endpoint_peer_lost(receiver, 0);
+    CHECK_EQ(receiver->peers.list[0]->lacking, 0);
 }
 
 /* A receiver that does not run for 50 ms costs a few probes, not a second copy of every packet. */

@@ -46,6 +46,23 @@ TEST(test_path_death)
     CHECK(packets_sent(network, 1) > probes + 165); /* what the link carries in 10 ms; all of it is 733 packets */
 }
 
+/* The interfaces of both paths carry 200 Mbit/s. */
+TEST(test_paths_tell_the_capacity_of_their_interface)
+{
+    SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 11);
+    SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 8 << 20);
+    post_receive(network, t, 1);
+    post_send(network, t, 1, 0);
+    CHECK(network_run_completions(network, 1, network_now_us(network) + SECOND_US));
+    uint64_t carried = 0;
+    for (uint32_t path = 0; path < 2; path++) {
+        struct cl_path_stats stats = path_stats(network, path);
+        CHECK(stats.capacity_bytes > 22000000 && stats.capacity_bytes < 28000000);
+        carried += stats.carried_bytes;
+    }
+    CHECK(carried > 8 << 20 && carried < 9 << 20);
+}
+
 /* A dead path is probed more often than its round trip; it must come back nevertheless. */
 TEST(test_path_with_long_round_trip_revives)
 {

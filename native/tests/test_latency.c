@@ -31,9 +31,9 @@ static uint64_t exchange_us(struct network *network, uint32_t round, uint32_t co
 
 TEST(test_messages_take_what_the_link_takes)
 {
-    static const uint32_t LENGTHS[] = {4096, 65536, MOST}, RATES_MBIT[] = {200, 1000}, COUNTS[] = {1, WINDOW};
-    for (uint32_t n = 0; n < 12; n++) {
-        uint32_t length = LENGTHS[n % 3], rate = RATES_MBIT[n / 3 % 2], count = COUNTS[n / 6];
+    static const uint32_t LENGTHS[] = {4096, 65536, MOST}, RATES_MBIT[] = {50, 200, 1000}, COUNTS[] = {1, WINDOW};
+    for (uint32_t n = 0; n < 18; n++) {
+        uint32_t length = LENGTHS[n % 3], rate = RATES_MBIT[n / 3 % 3], count = COUNTS[n / 9];
         SCOPED_NETWORK *network = network_new(2, 1, rate, 256, 64 << 20, n + 1);
         network_set_delay(network, DELAY_US);
         double took_us = 0, packets = count * ((length + PAYLOAD - 1) / PAYLOAD);

@@ -42,14 +42,43 @@ TEST(test_done_packets_are_not_sent_again)
     cl_message_begin(&message, 2 * PAYLOAD, PAYLOAD);
     cl_message_take(&message, &packet);
     cl_message_take(&message, &packet);
-    cl_message_give_back(&message, 0);
+    CHECK(cl_message_give_back(&message, 0));
     CHECK(cl_message_arrive(&message, 0)); /* late acknowledgement */
+    CHECK(!cl_message_sendable(&message)); /* whether anything is left decides whether a PROBE leaves */
     CHECK(!cl_message_arrive(&message, 0));
     CHECK(!cl_message_take(&message, &packet));
     CHECK(cl_message_arrive(&message, 1));
     CHECK(cl_message_give_back(&message, 1));
     CHECK(!cl_message_sendable(&message));
     CHECK(cl_message_complete(&message));
+}
+
+/* Whatever the order in which lost packets arrive after all: something is left to send until the last has arrived. */
+TEST(test_lost_packets_arrive_in_any_order)
+{
+    static const uint32_t ORDERS[][4] = {{1, 2, 4, 5}, {5, 4, 2, 1}, {2, 5, 1, 4}, {4, 1, 5, 2}};
+    for (size_t i = 0; i < sizeof ORDERS / sizeof *ORDERS; i++)
+        for (uint32_t taken = 0; taken < 4; taken++) { /* before the taken-th arrival one of them is sent again */
+            SCOPED(cl_message_free) struct cl_message message = {0};
+            uint32_t packet, again = UINT32_MAX;
+            cl_message_begin(&message, 6 * PAYLOAD, PAYLOAD);
+            for (uint32_t j = 0; j < 6; j++)
+                cl_message_take(&message, &packet);
+            for (uint32_t j = 0; j < 4; j++)
+                CHECK(cl_message_give_back(&message, ORDERS[i][j]));
+            for (uint32_t j = 0; j < 4; j++) {
+                if (j == taken) {
+                    CHECK(cl_message_take(&message, &again));
+                    CHECK(!cl_message_has_arrived(&message, again));
+                }
+                uint32_t left = 0;
+                for (uint32_t k = j; k < 4; k++)
+                    left += ORDERS[i][k] != again;
+                CHECK_EQ(cl_message_sendable(&message), left > 0);
+                CHECK(cl_message_arrive(&message, ORDERS[i][j]));
+            }
+            CHECK(!cl_message_sendable(&message));
+        }
 }
 
 TEST(test_struct_is_reused)

@@ -125,6 +125,47 @@ TEST(test_packets_of_a_former_incarnation_are_foreign)
     check_transfers(network, 9);
 }
 
+static struct cl_path_stats path_of(const struct network *network)
+{
+    struct cl_path_stats path;
+    CHECK_EQ(cl_endpoint_read_paths(network->hosts[0].endpoint, 1, &path, 1), 1);
+    return path;
+}
+
+TEST(test_a_new_incarnation_keeps_the_size_of_packets)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 34);
+    for (uint16_t host = 0; host < 2; host++)
+        CHECK_EQ(cl_endpoint_cut_peer(network->hosts[host].endpoint, !host, 800), CL_OK);
+    CHECK_EQ(path_of(network).datagram_bytes, 840);
+    revive(network, 0, 1, 1);
+    revive(network, 1, 0, 1);
+    CHECK_EQ(path_of(network).datagram_bytes, 840);
+    check_transfers(network, 1);
+}
+
+static bool drop(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    (void)network;
+    (void)from;
+    (void)datagram;
+    return true;
+}
+
+/* Its first PING is lost, and the former incarnation has been asked in vain for as often as a peer is greeted. */
+TEST(test_a_new_incarnation_is_greeted_anew)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 35);
+    network->drops = drop;
+    network_run_until(network, network_now_us(network) + 30 * SECOND_US);
+    revive(network, 0, 1, 1);
+    revive(network, 1, 0, 1);
+    network_run_until(network, network_now_us(network) + 10000);
+    network->drops = NULL;
+    network_run_until(network, network_now_us(network) + 10 * SECOND_US);
+    CHECK(path_of(network).is_answered);
+}
+
 TEST(test_an_unknown_peer)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 33);

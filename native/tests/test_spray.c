@@ -37,6 +37,29 @@ TEST(test_least_expected_delay)
     CHECK(pick() == &paths[0]);
 }
 
+TEST(test_paused)
+{
+    start();
+    struct cl_spray_packet packet = {.bytes = BYTES};
+    paths[0].paused = paths[1].paused = true;
+    paths[2].cc.queue_us = 900;
+    paths[2].rtt.smoothed_us = 900;
+    CHECK(pick() == &paths[2]);
+    CHECK(cl_spray_fastest(paths, PATHS) == &paths[2]);
+    CHECK(!cl_spray_may(&paths[0], &packet, 1000));
+    CHECK(cl_spray_may(&paths[2], &packet, 1000));
+    CHECK(!cl_spray_through(paths, PATHS, &egresses[1], &packet, 1000));
+    CHECK(cl_spray_through(paths, PATHS, &egresses[2], &packet, 1000) == &paths[2]);
+    paths[2].cc.window = 0; /* a full path does not bring paused ones back */
+    CHECK(!pick());
+    paths[2].dead = true; /* a dead one does */
+    CHECK(pick() == &paths[0]);
+    CHECK(cl_spray_fastest(paths, PATHS) != &paths[2]);
+    CHECK(cl_spray_through(paths, PATHS, &egresses[1], &packet, 1000) == &paths[1]);
+    paths[0].paused = false;
+    CHECK(!cl_spray_through(paths, PATHS, &egresses[1], &packet, 1000));
+}
+
 TEST(test_no_room)
 {
     start();
