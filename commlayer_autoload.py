@@ -1,7 +1,8 @@
 """Registers the backend `commlayer` when torch is imported: `load` is an entry point of the group `torch.backends`.
 
 This module is outside of the package, because to import that takes half a second, and every process that imports torch
-would wait for it. The package is imported when the first group is made.
+would wait for it. The package is imported when the first group is made, and where there is a file of settings (or
+COMMLAYER_DDP_ variables) with the first DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -13,24 +14,86 @@ from typing import Any
 NAME = "commlayer"
 REPLACED = "gloo"
 VARIABLE = "COMMLAYER_INSTEAD_OF"
+TRIAL_VARIABLE = "COMMLAYER_TRIAL"
+FILE_VARIABLE = "COMMLAYER_CONFIG"
+FILE = "commlayer.toml"
+DDP_PREFIX = "COMMLAYER_DDP_"
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109  # pathlib is not imported here
+    except OSError:  # the folder has been removed
+        return os.sep
+
+
+STARTED_IN = _folder()
+"""The working directory of the job: a script may change it later."""
+
+
+def path_of_file(named: str) -> str:
+    """The path of the job's file of settings, which may not exist. `named`: what COMMLAYER_CONFIG says, or nothing."""
+    return os.path.join(STARTED_IN, os.path.expanduser(named or FILE))  # noqa: PTH111, PTH118
 
 
 def load() -> None:
-    """Registers the backend. With COMMLAYER_INSTEAD_OF=gloo it also takes gloo's place. Idempotent."""
+    """Registers the backend. With COMMLAYER_INSTEAD_OF=gloo, or that in the file of settings, it also takes gloo's
+    place. With a file of settings, or variables for it, models of DDP are looked at. Idempotent."""
     import torch.distributed as dist
 
     if not dist.is_available():
         return
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    if os.environ.get(VARIABLE, "").strip():
+    named = os.environ.get(FILE_VARIABLE, "").strip()
+    has_file = bool(named) or os.path.exists(path_of_file(named))  # noqa: PTH110
+    if os.environ.get(VARIABLE, "").strip() or (has_file and _file_replaces(path_of_file(named))):
         _take_place(dist)
+    folder = os.environ.get(TRIAL_VARIABLE, "").strip()
+    if folder:
+        _watch_steps(folder)
+    if has_file or any(name.startswith(DDP_PREFIX) for name in os.environ):
+        _look_at_models()
 
 
 def _create(opts: Any, pg_options: Any = None) -> Any:
     from commlayer.frontend.backend import create
 
     return create(opts, pg_options)
+
+
+def _watch_steps(folder: str) -> None:
+    """Measures the optimizer steps of a trial (`commlayer headroom`). Importing the package waits for the first one."""
+    from torch.optim import optimizer as optimizers
+
+    if any(getattr(hook, "is_trial", False) for hook in optimizers._global_optimizer_post_hooks.values()):
+        return
+
+    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        from commlayer.tools.job import steps
+
+        steps.after_step(folder, optimizer)
+
+    after_step.is_trial = True  # type: ignore[attr-defined]
+    after_step.reads_nothing = True  # type: ignore[attr-defined]  # so deferred steps stay deferred
+    optimizers.register_optimizer_step_post_hook(after_step)
+
+
+def _file_replaces(path: str) -> bool:
+    """Whether the file asks to take gloo's place. A faulty file counts, too: the first group tells its error."""
+    try:
+        with open(path, "rb") as file:
+            if b"instead_of" not in file.read():
+                return False  # and nothing was imported
+    except OSError:
+        return False
+    from commlayer.config import Config
+    from commlayer.errors import ConfigError
+
+    try:
+        return bool(Config.from_environment().instead_of)
+    except ConfigError:
+        return True
 
 
 def _take_place(dist: Any) -> None:
@@ -55,15 +118,34 @@ def _take_place(dist: Any) -> None:
 def instead_of(backend: str) -> str:
     """The backend to make where a script asks for this one: a name, "device:name,..." or "undefined" (none given).
 
-    Raises ConfigError for a wrong COMMLAYER_INSTEAD_OF.
+    Raises ConfigError for a wrong COMMLAYER_INSTEAD_OF, and for a faulty file of settings.
     """
-    if os.environ[VARIABLE].strip().lower() != REPLACED:
+    if os.environ.get(VARIABLE, "").strip().lower() != REPLACED:
         from commlayer.config import Config
 
-        Config.from_environment()  # raises
+        Config.from_environment()  # raises, unless the file has said it
     if backend == "undefined":
         import torch
 
         return backend if torch.accelerator.is_available() else NAME
     entries = [entry.rpartition(":") for entry in backend.lower().split(",")]
     return ",".join(f"{device}{colon}{NAME if name == REPLACED else name}" for device, colon, name in entries)
+
+
+def _look_at_models() -> None:
+    """Lets `commlayer.frontend.unchanged` see each DistributedDataParallel: its arguments, and the model."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    real = DistributedDataParallel.__init__
+    if getattr(real, "looks", False):
+        return
+
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from commlayer.frontend import unchanged
+
+        real(self, *args, **unchanged.arguments(real, args, kwargs))
+        unchanged.prepare(self)
+
+    init.looks = True  # type: ignore[attr-defined]
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]

@@ -21,10 +21,10 @@ from .errors import (
     UnreachableError,
 )
 from .frontend import pipeline, tp
-from .frontend.backend import Options
 from .frontend.ddp import allreduce_hook
 from .frontend.fsdp import compress_fsdp
 from .frontend.hook_state import HookState
+from .frontend.options import Options
 from .frontend.overlap import overlap
 from .frontend.priority import priority
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance

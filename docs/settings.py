@@ -1,4 +1,4 @@
-"""Writes the tables of docs/settings.md that come from commlayer/config.py: `make settings`."""
+"""Writes the tables of docs/settings.md that come from commlayer/config.py and commlayer/policy.py: `make settings`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.page import write_between
-from commlayer.config import Config, Policy, rows, variable
+from commlayer.config import Config, Ddp, Policy, rows, variable
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -28,8 +28,8 @@ def table(settings: Any) -> str:
 
 
 def write(page: Path) -> None:
-    """Writes both tables between their markers. Raises ValueError if the page lacks one."""
-    write_between(page, **{kind.__name__: table(kind) for kind in (Config, Policy)})
+    """Writes the tables between their markers. Raises ValueError if the page lacks one."""
+    write_between(page, **{kind.__name__: table(kind) for kind in (Config, Policy, Ddp)})
 
 
 if __name__ == "__main__":

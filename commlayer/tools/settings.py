@@ -1,0 +1,93 @@
+"""`commlayer config`: the settings of a job that starts here, and where each comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..config import SECTIONS, Found, made_of, sources
+from ..config_file import ConfigFile, of_job, read
+from ..errors import ConfigError
+from .complaint import EXIT_FAILED, complain
+
+
+def config(
+    check: Annotated[
+        Path | None, typer.Option(help="A file to check, instead of the one that a job here reads")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", "-J", help="Print JSON")] = False,
+    changed: Annotated[bool, typer.Option(help="Only settings that are not the defaults")] = False,
+) -> None:
+    """Show each setting of a job that starts in this folder: its value, and where that comes from.
+
+    A variable counts more than the file (COMMLAYER_CONFIG, or ./commlayer.toml), the file more than the default. A
+    script's own code counts more than all of these, and is not visible here.
+
+    Try it: COMMLAYER_POLICY_CODEC=int8 commlayer config --changed
+
+    A file alone: commlayer config --check commlayer.toml
+
+    Exit status: 0, or 2 if a setting is wrong.
+    """
+    try:
+        file = of_job(os.environ) if check is None else read(str(check))
+        found = sources(file, os.environ if check is None else {})
+        made_of(found)
+    except ConfigError as error:
+        complain("config", error)
+        raise typer.Exit(EXIT_FAILED) from error
+    if as_json:
+        print(json.dumps(plain(file, found, only_changed=changed), indent=2))
+    else:
+        show(file, found, Console(highlight=False, markup=False), only_changed=changed or check is not None)
+
+
+def plain(file: ConfigFile, found: dict[str, dict[str, Found]], *, only_changed: bool = False) -> dict[str, Any]:
+    """The settings as plain values."""
+    return {
+        "file": file.path or None,
+        "settings": [
+            {"section": section, "name": name, "value": each.value, "source": each.source, "where": each.where or None}
+            for section, settings in found.items()
+            for name, each in settings.items()
+            if not only_changed or each.source != "default"
+        ],
+    }
+
+
+def show(file: ConfigFile, found: dict[str, dict[str, Found]], out: Console, *, only_changed: bool = False) -> None:
+    """Prints the settings as a table."""
+    out.print(
+        f"file: {file.path or 'none (COMMLAYER_CONFIG is not set, and there is no ./commlayer.toml)'}", soft_wrap=True
+    )
+    for section in SECTIONS:
+        entries = {name: each for name, each in found[section].items() if not only_changed or each.source != "default"}
+        if not entries:
+            continue
+        table = Table(box=None, padding=(0, 2, 0, 0), title=f"\n[{section}]", title_justify="left", show_header=False)
+        for column in ("setting", "value", "source"):
+            table.add_column(column, overflow="fold")
+        for name, each in entries.items():
+            style = "bold" if each.source != "default" else None
+            table.add_row(
+                name, _shown(each.value), each.where if each.source == "environment" else each.source, style=style
+            )
+        out.print(table)
+    count = sum(each.source == "file" for settings in found.values() for each in settings.values())
+    if file.path:
+        are = "is" if count < 2 else "are"
+        out.print(f"\n{count or 'none'} of the file's settings {are} in use")
+    sys.stdout.flush()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "unset"
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value) or "unset"
