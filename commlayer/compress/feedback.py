@@ -61,16 +61,17 @@ class Feedback:
     def __bool__(self) -> bool:
         return bool(self._kept or self._restored)
 
-    def begin_step(self, rank: int, loss_scale: float) -> None:
-        """Prepares the residual for the gradients of a step on `rank`, whose loss is multiplied with `loss_scale`.
+    def begin_step(self, rank: int, loss_scale: float, who: str) -> None:
+        """Prepares the residual for the gradients of a step on `rank` of the group, whose loss is multiplied with
+        `loss_scale`. `who`: the rank in texts.
 
         The residual of another rank is dropped, because that rank adds it itself.
         """
         if self._rank not in (None, rank) and self:
             log.warning(
-                "rank %d restored the HookState of rank %s and drops its residual; let every rank save and restore its "
-                "own",
-                rank,
+                "%s: the restored HookState is that of rank %s of the group, whose residual is dropped; let every rank "
+                "save and restore its own",
+                who,
                 self._rank,
             )
             self.clear()

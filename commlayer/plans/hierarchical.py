@@ -42,12 +42,13 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     local, me, owners, members = _share(rank, hosts)
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     messages = owners * len(hosts)
-    if settings.segment_for(messages) > longest and longest // messages < SHORT_MESSAGE_BYTES:
+    # A short message takes one network step, as in select.py, but only among the owners of a shard.
+    is_short = (len(hosts) - 1) * numel * itemsize <= settings.exchange_limit_bytes
+    if settings.segment_for(messages) > longest and longest // messages < SHORT_MESSAGE_BYTES and not is_short:
         return _long_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
     segment_bytes = min(settings.segment_for(messages), longest)
     pieces = segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
-    # A short message takes one network step, as in select.py, but only among the owners of a shard.
-    short = (len(hosts) - 1) * numel * itemsize <= settings.exchange_limit_bytes and len(pieces) == 1
+    short = is_short and len(pieces) == 1
     window = None
     if settings.deterministic and members and not short:
         shards = [partition(piece, owners, itemsize)[me] for piece in pieces]

@@ -14,6 +14,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -231,6 +232,7 @@ class DeferredStep:
 
     def _has_other_hooks(self) -> bool:
         of_all = [*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()]
+        of_all = [hook for hook in of_all if not getattr(hook, "reads_nothing", False)]  # as that of a trial
         return len(_hooks_of(self.optimizer)) + len(of_all) > len(self._hooks)
 
     def _apply(self, claim: Claim) -> None:
@@ -254,14 +256,25 @@ class DeferredStep:
         for parameter in parameters:
             parameter.grad = claim.reduction.gradients[parameter]
         all_groups, optimizer.param_groups = optimizer.param_groups, groups
+        _in_parts.add(optimizer)
         try:
             # The caller's forward pass may run under autocast or in inference mode.
             with torch.inference_mode(False), torch.autocast(parameters[0].device.type, enabled=False):
                 type(optimizer).step(optimizer)
         finally:
+            _in_parts.discard(optimizer)
             optimizer.param_groups = all_groups
             for parameter, gradient in zip(parameters, kept, strict=True):
                 parameter.grad = gradient
+
+
+_in_parts: WeakSet[Optimizer] = WeakSet()
+"""Optimizers whose step is being made for some parameters."""
+
+
+def is_in_parts(optimizer: Optimizer) -> bool:
+    """Whether the step that a hook sees is made for some parameters only, after the `step()` of the caller."""
+    return optimizer in _in_parts
 
 
 def _hooks_of(optimizer: Optimizer) -> list[Any]:

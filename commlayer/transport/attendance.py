@@ -46,19 +46,29 @@ class Attendance:
     def barrier(self, timeout_s: float, *, all_ranks: bool = False) -> None:
         """Waits until all ranks have come. Operations of the group may hang meanwhile, and go on afterwards.
 
-        Raises OperationTimeoutError, which names all missing ranks; the culprit is the first of them. The text ends
-        with gloo's own words, of all ranks or of the first, because tools search for them.
+        Raises OperationTimeoutError, which names all missing ranks; the culprit is the first of them. Without an answer
+        of the Store no rank is the culprit. The text ends with gloo's own words, of all ranks or of the first, because
+        tools search for them.
         """
         missing = self.missing(timeout_s)
-        if not missing:
+        if missing == []:
             return
-        error = OperationTimeoutError(
-            f"{self._members.who}: monitored_barrier: {self._members.names(missing)} did not call it within "
-            f"{timeout_s:g} s; look at their logs and stacks ({self._as_gloo(missing, all_ranks=all_ranks)})"
-        )
+        if missing is None:
+            told = (
+                f"the job's Store does not answer; look at the log of the process that serves it, rank 0 of the job or "
+                f"torchrun's agent ({self._as_gloo([self._rank], all_ranks=all_ranks)})"
+            )
+        else:
+            told = (
+                f"{self._members.names(missing)} did not call it within {timeout_s:g} s; look at their logs and stacks "
+                f"({self._as_gloo(missing, all_ranks=all_ranks)})"
+            )
+        error = OperationTimeoutError(f"{self._members.who}: monitored_barrier: {told}")
         error.rank, error.operation = self._members.ranks[self._rank], "monitored_barrier"
-        error.culprit, error.group = self._members.ranks[missing[0]], self._members.group
-        error.host = self._members.hosts.get(error.culprit)
+        error.group = self._members.group
+        if missing:
+            error.culprit = self._members.ranks[missing[0]]
+            error.host = self._members.hosts.get(error.culprit)
         raise error
 
     def _as_gloo(self, missing: Sequence[int], *, all_ranks: bool) -> str:
@@ -72,9 +82,9 @@ class Attendance:
             return f"Ranks {', '.join(map(str, missing))} failed to pass monitoredBarrier"
         return f"Rank {missing[0]} failed to pass monitoredBarrier; Rank 0 timed out in monitoredBarrier"
 
-    def missing(self, timeout_s: float) -> list[int]:
+    def missing(self, timeout_s: float) -> list[int] | None:
         """Waits until all ranks have come; returns the ranks of the group that have not. On all ranks they are those
-        that rank 0 found; without rank 0, those that this rank finds."""
+        that rank 0 found; without rank 0, those that this rank finds. None: the Store does not answer."""
         found: list[list[int]] = []
 
         def run() -> None:
@@ -85,9 +95,9 @@ class Attendance:
             # In a thread, because a Store whose process is frozen answers no call.
             thread = threading.Thread(target=run, name="commlayer-attendance", daemon=True)
             thread.start()
-            thread.join(timeout_s + SLACK_S)
+            thread.join(timeout_s + 2 * SLACK_S)
             self._barriers += 1
-        return found[0] if found else [0]
+        return found[0] if found else None
 
     def _meet(self, timeout_s: float) -> list[int]:
         number = self._barriers
@@ -96,7 +106,10 @@ class Attendance:
         self._store.set(keys[self._rank], "")
         awaited = keys if self._rank == 0 else [verdict]
         if not self._await(awaited, timeout_s) and self._rank != 0:
-            return self._absent(keys) or [0]
+            absent = self._absent(keys)
+            # Rank 0 may have deleted the keys just now: then its verdict is there. All are there: it is on its way.
+            if not self._await(awaited, 0.0 if absent else SLACK_S):
+                return absent or [0]
         if self._rank != 0:
             found: list[int] = json.loads(self._store.get(verdict))
             return found

@@ -138,6 +138,10 @@ class Group(Protocol):
     staging_bytes: int
     """Staging memory per rank that a plan may address with CL_STAGING."""
 
+    @property
+    def who(self) -> str:
+        """This rank of the job and the group: the beginning of errors."""
+
     def submit(
         self,
         plan: Plan,

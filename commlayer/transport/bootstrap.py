@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -18,11 +19,11 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from ..config import Config
+from ..config import Config, shared
 from ..errors import CommError, ConfigError, MismatchError, OperationTimeoutError
 from . import base, blob
 from .call import Calls
-from .description import FORMAT, check_job, check_peer, read_description
+from .description import FORMAT, check_job, check_peer, printable, read_description
 from .inquiry import Inquiry
 from .log import log
 from .members import Members
@@ -34,6 +35,7 @@ STORE_S = 5
 """Patience of a tool with the Store of a job."""
 _PAIRED = "paired"
 _GROUPS_KEY = "commlayer/groups"
+_TOP = "commlayer/top"
 
 LEAVE_S = 2.0
 """Longest time, in seconds, for which a process that cannot start serves the Store, so that others learn the reason."""
@@ -87,7 +89,7 @@ class Rendezvous:
         if self._gave_up:
             return
         self._gave_up = True
-        text = f"-{socket.gethostname()}\n{reason}".encode()
+        text = printable(f"-{socket.gethostname()}\n{reason}").encode()
         with contextlib.suppress(dist.DistError):  # the Store itself may have failed
             number = self._publish(text)
             if self.rank == 0:
@@ -220,10 +222,11 @@ def connect(
     with rendezvous.alone():
         check_peer(peer)
         secret = read_secret(config.secret_file)
+        common = shared()
         engine = (native.Engine.private if own_job else native.Engine.shared)(config)
     try:
         description = {**engine.describe(), "format": FORMAT, "peer": peer}
-        description |= {"settings": engine.config.common(), "policy": policy}
+        description |= {"settings": engine.config.common() | common, "policy": policy}
         description["secret"] = fingerprint(secret, engine.life)
         if rendezvous.rank == 0:
             root = rendezvous.store if own_job else _root(rendezvous.store)
@@ -253,6 +256,8 @@ def connect(
             group=descriptions[0]["group"],
             paired=descriptions[0]["paired"],
         )
+        if config.top and peer == 0 and not own_job:
+            _announce(_root(rendezvous.store), config.top_address())
         group.diagnosis.describe = describe
         ranks = [each["peer"] for each in descriptions]
         group.diagnosis.inquiry = Inquiry(PrefixStore("inquiry", rendezvous.store), rendezvous.rank, ranks, calls)
@@ -269,7 +274,7 @@ def settle(rendezvous: Rendezvous, config: Config) -> None:
 
     Raises ConfigError if another rank has other settings, as an engine, and CommError if one could not start.
     """
-    described = json.dumps({"format": FORMAT, "settings": config.common(), "policy": {}}).encode()
+    described = json.dumps({"format": FORMAT, "settings": config.common() | shared(), "policy": {}}).encode()
     try:
         answers = rendezvous.exchange("describe", described)
         values = [read_description(each, rendezvous.members, rank) for rank, each in enumerate(answers)]
@@ -285,7 +290,7 @@ def agree(members: Members, values: Sequence[Mapping[str, object]], kind: type[C
     for what in dict.fromkeys(what for each in values for what in each):
         ranks: dict[object, list[int]] = {}
         for rank, each in enumerate(values):
-            value = each.get(what, "missing")
+            value = each.get(what, "not set")
             ranks.setdefault(str(value) if isinstance(value, (list, dict)) else value, []).append(rank)
         if len(ranks) > 1:
             told = "; ".join(f"{value or repr(value)} on {members.names(which)}" for value, which in ranks.items())
@@ -319,10 +324,58 @@ def _job(root: Store, is_world: bool) -> tuple[int, bytes, bool]:
     return int(number), bytes.fromhex(key), rest == [_PAIRED]
 
 
+def _announce(root: Store, address: str) -> None:
+    """Tells `commlayer top` where the samples are, and the user how to see them; once per address."""
+    if root.check([_TOP]) and root.get(_TOP).decode() == address:
+        return
+    root.set(_TOP, address)
+    if isinstance(root, dist.TCPStore):
+        log.warning("to watch this job: commlayer top --store %s:%d", root.host, root.port)
+
+
+def stored_top(host: str, port: int) -> tuple[str, str]:
+    """The key of the running job whose TCPStore is there, as hex digits, and the address of its samples. Raises
+    ValueError if it has none."""
+    store = _job_store(host, port)
+    if not store.check([_TOP]):
+        raise ValueError(f"the job at {host}:{port} gives no samples; start it with COMMLAYER_TOP=PORT on every rank")
+    return store.get(_JOB).decode().split()[1], store.get(_TOP).decode()
+
+
 def stored_key(host: str, port: int) -> str:
     """The key of the running job whose TCPStore is there, as hex digits. Raises ValueError if it cannot be had."""
+    _, key, *rest = _job_store(host, port).get(_JOB).decode().split()
+    if rest == [_PAIRED]:
+        raise ValueError("each two processes of this job have a key of their own, which is written nowhere")
+    return key
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Within, nothing that this process writes to the descriptor of stderr arrives."""
+    sys.stderr.flush()
+    kept = os.dup(2)
     try:
-        store = dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
+        with open(os.devnull, "w", encoding="ascii") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _job_store(host: str, port: int) -> Store:
+    """A connection to the Store of a running job. Raises ValueError if there is none."""
+    try:
+        socket.create_connection((host, port), STORE_S).close()  # torch would try again for 10 s
+    except OSError as error:
+        raise ValueError(
+            f"no Store answers at {host}:{port} ({error.strerror or error}); name the MASTER_ADDR and MASTER_PORT of a "
+            "job that runs"
+        ) from error
+    try:
+        with _silent_stderr():  # torch prints pages of its stacks where something else listens
+            store = dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
         known = store.check([_JOB])
     except dist.DistError as error:
         raise ValueError(
@@ -330,7 +383,4 @@ def stored_key(host: str, port: int) -> str:
         ) from error
     if not known:
         raise ValueError(f"the Store at {host}:{port} has no job of commlayer")
-    _, key, *rest = store.get(_JOB).decode().split()
-    if rest == [_PAIRED]:
-        raise ValueError("each two processes of this job have a key of their own, which is written nowhere")
-    return key
+    return store

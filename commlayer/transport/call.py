@@ -68,6 +68,8 @@ class Call:
     """Its operation, of a call that returned before it ended."""
     is_failed: bool = False
     """Whether it raised an error before it returned."""
+    is_waited: bool = False
+    """Whether a thread has blocked in `Work.wait()`, as far as `telemetry.meter` looked."""
     ordinal: int = 0
     """Of a message: its number among those with the same other rank, tag and direction, from 1."""
     frames: tuple[Any, ...] = ()
@@ -105,8 +107,8 @@ class Call:
         return None if self.handle is None else self.handle.times()
 
     def is_running(self) -> bool:
-        """Whether it is a collective that has not ended."""
-        return not self.is_message and not self.is_failed and self.times() is None
+        """Whether it has not ended."""
+        return not self.is_failed and self.times() is None
 
     def has_failed(self) -> bool:
         """Whether it ended with an error."""

@@ -24,12 +24,20 @@ FORMAT = 2
 _BELL_BYTES = 31
 
 
+def printable(text: str) -> str:
+    """The text with `?` for each lone surrogate: names of the system have them for bytes that are not UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
 def _whole(least: int, most: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _text(most: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str) and len(value.encode()) <= most and "\0" not in value
+    """Text that UTF-8 can represent: no lone surrogates."""
+    return lambda value: (
+        isinstance(value, str) and printable(value) == value and len(value.encode()) <= most and "\0" not in value
+    )
 
 
 def _flag(value: Any) -> bool:

@@ -33,7 +33,21 @@ FORMAT_VERSION = "2.10"
 ANALYZER_BACKEND = "gloo"
 """Begins the names of operations: torch's analyzer refuses names of backends that it does not know."""
 
-EPOCH_S = time.time() - time.monotonic()
+READINGS = 9
+"""Readings of the two clocks."""
+
+
+def read_epoch_s() -> float:
+    """The time of day at which `time.monotonic()` was 0: of several readings of both clocks, the one that took least,
+    because another thread or process may run between the two."""
+    found = []
+    for _ in range(READINGS):
+        before_s, now_s, after_s = time.monotonic(), time.time(), time.monotonic()
+        found.append((after_s - before_s, now_s - (before_s + after_s) / 2))
+    return min(found)[1]
+
+
+EPOCH_S = read_epoch_s()
 """Time of day at which `time.monotonic()` was 0."""
 
 CLOSED_KEPT = 8
@@ -154,11 +168,27 @@ class Recorder:
             if self._open.pop(id(record), None) is not None and frozen["entries"]:
                 self._closed.append(frozen)
 
+    def groups(self) -> list[GroupRecord]:
+        """The open groups."""
+        with self._lock:
+            return list(self._open.values())
+
     def failures(self) -> set[int]:
         """The open groups that have failed, as numbers."""
         with self._lock:
             records = list(self._open.values())
         return {id(record) for record in records if record.status()[0]}
+
+    def has_groups(self) -> bool:
+        """Whether a group is open."""
+        with self._lock:
+            return bool(self._open)
+
+    def collectives(self, since_s: float) -> list[Call]:
+        """The collectives that were called on open groups since then, on the clock of `time.monotonic()`."""
+        with self._lock:
+            records = list(self._open.values())
+        return [call for record in records for call in list(record.calls.collectives) if call.submitted_s >= since_s]
 
     def oldest(self) -> dict[str, float]:
         """The age in seconds of the oldest collective in flight, by group; 0: none is in flight."""

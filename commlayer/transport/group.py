@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CommError, ConfigError, OperationTimeoutError
+from ..errors import CommError, ConfigError
 from . import base
 from .diagnosis import Diagnosis
 from .lags import Lag
 from .native import check, ffi, lib, log
+from .native_handle import NativeHandle, NativeReceiveHandle, timeout_us_of
 
 if TYPE_CHECKING:
     from ..plans.plan import Plan
@@ -34,79 +35,6 @@ ANY_SOURCE = NOBODY = 0xFFFFFFFF
 REQUEST_HEAD = struct.Struct("=QQQQiiBBH")
 # All of struct cl_message_request, with the C compiler's padding: rank, tag, memory, length, priority, timeout_us.
 MESSAGE = struct.Struct("=IIQQIxxxxQ")
-
-
-class NativeHandle:
-    """A `base.Handle`: one operation in flight."""
-
-    __slots__ = ("_call", "_group", "_operation")
-
-    def __init__(self, group: NativeGroup, operation: Any, call: Call | None) -> None:
-        self._group = group
-        self._call = call
-        self._operation = ffi.gc(operation, lib.cl_operation_release)
-
-    def done(self) -> bool:
-        return bool(lib.cl_operation_status(self._operation) != lib.CL_EAGAIN)
-
-    def failed(self) -> bool:
-        return lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if timeout_s is None:
-            status = lib.cl_operation_wait(self._operation, 0)
-        elif timeout_s <= 0:
-            status = lib.cl_operation_status(self._operation)
-        else:
-            status = lib.cl_operation_wait(self._operation, _timeout_us(timeout_s))
-        if status == lib.CL_EAGAIN:
-            raise OperationTimeoutError(
-                f"{self._group.who}: {self._call.title() if self._call else 'the operation'} is still in flight after "
-                f"{timeout_s:g} s; wait longer, or abort the group"
-            )
-        if status != 0:
-            raise self._group.error(status, self._call)
-
-    def missing(self) -> list[tuple[int, int]]:
-        count = lib.cl_operation_missing(self._operation, ffi.NULL, 0)
-        if count < 0:
-            self.wait(0.0)  # raises
-        ranges = ffi.new("struct cl_range[]", count)
-        lib.cl_operation_missing(self._operation, ranges, count)
-        return [(each.start, each.end - each.start) for each in ranges]
-
-    def times(self) -> base.Times | None:
-        times = ffi.new("struct cl_operation_times *")
-        if lib.cl_operation_times(self._operation, times) != 0:
-            return None
-        first_byte_s = times.first_us / 1e6 if times.first_us else None
-        return base.Times(times.submitted_us / 1e6, first_byte_s, times.ended_us / 1e6)
-
-    def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
-        """See `base.Handle.on_done`; at most one callback per handle."""
-
-        def ended(status: int) -> None:
-            callback(None if status == 0 else self._group.error(status, self._call))
-
-        status = self._group.engine.notify(self._operation, ended)
-        if status != lib.CL_EAGAIN:
-            ended(status)
-
-
-class NativeReceiveHandle(NativeHandle):
-    """A `base.ReceiveHandle`: one receive in flight."""
-
-    __slots__ = ()
-
-    @property
-    def source(self) -> int:
-        rank = ffi.new("uint32_t *")
-        status = lib.cl_operation_source(self._operation, rank)
-        if status == lib.CL_EAGAIN:
-            raise RuntimeError("the receive is still in flight and has no source yet; wait for it first")
-        if status != 0:
-            raise self._group.error(status, self._call)
-        return int(rank[0])
 
 
 class NativeGroup:
@@ -220,7 +148,7 @@ class NativeGroup:
             made = ffi.new("struct cl_operation_request *")
             request = made, ffi.buffer(made)
         address = self._native_plan(plan)
-        timeout_us = _timeout_us(timeout_s)
+        timeout_us = timeout_us_of(timeout_s)
         REQUEST_HEAD.pack_into(request[1], 0, address, source, target, timeout_us, dtype, op, priority, 0, order)
         return request
 
@@ -236,7 +164,7 @@ class NativeGroup:
         call: Call | None = None,
     ) -> NativeHandle:
         self._check_message(to, tag)
-        message = MESSAGE.pack(to, tag, source, length, priority, _timeout_us(timeout_s))
+        message = MESSAGE.pack(to, tag, source, length, priority, timeout_us_of(timeout_s))
         return NativeHandle(self, self._start(lib.cl_send, message, call), call)
 
     def receive(
@@ -252,7 +180,7 @@ class NativeGroup:
     ) -> NativeReceiveHandle:
         self._check_message(source, tag)
         rank = ANY_SOURCE if source is None else source
-        message = MESSAGE.pack(rank, tag, target, length, 0, _timeout_us(timeout_s))
+        message = MESSAGE.pack(rank, tag, target, length, 0, timeout_us_of(timeout_s))
         return NativeReceiveHandle(self, self._start(lib.cl_receive, message, call), call)
 
     def _check_message(self, other: int | None, tag: int) -> None:
@@ -261,13 +189,14 @@ class NativeGroup:
         if other == self.rank:
             raise ConfigError(f"{what}: a rank cannot send to itself or receive from itself; copy the tensor")
         if other is not None and not 0 <= other < self.size:
-            raise ConfigError(f"{what}: rank {other} does not exist; use 0 to {self.size - 1}")
+            raise ConfigError(f"{what}: the group has no rank {other}; use 0 to {self.size - 1}")
         if other is None and self.size == 1:
             raise ConfigError(f"{what}: the group has no other rank to receive from; use a larger group")
         if other in self._unreachable or len(self._unreachable) == self.size - 1:
             raise ConfigError(
-                f"{what}: no network path leads to {'any other rank' if other is None else f'rank {other}'}, not even "
-                f"loopback; set the interface lo up"
+                f"{what}: no network path leads to "
+                f"{'any other rank' if other is None else f'rank {self.diagnosis.number(other)}'}, not even loopback; "
+                f"set the interface lo up"
             )
         if not 0 <= tag <= TAG_MAX:
             raise ConfigError(f"{what}: tag {tag} is out of range; use 0 to {TAG_MAX}")
@@ -341,7 +270,7 @@ class NativeGroup:
 
     @property
     def who(self) -> str:
-        """This rank and the group, for texts."""
+        """See `base.Group.who`."""
         return self.diagnosis.who
 
     def error(self, status: int, call: Call | None = None) -> CommError:
@@ -430,7 +359,3 @@ class NativeGroup:
         self._plans[id(plan)] = address, native
         weakref.finalize(plan, self._plans.pop, id(plan), None).atexit = False
         return address
-
-
-def _timeout_us(timeout_s: float) -> int:
-    return int(min(max(timeout_s * 1e6, 1), 1 << 63))  # 0 would mean no timeout

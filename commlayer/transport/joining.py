@@ -65,6 +65,7 @@ def join(
             f"all its groups, then make a new WORLD"
         )
     check(status, f"{what}: joining job {job:x}")
+    engine.key = key
     hosts = group_hosts(descriptions)
     local = next(ranks for ranks in hosts if rank in ranks)
     fd, problem = _share_memory(local, members, descriptions, exchange)

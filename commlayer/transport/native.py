@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -28,6 +28,7 @@ from ..errors import (
 )
 from . import interfaces as host_interfaces
 from .completions import Completions
+from .description import printable
 from .descriptors import raise_descriptor_limit
 from .lags import Lag, Lags
 from .log import log as log
@@ -40,7 +41,6 @@ UNEXPECTED_LIMIT_BYTES = 16 << 20
 LIFE_BYTES = 16
 
 LOOPBACK_MTU_BYTES = 9000
-IP_UDP_HEADER_BYTES = {4: 28, 6: 48}
 
 ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EINVAL: (CommError, "this is a defect of commlayer; please report it"),
@@ -107,52 +107,6 @@ def interfaces() -> list[dict[str, Any]]:
     ]
 
 
-def encode(codec: int, target: int, source: int, count: int, *, key: int = 0, block: int = 0) -> None:
-    """Encodes `count` float32 values at the address `source` with the codec of this number (`plans.codec`), as the
-    engine does. `key` and `block`, the number of the first block, choose the rotations."""
-    target, source = ffi.cast("void *", target), ffi.cast("float *", source)
-    check(lib.cl_encode(codec, target, source, count, key, block), f"encoding with codec {codec}")
-
-
-def decode(
-    codec: int, target: int, source: int, count: int, *, key: int = 0, block: int = 0, add: bool = False
-) -> None:
-    """Decodes `count` float32 values into the address `target`; with `add`, adds them to the values there."""
-    target, source = ffi.cast("float *", target), ffi.cast("void *", source)
-    check(lib.cl_decode(codec, target, source, count, key, block, add), f"decoding with codec {codec}")
-
-
-def codec_key(key: int, rank: int) -> int:
-    """The key of the blocks that a rank encodes, in an operation that was submitted with `codec_key=key`."""
-    return int(lib.cl_codec_key(key, rank))
-
-
-def select_largest(values: int, count: int, k: int, indices: int, chosen: int) -> None:
-    """Writes the `k` values of largest magnitude among the `count` float32 values at the address `values` to `chosen`,
-    and their indices, uint32 and ascending, to `indices`. NaN is larger than infinity."""
-    source, places, target = ffi.cast("float *", values), ffi.cast("uint32_t *", indices), ffi.cast("float *", chosen)
-    check(lib.cl_select_largest(source, count, k, places, target), f"selecting {k} of {count} values")
-
-
-def kernel_levels() -> list[str]:
-    """The instruction sets that this CPU has and the kernels can use, best first."""
-    used = lib.cl_kernels_level()
-    found = [name for name in ("avx512", "avx2", "scalar") if lib.cl_kernels_select(name.encode()) == 0]
-    lib.cl_kernels_select(used)
-    return found
-
-
-def kernels_level() -> str:
-    """The instruction set of the kernels in use."""
-    return str(ffi.string(lib.cl_kernels_level()).decode())
-
-
-def select_kernels(level: str) -> None:
-    """Uses the kernels of one of `kernel_levels()`, in all threads, for tests and measurements."""
-    if lib.cl_kernels_select(level.encode()) != 0:
-        raise ConfigError(f"kernels of level {level!r}: this CPU lacks it; choose from {', '.join(kernel_levels())}")
-
-
 class Report(NamedTuple):
     """The counters of an engine."""
 
@@ -183,6 +137,19 @@ class Engine:
             return cls._shared
 
     @classmethod
+    def current(cls) -> Engine | None:
+        """The process's engine; None before its first user, and after its last."""
+        return cls._shared
+
+    @classmethod
+    @contextlib.contextmanager
+    def held(cls) -> Iterator[Engine | None]:
+        """The process's engine, or None. Until the end of the context no other thread closes it: the native engine
+        would be freed while this one reads its counters."""
+        with cls._guard:
+            yield cls._shared
+
+    @classmethod
     def private(cls, config: Config) -> Engine:
         """Another engine, for one group in another job than the process's; its `release` closes it."""
         engine = cls._that_lingers(config)
@@ -211,9 +178,13 @@ class Engine:
         self.config = config
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
+        self.key = b""
+        """Of the job, once this process has joined one."""
         self.hosts: dict[int, str] = {}
         """Host names of the processes met so far, by rank of the job."""
         self.lags = Lags()
+        self.paused: set[str] = set()
+        """The paused interfaces, by `port_names`."""
         self._lives: dict[int, str] = {}
         self._is_private = False
         self._at_exit: Finalize | None = None
@@ -266,7 +237,7 @@ class Engine:
         sizes: list[int] = []
         for port in self._ports:
             mtu = min(port["mtu"], LOOPBACK_MTU_BYTES) if port["loopback"] else port["mtu"]
-            sizes.append(min(mtu, self.config.mtu or mtu) - IP_UDP_HEADER_BYTES[port["version"]])
+            sizes.append(min(mtu, self.config.mtu or mtu) - host_interfaces.IP_UDP_HEADER_BYTES[port["version"]])
         # One size for all paths: any packet may take any of them. Loopback counts only if there is nothing else.
         outside = [size for size, port in zip(sizes, self._ports, strict=True) if not port["loopback"]]
         return min(outside or sizes or [1472])
@@ -275,6 +246,11 @@ class Engine:
     def packet_bytes(self) -> int:
         """Payload of a full packet. A packet to a peer whose own packets are smaller has their size."""
         return int(lib.cl_engine_packet_bytes(self.raw))
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it belongs to one group in another job than the process's."""
+        return self._is_private
 
     @property
     def raw(self) -> Any:
@@ -289,7 +265,7 @@ class Engine:
         lib.cl_engine_bell(self.raw, bell)
         return {
             "host": host_key(),
-            "hostname": socket.gethostname(),
+            "hostname": printable(socket.gethostname()),
             "shm": self.config.shm,
             "pid": os.getpid(),
             "life": self.life,
@@ -324,6 +300,21 @@ class Engine:
         """Notes the addresses of the paths to another process, when it is first added."""
         with self._lock:
             self._remotes.setdefault(peer, paths)
+        for name in list(self.paused):
+            self._pause(peer, name, is_paused=True)
+
+    def pause(self, interface: str, *, is_paused: bool) -> None:
+        """Lets data avoid the paths of an interface (see `port_names`), or ends that. Peers that have no other path
+        that lives get it there all the same. Raises ClosedError on a closed engine."""
+        (self.paused.add if is_paused else self.paused.discard)(interface)
+        for peer in self.peers():
+            self._pause(peer, interface, is_paused=is_paused)
+
+    def _pause(self, peer: int, interface: str, *, is_paused: bool) -> None:
+        names = self.port_names()
+        for number, path in enumerate(self._remotes.get(peer, ())):
+            if names[path.local] == interface:
+                lib.cl_engine_pause(self.raw, peer, number, is_paused)
 
     def stats(self) -> dict[str, int]:
         """Counters since the engine was opened, by their names in `struct cl_engine_stats`."""
@@ -356,6 +347,30 @@ class Engine:
             {"rank": peer, **{name: int(getattr(each, name)) for name in names}, **self._addresses(remotes[i : i + 1])}
             for i, each in enumerate(room[0:count])
         ]
+
+    def peers(self) -> list[int]:
+        """The processes that this one has met, by rank of the job."""
+        with self._lock:
+            return sorted(self._remotes)
+
+    def path_counters(self, peers: Sequence[int]) -> Iterator[tuple[int, int, Any]]:
+        """The `struct cl_path_stats` of all paths to these peers, with the peer and the number of the path: as `paths`,
+        for frequent readers. Each is valid until the next peer's; lost peers are left out."""
+        room = ffi.new("struct cl_path_stats[]", PATHS_MAX)
+        for peer in peers:
+            count = lib.cl_engine_read_paths(self.raw, peer, room, PATHS_MAX)
+            for number in range(count):
+                yield peer, number, room[number]
+
+    def port_names(self) -> list[str]:
+        """The local addresses' interfaces, by number; sockets of one interface have numbers of their own."""
+        names = [str(port["ifname"]) for port in self._ports]
+        twins = [name for name in set(names) if names.count(name) > 1]
+        return [f"{name}#{names[:i].count(name)}" if name in twins else name for i, name in enumerate(names)]
+
+    def remote(self, peer: int, path: int) -> str:
+        """The other end of a path, for people."""
+        return str(self._addresses(self._remotes.get(peer, ())[path : path + 1])["remote"])
 
     def _addresses(self, path: Sequence[NetworkPath]) -> dict[str, str | int]:
         """This end and the other end of a path; none: it is not known."""

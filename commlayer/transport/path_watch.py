@@ -1,4 +1,4 @@
-"""`Watch`: logs the death and the return of paths, and at level debug their rates.
+"""`Watch`: logs the death and the return of paths, and at level debug their rates. It also finds full links.
 
 The engine counts the deaths of each path. A thread of its own reads the counters twice a second, and only if the log is
 on: operations never wait for it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..errors import CommError
 from .log import log
 from .native import Engine
 from .paths import pair_paths
+from .uplink import Uplinks
 
 PERIOD_S = 0.5
 
@@ -26,6 +28,8 @@ class Watch:
     """Watches the paths of this process's engine."""
 
     def __init__(self) -> None:
+        self.uplinks = Uplinks()
+        """The links through which this process sends."""
         self._names: dict[int, list[str]] = {}
         self._deaths: dict[tuple[int, int], int] = {}
         self._dead: set[tuple[int, int]] = set()
@@ -51,6 +55,7 @@ class Watch:
             found = Engine.shared_report().paths
         except CommError:
             return  # the engine is closed
+        self.uplinks.read((path for paths in found.values() for path in paths), time.monotonic())
         for peer, paths in found.items():
             for index, path in enumerate(paths):
                 if peer in self._names:

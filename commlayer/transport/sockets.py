@@ -7,10 +7,8 @@ import os
 import socket
 from typing import Any, NamedTuple
 
+from . import buffers
 from .native import Engine, lib
-
-BUFFER_BYTES = 8 << 20
-"""Socket buffers that the engine asks for (`native/wire/udp.c`)."""
 
 _UDP_SEGMENT = 103
 _UDP_GRO = 104
@@ -41,11 +39,7 @@ class Socket(NamedTuple):
     @property
     def advice(self) -> str:
         """The remedy for buffers that the kernel has clipped; empty if it has not."""
-        names = {"rmem_max": self.receive_bytes, "wmem_max": self.send_bytes}
-        clipped = [f"net.core.{name}={BUFFER_BYTES}" for name, there in names.items() if there < BUFFER_BYTES]
-        if not clipped:
-            return ""
-        return f"the kernel clips socket buffers, so that bursts lose packets: sysctl -w {' '.join(clipped)}"
+        return buffers.advice(self.receive_bytes, self.send_bytes)
 
     def _offloads(self) -> list[tuple[str, bool]]:
         return [("GSO", self.has_gso), ("GRO", self.has_gro)]

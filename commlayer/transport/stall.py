@@ -3,7 +3,7 @@
 The ranks tell each other through the Store, and only when a collective has waited. After half of COMMLAYER_STALL_S a
 rank says that it has called the collective. After all of that time the ranks that have not said so are the late ones.
 The lowest waiting rank of each host warns of them, and leaves a note for each. A late rank finds its note when it has
-called nothing for as long, and logs where its main thread is.
+called nothing for as long, and logs where its main thread is. `counterpart` warns of sends and receives.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from .call import Call, Calls
+from .counterpart import Counterparts, Questions, fields_of, name_of
 from .inquiry import name_ranks
 from .log import log
 from .places import place_of, where
@@ -26,6 +27,12 @@ from .places import place_of, where
 LOOKS = 6
 """Looks of the thread within COMMLAYER_STALL_S."""
 LOOK_MAX_S = 5.0
+ANSWER_LOOK_S = 0.5
+"""The longest pause between looks while an answer of another rank is awaited."""
+DOUBLINGS_MAX = 6
+"""How often the pause between looks at most doubles while a Store does not answer."""
+PATIENCE_LOOKS = 3
+"""Looks of another rank within which it must have answered."""
 CLOSE_S = 2.0
 """The longest wait for the thread at the end of the process."""
 ENDED_MAX = 64
@@ -39,6 +46,7 @@ class Store(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
     def check(self, keys: list[str]) -> bool: ...
     def delete_key(self, key: str) -> bool: ...
 
@@ -49,7 +57,7 @@ _watch: StallWatch | None = None
 
 @dataclasses.dataclass(eq=False)
 class Waits:
-    """The collectives of one group on this rank that wait. `descriptions`: of all ranks' engines."""
+    """The operations of one group on this rank that wait. `descriptions`: of all ranks' engines."""
 
     who: Callable[[], str]
     """Returns this rank and the group, for texts."""
@@ -65,9 +73,23 @@ class Waits:
     """Shared by all groups of the job."""
     awaited: Callable[[], list[int]]
     """Returns the ranks that the collectives in flight wait for, as the engine sees it."""
+    messages: Counterparts = dataclasses.field(init=False)
     _told: int = 0
     _looked: int = 0
     _warned: Call | None = None
+
+    def __post_init__(self) -> None:
+        self.messages = Counterparts(self.who, self.name, self.rank, self.descriptions, self.calls, self.notes)
+
+    @property
+    def life(self) -> str:
+        """Of this rank's engine."""
+        return str(self.descriptions[self.rank]["life"])
+
+    @property
+    def own_name(self) -> str:
+        """This rank of the job and its host, for texts."""
+        return name_of(self.descriptions[self.rank])
 
     def oldest(self) -> Call | None:
         """The oldest collective in flight."""
@@ -143,15 +165,11 @@ class Waits:
     def _reason(self, late: Sequence[int]) -> str:
         if late:
             more = f" and {len(late) - TOLD_MAX} more" if len(late) > TOLD_MAX else ""
-            names = ", ".join(self._name(rank) for rank in late[:TOLD_MAX])
+            names = ", ".join(name_of(self.descriptions[rank]) for rank in late[:TOLD_MAX])
             return f"{names}{more} {'has' if len(late) == 1 else 'have'} not called it; see the warning there"
         waits = self.awaited()
         data = f", this rank waits for data of {name_ranks(waits, self._numbers())}" if waits else ""
         return f"all ranks have called it{data}; see the paths in print(commlayer.paths())"
-
-    def _name(self, rank: int) -> str:
-        host = self.descriptions[rank].get("hostname")
-        return f"rank {self.descriptions[rank]['peer']}" + (f" on {host}" if host else "")
 
     def _numbers(self) -> list[int]:
         return [int(each["peer"]) for each in self.descriptions]
@@ -162,7 +180,9 @@ class StallWatch:
 
     def __init__(self, stall_s: float) -> None:
         self.stall_s = stall_s
+        self.pause_s = min(stall_s / LOOKS, LOOK_MAX_S)
         self._groups: list[weakref.ref[Waits]] = []
+        self._questions: dict[str, Questions] = {}
         self._begun_s = time.monotonic()
         self._process = os.getpid()
         self._ends = threading.Event()
@@ -196,8 +216,9 @@ class StallWatch:
         """False in a process that was forked since: it lacks the thread."""
         return self._process == os.getpid()
 
-    def look(self) -> None:
-        """Looks once at all groups. Raises an error of the Store if one does not answer."""
+    def look(self) -> bool:
+        """Looks once at all groups; returns whether answers of other ranks are awaited. Raises an error of the Store if
+        one does not answer."""
         groups = [found for each in self._groups if (found := each()) is not None]
         running = [each.oldest() for each in groups]
         for each, call in zip(groups, running, strict=True):
@@ -206,12 +227,32 @@ class StallWatch:
         if not any(running) and time.monotonic() - max(latest, default=self._begun_s) >= self.stall_s / 2:
             for each in groups:
                 self._read_note(each)
+        self._answer(groups)
+        asks = [each.messages.follow(self.stall_s, PATIENCE_LOOKS * self.pause_s) for each in groups]
+        return any(asks)
+
+    def _answer(self, groups: Sequence[Waits]) -> None:
+        """Answers the questions of other ranks. Each engine has its own: those of its life."""
+        lives: dict[str, list[Waits]] = {}
+        for each in groups:
+            lives.setdefault(each.life, []).append(each)
+        self._questions = {
+            life: self._questions.get(life) or Questions(of_life[0].notes, life, of_life[0].own_name)
+            for life, of_life in lives.items()
+        }
+        for life, of_life in lives.items():
+            self._questions[life].answer({each.name: each.messages for each in of_life})
 
     def _read_note(self, waits: Waits) -> None:
-        key = note_key(waits.descriptions[waits.rank]["life"])
+        key = note_key(waits.life)
         if not waits.notes.check([key]):
             return
-        note = json.loads(waits.notes.get(key))
+        try:
+            note = fields_of(waits.notes.get(key), group=str, sequence=int, text=str)
+        except ValueError as error:
+            waits.notes.delete_key(key)
+            log.warning("%s skips a malformed note in the Store: %s", waits.own_name, error)
+            return
         if note["group"] != waits.name:
             return  # of another group of this process
         waits.notes.delete_key(key)
@@ -219,12 +260,21 @@ class StallWatch:
             peer = waits.descriptions[waits.rank]["peer"]
             log.warning("rank %s: %s; its main thread is in %s", peer, note["text"], where())
 
+    def pause_after(self, *, asks: bool, failures: int) -> float:
+        """Seconds until the next look. `asks`: answers are awaited. It doubles after each failure in a row, because
+        torch warns of each request to a Store that is gone."""
+        pause_s = min(self.pause_s, ANSWER_LOOK_S) if asks else self.pause_s
+        return float(pause_s * 2 ** min(failures, DOUBLINGS_MAX))
+
     def _run(self) -> None:
-        while not self._ends.wait(min(self.stall_s / LOOKS, LOOK_MAX_S)):
+        asks, failures = False, 0
+        while not self._ends.wait(self.pause_after(asks=asks, failures=failures)):
+            asks = False
             try:
-                self.look()
+                asks, failures = self.look(), 0
             except (RuntimeError, ValueError):  # of a Store whose process is gone
-                log.debug("a Store does not answer: no warnings of collectives that wait", exc_info=True)
+                failures += 1
+                log.debug("a Store does not answer: no warnings of operations that wait", exc_info=True)
 
 
 def watch(group: Any, calls: Calls, store: Store, root: Store) -> Waits | None:

@@ -1,0 +1,52 @@
+"""Kernels of the engine by themselves: codecs, the selection of the largest values, and their instruction sets."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError
+from .native import check, ffi, lib
+
+
+def encode(codec: int, target: int, source: int, count: int, *, key: int = 0, block: int = 0) -> None:
+    """Encodes `count` float32 values at the address `source` with the codec of this number (`plans.codec`), as the
+    engine does. `key` and `block`, the number of the first block, choose the rotations."""
+    target, source = ffi.cast("void *", target), ffi.cast("float *", source)
+    check(lib.cl_encode(codec, target, source, count, key, block), f"encoding with codec {codec}")
+
+
+def decode(
+    codec: int, target: int, source: int, count: int, *, key: int = 0, block: int = 0, add: bool = False
+) -> None:
+    """Decodes `count` float32 values into the address `target`; with `add`, adds them to the values there."""
+    target, source = ffi.cast("float *", target), ffi.cast("void *", source)
+    check(lib.cl_decode(codec, target, source, count, key, block, add), f"decoding with codec {codec}")
+
+
+def codec_key(key: int, rank: int) -> int:
+    """The key of the blocks that a rank encodes, in an operation that was submitted with `codec_key=key`."""
+    return int(lib.cl_codec_key(key, rank))
+
+
+def select_largest(values: int, count: int, k: int, indices: int, chosen: int) -> None:
+    """Writes the `k` values of largest magnitude among the `count` float32 values at the address `values` to `chosen`,
+    and their indices, uint32 and ascending, to `indices`. NaN is larger than infinity."""
+    source, places, target = ffi.cast("float *", values), ffi.cast("uint32_t *", indices), ffi.cast("float *", chosen)
+    check(lib.cl_select_largest(source, count, k, places, target), f"selecting {k} of {count} values")
+
+
+def kernel_levels() -> list[str]:
+    """The instruction sets that this CPU has and the kernels can use, best first."""
+    used = lib.cl_kernels_level()
+    found = [name for name in ("avx512", "avx2", "scalar") if lib.cl_kernels_select(name.encode()) == 0]
+    lib.cl_kernels_select(used)
+    return found
+
+
+def kernels_level() -> str:
+    """The instruction set of the kernels in use."""
+    return str(ffi.string(lib.cl_kernels_level()).decode())
+
+
+def select_kernels(level: str) -> None:
+    """Uses the kernels of one of `kernel_levels()`, in all threads, for tests and measurements."""
+    if lib.cl_kernels_select(level.encode()) != 0:
+        raise ConfigError(f"kernels of level {level!r}: this CPU lacks it; choose from {', '.join(kernel_levels())}")

@@ -1,0 +1,92 @@
+"""`NativeHandle`: one operation of a `NativeGroup` in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OperationTimeoutError
+from . import base
+from .native import ffi, lib
+
+if TYPE_CHECKING:
+    from .call import Call
+    from .group import NativeGroup
+
+
+class NativeHandle:
+    """A `base.Handle`: one operation in flight."""
+
+    __slots__ = ("_call", "_group", "_operation")
+
+    def __init__(self, group: NativeGroup, operation: Any, call: Call | None) -> None:
+        self._group = group
+        self._call = call
+        self._operation = ffi.gc(operation, lib.cl_operation_release)
+
+    def done(self) -> bool:
+        return bool(lib.cl_operation_status(self._operation) != lib.CL_EAGAIN)
+
+    def failed(self) -> bool:
+        return lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if timeout_s is None:
+            status = lib.cl_operation_wait(self._operation, 0)
+        elif timeout_s <= 0:
+            status = lib.cl_operation_status(self._operation)
+        else:
+            status = lib.cl_operation_wait(self._operation, timeout_us_of(timeout_s))
+        if status == lib.CL_EAGAIN:
+            raise OperationTimeoutError(
+                f"{self._group.who}: {self._call.title() if self._call else 'the operation'} is still in flight after "
+                f"{timeout_s:g} s; wait longer, or abort the group"
+            )
+        if status != 0:
+            raise self._group.error(status, self._call)
+
+    def missing(self) -> list[tuple[int, int]]:
+        count = lib.cl_operation_missing(self._operation, ffi.NULL, 0)
+        if count < 0:
+            self.wait(0.0)  # raises
+        ranges = ffi.new("struct cl_range[]", count)
+        lib.cl_operation_missing(self._operation, ranges, count)
+        return [(each.start, each.end - each.start) for each in ranges]
+
+    def times(self) -> base.Times | None:
+        times = ffi.new("struct cl_operation_times *")
+        if lib.cl_operation_times(self._operation, times) != 0:
+            return None
+        first_byte_s = times.first_us / 1e6 if times.first_us else None
+        return base.Times(times.submitted_us / 1e6, first_byte_s, times.ended_us / 1e6)
+
+    def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
+        """See `base.Handle.on_done`; at most one callback per handle."""
+
+        def ended(status: int) -> None:
+            callback(None if status == 0 else self._group.error(status, self._call))
+
+        status = self._group.engine.notify(self._operation, ended)
+        if status != lib.CL_EAGAIN:
+            ended(status)
+
+
+class NativeReceiveHandle(NativeHandle):
+    """A `base.ReceiveHandle`: one receive in flight."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> int:
+        rank = ffi.new("uint32_t *")
+        status = lib.cl_operation_source(self._operation, rank)
+        if status == lib.CL_EAGAIN:
+            raise RuntimeError("the receive is still in flight and has no source yet; wait for it first")
+        if status != 0:
+            raise self._group.error(status, self._call)
+        return int(rank[0])
+
+
+def timeout_us_of(timeout_s: float) -> int:
+    """As the engine takes it: 0 would mean no timeout."""
+    return int(min(max(timeout_s * 1e6, 1), 1 << 63))
