@@ -1,9 +1,9 @@
 """The `commlayer` backend of torch.distributed: its names, arguments and overloads.
 
-`CommProcessGroup` is a hybrid. Operations on CPU tensors run on the engine (`collectives.py`). A complete gloo group
-beneath does the rest: sparse tensors, reductions that no type defines, the monitored barrier. gloo also raises the
-errors for arguments that make no sense. docs/collectives.md lists both. The two share no channel, so their operations
-need no common order. CUDA tensors go through `devices.py`.
+`CommProcessGroup` is a hybrid. Operations on CPU tensors run on the engine (`collectives.py`), the monitored barrier
+through the Store (`attendance.py`). A complete gloo group beneath does the rest: sparse tensors and reductions that no
+type defines. gloo also raises the errors for arguments that make no sense. docs/collectives.md lists them. The engine
+and gloo share no channel, so their operations need no common order. CUDA tensors go through `devices.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import threading
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ from torch._C._distributed_c10d import (
 import commlayer_autoload
 
 from ..compress.codec import Coding, pair_of
-from ..config import LOSS_BOUND_MAX, Config, Policy
+from ..config import LOSS_BOUND_MAX, Config, Policy, policy_of_groups
 from ..errors import ConfigError, OperationTimeoutError, UnreachableError
 from ..loss.operation_policy import OperationPolicy
 from ..plans.settings import Settings
@@ -45,39 +45,18 @@ from ..transport.attendance import Attendance
 from ..transport.bootstrap import Rendezvous, connect
 from ..transport.call import Calls
 from ..transport.flight import recorder
+from .arguments import as_list, options_of
 from .collectives import Collectives
 from .devices import Devices, placed
 from .dynamo import untraced
 from .gloo import Fallback, connect_gloo, plain_gloo
+from .options import NAME, Options
 from .pinned import PinnedCopies
-from .record import open_record
+from .record import description_of, open_record
 from .report import Report
 from .submit import Submitter
 from .uncaught import tell_torchrun
 from .work import CommWork
-
-NAME = commlayer_autoload.NAME
-
-OptionsT = TypeVar("OptionsT")
-
-
-class Options(Backend.Options):
-    """Gives a group its policy: pass it as `pg_options=`, or in a DeviceMesh's `backend_override`.
-
-    Raises ConfigError unless `policy` is a Policy or None.
-    """
-
-    def __init__(self, policy: Policy | None = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
-        super().__init__(NAME, timeout)
-        if not isinstance(policy, (Policy, type(None))):
-            raise ConfigError(f"Options({policy!r}): pass a policy, as Options(Policy(loss_bound=0.01)), or nothing")
-        self.policy = policy or Policy()
-        """The policy of all operations of the group."""
-        if self.policy.codec != "none":
-            raise ConfigError(
-                f"Options(Policy(codec={self.policy.codec!r})): on a whole group, a codec would round counters and "
-                f"metrics, too; give the policy to a HookState or to compress_fsdp"
-            )
 
 
 @untraced
@@ -111,7 +90,8 @@ class CommProcessGroup(dist.ProcessGroup):
         rendezvous = Rendezvous(store, name, rank, size, timeout, self._ranks)
         with rendezvous.alone():
             config = Config.from_environment()
-        self.policy = policy or Policy(deterministic=config.deterministic)
+            given = policy or policy_of_groups(config)
+        self.policy = given
         """The policy of all operations of this group."""
         agreed = dataclasses.asdict(self.policy)
         calls = Calls()
@@ -123,7 +103,7 @@ class CommProcessGroup(dist.ProcessGroup):
             is_world=not global_ranks,
             own_job=own_job,
             calls=calls,
-            describe=lambda: self.group_desc,
+            describe=description_of(self),
         )
         try:
             self._gloo = connect_gloo(rendezvous, self._native.interface, timeout)
@@ -156,10 +136,12 @@ class CommProcessGroup(dist.ProcessGroup):
         """Whether a network between the ranks could lose contributions, if a policy allows it."""
         self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
-        priority = self.policy.priority
-        self._submitter = Submitter(self._native, settings, priority, lambda: self._gloo.options._timeout, calls)
+        priority, gloo = self.policy.priority, self._gloo
+        self._submitter = Submitter(self._native, settings, priority, lambda: gloo.options._timeout, calls)
         self._record = open_record(self, name, global_ranks or range(size), self._native, self._submitter, config)
-        self._collectives = Collectives(self._submitter, rank, size, operation_policy(self.policy).without_class())
+        self._collectives = Collectives(
+            self._submitter, rank, size, operation_policy(self.policy).without_class(), lambda: native.who
+        )
         self._report = Report.open(self._native, config, self.policy, settings, calls)
         self._lock = threading.Lock()
         self.devices: Devices | None = None
@@ -182,14 +164,14 @@ class CommProcessGroup(dist.ProcessGroup):
         op: Any = None,
         policy: Policy | None = None,
     ) -> Work:
-        tensors, opts = _as_list(tensors), _options(AllreduceOptions, op if opts is None else opts, timeout)
+        tensors, opts = as_list(tensors), options_of(AllreduceOptions, op if opts is None else opts, timeout)
         own = None if policy is None else self._operation_policy(policy)
         work = self._collectives.all_reduce(tensors, opts, own) if len(tensors) == 1 else None
         return work or self._fallback.allreduce(tensors, opts)
 
     @placed(inputs=[0], outputs=[0])
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(AllreduceCoalescedOptions, opts)
+        opts = options_of(AllreduceCoalescedOptions, opts)
         return self._collectives.all_reduce(tensors, opts) or self._fallback.allreduce_coalesced(tensors, opts)
 
     @placed(inputs=[0], outputs=[0])
@@ -197,16 +179,16 @@ class CommProcessGroup(dist.ProcessGroup):
         self, tensors: Any, root: Any = None, op: Any = None, timeout: timedelta | None = None, *, opts: Any = None
     ) -> Work:
         if isinstance(root, int):
-            opts = _options(ReduceOptions, op, timeout)
+            opts = options_of(ReduceOptions, op, timeout)
             opts.rootRank = root
-        tensors, opts = _as_list(tensors), _options(ReduceOptions, root if opts is None else opts)
+        tensors, opts = as_list(tensors), options_of(ReduceOptions, root if opts is None else opts)
         return self._collectives.reduce(tensors, opts) or self._fallback.reduce(tensors, opts)
 
     @placed(inputs=[1], outputs=[0])
     def reduce_scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
-        opts = _options(ReduceScatterOptions, op if opts is None else opts, timeout)
+        opts = options_of(ReduceScatterOptions, op if opts is None else opts, timeout)
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         work = None
@@ -225,13 +207,13 @@ class CommProcessGroup(dist.ProcessGroup):
         key: int = 0,
     ) -> Work:
         """`policy` and `key`: as of `allreduce_from`. A codec encodes contributions, and excludes loss."""
-        opts = _options(ReduceScatterOptions, opts)
+        opts = options_of(ReduceScatterOptions, opts)
         work = self._collectives.reduce_scatter([(output, [input])], opts, *self._coded(policy, key))
         return work or self._fallback.reduce_scatter_single(output, input, opts)
 
     @placed(inputs=[1], outputs=[0])
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(ReduceScatterOptions, opts)
+        opts = options_of(ReduceScatterOptions, opts)
         pairs = [(output, [each]) for output, each in zip(outputs, inputs, strict=True)]
         work = self._collectives.reduce_scatter(pairs, opts)
         return work or self._fallback.reduce_scatter_single_coalesced(outputs, inputs, opts)
@@ -240,7 +222,7 @@ class CommProcessGroup(dist.ProcessGroup):
     def allgather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        opts = _options(AllgatherOptions, opts, timeout)
+        opts = options_of(AllgatherOptions, opts, timeout)
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         work = None
@@ -250,7 +232,7 @@ class CommProcessGroup(dist.ProcessGroup):
 
     @placed(inputs=[1], outputs=[0])
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(AllgatherOptions, opts)
+        opts = options_of(AllgatherOptions, opts)
         work = self._collectives.all_gather_lists(outputs, inputs, opts)
         return work or self._fallback.allgather_coalesced(outputs, inputs, opts)
 
@@ -265,13 +247,13 @@ class CommProcessGroup(dist.ProcessGroup):
         key: int = 0,
     ) -> Work:
         """`policy` and `key`: as of `allreduce_from`. A codec rounds all shards, this rank's own, too."""
-        opts = _options(AllgatherOptions, opts)
+        opts = options_of(AllgatherOptions, opts)
         work = self._collectives.all_gather([([output], input)], opts, *self._coded(policy, key))
         return work or self._fallback.all_gather_single(output, input, opts)
 
     @placed(inputs=[1], outputs=[0])
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(AllgatherOptions, opts)
+        opts = options_of(AllgatherOptions, opts)
         pairs = [([output], each) for output, each in zip(outputs, inputs, strict=True)]
         work = self._collectives.all_gather(pairs, opts)
         return work or self._fallback.all_gather_single_coalesced(outputs, inputs, opts)
@@ -280,14 +262,14 @@ class CommProcessGroup(dist.ProcessGroup):
     def broadcast(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
-        tensors, opts = _as_list(tensors), _options(BroadcastOptions, root if opts is None else opts, timeout)
+        tensors, opts = as_list(tensors), options_of(BroadcastOptions, root if opts is None else opts, timeout)
         return self._collectives.broadcast(tensors, opts) or self._fallback.broadcast(tensors, opts)
 
     @placed(inputs=[1], outputs=[0])
     def gather(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
-        opts = _options(GatherOptions, root if opts is None else opts, timeout)
+        opts = options_of(GatherOptions, root if opts is None else opts, timeout)
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs] if outputs else [], [inputs]
         work = None
@@ -299,7 +281,7 @@ class CommProcessGroup(dist.ProcessGroup):
     def scatter(  # type: ignore[override]
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
-        opts = _options(ScatterOptions, root if opts is None else opts, timeout)
+        opts = options_of(ScatterOptions, root if opts is None else opts, timeout)
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs] if inputs else []
         work = None
@@ -309,7 +291,7 @@ class CommProcessGroup(dist.ProcessGroup):
 
     @placed(inputs=[1], outputs=[0])
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(AllToAllOptions, opts)
+        opts = options_of(AllToAllOptions, opts)
         return self._collectives.all_to_all(outputs, inputs, opts) or self._fallback.alltoall(outputs, inputs, opts)
 
     @placed(inputs=[1], outputs=[0])
@@ -323,14 +305,14 @@ class CommProcessGroup(dist.ProcessGroup):
         timeout: timedelta | None = None,
     ) -> Work:
         """The split sizes may be arrays of numpy, as Megatron's, or tensors."""
-        opts = _options(AllToAllOptions, opts, timeout)
+        opts = options_of(AllToAllOptions, opts, timeout)
         splits = [int(each) for each in output_split_sizes], [int(each) for each in input_split_sizes]
         work = self._collectives.all_to_all_single(output, input, *splits, opts)
         return work or self._fallback.alltoall_base(output, input, *splits, opts)
 
     @placed()
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:  # type: ignore[override]
-        return self._collectives.barrier(_options(BarrierOptions, opts, timeout))
+        return self._collectives.barrier(options_of(BarrierOptions, opts, timeout))
 
     @placed(inputs=[0])
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
@@ -407,6 +389,11 @@ class CommProcessGroup(dist.ProcessGroup):
         return self._operation_policy(policy), None if pair is None else Coding(pair, key)
 
     @property
+    def who(self) -> str:
+        """This rank of the job and the group, with its description: the beginning of errors."""
+        return self._native.who
+
+    @property
     def packet_bytes(self) -> int:
         """Payload of the smallest full packet between two ranks of this group."""
         return self._native.packet_bytes
@@ -444,26 +431,6 @@ class CommProcessGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802  # the name that C++ calls
         return NAME
-
-
-def _as_list(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else tensors
-
-
-def _options(kind: type[OptionsT], given: Any, timeout: timedelta | None = None) -> OptionsT:
-    """The options of a call: `given` itself, or made of the arguments of torch's other overloads."""
-    if isinstance(given, kind):
-        return given
-    options: Any = kind()
-    if isinstance(given, timedelta):
-        options.timeout = given
-    elif isinstance(given, int):
-        options.rootRank = given
-    elif given is not None:
-        options.reduceOp = given
-    if timeout is not None:
-        options.timeout = timeout
-    return options  # type: ignore[no-any-return]
 
 
 def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProcessGroup | Backend:

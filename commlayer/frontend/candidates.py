@@ -16,7 +16,7 @@ from ..compress.powersgd import PowerSgd
 from ..config import Policy
 from ..errors import ConfigError
 from ..plans.codec import CODECS, VALUE_BYTES
-from ..transport import native
+from ..transport import kernels
 from .backend import CommProcessGroup
 
 LOW_RANK = "powersgd:4"
@@ -88,8 +88,8 @@ def _pair_s(pair: CodecPair, count: int = 1 << 16) -> float:
         start_s = time.perf_counter()
         for name in (pair.up, pair.down):
             number = CODECS[name].number
-            native.encode(number, encoded.data_ptr(), values.data_ptr(), count)
-            native.decode(number, values.data_ptr(), encoded.data_ptr(), count)
+            kernels.encode(number, encoded.data_ptr(), values.data_ptr(), count)
+            kernels.decode(number, values.data_ptr(), encoded.data_ptr(), count)
         seconds.append(time.perf_counter() - start_s)
     return min(seconds) / count
 

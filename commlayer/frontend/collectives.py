@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -33,14 +33,17 @@ class Collectives:
     make no sense, and gloo raises an error before it sends anything. `opts` are torch's options of the collective.
 
     `policy` holds for operations without one of their own. Its partial policy lets all-reduce and reduce-scatter lose
-    contributions.
+    contributions. `who` returns this rank of the job and the group, for errors.
     """
 
-    def __init__(self, submitter: Submitter, rank: int, size: int, policy: OperationPolicy) -> None:
+    def __init__(
+        self, submitter: Submitter, rank: int, size: int, policy: OperationPolicy, who: Callable[[], str]
+    ) -> None:
         self._submitter = submitter
         self._rank = rank
         self._size = size
         self._policy = policy
+        self._who = who
 
     @profiled
     def all_reduce(self, tensors: list[Tensor], opts: Any, policy: OperationPolicy | None = None) -> Work | None:
@@ -55,8 +58,7 @@ class Collectives:
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
         if policy is not None and policy.partial is not None and not can_lose(kind.op, kind.dtype):
             raise ConfigError(
-                f"rank {self._rank}: {kind.reduction} of {tensors[0].dtype}: {ONLY_SUMS}; use a policy with "
-                f"loss_bound=0"
+                f"{self._who()}: {kind.reduction} of {tensors[0].dtype}: {ONLY_SUMS}; use a policy with loss_bound=0"
             )
         policy = policy or self._policy
         partial = _partial_of(policy, kind)
@@ -93,7 +95,7 @@ class Collectives:
         flat = source.shape == target.shape and source.is_contiguous() and target.is_contiguous()
         if kind is None or kind.wide or kind.is_scaled or not can_lose(kind.op, kind.dtype) or not flat:
             raise ConfigError(
-                f"rank {self._rank}: {op_name(opts.reduceOp)} of {source.dtype} {tuple(source.shape)} into "
+                f"{self._who()}: {op_name(opts.reduceOp)} of {source.dtype} {tuple(source.shape)} into "
                 f"{target.dtype} {tuple(target.shape)}: {ONLY_SUMS}, contiguous and of one shape; use "
                 f"allreduce"
             )
@@ -370,7 +372,7 @@ class Collectives:
             fault = f"with {coding.pair} would lose rounding errors, which that codec keeps for the next step"
         else:
             return
-        raise ConfigError(f"rank {self._rank}: this encoded {what} {fault}; use the operation without a codec")
+        raise ConfigError(f"{self._who()}: this encoded {what} {fault}; use the operation without a codec")
 
     def _is_rank(self, rank: int) -> bool:
         return 0 <= rank < self._size
@@ -388,13 +390,13 @@ class Collectives:
                 return None
             if min(splits) < 0:
                 raise ConfigError(
-                    f"rank {self._rank}: {what} split sizes {splits} contain a negative number: use 0 or more"
+                    f"{self._who()}: {what} split sizes {splits} contain a negative number: use 0 or more"
                 )
             row_bytes = tensor.nbytes // rows if rows else 0
             return tuple(split * row_bytes for split in splits)
         if tensor.dim() == 0 or rows % self._size:
             raise ConfigError(
-                f"rank {self._rank}: an {what} of shape {tuple(tensor.shape)} does not divide equally among "
+                f"{self._who()}: an {what} of shape {tuple(tensor.shape)} does not divide equally among "
                 f"{self._size} ranks in dimension 0; pass split sizes"
             )
         return (tensor.nbytes // self._size,) * self._size
@@ -402,7 +404,7 @@ class Collectives:
     def _check_own_part(self, sent: Sequence[int], received: Sequence[int]) -> None:
         if sent[self._rank] != received[self._rank]:
             raise ConfigError(
-                f"rank {self._rank}: sends {sent[self._rank]} bytes to itself, but receives {received[self._rank]}; "
+                f"{self._who()}: sends {sent[self._rank]} bytes to itself, but receives {received[self._rank]}; "
                 f"make its own input and output splits equal"
             )
 

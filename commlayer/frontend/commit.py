@@ -96,13 +96,14 @@ class Commit:
         for bucket in done:
             bucket.complete(commits=commits)
 
-    def abandon(self, rank: int) -> None:
-        """Fails the futures that still wait, of a step that ended before the hook of its last bucket."""
+    def abandon(self, who: str) -> None:
+        """Fails the futures that still wait, of a step that ended before the hook of its last bucket. `who`: this rank,
+        for the error."""
         with self._lock:
             left = self._waiting
             self._reset()
         for bucket in left:
-            bucket.fail(CommError(f"rank {rank}: this step ended before the hook of its last bucket"))
+            bucket.fail(CommError(f"{who}: this step ended before the hook of its last bucket"))
 
 
 def is_finite(values: Tensor) -> bool:

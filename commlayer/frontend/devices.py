@@ -167,8 +167,9 @@ class Devices:
             backend = plugin.creator_fn(store, rank, size, self._timeout)
             kind = dist.ProcessGroup.BackendType.CUSTOM
         else:
+            number = (self._global_ranks or range(size))[rank]
             raise ConfigError(
-                f"rank {rank}: backend {name!r} for {device_type} beside {self._own!r} is not available here; use "
+                f"rank {number}: backend {name!r} for {device_type} beside {self._own!r} is not available here; use "
                 f"'cpu:{self._own},{device_type}:nccl' with a torch built with NCCL, or {self._own!r} alone"
             )
         # A plain group: the backend itself lacks today's names of the collectives.

@@ -96,7 +96,7 @@ class Encoded:
 
     def check(self, group: dist.ProcessGroup, tensor: Tensor) -> CommProcessGroup:
         """The group, if it can encode this tensor. Raises ConfigError otherwise."""
-        who = f"rank {group.rank()}: compress_fsdp, codec {self.policy.codec!r}"
+        who = f"rank {dist.get_rank()}: compress_fsdp, codec {self.policy.codec!r}"
         if not isinstance(group, CommProcessGroup):
             raise ConfigError(
                 f"{who}: the group {group.group_name!r} of this model is not commlayer's; call "

@@ -341,7 +341,7 @@ def _pair_of(policy: Policy, buffer: Tensor, group: CommProcessGroup) -> CodecPa
     pair = pair_of(policy.codec) if group.can_lose else None
     if pair is not None and not buffer.dtype.is_floating_point:
         raise ConfigError(
-            f"rank {group.rank()}: Policy(codec={policy.codec!r}) and gradients of {buffer.dtype}: codecs are for real "
+            f"{group.who}: Policy(codec={policy.codec!r}) and gradients of {buffer.dtype}: codecs are for real "
             f"floating-point numbers; use codec='none'"
         )
     return pair
@@ -361,7 +361,7 @@ def _policy_at(
         return dataclasses.replace(policy, loss_bound=0.0), []
     if reduction.tolerance is None:
         return policy, []
-    who = f"rank {reduction.group.rank()}: "
+    who = f"{reduction.group.who}: "
     loss_bound, reliable = bucket_loss_bound(reduction.tolerance, place.step, parameters, who)
     return dataclasses.replace(policy, loss_bound=loss_bound), reliable
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,18 @@ from ..compress.feedback import Feedback
 from ..compress.fine import Fine
 from ..compress.loss_scale import LossScale
 from ..compress.optimizer import check_optimizer
-from ..config import LOSS_BOUND_MAX, Config, Policy, number
+from ..config import LOSS_BOUND_MAX, Config, Policy, number, policy_of_job
 from ..errors import ConfigError
 from ..loss.tolerance import Tolerance
-from .backend import NAME, CommProcessGroup, Options
+from ..telemetry.meter import meter
+from .backend import CommProcessGroup
 from .candidates import choice_for
+from .changes import Changes
 from .commit import Commit
 from .gradient import Missing, Place, Reduction
 from .in_flight import InFlight
 from .low_rank import LowRank
+from .options import NAME, Options
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
 """By `Policy.residual`."""
@@ -40,6 +43,7 @@ log = logging.getLogger("commlayer")
 class HookState:
     """State of a communication hook from step to step. Each model needs a state of its own.
 
+    `policy` None: that of COMMLAYER_POLICY_ variables, or of the job's file of settings, or the default one.
     `process_group` is that of the model; None: WORLD, or the group that `overlap` or `pipeline.attach` is given.
     `tolerance` gives loss bounds by layer and by step instead of the policy's `loss_bound` (see `Tolerance`). `fine`
     selects the parameters that a codec leaves in 16 bits; None: those with fewer than two dimensions, as biases and
@@ -55,6 +59,11 @@ class HookState:
     Raises ConfigError for arguments of another type, for a policy with a `loss_bound` beside a tolerance, and for the
     codecs `sign` and `topk` with an optimizer that cannot use them.
     """
+
+    overlaps = False
+    """Whether gradients travel during the next forward pass: for `telemetry.meter`."""
+    check_policy: Callable[[Policy], None] = staticmethod(lambda policy: None)  # noqa: ARG005
+    """Raises ConfigError for a policy that the owner of this state cannot have."""
 
     def __init__(
         self,
@@ -76,7 +85,7 @@ class HookState:
                 is_share = 0 < number(given) <= LOSS_BOUND_MAX
                 hint = f"; the same bound for all gradients is Policy(loss_bound={given!r})" if is_share else ""
                 raise ConfigError(f"HookState({name}={given!r}): give a {kind.__name__}, or None{hint}")
-        self.policy = policy or Policy()
+        self.policy = policy or _default_policy(tolerance)
         self.process_group = process_group
         self.tolerance = tolerance
         """Gives the loss bounds instead of the policy's `loss_bound`; None: the policy does."""
@@ -120,6 +129,7 @@ class HookState:
         self.in_flight = InFlight()
         """Reductions of buckets on a device."""
         self._world_size = 0  # of the group; 0: not known yet
+        self._changes = Changes()
         self._restored_fine: list[int] | None = None  # numbers of the parameters that were fine when it was saved
 
     @property
@@ -145,7 +155,7 @@ class HookState:
         if not self.feedback.has_met(parameters):
             if self._buckets or (self._begun and index == 0):
                 raise ConfigError(
-                    f"rank {self.group().rank()}: bucket {index} has parameters of another model than the first "
+                    f"{self.group().who}: bucket {index} has parameters of another model than the first "
                     f"steps of this HookState; make a HookState for each model"
                 )
             if index == 0:
@@ -153,6 +163,8 @@ class HookState:
                 self.low_rank.renumber()
         if index == 0:
             self._begin_step()
+            if meter.is_on:
+                meter.hook_steps(self, overlaps=self.overlaps)
         self.feedback.meet(parameters)
         place = Place(index, self._buckets, self.steps - 1, is_last)
         if is_last:
@@ -185,8 +197,8 @@ class HookState:
             self._scaler_searches -= 1
             self._loss_scale.find_scalers()
         for each in (self.feedback, self.low_rank):
-            each.begin_step(self.group().rank(), self.loss_scale)
-        self._commit.abandon(self.group().rank())
+            each.begin_step(self.group().rank(), self.loss_scale, self.group().who)
+        self._commit.abandon(self.group().who)
         self._commit = Commit()
         if self._buckets:
             self.feedback.check_met()
@@ -196,8 +208,11 @@ class HookState:
                 raise ConfigError("this HookState was saved with a tolerance: set its `tolerance` to an equal one")
             self.tolerance.load_state_dict(self._tolerance_state)
             self._tolerance_state = None
-        if not self._begun and (self.tolerance is not None or self.policy.codec != "none"):
+        watched = meter.is_on  # on all ranks, or on none: they compare COMMLAYER_TOP
+        if not self._begun and (self.tolerance is not None or self.policy.codec != "none" or watched):
             self.steps = int(self._largest(self.steps))  # a rank that is new in the job begins where the others are
+        if watched:
+            self._changes.begin_step(self)
         if self.tolerance is not None:
             self.tolerance.begin(self.steps, self._largest)
         if self.policy.codec == "auto" and self.group().can_lose:
@@ -208,14 +223,34 @@ class HookState:
         self._begun = True
         self.steps += 1
 
+    def changed_policy(self, fields: Mapping[str, Any]) -> Policy:
+        """For `commlayer ctl`: the policy with these fields. Raises ConfigError if this hook cannot have it."""
+        policy = dataclasses.replace(self.policy, **fields)
+        if self.tolerance is not None and "loss_bound" in fields:
+            raise ConfigError("loss-bound: this HookState has a tolerance, which gives the loss bounds")
+        check_optimizer(policy, self.optimizer)
+        self.check_policy(policy)
+        return policy
+
+    def change_policy(self, fields: Mapping[str, Any]) -> None:
+        """For `Changes`, between steps, on all ranks of the group: sets these fields of the policy."""
+        self.policy = self.changed_policy(fields)
+        if "codec" in fields:
+            self._choice = None
+
+    @property
+    def changed(self) -> int:
+        """The number of the latest change by `commlayer ctl`."""
+        return self._changes.number
+
     def _check_world_size(self) -> None:
         """Warns if residuals were saved by a job with another number of ranks."""
         saved, self._world_size = self._world_size, self.group().size()
         if saved not in (0, self._world_size) and (self.feedback or is_low_rank(self.policy.codec)):
             log.warning(
-                "rank %d restored the HookState of a job with %d ranks in one with %d: residuals of others are lost, "
-                "and this one has the wrong weight; restore commlayer.reshard(states, %d)[rank]",
-                self.group().rank(),
+                "%s: the restored HookState is of a job with %d ranks, and this one has %d: residuals of other ranks "
+                "are lost, and this one has the wrong weight; restore commlayer.reshard(states, %d)[rank]",
+                self.group().who,
                 saved,
                 self._world_size,
                 self._world_size,
@@ -226,9 +261,9 @@ class HookState:
         fine, saved, self._restored_fine = self._fine_numbers(), self._restored_fine, None
         if saved not in (None, fine) and self.policy.codec != "none":
             log.warning(
-                "rank %d: Fine selects %d parameters, and %d when this HookState was saved: set `fine` again after a "
+                "%s: Fine selects %d parameters, and %d when this HookState was saved: set `fine` again after a "
                 "restore, HookState.fine = commlayer.Fine(model)",
-                self.group().rank(),
+                self.group().who,
                 len(fine),
                 len(saved or ()),
             )
@@ -288,7 +323,7 @@ class HookState:
             "fine": self._restored_fine or self._fine_numbers(),
             "feedback": self.feedback.state_dict(),
             "low_rank": self.low_rank.state_dict(),
-            **({} if self._loss_scale.given is None else {"loss_scale": self._loss_scale.given}),
+            **({} if self._loss_scale.given is None else {"loss_scale": self._loss_scale.given, "scale_is_set": True}),
             "choice": self._choice_state if self._choice is None else self._choice.state_dict(),
             "tolerance": self._tolerance_state if self.tolerance is None else self.tolerance.state_dict(),
         }
@@ -314,7 +349,8 @@ class HookState:
         self.policy = policy
         self.steps = state.get("steps", 0)
         scale = state.get("loss_scale", 1.0)
-        if isinstance(scale, bool) or scale != 1.0:  # former versions saved 1 where none was set
+        # Former versions had no `scale_is_set`, and saved 1 where none was set.
+        if state.get("scale_is_set") or isinstance(scale, bool) or scale != 1.0:
             self.loss_scale = scale
         self.feedback.dtype = RESIDUALS[policy.residual]
         self.feedback.load_state_dict(state.get("feedback", {}))
@@ -335,6 +371,12 @@ class HookState:
         self.optimizer = None
         self.feedback = Feedback()
         self.load_state_dict(state)
+
+
+def _default_policy(tolerance: Tolerance | None) -> Policy:
+    """The policy that the settings of the job give; loss bounds are those of a tolerance, if there is one."""
+    policy = policy_of_job()
+    return policy if tolerance is None else dataclasses.replace(policy, loss_bound=0.0)
 
 
 def _group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommProcessGroup:

@@ -48,8 +48,9 @@ class LowRank:
         self._open: list[Bucket] = []
         """Buckets whose futures are not complete, in the order of their hooks."""
 
-    def begin_step(self, rank: int, loss_scale: float) -> None:
-        """Prepares for the gradients of a step on `rank`, whose loss is multiplied with `loss_scale`.
+    def begin_step(self, rank: int, loss_scale: float, who: str) -> None:
+        """Prepares for the gradients of a step on `rank` of the group, whose loss is multiplied with `loss_scale`.
+        `who`: the rank in texts.
 
         The errors of another rank are dropped: that rank adds them, too. Right factors are the same on all ranks. The
         futures of a step that ended before its last bucket fail.
@@ -57,12 +58,12 @@ class LowRank:
         state = self.state_dict()["powersgd"]
         if state is not None and self._owner not in (None, rank):
             log.warning(
-                "rank %d drops the PowerSGD errors of rank %s; let every rank restore its own", rank, self._owner
+                "%s drops the PowerSGD errors of rank %s of the group; let every rank restore its own", who, self._owner
             )
             self._powersgd, self._restored = None, {**state, "errors": {}}
         self._owner, self._loss_scale = rank, loss_scale
         for bucket in self._take_open():
-            bucket.fail(CommError(f"rank {rank}: this step ended before the hook of its last bucket"))
+            bucket.fail(CommError(f"{who}: this step ended before the hook of its last bucket"))
 
     def start(
         self,

@@ -15,6 +15,7 @@ Three things make this work, and keep every result as it was:
 
 from __future__ import annotations
 
+import functools
 from typing import cast, overload
 
 from torch import nn
@@ -89,6 +90,7 @@ def overlap(
         check_optimizer(state.policy, state.optimizer)
         if staleness:
             check_stateless(state, "overlap")
+            state.check_policy = functools.partial(check_stateless, state, "overlap")
         return DdpOverlap(model, optimizer, state, staleness)
     if sharded_modules(model):
         if state is not None:
@@ -106,9 +108,10 @@ def check_staleness(staleness: object, who: str) -> None:
         raise ConfigError(f"{who}(staleness={staleness!r}): use 0 (exact) or 1")
 
 
-def check_stateless(state: HookState, who: str) -> None:
-    """Raises ConfigError if something of one step must be known in the next: with staleness 1 it is in flight then."""
-    policy = state.policy
+def check_stateless(state: HookState, who: str, policy: Policy | None = None) -> None:
+    """Raises ConfigError if something of one step must be known in the next: with staleness 1 it is in flight then.
+    `policy`: to be that of the state."""
+    policy = policy or state.policy
     if policy.codec not in STATELESS or policy.loss_bound or state.tolerance is not None:
         given = f"Policy(codec={policy.codec!r}, loss_bound={policy.loss_bound})"
         raise ConfigError(

@@ -48,6 +48,7 @@ class DdpOverlap(Overlap):
     def __init__(self, model: DistributedDataParallel, optimizer: Optimizer, state: HookState, staleness: int) -> None:
         state.group()  # a collective: made here, where all ranks are
         super().__init__(model, model.module, optimizer, staleness)
+        state.overlaps = True
         self.state = state
         """Counters, checkpoint and `loss_scale` of the reductions."""
         self._started: list[Bucket] = []

@@ -69,7 +69,7 @@ class FsdpOverlap(Overlap):
                 self._order.use(parameter)
         self._deferred.use(managed)
         for state in _state(module)._states_to_forward_prefetch:  # this module gathers their weights, too
-            for group in state._fsdp_param_groups:
+            for group in groups_of(state):
                 self._deferred.use([each.sharded_param for each in group.fsdp_params])
 
     def later(self, group: Any, output: Tensor, op: Any) -> bool:
@@ -138,6 +138,13 @@ def _state(module: Any) -> Any:
     return module._get_fsdp_state()
 
 
+def groups_of(state: Any) -> list[Any]:
+    """The parameter groups of a sharded module: one per mesh. Before torch 2.12 there is one, or None."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
 def parameter_groups(model: nn.Module, policy: Policy | None, who: str) -> dict[Any, Any]:
     """The parameters that FSDP2 gathers, by module; modules without parameters of their own are left out.
 
@@ -146,7 +153,7 @@ def parameter_groups(model: nn.Module, policy: Policy | None, who: str) -> dict[
     check_policy(policy or Policy(), "none", None)
     found = {}
     for module in sharded_modules(model):
-        groups = _state(module)._fsdp_param_groups
+        groups = groups_of(_state(module))
         if len(groups) > 1:
             raise ConfigError(
                 f"{who}({type(module).__name__}): its parameters are sharded over several meshes, and FSDP2 takes one "

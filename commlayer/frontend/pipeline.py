@@ -16,6 +16,7 @@ Messages between stages, and all else that the schedule sends, have class 0.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -119,6 +120,7 @@ def attach(
         check_optimizer(state.policy, each)
     if staleness:
         check_stateless(state, WHO)
+        state.check_policy = functools.partial(check_stateless, state, WHO)
     steps: list[DeferredStep | AwaitedStep] = []
     try:
         for each in optimizers:

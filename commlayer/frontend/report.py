@@ -13,15 +13,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..config import Config, Policy
+from ..config import Config, Policy, path_of_file
 from ..errors import CommError
 from ..plans.select import all_reduce_algorithm
 from ..plans.settings import Settings
 from ..transport.call import Call, Calls
+from ..transport.kernels import kernels_level
 from ..transport.log import OFF, begin, log
-from ..transport.native import Engine, kernels_level
+from ..transport.native import Engine
 from ..transport.path_watch import Watch, names_of_paths
 from ..transport.sockets import sockets
+from ..transport.uplink import Uplink
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 64 << 20)
 """Bytes of the all-reduces whose plans the log names."""
@@ -34,6 +36,8 @@ BUSY = 0.5
 """The share of a job's time in communication from which on the log gives advice."""
 WAITED = 0.25
 """The largest share of that time which counts as little."""
+FILLED = 0.5
+"""The share of that time from which on a link that was full is the reason."""
 
 
 class Tally:
@@ -120,6 +124,7 @@ class Report:
         for calls in self._open:
             self._count(calls)
         self._watch.close()
+        self._watch.look()
         atexit.unregister(self._end)
         log.info("%s", self._summary())
 
@@ -138,7 +143,8 @@ class Report:
         if sent:
             text += f" ({lost / sent:.3%})"
         text += f"; {found.stats['waited_us'] / 1e6:.3g} s waiting for late ranks"
-        text += advice(tally.busy_s, passed_s, found.stats["waited_us"] / 1e6) if sent else ""
+        link = self._watch.uplinks.fullest()
+        text += advice(tally.busy_s, passed_s, found.stats["waited_us"] / 1e6, link) if sent else ""
         slowest = max(found.lags, key=lambda rank: found.lags[rank].waited_us, default=None)
         if slowest is None or not found.lags[slowest].waited_us:
             return text
@@ -148,11 +154,21 @@ class Report:
         return f"{text}; slowest peer: rank {slowest}{place}, waited for {waited_s:.3g} s ({share})"
 
 
-def advice(busy_s: float, passed_s: float, waited_s: float) -> str:
-    """What to do where most of the time goes into communication, and late ranks are not the reason."""
+def advice(busy_s: float, passed_s: float, waited_s: float, link: Uplink | None) -> str:
+    """What to do where most of the time goes into communication, and late ranks are not the reason. `link`: the one of
+    this process that was full for longest."""
     if busy_s < BUSY * passed_s or waited_s > WAITED * busy_s:
         return ""
-    return "; little of it waiting for late ranks: `torchrun ... -m commlayer probe` finds slow links"
+    if link is not None and link.full_s >= FILLED * busy_s:
+        share = min(link.full_s / busy_s, 1.0)
+        return (
+            f"; the network limits it: what this rank sends through {link.interface} filled the link for {share:.0%} "
+            f"of that time, at {link.rate_bytes * 8e-6:.3g} Mbit/s"
+        )
+    return (
+        "; neither late ranks nor the links of this rank explain that: the `end:` lines of other ranks name the slow "
+        "link; `torchrun ... -m commlayer probe` measures all"
+    )
 
 
 def amount(count: float) -> str:
@@ -174,6 +190,7 @@ def lines_of_process(engine: Engine, config: Config) -> list[str]:
     return [
         f"commlayer {version}, torch {torch.__version__}, kernels {kernels_level()}",
         f"packets of {engine.packet_bytes} bytes; settings: {', '.join(changed) or 'defaults'}",
+        *([f"settings come from the file {path_of_file()}, too"] if path_of_file() else []),
     ]
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from torch import Tensor
 from torch.futures import Future
 
+from ..telemetry.meter import meter
 from .commit import Commit
 from .gradient import Reduction
 from .hook_state import HookState
@@ -41,7 +42,8 @@ class Started:
             self.averaged.wait()
             return
         try:
-            averaged = self.averaged.wait()
+            with meter.waiting():
+                averaged = self.averaged.wait()
         except RuntimeError as error:
             raise self._error or error from None
         if averaged.data_ptr() != self.memory.data_ptr():  # that of a codec is reused by the next step

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Work
@@ -29,6 +29,8 @@ from ..transport.call import Call, Calls
 from .priority import current_order, current_priority
 from .tensors import Kind, copy_back
 from .work import CommWork, JoinedHandle, ReceiveWork, join
+
+HandleT = TypeVar("HandleT", bound=Handle)
 
 UNSET = timedelta(milliseconds=-1)
 """torch's value in the options of an operation that has the timeout of its group."""
@@ -195,14 +197,15 @@ class Submitter:
                 return CommWork(None, results, call=call)
             handles, order = [], current_order()
             for operation in operations:
-                handle = self._group.submit(
+                handle = _started(
+                    call,
+                    self._group.submit,
                     *operation,
                     timeout_s=timeout_s,
                     priority=priority,
                     order=order,
                     qos=qos,
                     codec_key=codec_key or 0,
-                    call=call,
                 )
                 self._keep(handle, memory)
                 handles.append(handle)
@@ -232,8 +235,9 @@ class Submitter:
         call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag)
         self.calls.add(call)
         with self.profile(call):
-            call.handle = handle = self._group.send(
-                source.data_ptr(), source.nbytes, to, tag, timeout_s=timeout_s, priority=self._class(), call=call
+            where = source.data_ptr(), source.nbytes
+            call.handle = handle = _started(
+                call, self._group.send, *where, to, tag, timeout_s=timeout_s, priority=self._class()
             )
         if not handle.done():
             self._keep(handle, [source])
@@ -245,8 +249,9 @@ class Submitter:
         call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag)
         self.calls.add(call)
         with self.profile(call):
-            call.handle = handle = self._group.receive(
-                target.data_ptr(), target.nbytes, source, tag, timeout_s=timeout_s, priority=self._class(), call=call
+            where = target.data_ptr(), target.nbytes
+            call.handle = handle = _started(
+                call, self._group.receive, *where, source, tag, timeout_s=timeout_s, priority=self._class()
             )
         if not handle.done():
             self._keep(handle, [target])
@@ -310,3 +315,12 @@ class Submitter:
                 self._in_flight.rotate(-1)
                 return
             self._in_flight.popleft()
+
+
+def _started(call: Call, start: Callable[..., HandleT], *arguments: Any, **options: Any) -> HandleT:
+    """Starts an operation of `call`, which has failed if that raises an error: no rank waits for it then."""
+    try:
+        return start(*arguments, call=call, **options)
+    except BaseException:
+        call.is_failed = True
+        raise

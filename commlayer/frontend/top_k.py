@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Work
 from ..compress.codec import share_of
 from ..compress.topk import add_to, selected, take_out
 from ..config import Policy
-from ..transport import native
+from ..transport import kernels
 from .backend import CommProcessGroup
 
 
@@ -29,7 +29,7 @@ class TopK:
     def __init__(self, group: CommProcessGroup, policy: Policy, source: Tensor, count: int) -> None:
         k = selected(share_of(policy.codec), count)
         indices, chosen = torch.empty(k, dtype=torch.uint32), torch.empty(k)
-        native.select_largest(source.data_ptr(), source.numel(), k, indices.data_ptr(), chosen.data_ptr())
+        kernels.select_largest(source.data_ptr(), source.numel(), k, indices.data_ptr(), chosen.data_ptr())
         payload = take_out(source, indices, chosen)
         self._payloads = payload.new_empty((group.size(), len(payload)))
         reliable = dataclasses.replace(policy, codec="none", loss_bound=0.0)

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from ..errors import ConfigError
+from ..telemetry.meter import meter
 from ..transport.base import Handle, ReceiveHandle, Times
 from ..transport.call import Call
 from .dynamo import untraced
@@ -88,12 +89,24 @@ class CommWork(Work):
         No timeout is None in Python, and a timedelta of 0 in C++.
         """
         if self.handle is not None:
-            self.handle.wait(timeout.total_seconds() if timeout else None)
+            timeout_s = timeout.total_seconds() if timeout else None
+            if meter.is_on and not self.handle.done():
+                self._wait_metered(timeout_s)
+            else:
+                self.handle.wait(timeout_s)
             self.waited = True
             self.settle()
             if self._future is not None:
                 self._future.wait()  # it may complete a moment later, and C++ takes its value after this
         return True
+
+    def _wait_metered(self, timeout_s: float | None) -> None:
+        """Waits, and tells the meter how long that took."""
+        assert self.handle is not None  # noqa: S101  # wait() has looked
+        if self.call is not None:
+            self.call.is_waited = True
+        with meter.waiting():
+            self.handle.wait(timeout_s)
 
     def is_completed(self) -> bool:
         """True once the operation ended, well or not. Never blocks on the network."""
