@@ -17,13 +17,18 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from .bench.options import codec, select
 from .bench.sizes import parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
+from .complaint import EXIT_FAILED, complain
 from .emulate.command import OwnOptions
 from .emulate.rate import parse_rate
+from .headroom.options import headroom
 from .probe.options import probe
-
-EXIT_FAILED = 2
+from .settings import config
+from .top.ctl import ctl
+from .top.options import top
+from .tune.options import tune
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,7 +53,12 @@ def main(
     """commlayer: a communication layer for distributed training with PyTorch."""
 
 
+app.command()(config)
 app.command()(probe)
+app.command()(top)
+app.command()(tune)
+app.command(cls=OwnOptions)(headroom)
+app.command()(ctl)
 
 
 class _BenchGroup(TyperGroup):
@@ -59,7 +69,7 @@ class _BenchGroup(TyperGroup):
 
 
 bench = typer.Typer(cls=_BenchGroup)
-app.add_typer(bench, name="bench")
+app.add_typer(bench, name="bench", help="Measure collectives beside other backends, or kernels on one core.")
 
 
 @bench.command()
@@ -116,7 +126,7 @@ def collectives(
     """Measure collectives of several torch.distributed backends side by side, as nccl-tests does.
 
     The command starts the ranks, unless torchrun has. Exit status: 1 if a result was wrong, 2 if the run failed.
-    `commlayer bench codec --help` is about the codecs.
+    Kernels on one core: `commlayer bench codec --help`, `commlayer bench select --help`.
     """
     from .emulate.link import Link
     from .emulate.scenario import Scenario
@@ -163,14 +173,9 @@ def collectives(
         )
         status = _start(spec, ranks)
     except (ValueError, RuntimeError) as error:
-        _complain("bench", error)
+        complain("bench", error)
         raise typer.Exit(EXIT_FAILED) from error
     raise typer.Exit(status)
-
-
-def _complain(command: str, error: object) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)  # an error may contain brackets
-    console.print(f"commlayer {command}: {error}", style="red")
 
 
 def _start(spec: Spec, ranks: int | None) -> int:
@@ -191,61 +196,8 @@ def _start(spec: Spec, ranks: int | None) -> int:
     return worker.run(spec)
 
 
-@bench.command()
-def codec(
-    sizes: Annotated[str, typer.Option(help="Comma-separated sizes of the float32 values")] = "256K,64M",
-    codecs: Annotated[str | None, typer.Option(help="Comma-separated codecs (default: all)")] = None,
-    levels: Annotated[
-        str | None, typer.Option(help="Comma-separated instruction sets: avx512, avx2, scalar (default: this CPU's)")
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="How often the kernels take turns")] = 7,
-    json_path: Annotated[str | None, typer.Option("--json", "-J", help="File for the results")] = None,
-) -> None:
-    """Measure speed and error of the codecs on one core, beside memcpy.
-
-    Example: commlayer bench codec --codecs int8,int4 --sizes 256K --json codec.json
-    """
-    from .bench import codec as bench_codec
-    from .bench import report
-
-    try:
-        given = {"codecs": codecs, "levels": levels}
-        spec = bench_codec.CodecSpec(
-            sizes=tuple(parse_size(size) for size in sizes.split(",")),
-            rounds=rounds,
-            command=("commlayer", *sys.argv[1:]),
-            **{name: tuple(value.split(",")) for name, value in given.items() if value is not None},
-        )
-        if json_path is not None:
-            report.check_writable(Path(json_path))
-    except ValueError as error:
-        _complain("bench codec", error)
-        raise typer.Exit(EXIT_FAILED) from error
-    bench_codec.run(spec, None if json_path is None else Path(json_path))
-
-
-@bench.command()
-def select(
-    sizes: Annotated[str, typer.Option(help="Comma-separated sizes of the float32 values")] = "256K,64M",
-    share: Annotated[float, typer.Option(help="Share of the values that are selected")] = 0.01,
-    rounds: Annotated[int, typer.Option(help="How often the selections take turns")] = 7,
-    json_path: Annotated[str | None, typer.Option("--json", "-J", help="File for the results")] = None,
-) -> None:
-    """Measure the selection of the largest values on one core, beside reading them twice and torch.topk.
-
-    Example: commlayer bench select --sizes 64M --share 0.001
-    """
-    from .bench import report, selection
-
-    try:
-        parsed = tuple(parse_size(size) for size in sizes.split(","))
-        spec = selection.SelectionSpec(parsed, share, rounds, ("commlayer", *sys.argv[1:]))
-        if json_path is not None:
-            report.check_writable(Path(json_path))
-    except ValueError as error:
-        _complain("bench select", error)
-        raise typer.Exit(EXIT_FAILED) from error
-    selection.run(spec, None if json_path is None else Path(json_path))
+bench.command()(codec)
+bench.command()(select)
 
 
 @app.command()
@@ -269,7 +221,7 @@ def check(
 
         check_hosts(nbytes, rounds)
     except (ValueError, CommError) as error:
-        _complain("check", error)
+        complain("check", error)
         raise typer.Exit(EXIT_FAILED) from error
 
 
@@ -300,7 +252,7 @@ def dissect(
         from .listing import listing, objects
         from .wireshark import dissector
     except ImportError as error:
-        _complain("dissect", f"{error}; install scapy: pip install scapy")
+        complain("dissect", f"{error}; install scapy: pip install scapy")
         raise typer.Exit(EXIT_FAILED) from error
     try:
         if lua is not None:
@@ -325,7 +277,7 @@ def dissect(
         except (OSError, Scapy_Exception) as error:
             raise ValueError(f"{capture}: {error}; name a capture file of tcpdump or Wireshark") from error
     except ValueError as error:
-        _complain("dissect", error)
+        complain("dissect", error)
         raise typer.Exit(EXIT_FAILED) from error
     if as_json:
         print(json.dumps(objects(found, secret, limit), indent=1))
@@ -427,7 +379,7 @@ def trace(
         if show:
             serve.serve(output, say)
     except ValueError as error:
-        _complain("trace", error)
+        complain("trace", error)
         raise typer.Exit(EXIT_FAILED) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -50,8 +50,8 @@ def write(records: Sequence[Record], alignments: Sequence[Alignment], output: Pa
         "baseTimeNanoseconds": base_ns,
         "otherData": {"program": MERGED, "clocks": summary.values(records, alignments)},
     }
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
-        part = output.with_name(f".{output.name}.{os.getpid()}.part")
         with gzip.open(part, "wt") if output.suffix == ".gz" else open(part, "w") as file:
             file.write(json.dumps(head)[:-1] + ',\n"traceEvents": [\n')
             for number, event in enumerate(events):
@@ -60,4 +60,6 @@ def write(records: Sequence[Record], alignments: Sequence[Alignment], output: Pa
         part.replace(output)  # a reader never finds half of it
     except OSError as error:
         raise ValueError(f"{output}: {error.strerror}; name a file that can be made with -o") from error
+    finally:
+        part.unlink(missing_ok=True)
     return len(events)

@@ -1,0 +1,149 @@
+"""`Change`: one setting that `commlayer ctl` changes on all ranks; `Mailbox`: its way to the training thread.
+
+The agent of each rank checks a change and puts it into the mailbox. Hooks take it from there once all ranks have it:
+`frontend.changes` agrees on that over the job's own network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import CommError, ConfigError
+from ..transport.native import Engine
+from .meter import meter
+
+POLICY = {"loss-bound": "loss_bound", "codec": "codec", "priority": "priority"}
+"""Settings of a hook's policy that can change in a running job, and their fields."""
+
+PORTS = ("pause", "resume")
+"""Changes of an interface."""
+
+REFUSED = {
+    "treatment": "residuals of the other treatment would stay unused; restart with the new Policy",
+    "protect-share": "restart with the new Policy",
+    "algorithm": "restart with the new Policy",
+    "deterministic": "restart with the new Policy",
+    "exact-steps": "restart with the new Policy",
+    "allow-state": "restart with the new Policy",
+    "residual": "the saved residuals have the other type; restart with the new Policy",
+    "tolerance": "loss bounds by layer are objects of the program; change them there",
+    "bucket-size": "DDP makes its buckets at the start; set bucket_cap_mb there",
+}
+"""Settings that cannot change in a running job, and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One change. Numbers grow from change to change of a job."""
+
+    number: int
+    name: str
+    value: Any
+
+    @staticmethod
+    def read(text: bytes) -> Change:
+        """The change in a message. Raises ValueError for anything else."""
+        found = json.loads(text)
+        try:
+            return Change(int(found["number"]), str(found["name"]), found["value"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no change: {error!r}") from error
+
+    def text(self) -> bytes:
+        """The change as a message."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+
+def parse(name: str, value: str) -> Any:
+    """The value of a change from a command line. Raises ConfigError for a change that there is not."""
+    if name in REFUSED:
+        raise ConfigError(f"{name} cannot change in a running job: {REFUSED[name]}")
+    if name not in POLICY and name not in PORTS:
+        raise ConfigError(f"{name}: there is no such change; use one of {', '.join([*POLICY, *PORTS])}")
+    try:
+        return {"loss-bound": float, "priority": int}.get(name, str)(value)
+    except ValueError as error:
+        raise ConfigError(f"{name} {value}: use a number") from error
+
+
+class Mailbox:
+    """The change that waits in this process. The agent's thread and those that train may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: Change | None = None
+        self._applied: dict[int, tuple[int, int]] = {}
+        self.on_applied: Callable[[int, int], None] = lambda number, step: None  # noqa: ARG005
+        """Called with the number of a change, and the step, once the last hook of this process has applied it."""
+
+    def offer(self, change: Change) -> None:
+        """All ranks are about to have this change."""
+        with self._lock:
+            self._waiting = change
+
+    def drop(self, number: int) -> None:
+        """The change will not come about, unless all ranks had it already."""
+        with self._lock:
+            if self._waiting is not None and self._waiting.number == number:
+                self._waiting = None
+
+    def waiting(self, after: int) -> Change | None:
+        """The change that waits, if its number is larger than `after`."""
+        with self._lock:
+            return self._waiting if self._waiting is not None and self._waiting.number > after else None
+
+    def applied(self, change: Change, hook: Any, step: int) -> None:
+        """A hook has applied the change before this step."""
+        with self._lock:
+            others = [each for each in meter.hooks if each is not hook and each.changed < change.number]
+            if not others and self._waiting is not None and self._waiting.number == change.number:
+                self._waiting = None
+        if not others:
+            self.on_applied(change.number, step)
+
+
+mailbox = Mailbox()
+"""Of this process."""
+
+
+def check(change: Change) -> str:
+    """The reason for which this rank cannot make the change; empty: it can."""
+    try:
+        parse(change.name, str(change.value))
+        hooks = list(meter.hooks)
+        if not hooks:
+            return "it has no communication hook (HookState) that has made a step"
+        if change.name in PORTS:
+            check_port(change.name, str(change.value))
+        for hook in hooks:
+            hook.changed_policy(policy_fields(change))
+    except (CommError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def policy_fields(change: Change) -> Mapping[str, Any]:
+    """The fields of a policy that a change sets."""
+    return {POLICY[change.name]: change.value} if change.name in POLICY else {}
+
+
+def check_port(name: str, interface: str) -> None:
+    """Raises ConfigError unless this process has the interface, and another one that is not paused."""
+    engine = Engine.current()
+    names = [] if engine is None else engine.port_names()
+    if interface not in names:
+        raise ConfigError(f"{name} {interface}: its interfaces are {', '.join(names) or 'none'}")
+    paused = set() if engine is None else engine.paused
+    if name == "pause" and not set(names) - paused - {interface}:
+        raise ConfigError(f"pause {interface}: no other interface would be left")
+
+
+def apply_port(change: Change) -> None:
+    """Pauses or resumes the paths of an interface."""
+    engine = Engine.current()
+    if engine is not None and change.name in PORTS:
+        engine.pause(str(change.value), is_paused=change.name == "pause")

@@ -1,0 +1,109 @@
+"""CURVE: encrypted zmq sockets for programs that have the job's key.
+
+Both key pairs come from the job's key, so a stranger knows not even the server's public key and cannot say a word that
+the server would answer. The server also asks each client for the public key that the job's key gives (`Gate`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import ipaddress
+import socket
+from typing import Any
+
+from ..errors import ConfigError
+
+MESSAGE_MAX_BYTES = 4 << 20
+"""Longer messages end their connection."""
+
+ZAP = "inproc://zeromq.zap.01"
+"""Where libzmq asks whether a client may connect (ZeroMQ RFC 27)."""
+
+
+def load() -> Any:
+    """The module zmq. Raises ConfigError if it is not installed."""
+    try:
+        return importlib.import_module("zmq")
+    except ImportError as error:
+        raise ConfigError(
+            f"commlayer top and COMMLAYER_TOP need pyzmq ({error}): pip install 'commlayer[top]'"
+        ) from error
+
+
+def pair(key: bytes, who: str) -> tuple[bytes, bytes]:
+    """The public and the secret CURVE key of `who`, `server` or `client`, from the job's key, in Z85."""
+    secret = hashlib.blake2s(who.encode(), key=key, digest_size=32, person=b"dlcp-top").digest()
+    text: bytes = importlib.import_module("zmq.utils.z85").encode(secret)
+    return load().curve_public(text), text
+
+
+def _made(context: Any, kind: int, key: bytes, who: str) -> Any:
+    made = context.socket(kind)
+    made.ipv6 = True
+    made.linger = 0
+    made.maxmsgsize = MESSAGE_MAX_BYTES
+    made.curve_publickey, made.curve_secretkey = pair(key, who)
+    return made
+
+
+def server(context: Any, key: bytes) -> Any:
+    """A ROUTER that accepts clients with the job's key, once a `Gate` is open."""
+    made = _made(context, load().ROUTER, key, "server")
+    made.curve_server = True
+    made.zap_domain = b"commlayer"
+    return made
+
+
+def client(context: Any, key: bytes) -> Any:
+    """A DEALER for the server of the same key."""
+    made = _made(context, load().DEALER, key, "client")
+    made.curve_serverkey = pair(key, "server")[0]
+    return made
+
+
+class Gate:
+    """Lets clients in whose public key the job's key gives: answers libzmq's questions in this context."""
+
+    def __init__(self, context: Any, key: bytes) -> None:
+        zmq = load()
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(ZAP)
+        self._allowed = importlib.import_module("zmq.utils.z85").decode(pair(key, "client")[0])
+
+    def answer(self) -> None:
+        """Answers the next question."""
+        version, number, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
+        is_allowed = mechanism == b"CURVE" and credentials == [self._allowed]
+        verdict = [b"200", b"OK"] if is_allowed else [b"400", b"not a client of this job"]
+        self.socket.send_multipart([version, number, *verdict, b"", b""])
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`. Raises ConfigError for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{address!r}: use HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def endpoint(address: str, *, bind: bool = False) -> str:
+    """zmq's endpoint of `host:port`; with `bind`, one of this host.
+
+    Raises ConfigError for an address that is none. A name of this host that stands for loopback in its own files
+    (127.0.1.1, as Debian has it) binds to all interfaces: the other hosts know another address.
+    """
+    host, port = split(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"{address}: {error.strerror}; name a host that this one knows, or its address") from error
+    text = str(found[0][4][0])
+    is_number = False
+    with contextlib.suppress(ValueError):
+        is_number = bool(ipaddress.ip_address(host))
+    if bind and not is_number and host != "localhost" and ipaddress.ip_address(text).is_loopback:
+        return f"tcp://*:{port}"
+    return f"tcp://[{text}]:{port}" if ":" in text else f"tcp://{text}:{port}"

@@ -1,0 +1,206 @@
+"""`Meter`: steps of the training and waits for communication, noted by the threads that train.
+
+`meter` is the one of this process. It is off, and notes nothing, until an agent turns it on.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ..transport.call import Calls
+
+LATEST = 64
+"""The latest calls of a group, among which those in flight are looked for."""
+
+MARKS_KEPT = 4096
+"""Steps that are kept until the agent has read them."""
+
+
+class Hook(Protocol):
+    """A communication hook's state: `frontend.HookState`."""
+
+    steps: int
+    uncounted_bytes: int
+    policy: Any
+
+
+class Mark(NamedTuple):
+    """A step of the training begins its communication, or ends it."""
+
+    source: int
+    """Which hook or optimizer."""
+    is_hook: bool
+    at_s: float
+    """On the clock of `time.monotonic()`."""
+    number: int
+    """Of the step."""
+    overlaps: bool
+    """Whether the next forward pass runs while the gradients travel."""
+
+
+class Meter:
+    """Any thread may call."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.hooks: weakref.WeakSet[Any] = weakref.WeakSet()
+        """States of communication hooks, see `Hook`."""
+        self._lock = threading.Lock()
+        self._waited_s = 0.0
+        self._marks: deque[Mark] = deque(maxlen=MARKS_KEPT)
+        self._counts: dict[int, int] = {}
+        self._listens = False
+
+    def turn_on(self) -> None:
+        """Begins. Steps of optimizers count where no hook tells the steps."""
+        self.is_on = True
+        if not self._listens:
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+            self._listens = True
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizer_steps(optimizer))
+
+    def turn_off(self) -> None:
+        """Notes nothing any more."""
+        self.is_on = False
+
+    def hook_steps(self, hook: Hook, *, overlaps: bool = False) -> None:
+        """A backward pass has its first bucket ready."""
+        self.hooks.add(hook)
+        self._mark(Mark(id(hook), True, time.monotonic(), hook.steps, overlaps))
+
+    def waited(self, seconds: float) -> None:
+        """The calling thread has waited for an operation."""
+        with self._lock:
+            self._waited_s += seconds
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within, the calling thread waits for an operation."""
+        if not self.is_on:
+            yield
+            return
+        begin_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited(time.monotonic() - begin_s)
+
+    def read(self) -> tuple[float, list[Mark]]:
+        """Seconds waited so far, and the marks since the last call."""
+        with self._lock:
+            marks = list(self._marks)
+            self._marks.clear()
+            return self._waited_s, marks
+
+    def _optimizer_steps(self, optimizer: object) -> None:
+        if self.is_on:
+            count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+            self._mark(Mark(id(optimizer), False, time.monotonic(), count, False))
+
+    def _mark(self, mark: Mark) -> None:
+        with self._lock:
+            self._marks.append(mark)
+
+
+meter = Meter()
+"""Of this process."""
+
+
+class Exposure:
+    """Exposed communication: the time in which the training waits, and computes nothing.
+
+    It is the sum of three parts. Calls that return when the operation has ended, and `Work.wait()`: the time within.
+    Futures, for which DDP waits in C++: in each step the time from the last submission to the last end, as no gradient
+    is left to compute then. Waits on the stream of a device are not seen.
+    """
+
+    def __init__(self) -> None:
+        self.exposed_s = 0.0
+        """So far."""
+        self.steps = 0
+        """Likewise."""
+        self.stepped_s = 0.0
+        """Duration of these steps."""
+        self.step: int | None = None
+        """The number of the latest step; None: none is known."""
+        self.oldest_s = 0.0
+        """Age of the oldest collective in flight."""
+        self._waited_s = 0.0
+        self._last: dict[int, int] = {}
+        self._marks: list[Mark] = []
+
+    def update(self, meter: Meter, groups: Sequence[Calls]) -> None:
+        """Reads the latest waits, calls and steps."""
+        waited_s, marks = meter.read()
+        self.exposed_s += waited_s - self._waited_s
+        self._waited_s = waited_s
+        calls = [list(group.collectives) for group in groups]
+        for group, latest in zip(groups, calls, strict=True):
+            self._returned(group, latest)
+        self._last = {id(group): self._last[id(group)] for group in groups}
+        running = (call.elapsed_s() for latest in calls for call in latest[-LATEST:] if call.is_running())
+        self.oldest_s = max(running, default=0.0)
+        marks = self._marks = _leading([*self._marks, *marks])
+        if not marks:
+            return
+        self.step = marks[-1].number
+        self.steps += len(marks) - 1
+        self.stepped_s += marks[-1].at_s - marks[0].at_s
+        self.exposed_s += sum(tails(marks, [call for latest in calls for call in _since(latest, marks[0].at_s)]))
+        del marks[:-1]
+
+    def _returned(self, group: Calls, latest: list[Any]) -> None:
+        """Adds the calls that returned when their operation had ended."""
+        last = self._last.setdefault(id(group), latest[-1].sequence if latest else 0)
+        for call in latest:
+            if call.sequence <= last:
+                continue
+            if call.handle is None and not call.is_failed:
+                if call.ended_s is None:  # it runs, or has not got its handle yet
+                    break
+                self.exposed_s += call.ended_s - call.submitted_s
+            last = call.sequence
+        self._last[id(group)] = last
+
+
+def _leading(marks: list[Mark]) -> list[Mark]:
+    """The marks of one source: of the hook with most of them, or else of the optimizer with most of them."""
+    counts: dict[tuple[bool, int], int] = {}
+    for mark in marks:
+        counts[mark.is_hook, mark.source] = counts.get((mark.is_hook, mark.source), 0) + 1
+    best = max(counts, key=lambda each: (each[0], counts[each]), default=None)
+    return [mark for mark in marks if (mark.is_hook, mark.source) == best]
+
+
+def _since(latest: list[Any], begin_s: float) -> Iterator[Any]:
+    """The calls submitted since then."""
+    for call in reversed(latest):
+        if 0 < call.submitted_s < begin_s:  # 0: it is being submitted
+            return
+        yield call
+
+
+def tails(marks: Sequence[Mark], calls: Iterable[Any]) -> list[float]:
+    """For each step between two marks: seconds from the last submission to the last end, of the operations for which
+    no thread of Python waited. 0 where the gradients travel during the next forward pass."""
+    begins_s = [mark.at_s for mark in marks]
+    submitted_s, ended_s = [0.0] * len(marks), [0.0] * len(marks)
+    for call in calls:
+        step = bisect.bisect_right(begins_s, call.submitted_s) - 1
+        if 0 <= step < len(marks) - 1 and call.handle is not None and not call.is_waited:
+            times = call.times()
+            if times is not None:
+                submitted_s[step] = max(submitted_s[step], call.submitted_s)
+                ended_s[step] = max(ended_s[step], times.ended_s)
+    return [
+        0.0 if mark.overlaps else max(0.0, end - start)
+        for mark, start, end in zip(marks[:-1], submitted_s, ended_s, strict=False)
+    ]

@@ -1,0 +1,1 @@
+"""`commlayer headroom`: the most that faster communication could win for a job."""

@@ -1,0 +1,102 @@
+"""`verdict`: the findings of a split in plain English, with the next command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from ..probe.units import time_text
+from .split import Split
+
+LEAST = 0.05
+"""Share of the step below which communication is not the job's problem."""
+_LATE = 0.05
+"""Share of the step from which a rank is late."""
+_LATE_SHARE = 0.6
+"""Share of all waits from which one rank is late, and not now this one and now that one. Two ranks wait about as long
+for each other."""
+
+
+def is_little(split: Split, least: float = LEAST) -> bool:
+    """Whether communication is not the job's problem."""
+    return split.share < least
+
+
+def verdict(split: Split, least: float = LEAST) -> str:
+    """One paragraph: the most to be won, and by which remedy."""
+    how = "without any communication" if split.bound is split.left_out else "on commlayer, nothing else changed"
+    whole = (
+        f"A step takes {seconds(split.as_is.median_s)}, and {seconds(split.bound.median_s)} {how}: faster "
+        f"communication could win at most {split.share:.0%}."
+    )
+    late = _late(split)
+    if is_little(split, least):
+        advice = "Communication is not this job's problem: look at its computation, with torch.profiler for example."
+        return " ".join([advice, whole, *late])
+    return " ".join([whole, _remedy(split), *late])
+
+
+def next_command(split: Split, command: Sequence[str], least: float = LEAST) -> str:
+    """The command that comes next; empty if little can be won."""
+    if is_little(split, least):
+        return ""
+    options = "--allow compressed " if _first(split) == "bytes" else ""
+    return f"commlayer tune {options}-- {shlex.join(command)}"
+
+
+def _first(split: Split) -> str:
+    """The remedy that wins most by itself. Ties go to those that keep the numerics."""
+    remedies = {"latency": split.latency_s, "overlap": split.overlap_s or 0.0, "bytes": split.bytes_s}
+    return max(remedies, key=lambda name: remedies[name])
+
+
+def _remedy(split: Split) -> str:
+    """The remedy that wins most by itself."""
+    first = _first(split)
+    most_s = {"latency": split.latency_s, "overlap": split.overlap_s or 0.0, "bytes": split.bytes_s}[first]
+    transport_s = split.transport_s or 0.0
+    most = f"{seconds(most_s)} of these {seconds(split.all_s)}"
+    if first == "latency" and split.is_lossy:
+        first = "loss"
+    text = {
+        "bytes": f"Most of it is bytes: fewer of them, that is compression, could win {most}.",
+        "latency": f"Most of it is latency: fewer and larger messages could win {most} (larger buckets of DDP, fewer "
+        "collectives per step).",
+        "loss": f"Most of it is latency, and lost packets delay small messages, too: {most}. A transport that sends "
+        "them again soon helps (commlayer), and fewer messages do.",
+        "overlap": f"Most of it could hide behind computation: overlap with the next forward pass could win {most}.",
+    }[first]
+    if transport_s >= 0.5 * split.all_s:
+        why = "it answers lost packets" if split.is_lossy else "it uses the network"
+        text += (
+            f" commlayer without any other change wins {seconds(transport_s)} of them, by the way {why} (set "
+            "COMMLAYER_INSTEAD_OF=gloo for the same command)."
+        )
+    return text
+
+
+def _late(split: Split) -> list[str]:
+    """Ranks that keep the others waiting: by their computation, or by their links."""
+    found = []
+    has_straggler = split.stragglers_s >= _LATE * split.as_is.median_s
+    if has_straggler:
+        found.append(
+            f"Rank {split.slowest_rank} computes {seconds(split.stragglers_s)} longer than the mean rank in each step; "
+            "no communication wins that: torchrun ... -m commlayer check names slow ranks."
+        )
+    engine = split.engine
+    if engine is None or engine.late_share < _LATE_SHARE or engine.late_s < _LATE * split.as_is.median_s:
+        return found
+    if not has_straggler or engine.late_rank != split.slowest_rank:
+        found.append(
+            f"The other ranks wait {seconds(engine.late_s)} per step for rank {engine.late_rank}: look at its host "
+            "and its link (commlayer probe)."
+        )
+    return found
+
+
+def seconds(count: float) -> str:
+    """A time in three digits."""
+    if count < 0:
+        return f"-{seconds(-count)}"
+    return time_text(count * 1e6) if count < 0.9995 else f"{count:.3g} s"

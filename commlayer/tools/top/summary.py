@@ -1,0 +1,97 @@
+"""`summarize`: the samples of all ranks as one view of the job: sums, the slowest peer, dead paths, silent ranks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+SILENT_S = 5.0
+"""A rank whose latest sample is older is called silent."""
+
+
+def summarize(view: dict[str, Any]) -> dict[str, Any]:
+    """The view of a job, from the answer of its collector: `job` has the sums, `ranks` the samples by rank."""
+    ranks = sorted(view["samples"], key=lambda each: int(each["rank"]))
+    ended = set(view["ended"])
+    for each in ranks:
+        each["age_s"] = view["ages"].get(str(each["rank"]), 0.0)
+        each["state"] = "ended" if each["rank"] in ended else "silent" if each["age_s"] > SILENT_S else "live"
+    live = [each for each in ranks if each["state"] == "live"]
+    world = max((each["world"] for each in ranks), default=0)
+    heard = {each["rank"] for each in ranks}
+    return {
+        "job": {
+            "time": max((each["time"] for each in ranks), default=0.0),
+            "world": world,
+            "live": len(live),
+            "unheard": sorted(set(range(world)) - heard),
+            "silent": [each["rank"] for each in ranks if each["state"] == "silent"],
+            "ended": sorted(ended),
+            "paused": sorted({name for each in live for name in each["paused"]}),
+            **_sums(live),
+            "slowest": slowest(live),
+            "dead_paths": dead_paths(live),
+        },
+        "ranks": ranks,
+    }
+
+
+def _sums(live: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sums and medians over ranks that send samples."""
+    steps = [each["step_s"] for each in live if each["step_s"]]
+    exposed = [value for each in live if (value := exposed_per_step(each)) is not None]
+    sent, lost = sum(each["packets"] for each in live), sum(each["lost"] for each in live)
+    hooks = [hook for each in live for hook in each["hooks"]]
+    return {
+        "step": max((each["step"] for each in live if each["step"] is not None), default=None),
+        "step_s": statistics.median(steps) if steps else None,
+        "exposed_step_s": statistics.median(exposed) if exposed else None,
+        "exposed_share": statistics.median(map(exposed_share, live)) if live else 0.0,
+        "sent_bytes_s": sum(each["sent_bytes_s"] for each in live),
+        "received_bytes_s": sum(each["received_bytes_s"] for each in live),
+        "shared_bytes_s": sum(each["shared_bytes_s"] for each in live),
+        "packets": sent,
+        "lost": lost,
+        "loss": lost / sent if sent else 0.0,
+        "retransmitted": sum(each["retransmitted"] for each in live),
+        "forgiven_bytes": sum(each["forgiven_bytes"] for each in live),
+        "uncounted_bytes": sum(hook["uncounted_bytes"] for hook in hooks),
+        "queue_us": max((each["queue_us"] for each in live), default=0),
+        "policies": sorted({f"{hook['codec']}, loss bound {hook['loss_bound']:g}" for hook in hooks}),
+    }
+
+
+def exposed_share(sample: dict[str, Any]) -> float:
+    """The share of the time in which the training of a rank waited for communication."""
+    return min(1.0, float(sample["exposed_s"]) / max(float(sample["interval_s"]), 1e-9))
+
+
+def exposed_per_step(sample: dict[str, Any]) -> float | None:
+    """Exposed seconds of one step; None if no step has ended."""
+    return float(sample["exposed_s"] / sample["steps"]) if sample["steps"] else None
+
+
+def slowest(live: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The rank that the others have waited for longest, less its own waiting: a rank that waits for the slowest one is
+    late, too. With its host, the number of waiting ranks, and the mean share of their time; None if nobody waited."""
+    waits: dict[int, list[float]] = {}
+    for each in live:
+        for peer, waited_us in each["lags"]:
+            waits.setdefault(peer, []).append(waited_us / 1e6 / max(each["interval_s"], 1e-9))
+    if not waits:
+        return None
+    own = {each["rank"]: sum(us for _, us in each["lags"]) / 1e6 / max(each["interval_s"], 1e-9) for each in live}
+    rank = max(waits, key=lambda peer: sum(waits[peer]) - own.get(peer, 0.0))
+    host = next((each["host"] for each in live if each["rank"] == rank), "")
+    return {"rank": rank, "host": host, "waiting": len(waits[rank]), "share": min(1.0, statistics.mean(waits[rank]))}
+
+
+def dead_paths(live: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The paths on which nothing arrives, of those that the samples name."""
+    return [
+        {"rank": each["rank"], "peer": path["peer"], "interface": path["interface"], "remote": path["remote"]}
+        for each in live
+        for path in each["paths"]
+        if path["dead"]
+    ]

@@ -1,0 +1,1 @@
+"""`commlayer tune`: settings that make a user's unchanged job faster, from a model and a few live trials."""

@@ -1,0 +1,206 @@
+"""`search`: live trials by successive halving (Jamieson and Talwalkar, AISTATS 2016), with optuna's pruner.
+
+Every arm makes a few steps, and only the best ones make many more; the default always does. Arms come in the order of
+their predictions, so the first good one prunes most of the others. The default stays unless another arm is better
+beyond the spread: the 95 % interval of its gain must lie above 0.
+
+Of arms that are about as fast as the best one, the one that changes least is chosen.
+
+Where several hosts run the search, each has the times of all ranks, and decides like the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..headroom.timing import Timing, share_interval
+from ..job.trial import TrialError
+from .arm import Arm
+from .space import CODECS
+
+REDUCTION = 3
+"""The best third of the arms goes on, with three times the steps."""
+RUNGS = 2
+ABOUT = 0.02
+"""Share of a step: so much slower than the best is an arm that changes less."""
+MILDER = 0.01
+"""Share of a step for each change: predictions are no better than that, and a milder arm is tried first."""
+
+Measure = Callable[[Arm, int], Timing]
+"""Runs the job with an arm for some measured steps. Raises TrialError."""
+Tell = Callable[["Tried"], None]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The trials of one arm."""
+
+    arm: Arm
+    predicted_s: float
+    timing: Timing | None = None
+    """Of the longest trial; None: every trial failed."""
+    rungs: int = 0
+    """Trials that ended well."""
+    fault: str = ""
+    """The error of a trial that failed."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it came to the last rung."""
+        return self.rungs == RUNGS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a search."""
+
+    tried: tuple[Tried, ...]
+    """The default first."""
+    chosen: Tried
+    gain: float = 0.0
+    """Share of the default's step that the chosen arm saves."""
+    gain_interval: tuple[float, float] = (0.0, 0.0)
+    """95 % of it."""
+
+    @property
+    def default(self) -> Tried:
+        """The trials of the job as it is."""
+        return self.tried[0]
+
+
+def load_optuna() -> Any:
+    """The optimizer library. Raises ValueError, with the remedy, if it is not installed."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError("needs optuna: python -m pip install 'commlayer[tune]'") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def search(
+    arms: Sequence[tuple[Arm, float]],
+    measure: Measure,
+    steps: int,
+    *,
+    known: Mapping[Arm, Timing] | None = None,
+    tell: Tell = lambda _: None,
+) -> Outcome:
+    """Tries arms, each with its predicted step, the default first. `steps`: measured steps of the last rung.
+
+    `known`: arms that have made a few steps already. `tell` gets the state of an arm after each of its trials. Raises
+    TrialError if the default fails, ValueError without optuna.
+    """
+    optuna = load_optuna()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
+    study = optuna.create_study(pruner=pruner, sampler=optuna.samplers.RandomSampler(seed=0))
+    for number in range(len(arms)):
+        study.enqueue_trial({"arm": number})
+    tried = []
+    for _ in arms:
+        trial = study.ask()
+        arm, predicted_s = arms[trial.suggest_int("arm", 0, len(arms) - 1)]
+
+        def timed(arm: Arm, rung: int) -> Timing:
+            already = (known or {}).get(arm) if rung == 0 else None
+            return already or measure(arm, max(2, steps // REDUCTION ** (RUNGS - 1 - rung)))
+
+        found = _try(trial, Tried(arm, predicted_s), timed, tell)
+        if found.is_finished and found.timing is not None:
+            study.tell(trial, found.timing.median_s)
+        else:
+            state = optuna.trial.TrialState
+            study.tell(trial, state=state.FAIL if found.fault else state.PRUNED)
+        tried.append(found)
+    return judged(tried)
+
+
+def _try(trial: Any, tried: Tried, timed: Measure, tell: Tell) -> Tried:
+    """Runs the trials of an arm until the pruner ends them. The default is never pruned, and its errors are raised.
+    `timed` takes an arm and the number of the rung."""
+    for rung in range(RUNGS):
+        try:
+            timing = timed(tried.arm, rung)
+        except TrialError as error:
+            if tried.arm.is_default:
+                raise
+            tried = dataclasses.replace(tried, fault=str(error))
+            tell(tried)
+            return tried
+        tried = dataclasses.replace(tried, timing=timing, rungs=rung + 1)
+        tell(tried)
+        trial.report(timing.median_s, step=REDUCTION**rung)
+        if not tried.arm.is_default and rung + 1 < RUNGS and trial.should_prune():
+            return tried
+    return tried
+
+
+def judged(tried: Sequence[Tried]) -> Outcome:
+    """Chooses among arms that came to the last rung, the default among them, which is the first."""
+    default = tried[0]
+    finished = [(each.timing.median_s, each) for each in tried if each.is_finished and each.timing]
+    shortest_s = min(median_s for median_s, _ in finished)
+    near = [each for median_s, each in finished if median_s <= (1 + ABOUT) * shortest_s]
+    best = min(near, key=lambda each: (changes(each.arm), tried.index(each)))
+    if default.timing is None or best.timing is None or best is default:
+        return Outcome(tuple(tried), default)
+    low, high = share_interval(default.timing, best.timing)
+    if low <= 0:
+        return Outcome(tuple(tried), default)
+    return Outcome(tuple(tried), best, 1 - best.timing.median_s / default.timing.median_s, (low, high))
+
+
+def changes(arm: Arm) -> tuple[float, ...]:
+    """How much an arm changes: the numerics first, then the number of its settings."""
+    count = sum(len(entries) for entries in arm.settings.values())
+    return arm.staleness, arm.loss_bound, CODECS.index(arm.codec), count
+
+
+def candidates(predicted: Sequence[tuple[Arm, float]], count: int) -> list[tuple[Arm, float]]:
+    """The default, then the `count` arms to try, in the order of their predictions; of near ones the milder first.
+
+    Arms of one family differ by bucket size and sockets alone. Two thirds are the best of the best families, the others
+    belong to the best family, as the model knows little about such details. Changes of the numerics that are predicted
+    to win nothing, as a loss bound without losses, are not tried.
+    """
+    default, *others = predicted
+    seconds = dict(others)
+    ordered = sorted((each for each in others if not _is_idle(each[0], seconds)), key=_rank)
+    best: dict[tuple[object, ...], tuple[Arm, float]] = {}
+    for each in ordered:
+        best.setdefault(family(each[0]), each)
+    heads = list(best.values())
+    share = max(1, count - count // 3)
+    chosen = heads[:share]
+    rest = [each for each in ordered if each not in chosen]
+    chosen += sorted(rest, key=lambda each: (family(each[0]) != family(heads[0][0]), _rank(each)))[
+        : count - len(chosen)
+    ]
+    return [default, *chosen]
+
+
+def _is_idle(arm: Arm, seconds: Mapping[Arm, float]) -> bool:
+    """Whether the same arm without one of its changes of the numerics is predicted to be as fast."""
+    without: dict[str, Any] = {"codec": "none", "loss_bound": 0.0, "staleness": 0}
+    twins = [
+        dataclasses.replace(arm, **{name: value}) for name, value in without.items() if getattr(arm, name) != value
+    ]
+    return any(seconds.get(twin, float("inf")) <= seconds[arm] for twin in twins)
+
+
+def _rank(each: tuple[Arm, float]) -> float:
+    """The predicted step, longer for an arm that changes more."""
+    arm, predicted_s = each
+    numerics = CODECS.index(arm.codec) + 2 * (arm.loss_bound > 0) + 4 * arm.staleness
+    return predicted_s * (1 + MILDER * (numerics + arm.overlap + (arm.bucket_mb > 0) + (arm.ports > 1)))
+
+
+def family(arm: Arm) -> tuple[object, ...]:
+    """The settings of an arm that the model knows well."""
+    return arm.codec, arm.loss_bound, arm.overlap, arm.staleness

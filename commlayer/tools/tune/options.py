@@ -1,0 +1,132 @@
+"""The command line of `commlayer tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..complaint import EXIT_FAILED, complain
+
+if TYPE_CHECKING:
+    from .arm import Arm
+    from .command import Report
+    from .halving import Tried
+
+
+def tune(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The job, as you start it")
+    ] = None,
+    allow: Annotated[
+        str, typer.Option(help="Changes of the numerics that may be tried: some of lossy,compressed,stale")
+    ] = "",
+    trials: Annotated[int, typer.Option(help="Settings to try, beside the job as it is")] = 6,
+    steps: Annotated[int, typer.Option(help="Measured steps of the best settings; others make a third of them")] = 12,
+    warmup: Annotated[int, typer.Option(help="Optimizer steps before the first measured one")] = 3,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds after which a run has failed")] = 600.0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File of settings to write")] = Path("commlayer.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Write over that file")] = False,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", "-J", help="File for all figures; -: standard output")
+    ] = None,
+) -> None:
+    """Find settings with which a job is faster, and write them to commlayer.toml, which the job then reads.
+
+    The unchanged job runs for a few steps again and again, each time with other settings: the results of these steps
+    are thrown away, so keep the job from writing over checkpoints that you need. The job stays as it is unless another
+    setting is faster beyond the spread. Without --allow, training gives the same results.
+
+    Examples: commlayer tune -- torchrun --nproc-per-node 2 train.py --batch 8
+
+    commlayer tune --allow compressed -- commlayer emulate clean50 -- python train.py
+
+    With several hosts, start it on each of them, around the same torchrun command.
+
+    Exit status: 0, also if nothing is faster; 2 on errors. Needs optuna: pip install optuna.
+    """
+    from ...errors import ConfigError
+    from ..headroom.command import is_reporter
+    from ..job.trial import TrialError
+    from ..json_output import deliver
+    from . import command as tuning
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        options = tuning.Options(
+            command=tuple(command or ()),
+            allowed=tuple(filter(None, allow.split(","))),
+            trials=trials,
+            steps=steps,
+            warmup=warmup,
+            timeout_s=timeout_s,
+            file=out,
+            force=force,
+            json_path=json_path,
+        )
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("where the step's time goes", total=None)
+
+            def note(text: str) -> None:
+                if is_reporter():
+                    console.print(f"commlayer tune: {text}", soft_wrap=True)
+
+            def advance(tried: Tried) -> None:
+                note(line(tried))
+                seen.add(tried.arm)
+                bar.update(task, completed=len(seen), description=f"after {tried.arm}"[:40])
+
+            def begin(count: int) -> None:
+                bar.update(task, total=count, description="trials")
+
+            seen: set[Arm] = set()
+            report = tuning.run(options, note, advance, begin)
+    except (ValueError, TrialError, ConfigError, OSError) as error:
+        complain("tune", error)
+        raise typer.Exit(EXIT_FAILED) from error
+    if not is_reporter():
+        return
+    deliver(report.table, json_path, lambda: show(report, out, Console(highlight=False, markup=False)))
+
+
+def line(tried: Tried) -> str:
+    """The result of an arm's last trial in a line."""
+    from ..headroom.verdict import seconds
+
+    if tried.fault or tried.timing is None:
+        return f"{tried.arm}: failed: {tried.fault.splitlines()[0] if tried.fault else 'no steps'}"
+    return f"{tried.arm}: {seconds(tried.timing.median_s)} per step ({len(tried.timing.steps_s)} steps)"
+
+
+def show(report: Report, file: Path, out: Console) -> None:
+    """Prints the result: the arms that were tried, a sentence for each choice, and what to do next."""
+    from ..headroom.verdict import seconds
+
+    if report.outcome is not None:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.add_column("settings", overflow="fold")
+        for column in ("predicted", "measured", "steps"):
+            table.add_column(column, justify="right")
+        for each in report.outcome.tried:
+            measured = ("failed", "0") if each.timing is None else _figures(each)
+            style = "bold" if each is report.outcome.chosen else None
+            table.add_row(str(each.arm), seconds(each.predicted_s), *measured, style=style)
+        out.print(table)
+        out.print()
+    out.print(report.summary)
+    for name, sentence in report.reasons.items():
+        out.print(f"- {name}: {sentence}")
+    if report.text:
+        out.print(f"\nWritten to {file}; a job started in this folder reads commlayer.toml. Check: commlayer config")
+
+
+def _figures(tried: Tried) -> tuple[str, str]:
+    from ..headroom.verdict import seconds
+
+    assert tried.timing is not None  # noqa: S101  # the caller has looked
+    return seconds(tried.timing.median_s), str(len(tried.timing.steps_s))
