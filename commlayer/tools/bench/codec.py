@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...plans.codec import CODECS, VALUE_BYTES, Codec
-from ...transport import native
+from ...transport import kernels
 from . import machine
 from .samples import Summary, summarise
 from .sizes import format_size
@@ -59,7 +59,7 @@ class CodecSpec:
     def __post_init__(self) -> None:
         for what, chosen, known in (
             ("codec", self.codecs, tuple(CODECS)),
-            ("level", self.levels, tuple(native.kernel_levels())),
+            ("level", self.levels, tuple(kernels.kernel_levels())),
         ):
             for name in chosen:
                 if name not in known:
@@ -95,8 +95,8 @@ def errors_of(codec: Codec, values: Array) -> dict[str, float]:
     """`nmse`: mean squared error as a share of the mean square; `cosine`: between the decoded and the true values."""
     encoded = np.empty(codec.encoded_bytes(values.nbytes), np.uint8)
     decoded = np.empty_like(values)
-    native.encode(codec.number, encoded.ctypes.data, values.ctypes.data, len(values))
-    native.decode(codec.number, decoded.ctypes.data, encoded.ctypes.data, len(values))
+    kernels.encode(codec.number, encoded.ctypes.data, values.ctypes.data, len(values))
+    kernels.decode(codec.number, decoded.ctypes.data, encoded.ctypes.data, len(values))
     exact, rounded = values.astype("f8"), decoded.astype("f8")
     square = exact @ exact
     error = rounded - exact
@@ -118,9 +118,9 @@ class Arrays:
             return lambda: ctypes.memmove(target, values, count * VALUE_BYTES)
         number, encoded = CODECS[name].number, self.encoded[name].ctypes.data
         if operation == "encode":
-            return lambda: native.encode(number, encoded, values, count)
+            return lambda: kernels.encode(number, encoded, values, count)
         add = operation == "decode_add"
-        return lambda: native.decode(number, target, encoded, count, add=add)
+        return lambda: kernels.decode(number, target, encoded, count, add=add)
 
 
 def seconds_of(call: Callable[[], object], least_s: float = ROUND_S) -> float:
@@ -139,20 +139,20 @@ def seconds_of(call: Callable[[], object], least_s: float = ROUND_S) -> float:
 def measure(spec: CodecSpec, size: int) -> dict[Timed, Summary]:
     """Times memcpy and all kernels in turns, less the time of a call from Python that does nothing."""
     arrays, count = Arrays(spec.codecs, size), size // VALUE_BYTES
-    levels = spec.levels or tuple(native.kernel_levels())
+    levels = spec.levels or tuple(kernels.kernel_levels())
     timed = [Timed(MEMCPY, "", "copy")]
     timed += [Timed(name, level, each) for name in spec.codecs for level in levels for each in OPERATIONS]
     rounds: dict[Timed, list[list[float]]] = {each: [] for each in timed}
-    best = native.kernel_levels()[0]
+    best = kernels.kernel_levels()[0]
     try:
         for _ in range(spec.rounds):
             for each in timed:
-                native.select_kernels(each.level or best)
+                kernels.select_kernels(each.level or best)
                 alone = seconds_of(arrays.call(each.codec, each.operation, 0), ROUND_S / 10)
                 took = seconds_of(arrays.call(each.codec, each.operation, count))
                 rounds[each].append([max(took - alone, 1e-9) * 1e6])
     finally:
-        native.select_kernels(best)
+        kernels.select_kernels(best)
     return {each: summarise(samples) for each, samples in rounds.items()}
 
 
@@ -170,7 +170,7 @@ def rows(spec: CodecSpec, size: int) -> list[dict[str, Any]]:
             "gaussian": errors_of(codec, gaussian(ERROR_VALUES)),
             "heavy_tailed": errors_of(codec, heavy_tailed(ERROR_VALUES)),
         }
-        for level in spec.levels or native.kernel_levels():
+        for level in spec.levels or kernels.kernel_levels():
             speeds = {each: _speed(size, summaries[Timed(name, level, each)], memcpy) for each in OPERATIONS}
             found.append({"codec": name, "level": level, "size_bytes": size, **speeds, **errors})
     return found

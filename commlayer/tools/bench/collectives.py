@@ -18,8 +18,8 @@ _REDUCE_OPS = {
     "max": dist.ReduceOp.MAX,
 }
 # renamed in torch 2.13; the old names warn there, the new ones are missing before
-_all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _wrapped(value: int, dtype: torch.dtype) -> torch.Tensor:
@@ -78,7 +78,7 @@ class ReduceScatter(Collective):
         pattern.fill_reduced(self.expected, self.world, self.op, first=self.rank * self.shard)
 
     def run(self, group: dist.ProcessGroup) -> None:
-        _reduce_scatter_single(self.result, self.source, _REDUCE_OPS[self.op], group)
+        reduce_scatter_single(self.result, self.source, _REDUCE_OPS[self.op], group)
 
 
 class AllGather(Collective):
@@ -92,7 +92,7 @@ class AllGather(Collective):
             pattern.fill(self.expected[rank * self.shard : (rank + 1) * self.shard], rank, self.world, "sum")
 
     def run(self, group: dist.ProcessGroup) -> None:
-        _all_gather_single(self.result, self.source, group)
+        all_gather_single(self.result, self.source, group)
 
 
 class Broadcast(Collective):

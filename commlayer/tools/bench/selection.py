@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ...compress.topk import selected
-from ...transport import native
+from ...transport import kernels
 from . import machine
 from .codec import SCHEMA, gaussian, heavy_tailed, one_core, seconds_of
 from .samples import Summary, summarise
@@ -68,15 +68,15 @@ def calls_of(values: Any, k: int) -> dict[str, Callable[[], object]]:
 
     def select(level: str) -> Callable[[], object]:
         def call() -> None:
-            native.select_kernels(level)
-            native.select_largest(values.ctypes.data, count, k, indices.ctypes.data, chosen.ctypes.data)
+            kernels.select_kernels(level)
+            kernels.select_largest(values.ctypes.data, count, k, indices.ctypes.data, chosen.ctypes.data)
 
         return call
 
     def topk() -> object:
         return torch.topk(magnitudes, k, sorted=False)
 
-    return {READ: read, TORCH: topk, **{level: select(level) for level in native.kernel_levels()}}
+    return {READ: read, TORCH: topk, **{level: select(level) for level in kernels.kernel_levels()}}
 
 
 def measure(spec: SelectionSpec, data: str, size: int) -> dict[str, Summary]:
@@ -84,14 +84,14 @@ def measure(spec: SelectionSpec, data: str, size: int) -> dict[str, Summary]:
     values = DATA[data](size // 4)
     calls = calls_of(values, selected(Fraction(spec.share).limit_denominator(10**6), len(values)))
     rounds: dict[str, list[list[float]]] = {name: [] for name in calls}
-    best, threads = native.kernel_levels()[0], torch.get_num_threads()
+    best, threads = kernels.kernel_levels()[0], torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for _ in range(spec.rounds):
             for name, call in calls.items():
                 rounds[name].append([seconds_of(call) * 1e6])
     finally:
-        native.select_kernels(best)
+        kernels.select_kernels(best)
         torch.set_num_threads(threads)
     return {name: summarise(samples) for name, samples in rounds.items()}
 

@@ -27,7 +27,7 @@ class OwnOptions(TyperCommand):
         rest = super().parse_args(ctx, own)
         if not ctx.resilient_parsing:  # as it is while the shell completes
             if misplaced := ctx.params["command"]:
-                ctx.fail(f"{' '.join(misplaced)!r}: put -- before the command: commlayer emulate SCENARIO -- COMMAND")
+                ctx.fail(f"{' '.join(misplaced)!r}: put -- before the command: {ctx.command_path} ... -- COMMAND")
             ctx.params["command"] = command
         return rest
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
-from ..bench.report import check_writable
+from ..json_output import check, deliver
+from . import links
 from .facts import notes as fact_notes
 from .findings import Finding, find
 from .meeting import Host, Meeting, MeetingError, Task
@@ -20,12 +21,11 @@ from .path import Effort
 from .plan import Plan
 from .sample import Sample, Way
 from .schedule import PARTNERS
-from .units import rate_text
+from .units import rate_text, time_text
 from .view import SLOW_RATIO, View, suspects
 
-EXIT_CLEAN, EXIT_FAILED, EXIT_FINDINGS = 0, 1, 3
-STDOUT = Path("-")
-VERSION = 1
+EXIT_CLEAN, EXIT_FINDINGS = 0, 3
+VERSION = 2
 """Of the JSON's form."""
 _FOLLOW_S = 900.0
 _ROUND_EXTRA_S = 60.0
@@ -101,20 +101,14 @@ def write(report: Report, spec: Spec, show: Callable[[Report], None]) -> int:
         from . import heat
 
         heat.draw(report.hosts, report.samples, spec.png_path)
-    if spec.json_path == STDOUT:
-        print(json.dumps(report.table))
-    else:
-        if spec.json_path is not None:
-            spec.json_path.write_text(json.dumps(report.table, indent=1) + "\n", encoding="utf-8")
-        show(report)
+    deliver(report.table, spec.json_path, lambda: show(report))
     return EXIT_FINDINGS if report.findings else EXIT_CLEAN
 
 
 def check_files(spec: Spec) -> None:
     """Raises ValueError if a file cannot be written."""
     for option, path in (("--json", spec.json_path), ("--png", spec.png_path)):
-        if path is not None and path != STDOUT:
-            check_writable(path, option)
+        check(path, option)
 
 
 def under_torchrun() -> bool:
@@ -161,15 +155,20 @@ def _lead(meeting: Meeting, spec: Spec, note: Note) -> Report:
     passes = plan.first_pass()
     if not passes:
         raise MeetingError("no two hosts have addresses of the same family; choose interfaces with COMMLAYER_IFNAME")
-    _announce(plan, passes, note)
+    _announce(plan, [*passes, *plan.crossed()], note)
     samples = _measure(meeting, plan, passes, note)
+    by_way = {sample.way: sample for sample in samples}
+    for sample in _measure(meeting, plan, plan.crossed(samples), note):
+        by_way[sample.way].add(sample)
     names = [host.name for host in hosts]
-    again = plan.second_pass(suspects(View(names, samples), is_loose=True), samples)
+    doubtful = suspects(View(names, samples), is_loose=True)
+    again = plan.second_pass(doubtful, samples)
+    if doubtful["crossed"]:
+        again += plan.crossed(samples)
     if again:
         count = sum(len(task["paths"]) for tasks in again for task in tasks)
         more = plan.bytes(again)[0] / 1e6
         note(f"looks again at {count} of {len(samples)} directions, which seem bad: sends at most {more:.0f} MB more")
-    by_way = {sample.way: sample for sample in samples}
     for sample in _measure(meeting, plan, again, note):
         by_way[sample.way].add(sample)
     view = View(names, samples)
@@ -187,7 +186,7 @@ def _measure(meeting: Meeting, plan: Plan, passes: Sequence[Sequence[Task]], not
 
 def _announce(plan: Plan, passes: Sequence[Sequence[Task]], note: Note) -> None:
     total, most = plan.bytes(passes)
-    count = sum(len(task["paths"]) for tasks in passes for task in tasks)
+    count = len({tuple(about["way"]) for tasks in passes for task in tasks for about in task["paths"]})
     hosts = len(plan.hosts)
     sparse = f", each with {plan.partners} others at most" if hosts - 1 > plan.partners else ""
     seconds = sum(plan.seconds(tasks) for tasks in passes)
@@ -231,7 +230,22 @@ def _notes(hosts: Sequence[Host], samples: Sequence[Sample]) -> list[str]:
             nics = ", ".join(sorted({sample.way.source_nic for sample in networks[name]}))
             slower = f"network {name} ({nics}) carries {rate_text(rate)}, the fastest {rate_text(most)}"
             found.append(f"{slower}: commlayer gives each path its share")
+    found += links.notes(samples)
+    found += _crossed_notes(samples)
     if any(sample.is_own_limit and sample.is_reached for sample in samples):
         limit = rate_text(min(host.limit_bps for host in hosts))
         found.append(f"rates with + are lower bounds: the probe was the bottleneck (on loopback it reaches {limit})")
     return found
+
+
+def _crossed_notes(samples: Sequence[Sample]) -> list[str]:
+    """What remains of the rates while all hosts send at once; paths that the probe limits say nothing."""
+    known = [each for each in samples if each.crossed and each.rate_bps and not each.crossed.is_own_limit]
+    if not known:
+        return []
+    shares = [each.crossed.rate_bps / each.rate_bps for each in known if each.crossed]
+    if min(shares) * SLOW_RATIO < 1:
+        return []  # a finding
+    full = statistics.median(each.crossed.rtt_us[1] for each in known if each.crossed)
+    share = min(1.0, statistics.median(shares))
+    return [f"while all hosts send at once, paths keep {share:.0%} of their rates; round trips take {time_text(full)}"]

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .packets import BUFFER_BYTES, grow_buffers
+from ...transport import buffers
+from .packets import grow_buffers
 
 _SIOCETHTOOL = 0x8946
 _GDRVINFO = 0x03
@@ -95,18 +96,12 @@ def notes(facts: Mapping[str, Mapping[str, Any]], rates_bps: Mapping[str, float]
 
 
 def _buffer_notes(facts: Mapping[str, Mapping[str, Any]], rates_bps: Mapping[str, float]) -> list[str]:
-    by_setting: dict[str, list[str]] = {}
+    by_advice: dict[str, list[str]] = {}
     for host, each in facts.items():
-        if rates_bps.get(host, 0.0) < _FAST_BPS:
-            continue
-        granted = {"rmem_max": each["receive_buffer_bytes"], "wmem_max": each["send_buffer_bytes"]}
-        clipped = " ".join(f"net.core.{name}={BUFFER_BYTES}" for name, size in granted.items() if size < BUFFER_BYTES)
-        if clipped:
-            by_setting.setdefault(clipped, []).append(host)
-    return [
-        f"{joined(hosts)}: the kernel clips socket buffers, so that bursts lose packets: sysctl -w {setting}"
-        for setting, hosts in by_setting.items()
-    ]
+        text = buffers.advice(each["receive_buffer_bytes"], each["send_buffer_bytes"])
+        if text and rates_bps.get(host, 0.0) >= _FAST_BPS:
+            by_advice.setdefault(text, []).append(host)
+    return [f"{joined(hosts)}: {text}" for text, hosts in by_advice.items()]
 
 
 def _cpu_notes(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from . import links
 from .facts import joined
 from .sample import Sample, Way
 from .subject import Subject, explain
@@ -22,7 +23,7 @@ class Finding:
     """One defect."""
 
     kind: str
-    """unreachable, rate, loss, rtt, reordering, mtu, dscp, ecn."""
+    """unreachable, rate, loss, rtt, reordering, mtu, dscp, ecn, links, crossed."""
     text: str
     remedy: str
     subject: dict[str, Any]
@@ -40,7 +41,9 @@ def find(view: View) -> list[Finding]:
     reached = {way: network for way, network in view.tested.items() if by_way[way].is_reached}
     found = []
     for kind, bad in suspects(view).items():
-        for subject, ways in explain(bad, view.tested if kind == "unreachable" else reached):
+        tested = view.tested if kind == "unreachable" else reached
+        found_subjects = [(Subject("all"), sorted(bad))] * bool(bad) if kind == "crossed" else explain(bad, tested)
+        for subject, ways in found_subjects:
             samples = [by_way[way] for way in ways]
             text, remedy = _TEXTS[kind](_Words(view, subject, ways), samples)
             found.append(Finding(kind, text, remedy, asdict(subject), ways))
@@ -202,6 +205,39 @@ def _ecn(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
     )
 
 
+def _links(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
+    worst = max(samples, key=lambda each: sum(flow.lost for flow in links.lossy(each.flows)))
+    bad = links.lossy(worst.flows)
+    share = sum(flow.lost for flow in bad) / sum(flow.sent for flow in bad)
+    others = [flow for flow in worst.flows if flow not in bad]
+    rest = sum(flow.lost for flow in others) / sum(flow.sent for flow in others) if others else 0.0
+    routes = {flow.route[0] for flow in bad if flow.route} - {flow.route[0] for flow in others if flow.route}
+    through = f", all through {joined(sorted(routes))}" if len(routes) == 1 else ""
+    return (
+        f"{words.name}: {len(bad)} of {len(worst.flows)} source ports lose {share:.1%} of their packets{through}, the "
+        f"others {rest:.1%}: one of several parallel links loses packets"
+    ), (
+        f"look at the parallel links (ECMP, bonds) of {words.link}: a bad one hits some connections only. With "
+        "COMMLAYER_PORTS=4 commlayer has paths over several links and prefers the good ones"
+    )
+
+
+def _crossed(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
+    crossed = [each.crossed for each in samples if each.crossed]
+    rate, alone = (statistics.median(each.rate_bps for each in some) for some in (crossed, samples))
+    full = statistics.median(each.rtt_us[1] for each in crossed)
+    measured = sum(each.crossed is not None for each in words.view.samples)
+    hosts = words.view.hosts
+    ends = joined([f"{hosts[each.way.source]} to {hosts[each.way.target]}" for each in samples], _NAMED_MAX)
+    return (
+        f"while all hosts send at once, {len(samples)} of {measured} directions carry {rate_text(rate)}, "
+        f"{alone / rate:.1f} times less than alone ({rate_text(alone)}), with round trips of {time_text(full)}: {ends}"
+    ), (
+        "they share links: the uplinks of their switches, or links that are half-duplex. Collectives send like that: "
+        "let neighbouring ranks be hosts of one switch, or send fewer bytes (Policy(codec=...))"
+    )
+
+
 _TEXTS: dict[str, Callable[[_Words, Sequence[Sample]], tuple[str, str]]] = {
     "unreachable": _unreachable,
     "rate": _rate,
@@ -211,4 +247,6 @@ _TEXTS: dict[str, Callable[[_Words, Sequence[Sample]], tuple[str, str]]] = {
     "mtu": _mtu,
     "dscp": _dscp,
     "ecn": _ecn,
+    "links": _links,
+    "crossed": _crossed,
 }

@@ -32,24 +32,30 @@ def draw(hosts: Sequence[Host], samples: Sequence[Sample], path: Path) -> None:
     panels = figure.subplots(len(networks), 2, squeeze=False)
     for network, (left, right) in zip(networks, panels, strict=True):
         group = [sample for sample in samples if sample.network == network]
-        _panel(left, hosts, group, lambda each: each.rate_bps / 1e6, f"Mbit/s, {network}", "viridis")
-        _panel(right, hosts, group, lambda each: 100 * each.loss, f"loss in %, {network}", "Reds")
+        rates = cells(len(hosts), group, lambda each: each.rate_bps / 1e6, min)
+        _panel(left, hosts, rates, f"Mbit/s, {network}", "viridis")
+        losses = cells(len(hosts), group, lambda each: 100 * each.loss, max)
+        _panel(right, hosts, losses, f"loss in %, {network}", "Reds")
     figure.savefig(path, dpi=100, format="png")
 
 
-def _panel(
-    axes: Any,
-    hosts: Sequence[Host],
+def cells(
+    hosts: int,
     samples: Sequence[Sample],
     value: Callable[[Sample], float],
-    title: str,
-    colors: str,
-) -> None:
-    cells = [[math.nan] * len(hosts) for _ in hosts]
+    worse: Callable[[float, float], float],
+) -> list[list[float]]:
+    """The values from the row's host to the column's, of several paths the worst; NaN: not measured, or no answer."""
+    found = [[math.nan] * hosts for _ in range(hosts)]
     for sample in samples:
         if sample.is_reached:
-            cells[sample.way.source][sample.way.target] = value(sample)
-    image = axes.imshow(cells, cmap=colors, vmin=0)
+            row, column, number = found[sample.way.source], sample.way.target, value(sample)
+            row[column] = number if math.isnan(row[column]) else worse(row[column], number)
+    return found
+
+
+def _panel(axes: Any, hosts: Sequence[Host], values: Sequence[Sequence[float]], title: str, colors: str) -> None:
+    image = axes.imshow(values, cmap=colors, vmin=0)
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
     names = [host.name for host in hosts]
     axes.set_xticks(range(len(hosts)), names, rotation=90)
@@ -58,7 +64,7 @@ def _panel(
     axes.set_ylabel("from")
     axes.set_title(title)
     if len(hosts) <= 12:
-        for row, line in enumerate(cells):
+        for row, line in enumerate(values):
             for column, number in enumerate(line):
                 if not math.isnan(number):
                     axes.text(

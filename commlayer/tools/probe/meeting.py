@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -18,13 +20,16 @@ from ...config import Config
 from ...transport import interfaces, native
 from .facts import host_facts
 from .packets import COOKIE_BYTES, Port, own_limit_bps
-from .path import measure
+from .path import CROSSED, measure
 from .responder import Responder
 from .sample import Sample
 
 JOIN_S = 120.0
 """Seconds in which all ranks must have started."""
-_LEAVE_S = 5.0
+_LEAVE_S = 15.0
+_POLL_S = 0.02
+_LAST_S = 1.0
+"""The shortest wait for a result at the end of a round."""
 
 Task = dict[str, Any]
 """`driver` and `responder`, by index of the host, and `paths`; see `plan.py`."""
@@ -68,6 +73,9 @@ class Meeting:
         self._trains = 0
         self._ports: list[Port] = []
         self._numbers: dict[int, int] = {}
+        self._cookie = b""
+        self._port_range: Sequence[int] = ()
+        self._others: dict[tuple[int, int], list[Port]] = {}
         try:
             self.hosts = self._join()  # opens the ports
         except dist.DistError as error:
@@ -86,8 +94,9 @@ class Meeting:
 
     def close(self) -> None:
         """Closes the sockets."""
-        for port in self._ports:
-            port.close()
+        for ports in (self._ports, *self._others.values()):
+            for port in ports:
+                port.close()
 
     # ---- joining
 
@@ -113,13 +122,14 @@ class Meeting:
 
     def _open(self) -> dict[str, Any]:
         """Opens a socket on each interface of this host. Returns the description of the host, or an error."""
-        cookie = bytes.fromhex(self._get("cookie", JOIN_S))
+        self._cookie = bytes.fromhex(self._get("cookie", JOIN_S))
         try:
             config = Config.from_environment()
+            self._port_range = config.port_range
             used = interfaces.choose(config, native.interfaces()).used
             nics = [nic for nic in used if not nic["loopback"]]
             for nic in nics:
-                self._ports.append(Port(nic["address"], cookie, config.port_range))
+                self._ports.append(Port(nic["address"], self._cookie, config.port_range))
                 nic["port"] = self._ports[-1].number
         except (ValueError, OSError) as error:
             return {"error": str(error)}
@@ -130,17 +140,17 @@ class Meeting:
     def lead(self, tasks: Sequence[Task], seconds: float) -> list[Sample]:
         """Has the hosts do these tasks at the same time; each host may be in one of them. Raises MeetingError if a host
         has not ended after `seconds`."""
-        self._put(f"round/{self._rounds}", list(tasks))
-        self._take_part(tasks)
+        self._put(f"round/{self._rounds}", {"tasks": list(tasks), "seconds": seconds})
+        end = time.monotonic() + seconds
+        self._take_part(tasks, seconds)
         samples = []
         for task in tasks:
-            name = self.hosts[task["driver"]].name
             try:
-                tables = self._get(self._result(task), seconds)
+                tables = self._get(self._result(task), max(end - time.monotonic(), _LAST_S))
             except dist.DistError as error:
-                raise MeetingError(f"{name} sent no result within {seconds:.0f} s; see its output") from error
+                raise self._no_result(task, seconds) from error
             if "error" in tables:
-                raise MeetingError(f"{name}: {tables['error']}")
+                raise MeetingError(f"{self.hosts[task['driver']].name}: {tables['error']}")
             samples += [Sample.from_table(table) for table in tables["samples"]]
         self._rounds += 1
         return samples
@@ -149,13 +159,13 @@ class Meeting:
         """Takes part in the rounds of the leader until it ends the meeting."""
         while True:
             try:
-                tasks = self._get(f"round/{self._rounds}", seconds)
+                found = self._get(f"round/{self._rounds}", seconds)
             except dist.DistError as error:
                 raise MeetingError(f"rank 0 ({self.hosts[0].name}) is gone; see its output") from error
-            if tasks is None:
+            if found is None:
                 self._store.add("left", 1)
                 return
-            self._take_part(tasks)
+            self._take_part(found["tasks"], found["seconds"])
             self._rounds += 1
 
     def end(self) -> None:
@@ -165,24 +175,76 @@ class Meeting:
         while self._store.add("left", 0) < self.size - 1 and time.monotonic() < deadline_s:
             time.sleep(0.01)
 
-    def _take_part(self, tasks: Sequence[Task]) -> None:
-        for task in tasks:
-            if task["driver"] == self.host:
-                self._drive(task)
-            elif task["responder"] == self.host:
-                self._responder.serve(functools.partial(self._has, self._result(task)))
+    def _take_part(self, tasks: Sequence[Task], seconds: float) -> None:
+        """Raises MeetingError if a host that drives this one has not ended after `seconds`."""
+        mine = [task for task in tasks if task["driver"] == self.host]
+        served = [task for task in tasks if task["responder"] == self.host]
+        if mine and served:
+            self._drive_and_serve(mine[0], served, tasks, seconds)
+        elif mine:
+            self._drive(mine[0], tasks, seconds)
+        elif served and not self._responder.serve(functools.partial(self._have_results, served), seconds):
+            raise self._no_result(served[0], seconds)
 
-    def _drive(self, task: Task) -> None:
+    def _drive_and_serve(self, task: Task, served: Sequence[Task], tasks: Sequence[Task], seconds: float) -> None:
+        """Drives from a port of its own, while a thread answers another driver."""
+        ended = threading.Event()
+        deadline_s = time.monotonic() + seconds
+        thread = threading.Thread(target=self._responder.serve, args=(ended.is_set, seconds), daemon=True)
+        thread.start()
+        try:
+            self._drive(task, tasks, seconds)
+            while not self._have_results(served):
+                if time.monotonic() >= deadline_s:
+                    raise self._no_result(served[0], seconds)
+                time.sleep(_POLL_S)
+        finally:
+            ended.set()
+            thread.join()
+
+    def _drive(self, task: Task, tasks: Sequence[Task], seconds: float) -> None:
         samples: list[dict[str, Any]] = []
         try:
-            for about in task["paths"]:
+            for number, about in enumerate(task["paths"]):
                 port = self._ports[about["port"]]
-                sample, self._trains = measure(port, tuple(about["to"]), about, self._trains)
+                flow_ports: Sequence[Port] = ()
+                if CROSSED in about["phases"]:
+                    self._wait_for_all(number, [each for each in tasks if len(each["paths"]) > number], seconds)
+                    own = self._more_ports(about["port"], 1)
+                    if not own:
+                        continue
+                    port = own[0]
+                elif "flows" in about["phases"]:
+                    flow_ports = self._more_ports(about["port"], about["effort"]["flows"])
+                sample, self._trains = measure(port, tuple(about["to"]), about, self._trains, flow_ports)
                 samples.append(sample.table)
         except Exception as error:
             self._put(self._result(task), {"error": f"{type(error).__name__}: {error}"})
             raise
         self._put(self._result(task), {"samples": samples})
+
+    def _more_ports(self, index: int, count: int) -> list[Port]:
+        """`count` ports more on the address of a port, the same in each call; fewer if COMMLAYER_PORT_RANGE has no
+        more."""
+        ports = self._others.setdefault((index, count), [])
+        with contextlib.suppress(ValueError):
+            while len(ports) < count:
+                ports.append(Port(self._ports[index].address, self._cookie, self._port_range, share=count))
+        return ports
+
+    def _wait_for_all(self, number: int, tasks: Sequence[Task], seconds: float) -> None:
+        """Until the drivers of all these tasks have come to their path with this number."""
+        key = f"start/{self._rounds}/{number}"
+        if self._store.add(f"{key}/count", 1) == len(tasks):
+            self._put(key, True)
+        self._get(key, seconds)
+
+    def _have_results(self, tasks: Sequence[Task]) -> bool:
+        return all(self._has(self._result(task)) for task in tasks)
+
+    def _no_result(self, task: Task, seconds: float) -> MeetingError:
+        name = self.hosts[task["driver"]].name
+        return MeetingError(f"{name} sent no result within {seconds:.0f} s; see its output")
 
     def _result(self, task: Task) -> str:
         return f"result/{self._rounds}/{task['driver']}"

@@ -10,12 +10,14 @@ import typer
 from rich.console import Console
 
 from ..bench.sizes import parse_size
+from ..complaint import EXIT_FAILED, complain
 
 
 def probe(
     partners: Annotated[int, typer.Option(help="Hosts that each host is measured with, in larger jobs")] = 8,
     burst: Annotated[str, typer.Option(help="Most bytes of a burst; each path gets two in each direction")] = "8M",
     packets: Annotated[int, typer.Option(help="Packets by which losses are counted, per path and direction")] = 2000,
+    ports: Annotated[int, typer.Option(help="Source ports by which parallel links are looked for; 1: none")] = 8,
     json_path: Annotated[
         Path | None, typer.Option("--json", "-J", help="File for all figures; -: standard output")
     ] = None,
@@ -35,22 +37,24 @@ def probe(
 
     Try it: commlayer emulate uneven3 -- commlayer probe --json probe.json
 
-    Exit status of rank 0: 0 if nothing was found, 3 if something was, 1 on errors. Under torchrun, which takes every
+    Exit status of rank 0: 0 if nothing was found, 3 if something was, 2 on errors. Under torchrun, which takes every
     other status for a crash, findings are 0, too; the file of --json has them.
     """
     from . import command, heat, report
     from . import ssh as remote
-    from .path import Effort
+    from .path import PORTS_MAX, Effort
 
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     out = Console(highlight=False, markup=False)
     try:
-        for name, number, least in (("--partners", partners, 1), ("--packets", packets, 20)):
+        for name, number, least in (("--partners", partners, 1), ("--packets", packets, 20), ("--ports", ports, 1)):
             if number < least:
                 raise ValueError(f"{name} {number}: use at least {least}")
+        if ports > PORTS_MAX:
+            raise ValueError(f"--ports {ports}: use at most {PORTS_MAX}")
         if png_path is not None:
             heat.check()
-        effort = Effort(burst_bytes=parse_size(burst), train_packets=packets)
+        effort = Effort(burst_bytes=parse_size(burst), train_packets=packets, flows=ports)
         spec = command.Spec(partners, effort, json_path, png_path, ("commlayer", *sys.argv[1:]))
         if hosts is None:
             status = command.run(
@@ -58,9 +62,10 @@ def probe(
             )
         else:
             command.check_files(spec)
-            found = remote.run(remote.Remote(hosts.split(","), ssh.split(), python, port), spec)
+            names = [name.strip() for name in hosts.split(",")]
+            found = remote.run(remote.Remote(names, ssh.split(), python, port), spec)
             status = command.write(found, spec, lambda found: report.show(found, out))
     except (ValueError, RuntimeError, OSError) as error:
-        console.print(f"commlayer probe: {error}", style="red")
-        raise typer.Exit(command.EXIT_FAILED) from error
+        complain("probe", error)
+        raise typer.Exit(EXIT_FAILED) from error
     raise typer.Exit(0 if status == command.EXIT_FINDINGS and command.under_torchrun() else status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import select
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...transport.buffers import BUFFER_BYTES
+
 COOKIE_BYTES = 8
 HEADER = struct.Struct(f"!{COOKIE_BYTES}sB3xIIQ")
 """Cookie of the job, kind, run, number, and the sender's wall clock in ns."""
@@ -20,17 +23,23 @@ PONG_BODY = struct.Struct("!BxHI")
 
 PING, PONG, DATA, END, RESULT = range(1, 6)
 
-IP_UDP_HEADER_BYTES = {4: 28, 6: 48}
-BUFFER_BYTES = 8 << 20
-
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SO_TIMESTAMPNS, _SO_RXQ_OVFL = 35, 40
+_IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
+_ERROR_BYTES = 16  # of struct sock_extended_err, which the address of the router follows
+_ICMP = (2, 3)  # origins of an error: ICMP, ICMPv6
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3  # don't fragment, and believe no cached path MTU
 _TIMESPEC = struct.Struct("@ll")
 _INT = struct.Struct("@i")
+_SHORT = struct.Struct("@H")
 _UINT = struct.Struct("@I")
 _ANCILLARY_BYTES = 128
 _LARGEST = 65536
+_LARGEST_SENT = 65000
+_SOL_UDP, _UDP_SEGMENT, _UDP_GRO = 17, 103, 104
+SEGMENTS_MAX = 44
+"""Packets that the kernel takes, or hands over, at once."""
+_DOUBLE_AFTER = 32  # sends without waiting, until twice as many packets leave at once
 _CATCH_UP_S = 0.005  # a sender that was not scheduled may send this much at once
 _READY_S = 0.05
 
@@ -79,7 +88,8 @@ def grow_buffers(sock: socket.socket) -> tuple[int, int]:
 class Port:
     """The socket of one address of this host. Foreign packets, without the job's cookie, are ignored."""
 
-    def __init__(self, address: str, cookie: bytes, port_range: Sequence[int] = ()) -> None:
+    def __init__(self, address: str, cookie: bytes, port_range: Sequence[int] = (), *, share: int = 1) -> None:
+        """share: the number of ports that share the send buffer of one."""
         self.version = 6 if ":" in address else 4
         self.address = address
         self._cookie = cookie
@@ -88,20 +98,24 @@ class Port:
         self._socket = socket.socket(socket.AF_INET6 if self.version == 6 else socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._buffer = bytearray(_LARGEST)
+        self._received: collections.deque[Arrival] = collections.deque()
+        self._segments_max = SEGMENTS_MAX
         try:
-            self._prepare()
+            self._prepare(share)
             self._bind(port_range)
         except BaseException:
             self.close()
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, share: int) -> None:
         # The send buffer stays small: a sender that must wait for the interface notices it.
         kept = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
         grow_buffers(self._socket)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kept)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kept // share)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
+        with contextlib.suppress(OSError):  # an old kernel: packets come one by one
+            self._socket.setsockopt(_SOL_UDP, _UDP_GRO, 1)
         report, discover = socket.IP_RECVTOS, _IP_MTU_DISCOVER
         if self.version == 6:
             report, discover = socket.IPV6_RECVTCLASS, _IPV6_MTU_DISCOVER
@@ -138,9 +152,12 @@ class Port:
         """Sends one packet of at least `size` bytes; one that the host cannot send is lost like any other."""
         self._send_one(self._packet(kind, run, number, body, size), to, [])
 
-    def ping(self, to: Address, number: int, *, size: int = 0, tos: int = 0) -> None:
-        """Sends a ping of at least `size` bytes with this TOS byte."""
+    def ping(self, to: Address, number: int, *, size: int = 0, tos: int = 0, hops: int = 0) -> None:
+        """Sends a ping of at least `size` bytes with this TOS byte, and with `hops`, for so many hops only."""
         control = [(self._level, self._tos_kind, _INT.pack(tos))] if tos else []
+        if hops:
+            kind = socket.IPV6_HOPLIMIT if self.version == 6 else socket.IP_TTL
+            control.append((self._level, kind, _INT.pack(hops)))
         self._send_one(self._packet(PING, 0, number, b"", size), to, control)
 
     def pong(self, ping: Arrival, arrived_ns: int) -> None:
@@ -149,30 +166,54 @@ class Port:
         packet = HEADER.pack(self._cookie, PONG, ping.run, ping.number, ping.sent_ns) + body
         self._send_one(packet, ping.sender, [])
 
-    def blast(self, to: Address, *, run: int, size: int, seconds: float, most: int) -> Sent:
-        """Sends packets of `size` bytes as fast as the interface takes them, `most` at most, for so long."""
-        packet, number, blocked_s = bytearray(size), 0, 0.0
+    def data(self, to: Address, run: int, number: int, size: int) -> None:
+        """Sends one packet of a train."""
+        self._send_one(self._packet(DATA, run, number, b"", size), to, [])
+
+    def blast(
+        self, to: Address, *, run: int, size: int, seconds: float, most: int, first: int = 0, at_once: int = 1
+    ) -> Sent:
+        """Sends packets of `size` bytes, numbered from `first` on, as fast as the interface takes them, `most` at most,
+        for so long. Where it takes them faster than this process sends them one by one, several leave at once: at first
+        `at_once`."""
+        most_at_once = max(1, min(self._segments_max, _LARGEST_SENT // size))
+        packets, number, blocked_s = bytearray(most_at_once * size), first, 0.0
+        at_once, unblocked = min(at_once, most_at_once), 0
         start = time.monotonic()
         end_ns = time.time_ns() + round(seconds * 1e9)
-        while number < most:
+        while number < first + most:
             now_ns = time.time_ns()
             if now_ns >= end_ns:
                 break
-            HEADER.pack_into(packet, 0, self._cookie, DATA, run, number, now_ns)
+            count = min(at_once, first + most - number)
+            for each in range(count):
+                HEADER.pack_into(packets, each * size, self._cookie, DATA, run, number + each, now_ns)
             try:
-                self._socket.sendto(packet, to)
-                number += 1
+                self._send_segments(memoryview(packets)[: count * size], size, to)
+                number += count
+                unblocked += 1
+                if unblocked >= _DOUBLE_AFTER and at_once < most_at_once:
+                    at_once, unblocked = min(2 * at_once, most_at_once), 0
             except BlockingIOError:
                 before = time.monotonic()
                 select.select([], [self], [], _READY_S)
                 blocked_s += time.monotonic() - before
+                at_once, unblocked = max(1, at_once // 2), 0
             except OSError as error:
-                if error.errno != errno.ENOBUFS:  # dropped on this host: a packet filter says EPERM
+                if count > 1:  # the kernel or the interface cannot do it
+                    at_once = most_at_once = self._segments_max = 1
+                elif error.errno != errno.ENOBUFS:  # dropped on this host: a packet filter says EPERM
                     number += 1
-                    continue
-                time.sleep(0.0005)  # the queue of the interface is full
-                blocked_s += 0.0005
-        return Sent(number, time.monotonic() - start, blocked_s)
+                else:
+                    time.sleep(0.0005)  # the queue of the interface is full
+                    blocked_s += 0.0005
+        return Sent(number - first, time.monotonic() - start, blocked_s)
+
+    def _send_segments(self, packets: memoryview, size: int, to: Address) -> None:
+        if len(packets) == size:
+            self._socket.sendto(packets, to)
+        else:
+            self._socket.sendmsg([packets], [(_SOL_UDP, _UDP_SEGMENT, _SHORT.pack(size))], 0, to)
 
     def pace(self, to: Address, *, run: int, size: int, count: int, per_s: float) -> Sent:
         """Sends `count` packets of `size` bytes, evenly spaced."""
@@ -206,33 +247,78 @@ class Port:
 
     def receive(self) -> Arrival | None:
         """The next packet of this job, if there is one."""
-        while True:
+        while not self._received:
             try:
                 size, control, _, sender = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
             except BlockingIOError:
                 return None
             except OSError:  # an ICMP error for an earlier packet
                 continue
-            if size < HEADER.size or self._buffer[:COOKIE_BYTES] != self._cookie:
+            self._take_in(size, control, sender[:2])
+        return self._received.popleft()
+
+    def _take_in(self, size: int, control: list[tuple[int, int, bytes]], sender: Address) -> None:
+        """Keeps the packets of this job among those that the kernel handed over at once."""
+        arrived_ns, tos, dropped, segment = 0, 0, 0, size
+        for level, what, data in control:
+            if level == self._level:
+                tos = data[0]
+            elif level == _SOL_UDP:
+                segment = _INT.unpack(data[: _INT.size])[0]
+            elif what == _SO_TIMESTAMPNS:
+                seconds, nanoseconds = _TIMESPEC.unpack(data[: _TIMESPEC.size])
+                arrived_ns = seconds * 1_000_000_000 + nanoseconds
+            elif what == _SO_RXQ_OVFL:
+                dropped = _UINT.unpack(data[: _UINT.size])[0]
+        arrived_ns = arrived_ns or time.time_ns()
+        buffer, cookie = self._buffer, self._cookie
+        for start in range(0, size, segment or 1):
+            end = min(start + segment, size)
+            if end - start < HEADER.size:
                 continue
-            _, kind, run, number, sent_ns = HEADER.unpack_from(self._buffer)
-            arrived_ns, tos, dropped = 0, 0, 0
-            for level, what, data in control:
-                if level == self._level:
-                    tos = data[0]
-                elif what == _SO_TIMESTAMPNS:
-                    seconds, nanoseconds = _TIMESPEC.unpack(data[: _TIMESPEC.size])
-                    arrived_ns = seconds * 1_000_000_000 + nanoseconds
-                elif what == _SO_RXQ_OVFL:
-                    dropped = _UINT.unpack(data[: _UINT.size])[0]
-            body = b"" if kind == DATA else bytes(self._buffer[HEADER.size : size])
-            return Arrival(
-                kind, run, number, sent_ns, arrived_ns or time.time_ns(), tos, dropped, size, sender[:2], body
+            claimed, kind, run, number, sent_ns = HEADER.unpack_from(buffer, start)
+            if claimed != cookie:
+                continue
+            body = b"" if kind == DATA else bytes(buffer[start + HEADER.size : end])
+            self._received.append(
+                Arrival(kind, run, number, sent_ns, arrived_ns, tos, dropped, end - start, sender, body)
             )
+
+    def hear_errors(self, wanted: bool) -> None:
+        """Whether the kernel keeps ICMP errors for `next_error`."""
+        kind = _IPV6_RECVERR if self.version == 6 else _IP_RECVERR
+        self._socket.setsockopt(self._level, kind, int(wanted))
+        while not wanted and self.next_error() is not None:
+            pass
+
+    def next_error(self) -> str | None:
+        """The address of the router that reported the next ICMP error; None if there is no error."""
+        while True:
+            try:
+                control = self._socket.recvmsg(0, 512, _MSG_ERRQUEUE)[1]
+            except OSError:
+                return None
+            for level, _, data in control:
+                if level != self._level or len(data) < _ERROR_BYTES + 8 or data[4] not in _ICMP:
+                    continue
+                if self.version == 6:
+                    return socket.inet_ntop(socket.AF_INET6, data[_ERROR_BYTES + 8 : _ERROR_BYTES + 24])
+                return socket.inet_ntop(socket.AF_INET, data[_ERROR_BYTES + 4 : _ERROR_BYTES + 8])
 
     def wait(self, seconds: float) -> bool:
         """Waits until there is something to receive. Returns whether there is."""
-        return bool(select.select([self], [], [], max(0.0, seconds))[0])
+        return bool(wait_for([self], seconds))
+
+    @property
+    def has_received(self) -> bool:
+        """Whether `receive` has a packet without asking the kernel."""
+        return bool(self._received)
+
+
+def wait_for(ports: Sequence[Port], seconds: float) -> list[Port]:
+    """Waits until some of the ports have something to receive; returns these."""
+    found = [port for port in ports if port.has_received]
+    return found or select.select(ports, [], [], max(0.0, seconds))[0]
 
 
 def own_limit_bps(seconds: float = 0.1) -> float:
@@ -240,7 +326,7 @@ def own_limit_bps(seconds: float = 0.1) -> float:
     loopback. Sender and receiver of a path are two processes, so the slower half counts."""
     port = Port("127.0.0.1", b"loopback")
     try:
-        size, batch = 1472, 64
+        size, batch = 1472, 512
         to = (port.address, port.number)
         best, end = 0.0, time.monotonic() + seconds
         while time.monotonic() < end:

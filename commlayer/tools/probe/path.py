@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .packets import END, IP_UDP_HEADER_BYTES, PONG, RESULT, Address, Port, Sent
+from ...transport.interfaces import IP_UDP_HEADER_BYTES
+from .account import PATIENCE_S, SPACE_S, accounts
+from .flow import FlowMeasurement
+from .packets import PONG, SEGMENTS_MAX, Address, Port, Sent
 from .responder import read_pong
-from .sample import Sample, Way
+from .sample import Crossed, Sample, Way
 from .train import Summary, percentile
 
 DSCP = (46, 34, 26, 18, 8)
@@ -18,12 +20,14 @@ DSCP = (46, 34, 26, 18, 8)
 ECN = (2, 3)
 """ECT(0) and CE."""
 
-PHASES = ("reach", "rtt", "tos", "mtu", "rate", "loss")
+PHASES = ("reach", "rtt", "tos", "mtu", "rate", "loss", "flows")
+CROSSED = "crossed"
+"""A further phase, which all hosts do at once."""
 
 MTU_LEAST = 576
-_PATIENCE_S = 1.5
+PORTS_MAX = 32
+"""Of `Effort.flows`."""
 _TRIES = 8
-_SPACE_S = 0.025  # between tries: longer than a burst of losses
 _PINGS = 100
 _PING_SPACE_S = 0.001
 _SHARE = 0.3  # of the measured rate, for the steady train: no queue grows
@@ -33,6 +37,8 @@ _BURST_PACKETS = 600  # in a burst, if it is not too long
 _BURST_LIMIT_S = 1.0
 _TRAIN_LIMIT_S = 2.0
 _BLOCKED_SHARE = 0.1
+_CROSSED_S = 0.8
+_BUSY_SHARE = 0.97  # of the CPU: then the rate says nothing about the network
 _SLOWER = 0.8
 
 
@@ -45,16 +51,30 @@ class Effort:
     bursts: int = 2
     train_packets: int = 2000
     """Packets by which losses are counted; fewer on slow paths."""
+    flows: int = 8
+    """Source ports by which parallel links are looked for; 1: they are not."""
 
     @property
     def bytes(self) -> int:
         """The most bytes that a path gets in one direction."""
-        return self.bursts * self.burst_bytes + self.train_packets * 1500 + 300_000
+        trains = 2 if self.flows > 1 else 1
+        return (self.bursts + trains - 1) * self.burst_bytes + trains * self.train_packets * 1500 + 300_000
+
+    @property
+    def crossed_bytes(self) -> int:
+        """The most bytes that a path gets while all hosts send at once."""
+        return 2 * self.burst_bytes
 
     @property
     def seconds(self) -> float:
         """About how long a path takes in one direction."""
-        return self.bursts * (self.burst_s + 0.1) + self.train_packets / _TRAIN_PER_S + 0.3
+        one = self.burst_s + 0.1 + self.train_packets / _TRAIN_PER_S
+        return one + (self.bursts - 1) * (self.burst_s + 0.1) + 0.3 + (one + 0.3 if self.flows > 1 else 0.0)
+
+    @property
+    def crossed_seconds(self) -> float:
+        """About how long a path takes while all hosts send at once."""
+        return _CROSSED_S + 0.3
 
 
 @dataclass
@@ -67,6 +87,8 @@ class Measurement:
     effort: Effort
     run: int
     """Number of the first train; the others follow."""
+    flow_ports: Sequence[Port] = ()
+    """Further ports of the same address, for flows."""
     _pings: int = 0
     _rtt_s: float = 0.0
     _loaded: list[Summary] = field(default_factory=list)
@@ -76,7 +98,7 @@ class Measurement:
         sample = self.sample
         sample.is_reached = self._reach()
         if sample.is_reached:
-            for phase in PHASES[1:]:
+            for phase in (*PHASES[1:], CROSSED):
                 if phase in phases:
                     getattr(self, f"_measure_{phase}")()
         return sample
@@ -84,7 +106,7 @@ class Measurement:
     # ---- pings
 
     def _reach(self) -> bool:
-        answers = self._ask({0: {}}, tries=round(_PATIENCE_S / _SPACE_S))
+        answers = self._ask({0: {}}, tries=round(PATIENCE_S / SPACE_S))
         return bool(answers)
 
     def _ask(self, questions: dict[int, dict[str, int]], tries: int = _TRIES) -> dict[int, tuple[int, int]]:
@@ -98,7 +120,7 @@ class Measurement:
                     self._pings += 1
                     numbers[self._pings] = question
                     self.port.ping(self.to, self._pings, **options)
-            end = time.monotonic() + _SPACE_S + 1.5 * self._rtt_s
+            end = time.monotonic() + SPACE_S + 1.5 * self._rtt_s
             while len(answers) < len(questions) and self.port.wait(end - time.monotonic()):
                 arrival = self.port.receive()
                 if arrival is not None and arrival.kind == PONG and arrival.number in numbers:
@@ -121,7 +143,7 @@ class Measurement:
                 self.port.ping(self.to, first + sent, size=_SMALLEST)
                 sent += 1
                 due = max(due + _PING_SPACE_S, now)
-                end = now + _SPACE_S + 2 * self._rtt_s
+                end = now + SPACE_S + 2 * self._rtt_s
             if not self.port.wait((due if sent < _PINGS else end) - now):
                 continue
             arrival, read_ns = self.port.receive(), time.time_ns()
@@ -179,13 +201,9 @@ class Measurement:
             self.sample.loaded_rtt_us = [idle_us + last.queue_p50_us, idle_us + last.queue_p99_us]
 
     def _measure_loss(self) -> None:
-        rate_bps = _SHARE * self.sample.rate_bps
-        if rate_bps <= 0:
+        if self.sample.rate_bps <= 0:
             return
-        effort, headers = self.effort, 14 + IP_UDP_HEADER_BYTES[self.port.version]
-        size = min(self._payload_bytes(), max(_SMALLEST, int(rate_bps / 8 / _TRAIN_PER_S) - headers))
-        per_s = min(_TRAIN_PER_S, rate_bps / 8 / (size + headers))
-        count = max(20, min(effort.train_packets, int(_TRAIN_LIMIT_S * per_s)))
+        count, size, per_s = self._train()
         run = self._next_run()
         summary = self._end(run, self.port.pace(self.to, run=run, size=size, count=count, per_s=per_s))
         if summary is None:
@@ -194,44 +212,82 @@ class Measurement:
         sample.sent, sample.lost, sample.bursts = count, summary.lost, summary.bursts
         sample.reordered, sample.overflowed = summary.reordered, summary.overflowed
 
+    def _measure_flows(self) -> None:
+        if len(self.flow_ports) < 2:
+            return
+        flows = FlowMeasurement(self.flow_ports, self.to, self._rtt_s)
+        flows.measure_routes()
+        flows.measure_rtt()
+        size = self._payload_bytes()
+        if self.sample.rate_bps > 0:
+            wanted_s = _BURST_PACKETS * size * 8 / self.sample.rate_bps
+            seconds = min(max(self.effort.burst_s, wanted_s), _BURST_LIMIT_S)
+            most = self.effort.burst_bytes // size
+            self.sample.flows_rate_bps = flows.measure_rate(self._next_run(), seconds, most, size, self.sample.rate_bps)
+            flows.measure_loss(self._next_run(), *self._train())
+        self.sample.flows = flows.flows
+
+    def _measure_crossed(self) -> None:
+        """A burst while all other hosts send, too."""
+        size = self._payload_bytes()
+        run = self._next_run()
+        before = _cpu_ticks()
+        sent = self.port.blast(self.to, run=run, size=size, seconds=_CROSSED_S, most=self.effort.crossed_bytes // size)
+        after = _cpu_ticks()
+        summary = self._end(run, sent)
+        if summary is None:
+            return
+        busy, ticks = after[0] - before[0], after[1] - before[1]
+        is_waiting = sent.blocked_s > _BLOCKED_SHARE * sent.seconds  # for its interface, and not for a CPU
+        is_own = _is_own_limit(sent, summary, size) or (busy > _BUSY_SHARE * ticks and not is_waiting)
+        idle_us = self.sample.rtt_us[0] if self.sample.rtt_us else 0.0
+        self.sample.crossed = Crossed(
+            summary.rate_bps,
+            is_own,
+            [idle_us + summary.queue_p50_us, idle_us + summary.queue_p99_us],
+            sent.packets,
+            summary.lost,
+        )
+
     def _payload_bytes(self) -> int:
         mtu = self.sample.mtu or self.sample.interface_mtu
         return mtu - IP_UDP_HEADER_BYTES[self.port.version]
+
+    def _train(self) -> tuple[int, int, float]:
+        """Packets, their size and their number per second in a steady train of a part of the measured rate."""
+        rate_bps, headers = _SHARE * self.sample.rate_bps, 14 + IP_UDP_HEADER_BYTES[self.port.version]
+        size = min(self._payload_bytes(), max(_SMALLEST, int(rate_bps / 8 / _TRAIN_PER_S) - headers))
+        per_s = min(_TRAIN_PER_S, rate_bps / 8 / (size + headers))
+        return max(20, min(self.effort.train_packets, int(_TRAIN_LIMIT_S * per_s))), size, per_s
 
     def _next_run(self) -> int:
         self.run += 1
         return self.run
 
     def _end(self, run: int, sent: Sent) -> Summary | None:
-        """Asks for the account of a train; None if there is no answer. Losses count once two answers agree: packets
-        may still be on their way, on a busy machine for long."""
-        last: Summary | None = None
-        for _ in range(round(2 * _PATIENCE_S / _SPACE_S)):
-            time.sleep(_SPACE_S)
-            self.port.send(END, self.to, run=run, number=sent.packets)
-            end = time.monotonic() + _SPACE_S + 1.5 * self._rtt_s
-            while self.port.wait(end - time.monotonic()):
-                arrival = self.port.receive()
-                if arrival is None or arrival.kind != RESULT or arrival.run != run:
-                    continue
-                summary = Summary(**json.loads(arrival.body))
-                if summary.lost == 0 or (last is not None and last.received == summary.received):
-                    return summary
-                last = summary
-                break
-        return last
+        """The receiver's account of a train; None if there is no answer."""
+        return accounts([self.port], self.to, run, [sent.packets], self._rtt_s)[0]
 
 
 def _is_own_limit(sent: Sent, summary: Summary, size: int) -> bool:
     """Whether the network took all that the probe sent: no full interface, no loss, and no queue that stretched it."""
-    if summary.overflowed > 0.01 * sent.packets:
+    if summary.overflowed > 0.01 / SEGMENTS_MAX * sent.packets:  # the kernel counts what it hands over at once as one
         return True
     offered_bps = sent.packets * size * 8 / sent.seconds if sent.seconds > 0 else 0.0
     is_blocked = sent.blocked_s > _BLOCKED_SHARE * sent.seconds
     return not (is_blocked or summary.lost > 0.01 * sent.packets or summary.rate_bps < _SLOWER * offered_bps)
 
 
-def measure(port: Port, to: Address, about: dict[str, Any], run: int) -> tuple[Sample, int]:
+def _cpu_ticks() -> tuple[int, int]:
+    """Ticks in which the CPUs of this machine were busy, and all ticks."""
+    with open("/proc/stat", encoding="ascii") as stat:
+        ticks = [int(each) for each in stat.readline().split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # without idle and waiting for disks
+
+
+def measure(
+    port: Port, to: Address, about: dict[str, Any], run: int, flow_ports: Sequence[Port] = ()
+) -> tuple[Sample, int]:
     """Measures a path as `plan.py` describes it. Returns the sample and the last train's number."""
     sample = Sample(
         Way(*about["way"]),
@@ -239,6 +295,7 @@ def measure(port: Port, to: Address, about: dict[str, Any], run: int) -> tuple[S
         interface_mtu=about["interface_mtu"],
         mtu=about["mtu"],
         rate_bps=about["rate_bps"],
+        rtt_us=about["rtt_us"],
     )
-    measurement = Measurement(port, to, sample, Effort(**about["effort"]), run)
+    measurement = Measurement(port, to, sample, Effort(**about["effort"]), run, flow_ports)
     return measurement.measure(about["phases"]), measurement.run

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from .meeting import Host, Task
-from .path import PHASES, Effort
+from .path import CROSSED, PHASES, Effort
 from .sample import Sample, Way
 from .schedule import pairs, paths, rounds
 
@@ -17,8 +17,10 @@ _AGAIN = {
     "loss": ("loss",),
     "reordering": ("loss",),
     "rtt": ("rtt",),
+    "links": ("flows",),
 }
 """The phases that measure a kind of defect. The others have been tried several times already."""
+_MORE_OF_FLOWS = 4
 _ALONE_MAX = 24  # tasks that are done when nothing else goes on
 
 
@@ -52,7 +54,9 @@ class Plan:
             task["paths"] = [about for about in task["paths"] if Way(*about["way"]) in phases]
             for about in task["paths"]:
                 way = Way(*about["way"])
-                about |= {"phases": sorted(phases[way]), "rate_bps": known[way].rate_bps, "mtu": known[way].mtu}
+                about |= {"phases": sorted(phases[way]), **_known(known[way])}
+                if "flows" in phases[way]:  # few packets of each flow have told little
+                    about["effort"]["train_packets"] *= _MORE_OF_FLOWS
             tasks[one, other] = task
         alone = [ends for ends, task in tasks.items() if _needs_quiet(task)]
         if len(alone) > _ALONE_MAX:
@@ -60,16 +64,41 @@ class Plan:
         found = [[tasks.pop(ends)] for ends in alone]
         return found + [[tasks[ends] for ends in each] for each in rounds(tasks, len(self.hosts))]
 
+    def crossed(self, samples: Sequence[Sample] | None = None) -> list[list[Task]]:
+        """Rounds in which every host sends at once: to its neighbour, and to the host half of all hosts away.
+
+        Only paths of `samples` that answered take part; None: all of the first pass.
+        """
+        reached = None if samples is None else {each.way: each for each in samples if each.is_reached}
+        measured = pairs(len(self.hosts), self.partners)
+        found = []
+        for distance in dict.fromkeys((1, len(self.hosts) // 2)):
+            tasks = []
+            for host in range(len(self.hosts)):
+                other = (host + distance) % len(self.hosts)
+                if (min(host, other), max(host, other)) not in measured:
+                    continue
+                task = self._task(host, other)
+                if reached is not None:
+                    task["paths"] = [about for about in task["paths"] if Way(*about["way"]) in reached]
+                for about in task["paths"]:
+                    about |= {"phases": [CROSSED], **(_known(reached[Way(*about["way"])]) if reached else {})}
+                tasks += [task] * bool(task["paths"])
+            found.append(tasks)
+        return [tasks for tasks in found if tasks]
+
     def seconds(self, tasks: Sequence[Task]) -> float:
         """About how long a round takes."""
-        return max(len(task["paths"]) for task in tasks) * self.effort.seconds + 0.1
+        each_s = self.effort.crossed_seconds if is_crossed(tasks[0]) else self.effort.seconds
+        return max(len(task["paths"]) for task in tasks) * each_s + 0.1
 
     def bytes(self, passes: Sequence[Sequence[Task]]) -> tuple[int, int]:
         """The most bytes that all hosts send, and that one sends, in these rounds."""
         by_host: dict[int, int] = {}
         for tasks in passes:
             for task in tasks:
-                size = sum(Effort(**about["effort"]).bytes for about in task["paths"])
+                efforts = [Effort(**about["effort"]) for about in task["paths"]]
+                size = sum(each.crossed_bytes if is_crossed(task) else each.bytes for each in efforts)
                 by_host[task["driver"]] = by_host.get(task["driver"], 0) + size
         return sum(by_host.values()), max(by_host.values(), default=0)
 
@@ -86,6 +115,7 @@ class Plan:
                     "interface_mtu": min(mine["mtu"], theirs["mtu"]),
                     "mtu": 0,
                     "rate_bps": 0.0,
+                    "rtt_us": [],
                     "phases": list(PHASES),
                     "effort": dataclasses.asdict(self._effort(driver, mine["ifname"])),
                 }
@@ -99,6 +129,16 @@ class Plan:
             return self.effort
         most = int(speed * 1e6 / 8 * self.effort.burst_s * 1.25)
         return dataclasses.replace(self.effort, burst_bytes=min(self.effort.burst_bytes, max(most, 100_000)))
+
+
+def is_crossed(task: Task) -> bool:
+    """Whether the task belongs to a round in which all hosts send at once."""
+    return any(CROSSED in about["phases"] for about in task["paths"])
+
+
+def _known(sample: Sample) -> dict[str, object]:
+    """The figures of a path that later phases build upon."""
+    return {"rate_bps": sample.rate_bps, "mtu": sample.mtu, "rtt_us": sample.rtt_us}
 
 
 def _needs_quiet(task: Task) -> bool:

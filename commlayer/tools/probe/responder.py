@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import select
 import time
 from collections.abc import Callable, Sequence
 
-from .packets import DATA, END, PING, PONG_BODY, RESULT, Address, Arrival, Port
+from .packets import DATA, END, PING, PONG_BODY, RESULT, Address, Arrival, Port, wait_for
 from .train import Train, summarize
 
 _IDLE_S = 0.03
 _BATCH = 64  # packets of one socket before the others have their turn
-_KEPT_MAX = 8
+_KEPT_MAX = 64
 
 
 class Responder:
@@ -27,12 +26,16 @@ class Responder:
         self._trains: dict[tuple[Address, int], Train] = {}
         self._dropped = dict.fromkeys(range(len(self._ports)), 0)
 
-    def serve(self, is_finished: Callable[[], bool]) -> None:
-        """Answers until `is_finished`, which is asked whenever no packet has come for a while."""
+    def serve(self, is_finished: Callable[[], bool], seconds: float) -> bool:
+        """Answers until `is_finished`, which is asked whenever no packet has come for a while, for so long at most.
+        Returns whether it was finished."""
+        end = time.monotonic() + seconds
         while True:
-            ready, _, _ = select.select(self._ports, [], [], _IDLE_S)
+            ready = wait_for(self._ports, _IDLE_S)
             if not ready and is_finished():
-                return
+                return True
+            if time.monotonic() >= end:
+                return False
             for port in ready:
                 for _ in range(_BATCH):
                     arrival = port.receive()

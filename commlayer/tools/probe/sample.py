@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .flow import Flow
 from .train import gilbert
 
 
@@ -21,6 +22,18 @@ class Way(NamedTuple):
     def back(self) -> Way:
         """The same path in the other direction."""
         return Way(self.target, self.target_nic, self.source, self.source_nic)
+
+
+@dataclass
+class Crossed:
+    """Figures of a path while all hosts send at once."""
+
+    rate_bps: float
+    is_own_limit: bool
+    rtt_us: list[float]
+    """Round trips: p50, p99."""
+    sent: int
+    lost: int
 
 
 @dataclass
@@ -52,6 +65,12 @@ class Sample:
     """DSCP sent: DSCP that arrived; None: no packet with it arrived."""
     ecn: dict[str, int | None] = field(default_factory=dict)
     """The same for the two ECN bits: 2 is ECT(0), 3 is CE."""
+    flows: list[Flow] = field(default_factory=list)
+    """The same path from several source ports; empty: not measured."""
+    flows_rate_bps: float = 0.0
+    """The rate of all source ports at once."""
+    crossed: Crossed | None = None
+    """While all hosts sent at once; None: not measured."""
 
     @property
     def loss(self) -> float:
@@ -74,8 +93,20 @@ class Sample:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.mtu = max(self.mtu, other.mtu)
         self.interface_mtu = other.interface_mtu or self.interface_mtu
+        self._add_flows(other.flows)
+        self.flows_rate_bps = max(self.flows_rate_bps, other.flows_rate_bps)
+        if other.crossed and (self.crossed is None or other.crossed.rate_bps > self.crossed.rate_bps):
+            self.crossed = other.crossed
         for mine, theirs in ((self.dscp, other.dscp), (self.ecn, other.ecn)):
             mine.update({sent: arrived for sent, arrived in theirs.items() if mine.get(sent) != int(sent)})
+
+    def _add_flows(self, others: list[Flow]) -> None:
+        known = {flow.port: flow for flow in self.flows}
+        for flow in others:
+            if flow.port in known:
+                known[flow.port].add(flow)
+            else:
+                self.flows.append(flow)
 
     @property
     def table(self) -> dict[str, Any]:
@@ -95,7 +126,10 @@ class Sample:
         """Inverse of `table`."""
         way = Way(*(table[name] for name in Way._fields))
         names = [each.name for each in dataclasses.fields(cls) if each.name != "way"]
-        return cls(way=way, **{name: table[name] for name in names})
+        values = {name: table[name] for name in names}
+        values["flows"] = [Flow(**flow) for flow in table["flows"]]
+        values["crossed"] = Crossed(**table["crossed"]) if table["crossed"] else None
+        return cls(way=way, **values)
 
 
 def _shorter(one: list[float], other: list[float]) -> list[float]:

@@ -39,7 +39,8 @@ class Remote:
         variables |= {"RANK": str(rank), "WORLD_SIZE": str(len(self.hosts)), "MASTER_PORT": str(self.port)}
         variables["MASTER_ADDR"] = self.hosts[0].rpartition("@")[2]
         options = ["--partners", str(spec.partners), "--burst", str(spec.effort.burst_bytes)]
-        options += ["--packets", str(spec.effort.train_packets), "--json", "-"]
+        options += ["--packets", str(spec.effort.train_packets), "--ports", str(spec.effort.flows)]
+        options += ["--json", "-"]
         words = ["env", *(f"{name}={value}" for name, value in variables.items())]
         words += [self.python, "-m", "commlayer", "probe", *options]
         return [*self.shell, self.hosts[rank], f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {shlex.join(words)}"]

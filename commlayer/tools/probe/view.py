@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from . import links
 from .sample import Sample, Way
 
 SLOW_RATIO = 1.5
@@ -68,9 +69,17 @@ def suspects(view: View, *, is_loose: bool = False) -> dict[str, set[Way]]:
         "mtu": lambda each: 0 < each.mtu < each.interface_mtu,
         "dscp": lambda each: _is_changed(each.dscp),
         "ecn": lambda each: any(arrived not in (int(sent), 3) for sent, arrived in each.ecn.items()),
+        "links": lambda each: bool(links.lossy(each.flows, is_loose=is_loose)),
+        "crossed": lambda each: _is_shared(each, ratio),
     }
     found = {kind: {each.way for each in reached if test(each)} for kind, test in tests.items()}
     return {"unreachable": {each.way for each in view.samples if not each.is_reached}, **found}
+
+
+def _is_shared(sample: Sample, ratio: float) -> bool:
+    """Whether the path is much slower while all hosts send at once."""
+    crossed = sample.crossed
+    return crossed is not None and not crossed.is_own_limit and crossed.rate_bps * ratio < sample.rate_bps
 
 
 def _is_changed(arrivals: dict[str, int | None]) -> bool:
