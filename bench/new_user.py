@@ -104,7 +104,7 @@ TRIALS = [
         ENDED,
         commands=both("ip link set eth1 up", "ip addr flush dev eth1", "ip addr add 10.0.2.15/24 dev eth1"),
     ),
-    Trial("slow-link", r"finds slow links", commands=SLOW, environ=INFO, steps=20, limit_s=150),
+    Trial("slow-link", r"on hostb: end: .* filled the link for", commands=SLOW, environ=INFO, steps=20, limit_s=150),
     Trial("slow-link-probe", r"from hostb to hosta carries", commands=SLOW, command="probe"),
     Trial("check", r"no rank computes much slower", command="check"),
     Trial("slow-rank", r"slowest peer: rank 3", bug="slow", environ=INFO),

@@ -4,6 +4,7 @@
     python -m bench.overlap --ddp --rounds 9          more rounds
     python -m bench.overlap --ddp --slower 2          half the link rate, twice the time per layer: half the CPU share
     python -m bench.overlap --ddp --short             one round of few steps; keeps nothing
+    python -m bench.overlap --trace out.json          a step of `overlap`, beside the model's; keeps nothing
     python -m bench.overlap --table                   only the table of the kept results
 
 The accelerator is a sleep: every layer sleeps in its forward pass and twice as long in its backward pass. Collectives
@@ -11,81 +12,59 @@ are real, between emulated hosts. The layers are as large as makes an ideal tran
 forward and backward. The systems run in turns; each round begins with another one. First, each stock DDP is tuned by
 its bucket size, and gloo by TCP's congestion control.
 
-Two systems have the hooks of `overlap` on a network that sends in order: on commlayer with one class, and on gloo.
+Two systems have the hooks of `overlap` on a network that sends in order: on commlayer with one class, and on gloo. Two
+more reduce as DeAR does (`bench/dear.py`), in order as well. `bench/ddp_model.py` predicts all steps, from costs that
+are measured first. `bench/data_parallel.py` has the systems.
 
 Two cores run four hosts, so what this measures is order, moments of launch and waits. It prints the busy share of the
-machine's CPU beside each row, and a row above 25 % is void. Writes bench/results/overlap.json and the table of
-docs/overlap.md.
+machine's CPU beside each row, and a row above 25 % is void. Writes bench/results/overlap.json, the table of
+docs/overlap.md and docs/overlap_ddp.svg.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
-
-import commlayer
-from bench import turns
+from bench import ddp_model, turns
+from bench.bars import Bar, draw
+from bench.data_parallel import (
+    COSTS,
+    COSTS_GLOO,
+    DEAR,
+    DEAR_GLOO,
+    FIFO,
+    FORWARD_S,
+    GLOO,
+    HOOKS,
+    LAYERS,
+    ON_GLOO,
+    OURS,
+    STEPS,
+    STOCK,
+    SYSTEMS,
+    Job,
+    measure_costs,
+    train,
+)
 from bench.page import write_between
-from bench.turns import PAGE, ROOT, Accelerator, Log, by_system, in_turns, slowed, spread, step_s
-from commlayer.frontend import overlap_ddp
-from commlayer.frontend.overlap_ddp import DdpOverlap
+from bench.turns import PAGE, ROOT, Log, by_system, in_turns, slowed, spread, step_s
+from commlayer.scheduler.trace import write_trace
 from commlayer.tools.bench import machine
-from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap.json"
+PICTURE = ROOT / "docs/overlap_ddp.svg"
 SCENARIO = "overlap"
+ROUNDS = 6
 
-LAYERS = 8
-FORWARD_S = 0.025
-"""Of a layer, on links that are not slowed down; its backward pass takes twice as long."""
-WARM_UP_STEPS, STEPS, ROUNDS = 3, 8, 6
-
-GLOO, STOCK, OURS = "DDP, gloo", "DDP, commlayer", "overlap"
-HOOKS, FIFO = "overlap's hooks, gloo", "overlap, one class"
-SYSTEMS = (GLOO, STOCK, HOOKS, FIFO, OURS)
-TARGETS = {GLOO: (1.20, 1.25), STOCK: (1.20, 1.25), HOOKS: (1.10, None), FIFO: (1.10, None)}
-"""Of a system's step over ours: target, and the limit of an ideal network."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One run of one system."""
-
-    system: str
-    layers_per_bucket: int = 1
-    tcp_cc: str | None = None
-    steps: int = STEPS
-    forward_s: float = FORWARD_S
-
-    @property
-    def backend(self) -> str:
-        return "gloo" if self.system in (GLOO, HOOKS) else "commlayer"
-
-
-class Layer(nn.Module):
-    def __init__(self, width: int, forward_s: float) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width, bias=False)
-        self.forward_s = forward_s
-
-    def forward(self, values: Tensor) -> Tensor:
-        computed: Tensor = Accelerator.apply(torch.tanh(self.linear(values)), self.forward_s)  # type: ignore[no-untyped-call]
-        return computed
+TARGETS = {GLOO: 1.20, STOCK: 1.20, HOOKS: 1.10, FIFO: 1.10}
+"""Of a system's step over ours."""
 
 
 def width_of(scenario: Scenario, forward_s: float = FORWARD_S) -> int:
@@ -103,69 +82,22 @@ def ideal_s(job: Job) -> float:
     begins when the backward pass has filled the first bucket. By next use, the front layers' bucket overtakes, and only
     its own time is added to forward and backward.
     """
-    communication = 3 * job.forward_s * LAYERS
-    if job.system == OURS:
-        return communication + 3 * job.forward_s
-    return job.forward_s * LAYERS + 2 * job.forward_s * job.layers_per_bucket + communication
+    return model_s(job, ddp_model.ideal(LAYERS, job.forward_s))
+
+
+def model_s(job: Job, costs: ddp_model.Costs) -> float:
+    """Seconds of a step, from these costs."""
+    return ddp_model.predict(SYSTEMS[job.system], LAYERS, job.layers_per_bucket, costs).step_s
 
 
 def serve(request: Path, written: Path) -> None:
     """On each rank: runs the jobs."""
-    turns.serve(
-        request, written, lambda job: Job(**job).backend, lambda job, content: train(Job(**job), content["width"])
-    )
 
+    def run(given: Log, content: Log) -> Log:
+        job = Job(**given)
+        return (measure_costs if job.system in (COSTS, COSTS_GLOO) else train)(job, content["width"])
 
-def reduce_on_gloo(buffer: Tensor, *_: Any, **__: Any) -> Future[Tensor]:
-    """Averages a bucket as `overlap` does it, in an all-reduce of gloo. In the place of `reduce_bucket`."""
-    work = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
-    assert work is not None
-    future: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-    return future
-
-
-@contextlib.contextmanager
-def hooks_of(
-    system: str, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
-) -> Iterator[DdpOverlap | None]:
-    """Within it, gradients travel as the system has it."""
-    if system not in (OURS, FIFO, HOOKS):
-        yield None
-        return
-    on_gloo = mock.patch.object(overlap_ddp, "reduce_bucket", reduce_on_gloo)
-    with on_gloo if system == HOOKS else contextlib.nullcontext():
-        handle = commlayer.overlap(model, optimizer)
-        handle.by_next_use = system == OURS
-        yield handle
-        handle.remove()
-
-
-def train(job: Job, width: int) -> Log:
-    """Seconds of each step, the busy share of the machine's CPU, and the part of it that such ranks charge."""
-    torch.manual_seed(1)
-    layer_mb = 4 * width * width / (1 << 20)
-    model = DistributedDataParallel(
-        nn.Sequential(*(Layer(width, job.forward_s) for _ in range(LAYERS))),
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=layer_mb * (job.layers_per_bucket - 0.1),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    inputs = torch.randn(2, width)
-    step_s, start_cpu = [], CpuTime.now()
-    with hooks_of(job.system, model, optimizer):
-        dist.barrier()
-        for step in range(WARM_UP_STEPS + job.steps):
-            if step == WARM_UP_STEPS:
-                start_cpu = CpuTime.now()
-            start = time.perf_counter()
-            optimizer.zero_grad()
-            model(inputs).square().mean().backward()
-            optimizer.step()
-            step_s.append(time.perf_counter() - start)
-        cpu = CpuTime.now() - start_cpu
-    timed = step_s[WARM_UP_STEPS:]
-    dist.barrier()
-    return {"step_s": timed, **turns.busy(cpu, sum(timed))}
+    turns.serve(request, written, lambda given: Job(**given).backend, run)
 
 
 def measure(scenario: Scenario, jobs: Sequence[Job], name: str) -> list[Log]:
@@ -178,80 +110,144 @@ def tuned(scenario: Scenario, forward_s: float, *, short: bool) -> tuple[list[Jo
     """The systems, each stock DDP with its best bucket size, gloo with its best TCP; and the logs of the tuning."""
     sizes = (1,) if short else (1, 2, 4)
     ccs = (None,) if short else scenario.tcp_congestion_control
-    steps = 2 if short else 5
+    steps = 2 if short else 3
     jobs = [Job(GLOO, size, cc, steps, forward_s) for size in sizes for cc in ccs]
     jobs += [Job(STOCK, size, None, steps, forward_s) for size in sizes]
-    jobs += [Job(HOOKS, 1, cc, steps, forward_s) for cc in ccs]
+    jobs += [Job(system, 1, cc, steps, forward_s) for system in (DEAR_GLOO, HOOKS) for cc in ccs]
     logs = measure(scenario, jobs, "tuning")
     chosen = []
-    for system in (GLOO, STOCK, HOOKS):
+    for system in (GLOO, STOCK, DEAR_GLOO, HOOKS):
         best = min((log for log in logs if log["job"]["system"] == system), key=step_s)
         chosen.append(dataclasses.replace(Job(**best["job"]), steps=steps if short else STEPS))
-    others = (Job(system, steps=steps if short else STEPS, forward_s=forward_s) for system in (FIFO, OURS))
+    others = (Job(system, steps=steps if short else STEPS, forward_s=forward_s) for system in (DEAR, FIFO, OURS))
     return [*chosen, *others], logs
+
+
+class Measured:
+    """The kept results."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content, self.logs = content, by_system(content["runs"])
+        self.ours = [step_s(log) for log in self.logs[OURS]]
+
+    @property
+    def systems(self) -> list[str]:
+        return [system for system in SYSTEMS if system in self.logs]
+
+    def job(self, system: str) -> Job:
+        return Job(**self.logs[system][0]["job"])
+
+    def steps(self, system: str) -> list[float]:
+        """By round."""
+        return [step_s(log) for log in self.logs[system]]
+
+    def model_s(self, system: str) -> float | None:
+        """The predicted step; None: the costs were not measured."""
+        costs = self.content.get("costs", {}).get("gloo" if system in ON_GLOO else "commlayer")
+        return None if costs is None else model_s(self.job(system), ddp_model.Costs.from_table(costs))
+
+    def error_cell(self, system: str) -> str:
+        """The step over the model's."""
+        predicted_s = self.model_s(system)
+        if predicted_s is None:
+            return ""
+        ratio = statistics.median(self.steps(system)) / predicted_s
+        return f"{ratio:.3f}" + " (**no**)" * (abs(ratio - 1) > ddp_model.ERROR_MAX)
+
+
+def row_of(measured: Measured, system: str) -> str:
+    """A row of the table."""
+    logs, ours, job = measured.logs[system], measured.logs[OURS], measured.job(system)
+    steps, predicted_s = measured.steps(system), measured.model_s(system)
+    ratios = [one / other for one, other in zip(steps, measured.ours, strict=True)]
+    limit, target = ideal_s(job) / ideal_s(measured.job(OURS)), TARGETS.get(system)
+    cells = [
+        system,
+        ", ".join(filter(None, [f"{job.layers_per_bucket} layers per bucket", job.tcp_cc])),
+        spread(steps, 1e3, ".0f"),
+        f"{ideal_s(job) * 1e3:.0f}",
+        "" if predicted_s is None else f"{predicted_s * 1e3:.0f}",
+        measured.error_cell(system),
+        turns.busy_cell(logs),
+        "" if system == OURS else spread(ratios, 1, ".3f"),
+        "" if system == OURS else (f"≥ {target:.2f} " if target else "") + f"(limit {limit:.2f})",
+        "" if target is None else turns.verdict(statistics.median(ratios) >= target, logs, ours),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def table(content: dict[str, Any]) -> str:
     """The page's table, as Markdown: only from the results and the targets."""
-    found = by_system(content["runs"])
-    ours = [step_s(log) for log in found[OURS]]
-    columns = ["system", "configuration", "step (ms)", "model (ms)", "CPU busy", "its step / ours", "target", "reached"]
+    measured = Measured(content)
+    columns = ["system", "configuration", "step (ms)", "ideal (ms)", "model (ms)", "step / model", "CPU busy"]
+    columns += ["its step / ours", "target", "reached"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for system in SYSTEMS:
-        logs = found[system]
-        job, steps = Job(**logs[0]["job"]), [step_s(log) for log in logs]
-        ratios = [one / other for one, other in zip(steps, ours, strict=True)]
-        target, limit = TARGETS.get(system, (None, None))
-        cells = [
-            system,
-            ", ".join(filter(None, [f"{job.layers_per_bucket} layers per bucket", job.tcp_cc])),
-            spread(steps, 1e3, ".0f"),
-            f"{ideal_s(job) * 1e3:.0f}",
-            turns.busy_cell(logs),
-            "" if system == OURS else spread(ratios, 1, ".3f"),
-            "" if target is None else f"≥ {target:.2f}" + (f" (limit {limit:.2f})" if limit else ""),
-            "" if target is None else turns.verdict(statistics.median(ratios) >= target, logs, found[OURS]),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    network, forward_ms = Scenario.from_table(content["network"]), job.forward_s * 1e3
+    lines += [row_of(measured, system) for system in measured.systems]
+    network, forward_ms = Scenario.from_table(content["network"]), measured.job(OURS).forward_s * 1e3
     conditions = (
         f"{LAYERS} equal layers of {content['width']}x{content['width']} values, {forward_ms:g} ms forward and "
-        f"{2 * forward_ms:g} ms backward each, by sleeping. Network: {network}. "
-        f"{turns.about_rounds(len(ours))} CPU: the largest share of any round. "
+        f"{2 * forward_ms:g} ms backward each, by sleeping. Network: {network}. Ideal: without any overhead. Model: "
+        f"from measured costs; **no**: more than {ddp_model.ERROR_MAX:.0%} off. "
+        f"{turns.about_rounds(len(measured.ours))} CPU: the largest share of any round. "
         f"{turns.measured_on(content, 'overlap')}"
     )
     return "\n".join(lines) + "\n\n" + conditions
+
+
+def picture(content: dict[str, Any]) -> None:
+    """Draws the steps, beside the model's."""
+    measured = Measured(content)
+    bars = []
+    for system in measured.systems:
+        steps, job = measured.steps(system), measured.job(system)
+        bars.append(Bar.of(system, steps, measured.model_s(system), ideal_s(job), is_ours=system == OURS))
+    draw({"DDP, communication as long as computation": bars}, PICTURE)
 
 
 def measure_ddp(count: int, slower: float, *, short: bool) -> dict[str, Any]:
     """Tunes and measures, in `count` rounds. Raises RuntimeError if a rank failed."""
     scenario, about = slowed(Scenario.read(SCENARIO), slower), machine.facts()
     jobs, tuning = tuned(scenario, FORWARD_S * slower, short=short)
+    first = [Job(COSTS_GLOO, 1, jobs[0].tcp_cc, 2, FORWARD_S * slower), Job(COSTS, 1, None, 2, FORWARD_S * slower)]
+    of_gloo, of_commlayer, *runs = measure(scenario, [*first, *in_turns(jobs, count)], "runs")
     return {
         "schema": 1,
         "network": scenario.table,
         "width": width_of(scenario, FORWARD_S * slower),
         "tuning": tuning,
-        "runs": measure(scenario, in_turns(jobs, count), "runs"),
+        "costs": {"gloo": of_gloo["costs"], "commlayer": of_commlayer["costs"]},
+        "runs": runs,
         "machine": about,
         "measured": turns.today(),
     }
+
+
+def trace(slower: float, path: Path) -> None:
+    """Writes the last measured step of `overlap` on all ranks, and beside it the model's."""
+    scenario, forward_s = slowed(Scenario.read(SCENARIO), slower), FORWARD_S * slower
+    first, log = measure(scenario, [Job(COSTS, 1, None, 2, forward_s), Job(OURS, 1, None, 2, forward_s, True)], "trace")
+    model = ddp_model.predict(SYSTEMS[OURS], LAYERS, 1, ddp_model.Costs.from_table(first["costs"]))
+    write_trace(path, {"measured": turns.last_step(log), "model": turns.steady_step(model)})
 
 
 def main() -> int:
     """0, or 2 if a run failed."""
     parser = turns.parser(__doc__, ROUNDS)
     parser.add_argument("--ddp", action="store_true", help="measure DDP")
+    turns.add_trace(parser)
     arguments = parser.parse_args()
     if arguments.rank:
         serve(*arguments.rank)
         return 0
-    if not (arguments.ddp or arguments.table):
+    if not (arguments.ddp or arguments.table or arguments.trace):
         parser.error("name a case: --ddp")
     if arguments.table:
         content = json.loads(RESULTS.read_text())
     else:
         try:
+            if arguments.trace:
+                trace(arguments.slower, arguments.trace)
+                return 0
             content = measure_ddp(1 if arguments.short else arguments.rounds, arguments.slower, short=arguments.short)
         except RuntimeError as error:
             print(error, file=sys.stderr)
@@ -259,6 +255,7 @@ def main() -> int:
     if not arguments.short:
         turns.write_results(RESULTS, content)
         write_between(PAGE, ddp=table(content))
+        picture(content)
     print(table(content))
     return 0
 

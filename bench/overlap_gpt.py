@@ -2,23 +2,26 @@
 
     python -m bench.overlap_gpt              everything (about 5 minutes; the links need root)
     python -m bench.overlap_gpt --short      one round of few steps, one codec; keeps nothing
+    python -m bench.overlap_gpt --table      only the table and the picture of the kept results
 
 Four hosts with 100 Mbit/s train the byte-level GPT of bench/training.py. For each codec, DDP with commlayer's hook and
 `commlayer.overlap` run in turns. Computation is real, and the ranks share the cores of this machine. Communication is
-the time that the bytes sent in a step take at the link's rate. Writes bench/results/overlap_gpt.json and the table of
-docs/overlap.md.
+the time that the bytes sent in a step take at the link's rate. Writes bench/results/overlap_gpt.json, the table of
+docs/overlap.md and docs/overlap_gpt.svg.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from bench import turns
+from bench.bars import Bar, draw
 from bench.overlap import SCENARIO
 from bench.page import write_between
 from bench.training import WARM_UP_STEPS, Job, Log, measure
@@ -27,6 +30,7 @@ from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap_gpt.json"
+PICTURE = ROOT / "docs/overlap_gpt.svg"
 CODECS = ("none", "bf16", "int8", "int4-int8")
 ROUNDS, STEPS = 5, 14
 MODEL: dict[str, Any] = {"width": 128, "layers": 5, "batch": 2}
@@ -124,12 +128,35 @@ def table(content: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n" + conditions
 
 
+def keep(content: dict[str, Any]) -> None:
+    """Writes the table and the picture."""
+    write_between(PAGE, gpt=table(content))
+    picture(content)
+
+
+def picture(content: dict[str, Any]) -> None:
+    """Draws the steps, beside the target."""
+    rate = Scenario.from_table(content["network"]).payload_gb_s
+    assert rate is not None
+    bars = []
+    for codec, row in rows(content["runs"]).items():
+        bars.append(Bar.of(f"{codec}, DDP", [*map(step_s, row.plain)]))
+        bars.append(
+            Bar.of(f"{codec}, overlap", [*map(step_s, row.overlapped)], limit_s=row.target_s(rate), is_ours=True)
+        )
+    draw({"a small GPT on CPUs, by codec; beside the target": bars}, PICTURE, limit="target")
+
+
 def main() -> int:
     """0, or 2 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds (default: %(default)s)")
     parser.add_argument("--short", action="store_true", help="one round of few steps, one codec; keeps nothing")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
     arguments = parser.parse_args()
+    if arguments.table:
+        keep(json.loads(RESULTS.read_text()))
+        return 0
     scenario, about = slowed(Scenario.read(SCENARIO), 0.5), machine.facts()
     codecs, rounds, steps = (CODECS[2:3], 1, 6) if arguments.short else (CODECS, arguments.rounds, STEPS)
     jobs = jobs_of(codecs, rounds, steps)
@@ -146,7 +173,7 @@ def main() -> int:
     }
     if not arguments.short:
         turns.write_results(RESULTS, content)
-        write_between(PAGE, gpt=table(content))
+        keep(content)
     print(table(content))
     return 0
 

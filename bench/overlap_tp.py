@@ -1,9 +1,10 @@
 """Step time of tensor parallelism whose all-reduces travel while another part of the batch computes.
 
-    python -m bench.overlap_tp                     everything (about 6 minutes; the links need root)
+    python -m bench.overlap_tp                     everything (about 9 minutes; the links need root)
     python -m bench.overlap_tp --rounds 9          more rounds
     python -m bench.overlap_tp --slower 2          half the link rate, twice the times: half the CPU share
     python -m bench.overlap_tp --short             one round of few steps; keeps nothing
+    python -m bench.overlap_tp --trace out.json    a step of `tp.overlap`; keeps nothing
     python -m bench.overlap_tp --table             only the tables of the kept results
 
 Three cases, measured like bench.overlap: the accelerator is a sleep, the all-reduces are real, between emulated hosts.
@@ -11,8 +12,10 @@ Three cases, measured like bench.overlap: the accelerator is a sleep, the all-re
 - Steps: two ranks, all-reduces as long as the computation. A layer has one all-reduce per direction.
 - Latency: an all-reduce of 64 KB, as in tensor parallelism, while gradients travel over the same links.
 - Mixed: tensor parallelism in pairs of ranks, whose gradients travel between the pairs until the next forward pass.
+  Four ranks compute and communicate, so their links are slower and their layers take longer: else more than a quarter
+  of the CPU would be busy, which makes a row void.
 
-Writes bench/results/overlap_tp.json and tables of docs/overlap.md.
+Writes bench/results/overlap_tp.json, tables of docs/overlap.md and docs/overlap_tp.svg.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,14 +35,17 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import commlayer
 from bench import turns
+from bench.bars import Bar, draw
 from bench.page import write_between
 from bench.tensor_parallel import BATCH, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
 from bench.turns import PAGE, ROOT, Log, busy_cell, by_system, in_turns, slowed, spread, step_s, verdict
+from commlayer.scheduler.trace import write_trace
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap_tp.json"
+PICTURE = ROOT / "docs/overlap_tp.svg"
 SCENARIO = "overlap"
 
 FORWARD_S = 0.06
@@ -59,6 +66,8 @@ IDLE, PRIORITY, ONE_CLASS = "idle links", "gradients in flight", "gradients in f
 P50_TARGET, P99_TARGET = 1.5, 2.0
 """Of `PRIORITY` over `IDLE`."""
 ALONE, MIXED, MIXED_ONE_CLASS = "tensor parallelism alone", "with gradients", "with gradients, one class"
+MIXED_SLOWER = 2.5
+"""Factor of the times of the mixed case; at 2, 24 % of two cores were busy."""
 MIXED_TARGET = 1.10
 """Of `MIXED` over the longer of `ALONE` and all communication."""
 
@@ -71,6 +80,7 @@ class Job:
     steps: int = STEPS
     samples: int = SAMPLES
     forward_s: float = FORWARD_S
+    trace: bool = False
 
 
 # ---- model ----------------------------------------------------------------------------------------------------------
@@ -121,21 +131,16 @@ def train(job: Job, width: int) -> Log:
         values = int(width * BATCH * GRADIENTS / REDUCE)
         gradients = Gradients(layers, mesh.get_group("dp"), values, by_class=job.system == MIXED)
     inputs = torch.randn(BATCH, width)
-    seconds, start_cpu = [], CpuTime.now()
-    dist.barrier()
-    for step in range(WARM_UP_STEPS + job.steps):
-        if step == WARM_UP_STEPS:
-            start_cpu = CpuTime.now()
-        start = time.perf_counter()
+
+    def step() -> None:
         layers.zero_grad()
         layers(inputs.clone().requires_grad_()).square().mean().backward()
-        seconds.append(time.perf_counter() - start)
-    cpu = CpuTime.now() - start_cpu
-    timed = seconds[WARM_UP_STEPS:]
+
+    log = turns.timed(step, WARM_UP_STEPS, job.steps, trace=job.trace)
     if gradients is not None:
         gradients.finish()
     dist.barrier()
-    return {"step_s": timed, **turns.busy(cpu, sum(timed))}
+    return {**log, "spans": turns.spans_of_ranks()} if job.trace else log
 
 
 def sample(job: Job) -> Log:
@@ -184,35 +189,50 @@ def run_job(given: Log, request: Log) -> Log:
 # ---- measurement and tables -----------------------------------------------------------------------------------------
 
 
+def run_jobs(scenario: Scenario, name: str, jobs: Sequence[Job], forward_s: float) -> list[Log]:
+    """Runs the jobs. Raises RuntimeError if a rank failed."""
+    two = dataclasses.replace(scenario, hosts=2)
+    request = {"width": width_of(two, forward_s), "jobs": [dataclasses.asdict(job) for job in jobs]}
+    return turns.measure(scenario, "bench.overlap_tp", request, f"tp-{name}")
+
+
 def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
     """All cases. Raises RuntimeError if a rank failed."""
-    four = slowed(Scenario.read(SCENARIO), slower)
-    two, forward_s = dataclasses.replace(four, hosts=2), FORWARD_S * slower
-    width, about = width_of(two, forward_s), machine.facts()
+    scenario, about = Scenario.read(SCENARIO), machine.facts()
 
-    def runs(scenario: Scenario, name: str, systems: Sequence[str]) -> list[Log]:
+    def runs(hosts: int, factor: float, name: str, systems: Sequence[str]) -> list[Log]:
         jobs = [
             Job(
                 system,
                 1 if short else STEPS,
                 (SAMPLES // 10 if system == ONE_CLASS else SAMPLES) // (10 if short else 1),
-                forward_s,
+                FORWARD_S * factor,
             )
             for system in systems
         ]
-        request = {"width": width, "jobs": [dataclasses.asdict(job) for job in in_turns(jobs, rounds)]}
-        return turns.measure(scenario, "bench.overlap_tp", request, f"tp-{name}")
+        links = dataclasses.replace(slowed(scenario, factor), hosts=hosts)
+        return run_jobs(links, name, in_turns(jobs, rounds), FORWARD_S * factor)
 
+    two = dataclasses.replace(slowed(scenario, slower), hosts=2)
     return {
         "schema": 1,
-        "network": four.table,
-        "width": width,
-        "steps": runs(two, "steps", (SERIAL, WEIGHTS, OURS)),
-        "latency": runs(two, "latency", (IDLE, PRIORITY, ONE_CLASS)),
-        "mixed": runs(four, "mixed", (ALONE, MIXED, MIXED_ONE_CLASS)),
+        "network": slowed(scenario, slower).table,
+        "mixed_network": slowed(scenario, slower * MIXED_SLOWER).table,
+        "width": width_of(two, FORWARD_S * slower),
+        "steps": runs(2, slower, "steps", (SERIAL, WEIGHTS, OURS)),
+        "latency": runs(2, slower, "latency", (IDLE, PRIORITY, ONE_CLASS)),
+        "mixed": runs(4, slower * MIXED_SLOWER, "mixed", (ALONE, MIXED, MIXED_ONE_CLASS)),
         "machine": about,
         "measured": turns.today(),
     }
+
+
+def trace(slower: float, path: Path) -> None:
+    """Writes the last measured step of `tp.overlap` on both ranks."""
+    scenario = dataclasses.replace(slowed(Scenario.read(SCENARIO), slower), hosts=2)
+    forward_s = FORWARD_S * slower
+    (log,) = run_jobs(scenario, "trace", [Job(OURS, 1, forward_s=forward_s, trace=True)], forward_s)
+    write_trace(path, {"measured": turns.last_step(log)})
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -221,8 +241,8 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def conditions(content: dict[str, Any], text: str) -> str:
-    network = Scenario.from_table(content["network"])
+def conditions(content: dict[str, Any], text: str, network_name: str = "network") -> str:
+    network = Scenario.from_table(content.get(network_name, content["network"]))
     rounds = len(by_system(content["steps"])[OURS])
     return (
         f"\n\n{text} Links as in: {network}. {turns.about_rounds(rounds)} CPU: the largest share of any round. "
@@ -295,11 +315,15 @@ def latency_table(content: dict[str, Any]) -> str:
     return table_of(columns, rows) + conditions(content, text)
 
 
+def communication_s(forward_s: float) -> float:
+    """Seconds of all communication of a mixed step on an ideal network."""
+    return LAYERS * (2 * REDUCE + GRADIENTS) * forward_s
+
+
 def mixed_table(content: dict[str, Any]) -> str:
     found = by_system(content["mixed"])
     forward_s = found[ALONE][0]["job"]["forward_s"]
-    communication_s = LAYERS * (2 * REDUCE + GRADIENTS) * forward_s
-    bounds = [max(step_s(log), communication_s) for log in found[ALONE]]
+    bounds = [max(step_s(log), communication_s(forward_s)) for log in found[ALONE]]
     rows = []
     for system in (ALONE, MIXED, MIXED_ONE_CLASS):
         steps = [step_s(log) for log in found[system]]
@@ -315,17 +339,37 @@ def mixed_table(content: dict[str, Any]) -> str:
             ]
         )
     text = (
-        f"Two pairs of tensor-parallel ranks. All communication of a step takes {communication_s * 1e3:.0f} ms on an "
-        f"ideal network, the gradients {LAYERS * GRADIENTS * forward_s * 1e3:.0f} ms of it; the bound is that, or the "
-        f"step without gradients, whichever is longer."
+        f"Two pairs of tensor-parallel ranks, layers of {forward_s * 1e3:g} ms. All communication of a step takes "
+        f"{communication_s(forward_s) * 1e3:.0f} ms on an ideal network, the gradients "
+        f"{LAYERS * GRADIENTS * forward_s * 1e3:.0f} ms of it; the bound is that, or the step without gradients, "
+        f"whichever is longer."
     )
     columns = ["system", "step (ms)", "CPU busy", "step / bound", "target"]
-    return table_of(columns, rows) + conditions(content, text)
+    return table_of(columns, rows) + conditions(content, text, "mixed_network")
+
+
+def picture(content: dict[str, Any]) -> None:
+    """Draws the steps, beside the model's and the bound."""
+    steps, mixed = by_system(content["steps"]), by_system(content["mixed"])
+    model = {name: ideal_s(name, logs[0]["job"]["forward_s"]) for name, logs in steps.items()}
+    bound = max(statistics.median(map(step_s, mixed[ALONE])), communication_s(mixed[ALONE][0]["job"]["forward_s"]))
+    cases = {
+        "tensor parallelism, communication as long as computation": [
+            Bar.of(name, [*map(step_s, logs)], limit_s=model[name], is_ours=name == OURS)
+            for name, logs in steps.items()
+        ],
+        "tensor and data parallelism in one step, beside the bound": [
+            Bar.of(name, [*map(step_s, mixed[name])], limit_s=bound, is_ours=name == MIXED)
+            for name in (ALONE, MIXED, MIXED_ONE_CLASS)
+        ],
+    }
+    draw(cases, PICTURE, limit="ideal network, bound")
 
 
 def main() -> int:
     """0, or 2 if a run failed."""
     parser = turns.parser(__doc__, ROUNDS)
+    turns.add_trace(parser)
     arguments = parser.parse_args()
     if arguments.rank:
         request, written = arguments.rank
@@ -335,6 +379,9 @@ def main() -> int:
         content = json.loads(RESULTS.read_text())
     else:
         try:
+            if arguments.trace:
+                trace(arguments.slower, arguments.trace)
+                return 0
             content = measure(1 if arguments.short else arguments.rounds, arguments.slower, short=arguments.short)
         except RuntimeError as error:
             print(error, file=sys.stderr)
@@ -343,6 +390,7 @@ def main() -> int:
     if not arguments.short:
         turns.write_results(RESULTS, content)
         write_between(PAGE, **tables)
+        picture(content)
     print(*tables.values(), sep="\n\n")
     return 0
 

@@ -29,6 +29,7 @@ from torch import Tensor
 import commlayer  # noqa: F401  # registers the backend
 from bench.leaks import Resources
 from commlayer.plans.select import plan_for
+from commlayer.tools.bench.collectives import all_gather_single, reduce_scatter_single
 
 ROUND_S = 8.0
 WARM_ROUNDS = 2
@@ -80,13 +81,13 @@ def _all_reduce(draw: Draw, group: Any, rank: int, size: int) -> Started:
 def _reduce_scatter(draw: Draw, group: Any, rank: int, size: int) -> Started:
     output = torch.empty(draw.numel, dtype=draw.dtype)
     whole = draw.numel * size
-    work = dist.reduce_scatter_single(output, draw.values(rank, whole), draw.op, group=group, async_op=draw.later)
+    work = reduce_scatter_single(output, draw.values(rank, whole), draw.op, group=group, async_op=draw.later)
     return work, output, lambda: _reduced(draw, size, whole)[rank * draw.numel : (rank + 1) * draw.numel]
 
 
 def _all_gather(draw: Draw, group: Any, rank: int, size: int) -> Started:
     output = torch.empty(draw.numel * size, dtype=draw.dtype)
-    work = dist.all_gather_single(output, draw.values(rank, draw.numel), group=group, async_op=draw.later)
+    work = all_gather_single(output, draw.values(rank, draw.numel), group=group, async_op=draw.later)
     return work, output, lambda: torch.cat([draw.values(each, draw.numel) for each in range(size)])
 
 

@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commlayer.scheduler.simulate import Simulation
+from commlayer.scheduler.trace import Span
 from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run, terminable
@@ -50,16 +52,62 @@ T = TypeVar("T")
 class Accelerator(torch.autograd.Function):
     """A layer's computation: time passes, and no core is busy. Its backward pass takes twice as long."""
 
+    spans: ClassVar[list[tuple[str, float, float]] | None] = None
+    """What ran from when to when; None: nobody asks."""
+
+    @classmethod
+    def record(cls, on: bool) -> None:
+        """Begins a new list of computations, or ends the list."""
+        cls.spans = [] if on else None
+
+    @classmethod
+    def compute(cls, name: str, seconds: float) -> None:
+        """Takes this long."""
+        start_s = time.monotonic()
+        time.sleep(seconds)
+        if cls.spans is not None:
+            cls.spans.append((name, start_s, time.monotonic()))
+
     @staticmethod
     def forward(ctx: Any, values: Tensor, seconds: float) -> Tensor:
         ctx.seconds = seconds
-        time.sleep(seconds)
+        Accelerator.compute("forward", seconds)
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
+        Accelerator.compute("backward", 2 * ctx.seconds)
         return gradient.view_as(gradient), None
+
+
+def spans_of_ranks() -> list[Span]:
+    """The recorded computations of all ranks, from the first one on."""
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, Accelerator.spans or [])
+    zero_s = min(start_s for own in everyones for _, start_s, _ in own)
+    return [
+        Span(rank, "compute", name, start_s - zero_s, end_s - zero_s)
+        for rank, own in enumerate(everyones)
+        for name, start_s, end_s in own
+    ]
+
+
+def last_step(log: Log) -> list[Span]:
+    """Of a job with `spans`: the computations of its last step."""
+    spans = [Span(*each) for each in log["spans"]]
+    start_s = max(each.end_s for each in spans) - log["step_s"][-1]
+    kept = [each for each in spans if each.start_s >= start_s]
+    return [each._replace(start_s=each.start_s - start_s, end_s=each.end_s - start_s) for each in kept]
+
+
+def steady_step(model: Simulation) -> list[Span]:
+    """A step of the model's steady state."""
+    start_s = 6 * model.step_s
+    return [
+        each._replace(start_s=each.start_s - start_s, end_s=each.end_s - start_s)
+        for each in model.spans
+        if start_s <= each.start_s < start_s + model.step_s
+    ]
 
 
 def slowed(scenario: Scenario, slower: float) -> Scenario:
@@ -130,6 +178,23 @@ def serve(
 def is_disturbed(log: Log) -> bool:
     """Whether the row would be void, and not by the load of the ranks themselves."""
     return bool(log["of_ranks"] <= BUSY_MAX < log["busy"])
+
+
+def timed(step: Callable[[], None], warm_up: int, count: int, *, trace: bool) -> Log:
+    """Of a job's log: the seconds of `count` steps after a warm-up, and `busy`. `trace`: records what computes in
+    them."""
+    seconds, start_cpu = [], CpuTime.now()
+    dist.barrier()
+    for number in range(warm_up + count):
+        if number == warm_up:
+            start_cpu = CpuTime.now()
+            Accelerator.record(trace)
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    cpu = CpuTime.now() - start_cpu
+    kept = seconds[warm_up:]
+    return {"step_s": kept, **busy(cpu, sum(kept))}
 
 
 def busy(cpu: CpuTime, seconds: float) -> dict[str, float]:
@@ -205,6 +270,12 @@ def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
     made.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
     made.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
     return made
+
+
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    """The argument of the benchmarks that write a trace."""
+    text = "trace of one measured step, and of the model's, for ui.perfetto.dev; keeps nothing"
+    parser.add_argument("--trace", type=Path, metavar="JSON", help=text)
 
 
 def today() -> str:

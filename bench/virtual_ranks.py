@@ -26,7 +26,7 @@ from commlayer.config import Policy
 from commlayer.plans.codec import CODECS, VALUE_BYTES, Codec
 from commlayer.plans.partition import Range, partition
 from commlayer.plans.settings import Settings
-from commlayer.transport import native
+from commlayer.transport import kernels
 
 Array = npt.NDArray[np.float32]
 
@@ -65,7 +65,7 @@ class EncodedAverage:
         """The average of the rows, one per rank, as all ranks have it, valid until the next call. Sets `kept`."""
         received, kept, ranks = self._received, self.kept, len(rows)
         for rank, (row, own) in enumerate(zip(rows, self.shards, strict=True)):
-            self._code(self.up, row, received[rank], native.codec_key(key, rank), 0)
+            self._code(self.up, row, received[rank], kernels.codec_key(key, rank), 0)
             received[rank, own] = row[own]
         if self.keeps:
             np.subtract(rows, received, out=kept)
@@ -81,7 +81,7 @@ class EncodedAverage:
                 if rank != owner:
                     mean += received[rank, own]
             mean /= ranks
-            self._code(self.down, mean, result, native.codec_key(key, owner), own.start // self.down.block_values)
+            self._code(self.down, mean, result, kernels.codec_key(key, owner), own.start // self.down.block_values)
             if self.keeps:
                 kept[owner, own] = (mean - result) * np.float32(ranks)
         return self._result
@@ -90,8 +90,8 @@ class EncodedAverage:
         """Encodes and decodes. Blocks are numbered from the start of the buffer: shards need no calls of their own."""
         encoded, count = self._encoded.ctypes.data, len(source)
         if count:
-            native.encode(codec.number, encoded, source.ctypes.data, count, key=key, block=block)
-            native.decode(codec.number, target.ctypes.data, encoded, count, key=key, block=block)
+            kernels.encode(codec.number, encoded, source.ctypes.data, count, key=key, block=block)
+            kernels.decode(codec.number, target.ctypes.data, encoded, count, key=key, block=block)
 
 
 class PacketLoss:

@@ -1,0 +1,242 @@
+"""The page of `commlayer top --web` in Chromium, on a live job of 4 ranks: `python -m bench.top_page [--png FILE]`.
+
+It needs Debian's packages chromium and chromium-driver, and talks to the driver in the W3C's WebDriver protocol. It
+checks the table, the curves, details and order of ranks, a rank that dies, a name of a host that is markup, and that
+the page loads nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from commlayer.tools.top.options import connect
+from commlayer.tools.top.web import Feed, Server
+
+RANKS = 4
+PATIENCE_S = 60.0
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1200,900",
+]
+
+TRAIN = """
+import os, socket, time, torch, torch.distributed as dist, commlayer
+if os.environ["RANK"] == "1":
+    socket.gethostname = lambda: "<img src=x onerror=document.title='broken'>"
+dist.init_process_group("commlayer")
+torch.set_num_threads(1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
+model.register_comm_hook(commlayer.HookState(commlayer.Policy(codec="int8")), commlayer.allreduce_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    time.sleep(0.06 if dist.get_rank() == 2 else 0.02)
+    model(torch.randn(4, 300)).sum().backward()
+    optimizer.step()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def job(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A job of RANKS processes: the address of its Store, and the processes."""
+    script = folder / "train.py"
+    script.write_text(TRAIN, encoding="utf-8")
+    store, top = free_port(), free_port()
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store), "WORLD_SIZE": str(RANKS), "COMMLAYER_SHM": "0"}
+    common |= {"COMMLAYER_TOP": str(top), "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, **common}
+    processes = [
+        subprocess.Popen([sys.executable, str(script)], env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(RANKS)
+    ]
+    try:
+        yield f"127.0.0.1:{store}", processes
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
+
+
+def request(port: int, method: str, path: str, headers: dict[str, str], data: str | None = None) -> tuple[int, str]:
+    """Status and text of an answer of a server on this machine."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    with contextlib.closing(connection):
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+class Browser:
+    """Chromium, driven by chromedriver."""
+
+    def __init__(self, driver: str, profile: Path) -> None:
+        port = free_port()
+        self._driver = subprocess.Popen([driver, f"--port={port}"], stdout=subprocess.DEVNULL)
+        self._port = port
+        self._session = ""
+        until("the driver", self._is_up)
+        options = {"args": [*FLAGS, f"--user-data-dir={profile}"]}
+        asked = {
+            "capabilities": {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}
+        }
+        self._session = "/session/" + self.call("POST", "/session", asked)["sessionId"]
+
+    def _is_up(self) -> bool:
+        try:
+            return bool(self.call("GET", "/status")["ready"])
+        except OSError:
+            return False
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """A command of WebDriver."""
+        data = None if body is None else json.dumps(body)
+        status, text = request(self._port, method, self._session + path, {"Content-Type": "application/json"}, data)
+        value = json.loads(text)["value"]
+        if status != 200:
+            raise RuntimeError(f"{method} {path}: {value}")
+        return value
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        return self.call("POST", "/execute/sync", {"script": f"return {script}", "args": []})
+
+    def click(self, selector: str) -> None:
+        """Clicks an element as a user does."""
+        found = self.call("POST", "/element", {"using": "css selector", "value": selector})
+        self.call("POST", f"/element/{next(iter(found.values()))}/click", {})
+
+    def close(self) -> None:
+        """Ends the browser and its driver."""
+        with contextlib.suppress(OSError):
+            self.call("DELETE", "")
+        self._driver.terminate()
+        self._driver.wait()
+
+
+def until(what: str, condition: Callable[[], bool]) -> None:
+    """Waits for a condition that must come true."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end_s:
+            raise SystemExit(f"bench.top_page: {what} did not come within {PATIENCE_S:g} s")
+        time.sleep(0.2)
+
+
+def check_server(server: Server) -> None:
+    """The server answers nothing to other names, and without the word of its address."""
+    for path, headers, status in (
+        (f"/{server.word}/view", {"Host": "evil.example"}, 403),
+        ("/view", {}, 404),
+        ("/wrong/view", {}, 404),
+        (f"/{server.word}/../../etc/passwd", {}, 404),
+        (f"/{server.word}/view", {}, 200),
+    ):
+        assert request(server.server_port, "GET", path, headers)[0] == status, path
+
+
+def check_page(browser: Browser, kill: Callable[[], None], png: Path | None) -> None:
+    """What a user sees, and does."""
+    rows = "[...document.querySelectorAll('#ranks tr[data-rank]')]"
+    until("all ranks", lambda: bool(browser.run(f"{rows}.length") == RANKS))
+    until("steps", lambda: "step" in browser.run("document.querySelector('h1').textContent"))
+    until("the slow rank", lambda: "rank 2" in (browser.run("document.querySelector('#slowest')?.textContent") or ""))
+    until(
+        "curves",
+        lambda: browser.run("document.querySelector('#curve-rate path').getAttribute('d').split('L').length") > 5,
+    )
+    assert browser.run("document.querySelectorAll('#curves figure').length") == 6
+    assert browser.run("document.querySelector('#curve-rate figcaption').textContent").endswith("bit/s")
+    hosts = browser.run(f"{rows}.map((row) => row.cells[1].textContent)")
+    assert hosts[1].startswith("<img src=x"), hosts
+    assert browser.run("document.images.length") == 0
+    assert "broken" not in browser.run("document.title")
+    assert browser.run(f"{rows}.map((row) => row.cells.length)") == [11] * RANKS
+
+    browser.click("#ranks tr[data-rank='0'] button")
+    until("paths", lambda: browser.run("document.querySelectorAll('#ranks .detail').length") == RANKS - 1)
+    assert "rank 1" in browser.run("document.querySelector('#ranks .detail').textContent")
+    browser.click("#head th:nth-child(4) button")
+    times = f"{rows}.map((row) => row.cells[3].textContent)"
+    assert len(browser.run(times)) == RANKS
+    if png is not None:
+        png.write_bytes(base64.b64decode(browser.call("GET", "/screenshot")))
+
+    kill()
+    until("the dead rank", lambda: bool(browser.run("document.querySelectorAll('#notices .bad').length") > 0))
+    resources = browser.run("performance.getEntriesByType('resource').map((each) => new URL(each.name).host)")
+    assert set(resources) == {browser.run("location.host")}, resources
+    log = browser.call("POST", "/se/log", {"type": "browser"})
+    assert [each for each in log if each["level"] == "SEVERE" and "favicon" not in each["message"]] == [], log
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--png", type=Path, help="file for a picture of the page")
+    png = parser.parse_args().png
+    driver = shutil.which("chromedriver")
+    if driver is None:
+        raise SystemExit("bench.top_page: chromedriver is missing: apt-get install chromium chromium-driver")
+    with tempfile.TemporaryDirectory() as name, job(Path(name)) as (store, processes):
+        until("the Store", lambda: reaches(store))
+        with contextlib.closing(connect(store, None, None, None)) as client, Server(Feed(client.view)) as server:
+            ends = threading.Event()
+
+            def feed() -> None:
+                while not ends.wait(1.0):
+                    server.feed.look()
+
+            threads = [threading.Thread(target=feed), threading.Thread(target=server.serve_forever)]
+            for each in threads:
+                each.start()
+            browser = Browser(driver, Path(name) / "profile")
+            try:
+                check_server(server)
+                browser.call("POST", "/url", {"url": server.url})
+                check_page(browser, processes[3].kill, png)
+            finally:
+                browser.close()
+                ends.set()
+                server.shutdown()
+                for each in threads:
+                    each.join()
+    print("the page works")
+
+
+def reaches(store: str) -> bool:
+    """Whether the job has told its address."""
+    try:
+        connect(store, None, None, None).close()
+    except Exception:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
