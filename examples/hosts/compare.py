@@ -29,6 +29,8 @@ class Host(NamedTuple):
     """Whether torchrun starts it."""
     launcher: str = ""
     """The file of this folder that starts it, if one does."""
+    cluster: str = ""
+    """The same for several hosts, if that is another file."""
     replaceable: bool = True
     """Whether it asks torch for its group of gloo. torchft makes it by itself."""
     ranks: int = 2
@@ -48,7 +50,7 @@ HOSTS = {
     "fabric": Host("pytorch-lightning"),
     "deepspeed": Host("deepspeed", environ={"DS_ACCELERATOR": "cpu"}),
     "pyg": Host("torch-geometric"),
-    "ray": Host("ray", torchrun=False, environ=RAY),
+    "ray": Host("ray", torchrun=False, cluster="ray_nodes.py", environ=RAY),
     "torchrec": Host("torchrec"),
     "torchft": Host("torchft", torchrun=False, launcher="replicas.py", replaceable=False),
     "torchtitan": Host("torchtitan", launcher="titan_shim.py", ranks=4),
@@ -111,10 +113,19 @@ def compare(name: str) -> str:
         assert len(ours["losses"]) == len(stock["losses"]) >= 2, (how, ours, stock)
         for loss, expected in zip(ours["losses"], stock["losses"], strict=True):
             assert abs(loss - expected) <= TOLERANCE * abs(expected), (how, ours, stock)
-    same = "bit by bit" if all(each["losses"] == stock["losses"] for each in rows.values()) else f"within {TOLERANCE:g}"
+    same = likeness([stock, *rows.values()])
     first, last = stock["losses"][0], stock["losses"][-1]
     version = importlib.metadata.version(HOSTS[name].package)
     return f"| `{name}_job.py` | {HOSTS[name].package} {version} | {first:.6f} | {last:.6f} | {same} |"
+
+
+def likeness(runs: list[dict[str, Any]]) -> str:
+    """How much runs are alike: their losses, and where these differ the sums of their parameters."""
+    if all(each["losses"] == runs[0]["losses"] for each in runs):
+        return "bit by bit"
+    if "sum" in runs[0] and all(each["sum"] == runs[0]["sum"] for each in runs):
+        return f"within {TOLERANCE:g}; parameters bit by bit"
+    return f"within {TOLERANCE:g}"
 
 
 def main(names: list[str]) -> None:

@@ -1,8 +1,9 @@
-"""Ray Train: two workers on this machine. Ray makes the group in each; nobody imports commlayer."""
+"""Ray Train: two workers here, or one on each node of ray_nodes.py. Ray makes the group; nobody imports commlayer."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from typing import Any
@@ -37,11 +38,16 @@ def train() -> dict[str, Any]:
 
 def main(backend: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+        head = os.environ.get("RAY_ADDRESS", "")
+        here = {"address": "local", "num_cpus": 3, "include_dashboard": False}
+        ray.init(**({"_node_ip_address": head.split(":")[0]} if head else here), log_to_driver=False)
         trainer = TorchTrainer(
             train,
             torch_config=TorchConfig(backend=backend),  # the one line for commlayer; None: Ray chooses
-            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=int(os.environ.get("WORKERS", "2")),
+                placement_strategy="STRICT_SPREAD" if head else "PACK",
+            ),
             run_config=ray.train.RunConfig(storage_path=folder, name="job"),
         )
         result: Any = trainer.fit()  # without a checkpoint, its metrics are None
