@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceCoalescedOptions
 
+from commlayer.tools.bench.collectives import all_gather_single, reduce_scatter_single
 from tests import oracle
 
 WORLDS = (1, 2, 3, 4, 5)
@@ -188,8 +189,7 @@ def _reduce_scatter(run: Run) -> Result:
 def _reduce_scatter_single(run: Run) -> Result:
     tensor, exact = run.oracle("reduce_scatter")
     output = torch.empty_like(exact)
-    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    _end(function(output, tensor, run.op, run.group, run.async_op))
+    _end(reduce_scatter_single(output, tensor, run.op, run.group, run.async_op))
     return [output], exact
 
 
@@ -203,8 +203,7 @@ def _all_gather(run: Run) -> Result:
 def _all_gather_single(run: Run) -> Result:
     tensor, exact = run.oracle("all_gather")
     output = torch.empty_like(exact)
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    _end(function(output, tensor, run.group, run.async_op))
+    _end(all_gather_single(output, tensor, run.group, run.async_op))
     return [output], exact
 
 

@@ -131,6 +131,7 @@ class FakeGroup:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rank, self.size = rendezvous.rank, rendezvous.size
+        self.who = f"rank {self.rank}"
         self.hosts = tuple((rank,) for rank in range(self.size))
         self.interface = "lo"
         self.on_failure: Callable[[], None] = lambda: None

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.optim.lr_scheduler import StepLR
 
 import commlayer
@@ -19,6 +20,10 @@ from tests.process import training_loop
 from tests.process.training_loop import Make
 
 STEPS, WIDTH, MICROBATCHES = 3, 12, 4
+
+V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
+HAS_V = hasattr(_PipelineSchedule, "_warmup_p2p")
+"""Whether schedules in a V run on CPUs. Their start in torch 2.11 has a rank send to itself; gloo refuses that, too."""
 
 OPTIMIZERS = training_loop.OPTIMIZERS | {
     "RMSprop": lambda given: torch.optim.RMSprop(given, lr=0.01, weight_decay=0.01)
@@ -142,9 +147,14 @@ def stages_of(schedule: str | int, place: int) -> tuple[list[int], int]:
     """The numbers of a rank's stages, and how many the pipeline has."""
     if schedule in ("GPipe", "1F1B"):
         return [place], 2
-    if schedule in ("ZBVZeroBubble", "DualPipeV"):
+    if schedule in V_SCHEDULES:
         return [place, 3 - place], 4
     return [place, place + 2], 4
+
+
+def runnable(schedules: Sequence[Any]) -> list[Any]:
+    """The schedules that this torch runs on CPUs."""
+    return [each for each in schedules if HAS_V or each not in V_SCHEDULES]
 
 
 def scheduled(schedule: str | int, stages: Sequence[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:

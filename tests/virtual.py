@@ -18,7 +18,7 @@ from commlayer.plans import encoded
 from commlayer.plans.codec import CODECS, Codec
 from commlayer.plans.plan import Plan
 from commlayer.plans.settings import Settings
-from commlayer.transport import native
+from commlayer.transport import kernels
 from commlayer.transport.base import Op
 from tests.unit.plans import interpreter
 from tests.unit.plans.interpreter import Place
@@ -41,8 +41,8 @@ class Kernel(NamedTuple):
         """The values as bytes."""
         values = np.ascontiguousarray(values)
         encoded = np.empty(self.codec.encoded_bytes(values.nbytes), np.uint8)
-        key = native.codec_key(self.key, place.rank)
-        native.encode(
+        key = kernels.codec_key(self.key, place.rank)
+        kernels.encode(
             self.codec.number, encoded.ctypes.data, values.ctypes.data, len(values), key=key, block=place.block
         )
         return encoded
@@ -50,12 +50,12 @@ class Kernel(NamedTuple):
     def decode(self, encoded: Bytes, count: int, place: Place = START, into: Array | None = None) -> Array:
         """The first `count` values; or `into`, to which they were added."""
         values = np.empty(count, np.float32) if into is None else into
-        native.decode(
+        kernels.decode(
             self.codec.number,
             values.ctypes.data,
             encoded.ctypes.data,
             count,
-            key=native.codec_key(self.key, place.rank),
+            key=kernels.codec_key(self.key, place.rank),
             block=place.block,
             add=into is not None,
         )

@@ -22,7 +22,7 @@ def emulate(tmp_path: Path, scenario: str, *command: str, options: tuple[str, ..
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, env=script_environ(), capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env=script_environ(), capture_output=True, text=True, timeout=110)
 
 
 def namespaces_of(pid: int) -> list[str]:
@@ -100,7 +100,7 @@ def test_the_first_failure_is_the_status_and_the_others_are_ended(
     done = run(command)
     assert done.returncode == status
     assert f"rank 1 (host 1) was the first to fail: {how}; ended 0.1 s later: rank 0\n" in done.stderr
-    assert time.monotonic() - start_s < 50
+    assert time.monotonic() - start_s < 100
 
 
 def test_no_failed_rank_is_named_where_none_failed(tmp_path: Path) -> None:
@@ -110,7 +110,10 @@ def test_no_failed_rank_is_named_where_none_failed(tmp_path: Path) -> None:
 
 def test_events_are_told(tmp_path: Path) -> None:
     scenario = 'hosts = 1\n[[event]]\nat_s = 0.1\naction = "link_down"\nhost = 0\n'
-    done = run(emulate(tmp_path, scenario, "sh", "-c", "sleep 0.5; cat /sys/class/net/eth0/carrier"))
+    carrier = "/sys/class/net/eth0/carrier"
+    done = run(
+        emulate(tmp_path, scenario, "sh", "-c", f"until grep -q 0 {carrier}; do sleep 0.05; done; cat {carrier}")
+    )
     assert done.stdout == "[0] 0\n"
     assert "link_down at host 0, all NICs" in done.stderr
 

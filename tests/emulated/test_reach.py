@@ -32,7 +32,7 @@ def outputs(tmp_path: Path, scenario: str, rule: str, *arguments: str) -> tuple[
     job = ["sh", "-c", f'{drop} && exec "$@"', "sh", sys.executable, *arguments]
     command = [sys.executable, "-m", "commlayer", "emulate", str(tmp_path / "s.toml"), "--", *job]
     environ = script_environ(COMMLAYER_PORT_RANGE="20000-20009")
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return sorted(done.stdout.splitlines()), done.stderr
 
@@ -47,7 +47,7 @@ def test_a_firewall_that_drops_packets_is_an_error_on_both_ranks(tmp_path: Path)
     for rank, line in enumerate(lines):
         found = re.fullmatch(rf"\[{rank}\] (\d+\.\d) s: rank {rank} of group '0': {text}", line)
         assert found, line
-        assert 3.0 <= float(found[1]) < 15.0
+        assert 3.0 <= float(found[1]) < 30.0
 
 
 def test_one_of_two_interfaces_behind_a_firewall_is_a_warning(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from commlayer.errors import CommError, ConfigError
 from commlayer.plans.codec import CODECS, Codec
-from commlayer.transport import native
+from commlayer.transport import kernels
 from tests.unit.plans.interpreter import Place
 from tests.virtual import Kernel
 
 Array = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-LEVELS = native.kernel_levels()
+LEVELS = kernels.kernel_levels()
 GUARD = 64
 UNDERFLOW = np.float32(2.0**-100)
 """Blocks whose largest magnitude (sign: mean magnitude) is smaller decode to zeros."""
@@ -39,7 +39,7 @@ every_block_codec = pytest.mark.parametrize("codec", BLOCKS, ids=lambda codec: c
 @pytest.fixture(autouse=True)
 def best_level() -> Iterator[None]:
     yield
-    native.select_kernels(LEVELS[0])
+    kernels.select_kernels(LEVELS[0])
 
 
 def sizes(codec: Codec) -> st.SearchStrategy[int]:
@@ -79,12 +79,12 @@ def encode(codec: Codec, values: Array, place: Place) -> Bytes:
     """The bits that all levels agree on; none beyond the formula's length is written, and each before it is."""
     found = []
     length = codec.encoded_bytes(values.nbytes)
-    key = native.codec_key(7, place.rank)
+    key = kernels.codec_key(7, place.rank)
     for level in LEVELS:
-        native.select_kernels(level)
+        kernels.select_kernels(level)
         for filling in (0xEE, 0x11):
             encoded = np.full(length + GUARD, filling, np.uint8)
-            native.encode(
+            kernels.encode(
                 codec.number, encoded.ctypes.data, values.ctypes.data, len(values), key=key, block=place.block
             )
             assert (encoded[length:] == filling).all()
@@ -96,13 +96,13 @@ def encode(codec: Codec, values: Array, place: Place) -> Bytes:
 def decode(codec: Codec, encoded: Bytes, count: int, place: Place, sum_with: Array | None = None) -> Array:
     """The values that all levels agree on; or `sum_with` plus them."""
     found = []
-    key = native.codec_key(7, place.rank)
+    key = kernels.codec_key(7, place.rank)
     for level in LEVELS:
-        native.select_kernels(level)
+        kernels.select_kernels(level)
         values = np.full(count + GUARD, 3.0, np.float32)
         if sum_with is not None:
             values[:count] = sum_with
-        native.decode(
+        kernels.decode(
             codec.number,
             values.ctypes.data,
             encoded.ctypes.data,
@@ -365,9 +365,9 @@ def test_what_this_cpu_and_the_table_lack_is_refused() -> None:
     values = np.zeros(4, np.float32)
     for number in (0, max(codec.number for codec in CODECS.values()) + 1):
         with pytest.raises(CommError, match=f"codec {number}"):
-            native.encode(number, values.ctypes.data, values.ctypes.data, 1)
+            kernels.encode(number, values.ctypes.data, values.ctypes.data, 1)
         with pytest.raises(CommError, match=f"codec {number}"):
-            native.decode(number, values.ctypes.data, values.ctypes.data, 1)
+            kernels.decode(number, values.ctypes.data, values.ctypes.data, 1)
     with pytest.raises(ConfigError, match=r"'sse9'.*scalar"):
-        native.select_kernels("sse9")
+        kernels.select_kernels("sse9")
     assert LEVELS[-1] == "scalar"

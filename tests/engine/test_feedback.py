@@ -111,7 +111,7 @@ def test_the_residual_takes_another_scale() -> None:
     residual.meet([a])
     residual.keep(torch.tensor([4.0, 8.0]), [a], [0], [(0, 8)])
     saved = residual.state_dict()
-    residual.begin_step(0, 0.5)
+    residual.begin_step(0, 0.5, "rank 0")
     assert total(residual, a).tolist() == [2, 4]
     assert saved["kept"][0][0][1].tolist() == [4, 8]
 

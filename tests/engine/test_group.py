@@ -18,8 +18,9 @@ from commlayer.errors import (
 )
 from commlayer.plans.delivery import deliver
 from commlayer.transport.base import DType, Op
-from commlayer.transport.group import REQUEST_HEAD, NativeGroup, NativeHandle
+from commlayer.transport.group import REQUEST_HEAD, NativeGroup
 from commlayer.transport.native import ffi
+from commlayer.transport.native_handle import NativeHandle
 from tests.engine.cases import LARGE, SMALL, Array, Case, Ended, address, cases, check, make_plan, run
 from tests.world import PATIENCE_S, Team, World, flat, until
 

@@ -155,8 +155,8 @@ def test_an_invalid_message_is_refused(team: Team) -> None:
     group, data = team[0], spoiled(4)
     for other, tag, words in [
         (0, 0, "itself"),
-        (3, 0, "rank 3 does not exist"),
-        (-1, 0, "rank -1 does not exist"),
+        (3, 0, "the group has no rank 3"),
+        (-1, 0, "the group has no rank -1"),
         (1, -1, "tag -1"),
         (1, TAG_MAX + 1, f"tag {TAG_MAX + 1}"),
     ]:

@@ -7,8 +7,9 @@ import pytest
 
 from commlayer.errors import MismatchError
 from commlayer.transport.base import DType
-from commlayer.transport.group import NativeGroup, NativeHandle
+from commlayer.transport.group import NativeGroup
 from commlayer.transport.native import lib
+from commlayer.transport.native_handle import NativeHandle
 from tests.engine.cases import Array, Case, address, make_plan
 from tests.world import PATIENCE_S, World
 

@@ -62,7 +62,7 @@ def test_a_direction_that_loses_all_is_named_on_all_ranks() -> None:
     with world_of(3) as world, lost(world, 1) as one:
         start = time.monotonic()
         errors = refusals(world, Exchange(3))
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 25.0
         # Nothing reaches rank 1, neither from rank 0 nor from rank 2, and rank 1 reaches both.
         zero, two = (f"127.0.0.{rank + 1}:{world.descriptions[rank]['ports'][0]['port']} via udp" for rank in (0, 2))
         expected = (

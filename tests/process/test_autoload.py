@@ -18,14 +18,14 @@ from tests import ranks
 
 INSTEAD = {"COMMLAYER_INSTEAD_OF": "gloo"}
 IMPORT_MS = 20.0
-"""The time that `import torch` may take longer."""
+"""The processor time that `import torch` may take longer."""
 
 
 def python(source: str, **environ: str) -> str:
     """What a fresh Python prints."""
     command = [sys.executable, "-c", source]
     environment = ranks.script_environ(**environ)
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -56,10 +56,10 @@ TIME = """
 import time
 import torch
 
-start = time.perf_counter()
+start = time.process_time()
 import commlayer_autoload
 commlayer_autoload.load()
-print(1e3 * (time.perf_counter() - start))
+print(1e3 * (time.process_time() - start))
 """
 
 

@@ -77,6 +77,7 @@ def test_operations_that_need_all_their_parts_are_refused(rank: int, size: int) 
     group = make(loss_bound=0.1)
     integers = torch.zeros(8, dtype=torch.int32)
     strided = torch.zeros(8, 2)[:, 0]
+    who = rf"rank {rank} of group '\d'"
     for source, target, op in (
         (integers, integers, dist.ReduceOp.SUM),
         (torch.zeros(8), torch.zeros(8), dist.ReduceOp.MAX),
@@ -85,13 +86,16 @@ def test_operations_that_need_all_their_parts_are_refused(rank: int, size: int) 
     ):
         with pytest.raises(
             commlayer.ConfigError,
-            match=rf"rank {rank}: {op.name} of .*needs sums or averages of dense floating.*use allreduce",
+            match=rf"{who}: {op.name} of .*needs sums or averages of dense floating.*use allreduce",
         ):
             group.allreduce_from(source, target, options(op))
     policy = commlayer.Policy(loss_bound=0.1, treatment="rescale")
-    with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: SUM of torch.int32: bounded .*loss_bound=0"):
+    with pytest.raises(
+        commlayer.ConfigError,
+        match=rf"{who}: SUM of torch.int32: bounded .*loss_bound=0",
+    ):
         group.allreduce([integers], options(), policy=policy)
-    with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: MAX of torch.float32: bounded loss"):
+    with pytest.raises(commlayer.ConfigError, match=rf"{who}: MAX of torch.float32: bounded loss"):
         group.allreduce([torch.zeros(8)], options(dist.ReduceOp.MAX), policy=policy)
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import commlayer
+from commlayer.tools.bench.collectives import all_gather_single
 from tests import ranks
 
 NETWORK = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
@@ -52,7 +53,7 @@ def test_a_mismatch_in_a_subgroup_tells_both_sides(rank: int, size: int) -> None
 def test_an_abort_is_told_on_all_ranks(rank: int, size: int) -> None:
     ranks.init(rank, size)
     group: Any = dist.group.WORLD
-    dist.barrier()
+    ranks.meet("all have their group", size)  # an abort fails what is under way on the peers
     if rank == 1:
         group.abort()
     error = error_of(commlayer.AbortedError, lambda: dist.all_reduce(torch.ones(5)))
@@ -60,6 +61,20 @@ def test_an_abort_is_told_on_all_ranks(rank: int, size: int) -> None:
     assert error.culprit == 1
     ranks.store().set(f"told {rank}", "1")
     ranks.store().wait([f"told {each}" for each in range(size)])
+
+
+@ranks.on(3)
+def test_wrong_arguments_in_a_subgroup_name_the_rank_of_the_job(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    pair: Any = dist.new_group([1, 2], group_desc="pair")
+    if rank > 0:
+        given, splits = torch.ones(4), [5, -1]
+        for operation, told in (
+            (lambda: dist.all_to_all_single(given, given, splits, splits, pair), "input split sizes [5, -1] contain a"),
+            (lambda: pair.send([given], 2, 0), "the group has no rank 2; use 0 to 1"),
+        ):
+            text = str(error_of(commlayer.ConfigError, operation))
+            assert text.startswith(f"rank {rank} of group '{pair.group_name}' (pair): {told}")
 
 
 @ranks.on(3)
@@ -88,7 +103,7 @@ def test_works_have_numbers_types_and_durations(rank: int, size: int) -> None:
         exchange = dist.isend(tensor, other) if rank == 0 else dist.irecv(tensor, other)
         works: list[Any] = [
             dist.all_reduce(tensor, async_op=True),
-            dist.all_gather_single(torch.empty(8), tensor, async_op=True),
+            all_gather_single(torch.empty(8), tensor, async_op=True),
             dist.all_reduce(torch.ones(0), async_op=True),
             group.allreduce([torch.ones(3)]),
             exchange,

@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 import commlayer
 from tests import ranks
+from tests.world import until
 
-TIMEOUT = timedelta(seconds=1.5)
+TIMEOUT = timedelta(seconds=3)
 
 
 def analyze(folder: Path) -> Any:
@@ -57,9 +58,9 @@ def stuck_in_my_code(rank: int) -> None:
 
 def rank_2_skips(rank: int, size: int) -> None:
     ranks.init(rank, size)
-    dist.distributed_c10d._set_pg_timeout(TIMEOUT)  # the start may take longer
     for _ in range(3):
         dist.all_reduce(torch.ones(10))
+    dist.distributed_c10d._set_pg_timeout(TIMEOUT)  # the start may take longer
     if rank == 2:
         stuck_in_my_code(rank)
     else:
@@ -84,8 +85,8 @@ def test_the_rank_that_skips_a_collective_is_named(
 
 def rank_1_never_sends(rank: int, size: int) -> None:
     ranks.init(rank, size)
-    dist.distributed_c10d._set_pg_timeout(TIMEOUT)  # the start may take longer
     dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(TIMEOUT)  # the start may take longer
     if rank == 1:
         dist.send(torch.ones(4), 0)
         stuck_in_my_code(rank)
@@ -174,19 +175,28 @@ def test_every_collective_passes_the_analyzer(tmp_path: Path) -> None:
     assert (reduced["bytes"], reduced["input_dtypes"], reduced["reduction"]) == (24, ["float32"], "SUM")
 
 
+def ask_by_signal(folder: str) -> None:
+    """Sends the signal once the all-reduce of this process waits, and lets rank 1 come when the record is there."""
+    group: Any = dist.group.WORLD
+    until(lambda: any(call.name == "all_reduce" and call.is_running() for call in list(group._submitter.calls.latest)))
+    os.kill(os.getpid(), signal.SIGUSR2)
+    until(Path(folder, "stacks_0.txt").exists)
+    time.sleep(0.5)  # it is being written
+    ranks.store().set("rank 0 has its record", "1")
+
+
 def asked_by_signal(rank: int, size: int, folder: str) -> None:
     with ranks.job(rank, size):
         if rank == 1:
             dist.barrier()
-            time.sleep(1.0)
+            ranks.store().wait(["rank 0 has its record"])
             dist.all_reduce(torch.ones(5))
             return
         dist.barrier()
-        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+        asking = threading.Thread(target=ask_by_signal, args=(folder,))
+        asking.start()
         dist.all_reduce(torch.ones(5))  # blocks this thread in C: no handler in Python would run
-        deadline = time.monotonic() + 10
-        while not Path(folder, "stacks_0.txt").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        asking.join()
 
 
 @pytest.mark.parametrize("shared", ["0", "1"])

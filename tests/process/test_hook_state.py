@@ -120,10 +120,15 @@ def test_a_restored_state_that_does_not_fit_the_job_warns(rank: int, size: int) 
     step(state)
     saved = state.state_dict()
     assert saved["world_size"] == size
+    who = f"rank {rank} of group '0' (default_pg)"
     for change, fine, expected in (
         ({}, state.fine, []),
-        ({}, commlayer.Fine(), [f"rank {rank}: Fine selects 2 parameters, and 3 when"]),
-        ({"world_size": 3}, state.fine, [f"rank {rank} restored the HookState of a job with 3 ranks in one with 2"]),
+        ({}, commlayer.Fine(), [f"{who}: Fine selects 2 parameters, and 3 when"]),
+        (
+            {"world_size": 3},
+            state.fine,
+            [f"{who}: the restored HookState is of a job with 3 ranks, and this one has 2"],
+        ),
     ):
         copy = commlayer.HookState(fine=fine)
         copy.load_state_dict({**saved, **change})
@@ -260,6 +265,9 @@ def test_a_checkpoint_holds_a_scale_only_if_one_was_set() -> None:
     assert other.loss_scale == 2.0
     state.load_state_dict({**commlayer.HookState().state_dict(), "loss_scale": 1.0})  # as former versions did
     assert "loss_scale" not in state.state_dict()
+    state.loss_scale = 1.0  # the loss of this model is not scaled, whatever scalers there are
+    other.load_state_dict(state.state_dict())
+    assert other.state_dict()["loss_scale"] == 1.0
 
 
 def test_a_loss_scale_may_be_any_that_a_scaler_has() -> None:

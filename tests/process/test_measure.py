@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from commlayer.scheduler.actions import COMPUTATIONS, Reduction, actions_of
 from tests import ranks
 
 WIDTH, MICROBATCHES, FORWARD_S = 8, 4, 0.02
+TRIES = 5
+"""On a busy machine two steps may take very different times, and a sleep much longer."""
 
 
 class Sleep(torch.autograd.Function):
@@ -86,24 +89,48 @@ def check(costs: Costs, chunks: int) -> None:
     assert 0 <= costs.link.latency_s < 0.1
 
 
+def try_again(attempt: Callable[[], Callable[[], None]]) -> None:
+    """Measures until all ranks judge well of it: `attempt` measures, and returns the judge."""
+    for number in range(TRIES):
+        judge, error = attempt(), None
+        try:
+            judge()
+        except AssertionError as caught:
+            error = caught
+        failed = torch.tensor(float(error is not None))
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX)
+        if not failed:
+            return
+        if number == TRIES - 1:
+            raise error or AssertionError("another rank judged badly")
+
+
 @ranks.on(4)
 def test_costs_of_a_pipeline_with_replicas(rank: int, size: int) -> None:
     """All ranks have the same costs, and the model predicts the step that was measured, without reductions."""
     ranks.init(rank, size)
     job = Job(ScheduleLoopedBFS, 2)
-    costs = measure(job.schedule, job.step, batches=2, dp_group=job.dp_group, optimizer=job.optimizer)
-    check(costs, 2)
-    assert costs.link.rate_bps > 1e5
-    assert all(layer.update_s > 0 for layer in costs.layers)
-    everyones: list[Any] = [None] * size
-    dist.all_gather_object(everyones, costs)
-    assert everyones == [costs] * size
-    start_s = time.monotonic()
-    job.step()
-    dist.barrier()
-    step_s = time.monotonic() - start_s
-    predicted_s = costs.simulate(job.schedule, Reduction("step")).step_s
-    assert predicted_s == pytest.approx(step_s, rel=0.5)
+
+    def attempt() -> Callable[[], None]:
+        costs = measure(job.schedule, job.step, batches=2, dp_group=job.dp_group, optimizer=job.optimizer)
+        everyones: list[Any] = [None] * size
+        dist.all_gather_object(everyones, costs)
+        start_s = time.monotonic()
+        job.step()
+        dist.barrier()
+        step_s = time.monotonic() - start_s
+
+        def judge() -> None:
+            check(costs, 2)
+            assert costs.link.rate_bps > 1e5
+            assert all(layer.update_s > 0 for layer in costs.layers)
+            assert everyones == [costs] * size
+            predicted_s = costs.simulate(job.schedule, Reduction("step")).step_s
+            assert predicted_s == pytest.approx(step_s, rel=0.5)
+
+        return judge
+
+    try_again(attempt)
     dist.destroy_process_group()
 
 
@@ -113,10 +140,18 @@ def test_costs_of_one_pipeline(rank: int, size: int, backend: str) -> None:
     """Without replicas the rate is that of messages; any backend will do."""
     ranks.init(rank, size, backend)
     job = Job(Schedule1F1B, 1, in_world=backend == "gloo")
-    costs = measure(job.schedule, job.step, batches=1)
-    check(costs, 1)
-    assert costs.link.rate_bps > 1e5
-    assert all(layer.update_s == 0 for layer in costs.layers)
+
+    def attempt() -> Callable[[], None]:
+        costs = measure(job.schedule, job.step, batches=1)
+
+        def judge() -> None:
+            check(costs, 1)
+            assert costs.link.rate_bps > 1e5
+            assert all(layer.update_s == 0 for layer in costs.layers)
+
+        return judge
+
+    try_again(attempt)
     dist.destroy_process_group()
 
 

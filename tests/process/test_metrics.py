@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -20,19 +20,20 @@ from commlayer.transport.lags import Lag
 from commlayer.transport.metrics import lines, text
 from commlayer.transport.native import Report
 from tests import ranks
+from tests.world import until
 
 LINE = re.compile(r'(commlayer_[a-z_]+)\{((?:[a-z]+="[^"]*",?)*)\} ([-+.e0-9]+)')
 
 
 def free_port() -> int:
-    """The first of two ports that are free."""
+    """The first of two ports that are free. The kernel gives them to nobody meanwhile: they lie below its own range."""
     while True:
+        port = random.randrange(10_000, 30_000)
         with socket.socket() as one, socket.socket() as two:
-            one.bind(("", 0))
-            port: int = one.getsockname()[1]
             try:
+                one.bind(("", port))
                 two.bind(("", port + 1))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
             return port
 
@@ -61,13 +62,13 @@ def job(rank: int, size: int, port: int) -> None:
         with pytest.raises(urllib.error.HTTPError, match="use /metrics"):
             scraped(port + rank, "/")
         if rank == 1:
-            time.sleep(0.5)
+            ranks.store().wait(["rank 0 has waited"])
             dist.all_reduce(torch.ones(3))
         else:
             waiting = threading.Thread(target=dist.all_reduce, args=(torch.ones(3),))
             waiting.start()
-            time.sleep(0.3)
-            assert scraped(port)['commlayer_oldest_collective_seconds rank="0",group="0"'] > 0.2
+            until(lambda: scraped(port)['commlayer_oldest_collective_seconds rank="0",group="0"'] > 0.2)
+            ranks.store().set("rank 0 has waited", "1")
             waiting.join()
             assert scraped(port)['commlayer_oldest_collective_seconds rank="0",group="0"'] == 0
             assert scraped(port)['commlayer_waited_seconds_total rank="0",peer="1"'] > 0.2

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
 from commlayer.frontend.handle import Overlap
+from commlayer.frontend.overlap_fsdp import groups_of
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.process import training_loop
@@ -162,7 +163,7 @@ def test_classes_and_waits(rank: int, size: int) -> None:
     left: list[int] = []
     for layer in training.model[:LAYERS]:
         layer.register_forward_hook(lambda *_: left.append(len(training.handle._deferred._claims)))
-    group: Any = training.model._get_fsdp_state()._fsdp_param_groups[0]
+    group: Any = groups_of(training.model._get_fsdp_state())[0]
     native: Any = group.mesh_info.shard_process_group._native
     for step in range(3):
         left.clear()
@@ -183,7 +184,7 @@ def test_classes_and_waits(rank: int, size: int) -> None:
 @ranks.on(2, on_fake)
 def test_encoded_weights_are_urgent_too(rank: int, size: int) -> None:
     training = Training(rank, overlapped=True, make=OPTIMIZERS["SGD"], options={"codec": "int8"})
-    gathers = [each._get_fsdp_state()._fsdp_param_groups[0]._all_gather_comm for each in training.model[:LAYERS]]
+    gathers = [groups_of(each._get_fsdp_state())[0]._all_gather_comm for each in training.model[:LAYERS]]
     assert {(each.policy.codec, each.policy.priority) for each in gathers} == {("bf16", 0)}
 
 
@@ -194,7 +195,7 @@ def test_an_error_has_its_type_at_the_wait(rank: int, size: int) -> None:
     usual(training)
     training.optimizer.zero_grad()
     loss = training.loss(0)
-    group: Any = training.model._get_fsdp_state()._fsdp_param_groups[0]
+    group: Any = groups_of(training.model._get_fsdp_state())[0]
     native: Any = group.mesh_info.shard_process_group._native
     training.model.set_reshard_after_backward(False)
     native.delay_s = 0.05
@@ -243,5 +244,5 @@ def test_another_policy_after_remove(rank: int, size: int) -> None:
         assert handle is not None
         handle.remove()
         handle = commlayer.overlap(training.model, training.optimizer, commlayer.Policy(codec=codec))
-        group = training.model._get_fsdp_state()._fsdp_param_groups[0]
+        group = groups_of(training.model._get_fsdp_state())[0]
         assert group._reduce_scatter_comm.policy.codec == codec

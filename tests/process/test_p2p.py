@@ -18,6 +18,8 @@ from commlayer.transport.base import Group, Handle
 from tests import ranks
 from tests.engine.test_p2p import Bytes, content, receive, send, spoiled
 
+PATIENT = {"COMMLAYER_PEER_TIMEOUT_S": "25"}
+
 
 def native(size: int, rank: int) -> Group:
     ranks.init(rank, size)
@@ -81,12 +83,12 @@ def survive(rank: int, size: int) -> tuple[str, float]:
 
 
 def test_death_of_a_process_is_known_at_once() -> None:
-    ended = ranks.outcomes(survive, 3)
+    ended = ranks.outcomes(survive, 3, environ=PATIENT)
     for rank in (0, 2):
         assert ended[rank].error is None, ended[rank].error
         name, took_s = ended[rank].result
         assert name == PeerLostError.__name__
-        assert took_s < 2.5  # silence would show after 3 s
+        assert took_s < 20  # silence would show after 25 s
 
 
 def pour(rank: int, size: int, after_s: float) -> tuple[str, float, int]:
@@ -120,12 +122,12 @@ def pour(rank: int, size: int, after_s: float) -> tuple[str, float, int]:
 
 @pytest.mark.parametrize("after_s", [0.3, 0.512, 0.733])
 def test_death_in_the_middle_of_a_message(after_s: float) -> None:
-    ended = ranks.outcomes(pour, 3, after_s)
+    ended = ranks.outcomes(pour, 3, after_s, environ=PATIENT)
     for rank in (0, 2):
         assert ended[rank].error is None, ended[rank].error
         name, took_s, _ = ended[rank].result
         assert name == PeerLostError.__name__
-        assert took_s < (2.5 if rank == 0 else 5.0)
+        assert took_s < 20
     assert ended[0].result[2] > 0
 
 

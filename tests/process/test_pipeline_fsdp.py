@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
+from commlayer.frontend.overlap_fsdp import groups_of
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.pipelines import (
@@ -25,6 +26,7 @@ from tests.pipelines import (
     mesh,
     never_zeroing,
     restoring,
+    runnable,
     scaling,
     usual,
 )
@@ -39,7 +41,7 @@ NETWORK = {"COMMLAYER_SHM": "0"}
 )
 @ranks.on(4, ranks.run_job, environ=NETWORK)
 def test_losses_and_parameters_are_those_of_torch(rank: int, size: int, schedules: Any) -> None:
-    for schedule in schedules:
+    for schedule in runnable(schedules):
         compare(rank, usual, schedule, sharded=True)
 
 
@@ -141,7 +143,7 @@ def test_another_policy_after_remove(rank: int, size: int) -> None:
     for codec in ("int8", "bf16", "none"):
         policy = commlayer.Policy(codec=codec)
         handle = commlayer.pipeline.attach(training.schedule, training.optimizer, training.dp, policy=policy)
-        assert module._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm.policy.codec == codec
+        assert groups_of(module._get_fsdp_state())[0]._reduce_scatter_comm.policy.codec == codec
         handle.remove()
     for block in training.blocks:
         commlayer.compress_fsdp(block, commlayer.Policy(codec="int8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,34 +96,53 @@ def test_backward_of_a_collective_runs_in_the_context(rank: int, size: int) -> N
     assert classes() == {2}
 
 
+def on_all_ranks(overtakes: Callable[[], bool]) -> bool:
+    """Whether it is so on all ranks in one of some tries: on a busy machine a rank may submit the second operation when
+    the first one is over."""
+    for _ in range(5):
+        does = torch.tensor(float(overtakes()))
+        dist.all_reduce(does, op=dist.ReduceOp.MIN)
+        if does:
+            return True
+    return False
+
+
 @ranks.on(2, ranks.run_job)
 def test_an_urgent_all_reduce_overtakes_bulk_of_its_group(rank: int, size: int) -> None:
-    bulk, urgent = torch.ones(32 << 20), torch.ones(16 << 10)
-    dist.barrier()
-    start_s = time.monotonic()
-    with commlayer.priority(7):
-        works: list[Any] = [dist.all_reduce(bulk, async_op=True)]
-    with commlayer.priority(0):
-        works.append(dist.all_reduce(urgent, async_op=True))
-    assert works[0].times() is None
-    for work in works:
-        work.wait()
-    assert bulk[-1] == urgent[-1] == size
-    slow, fast = (work.times() for work in works)
-    assert start_s <= slow.submitted_s <= slow.first_byte_s <= slow.ended_s <= time.monotonic()
-    assert slow.submitted_s <= fast.submitted_s <= fast.first_byte_s <= fast.ended_s < slow.ended_s
+    def overtakes() -> bool:
+        bulk, urgent = torch.ones(32 << 20), torch.ones(16 << 10)
+        dist.barrier()
+        start_s = time.monotonic()
+        with commlayer.priority(7):
+            works: list[Any] = [dist.all_reduce(bulk, async_op=True)]
+        with commlayer.priority(0):
+            works.append(dist.all_reduce(urgent, async_op=True))
+        in_flight = works[0].times() is None
+        for work in works:
+            work.wait()
+        assert bulk[-1] == urgent[-1] == size
+        slow, fast = (work.times() for work in works)
+        assert start_s <= slow.submitted_s <= slow.first_byte_s <= slow.ended_s <= time.monotonic()
+        assert slow.submitted_s <= fast.submitted_s <= fast.first_byte_s <= fast.ended_s
+        return bool(in_flight and fast.ended_s < slow.ended_s)
+
+    assert on_all_ranks(overtakes)
 
 
 @ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
 def test_within_a_class_the_operation_needed_first_overtakes(rank: int, size: int) -> None:
-    bulk, needed_first = torch.ones(16 << 20), torch.ones(16 << 10)
-    dist.barrier()
-    works: list[Any] = []
-    for tensor, place in ((bulk, 2), (needed_first, 1)):
-        with in_order(place):
-            works.append(dist.all_reduce(tensor, async_op=True))
-    for work in works:
-        work.wait()
-    assert bulk[-1] == needed_first[-1] == size
-    slow, fast = (work.times() for work in works)
-    assert slow.submitted_s <= fast.submitted_s <= fast.ended_s < slow.ended_s
+    def overtakes() -> bool:
+        bulk, needed_first = torch.ones(16 << 20), torch.ones(16 << 10)
+        dist.barrier()
+        works: list[Any] = []
+        for tensor, place in ((bulk, 2), (needed_first, 1)):
+            with in_order(place):
+                works.append(dist.all_reduce(tensor, async_op=True))
+        for work in works:
+            work.wait()
+        assert bulk[-1] == needed_first[-1] == size
+        slow, fast = (work.times() for work in works)
+        assert slow.submitted_s <= fast.submitted_s <= fast.ended_s
+        return bool(fast.ended_s < slow.ended_s)
+
+    assert on_all_ranks(overtakes)

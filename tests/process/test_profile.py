@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,13 @@ def test_without_shapes_events_have_no_metadata(tmp_path: Path) -> None:
 
 
 def check_with_torch(path: Path) -> None:
-    from torch.profiler._trace_validator import validate_trace
-
     text = path.read_text()
     assert text.count(EVENT) == 6
     path.write_text(text.replace(EVENT, "record_param_comms"))
+    if importlib.util.find_spec("torch.profiler._trace_validator") is None:
+        return  # new in torch 2.13
+    from torch.profiler._trace_validator import validate_trace
+
     passed, violations = validate_trace(str(path))
     assert passed, violations
 

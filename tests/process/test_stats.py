@@ -106,7 +106,14 @@ def test_shared_memory_sends_no_packets(rank: int, size: int) -> None:
         assert commlayer.stats()["shared_bytes_received"] == after["shared_bytes_received"] + 4000
 
 
-LATE_S = 0.05
+LATE_S = 0.3
+
+
+def come_late_on_rank_1(rank: int, name: str, size: int) -> None:
+    """Returns on rank 1 some time after it has returned on the other `size` - 1 ranks."""
+    ranks.meet(name, size)
+    if rank == 1:
+        time.sleep(LATE_S)
 
 
 @pytest.mark.parametrize("environ", [{}, {"COMMLAYER_SHM": "0"}], ids=["shared memory", "network"])
@@ -115,13 +122,11 @@ def test_the_late_rank_is_named(rank: int, size: int) -> None:
     with ranks.job(rank, size):
         group = dist.new_group([2, 1])  # other numbers than in the job
         before = commlayer.stats()
-        for _ in range(3):
-            if rank == 1:
-                time.sleep(LATE_S)
+        for number in range(3):
+            come_late_on_rank_1(rank, str(number), size)
             dist.all_reduce(torch.ones(1000))
         if rank != 0:
-            if rank == 1:
-                time.sleep(LATE_S)
+            come_late_on_rank_1(rank, "pair", 2)
             dist.all_reduce(torch.ones(10), group=group)
             if rank == 2:
                 dist.destroy_process_group(group)

@@ -88,7 +88,8 @@ class Generous(Tolerance):
 @ranks.on(2, environ={"COMMLAYER_SHM": "0"})
 def test_a_bound_out_of_range_names_its_rank_and_rule(rank: int, size: int) -> None:
     says = (
-        rf"rank {rank}: Generous.loss_bound for step 1 and a parameter of shape \(.*\) returned 0.9: use a number, 0 .*"
+        rf"rank {rank} of group '0' \(default_pg\): Generous.loss_bound for step 1 and a parameter of shape \(.*\) "
+        r"returned 0.9: use a number, 0 .*"
     )
     with ranks.job(rank, size), pytest.raises(RuntimeError, match=says):
         run(lambda _: Generous(), 2)

@@ -248,7 +248,7 @@ def _lose_a_peer(rank: int, size: int, where: str) -> str:
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_peer_that_dies_is_named(where: str) -> None:
     environ = {"COMMLAYER_SHM": "0", "COMMLAYER_PEER_TIMEOUT_S": "1"}
-    first, second = ranks.outcomes(_lose_a_peer, 2, where, environ=environ, timeout_s=40.0)
+    first, second = ranks.outcomes(_lose_a_peer, 2, where, environ=environ)
     assert first.error is None
     assert "rank 1" in first.result
     assert second.exit_code == 1

@@ -18,8 +18,8 @@ from tests.unit.trace.test_merge import check
 
 SKEW_S = 3.0
 
-EPOCH_ERROR_S = 0.005
-"""A process that is preempted between reading two clocks (`flight.EPOCH_S`) is wrong by that time of day."""
+EPOCH_ERROR_S = 0.0005
+"""Two clocks are not read at the same moment (`flight.read_epoch_s`)."""
 
 
 def recorded(rank: int, size: int, folder: str) -> None:

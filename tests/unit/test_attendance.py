@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,8 +17,21 @@ from commlayer.transport.attendance import Attendance
 from commlayer.transport.members import Members
 
 
-def barrier(ends: Sequence[Attendance], present: Sequence[int], timeout_s: float = 0.3) -> list[list[int]]:
+@pytest.fixture(autouse=True)
+def a_patient_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attendance, "SLACK_S", 30.0)
+
+
+def come(ends: Sequence[Attendance], present: Sequence[int]) -> None:
+    """The Store knows that these ranks have come, however late their threads run on a busy machine."""
+    for rank in present:
+        ends[rank]._store.set(f"{ends[rank]._barriers}/{rank}", "")
+
+
+def barrier(ends: Sequence[Attendance], present: Sequence[int], timeout_s: float = 0.3) -> list[list[int] | None]:
     """The missing ranks, as each of the present ranks learns them."""
+    if len(present) < len(ends):
+        come(ends, present)
     with ThreadPoolExecutor() as pool:
         return list(pool.map(lambda rank: ends[rank].missing(timeout_s), present))
 
@@ -41,7 +54,7 @@ def test_the_missing_ranks_are_named_on_all_others(absent: list[int]) -> None:
     present = [rank for rank in range(4) if rank not in absent]
     start = time.monotonic()
     assert barrier(ends, present) == [absent] * len(present)
-    assert time.monotonic() - start < 0.3 + attendance.SLACK_S
+    assert time.monotonic() - start < attendance.SLACK_S
 
 
 def test_a_late_rank_learns_that_it_was_missed_and_the_next_barrier_works() -> None:
@@ -53,16 +66,63 @@ def test_a_late_rank_learns_that_it_was_missed_and_the_next_barrier_works() -> N
 
 def test_the_others_learn_from_rank_0_before_their_own_timeout() -> None:
     ends = ends_of(3, HashStore())
+    come(ends, [0, 1])
     start = time.monotonic()
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda end: ends[end[0]].missing(end[1]), [(0, 0.2), (1, 30.0)]))
+        found = list(pool.map(lambda end: ends[end[0]].missing(end[1]), [(0, 0.2), (1, 60.0)]))
     assert found == [[2], [2]]
-    assert time.monotonic() - start < 10.0
+    assert time.monotonic() - start < 50.0
 
 
+class Meddling:
+    """A store that calls `before` before each check of keys."""
+
+    def __init__(self, store: HashStore, before: Callable[[list[str]], None]) -> None:
+        self._store = store
+        self._before = before
+
+    def check(self, keys: list[str]) -> bool:
+        self._before(keys)
+        return self._store.check(keys)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("when", ["before the last check of the ranks", "after it"])
+def test_a_verdict_at_the_last_moment_counts(when: str) -> None:
+    store = HashStore()
+    for rank in (0, 2):
+        store.set(f"0/{rank}", "")
+    own_key_checked = threading.Event()
+
+    def rank_0_passes(keys: list[str]) -> None:
+        """Rank 0 publishes its verdict and deletes the keys, when rank 1 has stopped waiting for it."""
+        last = ["0/0"] if when.startswith("before") else ["0/2"]
+        if keys == last and not own_key_checked.is_set():
+            own_key_checked.set()
+            store.set("0/missing", "[]")
+            for rank in range(3):
+                store.delete_key(f"0/{rank}")
+
+    assert ends_of(3, Meddling(store, rank_0_passes))[1].missing(0.05) == []
+    assert own_key_checked.is_set()
+
+
+def test_a_verdict_is_awaited_when_all_ranks_have_come() -> None:
+    store = HashStore()
+    for rank in (0, 2):
+        store.set(f"0/{rank}", "")
+    timer = threading.Timer(0.4, store.set, ("0/missing", "[]"))
+    timer.start()
+    assert ends_of(3, store)[1].missing(0.1) == []
+    timer.join()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("gone", [True, False])
-def test_a_store_that_is_gone_or_frozen_counts_as_rank_0(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attendance, "SLACK_S", 0.1)
+def test_without_a_store_no_rank_is_to_blame(gone: bool, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attendance, "SLACK_S", 0.05)
     thaw = threading.Event()
 
     class Broken:
@@ -74,13 +134,17 @@ def test_a_store_that_is_gone_or_frozen_counts_as_rank_0(gone: bool, monkeypatch
 
             return call
 
-    assert ends_of(2, Broken())[1].missing(0.1) == [0]
+    with pytest.raises(OperationTimeoutError, match="the job's Store does not answer; look at the log") as caught:
+        ends_of(2, Broken())[rank].barrier(0.1)
     thaw.set()
+    assert (caught.value.culprit, caught.value.rank) == (None, rank)
+    assert "did not call" not in str(caught.value)
 
 
 @pytest.mark.parametrize("all_ranks", [False, True])
 def test_the_error_has_the_words_of_gloo(all_ranks: bool) -> None:
     ends = ends_of(4, HashStore())
+    come(ends, [0, 3])
     with ThreadPoolExecutor() as pool:
         failures = list(pool.map(lambda rank: _failure(ends[rank], all_ranks=all_ranks), (0, 3)))
     assert ("Ranks 1, 2 failed to pass" if all_ranks else "(Rank 1 failed to pass monitoredBarrier") in failures[0]

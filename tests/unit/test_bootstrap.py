@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
 from commlayer.transport.bootstrap import Rendezvous, _job, agree
-from commlayer.transport.description import check_job, read_description
+from commlayer.transport.description import check_description, check_job, printable, read_description
 from commlayer.transport.members import Members
 
 
@@ -52,7 +52,7 @@ def test_ranks_that_disagree_are_named_with_their_hosts() -> None:
 
 @pytest.mark.parametrize("values", [[{}, {"new": [1]}], [{"new": [1]}, {}]])
 def test_a_setting_that_another_version_lacks_is_a_difference(values: list[dict[str, object]]) -> None:
-    with pytest.raises(ConfigError, match=r"new differs within group '7': .*missing on rank"):
+    with pytest.raises(ConfigError, match=r"new differs within group '7': .*not set on rank"):
         agree(MEMBERS, values, ConfigError)
 
 
@@ -82,3 +82,13 @@ def test_a_job_that_is_none_is_refused(name: str, value: object) -> None:
     check_job(good, MEMBERS)
     with pytest.raises(CommError, match=rf"rank 4 \(hosta\) describes itself with {name}="):
         check_job({**good, name: value}, MEMBERS)
+
+
+def test_a_description_with_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(CommError, match=r"rank 9 \(hostb\) describes itself with host='a\\udc80'"):
+        check_description({"peer": 9, "host": "a\udc80"}, MEMBERS, 1)
+
+
+def test_host_names_that_are_not_utf_8_can_be_printed() -> None:
+    assert printable(b"node\x80".decode(errors="surrogateescape")) == "node?"
+    assert printable("knoten-\u00e4\U0001f600") == "knoten-\u00e4\U0001f600"

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from commlayer.tools import cli
 from commlayer.tools.bench import launch, report
 from commlayer.tools.bench.spec import Spec
+from commlayer.tools.complaint import EXIT_FAILED
 from commlayer.tools.emulate import namespace, tcp
 from commlayer.tools.emulate.check import Figure
 from commlayer.tools.emulate.link import Link
@@ -45,7 +47,40 @@ def test_version_names_the_packages_and_python() -> None:
     assert result.exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["", "bench", "bench codec", "check", "dissect", "emulate", "probe", "trace"])
+COMMANDS = (
+    "",
+    "bench",
+    "bench codec",
+    "check",
+    "config",
+    "ctl",
+    "dissect",
+    "emulate",
+    "headroom",
+    "probe",
+    "top",
+    "trace",
+    "tune",
+)
+
+
+def test_every_command_says_what_it_does() -> None:
+    group: Any = get_command(cli.app)
+    assert "bench" in group.commands
+    assert [name for name, each in group.commands.items() if not each.get_short_help_str()] == []
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in {"", "bench"}])
+def test_help_has_every_word_of_its_text(command: str) -> None:
+    """Words in square brackets vanish where Rich takes them for markup."""
+    found: Any = get_command(cli.app)
+    for name in command.split():
+        found = found.commands[name]
+    shown = RUNNER.invoke(cli.app, [*command.split(), "--help"]).output.split()
+    assert [word for word in (found.help or "").split() if word not in shown] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_both_flags_of_help(command: str) -> None:
     short, long = (RUNNER.invoke(cli.app, [*command.split(), flag]) for flag in ("-h", "--help"))
     assert short.exit_code == long.exit_code == 0
@@ -56,7 +91,7 @@ def test_every_command_has_both_flags_of_help(command: str) -> None:
 def test_check_outside_torchrun_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     result = RUNNER.invoke(cli.app, ["check"])
-    assert result.exit_code == cli.EXIT_FAILED
+    assert result.exit_code == EXIT_FAILED
     assert "torchrun --nnodes=2 ... -m commlayer check" in result.output
 
 
@@ -275,5 +310,22 @@ def test_probe_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch, words: str,
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     result = RUNNER.invoke(cli.app, ["probe", *words.split()])
-    assert result.exit_code == 1
+    assert result.exit_code == EXIT_FAILED
+    assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "name the job"),
+        ("--steps 0 -- true", "--steps 0: use at least 1"),
+        ("--timeout 0 -- true", "--timeout 0: use a number of seconds above 0"),
+        ("--least 5 -- true", "--least 5: use a share from 0 to 1"),
+        ("-- no-such-command", "is it installed on this host"),
+        ("-- true", "no optimizer made a step"),
+    ],
+)
+def test_headroom_says_what_it_needs(words: str, said: str) -> None:
+    result = RUNNER.invoke(cli.app, ["headroom", *words.split()])
+    assert result.exit_code == EXIT_FAILED
     assert said in result.output

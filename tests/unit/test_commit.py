@@ -94,7 +94,7 @@ def test_buckets_of_a_step_that_was_given_up_fail() -> None:
     step = Buckets(1.0, 1.0, changing={0, 1})
     step.commit.enter(is_last=False)
     step.settle(0)
-    step.commit.abandon(rank=3)
+    step.commit.abandon("rank 3")
     with pytest.raises(Exception, match="rank 3: this step ended before the hook of its last bucket"):
         step.futures[0].wait()
     assert step.changed == []

@@ -7,12 +7,14 @@ import math
 import re
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from commlayer.config import Config, Policy
+from commlayer import config
+from commlayer.config import Config, Ddp, Policy
 from commlayer.errors import ConfigError
 
 
@@ -39,9 +41,9 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     ],
 )
 def test_each_variable_sets_its_field(variable: str, text: str, value: object) -> None:
-    config = Config.from_environment({f"COMMLAYER_{variable}": text})
+    found = Config.from_environment({f"COMMLAYER_{variable}": text})
     changes: dict[str, Any] = {variable.lower(): value}
-    assert config == dataclasses.replace(Config(), **changes)
+    assert found == dataclasses.replace(Config(), **changes)
 
 
 def test_disable_is_read_alone() -> None:
@@ -53,8 +55,8 @@ def test_disable_is_read_alone() -> None:
 
 
 def test_a_provider_takes_two_variables() -> None:
-    config = Config.from_environment({"COMMLAYER_WIRE": "ofi", "COMMLAYER_OFI_PROVIDER": "Verbs"})
-    assert (config.wire, config.ofi_provider) == ("ofi", "verbs")
+    found = Config.from_environment({"COMMLAYER_WIRE": "ofi", "COMMLAYER_OFI_PROVIDER": "Verbs"})
+    assert (found.wire, found.ofi_provider) == ("ofi", "verbs")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_a_field_of_another_type_is_refused(field: str, value: Any, remedy: str)
     assert str(caught.value).startswith(f"COMMLAYER_{field.upper()}={value}: {remedy}")
 
 
-@pytest.mark.parametrize("kind", [Config, Policy])
+@pytest.mark.parametrize("kind", [Config, Policy, Ddp])
 def test_every_field_has_its_type_checked(kind: Any) -> None:
     for field in dataclasses.fields(kind):
         with pytest.raises(ConfigError, match=rf"(?i){field.name}=<object object at .*>\)?: use "):
@@ -138,9 +140,9 @@ def test_every_field_has_its_type_checked(kind: Any) -> None:
 
 def test_fields_of_a_config_become_plain_ones() -> None:
     given: dict[str, Any] = {"ifname": ["eth0"], "ports": np.int64(2), "mtu": np.int32(1500), "peer_timeout_s": 2}
-    config = Config(**given)
-    assert config == Config(ifname=("eth0",), ports=2, mtu=1500, peer_timeout_s=2.0)
-    assert [type(getattr(config, name)) for name in given] == [tuple, int, int, float]
+    made = Config(**given)
+    assert made == Config(ifname=("eth0",), ports=2, mtu=1500, peer_timeout_s=2.0)
+    assert [type(getattr(made, name)) for name in given] == [tuple, int, int, float]
 
 
 EXISTING = ["eth0", "eth1", "ib0", "docker0"]
@@ -220,3 +222,73 @@ def test_a_bound_that_contradicts_the_rest_is_refused(other: dict[str, Any]) -> 
     Policy(**other)
     with pytest.raises(ConfigError, match="loss_bound"):
         Policy(loss_bound=0.01, **other)
+
+
+def job(text: str, tmp_path: Path, **environ: str) -> dict[str, Any]:
+    """The settings of a job with this file and these variables."""
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return config.of_job({"COMMLAYER_CONFIG": str(path), **environ})
+
+
+def test_the_file_has_a_section_for_each_class(tmp_path: Path) -> None:
+    text = """
+        [process]
+        ports = 2
+        port_range = "20000-20100"
+        [policy]
+        codec = "int8"
+        loss_bound = 0.01
+        [ddp]
+        overlap = true
+        bucket_mb = 12.5
+    """
+    found = job(text, tmp_path, COMMLAYER_POLICY_CODEC="BF16", COMMLAYER_PORTS="3", COMMLAYER_DDP_STALENESS="1")
+    assert found == {
+        "process": Config(ports=3, port_range=(20000, 20100)),
+        "policy": Policy(codec="bf16", loss_bound=0.01),
+        "ddp": Ddp(overlap=True, staleness=1, bucket_mb=12.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[proces]\nports = 2", r"\[proces\]: there is no such section; use \[process\], \[policy\], \[ddp\]"),
+        ("[process]\nport = 2", r"\[process\] port: there is no such setting; known: ifname, wire"),
+        ("[process]\ncodec = 'int8'", r"\[process\] codec: there is no such setting; it belongs into \[policy\]"),
+        ("[policy]\ncodec = 'int9'", r"\[policy\] codec = 'int9': use one of none, f16"),
+        ("[policy]\nloss_bound = 0.1\ndeterministic = true", r"losses are random; .* sets deterministic, loss_bound"),
+        ("[ddp]\nstaleness = 1", r"staleness=1 needs overlap: set both, or staleness=0"),
+    ],
+)
+def test_faults_name_the_file_the_key_and_the_remedy(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"job.toml: .*{told}"):
+        job(text, tmp_path)
+
+
+def test_disable_may_be_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "off.toml"
+    path.write_text("[process]\ndisable = true\n[policy]\ncodec = 'nonsense'\n")
+    assert Config.is_disabled({"COMMLAYER_CONFIG": str(path)})
+    assert not Config.is_disabled({"COMMLAYER_CONFIG": str(path), "COMMLAYER_DISABLE": "0"})
+
+
+def test_groups_take_no_codec_and_no_losses_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("[policy]\npriority = 2\ncodec = 'int8'\nloss_bound = 0.1\ntreatment = 'zero'\n")
+    monkeypatch.setenv("COMMLAYER_CONFIG", str(path))
+    assert config.policy_of_groups(Config()) == Policy(priority=2)
+    assert config.policy_of_groups(Config(deterministic=True)) == Policy(priority=2, deterministic=True)
+    assert config.policy_of_job() == Policy(priority=2, codec="int8", loss_bound=0.1, treatment="zero")
+
+
+def test_settings_of_models_are_shared_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.shared() == {}
+    monkeypatch.setenv("COMMLAYER_POLICY_CODEC", "int8")
+    monkeypatch.setenv("COMMLAYER_DDP_HOOK", "1")
+    monkeypatch.setenv("COMMLAYER_PORTS", "2")
+    assert config.shared() == {
+        "[policy] (commlayer.toml or COMMLAYER_POLICY_*)": "codec='int8'",
+        "[ddp] (commlayer.toml or COMMLAYER_DDP_*)": "hook=True",
+    }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from commlayer.transport import flight
 from commlayer.transport.call import Call, Calls
 from commlayer.transport.flight import GroupRecord, Recorder
 from commlayer.transport.watch import has_default_action
@@ -28,6 +30,23 @@ def add(calls: Calls, *, count: int = 1, name: str = "all_reduce") -> None:
         call = Call.of(name, [torch.ones(3)], [torch.ones(3)])
         calls.add(call)
         call.ended_s = call.submitted_s
+
+
+def test_the_time_of_day_is_that_of_the_quickest_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is preempted in all readings but the sixth."""
+    now_s = 50.0
+
+    def monotonic() -> float:
+        return now_s
+
+    def day() -> float:
+        nonlocal now_s
+        now_s += 0.002 if next(pauses) else 3.0
+        return 1000.0 + now_s
+
+    pauses = iter(number == 5 for number in range(20))
+    monkeypatch.setattr(flight, "time", SimpleNamespace(monotonic=monotonic, time=day))
+    assert abs(flight.read_epoch_s() - 1000.0) < 0.002
 
 
 def test_the_last_thousand_are_written() -> None:

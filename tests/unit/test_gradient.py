@@ -34,6 +34,7 @@ class Group:
     """A group of one that doubles gradients, and loses the given ranges."""
 
     packet_bytes = PACKET_BYTES
+    who = "rank 3"
 
     def __init__(self, *, can_lose: bool = True, missing: list[tuple[int, int]] | None = None) -> None:
         self.can_lose = can_lose
@@ -183,7 +184,7 @@ def test_a_failure_fails_the_buckets_of_the_step() -> None:
 
 def test_buckets_of_a_step_without_a_last_one_fail_with_the_next() -> None:
     (future,), shared = low_rank_buckets(Group(), lasts=(False,))
-    shared.low_rank.begin_step(3, 1.0)
+    shared.low_rank.begin_step(3, 1.0, "rank 3")
     with pytest.raises(RuntimeError, match="rank 3: this step ended before the hook of its last bucket"):
         future.wait()
 

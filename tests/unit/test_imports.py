@@ -12,25 +12,33 @@ import pytest
 from tests import ROOT
 
 # What each folder of commlayer/ may import: all of Python's direction of imports. A module's folder is the first part
-# of its name below `commlayer`; "" is commlayer/__init__.py, and config and errors stand for themselves.
+# of its name below `commlayer`; "" is commlayer/__init__.py, and files beside the folders stand for themselves.
 MAY_IMPORT = {
     "errors": set(),
-    "config": {"errors"},
+    "kind": {"errors"},
+    "setting": {"errors", "kind"},
+    "policy": {"errors", "kind", "setting"},
+    "config_file": {"errors"},
+    "config": {"errors", "kind", "setting", "policy", "config_file"},
     "plans": {"errors", "config"},
     "transport": {"errors", "config"},
+    "telemetry": {"errors", "config", "transport"},
     "scheduler": {"errors", "config"},
     "planner": {"errors", "config", "scheduler"},
     "compress": {"errors", "config"},
     "loss": {"errors", "config", "plans"},
-    "frontend": {"errors", "config", "plans", "transport", "scheduler", "planner", "compress", "loss"},
-    "tools": {"errors", "config", "plans", "transport", "scheduler", "compress", "loss", "frontend"},
+    "frontend": {"errors", "config", "plans", "transport", "telemetry", "scheduler", "planner", "compress", "loss"},
+    "tools": {
+        *("errors", "config", "config_file", "plans", "transport", "telemetry"),
+        *("scheduler", "compress", "loss", "frontend"),
+    },
     "": {"errors", "config", "transport", "scheduler", "planner", "compress", "loss", "frontend"},
     "torchft": {"errors", "config", "frontend"},
     "__main__": {"tools"},
 }
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
 MAY_USE_TORCH_DISTRIBUTED = {"frontend", "torchft", "transport.bootstrap"} | {
-    f"tools.{name}" for name in ("bench", "check", "cli", "probe")
+    f"tools.{name}" for name in ("bench", "check", "cli", "job", "probe")
 }
 PURE = ("simulate", "link", "trace", "actions", "pipelines", "measure")
 WITHOUT_TORCH = {"planner", *(f"scheduler.{name}" for name in PURE)}

@@ -82,7 +82,7 @@ def test_a_message_is_told_with_its_other_end() -> None:
 
 @pytest.mark.parametrize("silent", [(2,), ()], ids=["stuck", "behind"])
 def test_a_timeout_names_the_ranks_that_did_not_come(silent: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "ANSWERS_S", 0.2)
+    monkeypatch.setattr(inquiry, "ANSWERS_S", 2.0 if silent else 20.0)
     history = [[reduction(5), reduction(5)] for _ in range(4)]
     history[2] = [] if silent else [reduction(5)]
     verdicts = inquire(history, timeout, silent)
@@ -115,7 +115,7 @@ class FrozenStore:
     def set(self, key: str, value: str) -> None: ...
 
     def check(self, _: list[str]) -> bool:
-        time.sleep(10.0)
+        time.sleep(30.0)
         return False
 
     def get(self, _: str) -> bytes:
@@ -136,7 +136,7 @@ def test_a_store_that_does_not_answer_costs_little(monkeypatch: pytest.MonkeyPat
     own = Inquiry(frozen(), 0, JOB_RANKS, Calls())
     assert own.mismatch(reduction(5), 1) is None
     assert own.mismatch(reduction(5), 1) is None
-    assert time.monotonic() - begin_s < 5.0
+    assert time.monotonic() - begin_s < 25.0
 
 
 def test_a_store_that_is_gone_is_no_error() -> None:

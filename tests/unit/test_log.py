@@ -10,8 +10,10 @@ import pytest
 
 from commlayer.frontend.report import advice
 from commlayer.transport import log as module
+from commlayer.transport.buffers import BUFFER_BYTES
 from commlayer.transport.log import begin, end, log
-from commlayer.transport.sockets import BUFFER_BYTES, Socket, _read
+from commlayer.transport.sockets import Socket, _read
+from commlayer.transport.uplink import Uplink
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +51,13 @@ def test_records_come_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_advice_is_for_jobs_that_the_network_limits() -> None:
-    assert "commlayer probe" in advice(busy_s=74, passed_s=77, waited_s=1)
-    assert advice(busy_s=74, passed_s=77, waited_s=40) == ""  # late ranks do
-    assert advice(busy_s=20, passed_s=77, waited_s=1) == ""
+    link = Uplink("eth0", 0.0, 0, full_s=60.0, full_bytes=75_000_000)
+    assert "commlayer probe" in advice(busy_s=74, passed_s=77, waited_s=1, link=None)
+    assert "eth0 filled the link for 81% of that time, at 10 Mbit/s" in advice(74, 77, 1, link)
+    link.full_s = 20.0
+    assert "neither late ranks nor the links of this rank explain that: the `end:` lines of" in advice(74, 77, 1, link)
+    assert advice(busy_s=74, passed_s=77, waited_s=40, link=link) == ""  # late ranks do
+    assert advice(busy_s=20, passed_s=77, waited_s=1, link=link) == ""
 
 
 PORT = {"ifname": "eth0", "address": "10.0.0.1", "port": 20001, "mtu": 9000}

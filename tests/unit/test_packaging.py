@@ -83,7 +83,8 @@ def test_every_requirement_is_pinned_once_per_python(name: str) -> None:
 
 
 def test_pinned_versions_satisfy_the_package() -> None:
-    pinned = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins("requirements/demo.txt")}
+    demo = [*pins("requirements/torch.txt"), *pins("requirements/demo.txt")]
+    pinned = {pin.name: str(pin.specifier).removeprefix("==") for pin in demo}
     declared = [Requirement(line) for line in metadata.requires("commlayer") or []]
     runtime = [requirement for requirement in declared if requirement.marker is None]
     assert {requirement.name for requirement in runtime} <= set(pinned)
@@ -147,8 +148,22 @@ def test_a_build_variable_that_is_not_there_is_named(build: ModuleType, monkeypa
 
 
 def test_make_test_runs_every_file() -> None:
-    groups = re.findall(r"^(?:JOB_TESTS|REST) := (.*)$", text("Makefile"), re.MULTILINE)
-    assert len(groups) == 2
+    groups = re.findall(r"^(?:JOB_TESTS|LAUNCH_TESTS|REST) := (.*)$", text("Makefile"), re.MULTILINE)
+    assert len(groups) == 3
     folders = ["tests/process", *" ".join(groups).split()]
     files = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
     assert [path for path in files if not any(path.is_relative_to(folder) for folder in folders)] == []
+
+
+def test_make_torch_runs_the_tests_of_torchs_interfaces() -> None:
+    makefile = text("Makefile").replace("\\\n", " ")
+    units = re.search(r"^TORCH_UNITS := \$\(addprefix tests/unit/,(.*)\)$", makefile, re.MULTILINE)
+    names = re.search(r"^TORCH_PROCESS := \$\(patsubst %,tests/process/test_%\.py,(.*)\)$", makefile, re.MULTILINE)
+    assert units is not None
+    assert names is not None
+    assert [name for name in units[1].split() if not (ROOT / "tests" / "unit" / name).exists()] == []
+    files = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "process").glob("test_*.py")}
+    of_torch = {
+        name for name in files if {"backend", "ddp", "fsdp", "overlap", "pipeline", "tp"} & set(name.split("_"))
+    }
+    assert of_torch <= set(names[1].split()) <= files

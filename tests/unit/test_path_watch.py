@@ -14,6 +14,7 @@ from commlayer.transport.path_watch import Watch
 from tests.unit.test_diagnosis import descriptions
 
 ALIVE = {"deaths": 0, "is_dead": 0, "round_trip_us": 0, "window_bytes": 0, "queue_us": 0}
+ALIVE |= {"capacity_bytes": 1, "carried_bytes": 0}
 
 
 class FakeEngine:
@@ -31,7 +32,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     """A watch of two paths to rank 5, which looks when the test says so."""
     monkeypatch.setattr(module, "Engine", FakeEngine)
     monkeypatch.setattr(module, "PERIOD_S", 1000.0)
-    FakeEngine.found = {5: [{**ALIVE}, {**ALIVE}]}
+    ends = [{"interface": f"eth{each}", "address": f"10.0.{each}.1", "port": 20001} for each in range(2)]
+    FakeEngine.found = {5: [{**ALIVE, **each} for each in ends]}
     caplog.set_level(logging.INFO, "commlayer")
     made = Watch()
     own, peer = descriptions(1, one_host=False)
@@ -64,6 +66,15 @@ def test_death_and_return(watch: Watch, caplog: pytest.LogCaptureFixture) -> Non
 def test_a_short_death_is_not_missed(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
     assert told(watch, caplog, deaths=2) == [f"WARNING {PATH} died 2 times, and delivers again"]
     assert told(watch, caplog, deaths=3) == [f"WARNING {PATH} died once, and delivers again"]
+
+
+def test_full_links_are_found(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    assert told(watch, caplog) == []
+    assert told(watch, caplog, carried_bytes=1 << 40) == []
+    link = watch.uplinks.fullest()
+    assert link is not None
+    assert link.interface == "eth1"
+    assert link.full_s > 0
 
 
 def test_rates_are_told_at_debug_when_they_have_doubled(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:

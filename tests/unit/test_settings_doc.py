@@ -53,5 +53,5 @@ def test_every_argument_has_a_row_with_its_default(kind: Any) -> None:
 
 
 def test_every_row_says_unit_default_and_meaning() -> None:
-    for heading in ("Environment variables", "Policy", "Options", "HookState"):
+    for heading in ("commlayer.toml", "Environment variables", "Policy", "Options", "HookState"):
         assert all(unit and default and meaning for unit, default, meaning in rows(heading).values()), heading

@@ -115,6 +115,17 @@ def test_a_note_is_for_its_group(caplog: pytest.LogCaptureFixture) -> None:
     assert len(warnings_of(ranks[3], caplog)) == 1
 
 
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", b'{"group": "0", "sequence": "2", "text": "t"}'])
+def test_a_malformed_note_is_skipped(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = job([3], STALL_S)
+    ranks[3].waits.notes.set(note_key("life 13"), data)  # type: ignore[arg-type]
+    (told,) = warnings_of(ranks[3], caplog)
+    assert told.startswith("rank 13 on host1 skips a malformed note in the Store: ")
+    warnings_of(ranks[0], caplog)
+    (text,) = warnings_of(ranks[3], caplog)
+    assert text.startswith("rank 13: rank 10 of group '0' has waited 8 s for this rank to call all_reduce 2")
+
+
 def test_many_late_ranks_are_counted(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "TOLD_MAX", 2)
     ranks = job([1, 2, 3], STALL_S)
@@ -153,6 +164,12 @@ def test_the_oldest_of_many_is_found() -> None:
     assert rank.waits.oldest() is first
     rank.call(0.5, ended=True)
     assert rank.waits.oldest() is None
+
+
+def test_a_store_that_is_gone_is_asked_ever_less() -> None:
+    watch = StallWatch(30.0)
+    assert [watch.pause_after(asks=False, failures=each) for each in (0, 1, 3, 6, 99)] == [5, 10, 40, 320, 320]
+    assert watch.pause_after(asks=True, failures=0) == stall.ANSWER_LOOK_S
 
 
 def test_the_thread_ends_with_the_last_group() -> None:

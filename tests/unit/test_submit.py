@@ -28,6 +28,7 @@ class StillGroup:
     """Takes every operation and ends none: the test does."""
 
     rank, size, hosts, interface, staging_bytes = 0, 2, ((0,), (1,)), "lo", 0
+    who = "rank 0 of group '0'"
 
     def __init__(self) -> None:
         self.handles: list[FakeHandle] = []

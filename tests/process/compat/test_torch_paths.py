@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tests import ranks
+from tests.pipelines import HAS_V
 from tests.process.compat import data_paths, tensor_paths
 from tests.process.compat.gloo import assert_same
 
@@ -45,8 +46,7 @@ CASES: tuple[Callable[[int], Any], ...] = (
     tensor_paths.functional_collectives_with_gradients,
     tensor_paths.coalesced_collectives,
     tensor_paths.looped_pipeline,
-    tensor_paths.zero_bubble_pipeline_in_a_v,
-    tensor_paths.dual_pipeline_in_a_v,
+    *((tensor_paths.zero_bubble_pipeline_in_a_v, tensor_paths.dual_pipeline_in_a_v) if HAS_V else ()),
 )
 
 

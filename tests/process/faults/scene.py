@@ -25,8 +25,8 @@ from tests import ROOT, ranks
 NOTES = ROOT / "out" / "faults.json"
 """One JSON object per line and case."""
 
-SLACK_S = 5.0
-"""The delay that a busy test machine may add to a documented time."""
+SLACK_S = 20.0
+"""The delay that a busy test machine may add to a documented time; the timeout of an operation is longer."""
 
 PEER_TIMEOUT_S = 3.0
 """The default of COMMLAYER_PEER_TIMEOUT_S."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commlayer.tools.bench.collectives import all_gather_single
 from tests import ranks
 
 from .scene import SLACK_S, Seen, Site, begin, culprit_of, mark, note, survived, witness
@@ -26,7 +27,7 @@ def size_large(odd: bool, group: Group) -> None:
 
 def size_of_a_part(odd: bool, group: Group) -> None:
     count = 2000 if odd else 1000
-    dist.all_gather_single(torch.empty(count * dist.get_world_size()), torch.ones(count), group=group)
+    all_gather_single(torch.empty(count * dist.get_world_size()), torch.ones(count), group=group)
 
 
 def dtype(odd: bool, group: Group) -> None:
@@ -41,7 +42,7 @@ def moved_dtype(odd: bool, group: Group) -> None:
 
 def moved_dtype_of_a_part(odd: bool, group: Group) -> None:
     part = torch.ones(1000, dtype=torch.float8_e5m2 if odd else torch.bool)
-    dist.all_gather_single(part.new_empty(1000 * dist.get_world_size()), part, group=group)
+    all_gather_single(part.new_empty(1000 * dist.get_world_size()), part, group=group)
 
 
 def exchanged_dtype(odd: bool, group: Group) -> None:

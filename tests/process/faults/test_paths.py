@@ -99,7 +99,7 @@ def test_one_of_two_paths_is_not_missed(network: Network, way: str, numel: int, 
 
 def _starts(rank: int, size: int) -> float:
     start = time.monotonic()
-    ranks.init(rank, size, timeout=timedelta(seconds=15))
+    ranks.init(rank, size, timeout=timedelta(seconds=30))
     took_s = time.monotonic() - start
     reduce(1 << 16)
     sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (size,), check_invariants=True)

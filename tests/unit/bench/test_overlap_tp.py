@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from bench.overlap_tp import (
     Job,
 )
 from bench.tensor_parallel import BATCH, OURS, SERIAL, WEIGHTS, WeightsLayer
+from bench.turns import slowed
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 
@@ -98,6 +100,24 @@ def test_a_mixed_step_is_compared_with_its_bound() -> None:
     rows = overlap_tp.mixed_table(content(mixed=found)).splitlines()
     assert "(1.050 to 1.053) | ≤ 1.10: yes |" in rows[3]
     assert rows[4].endswith("|  |")
+
+
+def test_the_mixed_case_has_a_network_and_a_pace_of_its_own() -> None:
+    slow = slowed(Scenario.read(overlap_tp.SCENARIO), overlap_tp.MIXED_SLOWER)
+    found = logs({ALONE: [2.0], MIXED: [2.1], MIXED_ONE_CLASS: [2.2]})
+    for log in found:
+        log["job"]["forward_s"] = FORWARD_S * overlap_tp.MIXED_SLOWER
+    table = overlap_tp.mixed_table(content(mixed=found, mixed_network=slow.table))
+    assert "NIC 0: 20 Mbit/s" in table
+    assert "layers of 150 ms. All communication of a step takes 2100 ms" in table
+    assert "NIC 0: 50 Mbit/s" in overlap_tp.mixed_table(content(mixed=found))  # of results from before
+
+
+def test_the_picture_has_both_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap_tp, "PICTURE", tmp_path / "steps.svg")
+    overlap_tp.picture(content(mixed=logs({ALONE: [0.9], MIXED: [1.0], MIXED_ONE_CLASS: [1.2]})))
+    drawn = (tmp_path / "steps.svg").read_text()
+    assert all(f"<!-- {name} -->" in drawn for name in (SERIAL, OURS, ALONE, MIXED))
 
 
 def test_the_peers_layer_has_the_gradients_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from typer.testing import CliRunner
 
 from commlayer.tools import cli
 from commlayer.tools.bench import selection
 from commlayer.tools.bench.codec import gaussian
-from commlayer.transport import native
+from commlayer.transport import kernels
 
 RUNNER = CliRunner()
-LEVELS = native.kernel_levels()
+LEVELS = kernels.kernel_levels()
 
 
 def bench(*arguments: str) -> Any:
@@ -33,7 +32,7 @@ def test_every_level_and_kind_of_data_has_a_row(tmp_path: Path) -> None:
     assert all(row["of_two_reads"] > 0 and row["beside_torch"] > 0 and row["gb_s"] > 0 for row in rows)
     lines = [line.split()[0] for line in result.output.splitlines() if line[:1] == " "]
     assert lines == LEVELS * 2
-    assert (native.kernel_levels(), torch.get_num_threads()) == (LEVELS, threads)
+    assert (kernels.kernel_levels(), torch.get_num_threads()) == (LEVELS, threads)
 
 
 def test_all_calls_do_their_work() -> None:
@@ -45,23 +44,3 @@ def test_all_calls_do_their_work() -> None:
     assert calls[selection.READ]() is None
     for level in LEVELS:
         calls[level]()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--share 0", "--share 0: use above 0"),
-        ("--share 0.6", "--share 0.6: use above 0, and at most 0.5"),
-        ("--sizes 6", "size 6: use a multiple of 4 bytes"),
-        ("--rounds 0", "--rounds 0: use at least 1"),
-        ("--json /", "--json '/': that is a folder"),
-    ],
-)
-def test_bad_arguments_are_named(arguments: str, message: str) -> None:
-    result = bench(*arguments.split())
-    assert result.exit_code == 2
-    assert message in result.output
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: commlayer bench select" in bench("--help").output

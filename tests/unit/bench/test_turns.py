@@ -104,3 +104,15 @@ def test_a_rank_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path
     status = 1
     with pytest.raises(RuntimeError, match="x: "):
         turns.measure(scenario, "bench.overlap", {"jobs": [{}]}, "x")
+
+
+def test_the_warm_up_is_neither_timed_nor_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.turns.dist.barrier", lambda: None)
+    monkeypatch.setattr("bench.turns.dist.get_world_size", lambda: 1)
+    seconds = iter([0.02, 0.02, 0.001, 0.001, 0.001])
+    log = turns.timed(lambda: turns.Accelerator.compute("step", next(seconds)), 2, 3, trace=True)
+    recorded, turns.Accelerator.spans = turns.Accelerator.spans, None
+    assert len(log["step_s"]) == len(recorded or ()) == 3
+    assert all(each >= 0.001 for each in log["step_s"])
+    assert next(seconds, None) is None
+    assert {"busy", "of_ranks"} < log.keys()

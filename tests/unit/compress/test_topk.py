@@ -14,7 +14,7 @@ from torch import Tensor
 
 from commlayer.compress.codec import share_of
 from commlayer.compress.topk import BLOCK, COUNT_BYTES, VALUE_BYTES, add_to, selected, take_out
-from commlayer.transport import native
+from commlayer.transport import kernels
 
 BF16_LARGEST = torch.finfo(torch.bfloat16).max
 SHARES = st.sampled_from(["1e-9", "0.001", "0.01", "0.1", "0.3", "0.5"]).map(Fraction)
@@ -46,7 +46,7 @@ def buffers(draw: st.DrawFn, *, finite: bool = True) -> Tensor:
 def send(values: Tensor, k: int) -> Tensor:
     """The payload of the `k` largest values, which are taken out of `values`."""
     indices, chosen = torch.empty(k, dtype=torch.uint32), torch.empty(k)
-    native.select_largest(values.data_ptr(), len(values), k, indices.data_ptr(), chosen.data_ptr())
+    kernels.select_largest(values.data_ptr(), len(values), k, indices.data_ptr(), chosen.data_ptr())
     return take_out(values, indices, chosen)
 
 

@@ -44,6 +44,15 @@ def test_a_row_says_how_far_gloo_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("--nnodes=4" in command for command in runs.commands)
 
 
+def test_ray_starts_a_node_on_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(GLOO[:1], NEAR[:1], NEAR[:1])
+    monkeypatch.setattr(subprocess, "run", runs)
+    assert emulated.compare("ray") == "| `ray_job.py` | 1.000000 | 1.000010 | 1e-05 | not counted |"
+    assert [[word for word in command if "ray_" in word] for command in runs.commands] == [
+        [str(compare.HERE / "ray_nodes.py"), str(compare.HERE / "ray_job.py")]
+    ] * 3
+
+
 @pytest.mark.parametrize(
     "runs",
     [

@@ -80,6 +80,14 @@ def test_messages_of_large_jobs_fill_packets() -> None:
     assert int(((sent + 1431) // 1432).sum()) < 1.2 * 5037
 
 
+def test_short_messages_of_large_jobs_take_one_network_step() -> None:
+    """Every owner sends its contribution to all others, and nobody sends a sum."""
+    hosts = tuple(tuple(range(first, first + 8)) for first in range(0, 1000, 8))
+    for rank in (0, 8):
+        steps = hierarchical.all_reduce(rank, hosts, 1, 4, 1, Settings()).steps
+        assert int((steps["kind"] == StepKind.SEND).sum()) == len(hosts) - 1
+
+
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
 def test_barrier(hosts: Hosts) -> None:
     barrier_holds(lambda r: hierarchical.barrier(r, hosts), sum(map(len, hosts)))

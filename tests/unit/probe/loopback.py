@@ -46,7 +46,7 @@ def measurement(filtered: Filter = keep, *, address: str = "127.0.0.1", mtu: int
     near, far = Port(address, COOKIE), Filtered(address, COOKIE)
     far.filter_arrival = filtered
     ended = threading.Event()
-    thread = threading.Thread(target=Responder([far]).serve, args=(ended.is_set,))
+    thread = threading.Thread(target=Responder([far]).serve, args=(ended.is_set, 60.0))
     thread.start()
     try:
         sample = Sample(Way(0, "lo", 1, "lo"), "127.0.0.0/8", interface_mtu=mtu)

@@ -12,7 +12,7 @@ from commlayer.tools.probe.command import _announce, _notes, _Progress
 from commlayer.tools.probe.meeting import _distinct
 from commlayer.tools.probe.path import Effort
 from commlayer.tools.probe.plan import Plan
-from commlayer.tools.probe.sample import Sample
+from commlayer.tools.probe.sample import Crossed, Sample
 from tests.unit.probe.jobs import hosts
 from tests.unit.probe.samples import view
 
@@ -31,7 +31,7 @@ def lonely(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lonely")
 def test_one_host_alone_is_an_error_with_its_remedy() -> None:
     result = CliRunner().invoke(cli.app, ["probe"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "1 rank(s) are on one host" in result.output
     assert "Traceback" not in result.output
 
@@ -39,7 +39,7 @@ def test_one_host_alone_is_an_error_with_its_remedy() -> None:
 @pytest.mark.usefixtures("lonely")
 def test_files_that_cannot_be_written_are_refused_before_the_measurement(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["probe", "--png", str(tmp_path / "absent" / "map.png")])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--png" in result.output
     assert "there is no folder" in result.output
 
@@ -91,3 +91,21 @@ def test_slower_networks_and_lower_bounds_are_noted() -> None:
 
 def test_hosts_of_one_name_are_told_apart_by_their_ranks() -> None:
     assert _distinct(["a", "b", "a"], [0, 4, 8]) == ["a (rank 0)", "b", "a (rank 8)"]
+
+
+def test_rates_while_all_send_at_once_are_noted_unless_they_are_a_finding() -> None:
+    def fault(each: Sample) -> None:
+        each.crossed = Crossed(share * each.rate_bps, False, [900.0, 4000.0], 1000, 0)
+
+    share = 0.97
+    said = "while all hosts send at once, paths keep 97% of their rates; round trips take 4 ms"
+    assert _notes(hosts(3), view(3, 1, fault).samples) == [said]
+    share = 0.5
+    assert _notes(hosts(3), view(3, 1, fault).samples) == []
+
+
+@pytest.mark.parametrize("ports", ["0", "33"])
+def test_a_wrong_number_of_ports_is_refused(ports: str) -> None:
+    result = CliRunner().invoke(cli.app, ["probe", "--ports", ports])
+    assert result.exit_code == 2
+    assert f"--ports {ports}: use at " in result.output

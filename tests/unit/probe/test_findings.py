@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from commlayer.tools.probe.findings import find
-from commlayer.tools.probe.sample import Sample
+from commlayer.tools.probe.flow import Flow
+from commlayer.tools.probe.sample import Crossed, Sample
 from commlayer.tools.probe.view import suspects
 from tests.unit.probe.samples import lose, view
 
@@ -164,3 +165,39 @@ def test_findings_as_plain_values() -> None:
     table = find(view(4, 1, only(to(2), lose)))[0].table
     assert table["kind"] == "loss"
     assert table["ways"][0] == {"source": 0, "source_nic": "eth0", "target": 2, "target_nic": "eth0"}
+
+
+def test_a_bad_link_among_parallel_ones() -> None:
+    def fault(each: Sample) -> None:
+        each.flows = [Flow(4000 + number, 200.0, 1000, route=[f"10.0.0.{number % 2}"]) for number in range(8)]
+        for flow in each.flows[1::2] if each.way == (0, "eth0", 1, "eth0") else ():
+            flow.lost, flow.bursts = 30, 20
+
+    (finding,) = find(view(4, 1, fault))
+    assert finding.kind == "links"
+    assert finding.text == (
+        "the path from host0 to host1: 4 of 8 source ports lose 3.0% of their packets, all through 10.0.0.1, the "
+        "others 0.0%: one of several parallel links loses packets"
+    )
+    assert "COMMLAYER_PORTS=4" in finding.remedy
+
+
+def crossed(bps: float, *, is_own_limit: bool = False) -> Fault:
+    return lambda each: setattr(each, "crossed", Crossed(bps, is_own_limit, [900.0, 4000.0], 1000, 50))
+
+
+def test_links_that_hosts_share_are_one_finding() -> None:
+    def fault(each: Sample) -> None:
+        crossed(45e6 if abs(each.way.source - each.way.target) == 2 else 98e6)(each)
+
+    (finding,) = find(view(4, 1, fault))
+    assert (finding.kind, len(finding.ways)) == ("crossed", 4)
+    assert finding.text == (
+        "while all hosts send at once, 4 of 12 directions carry 45 Mbit/s, 2.2 times less than alone (100 Mbit/s), "
+        "with round trips of 4 ms: host0 to host2, host1 to host3, host2 to host0 and 1 more"
+    )
+
+
+def test_a_crossing_that_the_probe_limits_is_no_finding() -> None:
+    assert texts(4, 1, crossed(45e6, is_own_limit=True)) == []
+    assert texts(4, 1, crossed(80e6)) == []

@@ -109,3 +109,21 @@ def test_ports_come_from_the_range() -> None:
 
 def test_the_probe_knows_its_own_limit() -> None:
     assert own_limit_bps(0.02) > 1e6
+
+
+def test_packets_that_the_kernel_hands_over_at_once_are_told_apart(ports: tuple[Port, Port]) -> None:
+    one, other = ports
+    to = other.address, other.number
+    count, size = 3000, 1000
+    sent, found = 0, []
+    while sent < count:  # so few that the buffer has room
+        sent += one.blast(to, run=3, size=size, seconds=60, most=300, first=sent).packets
+        while (arrival := other.receive()) is not None:
+            found.append((arrival.kind, arrival.run, arrival.number, arrival.size))
+    one.ping(to, 7, size=77)
+    assert other.wait(5)
+    assert found == [(DATA, 3, number, size) for number in range(count)]
+    arrival = other.receive()
+    assert arrival is not None
+    assert (arrival.kind, arrival.number, arrival.size) == (PING, 7, 77)
+    assert not other.has_received

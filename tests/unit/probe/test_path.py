@@ -60,7 +60,7 @@ def test_a_class_that_is_dropped() -> None:
 
 
 def test_a_path_without_answer_ends_soon_and_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commlayer.tools.probe.path._PATIENCE_S", 0.1)
+    monkeypatch.setattr("commlayer.tools.probe.path.PATIENCE_S", 0.1)
     sample = measured(lambda arrival: None if arrival.kind == PING else arrival, PHASES)
     assert not sample.is_reached
     assert (sample.sent, sample.dscp, sample.rtt_us) == (0, {}, [])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from commlayer.tools.probe.path import PHASES, Effort
+from commlayer.tools.probe.path import CROSSED, PHASES, Effort
 from commlayer.tools.probe.plan import Plan
 from commlayer.tools.probe.sample import Way
 from tests.unit.probe.jobs import hosts
@@ -72,3 +72,36 @@ def test_bytes_of_all_hosts_and_of_the_busiest() -> None:
 def test_a_slow_interface_gets_shorter_bursts() -> None:
     task = Plan(hosts(2, 1, speed_mbit_s=100), Effort(), 8).first_pass()[0][0]
     assert task["paths"][0]["effort"]["burst_bytes"] < 3_000_000
+
+
+def test_all_hosts_send_at_once_to_the_neighbour_and_half_of_the_hosts_away() -> None:
+    for count, distances in ((2, [1]), (3, [1]), (4, [1, 2]), (20, [1, 10])):
+        found = Plan(hosts(count), Effort(), 8).crossed()
+        assert [[(task["driver"], task["responder"]) for task in tasks] for tasks in found] == [
+            [(host, (host + distance) % count) for host in range(count)] for distance in distances
+        ]
+        assert all(about["phases"] == [CROSSED] for tasks in found for task in tasks for about in task["paths"])
+
+
+def test_only_paths_that_answered_are_crossed_with_their_figures() -> None:
+    samples = view(3).samples
+    samples[0].is_reached = False
+    silent = samples[0].way
+    (tasks,) = Plan(hosts(3), Effort(), 8).crossed(samples)
+    assert [(task["driver"], task["responder"]) for task in tasks] == [
+        ends for ends in ((0, 1), (1, 2), (2, 0)) if ends != (silent.source, silent.target)
+    ]
+    assert (tasks[0]["paths"][0]["rate_bps"], tasks[0]["paths"][0]["rtt_us"]) == (100e6, [200.0, 400.0])
+
+
+def test_flows_are_looked_at_again_with_more_packets() -> None:
+    samples = view(3).samples
+    passes = Plan(hosts(3), Effort(train_packets=500), 8).second_pass({"links": {samples[0].way}}, samples)
+    (about,) = [about for tasks in passes for task in tasks for about in task["paths"]]
+    assert (about["phases"], about["effort"]["train_packets"]) == (["flows"], 2000)
+
+
+def test_crossing_traffic_is_counted() -> None:
+    effort = Effort(burst_bytes=1_000_000)
+    plan = Plan(hosts(4), effort, 8)
+    assert plan.bytes(plan.crossed()) == (8 * 2_000_000, 2 * 2_000_000)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 from commlayer.tools.probe.packets import DATA, END, RESULT, Port
 from commlayer.tools.probe.responder import Responder
@@ -14,11 +15,11 @@ def test_late_packets_count_for_the_next_answer() -> None:
     try:
         near.send(DATA, to, run=9, number=0)
         near.send(DATA, to, run=9, number=2)
-        responder.serve(lambda: True)
+        responder.serve(lambda: True, 10.0)
         near.send(END, to, run=9, number=3)  # to the next round of the same responder
         near.send(DATA, to, run=9, number=1)
         near.send(END, to, run=9, number=3)
-        responder.serve(lambda: True)
+        responder.serve(lambda: True, 10.0)
         answers = []
         while near.wait(0.2):
             arrival = near.receive()
@@ -38,8 +39,29 @@ def test_old_trains_are_forgotten() -> None:
     try:
         for run in range(100):
             near.send(DATA, (far.address, far.number), run=run)
-        responder.serve(lambda: True)
-        assert len(responder._trains) == 8
+        responder.serve(lambda: True, 10.0)
+        assert len(responder._trains) == 64
     finally:
+        near.close()
+        far.close()
+
+
+def test_a_driver_that_never_ends_is_not_served_for_ever() -> None:
+    near, far = Port("127.0.0.1", COOKIE), Port("127.0.0.1", COOKIE)
+    ended = threading.Event()
+
+    def send_on() -> None:
+        while not ended.wait(0.005):
+            near.send(DATA, (far.address, far.number), run=1)
+
+    sender = threading.Thread(target=send_on)
+    sender.start()
+    try:
+        assert not Responder([far]).serve(lambda: False, 0.1)
+        ended.set()
+        assert Responder([far]).serve(lambda: True, 10.0)
+    finally:
+        ended.set()
+        sender.join()
         near.close()
         far.close()

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 
-from commlayer.tools.probe.sample import Sample, Way
+from commlayer.tools.probe.flow import Flow
+from commlayer.tools.probe.sample import Crossed, Sample, Way
 from tests.unit.probe.samples import lose, sample
 
 WAY = Way(0, "eth0", 1, "eth0")
@@ -11,6 +12,8 @@ WAY = Way(0, "eth0", 1, "eth0")
 def test_a_sample_survives_json() -> None:
     one = sample(WAY)
     lose(one)
+    one.flows, one.flows_rate_bps = [Flow(4000, 210.0, 250, 2, 1, 5e7, ["10.0.0.1"]), Flow(4001)], 9e7
+    one.crossed = Crossed(5e7, False, [2000.0, 9000.0], 3000, 40)
     table = json.loads(json.dumps(one.table))
     assert Sample.from_table(table) == one
     assert table["loss"] == 0.02
@@ -36,3 +39,14 @@ def test_a_path_that_answers_the_second_time_is_reached() -> None:
     silent.add(sample(WAY))
     assert silent.is_reached
     assert silent.rate_bps == 100e6
+
+
+def test_flows_are_added_by_their_ports_and_the_better_crossing_counts() -> None:
+    one, again = sample(WAY), sample(WAY)
+    one.flows = [Flow(4000, 300.0, 100, 2, 2)]
+    again.flows = [Flow(4000, 200.0, 100, 1, 1), Flow(4001, 250.0, 100)]
+    one.crossed = Crossed(5e7, False, [2000.0, 9000.0], 3000, 40)
+    again.crossed = Crossed(9e7, False, [2000.0, 9000.0], 3000, 40)
+    one.add(again)
+    assert one.flows == [Flow(4000, 200.0, 200, 3, 3), Flow(4001, 250.0, 100)]
+    assert one.crossed.rate_bps == 9e7

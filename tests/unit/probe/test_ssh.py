@@ -11,7 +11,7 @@ from commlayer.tools.probe.meeting import MeetingError
 from commlayer.tools.probe.path import Effort
 from commlayer.tools.probe.ssh import Remote, run
 
-SPEC = Spec(partners=3, effort=Effort(burst_bytes=1000, train_packets=77))
+SPEC = Spec(partners=3, effort=Effort(burst_bytes=1000, train_packets=77, flows=5))
 
 
 def test_the_command_of_a_rank() -> None:
@@ -20,7 +20,7 @@ def test_the_command_of_a_rank() -> None:
     assert shell == ["ssh", "-4", "b"]
     variables = ["COMMLAYER_IFNAME=eth*", "RANK=1", "WORLD_SIZE=2", "MASTER_PORT=29501", "MASTER_ADDR=a"]
     start = ["/opt/my python", "-m", "commlayer", "probe"]
-    options = ["--partners", "3", "--burst", "1000", "--packets", "77", "--json", "-"]
+    options = ["--partners", "3", "--burst", "1000", "--packets", "77", "--ports", "5", "--json", "-"]
     assert shlex.split(words.partition("; ")[2]) == ["env", *variables, *start, *options]
 
 

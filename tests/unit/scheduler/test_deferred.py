@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from commlayer import ConfigError
-from commlayer.scheduler.deferred import PER_PARAMETER, DeferredStep
+from commlayer.scheduler.deferred import PER_PARAMETER, DeferredStep, is_in_parts
 from commlayer.scheduler.gradient import PendingGradient, PendingReduction
 
 SHAPES = [(3, 4), (4,), (5, 3), (5,), (2, 2)]
@@ -262,6 +263,27 @@ def test_other_hooks_of_the_optimizer_see_whole_steps() -> None:
         yield average
 
     runs(OPTIMIZERS["SGD"], loop)
+
+
+def test_hooks_that_read_nothing_leave_steps_deferred() -> None:
+    """As that of a trial, which counts the steps of the caller."""
+    seen: list[bool] = []
+
+    def count(optimizer: Optimizer, *_: Any) -> None:
+        seen.append(is_in_parts(optimizer))
+
+    count.reads_nothing = True  # type: ignore[attr-defined]
+    handle = register_optimizer_step_post_hook(count)
+    try:
+        run = Run(OPTIMIZERS["SGD"], deferred=True)
+        run.backward(0)
+        run.optimizer.step()
+        assert (run.waits, seen) == (0, [False])
+        assert run.deferred is not None
+        run.deferred.finish()
+        assert (run.waits, seen) == (3, [False, True, True, True])
+    finally:
+        handle.remove()
 
 
 @pytest.mark.parametrize("clips", [False, True])

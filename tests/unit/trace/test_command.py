@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from commlayer.tools import cli
-from commlayer.tools.trace import serve
+from commlayer.tools.complaint import EXIT_FAILED
+from commlayer.tools.trace import command, serve
 
 from .files import collective, flight, write
 
@@ -48,8 +49,18 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "note.txt"
     path.write_text("hello")
     result = RUNNER.invoke(cli.app, ["trace", str(path)])
-    assert result.exit_code == cli.EXIT_FAILED
+    assert result.exit_code == EXIT_FAILED
     assert result.stderr.startswith(f"commlayer trace: {path}: neither JSON nor a pickle; name flight records")
+
+
+def test_a_trace_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = [Path(each) for each in job(tmp_path)]
+    output = tmp_path / "all.json"
+    output.mkdir()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"all.json: .*; name a file that can be made with -o"):
+        command.run(files, output, lambda _: None)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_open_serves_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import json
+
+from commlayer.telemetry.collector import Samples
+
+
+def test_a_view_has_the_latest_sample_of_each_rank_and_its_age() -> None:
+    now_s = 100.0
+    samples = Samples(lambda: now_s)
+    assert json.loads(samples.view()) == {"ages": {}, "ended": [], "samples": []}
+    samples.put(1, b'{"rank": 1}')
+    samples.put(0, b'{"rank": 0, "old": true}')
+    now_s = 102.0
+    samples.put(0, b'{"rank": 0}')
+    samples.end(1)
+    assert json.loads(samples.view()) == {
+        "ages": {"1": 2.0, "0": 0.0},
+        "ended": [1],
+        "samples": [{"rank": 1}, {"rank": 0}],
+    }
+    samples.put(1, b'{"rank": 1}')
+    assert json.loads(samples.view())["ended"] == []
+
+
+def test_samples_that_are_no_samples_count_for_nothing() -> None:
+    samples = Samples(lambda: 100.0)
+    for rank, text in enumerate((b"{", b"[]", b"null", b'{"world": "all"}', b"\xff")):
+        samples.put(rank, text)
+    assert samples.missing(5.0) == []
+    samples.put(2, b'{"world": 7}')
+    assert samples.missing(5.0) == [5, 6]

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from commlayer.errors import ConfigError
+from commlayer.telemetry import curve
+from commlayer.telemetry.collector import VIEW, Collector
+from commlayer.tools.top.client import Client, NoAnswerError
+from tests.process.test_metrics import free_port
+
+KEY = bytes(range(16))
+OTHER = bytes(range(1, 17))
+
+
+def test_keys_come_from_the_jobs_key_and_the_role() -> None:
+    pairs = [curve.pair(KEY, "server"), curve.pair(KEY, "client"), curve.pair(OTHER, "server")]
+    assert pairs[0] == curve.pair(KEY, "server")
+    assert len({text for pair in pairs for text in pair}) == 6
+    assert {len(text) for pair in pairs for text in pair} == {40}
+
+
+@pytest.fixture
+def collector() -> Any:
+    made = Collector(f"127.0.0.1:{free_port()}", KEY)
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_the_key_opens_the_collector(collector: Collector) -> None:
+    collector.samples.put(3, b'{"rank": 3}')
+    client = Client(collector._address, KEY)
+    view = client.view(timeout_s=60)
+    assert view["samples"] == [{"rank": 3}]
+    assert 0 <= view["ages"]["3"] < 60
+    for malformed in ([b"nonsense"], [b"applied", b"0", b"x", b"1"], [b"answer", b"0", b"1", b"\xff"]):
+        assert client.ask(malformed, timeout_s=60)[0] == b"refused"
+    assert client.view(timeout_s=60)["samples"] == [{"rank": 3}]
+    client.close()
+
+
+def test_a_stranger_gets_nothing_and_changes_nothing(collector: Collector) -> None:
+    """Another key; no CURVE at all; the server's public key, but not the client's; bytes that are no zmq."""
+    zmq = curve.load()
+    stranger = Client(collector._address, OTHER)
+    stranger._socket.send_multipart([b"sample", b"0", b'{"rank": 0}'])
+    with pytest.raises(NoAnswerError, match="another key"):
+        stranger.view(timeout_s=0.3)
+    stranger.close()
+
+    context = zmq.Context()
+    for has_server_key in (False, True):
+        plain = context.socket(zmq.DEALER)
+        plain.linger = 0
+        if has_server_key:
+            plain.curve_serverkey = curve.pair(KEY, "server")[0]
+            plain.curve_publickey, plain.curve_secretkey = zmq.curve_keypair()
+        plain.connect(f"tcp://{collector._address}")
+        plain.send_multipart([b"sample", b"0", b'{"rank": 0}'])
+        plain.send_multipart([VIEW])
+        assert plain.poll(300) == 0
+        plain.close()
+    context.term()
+
+    host, port = curve.split(collector._address)
+    with socket.create_connection((host, port)) as raw:
+        raw.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(1000))
+
+    friend = Client(collector._address, KEY)
+    assert friend.view(timeout_s=60)["samples"] == []
+    friend.close()
+
+
+@pytest.mark.parametrize("address", ["nowhere", ":1", "a:b", "a:70000", "a:0"])
+def test_bad_addresses(address: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        curve.split(address)
+
+
+def test_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert curve.endpoint("127.0.0.1:5000", bind=True) == "tcp://127.0.0.1:5000"
+    assert curve.endpoint("[::1]:5000") == "tcp://[::1]:5000"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 0))])
+    assert curve.endpoint("thishost:5000", bind=True) == "tcp://*:5000"
+    assert curve.endpoint("thishost:5000") == "tcp://127.0.1.1:5000"
+
+
+def test_without_pyzmq_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "zmq", None)
+    with pytest.raises(ConfigError, match=r"pip install 'commlayer\[top\]'"):
+        curve.load()
