@@ -7,11 +7,11 @@ CLANG ?= clang
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-TORCH := $(shell sed -n 's/^torch==//p' requirements/demo.txt)
+TORCH := $(shell sed -n 's/^torch==//p' requirements/torch.txt)
 JOBS := $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo site test test-torch test-torch-short bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts hosts-emulated native-test-aarch64
+.PHONY: help demo site test test-torch test-torch-short torch bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts hosts-emulated native-test-aarch64
 .DELETE_ON_ERROR:
 
 help:
@@ -20,7 +20,7 @@ help:
 # ---- environment: stamp files make the second call quick -----------------------------------------------------------
 # Without CUDA, pip first looks for a CPU build of torch: the default build comes with gigabytes of CUDA libraries.
 # TORCH_INDEX names a package index with CPU builds (see README), for machines where pip has none.
-$(VENV)/.stamp-torch: requirements/demo.txt
+$(VENV)/.stamp-torch: requirements/torch.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	if $(BIN)/python -c 'import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(TORCH)"' 2>/dev/null; \
 	then echo 'torch $(TORCH) is there'; \
@@ -115,7 +115,7 @@ stress: native ## measure docs/stress.md again: losses, bursts, incast, prioriti
 	$(BIN)/python -m bench.stress
 
 overlap: native ## measure docs/overlap.md again: gradients that travel while the model computes (an hour, root)
-	$(BIN)/python -m bench.overlap --ddp
+	$(BIN)/python -m bench.overlap --ddp --slower 2
 	$(BIN)/python -m bench.overlap_tp
 	$(BIN)/python -m bench.overlap_gpt
 	$(BIN)/python -m bench.overlap_pipeline
@@ -124,9 +124,8 @@ megatron: $(MEGATRON)/.stamp ## compare losses of megatron-core on gloo and on c
 	$(MEGATRON)/bin/python -m bench.megatron
 
 HOSTS ?= accelerate trainer lightning lightning_fsdp fabric deepspeed pyg ray torchrec torchft torchtitan
-EMULATED := $(filter-out ray,$(HOSTS))
-hosts-emulated: $(EMULATED:%=.venv-hosts/%/.stamp) ## compare them on four emulated hosts that lose 1 % of the packets (root)
-	@set -e; for host in $(EMULATED); do .venv-hosts/$$host/bin/python -m examples.hosts.emulated $$host; done
+hosts-emulated: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare them on four emulated hosts that lose 1 % of the packets (root)
+	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python -m examples.hosts.emulated $$host; done
 
 hosts: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare losses of trainers on gloo and on commlayer (HOSTS="accelerate trainer": some)
 	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python examples/hosts/compare.py $$host; done
@@ -151,20 +150,29 @@ site: $(VENV)/.stamp-site ## build the documentation site in out/site/html
 soak: native ## random collectives, every result verified, and no leaks (MINUTES=60: an hour)
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
-# Three jobs at a time, because the tests of the first two wait more than they compute. SLOW makes them equally long.
+# Four groups at a time, because tests wait more than they compute. SLOW and LAUNCHED make the groups equally long.
 test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-jobs test-process test-rest
+	@$(MAKE) --no-print-directory test-python
 
-JOB_TESTS := tests/emulated tests/process/compat tests/process/faults
-SLOW := $(addprefix tests/process/test_,fsdp.py overlap_fsdp.py pipeline.py pipeline_fsdp.py torchft.py)
-REST := tests/engine tests/unit tests/torch_suite tests/process/attack tests/process/bench
-.PHONY: test-jobs test-process test-rest
+JOB_TESTS := tests/emulated tests/process/faults
+LAUNCH_TESTS := tests/process/compat tests/process/attack tests/process/bench
+LAUNCHED := $(addprefix tests/process/test_,autoload.py backend.py backend_native.py headroom.py log.py pipeline_compiled.py \
+    stall.py start_up.py top.py tune.py unchanged.py)
+SLOW := $(addprefix tests/process/test_,codec.py fsdp.py overlap_fsdp.py pipeline.py pipeline_fsdp.py torchft.py)
+REST := tests/engine tests/unit tests/torch_suite
+# --reruns: see tests/conftest.py
+PYTEST := $(BIN)/python -m pytest -q -rsR --durations=10 --reruns 1 --rerun-except "from pytest-timeout"
+.PHONY: test-python test-jobs test-launch test-process test-rest
+test-python:
+	@$(MAKE) --no-print-directory -j4 --output-sync=target test-jobs test-launch test-process test-rest
 test-jobs:
-	$(BIN)/python -m pytest -q -rs --durations=10 $(JOB_TESTS)
+	$(PYTEST) $(JOB_TESTS)
+test-launch:
+	$(PYTEST) $(LAUNCH_TESTS) $(LAUNCHED)
 test-process:
-	$(BIN)/python -m pytest -q -rs --durations=10 $(addprefix --ignore=,$(JOB_TESTS) $(REST) $(SLOW)) tests/process
+	$(PYTEST) $(addprefix --ignore=,$(JOB_TESTS) $(LAUNCH_TESTS) $(LAUNCHED) $(SLOW)) tests/process
 test-rest:
-	$(BIN)/python -m pytest -q -rs --durations=10 $(REST) $(SLOW)
+	$(PYTEST) $(REST) $(SLOW)
 
 # A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
 test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)
@@ -172,6 +180,24 @@ test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlay
 
 test-torch-short: venv native ## one minute of PyTorch's tests
 	$(BIN)/python -m tests.torch_suite --worlds 2 --gates gloo nccl --tests tests/torch_suite/short.txt
+
+# An environment of its own: TORCH is also the version that .stamp-torch installs. Left out are the tests that say
+# nothing about torch: engine, emulator, command line, bench. `make VENV=.venv-torch-VERSION TORCH=VERSION test-python` runs all.
+ON_TORCH = $(MAKE) --no-print-directory VENV=.venv-torch-$(TORCH)
+TORCH_UNITS := $(addprefix tests/unit/,compress pinned scheduler test_devices.py test_flight.py test_gradient.py test_imports.py \
+               test_in_flight.py test_priority.py test_submit.py test_work.py)
+TORCH_PROCESS := $(patsubst %,tests/process/test_%.py,abort autoload backend backend_errors backend_native backend_partial \
+                 backend_start collectives ddp disabled fsdp hook_state overlap overlap_ddp overlap_fsdp p2p pipeline \
+                 pipeline_compiled pipeline_fsdp pipeline_state profile tp tp_megatron tp_refused)
+.PHONY: test-torch-units test-torch-users
+torch: ## the Python tests that touch torch, on another release of it (TORCH=2.11.0), in .venv-torch-2.11.0
+	$(ON_TORCH) venv native
+	$(ON_TORCH) -j2 --output-sync=target test-torch-units test-torch-users
+	$(ON_TORCH) test-torch-short
+test-torch-units:
+	$(PYTEST) $(TORCH_UNITS) $(TORCH_PROCESS)
+test-torch-users:
+	$(PYTEST) tests/process/compat
 
 # ---- lint ----------------------------------------------------------------------------------------------------------
 lint: lint-python lint-c ## ruff, mypy --strict, clang-format, and gcc and clang with warnings as errors
@@ -248,7 +274,7 @@ lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))
 lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
-                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring% test_doorbell% test_message_wait%,$(C_TESTS)))
+                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring% test_doorbell% test_message_wait% test_eager%,$(C_TESTS)))
 .PHONY: native-test-build
 native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
 native-test: $(NATIVE_TESTS) ## the C tests: plain, under ASan and UBSan, and those with threads under TSan

@@ -94,6 +94,7 @@ def test_fsdp_is_not_compressed(rank: int, size: int) -> None:
     assert torch.equal(gradient.full_tensor(), torch.full((8, 8), 1.5))
     with pytest.raises(commlayer.ConfigError, match=r"COMMLAYER_DISABLE=1: compress_fsdp.* needs the engine"):
         commlayer.compress_fsdp(model, commlayer.Policy(), replicate=dist.new_group())
+    dist.barrier()  # a rank that ends while its peer still makes the group fails it: gloo's own race
 
 
 @ranks.on(2, ranks.run_job, environ=DISABLED)
