@@ -52,6 +52,7 @@ from ..scheduler.order import bucket_class
 from .backend import CommProcessGroup
 from .candidates import LOW_RANK
 from .commit import Commit, Settled, is_finite
+from .label import labelled
 from .low_rank import Bucket, LowRank
 from .top_k import TopK
 from .work import CommWork, join
@@ -142,18 +143,19 @@ def reduce_gradient(
     if residual.feeds_back or residual.keeps_errors:  # `source` must still be there when the missing parts are known
         target = reduction.host(place.index, "target", source)
     parts: _Parts | Bucket
-    if residual.has_factors:
-        whose = parameters, starts, residual.numbers
-        parts = reduction.low_rank.start(group, policy, source, *whose, reduction.fine)
-    else:
-        protected = [(starts[i], starts[i] + parameters[i].numel()) for i in reliable] + residual.added.late
-        parts = _Parts(source, target, reduction, policy, protected if residual.may_lose else None)
-        if pair is None:
-            parts.start(0, source.numel(), 0, from_source=residual.feeds_back)
-        elif residual.selects:
-            parts.start_selected(cut(parameters, starts, source.numel(), reduction.fine.without_defaults()))
+    with labelled(f"bucket {place.index}"):
+        if residual.has_factors:
+            whose = parameters, starts, residual.numbers
+            parts = reduction.low_rank.start(group, policy, source, *whose, reduction.fine)
         else:
-            parts.start_encoded(cut(parameters, starts, source.numel(), reduction.fine), place)
+            protected = [(starts[i], starts[i] + parameters[i].numel()) for i in reliable] + residual.added.late
+            parts = _Parts(source, target, reduction, policy, protected if residual.may_lose else None)
+            if pair is None:
+                parts.start(0, source.numel(), 0, from_source=residual.feeds_back)
+            elif residual.selects:
+                parts.start_selected(cut(parameters, starts, source.numel(), reduction.fine.without_defaults()))
+            else:
+                parts.start_encoded(cut(parameters, starts, source.numel(), reduction.fine), place)
     averaged: Future[Tensor] = Future(devices=[] if buffer.is_cpu else [buffer.device])
 
     def result() -> Tensor:

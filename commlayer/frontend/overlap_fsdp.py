@@ -25,6 +25,7 @@ from ..scheduler.gradient import PendingReduction
 from .dynamo import untraced
 from .fsdp import GradientReduceScatter, WeightAllGather, check_policy, sharded_modules
 from .handle import Overlap
+from .label import labelled
 
 log = logging.getLogger("commlayer")
 
@@ -81,7 +82,7 @@ class FsdpOverlap(Overlap):
         parameters = [each.sharded_param for each in comm.parameter_group.fsdp_params]
         self._agree(comm.check(group, contribution))
         priority = self._class_of(parameters, comm.policy)
-        with self._in_order(parameters):
+        with self._in_order(parameters), labelled(f"segment {len(self._started)}"):
             work = comm.start(output, contribution, group, op, dataclasses.replace(comm.policy, priority=priority))
         if not self.later(comm.parameter_group, output, op):
             work.wait()

@@ -19,6 +19,7 @@ from ..scheduler.awaited import AwaitedStep
 from ..scheduler.deferred import DeferredStep
 from ..scheduler.gradient import PendingGradient, PendingReduction
 from .dynamo import untraced
+from .label import labelled
 from .overlap_fsdp import DeferredReduceScatter, defer_collectives, must_wait, parameter_groups
 from .pipeline_stage import AttachedStage
 from .priority import in_order
@@ -97,7 +98,7 @@ class FsdpStage(AttachedStage):
     def start(self, comm: DeferredReduceScatter, output: Tensor, contribution: Tensor, group: Any, op: Any) -> Work:
         """Starts a reduce-scatter in the class of the stage."""
         policy = dataclasses.replace(comm.policy, priority=self.priority)
-        with in_order(self.place):
+        with in_order(self.place), labelled(f"segment {len(self._started)} of stage {self.stage.stage_index}"):
             work = comm.start(output, contribution, group, op, policy)
         if self.is_removed or must_wait(comm.parameter_group, output, op, self._told):
             work.wait()

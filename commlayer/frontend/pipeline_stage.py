@@ -19,6 +19,7 @@ from ..scheduler.awaited import AwaitedStep
 from ..scheduler.deferred import DeferredStep
 from ..scheduler.segment import Segment
 from .dynamo import untraced
+from .label import labelled
 from .priority import in_order
 
 Reduce = Callable[[list[Tensor], bool, Tensor, int], Callable[[], None]]
@@ -119,7 +120,7 @@ class PlainStage(AttachedStage):
         segment = self._segments[self._launched]
         self._launched += 1
         segment.arm(self.steps.needs)  # it is, unless this is the first step
-        with in_order(self.place):
+        with in_order(self.place), labelled(f"segment {self._launched - 1} of stage {self.stage.stage_index}"):
             reduction = segment.launch(factor, self.priority)
         self.steps.add(reduction)
 

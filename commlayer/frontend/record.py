@@ -14,6 +14,7 @@ from ..telemetry import agent
 from ..transport import metrics, watch
 from ..transport.flight import GroupRecord, recorder
 from .profile import CommsProfile
+from .steps import watch_steps
 from .submit import Submitter
 
 
@@ -32,6 +33,7 @@ def open_record(
     submitter.profile = CommsProfile(name, describe, ranks, rank).record
     native.on_failure = functools.partial(watch.failed, id(record))
     recorder.open(record)
+    watch_steps()
     watch.arm(config)
     metrics.serve(config)
     if config.top:

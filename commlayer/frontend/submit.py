@@ -26,6 +26,7 @@ from ..plans.plan import Plan
 from ..plans.select import Collective, Settings, plan_for
 from ..transport.base import DType, Group, Handle, Op, Qos
 from ..transport.call import Call, Calls
+from .label import current_label
 from .priority import current_order, current_priority
 from .tensors import Kind, copy_back
 from .work import CommWork, JoinedHandle, ReceiveWork, join
@@ -186,6 +187,7 @@ class Submitter:
             timeout = self._timeout()
         timeout_s = timeout.total_seconds()
         priority = self._class() if priority is None else priority
+        call.priority, call.label = priority, current_label()
         self.calls.add(call)
         with self.profile(call):
             if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
@@ -232,12 +234,13 @@ class Submitter:
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
         """Sends `source`, the elements of `tensor` in one stretch."""
         timeout_s = self._timeout().total_seconds()
-        call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag)
+        priority = self._class()
+        call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag, priority=priority, label=current_label())
         self.calls.add(call)
         with self.profile(call):
             where = source.data_ptr(), source.nbytes
             call.handle = handle = _started(
-                call, self._group.send, *where, to, tag, timeout_s=timeout_s, priority=self._class()
+                call, self._group.send, *where, to, tag, timeout_s=timeout_s, priority=priority
             )
         if not handle.done():
             self._keep(handle, [source])
@@ -246,7 +249,7 @@ class Submitter:
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
         timeout_s = self._timeout().total_seconds()
-        call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag)
+        call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag, label=current_label())
         self.calls.add(call)
         with self.profile(call):
             where = target.data_ptr(), target.nbytes

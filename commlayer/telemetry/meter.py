@@ -56,16 +56,10 @@ class Meter:
         self._waited_s = 0.0
         self._marks: deque[Mark] = deque(maxlen=MARKS_KEPT)
         self._counts: dict[int, int] = {}
-        self._listens = False
 
     def turn_on(self) -> None:
-        """Begins. Steps of optimizers count where no hook tells the steps."""
+        """Begins."""
         self.is_on = True
-        if not self._listens:
-            from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-            self._listens = True
-            register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizer_steps(optimizer))
 
     def turn_off(self) -> None:
         """Notes nothing any more."""
@@ -75,6 +69,11 @@ class Meter:
         """A backward pass has its first bucket ready."""
         self.hooks.add(hook)
         self._mark(Mark(id(hook), True, time.monotonic(), hook.steps, overlaps))
+
+    def optimizer_steps(self, optimizer: object) -> None:
+        """An optimizer has made a step. Such steps count where no hook tells the steps."""
+        count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        self._mark(Mark(id(optimizer), False, time.monotonic(), count, False))
 
     def waited(self, seconds: float) -> None:
         """The calling thread has waited for an operation."""
@@ -99,11 +98,6 @@ class Meter:
             marks = list(self._marks)
             self._marks.clear()
             return self._waited_s, marks
-
-    def _optimizer_steps(self, optimizer: object) -> None:
-        if self.is_on:
-            count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
-            self._mark(Mark(id(optimizer), False, time.monotonic(), count, False))
 
     def _mark(self, mark: Mark) -> None:
         with self._lock:

@@ -58,6 +58,10 @@ class Call:
     """Of a message; None: a collective."""
     signed: tuple[object, ...] = ()
     """Loss settings on which the ranks must agree: `OperationPolicy.signed`."""
+    priority: int | None = None
+    """Its class of service; None: not known yet."""
+    label: str = ""
+    """The part of the training whose data it moves: `bucket 3`; empty: not known."""
 
     sequence: int = 0
     """Its number in the group, from 1. Collectives have the same numbers on all ranks; messages count by themselves."""

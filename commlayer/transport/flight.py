@@ -50,6 +50,12 @@ def read_epoch_s() -> float:
 EPOCH_S = read_epoch_s()
 """Time of day at which `time.monotonic()` was 0."""
 
+STEPS_KEPT = 1000
+"""The latest steps of optimizers that the recorder keeps."""
+
+PATHS_KEPT = 20_000
+"""Readings of paths: of ten paths, those of a quarter of an hour."""
+
 CLOSED_KEPT = 8
 """Closed groups whose entries are kept."""
 
@@ -152,6 +158,9 @@ class Recorder:
         self._lock = threading.Lock()
         self._open: dict[int, GroupRecord] = {}
         self._closed: deque[dict[str, Any]] = deque(maxlen=CLOSED_KEPT)
+        self._steps: deque[tuple[int, int, float]] = deque(maxlen=STEPS_KEPT)
+        self._step_counts: dict[int, int] = {}
+        self._paths: deque[tuple[float, str, Mapping[str, Any]]] = deque(maxlen=PATHS_KEPT)
         self.rank: int | None = None
         """Rank of this process in its job; None before its first group."""
 
@@ -200,6 +209,29 @@ class Recorder:
             ages[record.name] = max(waiting, default=0.0)
         return ages
 
+    def note_step(self, optimizer: int) -> None:
+        """The optimizer with this number has made a step."""
+        with self._lock:
+            count = self._step_counts[optimizer] = self._step_counts.get(optimizer, 0) + 1
+            self._steps.append((optimizer, count, time.monotonic()))
+
+    def note_path(self, name: str, counters: Mapping[str, Any]) -> None:
+        """A reading of a path: some fields of `struct cl_path_stats`."""
+        with self._lock:
+            self._paths.append((time.monotonic(), name, counters))
+
+    def _frozen_steps(self) -> list[dict[str, int | None]]:
+        """The steps of the optimizer that has made most of them: others may step now and then."""
+        with self._lock:
+            steps, counts = list(self._steps), self._step_counts
+            leading = max(counts, key=lambda each: counts[each], default=None)
+        return [{"number": count, "ended_ns": _nanoseconds(at_s)} for whose, count, at_s in steps if whose == leading]
+
+    def _frozen_paths(self) -> list[dict[str, Any]]:
+        with self._lock:
+            paths = list(self._paths)
+        return [{"name": name, "time_ns": _nanoseconds(at_s), **counters} for at_s, name, counters in paths]
+
     def dump(self, reason: str) -> dict[str, Any]:
         """Everything that is recorded."""
         with self._lock:
@@ -220,6 +252,8 @@ class Recorder:
             "pg_config": {name: config for part in parts for name, config in part["pg_config"].items()},
             "pg_status": {name: status for part in parts for name, status in part["pg_status"].items()},
             "entries": entries,
+            "steps": self._frozen_steps(),
+            "paths": self._frozen_paths(),
         }
 
     def write(self, path: str | os.PathLike[str], reason: str) -> None:
@@ -282,6 +316,8 @@ def _entry(call: Call, size: int) -> dict[str, Any]:
         "output_dtypes": dtype * min(len(outputs), 1),
         "bytes": call.nbytes,
         "reduction": call.reduction,
+        "priority": call.priority,
+        "label": call.label,
         # An operation that failed never completed: so the analyzer compares it with the ranks that still wait.
         "state": "completed" if ended else "started",
         "failed": call.has_failed(),

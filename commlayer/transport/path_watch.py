@@ -1,4 +1,5 @@
-"""`Watch`: logs the death and the return of paths, and at level debug their rates. It also finds full links.
+"""`Watch`: logs the death and the return of paths, and at level debug their rates. It also finds full links, and gives
+its readings to the flight record.
 
 The engine counts the deaths of each path. A thread of its own reads the counters twice a second, and only if the log is
 on: operations never wait for it.
@@ -13,12 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import CommError
+from .flight import recorder
 from .log import log
 from .native import Engine
 from .paths import pair_paths
 from .uplink import Uplinks
 
 PERIOD_S = 0.5
+
+NOTED = ("packets_sent", "packets_lost", "datagram_bytes", "round_trip_us", "queue_us", "is_dead")
+"""What the flight record has of a path."""
 
 RATE_FACTOR = 2.0
 """The smallest change of a path's rate that is logged."""
@@ -64,6 +69,7 @@ class Watch:
     def _look_at(self, peer: int, index: int, path: Mapping[str, Any]) -> None:
         key = peer, index
         name = self._names[peer][index]
+        recorder.note_path(name, {field: path[field] for field in NOTED})
         died, self._deaths[key] = path["deaths"] - self._deaths.get(key, 0), path["deaths"]
         was_dead = key in self._dead
         if path["is_dead"]:

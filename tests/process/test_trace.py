@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import commlayer
@@ -84,3 +86,30 @@ def test_the_files_of_a_job_become_one_trace(tmp_path: Path) -> None:
     }
     arrows = [each["name"] for each in events if each["ph"] == "s" and each["cat"] == "commlayer"]
     assert (arrows.count("collective"), arrows.count("message")) == (14, 6)
+
+
+def trained(rank: int, size: int, folder: str) -> None:
+    with ranks.job(rank, size):
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = commlayer.HookState(commlayer.Policy(priority=5), optimizer=optimizer)
+        model.register_comm_hook(state, commlayer.allreduce_hook)
+        for _ in range(4):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        commlayer.flight_record(Path(folder, f"flight_{rank}.json"))
+
+
+def test_the_trace_of_a_training_has_its_steps_and_buckets(tmp_path: Path) -> None:
+    ranks.run(trained, 2, str(tmp_path))
+    output = tmp_path / "all.json"
+    run([tmp_path], output, lambda _: None)
+    trace = json.loads(output.read_text())
+    check(trace)
+    drawn = [each for each in trace["traceEvents"] if each["ph"] == "X"]
+    assert sorted(each["name"] for each in drawn if each["name"].startswith("step ")) == sorted(
+        [f"step {number}" for number in (2, 3, 4)] * 2
+    )
+    buckets = [each for each in drawn if each["name"].endswith(": bucket 0")]
+    assert len(buckets) == 8
+    assert {each["args"]["class"] for each in buckets} == {5}

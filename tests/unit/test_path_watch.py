@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from commlayer.transport import path_watch as module
+from commlayer.transport.flight import Recorder
 from commlayer.transport.native import Report
 from commlayer.transport.path_watch import Watch
 from tests.unit.test_diagnosis import descriptions
 
 ALIVE = {"deaths": 0, "is_dead": 0, "round_trip_us": 0, "window_bytes": 0, "queue_us": 0}
+ALIVE |= {"packets_sent": 0, "packets_lost": 0, "datagram_bytes": 1472}
 ALIVE |= {"capacity_bytes": 1, "carried_bytes": 0}
 
 
@@ -28,7 +30,14 @@ class FakeEngine:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Watch]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    made = Recorder()
+    monkeypatch.setattr(module, "recorder", made)
+    return made
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, recorder: Recorder) -> Iterator[Watch]:
     """A watch of two paths to rank 5, which looks when the test says so."""
     monkeypatch.setattr(module, "Engine", FakeEngine)
     monkeypatch.setattr(module, "PERIOD_S", 1000.0)
@@ -66,6 +75,15 @@ def test_death_and_return(watch: Watch, caplog: pytest.LogCaptureFixture) -> Non
 def test_a_short_death_is_not_missed(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
     assert told(watch, caplog, deaths=2) == [f"WARNING {PATH} died 2 times, and delivers again"]
     assert told(watch, caplog, deaths=3) == [f"WARNING {PATH} died once, and delivers again"]
+
+
+def test_the_flight_record_has_the_readings(watch: Watch, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    told(watch, caplog, packets_sent=7)
+    told(watch, caplog, packets_sent=9, round_trip_us=120)
+    found = [each for each in recorder.dump("test")["paths"] if each["name"] == PATH.removeprefix("path ")]
+    assert [each["packets_sent"] for each in found] == [7, 9]
+    assert found[1]["round_trip_us"] == 120
+    assert found[0]["time_ns"] <= found[1]["time_ns"]
 
 
 def test_full_links_are_found(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .operation import Operation, Record
+from .operation import Operation, PathReading, Record, Step
 
 TORCH = re.compile(r"/torch/(?!test)")
 """In the file names of torch's frames, which stand between the caller and this package."""
@@ -21,6 +21,9 @@ def read(path: Path, dump: Mapping[str, Any]) -> Record:
         raise ValueError("it has no rank: it was written before the first process group, or not by commlayer")
     groups = {name: _ranks(config["ranks"]) for name, config in dump["pg_config"].items()}
     written_ns = int(dump["time_ns"])
+    operations = [_operation(entry, rank, groups) for entry in dump["entries"]]
+    since_ns = min((each.submitted_ns for each in operations), default=0)  # steps and paths may reach further back
+    steps = [Step(int(each["number"]), int(each["ended_ns"])) for each in dump.get("steps", [])]
     return Record(
         path=path,
         kind="flight",
@@ -28,8 +31,15 @@ def read(path: Path, dump: Mapping[str, Any]) -> Record:
         host=str(dump.get("host", "")),
         pid=dump.get("pid"),
         written_ns=written_ns,
-        operations=[_operation(entry, rank, groups) for entry in dump["entries"]],
+        operations=operations,
+        steps=[each for each in steps if each.ended_ns >= since_ns],
+        paths=[_reading(each) for each in dump.get("paths", []) if each["time_ns"] >= since_ns],
     )
+
+
+def _reading(entry: Mapping[str, Any]) -> PathReading:
+    counters = {name: int(value) for name, value in entry.items() if name not in ("name", "time_ns")}
+    return PathReading(str(entry["name"]), int(entry["time_ns"]), counters)
 
 
 def _operation(entry: Mapping[str, Any], rank: int, groups: Mapping[str, tuple[int, ...]]) -> Operation:
@@ -47,6 +57,7 @@ def _operation(entry: Mapping[str, Any], rank: int, groups: Mapping[str, tuple[i
         "output sizes": entry["output_sizes"],
         "dtype": next(iter([*entry["input_dtypes"], *entry["output_dtypes"]]), None),
         "reduction": entry["reduction"] or None,
+        "class": entry.get("priority"),
         "awaited ranks": entry.get("awaited_ranks"),
         "caller": caller,
     }
@@ -68,6 +79,7 @@ def _operation(entry: Mapping[str, Any], rank: int, groups: Mapping[str, tuple[i
         ordinal=entry.get("ordinal"),
         nbytes=int(entry["bytes"]),
         inputs=_elements(entry["input_sizes"]),
+        label=str(entry.get("label", "")),
         outputs=0 if name == "reduce_scatter_v" else _elements(entry["output_sizes"]),  # of this rank: not known
         arguments={name: value for name, value in shown.items() if value not in (None, [])},
     )

@@ -14,6 +14,7 @@ from .kineto import has_time, nanoseconds
 from .operation import Key, Operation, Record
 from .torch_events import moved
 from .tracks import MESSAGES_PLACE, Event, Tracks, group_name, lanes
+from .training import paths, steps, times_ns
 
 IN_FLIGHT = "bytes in flight"
 
@@ -38,6 +39,8 @@ def merged(records: Sequence[Record], alignments: Sequence[Alignment]) -> tuple[
         events += itertools.chain.from_iterable(_draw(each) for each in drawn)
         events += _counter(process, drawn)
         for record in own:
+            where = shifts[id(record)], tracks, process
+            events += itertools.chain(steps(record, *where), paths(record, *where))
             if record.kind == "profile":
                 events += moved(record, shifts[id(record)], tracks, process, name, 100 * place, flow_ids)
     events += arrows(slices, flow_ids)
@@ -60,7 +63,7 @@ def clock_label(alignment: Alignment) -> str:
 
 def _first_ns(record: Record) -> int:
     """The time of the earliest event of a file."""
-    times = [each.submitted_ns for each in record.operations]
+    times = [*times_ns(record), *(each.submitted_ns for each in record.operations)]
     times += [nanoseconds(each["ts"], record.base_ns) for each in record.events if has_time(each)]
     return min(times, default=record.written_ns)
 

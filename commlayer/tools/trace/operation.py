@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 Key = tuple[str, tuple[int, ...], int | None, int]
 """Names an operation: group, its ranks, of a message this rank, number. Collectives have one name on all ranks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step of the training."""
+
+    number: int
+    ended_ns: int
+    """When the optimizer had made it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PathReading:
+    """The counters of a path of the network at a time."""
+
+    name: str
+    time_ns: int
+    counters: Mapping[str, int]
+    """`transport.path_watch.NOTED`."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,6 +63,8 @@ class Operation:
     inputs: int = 0
     """Elements of this rank's inputs."""
     outputs: int = 0
+    label: str = ""
+    """The part of the training whose data it moves: `bucket 3`; empty: not known."""
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What the trace shows beside these fields."""
 
@@ -65,6 +86,7 @@ class Operation:
             text = f"{self.name} {self.sequence} {'to' if self.name == 'send' else 'from'} {other}"
         else:
             text = f"{self.name} {self.sequence}"
+        text += f": {self.label}" if self.label else ""
         return text + (" (failed)" if self.failed else " (in flight)" if self.ended_ns is None else "")
 
 
@@ -84,5 +106,9 @@ class Record:
     operations: Sequence[Operation]
     events: Sequence[dict[str, Any]] = ()
     """Those of a profile, as torch writes them."""
+    steps: Sequence[Step] = ()
+    """In their order."""
+    paths: Sequence[PathReading] = ()
+    """In the order of their times."""
     base_ns: int = 0
     """Time at which those events have `ts` 0."""

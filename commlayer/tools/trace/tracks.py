@@ -12,6 +12,9 @@ T = TypeVar("T")
 
 Event = dict[str, Any]
 
+STEPS_PLACE, PATHS_PLACE = -2, -1
+"""The steps are the first track of a rank, its paths the second. The groups' follow."""
+
 MESSAGES_PLACE = 1000
 """The messages' tracks follow those of the groups, torch's threads follow them."""
 

@@ -125,6 +125,39 @@ def test_the_counter_has_the_bytes_in_flight(tmp_path: Path) -> None:
     assert counted == [(0, 4000), (1000, 4100), (3000, 4000), (5000, 50), (6000, 0)]
 
 
+def test_steps_and_the_parts_of_the_training_whose_data_moves(tmp_path: Path) -> None:
+    """Steps before the first operation are left out."""
+    entries = [collective(1, 10, 12, label="bucket 0", priority=3), collective(2, 20, 22, label="", priority=7)]
+    steps = [{"number": number, "ended_ns": EPOCH_NS + at * MS} for number, at in ((8, 1), (9, 10), (10, 17), (11, 29))]
+    trace = merged(tmp_path, a=flight(0, entries, steps=steps))
+    drawn = [(each["name"], each["ts"], each["dur"]) for each in slices(trace, "step ")]
+    assert drawn == [("step 10", 0, 7000), ("step 11", 7000, 12000)]
+    assert list(names(trace, "thread").values()).count("steps") == 1
+    first, second = slices(trace, "all_reduce")
+    assert (first["name"], first["args"]["class"]) == ("all_reduce 1: bucket 0", 3)
+    assert (second["name"], second["args"]["class"]) == ("all_reduce 2", 7)
+
+
+def test_paths_have_counters_and_tell_their_death(tmp_path: Path) -> None:
+    def reading(at_ms: int, sent: int, lost: int, *, is_dead: int = 0) -> dict[str, Any]:
+        counters = {"packets_sent": sent, "packets_lost": lost, "datagram_bytes": 1472, "is_dead": is_dead}
+        times = {"round_trip_us": 100 + at_ms, "queue_us": at_ms}
+        return {"name": "eth0 to rank 1", "time_ns": EPOCH_NS + at_ms * MS, **counters, **times}
+
+    paths = [reading(0, 0, 0), reading(500, 100, 5), reading(1000, 100, 5, is_dead=1), reading(1500, 400, 5)]
+    trace = merged(tmp_path, a=flight(0, [collective(1, 0, 5)], paths=paths))
+    rates = [each for each in trace["traceEvents"] if each["name"] == "eth0 to rank 1: packets per second"]
+    assert [(each["ts"], *each["args"].values()) for each in rates] == [
+        (0, 200, 10),
+        (500_000, 0, 0),
+        (1_000_000, 600, 0),
+    ]
+    trips = [each["args"] for each in trace["traceEvents"] if each["name"] == "eth0 to rank 1: us"]
+    assert trips[0] == {"round_trip_us": 600, "queue_us": 500}
+    told = [(each["ts"], each["name"]) for each in trace["traceEvents"] if each["ph"] == "i"]
+    assert told == [(1_000_000, "eth0 to rank 1 died"), (1_500_000, "eth0 to rank 1 delivers again")]
+
+
 def test_messages_have_a_track_and_arrows(tmp_path: Path) -> None:
     sent = [collective(1, 0, 2), message("send", 1, 4, 5, peer=1, ordinal=1)]
     received = [collective(1, 0, 2), message("recv", 1, 3, 6, peer=0, ordinal=1)]
