@@ -58,10 +58,13 @@ def _remedy(split: Split) -> str:
     most = f"{seconds(most_s)} of these {seconds(split.all_s)}"
     if first == "latency" and split.is_lossy:
         first = "loss"
+    engine = split.engine
+    count = "" if engine is None else f" The job makes {engine.operations:.0f} operations in a step."
     text = {
-        "bytes": f"Most of it is bytes: fewer of them, that is compression, could win {most}.",
+        "bytes": f"Most of it is bytes: fewer of them, that is compression, could win {most}. Look for a slow link "
+        "first (commlayer probe).",
         "latency": f"Most of it is latency: fewer and larger messages could win {most} (larger buckets of DDP, fewer "
-        "collectives per step).",
+        f"collectives per step).{count}",
         "loss": f"Most of it is latency, and lost packets delay small messages, too: {most}. A transport that sends "
         "them again soon helps (commlayer), and fewer messages do.",
         "overlap": f"Most of it could hide behind computation: overlap with the next forward pass could win {most}.",

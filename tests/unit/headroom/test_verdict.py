@@ -30,7 +30,12 @@ def test_little_is_said_and_ends_there() -> None:
 @pytest.mark.parametrize(
     ("short", "engine", "remedy", "option"),
     [
-        (0.45, None, "Most of it is bytes", "commlayer tune --allow compressed -- torchrun train.py --name 'a b'"),
+        (
+            0.45,
+            None,
+            "Look for a slow link first (commlayer probe).",
+            "commlayer tune --allow compressed -- torchrun train.py --name 'a b'",
+        ),
         (0.95, None, "Most of it is latency", "commlayer tune -- torchrun"),
         (0.75, on_engine(0.99, (0.45, 0.45)), "hide behind computation", "commlayer tune -- torchrun"),
     ],
@@ -41,6 +46,12 @@ def test_the_largest_remedy_is_named(short: float, engine: Trial | None, remedy:
     assert "at most 60%" in text
     assert remedy in text
     assert option in text
+
+
+def test_latency_tells_the_number_of_operations() -> None:
+    assert f"The job makes {on_engine(0.99).records[0].steps[-1].collectives:.0f} operations in a step." in said(
+        job(short=0.95), on_engine(0.99)
+    )
 
 
 def test_a_better_transport_is_named() -> None:
