@@ -29,7 +29,7 @@ from bench.headroom_job import Layer
 REASONS = {
     1: "the link of host 2 carries 20 Mbit/s, the others 200",
     2: "rank 3 loads its data 100 ms longer in each step",
-    3: "the job reduces 60 metrics in each step, one by one, on a network with 1 ms from host to host",
+    3: "the job reduces 60 metrics in each step, one by one, on a network with 0.5 ms per link",
 }
 HIDDEN = "SLOW_JOB"
 """Variable with the number of the reason: the command line does not tell it."""
@@ -39,7 +39,7 @@ hosts = 4
 
 [[nic]]
 rate_bps = "200M"
-delay_us = {delay_us}
+delay_ms = {delay_ms}
 """
 SLOW_LINK = """
 [[link]]
@@ -87,7 +87,7 @@ def main() -> None:
     number = options.number or random.choice(list(REASONS))
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder, "network.toml")
-        network.write_text(NETWORK.format(delay_us=1000 if number == 3 else 0) + (SLOW_LINK if number == 1 else ""))
+        network.write_text(NETWORK.format(delay_ms=0.5 if number == 3 else 0) + (SLOW_LINK if number == 1 else ""))
         commlayer = [sys.executable, "-m", "commlayer"]
         emulate = [*commlayer, "emulate", str(network), "--"]
         job = [*emulate, sys.executable, "-m", "bench.slow_job", "--train"]

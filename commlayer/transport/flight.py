@@ -53,8 +53,8 @@ EPOCH_S = read_epoch_s()
 STEPS_KEPT = 1000
 """The latest steps of optimizers that the recorder keeps."""
 
-PATHS_KEPT = 20_000
-"""Readings of paths: of ten paths, those of a quarter of an hour."""
+PATHS_KEPT = 5_000
+"""Readings of paths: of ten paths, those of four minutes."""
 
 CLOSED_KEPT = 8
 """Closed groups whose entries are kept."""
