@@ -51,6 +51,7 @@ TIMEOUT_S = 300
 
 def train(number: int) -> None:
     """The job: DDP on gloo, until the process ends."""
+    torch.set_num_threads(1)  # four ranks share the processors of one machine
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*(Layer(256, 0.005) for _ in range(8))), bucket_cap_mb=1)
