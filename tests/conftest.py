@@ -25,15 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _repeated(session: pytest.Session) -> list[pytest.TestReport]:
-    """The first runs of tests that pytest-rerunfailures ran a second time."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+def _first_runs(config: pytest.Config) -> list[pytest.TestReport]:
+    """The failures after which pytest-rerunfailures ran the test a second time."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
     return reporter.stats.get("rerun", []) if reporter else []
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """A failure stays visible though the second run passed."""
-    for report in terminalreporter.stats.get("rerun", []):
+    for report in _first_runs(config):
         terminalreporter.section(f"first run of {report.nodeid}", sep="_")
         terminalreporter.write_line(report.longreprtext)
 
@@ -41,7 +41,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Second runs excuse single tests that a busy machine held up, not a defect that fails many."""
-    if exitstatus == pytest.ExitCode.OK and len(_repeated(session)) > SECOND_RUNS:
+    if exitstatus == pytest.ExitCode.OK and len(_first_runs(session.config)) > SECOND_RUNS:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -6,20 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from .summary import exposed_per_step
+from .summary import CURVES, exposed_per_step
 
-JOB = (
-    "step_s",
-    "exposed_step_s",
-    "exposed_share",
-    "sent_bytes_s",
-    "shared_bytes_s",
-    "loss",
-    "retransmitted",
-    "forgiven_bytes",
-    "uncounted_bytes",
-    "queue_us",
-)
+JOB = (*CURVES, "uncounted_bytes")
 """The sums of `summary.summarize` that are written."""
 
 RANKS_MAX = 64

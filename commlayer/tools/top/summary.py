@@ -9,6 +9,19 @@ from typing import Any
 SILENT_S = 5.0
 """A rank whose latest sample is older is called silent."""
 
+CURVES = (
+    "step_s",
+    "exposed_step_s",
+    "exposed_share",
+    "sent_bytes_s",
+    "shared_bytes_s",
+    "loss",
+    "retransmitted",
+    "forgiven_bytes",
+    "queue_us",
+)
+"""The sums of the job that are shown over time."""
+
 
 def summarize(view: dict[str, Any]) -> dict[str, Any]:
     """The view of a job, from the answer of its collector: `job` has the sums, `ranks` the samples by rank."""

@@ -17,25 +17,14 @@ from importlib import resources
 from typing import Any
 
 from .client import Client, NoAnswerError
-from .summary import summarize
+from .summary import CURVES, summarize
 
 ADDRESS = "127.0.0.1"
 
 HISTORY_S = 600
 """Seconds that the curves show."""
 
-CURVES = (
-    "time",
-    "step_s",
-    "exposed_step_s",
-    "exposed_share",
-    "sent_bytes_s",
-    "shared_bytes_s",
-    "loss",
-    "retransmitted",
-    "forgiven_bytes",
-    "queue_us",
-)
+COLUMNS = ("time", *CURVES)
 """The sums of `summary.summarize` that the history has."""
 
 
@@ -59,7 +48,7 @@ class Feed:
         with self._lock:
             self._latest = {**found, "error": "" if found["job"]["live"] else "the job has ended"}
             if found["job"]["live"]:
-                self._keep([found["job"][name] for name in CURVES])
+                self._keep([found["job"][name] for name in COLUMNS])
 
     def _keep(self, row: list[Any]) -> None:
         """Adds a row, whose first value is its time, and drops those that are too old."""
@@ -75,7 +64,7 @@ class Feed:
     def history(self) -> bytes:
         """Names and values of the curves, as JSON."""
         with self._lock:
-            return json.dumps({"names": CURVES, "rows": list(self._history)}).encode()
+            return json.dumps({"names": COLUMNS, "rows": list(self._history)}).encode()
 
 
 class Server(ThreadingHTTPServer):

@@ -12,9 +12,10 @@ from .align import Alignment
 from .flows import Slice, arrows
 from .kineto import has_time, nanoseconds
 from .operation import Key, Operation, Record
+from .paths import paths
+from .steps import steps
 from .torch_events import moved
 from .tracks import MESSAGES_PLACE, Event, Tracks, group_name, lanes
-from .training import paths, steps, times_ns
 
 IN_FLIGHT = "bytes in flight"
 
@@ -63,7 +64,8 @@ def clock_label(alignment: Alignment) -> str:
 
 def _first_ns(record: Record) -> int:
     """The time of the earliest event of a file."""
-    times = [*times_ns(record), *(each.submitted_ns for each in record.operations)]
+    times = [each.submitted_ns for each in record.operations]
+    times += [each.ended_ns for each in record.steps] + [each.time_ns for each in record.paths]
     times += [nanoseconds(each["ts"], record.base_ns) for each in record.events if has_time(each)]
     return min(times, default=record.written_ns)
 

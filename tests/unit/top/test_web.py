@@ -10,7 +10,7 @@ import pytest
 
 from commlayer.tools.top import web
 from commlayer.tools.top.client import NoAnswerError
-from commlayer.tools.top.web import CURVES, Feed, Server
+from commlayer.tools.top.web import COLUMNS, Feed, Server
 from tests.unit.top.test_table import sample
 
 
@@ -63,7 +63,7 @@ def test_views_and_history(server: Server) -> None:
     view = json.loads(got(server, f"/{server.word}/view")[2])
     assert (view["error"], len(view["ranks"]), view["job"]["live"]) == ("", 2, 2)
     past = json.loads(got(server, f"/{server.word}/history")[2])
-    assert (past["names"], len(past["rows"])) == (list(CURVES), 3)
+    assert (past["names"], len(past["rows"])) == (list(COLUMNS), 3)
     assert past["rows"][0][past["names"].index("sent_bytes_s")] == 2 * 117_000_000
 
 
@@ -99,7 +99,7 @@ def test_a_job_that_has_ended_leaves_its_last_view() -> None:
 
 def test_the_history_has_ten_minutes_however_often_the_job_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((0.0, 300.0, 600.0, 605.0))
-    rest = {**dict.fromkeys(CURVES, 0.0), "live": 2}
+    rest = {**dict.fromkeys(COLUMNS, 0.0), "live": 2}
     monkeypatch.setattr(web, "summarize", lambda _: {"job": {**rest, "time": next(times)}})
     feed = Feed(Job().ask)
     for _ in range(4):
