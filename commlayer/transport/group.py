@@ -185,21 +185,20 @@ class NativeGroup:
 
     def _check_message(self, other: int | None, tag: int) -> None:
         """Raises ConfigError if no message can go to, or come from, rank `other` with this tag."""
-        what = self.who
+        problem = ""
         if other == self.rank:
-            raise ConfigError(f"{what}: a rank cannot send to itself or receive from itself; copy the tensor")
-        if other is not None and not 0 <= other < self.size:
-            raise ConfigError(f"{what}: the group has no rank {other}; use 0 to {self.size - 1}")
-        if other is None and self.size == 1:
-            raise ConfigError(f"{what}: the group has no other rank to receive from; use a larger group")
-        if other in self._unreachable or len(self._unreachable) == self.size - 1:
-            raise ConfigError(
-                f"{what}: no network path leads to "
-                f"{'any other rank' if other is None else f'rank {self.diagnosis.number(other)}'}, not even loopback; "
-                f"set the interface lo up"
-            )
-        if not 0 <= tag <= TAG_MAX:
-            raise ConfigError(f"{what}: tag {tag} is out of range; use 0 to {TAG_MAX}")
+            problem = "a rank cannot send to itself or receive from itself; copy the tensor"
+        elif other is not None and not 0 <= other < self.size:
+            problem = f"the group has no rank {other}; use 0 to {self.size - 1}"
+        elif other is None and self.size == 1:
+            problem = "the group has no other rank to receive from; use a larger group"
+        elif other in self._unreachable or len(self._unreachable) == self.size - 1:
+            named = "any other rank" if other is None else f"rank {self.diagnosis.number(other)}"
+            problem = f"no network path leads to {named}, not even loopback; set the interface lo up"
+        elif not 0 <= tag <= TAG_MAX:
+            problem = f"tag {tag} is out of range; use 0 to {TAG_MAX}"
+        if problem:
+            raise ConfigError(f"{self.who}: {problem}")
 
     def _start(self, function: Any, message: bytes, call: Call | None) -> Any:
         """Asks the engine for a point-to-point operation; returns the operation. `message`: as MESSAGE packs it."""
