@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from . import namespace, tcp
+from . import namespace, neighbours, tcp
 from .check import check as measure
 from .meter import Meter
 from .network import Network
@@ -47,6 +47,8 @@ def emulate(scenario: Scenario, command: Sequence[str], *, check: bool, grace_s:
         note(str(scenario))
         if network.delayed_by is not None:
             note(f"delay is made by {network.delayed_by}")
+        if (excess := neighbours.excess(scenario.hosts, len(scenario.nics))) is not None:
+            note(excess)
         good = True
         for figure in measure(network) if check else ():
             good = good and figure.good
