@@ -1,12 +1,16 @@
-"""`commlayer top` and `ctl` on a job of 64 ranks: `python -m bench.top_world [--ranks 64]` (a minute, 10 GB).
+"""`commlayer top` and `ctl` on a job of 64 ranks (a minute, 10 GB).
 
-The ranks are forked from one process and use UDP on loopback. One of them is slow: the table must name it. Then a
-change goes to all of them.
+    python -m bench.top_world             64 ranks, over UDP on loopback
+    python -m bench.top_world --hosts 16  on emulated hosts with 200 Mbit/s each (root)
+
+The ranks are forked from one process. One of them is slow: the table must name it. Then a change goes to all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -23,6 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.telemetry.collector import CHANGE
+from commlayer.tools.emulate import namespace
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
 from commlayer.tools.top.options import connect
 from commlayer.tools.top.summary import summarize
 from commlayer.tools.top.table import lines
@@ -32,16 +39,16 @@ SLEEP_S = 0.5
 SLOW_S = 1.5
 
 
-def free_port() -> int:
+def free_port(address: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
-def train(rank: int, world: int, port: int, slow: int) -> None:
+def train(rank: int, world: int, address: str, port: int, slow: int) -> None:
     """A rank: trains until it is killed."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world, False, timedelta(seconds=PATIENCE_S))
+    store = dist.TCPStore(address, port, world, False, timedelta(seconds=PATIENCE_S))
     dist.init_process_group("commlayer", store=store, rank=rank, world_size=world)
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
@@ -86,32 +93,49 @@ def watch(store: str, world: int, slow: int) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=64)
-    world = parser.parse_args().ranks
-    slow = world // 2
-    os.environ.update(COMMLAYER_SHM="0", COMMLAYER_IFNAME="lo", COMMLAYER_TOP=f"127.0.0.1:{free_port()}")
-    os.environ.update(COMMLAYER_PEER_TIMEOUT_S="60")
-    server = dist.TCPStore("127.0.0.1", 0, world, True, timedelta(seconds=PATIENCE_S), wait_for_workers=False)
-    pids = []
+def run(world: int, network: Network | None) -> None:
+    """Starts the ranks, and watches them from the first host."""
+    slow, pids = world // 2, []
+    address = "127.0.0.1" if network is None else network.address(0)
+    os.environ.update({"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"} if network is None else network.rendezvous())
+    os.environ.update(COMMLAYER_TOP=f"{address}:{free_port(address)}", COMMLAYER_PEER_TIMEOUT_S="60")
+    server = dist.TCPStore(address, 0, world, True, timedelta(seconds=PATIENCE_S), wait_for_workers=False)
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
             try:
-                train(rank, world, server.port, slow)
+                with contextlib.nullcontext() if network is None else on_host(network, rank, world):
+                    train(rank, world, address, server.port, slow)
             except BaseException:
                 traceback.print_exc()
             os._exit(1)
         pids.append(pid)
     try:
-        watch(f"127.0.0.1:{server.port}", world, slow)
+        watch(f"{address}:{server.port}", world, slow)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         for pid in pids:
             os.waitpid(pid, 0)
-    print(f"top and ctl work with {world} ranks")
+
+
+def on_host(network: Network, rank: int, world: int) -> contextlib.AbstractContextManager[None]:
+    """The calling thread runs on the host of a rank."""
+    return namespace.inside(network.name(rank * network.scenario.hosts // world))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--hosts", type=int, default=0, help="emulated hosts; 0: loopback")
+    options = parser.parse_args()
+    if options.hosts == 0:
+        run(options.ranks, None)
+    else:
+        scenario = dataclasses.replace(Scenario.read("clean200"), hosts=options.hosts)
+        with Network(scenario) as network, on_host(network, 0, options.ranks):
+            run(options.ranks, network)
+    print(f"top and ctl work with {options.ranks} ranks on {options.hosts or 'no'} emulated hosts")
     sys.stdout.flush()
 
 
