@@ -1,8 +1,8 @@
 """Step time of a pipeline whose gradients are reduced by `commlayer.pipeline.attach`, beside torch's own schedules.
 
-    python -m bench.overlap_pipeline                  everything (about an hour; the links need root)
-    python -m bench.overlap_pipeline --only small     one case: large (8 ranks, 30 minutes), small (4 ranks, 15) or
-                                                      sweep (12); small with --rounds 5 takes 12 minutes
+    python -m bench.overlap_pipeline                  everything (70 minutes; the links need root)
+    python -m bench.overlap_pipeline --only small     one case: large (8 ranks, 35 minutes), small (4 ranks, 19) or
+                                                      sweep (12)
     python -m bench.overlap_pipeline --rounds 9       more rounds
     python -m bench.overlap_pipeline --slower 2       half the link rate, twice the time per chunk: half the CPU share
     python -m bench.overlap_pipeline --short          one round of the small case with quick chunks; keeps nothing
