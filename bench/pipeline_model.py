@@ -20,7 +20,7 @@ def ideal(case: Case) -> Costs:
     """The case without overhead, on links without latency: the costs behind the limits."""
     size = case.reduction_s / case.chunks * case.replicas / (2 * (case.replicas - 1))
     chunk = Layer(case.forward_s, 2 * case.forward_s, size, 1.0, output_bytes=0.0)
-    return Costs([chunk] * (case.ranks * case.chunks), Link(rate_bps=8.0))
+    return Costs((chunk,) * (case.ranks * case.chunks), Link(rate_bps=8.0))
 
 
 def order_of(case: Case, system: System) -> Order:
@@ -84,8 +84,9 @@ def _joined(chunks: Sequence[StageCosts]) -> StageCosts:
     )
 
 
+@functools.cache
 def predict(case: Case, name: str, costs: Costs) -> Simulation:
-    """The steps of a system.
+    """The steps of a system. The layers of `costs` are a tuple.
 
     On links without classes, sends between stages have a link of their own: connections to several peers share a link
     in turns, so a small message does not wait for all others.

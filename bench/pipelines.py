@@ -286,7 +286,7 @@ def _costs(case: Case, values: int) -> Log:
 
 def costs_of(table: dict[str, Any]) -> Costs:
     """Inverse of `dataclasses.asdict`."""
-    return Costs([Layer(**each) for each in table["layers"]], Link(**table["link"]), action_s=table["action_s"])
+    return Costs(tuple(Layer(**each) for each in table["layers"]), Link(**table["link"]), action_s=table["action_s"])
 
 
 def with_waits(records: Sequence[Timed], began_s: Sequence[float]) -> list[Timed]:

@@ -34,7 +34,7 @@ def content(case: Case = LARGE, factor: dict[str, float] | None = None, busy: fl
         "case": dataclasses.asdict(case),
         "network": scenario.table,
         "values": case.values(scenario),
-        "costs": dataclasses.asdict(costs),
+        "costs": json.loads(json.dumps(dataclasses.asdict(costs))),  # as in the file
         "runs": runs,
         "machine": machine.facts(),
         "measured": "2026-01-01",
