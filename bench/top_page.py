@@ -1,45 +1,26 @@
 """The page of `commlayer top --web` in Chromium, on a live job of 4 ranks: `python -m bench.top_page [--png FILE]`.
 
-It needs Debian's packages chromium and chromium-driver, and talks to the driver in the W3C's WebDriver protocol. It
-checks the table, the curves, details and order of ranks, a rank that dies, a name of a host that is markup, and that
-the page loads nothing from elsewhere.
+It needs Debian's packages chromium and chromium-driver. It checks the table, the curves, details and order of ranks, a
+rank that dies, a name of a host that is markup, and that the page loads nothing from elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
-import http.client
-import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+from bench.browser import Browser, free_port, request, until
 from commlayer.tools.top.options import connect
 from commlayer.tools.top.web import Feed, Server
 
 RANKS = 4
-PATIENCE_S = 60.0
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1200,900",
-]
 
 TRAIN = """
 import os, socket, time, torch, torch.distributed as dist, commlayer
@@ -55,12 +36,6 @@ while True:
     model(torch.randn(4, 300)).sum().backward()
     optimizer.step()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -82,71 +57,6 @@ def job(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
         for each in processes:
             each.kill()
             each.wait()
-
-
-def request(port: int, method: str, path: str, headers: dict[str, str], data: str | None = None) -> tuple[int, str]:
-    """Status and text of an answer of a server on this machine."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    with contextlib.closing(connection):
-        connection.request(method, path, data, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-
-class Browser:
-    """Chromium, driven by chromedriver."""
-
-    def __init__(self, driver: str, profile: Path) -> None:
-        port = free_port()
-        self._driver = subprocess.Popen([driver, f"--port={port}"], stdout=subprocess.DEVNULL)
-        self._port = port
-        self._session = ""
-        until("the driver", self._is_up)
-        options = {"args": [*FLAGS, f"--user-data-dir={profile}"]}
-        asked = {
-            "capabilities": {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}
-        }
-        self._session = "/session/" + self.call("POST", "/session", asked)["sessionId"]
-
-    def _is_up(self) -> bool:
-        try:
-            return bool(self.call("GET", "/status")["ready"])
-        except OSError:
-            return False
-
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        """A command of WebDriver."""
-        data = None if body is None else json.dumps(body)
-        status, text = request(self._port, method, self._session + path, {"Content-Type": "application/json"}, data)
-        value = json.loads(text)["value"]
-        if status != 200:
-            raise RuntimeError(f"{method} {path}: {value}")
-        return value
-
-    def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        return self.call("POST", "/execute/sync", {"script": f"return {script}", "args": []})
-
-    def click(self, selector: str) -> None:
-        """Clicks an element as a user does."""
-        found = self.call("POST", "/element", {"using": "css selector", "value": selector})
-        self.call("POST", f"/element/{next(iter(found.values()))}/click", {})
-
-    def close(self) -> None:
-        """Ends the browser and its driver."""
-        with contextlib.suppress(OSError):
-            self.call("DELETE", "")
-        self._driver.terminate()
-        self._driver.wait()
-
-
-def until(what: str, condition: Callable[[], bool]) -> None:
-    """Waits for a condition that must come true."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > end_s:
-            raise SystemExit(f"bench.top_page: {what} did not come within {PATIENCE_S:g} s")
-        time.sleep(0.2)
 
 
 def check_server(server: Server) -> None:
@@ -186,23 +96,20 @@ def check_page(browser: Browser, kill: Callable[[], None], png: Path | None) -> 
     times = f"{rows}.map((row) => row.cells[3].textContent)"
     assert len(browser.run(times)) == RANKS
     if png is not None:
-        png.write_bytes(base64.b64decode(browser.call("GET", "/screenshot")))
+        png.write_bytes(browser.screenshot())
 
     kill()
     until("the dead rank", lambda: bool(browser.run("document.querySelectorAll('#notices .bad').length") > 0))
     resources = browser.run("performance.getEntriesByType('resource').map((each) => new URL(each.name).host)")
     assert set(resources) == {browser.run("location.host")}, resources
-    log = browser.call("POST", "/se/log", {"type": "browser"})
-    assert [each for each in log if each["level"] == "SEVERE" and "favicon" not in each["message"]] == [], log
+    log = browser.complaints()
+    assert log == [], log
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--png", type=Path, help="file for a picture of the page")
     png = parser.parse_args().png
-    driver = shutil.which("chromedriver")
-    if driver is None:
-        raise SystemExit("bench.top_page: chromedriver is missing: apt-get install chromium chromium-driver")
     with tempfile.TemporaryDirectory() as name, job(Path(name)) as (store, processes):
         until("the Store", lambda: reaches(store))
         with contextlib.closing(connect(store, None, None, None)) as client, Server(Feed(client.view)) as server:
@@ -215,7 +122,7 @@ def main() -> None:
             threads = [threading.Thread(target=feed), threading.Thread(target=server.serve_forever)]
             for each in threads:
                 each.start()
-            browser = Browser(driver, Path(name) / "profile")
+            browser = Browser(Path(name) / "profile")
             try:
                 check_server(server)
                 browser.call("POST", "/url", {"url": server.url})

@@ -76,6 +76,7 @@ def serve(path: Path, say: Callable[[str], None], port: int = PORT) -> None:
         say(f"{'opened' if seen else 'open in a browser:'} {address}")
         if not seen:
             say(f"from another machine, first: ssh -L {port}:{ADDRESS}:{port} THIS_HOST")
+        say("if the browser asks, let the page access this device")  # Chromium asks since version 142
         say("waiting until the page has fetched the trace (Ctrl-C ends)")
         while not server.fetched:
             server.handle_request()
