@@ -139,13 +139,7 @@ def _run(
         while process.poll() is None:
             if time.monotonic() > deadline_s:
                 done = max((len(each.steps) for each in record.read(folder)), default=0)
-                raise JobFailedError(
-                    _with_output(
-                        f"the job made {done} of {len(spec.phases)} measured steps in {spec.timeout_s:g} s, and was "
-                        "ended; allow more time (--timeout), or fewer steps",
-                        output,
-                    )
-                )
+                raise JobFailedError(_with_output(_late(done, spec), output))
             if progress is not None:
                 _tell(folder, spec, progress)
             time.sleep(_POLL_S)
@@ -156,6 +150,16 @@ def _run(
         how = f"status {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
         raise JobFailedError(_with_output(f"the job ended with {how}: {shlex.join(command)}", output))
     return output
+
+
+def _late(done: int, spec: Spec) -> str:
+    said = (
+        f"the job made {done} of {len(spec.phases)} measured steps in {spec.timeout_s:g} s, and was ended; allow more "
+        "time (--timeout), or fewer steps"
+    )
+    if not done:  # torchrun waits for the others without a word
+        said += "; with several hosts, see whether this command runs on each of them, or ended there with an error"
+    return said
 
 
 def _read(source: IO[str], output: deque[str]) -> None:
