@@ -1,13 +1,21 @@
-"""The dissector for Wireshark runs in a Lua interpreter, with stand-ins for the objects of Wireshark that it uses."""
+"""The dissector for Wireshark runs in a Lua interpreter, with stand-ins for the objects of Wireshark that it uses, and,
+where it is installed, in tshark."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lupa.lua54 import LuaRuntime
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
+from scapy.utils import wrpcap
 
 from commlayer.tools.dissect import DLCP, HEAD_BYTES, KINDS
 from commlayer.tools.wireshark import dissector, places
@@ -106,3 +114,33 @@ def test_fields_follow_each_other_without_gaps() -> None:
     assert (bits[0][0], sum(size for _, size in bits)) == (0, 8 * HEAD_BYTES)
     for (at, size), (after, _) in pairwise(bits):
         assert at + size == after
+
+
+def test_tshark_shows_the_fields_of_all_packets(tmp_path: Path) -> None:
+    if shutil.which("tshark") is None:
+        pytest.skip("tshark is not installed")
+    sent = [
+        [DLCP(kind=kind, source=7, path=2, group=3, sequence=900, index=at, offset=at * 64) / bytes(size)]
+        for at, (kind, size) in enumerate((kind, size) for kind in sorted(KINDS) for size in (0, 1, 1200))
+    ]
+    sent.append([DLCP(kind="DATA", number=number, priority=number) / b"payload" for number in range(5)])  # one of GSO
+    capture, script = tmp_path / "job.pcap", tmp_path / "dlcp.lua"
+    head = Ether() / IP(src="127.0.0.1", dst="127.0.0.1") / UDP(sport=40000, dport=40001)
+    wrpcap(str(capture), [head / b"".join(map(bytes, datagram)) for datagram in sent])
+    script.write_text(dissector(), encoding="utf-8")
+    names = [place.name for place in places()]
+    start = ["tshark", "-X", f"lua_script:{script}", "-r", str(capture)]
+    fields = ["-T", "fields", "-E", "aggregator=,", *(word for name in names for word in ("-e", f"dlcp.{name}"))]
+    done = subprocess.run([*start, *fields], check=True, capture_output=True, text=True)
+    shown = [[column.split(",") for column in line.split("\t")] for line in done.stdout.splitlines()]
+    assert len(shown) == len(sent), done.stderr
+    for columns, datagram in zip(shown, sent, strict=True):
+        for name, column in zip(names, columns, strict=True):
+            assert [_number(each) for each in column] == [getattr(DLCP(bytes(each)), name) for each in datagram], name
+    bad = [*start, "-Y", "_ws.malformed || _ws.lua.error"]
+    assert subprocess.run(bad, check=True, capture_output=True, text=True).stdout == ""
+
+
+def _number(text: str) -> int:
+    """A field as tshark prints it."""
+    return {"True": 1, "False": 0}[text] if text in ("True", "False") else int(text, 0)
