@@ -112,7 +112,7 @@ class Report:
                 "loss": found.loss_s,
                 "stragglers": found.stragglers_s,
             },
-            "slowest_rank": found.slowest_rank,
+            "straggler": dataclasses.asdict(found.straggler),
             "tcp_loss": found.tcp_loss,
             "engine": engine,
         }

@@ -24,8 +24,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..job.record import Record, Step
+from ..job.record import Record
 from ..job.trial import Trial
+from .straggler import Straggler, straggler
 from .timing import Timing, phase_steps, share_interval, timing
 
 LOSS_LEAST = 0.002
@@ -65,8 +66,7 @@ class Split:
     left_out: Timing
     mean_rank_s: float
     """The step of the mean rank, without communication."""
-    slowest_rank: int
-    """The rank with the longest step without communication."""
+    straggler: Straggler
     engine: Engine | None
     """None: not measured."""
     tcp_loss: float
@@ -141,7 +141,8 @@ class Split:
 
     @property
     def stragglers_s(self) -> float:
-        """Time that the mean rank waits for the slowest one's computation."""
+        """Time that the mean rank waits for the computation of the slowest one, which may be another one in each
+        step."""
         return max(0.0, self.left_out.median_s - self.mean_rank_s)
 
 
@@ -156,10 +157,11 @@ def split(as_is: Trial, phases: Trial, on_engine: Trial | None) -> Split:
     mean = timing(phases.records, "none", statistics.fmean)
     if found is None or left_out is None or mean is None:
         raise ValueError("the job's communication could not be left out")
-    slowest = max(phases.records, key=lambda each: _median_s(phase_steps(each, "none")))
+    ranks = sorted(phases.records, key=lambda each: each.rank)
+    slowest = straggler([[step.seconds for step in phase_steps(each, "none")] for each in ranks])
     sent, resent = (sum(each.tcp.get(name, 0) for each in as_is.records) for name in ("sent", "resent"))
     engine = None if on_engine is None else engine_of(on_engine.records)
-    return Split(found, short, left_out, mean.median_s, slowest.rank, engine, resent / sent if sent else 0.0)
+    return Split(found, short, left_out, mean.median_s, slowest, engine, resent / sent if sent else 0.0)
 
 
 def engine_of(records: Sequence[Record]) -> Engine | None:
@@ -190,10 +192,6 @@ def engine_of(records: Sequence[Record]) -> Engine | None:
         late_s=waited_s * late_share * len(records) / max(1, len(records) - 1),
         late_share=late_share,
     )
-
-
-def _median_s(steps: Sequence[Step]) -> float:
-    return statistics.median([step.seconds for step in steps] or [0.0])
 
 
 def _latest(records: Sequence[Record]) -> tuple[int | None, float]:

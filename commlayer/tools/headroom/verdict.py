@@ -29,11 +29,15 @@ def verdict(split: Split, least: float = LEAST) -> str:
         f"A step takes {seconds(split.as_is.median_s)}, and {seconds(split.bound.median_s)} {how}: faster "
         f"communication could win at most {split.share:.0%}."
     )
-    late = _late(split)
+    slow, late = _slow(split), _late(split)
     if is_little(split, least):
         advice = "Communication is not this job's problem: look at its computation, with torch.profiler for example."
-        return " ".join([advice, whole, *late])
-    return " ".join([whole, _remedy(split), *late])
+        parts = [advice, whole, slow, late]
+    elif _is_slow_first(split):
+        parts = [whole, slow, "Begin there.", _remedy(split), late]
+    else:
+        parts = [whole, _remedy(split), slow, late]
+    return " ".join(part for part in parts if part)
 
 
 def next_command(split: Split, command: Sequence[str], least: float = LEAST) -> str:
@@ -51,7 +55,7 @@ def _first(split: Split) -> str:
 
 
 def _remedy(split: Split) -> str:
-    """The remedy that wins most by itself."""
+    """The remedy that wins most by itself, in a sentence."""
     first = _first(split)
     most_s = {"latency": split.latency_s, "overlap": split.overlap_s or 0.0, "bytes": split.bytes_s}[first]
     transport_s = split.transport_s or 0.0
@@ -60,9 +64,9 @@ def _remedy(split: Split) -> str:
         first = "loss"
     engine = split.engine
     count = "" if engine is None else f" The job makes {engine.operations:.0f} operations in a step."
+    link = "" if _is_slow_first(split) else " Look for a slow link first (commlayer probe)."
     text = {
-        "bytes": f"Most of it is bytes: fewer of them, that is compression, could win {most}. Look for a slow link "
-        "first (commlayer probe).",
+        "bytes": f"Most of it is bytes: fewer of them, that is compression, could win {most}.{link}",
         "latency": f"Most of it is latency: fewer and larger messages could win {most} (larger buckets of DDP, fewer "
         f"collectives per step).{count}",
         "loss": f"Most of it is latency, and lost packets delay small messages, too: {most}. A transport that sends "
@@ -78,24 +82,43 @@ def _remedy(split: Split) -> str:
     return text
 
 
-def _late(split: Split) -> list[str]:
-    """Ranks that keep the others waiting: by their computation, or by their links."""
-    found = []
-    has_straggler = split.stragglers_s >= _LATE * split.as_is.median_s
-    if has_straggler:
-        found.append(
-            f"Rank {split.slowest_rank} computes {seconds(split.stragglers_s)} longer than the mean rank in each step; "
-            "no communication wins that: torchrun ... -m commlayer check names slow ranks."
+def _is_slow(split: Split) -> bool:
+    """Whether the same rank computes longer than the others, and not now this one and now that one."""
+    return split.straggler.is_same and split.straggler.longer_s >= _LATE * split.as_is.median_s
+
+
+def _is_slow_first(split: Split) -> bool:
+    """Whether a slow rank costs more than communication."""
+    return _is_slow(split) and split.stragglers_s >= split.all_s
+
+
+def _slow(split: Split) -> str:
+    """Ranks whose computation the others wait for; empty: none."""
+    if _is_slow(split):
+        return (
+            f"Rank {split.straggler.rank} computes {seconds(split.straggler.longer_s)} longer than the others in each "
+            "step; no communication wins that: torchrun ... -m commlayer check compares how fast the ranks compute, "
+            "and a profile of this rank shows the rest, such as loading its data."
         )
+    if split.stragglers_s >= _LATE * split.as_is.median_s:
+        return (
+            f"Now one rank is the slowest and now another, by {seconds(split.stragglers_s)} in the median step; no "
+            "communication wins that: look for batches of different sizes, or for cores that ranks share."
+        )
+    return ""
+
+
+def _late(split: Split) -> str:
+    """The rank that the others wait for, although it computes as fast as they do; empty: none."""
     engine = split.engine
     if engine is None or engine.late_share < _LATE_SHARE or engine.late_s < _LATE * split.as_is.median_s:
-        return found
-    if not has_straggler or engine.late_rank != split.slowest_rank:
-        found.append(
-            f"The other ranks wait {seconds(engine.late_s)} per step for rank {engine.late_rank}: look at its host "
-            "and its link (commlayer probe)."
-        )
-    return found
+        return ""
+    if _is_slow(split) and engine.late_rank == split.straggler.rank:
+        return ""
+    return (
+        f"The other ranks wait {seconds(engine.late_s)} per step for rank {engine.late_rank}: look at its host "
+        "and its link (commlayer probe)."
+    )
 
 
 def seconds(count: float) -> str:

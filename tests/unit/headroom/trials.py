@@ -25,12 +25,19 @@ def trial(*records: Record) -> Trial:
     return Trial(records, 60.0)
 
 
-def job(real: float = 1.0, short: float = 0.5, none: Sequence[float] = (0.3, 0.4), **fields: Any) -> Trial:
-    """A job of as many ranks as `none` has times; each phase has 4 equal steps."""
+def job(
+    real: float = 1.0, short: float = 0.5, none: Sequence[float | Sequence[float]] = (0.3, 0.4), **fields: Any
+) -> Trial:
+    """A job of as many ranks as `none` has times; the steps of a phase are equal, unless `none` has each of them."""
     records = [
         Record(
             rank,
-            blocks(("real", [real] * 2), ("short", [short] * 4), ("none", [own] * 4), ("real", [real] * 2)),
+            blocks(
+                ("real", [real] * 2),
+                ("short", [short] * 4),
+                ("none", [own] * 12 if isinstance(own, float) else own),
+                ("real", [real] * 2),
+            ),
             world=len(none),
             host=f"host{rank}",
             backend="gloo",
