@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,38 +72,45 @@ def parse(name: str, value: str) -> Any:
 
 
 class Mailbox:
-    """The change that waits in this process. The agent's thread and those that train may call."""
+    """The changes that wait in this process, until each hook has applied them. The agent's thread and those that train
+    may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: Change | None = None
-        self._applied: dict[int, tuple[int, int]] = {}
+        self._waiting: list[Change] = []
+        self._offered_s = 0.0
+        self._told = 0
         self.on_applied: Callable[[int, int], None] = lambda number, step: None  # noqa: ARG005
-        """Called with the number of a change, and the step, once the last hook of this process has applied it."""
+        """Called once with the number of a change, and the step, when each hook of this process that has begun a step
+        since the offer has applied it. A hook that rests (another phase of the training) would be waited for in vain;
+        it applies the change when it goes on."""
 
     def offer(self, change: Change) -> None:
         """All ranks are about to have this change."""
         with self._lock:
-            self._waiting = change
+            self._waiting.append(change)
+            self._offered_s = time.monotonic()
 
     def drop(self, number: int) -> None:
         """The change will not come about, unless all ranks had it already."""
         with self._lock:
-            if self._waiting is not None and self._waiting.number == number:
-                self._waiting = None
+            self._waiting = [each for each in self._waiting if each.number != number]
 
     def waiting(self, after: int) -> Change | None:
-        """The change that waits, if its number is larger than `after`."""
+        """The first change that waits and has a number larger than `after`."""
         with self._lock:
-            return self._waiting if self._waiting is not None and self._waiting.number > after else None
+            return next((each for each in self._waiting if each.number > after), None)
 
     def applied(self, change: Change, hook: Any, step: int) -> None:
         """A hook has applied the change before this step."""
-        with self._lock:
-            others = [each for each in meter.hooks if each is not hook and each.changed < change.number]
-            if not others and self._waiting is not None and self._waiting.number == change.number:
-                self._waiting = None
+        others = [at_s for each, at_s in meter.hooks().items() if each is not hook and each.changed < change.number]
         if not others:
+            self.drop(change.number)
+        with self._lock:
+            is_last = self._told < change.number and all(at_s < self._offered_s for at_s in others)
+            if is_last:
+                self._told = change.number
+        if is_last:
             self.on_applied(change.number, step)
 
 
@@ -114,7 +122,7 @@ def check(change: Change) -> str:
     """The reason for which this rank cannot make the change; empty: it can."""
     try:
         parse(change.name, str(change.value))
-        hooks = list(meter.hooks)
+        hooks = list(meter.hooks())
         if not hooks:
             return "it has no communication hook (HookState) that has made a step"
         if change.name in PORTS:

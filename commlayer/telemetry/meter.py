@@ -50,9 +50,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.is_on = False
-        self.hooks: weakref.WeakSet[Any] = weakref.WeakSet()
-        """States of communication hooks, see `Hook`."""
         self._lock = threading.Lock()
+        self._hooks: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._waited_s = 0.0
         self._marks: deque[Mark] = deque(maxlen=MARKS_KEPT)
         self._counts: dict[int, int] = {}
@@ -67,8 +66,16 @@ class Meter:
 
     def hook_steps(self, hook: Hook, *, overlaps: bool = False) -> None:
         """A backward pass has its first bucket ready."""
-        self.hooks.add(hook)
-        self._mark(Mark(id(hook), True, time.monotonic(), hook.steps, overlaps))
+        now_s = time.monotonic()
+        with self._lock:
+            self._hooks[hook] = now_s
+        self._mark(Mark(id(hook), True, now_s, hook.steps, overlaps))
+
+    def hooks(self) -> dict[Any, float]:
+        """States of communication hooks (see `Hook`) that have made a step, and when each last began one, on the clock
+        of `time.monotonic()`."""
+        with self._lock:
+            return dict(self._hooks)
 
     def optimizer_steps(self, optimizer: object) -> None:
         """An optimizer has made a step. Such steps count where no hook tells the steps."""

@@ -169,7 +169,7 @@ class Sampler:
             **between(before, now),
             "oldest_s": round(self._exposure.oldest_s, 3),
             "paused": [] if engine is None else sorted(engine.paused),
-            "hooks": [_hook(each) for each in list(meter.hooks)],
+            "hooks": [_hook(each) for each in meter.hooks()],
         }
         packets = now.stats.get("packets_sent", 0) - before.stats.get("packets_sent", 0)
         payload = now.stats.get("payload_bytes_sent", 0) - before.stats.get("payload_bytes_sent", 0)

@@ -14,6 +14,9 @@ class Hook:
     """A hook that refuses int4."""
 
     changed = 0
+    steps = 0
+    uncounted_bytes = 0
+    policy = None
 
     def changed_policy(self, fields: dict[str, Any]) -> None:
         if fields.get("codec") == "int4":
@@ -52,20 +55,27 @@ def test_a_change_survives_its_message() -> None:
 def test_a_rank_checks_a_change_for_all_its_hooks(meter: Meter) -> None:
     assert "no communication hook" in check(Change(1, "codec", "int8"))
     hook = Hook()
-    meter.hooks.add(hook)
+    meter.hook_steps(hook)
     assert check(Change(1, "codec", "int8")) == ""
     assert check(Change(1, "codec", "int4")) == "not int4"
     assert "no such change" in check(Change(1, "speed", 9))
     assert check(Change(1, "pause", "eth7")) == "pause eth7: its interfaces are none"
 
 
+def told_by(box: Mailbox) -> list[tuple[int, int]]:
+    """Numbers and steps of the changes that are said to be applied."""
+    told: list[tuple[int, int]] = []
+    box.on_applied = lambda number, step: told.append((number, step))
+    return told
+
+
 def test_a_mailbox_holds_a_change_until_all_hooks_have_it(meter: Meter) -> None:
     hooks = [Hook(), Hook()]
-    meter.hooks.update(hooks)
-    told: list[tuple[int, int]] = []
     box, change = Mailbox(), Change(5, "codec", "int8")
-    box.on_applied = lambda number, step: told.append((number, step))
+    told = told_by(box)
     box.offer(change)
+    for hook in hooks:
+        meter.hook_steps(hook)
     assert (box.waiting(0), box.waiting(5)) == (change, None)
     hooks[0].changed = 5
     box.applied(change, hooks[0], 8)
@@ -73,6 +83,26 @@ def test_a_mailbox_holds_a_change_until_all_hooks_have_it(meter: Meter) -> None:
     hooks[1].changed = 5
     box.applied(change, hooks[1], 12)
     assert (told, box.waiting(0)) == ([(5, 12)], None)
+
+
+def test_a_hook_that_rests_applies_the_changes_when_it_goes_on(meter: Meter) -> None:
+    """It is not waited for, and misses none."""
+    resting, active = Hook(), Hook()
+    box, changes = Mailbox(), [Change(5, "codec", "int8"), Change(6, "priority", 2)]
+    told = told_by(box)
+    meter.hook_steps(resting)
+    for change in changes:
+        box.offer(change)
+        meter.hook_steps(active)
+        assert box.waiting(active.changed) == change
+        active.changed = change.number
+        box.applied(change, active, change.number)
+    assert told == [(5, 5), (6, 6)]
+    for change in changes:
+        assert box.waiting(resting.changed) == change
+        resting.changed = change.number
+        box.applied(change, resting, 40)
+    assert (told, box.waiting(0)) == ([(5, 5), (6, 6)], None)
 
 
 def test_a_dropped_change_waits_no_more() -> None:
