@@ -155,24 +155,26 @@ test: venv native native-test ## all tests that this machine can run; skipped on
 	@$(MAKE) --no-print-directory test-python
 
 JOB_TESTS := tests/emulated tests/process/faults
-LAUNCH_TESTS := tests/process/compat tests/process/attack tests/process/bench
-LAUNCHED := $(addprefix tests/process/test_,autoload.py backend.py backend_native.py headroom.py log.py pipeline_compiled.py \
-    stall.py start_up.py top.py tune.py unchanged.py)
+USER_TESTS := tests/process/compat tests/process/bench
+LAUNCHED := tests/process/attack $(addprefix tests/process/test_,autoload.py backend.py backend_native.py headroom.py \
+    log.py pipeline_compiled.py stall.py start_up.py top.py tune.py unchanged.py)
 SLOW := $(addprefix tests/process/test_,codec.py fsdp.py overlap_fsdp.py pipeline.py pipeline_fsdp.py torchft.py)
 REST := tests/engine tests/unit tests/torch_suite
 # --reruns: see tests/conftest.py
 PYTEST := $(BIN)/python -m pytest -q -rsR --durations=10 --reruns 1 --rerun-except "from pytest-timeout"
-.PHONY: test-python test-jobs test-launch test-process test-rest
+.PHONY: test-python test-jobs test-launch test-users test-process test-rest
 test-python:
-	@$(MAKE) --no-print-directory -j4 --output-sync=target test-jobs test-launch test-process test-rest
+	@$(MAKE) --no-print-directory -j5 --output-sync=target test-jobs test-launch test-users test-process test-rest
 test-jobs:
 	$(PYTEST) $(JOB_TESTS)
 test-launch:
-	$(PYTEST) $(LAUNCH_TESTS) $(LAUNCHED)
+	$(PYTEST) $(LAUNCHED)
+test-users:
+	$(PYTEST) $(USER_TESTS) $(SLOW)
 test-process:
-	$(PYTEST) $(addprefix --ignore=,$(JOB_TESTS) $(LAUNCH_TESTS) $(LAUNCHED) $(SLOW)) tests/process
+	$(PYTEST) $(addprefix --ignore=,$(JOB_TESTS) $(LAUNCHED) $(USER_TESTS) $(SLOW)) tests/process
 test-rest:
-	$(PYTEST) $(REST) $(SLOW)
+	$(PYTEST) $(REST)
 
 # A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
 test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)
