@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +23,7 @@ from .complaint import EXIT_FAILED, complain
 from .emulate.command import OwnOptions
 from .emulate.rate import parse_rate
 from .headroom.options import headroom
+from .job_key import SecretOption, job_key
 from .probe.options import probe
 from .settings import config
 from .top.ctl import ctl
@@ -234,13 +234,15 @@ def dissect(
     store: Annotated[
         str | None, typer.Option(help="MASTER_ADDR:MASTER_PORT of the running job: its Store has the key")
     ] = None,
+    secret_file: SecretOption = None,
     limit: Annotated[int, typer.Option(help="Number of packets to print; 0: all")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print an array of objects, with all fields")] = False,
     lua: Annotated[Path | None, typer.Option(help="File for a dissector that Wireshark and tshark load")] = None,
 ) -> None:
     """Print the packets of a capture, in 80 columns of plain text. It needs scapy.
 
-    The key lives in the job's Store: let --store fetch it while the job runs, with --limit 1 if need be.
+    The key lives in the job's Store: let --store fetch it while the job runs, with --limit 1 if need be. A job with
+    COMMLAYER_SECRET_FILE mixes that file into it.
 
     Example: commlayer dissect --lua dlcp.lua && tshark -X lua_script:dlcp.lua -r job.pcap
     """
@@ -248,7 +250,7 @@ def dissect(
         from scapy.error import Scapy_Exception
         from scapy.utils import rdpcap
 
-        from .dissect import KEY_BYTES, captured
+        from .dissect import captured
         from .listing import listing, objects
         from .wireshark import dissector
     except ImportError as error:
@@ -266,12 +268,10 @@ def dissect(
             return
         if key is not None and store is not None:
             raise ValueError("--key and --store both give the key: use one of them")
-        if key is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", key):
-            raise ValueError(f"--key {key!r}: use {2 * KEY_BYTES} hex digits")
         if store is not None:
             key = _fetch_key(store)
             print(f"commlayer dissect: --key {key}", file=sys.stderr)
-        secret = None if key is None else bytes.fromhex(key)
+        secret = None if key is None else job_key(key, secret_file)
         try:
             found = list(captured(rdpcap(str(capture))))
         except (OSError, Scapy_Exception) as error:

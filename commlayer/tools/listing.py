@@ -34,7 +34,9 @@ def listing(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Ite
         yield f"{name:>3} = {_text(address)}{rank}"
     yield from LEGEND
     yield HEADING
+    tags = set()
     for each, good in _verified(found, key, limit):
+        tags.add(good)
         packet = each.packet
         kind = KINDS.get(packet.kind, str(packet.kind))
         flags = "".join(letter for name, letter in FLAGS.items() if getattr(packet, name))
@@ -50,6 +52,8 @@ def listing(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Ite
         ).rstrip()
     if limit and len(found) > limit:
         yield f"... and {len(found) - limit} more"
+    if tags == {False}:
+        yield "no tag is right: is it the key of this job, and has the job a COMMLAYER_SECRET_FILE?"
 
 
 def objects(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> list[dict[str, Any]]:

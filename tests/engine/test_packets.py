@@ -22,6 +22,7 @@ from commlayer.tools import dissect
 from commlayer.tools.cli import app
 from commlayer.tools.dissect import AUTHS, DLCP, Captured, Verifier, captured, seal, siphash, split
 from commlayer.tools.listing import HEADING, _letters, listing
+from commlayer.transport.secret import mixed, read_secret
 from tests import ROOT
 
 NATIVE = ROOT / "native"
@@ -233,6 +234,23 @@ def test_dissect_fetches_the_key_of_a_running_job(tmp_path: Path) -> None:
         assert (result.exit_code, "use HOST:PORT" in result.output) == (2, True)
     result = CliRunner().invoke(app, [*ask, "--key", KEY.hex()])
     assert "use one of them" in result.output
+
+
+def test_dissect_mixes_the_secret_file_into_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COMMLAYER_SECRET_FILE", raising=False)
+    path, secret = tmp_path / "some.pcap", tmp_path / "secret"
+    secret.write_bytes(b"a secret of the job, in each host's file")
+    wrpcap(str(path), conversation(mixed(KEY, read_secret(str(secret)))))
+    ask = ["dissect", str(path), "--key", KEY.hex()]
+    without = CliRunner().invoke(app, ask).output
+    assert "has the job a COMMLAYER_SECRET_FILE?" in without
+    assert " ok\n" not in without
+    given = CliRunner().invoke(app, [*ask, "--secret-file", str(secret)]).output
+    assert given.count(" ok\n") == 3
+    monkeypatch.setenv("COMMLAYER_SECRET_FILE", str(secret))
+    assert CliRunner().invoke(app, ask).output == given
+    result = CliRunner().invoke(app, [*ask, "--secret-file", str(tmp_path / "none")])
+    assert (result.exit_code, "No such file" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize("key", ["xyz", "abcd", "", KEY.hex() + "00", " " + KEY.hex()[1:]])

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import EXIT_FAILED, INTERRUPTED, AddressOption, KeyOption, SecretOption, StoreOption, connect
+from ..job_key import SecretOption
+from .options import EXIT_FAILED, INTERRUPTED, AddressOption, KeyOption, StoreOption, connect
 
 EXIT_REFUSED = 1
 

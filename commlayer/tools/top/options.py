@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -14,27 +13,22 @@ from typing import Annotated, Any
 
 import typer
 
+from ..job_key import SecretOption, job_key
 from .summary import summarize
 from .table import lines
 
 EXIT_FAILED = 2
 INTERRUPTED = 130
-KEY_HEX = 32
 
 StoreOption = Annotated[
     str | None, typer.Option(help="MASTER_ADDR:MASTER_PORT of the running job: its Store has the key and the address")
 ]
 AddressOption = Annotated[str | None, typer.Option(help="HOST:PORT of rank 0's samples, beside --key")]
 KeyOption = Annotated[str | None, typer.Option(help="Key of the job, 32 hex digits, instead of --store")]
-SecretOption = Annotated[
-    Path | None, typer.Option(help="The job's COMMLAYER_SECRET_FILE (default: that variable)", dir_okay=False)
-]
 
 
 def connect(store: str | None, address: str | None, key: str | None, secret_file: Path | None) -> Any:
     """A connection to the samples of a job. Raises ValueError or ConfigError."""
-    from ...config import Config
-    from ...transport.secret import mixed, read_secret
     from .client import Client
 
     if store is not None and key is not None:
@@ -50,10 +44,7 @@ def connect(store: str | None, address: str | None, key: str | None, secret_file
             "name the job: --store HOST:PORT (its MASTER_ADDR and MASTER_PORT), or --key and --address; a job that was "
             "started with COMMLAYER_TOP says the command on stderr of rank 0"
         )
-    if not re.fullmatch(rf"[0-9a-fA-F]{{{KEY_HEX}}}", key):
-        raise ValueError(f"--key {key!r}: use {KEY_HEX} hex digits")
-    secret = read_secret(str(secret_file) if secret_file else Config.from_environment().secret_file)
-    return Client(address, mixed(bytes.fromhex(key), secret))
+    return Client(address, job_key(key, secret_file))
 
 
 def top(
