@@ -41,8 +41,8 @@ def show(report: Report, out: Console) -> None:
         remedies.add_row(name, UNKNOWN if most_s is None else seconds(most_s), share)
     out.print(remedies)
     out.print(
-        f"\nThe first line is all there is ({low:.0%} to {high:.0%} with 95 % confidence). The others are "
-        "alternatives: each is the most that this remedy could win by itself.",
+        f"\nThe first line is all there is ({low:.0%} to {high:.0%} with 95 % confidence). Bytes and latency add up to "
+        "it. Overlap and transport are other ways to win the same time: do not add them. Slow ranks come on top.",
         width=width,
     )
     _show_engine(found, out, width)
@@ -64,7 +64,7 @@ def _remedies(found: Split) -> list[tuple[str, float | None]]:
         ("any communication", found.all_s),
         ("- bytes: compression", found.bytes_s),
         ("- latency: fewer messages", found.latency_s),
-        ("- waiting: overlap with computation", found.overlap_s),
+        ("- overlap: hide it behind computation", found.overlap_s),
     ]
     if not found.is_on_engine:
         rows.append((f"- {transport}", found.transport_s))

@@ -75,7 +75,7 @@ def test_a_job_that_fails_on_commlayer_keeps_the_rest(monkeypatch: pytest.Monkey
     status, text, _ = ran(monkeypatch, [job(), JobFailedError("it ended with status 7")], Options(("train",)))
     assert status == EXIT_MUCH
     assert "it ended with status 7" in text
-    assert "- waiting: overlap with computation not measured" in " ".join(text.split())
+    assert "- overlap: hide it behind computation not measured" in " ".join(text.split())
 
 
 def test_one_rank_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
