@@ -144,8 +144,8 @@ def paused(rank: int, size: int) -> dict[str, Any]:
 
 
 def test_a_paused_interface_carries_no_data_until_it_is_resumed() -> None:
-    scenario = Scenario(hosts=HOSTS, nics=(Link(), Link()))
-    with Network(scenario) as network:
+    link = Link(rate_bps=200e6)  # on links without a limit the CPU decides how the bytes spread
+    with Network(Scenario(hosts=HOSTS, nics=(link, link))) as network:
         environ = {**network.rendezvous(), "COMMLAYER_TOP": f"{network.address(0)}:29600"}
         places = [network.name(host) for host in range(HOSTS)]
         found = ranks.run(paused, HOSTS, timeout_s=240, environ=environ, places=places)
