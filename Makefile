@@ -279,19 +279,19 @@ NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_
                 $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring% test_doorbell% test_message_wait% test_eager%,$(C_TESTS)))
 .PHONY: native-test-build
 native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
+# $(1) label, $(2) command in front of a test, $(3) tests. As many at a time as there are cores, because tests also wait.
+define run_native
+@printf '%s\n' $(3) | xargs -P $(JOBS) -I@ sh -c \
+    'said=$$($(2) @ 2>&1); failed=$$?; echo "-- @"; echo "$$said"; test $$failed = 0 || { echo "FAILED: @"; exit 1; }'
+@echo '$(1): $(words $(3)) passed'
+endef
 native-test: $(NATIVE_TESTS) ## the C tests: plain, under ASan and UBSan, and those with threads under TSan
-	@passed=0; failed=0; for test in $^; do \
-	    echo "-- $$test"; \
-	    if $(CALM) timeout 120 $$test; then passed=$$((passed + 1)); else failed=$$((failed + 1)); echo "FAILED: $$test"; fi; \
-	done; echo "native: $$passed passed, $$failed failed"; test $$failed -eq 0
+	$(call run_native,native,$(CALM) timeout 120,$^)
 
 QEMU_AARCH64 ?= qemu-aarch64-static -L /usr/aarch64-linux-gnu
 AARCH64_TESTS := $(filter-out test_host,$(C_TESTS)) # qemu-user lacks process_vm_readv
 native-test-aarch64: $(VENV)/.stamp-release $(AARCH64_TESTS:%=build/aarch64/%) ## the C tests for aarch64, by qemu-user (docs/install.md)
-	@passed=0; failed=0; for test in $(filter build/%,$^); do \
-	    echo "-- $$test"; \
-	    if timeout 300 $(QEMU_AARCH64) $$test; then passed=$$((passed + 1)); else failed=$$((failed + 1)); echo "FAILED: $$test"; fi; \
-	done; echo "aarch64: $$passed passed, $$failed failed"; test $$failed -eq 0
+	$(call run_native,aarch64,timeout 300 $(QEMU_AARCH64),$(filter build/%,$^))
 
 # ---- deterministic simulation: see docs/simulation.md --------------------------------------------------------------
 SIM_JOBS ?= 2
