@@ -6,8 +6,9 @@
     @ranks.on(4)                                         # a test that is the body, with its other parameters
     def test_body(rank: int, size: int, name: str) -> None: ...
 
-The processes are forked from a server that has imported torch, so that a test does not pay for N imports. A Store for
-the job lives in the parent; `init(rank, size, backend)` joins it.
+The processes are forked from a server that has imported torch and commlayer, so that a test does not pay for N imports.
+No module of commlayer reads the environment, or starts a thread, on import. A Store for the job lives in the parent;
+`init(rank, size, backend)` joins it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _inits = itertools.count()
 _kept: dist.Store | None = None
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel", "torch._dynamo", "numpy"])
+_context.set_forkserver_preload(
+    ["torch.distributed", "torch.nn.parallel", "torch._dynamo", "numpy", "commlayer", "pytest", "hypothesis"]
+)
 
 
 @dataclasses.dataclass
