@@ -12,7 +12,7 @@
                   T: time in which commlayer's n operations were in flight, on the last rank of a step. The one that the
                   next forward pass needs first cannot hide behind it
     transport     a - c          called loss where packets are lost
-    stragglers    b less the step of the mean rank: no communication wins it, so it is not part of `all`
+    stragglers    b less the step of the mean of the other ranks: no communication wins it, so it is not part of `all`
 
 Each is the most that one remedy wins by itself; they overlap. For a job on commlayer there is no s: latency is then the
 number of operations times the round trip.
@@ -64,8 +64,6 @@ class Split:
     short: Timing | None
     """None: not measured, on commlayer."""
     left_out: Timing
-    mean_rank_s: float
-    """The step of the mean rank, without communication."""
     straggler: Straggler
     engine: Engine | None
     """None: not measured."""
@@ -141,9 +139,9 @@ class Split:
 
     @property
     def stragglers_s(self) -> float:
-        """Time that the mean rank waits for the computation of the slowest one, which may be another one in each
+        """Time that the other ranks wait for the computation of the slowest one, which may be another one in each
         step."""
-        return max(0.0, self.left_out.median_s - self.mean_rank_s)
+        return self.straggler.slowest_s
 
 
 def split(as_is: Trial, phases: Trial, on_engine: Trial | None) -> Split:
@@ -154,14 +152,13 @@ def split(as_is: Trial, phases: Trial, on_engine: Trial | None) -> Split:
     found = timing(as_is.records, "real", statistics.fmean)
     short = timing(phases.records, "short", statistics.fmean) if phases is as_is else None
     left_out = timing(phases.records, "none", max)
-    mean = timing(phases.records, "none", statistics.fmean)
-    if found is None or left_out is None or mean is None:
+    if found is None or left_out is None:
         raise ValueError("the job's communication could not be left out")
     ranks = sorted(phases.records, key=lambda each: each.rank)
     slowest = straggler([[step.seconds for step in phase_steps(each, "none")] for each in ranks])
     sent, resent = (sum(each.tcp.get(name, 0) for each in as_is.records) for name in ("sent", "resent"))
     engine = None if on_engine is None else engine_of(on_engine.records)
-    return Split(found, short, left_out, mean.median_s, slowest, engine, resent / sent if sent else 0.0)
+    return Split(found, short, left_out, slowest, engine, resent / sent if sent else 0.0)
 
 
 def engine_of(records: Sequence[Record]) -> Engine | None:

@@ -18,6 +18,8 @@ class Straggler:
     rank: int
     longer_s: float
     """Seconds that its step takes longer than the mean of the other ranks; the median over steps."""
+    slowest_s: float
+    """Likewise, of the rank that is the slowest one in a step, whichever it is."""
     is_same: bool
     """Whether it is the slowest one in more steps than chance explains."""
 
@@ -33,10 +35,16 @@ def straggler(steps_s: Sequence[Sequence[float]]) -> Straggler:
     steps = list(zip(*steps_s, strict=False))
     slowest = max(range(ranks), key=lambda rank: statistics.median(step[rank] for step in steps))
     if ranks == 1:
-        return Straggler(slowest, 0.0, is_same=False)
-    longer_s = statistics.median(step[slowest] - (sum(step) - step[slowest]) / (ranks - 1) for step in steps)
+        return Straggler(slowest, 0.0, 0.0, is_same=False)
+    longer_s = statistics.median(_longer_s(step, step[slowest]) for step in steps)
+    slowest_s = statistics.median(_longer_s(step, max(step)) for step in steps)
     count = sum(step[slowest] == max(step) for step in steps)
-    return Straggler(slowest, longer_s, is_same=ranks * _tail(len(steps), count, 1 / ranks) < CHANCE)
+    return Straggler(slowest, longer_s, slowest_s, is_same=ranks * _tail(len(steps), count, 1 / ranks) < CHANCE)
+
+
+def _longer_s(step_s: Sequence[float], one_s: float) -> float:
+    """The time of one rank less the mean of the others."""
+    return one_s - (sum(step_s) - one_s) / (len(step_s) - 1)
 
 
 def _tail(draws: int, least: int, probability: float) -> float:

@@ -12,6 +12,9 @@ LEAST = 0.05
 """Share of the step below which communication is not the job's problem."""
 _LATE = 0.05
 """Share of the step from which a rank is late."""
+_SLOW_FIRST = 0.5
+"""Share of the most that communication could win from which a slow rank is named first. It is a fault, and mending it
+wins all of it; a setting rarely reaches the most."""
 _LATE_SHARE = 0.6
 """Share of all waits from which one rank is late, and not now this one and now that one. Two ranks wait about as long
 for each other."""
@@ -64,14 +67,16 @@ def _remedy(split: Split) -> str:
         first = "loss"
     engine = split.engine
     count = "" if engine is None else f" The job makes {engine.operations:.0f} operations in a step."
-    link = "" if _is_slow_first(split) else " Look for a slow link first (commlayer probe)."
+    it, link = "it", " Look for a slow link first (commlayer probe)."
+    if _is_slow_first(split):
+        it, link = f"the {seconds(split.all_s)} of communication", ""
     text = {
-        "bytes": f"Most of it is bytes: fewer of them, that is compression, could win {most}.{link}",
-        "latency": f"Most of it is latency: fewer and larger messages could win {most} (larger buckets of DDP, fewer "
+        "bytes": f"Most of {it} is bytes: fewer of them, that is compression, could win {most}.{link}",
+        "latency": f"Most of {it} is latency: fewer and larger messages could win {most} (larger buckets of DDP, fewer "
         f"collectives per step).{count}",
-        "loss": f"Most of it is latency, and lost packets delay small messages, too: {most}. A transport that sends "
+        "loss": f"Most of {it} is latency, and lost packets delay small messages, too: {most}. A transport that sends "
         "them again soon helps (commlayer), and fewer messages do.",
-        "overlap": f"Most of it could hide behind computation: overlap with the next forward pass could win {most}.",
+        "overlap": f"Most of {it} could hide behind computation: overlap with the next forward pass could win {most}.",
     }[first]
     if transport_s >= 0.5 * split.all_s:
         why = "it answers lost packets" if split.is_lossy else "it uses the network"
@@ -88,8 +93,8 @@ def _is_slow(split: Split) -> bool:
 
 
 def _is_slow_first(split: Split) -> bool:
-    """Whether a slow rank costs more than communication."""
-    return _is_slow(split) and split.stragglers_s >= split.all_s
+    """Whether a slow rank costs so much that it is to be mended before any setting is changed."""
+    return _is_slow(split) and split.straggler.longer_s >= _SLOW_FIRST * split.all_s
 
 
 def _slow(split: Split) -> str:

@@ -15,6 +15,13 @@ def test_the_slowest_rank_is_compared_with_the_others() -> None:
     assert found.longer_s == pytest.approx(0.1)  # and not 0.075, beside a mean that it is part of
 
 
+def test_the_slowest_rank_of_a_step_may_be_another_in_each() -> None:
+    found = straggler([[0.3, 0.4] * 6, [0.4, 0.3] * 6, [0.3] * 12])
+    assert not found.is_same
+    assert found.slowest_s == pytest.approx(0.1)
+    assert found.longer_s == pytest.approx(0.025)
+
+
 def test_few_steps_prove_nothing() -> None:
     assert not straggler([[0.3] * 5, [0.4] * 5]).is_same
     assert straggler([[0.3] * 6, [0.4] * 6]).is_same

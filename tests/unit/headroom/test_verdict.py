@@ -82,15 +82,16 @@ def test_slow_ranks_are_named() -> None:
 def test_ranks_that_are_slow_by_turns_are_not_named() -> None:
     text = said(job(none=((0.2, 0.4) * 6, (0.4, 0.2) * 6)))
     assert "longer than" not in text
-    assert "Now one rank is the slowest and now another, by 100 ms in the median step" in text
+    assert "Now one rank is the slowest and now another, by 200 ms in the median step" in text
 
 
-def test_a_slow_rank_that_costs_more_than_communication_comes_first() -> None:
+def test_a_slow_rank_that_costs_half_as_much_as_communication_comes_first() -> None:
     """And the reader is not sent to look for a slow link."""
-    text = said(job(real=1.0, short=0.82, none=(0.3, 0.3, 0.3, 0.8)))
-    assert "Rank 3 computes 500 ms longer than the others" in text
-    assert text.index("Rank 3") < text.index("Begin there.") < text.index("Most of it is bytes")
+    text = said(job(real=1.0, short=0.6, none=(0.3, 0.3, 0.3, 0.55)))
+    assert "Rank 3 computes 250 ms longer than the others" in text
+    assert text.index("Rank 3") < text.index("Begin there.") < text.index("Most of the 450 ms of communication")
     assert "probe" not in text
+    assert "Begin there." not in said(job(real=1.0, short=0.6, none=(0.3, 0.3, 0.3, 0.5)))
 
 
 def test_late_ranks_are_named() -> None:
