@@ -283,7 +283,7 @@ native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
 define run_native
 @printf '%s\n' $(3) | xargs -P $(JOBS) -I@ sh -c \
     'said=$$($(2) @ 2>&1); failed=$$?; echo "-- @"; echo "$$said"; test $$failed = 0 || { echo "FAILED: @"; exit 1; }'
-@echo '$(1): $(words $(3)) passed'
+@echo '$(1): $(words $(3)) passed, 0 failed'
 endef
 native-test: $(NATIVE_TESTS) ## the C tests: plain, under ASan and UBSan, and those with threads under TSan
 	$(call run_native,native,$(CALM) timeout 120,$^)

@@ -161,7 +161,7 @@ PROOFS = {
         "{gloo} pass with gloo, {commlayer} with commlayer; {worse} pass with gloo only",
     ),
     "auth": Proof(
-        "Cost of authentication, before `full` had its present tag and became the default",
+        "Cost of authentication",
         ".venv/bin/python -m bench.auth_cost",
         table,
         "see below",
