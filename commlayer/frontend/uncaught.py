@@ -6,6 +6,7 @@ the text from a file, whose name it gives to each process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -51,13 +52,17 @@ def text_of(error: BaseException) -> str:
 
 
 def record(text: str, error: BaseException, path: Path) -> None:
-    """Writes the text as torchrun reads it, unless there is one, and where the error was raised. Never raises."""
+    """Writes the text as torchrun reads it, unless there is one, and where the error was raised. A reader never finds
+    half of it. Never raises."""
     frames = [(each.filename, each.lineno or 0, each.name) for each in traceback.extract_tb(error.__traceback__)]
     place = next(own(reversed(frames)), "")
     text += f"\nraised in {place}" * bool(place)
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    part = path.with_name(f".{path.name}.part")  # torchrun reads the file whenever another process ends
     try:
-        with path.open("x", encoding="utf-8") as file:
-            json.dump({"message": message}, file)
-    except OSError:  # torch's decorator `record` was first, or the folder is gone
-        return
+        if not path.exists():  # torch's decorator `record` was first
+            part.write_text(json.dumps({"message": message}), encoding="utf-8")
+            part.replace(path)
+    except OSError:  # the folder is gone, or the disk is full
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

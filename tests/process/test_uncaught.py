@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -39,6 +41,19 @@ def test_a_record_that_is_there_stays(tmp_path: Path) -> None:
     record("second", CommError(), path)
     assert json.loads(path.read_text())["message"]["message"] == "first"
     record("third", CommError(), tmp_path / "gone" / "error.json")
+
+
+@ranks.on(1)
+def test_no_part_of_a_record_is_read(rank: int, size: int) -> None:
+    """torchrun, which reads the file as soon as any process has ended, would end with a JSONDecodeError itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "error.json"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        record("x" * 200, CommError(), path)
+        assert list(path.parent.iterdir()) == []
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        record("x" * 200, CommError(), path)
+        assert list(path.parent.iterdir()) == [path]
 
 
 def test_errors_within_backward_have_another_type() -> None:
