@@ -9,14 +9,14 @@ each time, and are compared within the round, so that a slower machine slows all
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import sys
 from typing import Any
 
-from bench.matrix import ROOT, measure
+from bench.harness.matrix import ROOT, measure
+from bench.harness.options import options
+from bench.harness.results import read_results, write_results
 
 RESULTS = ROOT / "bench/results/auth_cost.json"
 AUTHS = ("off", "header", "full")
@@ -57,24 +57,21 @@ def row(case: str, auth: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
 
 def main() -> int:
     """0 if the default keeps its limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="measure this case (may be repeated)")
-    arguments = parser.parse_args()
-    kept: dict[str, Any] = {}
+    arguments = options(__doc__, only=CASES, rounds=7).parse_args()
+    kept = read_results(RESULTS, {"schema": 1, "cases": {}})
     lines = ["| all-reduce | auth | median, us | over off | quartiles |", "|---|---|---|---|---|"]
     good = True
-    for case in arguments.case or CASES:
+    for case in arguments.only or CASES:
         rounds: list[dict[str, dict[str, Any]]] = []
         for number in range(arguments.rounds):
             order = [AUTHS[(number + i) % len(AUTHS)] for i in range(len(AUTHS))]
             rounds.append({auth: run(case, auth) for auth in order})
             print(f"{case}, round {number + 1}: " + ", ".join(f"{a} {rounds[-1][a]['p50_us']:.0f} us" for a in AUTHS))
-        kept[case] = rounds
+        kept["cases"][case] = rounds
         lines += [row(case, auth, rounds) for auth in AUTHS]
         good = good and statistics.median(ratios(rounds, "full")) <= LIMITS.get(case, math.inf)
     print("\n".join(lines))
-    RESULTS.write_text(json.dumps({"schema": 1, "cases": kept}, indent=1) + "\n")
+    write_results(RESULTS, kept)
     return 0 if good else 1
 
 

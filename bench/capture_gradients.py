@@ -10,7 +10,6 @@ their batches from different seeds; the optimizer gets the exact mean of their g
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 from collections.abc import Callable
@@ -23,8 +22,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bench.harness.options import options
+from bench.jobs.training import ROOT, Job, hold_out, learning_rate_share
 from bench.time_to_loss import MODEL
-from bench.training import ROOT, Job, hold_out, learning_rate_share
 from commlayer.plans.codec import CODECS
 from examples.train_gpt import Gpt, draw_batch, standard_library_text
 from tests.virtual import Kernel, virtual_all_reduce
@@ -198,7 +198,7 @@ def print_figures(title: str, gradients: Gradients) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--sample", action="store_true", help="draw the sample again from out/gradients.npz")
     parser.add_argument("--figures", action="store_true", help="only print the errors")
     arguments = parser.parse_args()

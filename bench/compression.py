@@ -9,28 +9,28 @@
 The job is that of docs/training.md: 4 hosts, 1.07 M parameters, AdamW. All systems take turns: a round runs each of
 them once, and each round begins with another one. Bytes are those that the kernel counts on the interface of rank 0,
 acknowledgements included. For the time to a loss, systems train 80 steps with each seed, in turns. Writes
-bench/results/compression.json, the tables of docs/compression.md and docs/compression_RATE.svg.
+bench/results/compression.json, the tables of docs/compression.md and docs/compression_RATE.png.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
-import json
 import math
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench.curves import plot
-from bench.page import write_between
+from bench.harness.curves import plot
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
+from bench.jobs.training import ROOT, Job, Log, measure
+from bench.jobs.virtual_ranks import PACKET_BYTES
 from bench.time_to_loss import MODEL, SEEDS, TARGET_LOSS, TRAINING, time_to_loss
-from bench.training import ROOT, Job, Log, measure
-from bench.virtual_ranks import PACKET_BYTES
-from commlayer.compress.codec import FINE, PAIRS
-from commlayer.frontend.candidates import bytes_per_value
+from commlayer.compress.codec import ENCODED, FINE
+from commlayer.frontend.gradients.candidates import bytes_per_value
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
@@ -100,7 +100,7 @@ def names_at(rate_mbit_s: int) -> list[str]:
 
 def bytes_per_step(codec: str, parameters: int, fine: int) -> float:
     """Bytes that a rank must send in a step: values, scales and headers of full packets. `fine`: values in 16 bits."""
-    pair, fine_pair = PAIRS[codec], PAIRS[FINE]
+    pair, fine_pair = ENCODED[codec], ENCODED[FINE]
     assert pair is not None  # none is not measured
     assert fine_pair is not None
     payload = (HOSTS - 1) / HOSTS * (bytes_per_value(pair) * (parameters - fine) + bytes_per_value(fine_pair) * fine)
@@ -193,7 +193,7 @@ def _network(name: str, network: dict[str, Any]) -> list[str]:
         ratios = [a / b for a, b in zip(steps[best], values, strict=True)]
         sent = statistics.median(per_step(runs[system], "sent_bytes"))
         log = runs[system][0]
-        formula = f"{sent / bytes_per_step(codec, log['parameters'], log['fine']):.3f}" if codec in PAIRS else ""
+        formula = f"{sent / bytes_per_step(codec, log['parameters'], log['fine']):.3f}" if codec in ENCODED else ""
         target = TARGETS_S.get((codec, rate))
         verdict = "" if target is None else f"{target * 1e3:.0f}: {'reached' if median <= target else '**missed**'}"
         cells = [
@@ -251,15 +251,11 @@ def measure_network(name: str, rate_mbit_s: int, loss: float, jobs: list[Job]) -
 
 def main() -> int:
     """0; 2 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=int, action="append", choices=RATES_MBIT_S, help="a rate in Mbit/s")
+    parser = options(__doc__, only=RATES_MBIT_S, rounds=ROUNDS, quick="one round at 100 Mbit/s", table=True)
     parser.add_argument("--link-loss", type=float, choices=LOSSES, help="share of packets that links lose")
     parser.add_argument("--train", action="store_true", help="time to a loss instead of steps")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true", help="one round at 100 Mbit/s without loss; keeps nothing")
-    parser.add_argument("--table", action="store_true", help="only the tables of the kept results")
     arguments = parser.parse_args()
-    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() and not arguments.quick else {}
+    content: dict[str, Any] = {} if arguments.quick else read_results(RESULTS, {})
     if arguments.quick:
         content[name_of(100, 0.0)] = measure_network(name_of(100, 0.0), 100, 0.0, in_turns(1))
         print(tables(content))
@@ -273,14 +269,14 @@ def main() -> int:
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 return 2
-            RESULTS.write_text(json.dumps(content) + "\n")
+            write_results(RESULTS, content)
     names = [kind + name for kind in KINDS for rate in RATES_MBIT_S for name in names_at(rate)]
     content = {name: content[name] for name in names if name in content}
     write_between(PAGE, results=tables(content))
     for rate in RATES_MBIT_S:
         trained = {name: by_system(content[KINDS[1] + name]) for name in names_at(rate) if KINDS[1] + name in content}
         if trained:
-            plot(trained, TARGET_LOSS, PAGE.with_name(f"compression_{rate}.svg"))
+            plot(trained, TARGET_LOSS, PAGE.with_name(f"compression_{rate}.png"))
     return 0
 
 

@@ -7,31 +7,33 @@
 
 The links lose more packets than the loss bound allows, so that training uses all of it. Runs with the same seed have
 the same initialisation and the same data in the same order. Exact training is reliable mode on the same lossy links.
-The results do not depend on speed. Writes bench/results/convergence.json, docs/convergence.svg and the table of
+The results do not depend on speed. Writes bench/results/convergence.json, docs/convergence.png and the table of
 docs/convergence.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.page import write_between
-from bench.training import ROOT, Job, Log, measure
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.picture import picture
+from bench.harness.results import read_results, write_results
+from bench.jobs.training import ROOT, Job, Log, measure
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/convergence.json"
 PAGE = ROOT / "docs/convergence.md"
-PLOT = ROOT / "docs/convergence.svg"
+PLOT = ROOT / "docs/convergence.png"
 LOGS = ROOT / "out/convergence"
 
 EXACT, AGAIN = "exact", "exact again"
@@ -210,25 +212,26 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
 
 def plot(content: dict[str, Any], path: Path) -> None:
     """Differences to exact training by loss bound and treatment, a dot per seed, and loss over steps."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "commlayer"  # the same results give the same file
-    from matplotlib import pyplot as plt
-
-    comparisons = compare(content)
     colours = dict(zip((EXACT, *TREATMENTS), ("black", "tab:blue", "tab:green", "tab:red"), strict=True))
-    figure, (curves, ends) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for (loss_bound, treatment), runs in final_losses(content["logs"]).items():
+    with picture(path, 1, 2, (11, 4.5)) as axes:
+        _draw_curves(axes[0, 0], content["logs"], colours)
+        _draw_ends(axes[0, 1], compare(content), colours)
+
+
+def _draw_curves(curves: Any, logs: list[Log], colours: Mapping[str, str]) -> None:
+    for (loss_bound, treatment), runs in final_losses(logs).items():
         if loss_bound not in (0.0, 0.03) or treatment == AGAIN:
             continue
         for number, log in enumerate(runs.values()):
-            steps, _, losses = zip(*log["validations"], strict=True)
+            steps, _, by_step = zip(*log["validations"], strict=True)
             style = "-" if treatment == EXACT else "--"
             name = treatment if loss_bound == 0 else f"{treatment} at {loss_bound:.0%}"
-            curves.plot(steps, losses, style, color=colours[treatment], lw=1, label=None if number else name)
+            curves.plot(steps, by_step, style, color=colours[treatment], lw=1, label=None if number else name)
     curves.set(xlabel="step", ylabel="loss on held-out text (nats per byte)", title="three seeds each")
     curves.legend()
+
+
+def _draw_ends(ends: Any, comparisons: Sequence[Comparison], colours: Mapping[str, str]) -> None:
     loss_bounds = sorted({each.loss_bound for each in comparisons} - {0.0})
     again = [each for each in comparisons if each.loss_bound == 0]
     for each in comparisons:
@@ -242,8 +245,6 @@ def plot(content: dict[str, Any], path: Path) -> None:
     ends.set_xticks(range(len(loss_bounds) + 1), [AGAIN if again else "", *(f"{each:.1%}" for each in loss_bounds)])
     ends.set(xlabel="loss bound", ylabel="difference to exact, same seed", title="final loss; bars are 95 % intervals")
     ends.legend()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
 
 
 def jobs(loss_bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> list[Job]:
@@ -255,14 +256,8 @@ def jobs(loss_bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> li
 
 def main() -> int:
     """0 if the target is reached, 1 if not, 2 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", action="append", type=float, choices=list(LOSS), help="measure this loss bound (may be repeated)"
-    )
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps; prints, and keeps nothing")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only write the plot and the table")
-    arguments = parser.parse_args()
-    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1, "logs": []}
+    arguments = options(__doc__, only=LOSS, quick="one seed, few steps", table=True).parse_args()
+    content: dict[str, Any] = read_results(RESULTS, {"schema": 1, "logs": []})
     seeds, model = ((1,), MODEL | {"steps": 12}) if arguments.quick else (SEEDS, MODEL)
     failed, about = False, machine.facts()
     for loss_bound in [] if arguments.table else arguments.only or list(LOSS):
@@ -286,7 +281,7 @@ def main() -> int:
         content["logs"] = kept + [log | {"loss_bound": loss_bound, "link_loss": LOSS[loss_bound]} for log in logs]
         content["machine"] = about
         content["measured"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-        RESULTS.write_text(json.dumps(content, indent=None).replace('{"job"', '\n{"job"') + "\n")
+        write_results(RESULTS, content)
     if arguments.quick:
         return 2 if failed else 0
     print(table(content))

@@ -11,13 +11,14 @@ cannot trace, and those that only run in processes that the test kills.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
+
+from bench.harness.options import options
 
 PYTHON = str(Path(".venv/bin/python").absolute())
 OUT = Path("out/coverage")
@@ -171,21 +172,18 @@ def table(results: dict[str, Any], before: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measures, writes the results and prints the table. Returns 1 if a test failed twice."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("native", "python"), help="measure one language")
-    parser.add_argument("--seeds", type=int, default=300, help="number of seeds the simulator runs")
+    parser = options(__doc__, only=("native", "python"), seeds=300, table=True)
     parser.add_argument("--out", type=Path, default=OUT / "coverage.json", help="file of results")
     parser.add_argument("--before", type=Path, help="earlier file of results to compare with")
-    parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest instead of `tests`")
     arguments = parser.parse_args()
 
     OUT.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     if not arguments.table:
-        if arguments.only != "python":
+        if not arguments.only or "native" in arguments.only:
             results["native"] = measure_native(arguments.seeds)
-        if arguments.only != "native":
+        if not arguments.only or "python" in arguments.only:
             results["python"] = measure_python(arguments.pytest)
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results, json.loads(arguments.before.read_text()) if arguments.before else {}))

@@ -10,7 +10,6 @@ transports get the same plans, messages and background; a seed changes the backg
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,7 +20,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bench.page import write_between
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "build/test/fabric/simulate"
@@ -78,17 +79,18 @@ Cases = dict[str, dict[str, list[Result]]]
 """Results by case and transport, one per seed."""
 
 
-def command(case: Case, transport: str, seed: int, quick: bool) -> list[str]:
-    """The program's arguments for one run."""
+def command(case: Case, transport: str, seed: int, quick: bool, tree: Path = ROOT) -> list[str]:
+    """One run of the program, with the plans, that were built in `tree`."""
+    program, plans = (tree / path.relative_to(ROOT) for path in (PROGRAM, PLANS))
     shapes = QUICK_SHAPES[case.shapes] if quick else case.shapes
-    options: dict[str, Any] = {"plans": PLANS, "shapes": shapes, "load": LOAD, "seed": seed, "limit_ms": LIMIT_MS}
+    options: dict[str, Any] = {"plans": plans, "shapes": shapes, "load": LOAD, "seed": seed, "limit_ms": LIMIT_MS}
     options |= (QUICK if quick else {}) | case.options | TRANSPORTS[transport][1]
-    return [str(PROGRAM), *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
+    return [str(program), *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
 
 
-def run(case: Case, transport: str, seed: int, quick: bool) -> Result:
+def run(case: Case, transport: str, seed: int, quick: bool, tree: Path = ROOT) -> Result:
     """One run. Raises RuntimeError if the program fails."""
-    done = subprocess.run(command(case, transport, seed, quick), capture_output=True, text=True)
+    done = subprocess.run(command(case, transport, seed, quick, tree), capture_output=True, text=True)
     if done.returncode == 1:
         return {"unfinished": done.stderr.strip()}
     if done.returncode != 0:
@@ -179,14 +181,10 @@ def write_page(cases: Cases) -> None:
 
 def main() -> int:
     """0, or 2 if the program has not been built."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="24 hosts, one seed; writes nothing")
-    parser.add_argument("--table", action="store_true", help="run nothing, write the tables")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
-    parser.add_argument("--only", action="append", choices=list(CASES), help="run this workload (may be repeated)")
+    parser = options(__doc__, only=CASES, seeds=3, quick="24 hosts, one seed", table=True)
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
     arguments = parser.parse_args()
-    kept: Cases = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept: Cases = read_results(RESULTS, {})
     if arguments.table:
         write_page(kept)
         return 0
@@ -205,7 +203,7 @@ def main() -> int:
         print(table(cases), urgent(cases), sep="\n\n")
         return 0
     kept |= cases
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    write_results(RESULTS, kept)
     write_page(kept)
     return 0
 

@@ -8,14 +8,14 @@
 Fixed before the first run:
 
 - Claim, for each model, codec and loss: the mean difference of the validation loss to training with float32 sums is
-  within 0.005 nats (0.2 %). Two one-sided t-tests at 5 % each (bench/equivalence.py), paired by seed, 12 seeds.
+  within 0.005 nats (0.2 %). Two one-sided t-tests at 5 % each (bench/harness/equivalence.py), paired by seed, 12 seeds.
 - The validation loss is that after the last of 1,500 steps, on 65,536 bytes of held-out text, the same in all runs. The
   losses after 100 and 500 steps are shown, and not tested.
 - A seed gives all systems the same initial weights and the same batches. AdamW, gradients clipped to a norm of 1.0
   after the average, learning rate with a rise of 5 % and a cosine to 0. Its highest value, 0.01, suits f32: with seed
   100, which is not used otherwise, 0.02 gave f32 the same loss (GPT) or a higher one, and 0.003 a higher one (GPT).
-- 4 ranks, virtual (bench/virtual_ranks.py). Fine parameters are those of `Fine(model)`. Loss: 1 % of the packets of
-  contributions, each by itself, treatment `feedback`.
+- 4 ranks, virtual (bench/jobs/virtual_ranks.py). Fine parameters are those of `Fine(model)`. Loss: 1 % of the packets
+  of contributions, each by itself, treatment `feedback`.
 - `f32, other order` adds the ranks up in reverse: differences of this size are chance. `sign` with AdamW, which the
   hook refuses, must not pass: a control that the test can fail. `int4, no feedback` drops rounding errors.
 
@@ -25,9 +25,7 @@ and model, and the table of docs/fidelity.md.
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,10 +38,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.equivalence import Equivalence
-from bench.page import write_between
-from bench.training import ROOT, hold_out, learning_rate_share
-from bench.virtual_ranks import VirtualHook
+from bench.harness.equivalence import Equivalence
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
+from bench.jobs.training import ROOT, hold_out, learning_rate_share
+from bench.jobs.virtual_ranks import VirtualHook
 from commlayer import Fine, Policy
 from commlayer.tools.bench import machine
 from examples.train_gpt import BYTES, Gpt, draw_batch, standard_library_text
@@ -296,20 +296,14 @@ def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
             content["models"] = {each: sizes(each) for each in MODELS}
             content["machine"] = about
             content["measured"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-            written = RESULTS.with_suffix(".new")
-            written.write_text(json.dumps(content).replace('{"model"', '\n{"model"') + "\n")
-            written.replace(RESULTS)
+            write_results(RESULTS, content)
             took = f"{time.perf_counter() - start_s:.0f} s, {time.process_time() - start_cpu_s:.0f} s of CPU"
             print(f"seed {seed}, {name}: {took}", flush=True)
 
 
 def main() -> int:
     """0; after a measurement, 1 unless every test shows equivalence."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="at most this many (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps; prints, and keeps nothing")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
-    arguments = parser.parse_args()
+    arguments = options(__doc__, seeds=len(SEEDS), quick="one seed, few steps", table=True).parse_args()
     torch.set_num_threads(1)
     if arguments.quick:
         for name in MODELS:
@@ -318,7 +312,7 @@ def main() -> int:
             print(f"{name}, {sizes(name)}: {(time.perf_counter() - start_s) / 20 / len(SYSTEMS) * 1e3:.1f} ms per step")
             print(*(f"{log['system']}: {log['losses']['20']:.4f}" for log in logs), sep="\n")
         return 0
-    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    content: dict[str, Any] = read_results(RESULTS, {})
     if not arguments.table:
         measure(content, SEEDS[: arguments.seeds])
     write_between(PAGE, results=table(content))

@@ -12,7 +12,20 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from bench.matrix import LINK_SHARE, P50, P99, ROOT, Claim, Figures, Matrix, Metric, Runs, best, machines, measure
+from bench.harness.matrix import (
+    LINK_SHARE,
+    P50,
+    P99,
+    ROOT,
+    Claim,
+    Figures,
+    Matrix,
+    Metric,
+    Runs,
+    best,
+    machines,
+    measure,
+)
 from commlayer.tools.bench.sizes import parse_size
 
 SHAPED = "--netns 4 --rate 200M --backends gloo,commlayer --tcp-cc cubic,bbr"

@@ -2,27 +2,27 @@
 
     python -m bench.headroom                    five networks and a job with little to win (about 9 minutes)
     python -m bench.headroom --only clean50     one of them
-    python -m bench.headroom --short            fewer steps and settings; keeps nothing
+    python -m bench.headroom --quick            fewer steps and settings; keeps nothing
     python -m bench.headroom --table            only the table of the kept results
 
-The job (`bench/headroom_job.py`) is DDP on gloo, whose accelerator is a sleep. Headroom predicts the share of a step
+The job (`bench/jobs/headroom.py`) is DDP on gloo, whose accelerator is a sleep. Headroom predicts the share of a step
 that no communication would win. Then the job runs with each setting, and the fastest one shows what could be won.
 Writes bench/results/headroom.json and the table of docs/headroom.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import os
 import statistics
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.page import write_between
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
 from commlayer.tools.bench import machine
 from commlayer.tools.headroom.command import Options, measure
 from commlayer.tools.job.trial import run_trial
@@ -48,7 +48,7 @@ class Case:
 
     def command(self, setting: str) -> list[str]:
         """The job's start."""
-        job = ["-m", "bench.headroom_job", "--setting", setting, "--width", str(self.width)]
+        job = ["-m", "bench.jobs.headroom", "--setting", setting, "--width", str(self.width)]
         job += ["--forward-ms", str(self.forward_ms)]
         return [sys.executable, "-m", "commlayer", "emulate", self.scenario, "--", sys.executable, *job]
 
@@ -121,31 +121,22 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def asked(about: str | None, cases: Collection[str], only: str, short: str) -> argparse.Namespace:
-    """The options of a bench of cases: `only`, `short`, `table`. `about`: its docstring; `only`, `short`: help."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=cases, help=only)
-    parser.add_argument("--short", action="store_true", help=short)
-    parser.add_argument("--table", action="store_true", help="only the table of the kept results")
-    return parser.parse_args()
-
-
 def main() -> int:
     """Exit status: 1 if a prediction is not near."""
-    given = asked(__doc__, CASES, "these cases; keeps nothing", "fewer steps and settings; keeps nothing")
+    given = options(__doc__, only=CASES, quick="fewer steps and settings", table=True).parse_args()
     if given.table:
-        write(json.loads(RESULTS.read_text()))
+        write(read_results(RESULTS))
         return 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(ROOT)
-    settings = SETTINGS[-2:] if given.short else SETTINGS
-    options = {"steps": 2 if given.short else 3, "rounds": 2, "warmup": WARMUP}
+    settings = SETTINGS[-2:] if given.quick else SETTINGS
+    settled = {"steps": 2 if given.quick else 3, "rounds": 2, "warmup": WARMUP}
     cases = [CASES[name] for name in given.only or CASES]
-    rows = [run(case, settings, options) for case in cases]
+    rows = [run(case, settings, settled) for case in cases]
     print(table(rows))
-    if not given.short and not given.only:
+    if not given.quick and not given.only:
         kept = {"machine": machine.facts(), "settings": settings, "rows": rows}
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        write_results(RESULTS, kept)
         write(kept)
     return 0 if all(is_near(row) for row in rows) else 1
 

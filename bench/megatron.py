@@ -9,7 +9,6 @@ losses must be those of gloo, bit by bit. With clipping, the sum of four ranks' 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
 import subprocess
@@ -17,7 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.page import write_between
+from bench.harness.options import options
+from bench.harness.page import write_between
 
 ROOT = Path(__file__).parents[1]
 LAYOUTS = {
@@ -105,17 +105,17 @@ def table(measured: Sequence[tuple[Run, list[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--scenario", help="scenario of `commlayer emulate`; otherwise this machine")
-    options = parser.parse_args()
+    given = parser.parse_args()
     measured = []
     for run in runs():
-        measured.append((run, run.losses(options.scenario)))
+        measured.append((run, run.losses(given.scenario)))
         print(run, *(f"{loss:.6f}" for loss in measured[-1][1]), flush=True)
     print(table(measured))
     if not are_equal(measured):
         sys.exit(f"losses differ by more than {TOLERANCE:g}, or without clipping")
-    write_between(ROOT / "docs/megatron.md", **{"emulated" if options.scenario else "losses": table(measured)})
+    write_between(ROOT / "docs/megatron.md", **{"emulated" if given.scenario else "losses": table(measured)})
 
 
 if __name__ == "__main__":

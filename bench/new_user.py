@@ -10,7 +10,6 @@ start of torchrun. docs/new_user.md has the notes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -24,10 +23,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bench.harness.options import options
 from tests.wheel.__main__ import environment
 
 ROOT = Path(__file__).parents[1]
-JOB = ROOT / "bench/new_user_job.py"
+JOB = ROOT / "bench/jobs/new_user.py"
 NAMES = ("nu-a", "nu-b")
 HOSTS = ("hosta", "hostb")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -217,9 +217,7 @@ def attempt(trial: Trial, python: Path) -> tuple[float, float] | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=[trial.name for trial in TRIALS])
-    options = parser.parse_args()
+    names = options(__doc__, only=[trial.name for trial in TRIALS]).parse_args().only
     wheels = sorted((ROOT / "dist").glob("*.whl"))
     if not wheels:
         raise SystemExit("dist/ has no wheel: run `make wheel` first")
@@ -227,7 +225,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="new-user-") as folder:
         python = environment(Path(folder, "environment"), wheels[-1])
         for trial in TRIALS:
-            if not options.only or trial.name in options.only:
+            if not names or trial.name in names:
                 print(f"==== {trial.name}", flush=True)
                 times[trial.name] = attempt(trial, python)
     for name, found in times.items():

@@ -3,7 +3,7 @@
     python -m bench.overlap --ddp                     everything (about 8 minutes; the links need root)
     python -m bench.overlap --ddp --rounds 9          more rounds
     python -m bench.overlap --ddp --slower 2          half the link rate, twice the time per layer: half the CPU share
-    python -m bench.overlap --ddp --short             one round of few steps; keeps nothing
+    python -m bench.overlap --ddp --quick             one round of few steps; keeps nothing
     python -m bench.overlap --trace out.json          a step of `overlap`, beside the model's; keeps nothing
     python -m bench.overlap --table                   only the table of the kept results
 
@@ -13,27 +13,30 @@ forward and backward. The systems run in turns; each round begins with another o
 its bucket size, and gloo by TCP's congestion control.
 
 Two systems have the hooks of `overlap` on a network that sends in order: on commlayer with one class, and on gloo. Two
-more reduce as DeAR does (`bench/dear.py`), in order as well. `bench/ddp_model.py` predicts all steps, from costs that
-are measured first. `bench/data_parallel.py` has the systems.
+more reduce as DeAR does (`bench/jobs/dear.py`), in order as well. `bench/jobs/ddp_model.py` predicts all steps, from
+costs that are measured first. `bench/jobs/data_parallel.py` has the systems.
 
 Two cores run four hosts, so what this measures is order, moments of launch and waits. It prints the busy share of the
 machine's CPU beside each row, and a row above 25 % is void. Writes bench/results/overlap.json, the table of
-docs/overlap.md and docs/overlap_ddp.svg.
+docs/overlap.md and docs/overlap_ddp.png.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import ddp_model, turns
-from bench.bars import Bar, draw
-from bench.data_parallel import (
+from bench.harness import turns
+from bench.harness.bars import Bar, draw
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
+from bench.harness.turns import PAGE, ROOT, Log, by_system, in_turns, slowed, spread, step_s
+from bench.jobs import ddp_model
+from bench.jobs.data_parallel import (
     COSTS,
     COSTS_GLOO,
     DEAR,
@@ -52,14 +55,12 @@ from bench.data_parallel import (
     measure_costs,
     train,
 )
-from bench.page import write_between
-from bench.turns import PAGE, ROOT, Log, by_system, in_turns, slowed, spread, step_s
 from commlayer.scheduler.trace import write_trace
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap.json"
-PICTURE = ROOT / "docs/overlap_ddp.svg"
+PICTURE = ROOT / "docs/overlap_ddp.png"
 SCENARIO = "overlap"
 ROUNDS = 6
 
@@ -242,18 +243,18 @@ def main() -> int:
     if not (arguments.ddp or arguments.table or arguments.trace):
         parser.error("name a case: --ddp")
     if arguments.table:
-        content = json.loads(RESULTS.read_text())
+        content = read_results(RESULTS)
     else:
         try:
             if arguments.trace:
                 trace(arguments.slower, arguments.trace)
                 return 0
-            content = measure_ddp(1 if arguments.short else arguments.rounds, arguments.slower, short=arguments.short)
+            content = measure_ddp(1 if arguments.quick else arguments.rounds, arguments.slower, short=arguments.quick)
         except RuntimeError as error:
             print(error, file=sys.stderr)
             return 2
-    if not arguments.short:
-        turns.write_results(RESULTS, content)
+    if not arguments.quick:
+        write_results(RESULTS, content)
         write_between(PAGE, ddp=table(content))
         picture(content)
     print(table(content))

@@ -1,36 +1,36 @@
 """Step time of a small GPT when gradients travel during the next forward pass, by codec.
 
     python -m bench.overlap_gpt              everything (about 5 minutes; the links need root)
-    python -m bench.overlap_gpt --short      one round of few steps, one codec; keeps nothing
+    python -m bench.overlap_gpt --quick      one round of few steps, one codec; keeps nothing
     python -m bench.overlap_gpt --table      only the table and the picture of the kept results
 
-Four hosts with 100 Mbit/s train the byte-level GPT of bench/training.py. For each codec, DDP with commlayer's hook and
-`commlayer.overlap` run in turns. Computation is real, and the ranks share the cores of this machine. Communication is
-the time that the bytes sent in a step take at the link's rate. Writes bench/results/overlap_gpt.json, the table of
-docs/overlap.md and docs/overlap_gpt.svg.
+Four hosts with 100 Mbit/s train the byte-level GPT of bench/jobs/training.py. For each codec, DDP with commlayer's hook
+and `commlayer.overlap` run in turns. Computation is real, and the ranks share the cores of this machine.
+Communication is the time that the bytes sent in a step take at the link's rate. Writes
+bench/results/overlap_gpt.json, the table of docs/overlap.md and docs/overlap_gpt.png.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench import turns
-from bench.bars import Bar, draw
+from bench.harness import turns
+from bench.harness.bars import Bar, draw
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
+from bench.harness.turns import LOGS, PAGE, ROOT, interval, slowed
+from bench.jobs.training import WARM_UP_STEPS, Job, Log, measure
 from bench.overlap import SCENARIO
-from bench.page import write_between
-from bench.training import WARM_UP_STEPS, Job, Log, measure
-from bench.turns import LOGS, PAGE, ROOT, interval, slowed
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap_gpt.json"
-PICTURE = ROOT / "docs/overlap_gpt.svg"
+PICTURE = ROOT / "docs/overlap_gpt.png"
 CODECS = ("none", "bf16", "int8", "int4-int8")
 ROUNDS, STEPS = 5, 14
 MODEL: dict[str, Any] = {"width": 128, "layers": 5, "batch": 2}
@@ -149,16 +149,12 @@ def picture(content: dict[str, Any]) -> None:
 
 def main() -> int:
     """0, or 2 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds (default: %(default)s)")
-    parser.add_argument("--short", action="store_true", help="one round of few steps, one codec; keeps nothing")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
-    arguments = parser.parse_args()
+    arguments = options(__doc__, rounds=ROUNDS, quick="one round of few steps, one codec", table=True).parse_args()
     if arguments.table:
-        keep(json.loads(RESULTS.read_text()))
+        keep(read_results(RESULTS))
         return 0
     scenario, about = slowed(Scenario.read(SCENARIO), 0.5), machine.facts()
-    codecs, rounds, steps = (CODECS[2:3], 1, 6) if arguments.short else (CODECS, arguments.rounds, STEPS)
+    codecs, rounds, steps = (CODECS[2:3], 1, 6) if arguments.quick else (CODECS, arguments.rounds, STEPS)
     jobs = jobs_of(codecs, rounds, steps)
     runs = measure(scenario, jobs, LOGS, name="gpt")
     if len(runs) < len(jobs):
@@ -171,8 +167,8 @@ def main() -> int:
         "machine": about,
         "measured": turns.today(),
     }
-    if not arguments.short:
-        turns.write_results(RESULTS, content)
+    if not arguments.quick:
+        write_results(RESULTS, content)
         keep(content)
     print(table(content))
     return 0

@@ -5,34 +5,36 @@
                                                       sweep (12)
     python -m bench.overlap_pipeline --rounds 9       more rounds
     python -m bench.overlap_pipeline --slower 2       half the link rate, twice the time per chunk: half the CPU share
-    python -m bench.overlap_pipeline --short          one round of the small case with quick chunks; keeps nothing
+    python -m bench.overlap_pipeline --quick          one round of the small case with quick chunks; keeps nothing
     python -m bench.overlap_pipeline --trace out.json a step of the small case, beside the model's; keeps nothing
     python -m bench.overlap_pipeline --table          only the tables and the picture of the kept results
 
 The accelerator is a sleep: every chunk sleeps in its forward pass and twice as long in its backward pass. Messages
 between stages and reductions are real, between emulated hosts. The parameters are as large as makes the reductions a
 given share of the step of serial 1F1B. The systems run in turns; each round begins with another one.
-`bench/pipelines.py` has the systems, `bench/pipeline_model.py` their predictions from costs that
+`bench/jobs/pipelines.py` has the systems, `bench/jobs/pipeline_model.py` their predictions from costs that
 `commlayer.pipeline.measure` finds first.
 
 Two cores run all hosts, so the CPU's busy share is beside each row, and a row above 25 % is void. Writes
-bench/results/overlap_pipeline.json, the tables of docs/overlap.md and docs/overlap_pipeline.svg.
+bench/results/overlap_pipeline.json, the tables of docs/overlap.md and docs/overlap_pipeline.png.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import pipeline_sweep, turns
-from bench.page import write_between
-from bench.pipeline_model import exposed, ideal, limit, predict, reduction_s
-from bench.pipelines import (
+from bench.harness import turns
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
+from bench.harness.turns import PAGE, ROOT, Log, by_system, in_turns, spread, step_s
+from bench.jobs import pipeline_sweep
+from bench.jobs.pipeline_model import exposed, ideal, limit, predict, reduction_s
+from bench.jobs.pipelines import (
     BUCKETS,
     CONTROL,
     COSTS,
@@ -50,7 +52,6 @@ from bench.pipelines import (
     costs_of,
     train,
 )
-from bench.turns import PAGE, ROOT, Log, by_system, in_turns, spread, step_s
 from commlayer.planner.costs import Costs
 from commlayer.scheduler.trace import Span, write_trace
 from commlayer.tools.bench import machine
@@ -58,7 +59,7 @@ from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap_pipeline.json"
 SCENARIO = "overlap"
-PICTURE = ROOT / "docs/overlap_pipeline.svg"
+PICTURE = ROOT / "docs/overlap_pipeline.png"
 ROUNDS = 6
 LIMIT_S = 300.0
 
@@ -283,14 +284,13 @@ def trace(content: dict[str, Any], name: str, path: Path) -> None:
 
 def kept() -> dict[str, Any]:
     """The results of earlier runs."""
-    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1, "cases": {}}
-    return content
+    return read_results(RESULTS, {"schema": 1, "cases": {}})
 
 
 def keep(content: dict[str, Any]) -> None:
     """Writes the results, and what the page has of them."""
     if content["cases"]:
-        turns.write_results(RESULTS, content)
+        write_results(RESULTS, content)
     parts = {f"pipeline-{name}": table(each) for name, each in content["cases"].items()}
     sweep = content.get("sweep")
     parts["pipeline-sweep"] = pipeline_sweep.table(SMALL, [Measured(each) for each in sweep or ()])
@@ -309,15 +309,15 @@ def serve(request: Path, written: Path) -> None:
     )
 
 
-def measure_all(only: str | None, rounds: int, slower: float) -> dict[str, Any]:
+def measure_all(only: Sequence[str] | None, rounds: int, slower: float) -> dict[str, Any]:
     """The kept results, with new ones of the cases that are asked for. Raises RuntimeError if a rank failed."""
     content = kept()
     for name, case in CASES.items():
-        if only in (None, name):
+        if not only or name in only:
             names = [each for each in SYSTEMS if each not in LEFT_OUT.get(name, ())]
             content["cases"][name] = measure(slowed(case, slower), names, rounds)
             keep(content)
-    if only in (None, "sweep"):
+    if not only or "sweep" in only:
         points = pipeline_sweep.selection(slowed(SMALL, slower))
         content["sweep"] = [measure(case, names, min(rounds, 3)) for case, names in points]
     return content
@@ -325,9 +325,8 @@ def measure_all(only: str | None, rounds: int, slower: float) -> dict[str, Any]:
 
 def main() -> int:
     """0, or 2 if a run failed."""
-    parser = turns.parser(__doc__, ROUNDS)
-    parser.add_argument("--only", choices=[*CASES, "sweep"], help="measure one case, keep the others' results")
-    parser.add_argument("--trace", type=Path, metavar="JSON", help="trace of one step of `attach`; keeps nothing")
+    parser = turns.parser(__doc__, ROUNDS, only=[*CASES, "sweep"])
+    turns.add_trace(parser)
     arguments = parser.parse_args()
     if arguments.rank:
         serve(*arguments.rank)
@@ -336,7 +335,7 @@ def main() -> int:
         if arguments.trace:
             trace(measure(slowed(SMALL, arguments.slower), [DEFERRED], 1, trace=True), DEFERRED, arguments.trace)
             return 0
-        if arguments.short:
+        if arguments.quick:
             print(table(measure(dataclasses.replace(SMALL, microbatches=4, forward_s=0.01), list(SYSTEMS), 1)))
             return 0
         content = kept() if arguments.table else measure_all(arguments.only, arguments.rounds, arguments.slower)

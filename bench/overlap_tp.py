@@ -3,7 +3,7 @@
     python -m bench.overlap_tp                     everything (about 9 minutes; the links need root)
     python -m bench.overlap_tp --rounds 9          more rounds
     python -m bench.overlap_tp --slower 2          half the link rate, twice the times: half the CPU share
-    python -m bench.overlap_tp --short             one round of few steps; keeps nothing
+    python -m bench.overlap_tp --quick             one round of few steps; keeps nothing
     python -m bench.overlap_tp --trace out.json    a step of `tp.overlap`; keeps nothing
     python -m bench.overlap_tp --table             only the tables of the kept results
 
@@ -15,13 +15,12 @@ Three cases, measured like bench.overlap: the accelerator is a sleep, the all-re
   Four ranks compute and communicate, so their links are slower and their layers take longer: else more than a quarter
   of the CPU would be busy, which makes a row void.
 
-Writes bench/results/overlap_tp.json, tables of docs/overlap.md and docs/overlap_tp.svg.
+Writes bench/results/overlap_tp.json, tables of docs/overlap.md and docs/overlap_tp.png.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import sys
 import time
@@ -34,18 +33,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import commlayer
-from bench import turns
-from bench.bars import Bar, draw
-from bench.page import write_between
-from bench.tensor_parallel import BATCH, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
-from bench.turns import PAGE, ROOT, Log, busy_cell, by_system, in_turns, slowed, spread, step_s, verdict
+from bench.harness import turns
+from bench.harness.bars import Bar, draw
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
+from bench.harness.turns import PAGE, ROOT, Log, busy_cell, by_system, in_turns, slowed, spread, step_s, verdict
+from bench.jobs.tensor_parallel import BATCH, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
 from commlayer.scheduler.trace import write_trace
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/overlap_tp.json"
-PICTURE = ROOT / "docs/overlap_tp.svg"
+PICTURE = ROOT / "docs/overlap_tp.png"
 SCENARIO = "overlap"
 
 FORWARD_S = 0.06
@@ -376,19 +376,19 @@ def main() -> int:
         turns.serve(request, written, lambda _: "commlayer", run_job)
         return 0
     if arguments.table:
-        content = json.loads(RESULTS.read_text())
+        content = read_results(RESULTS)
     else:
         try:
             if arguments.trace:
                 trace(arguments.slower, arguments.trace)
                 return 0
-            content = measure(1 if arguments.short else arguments.rounds, arguments.slower, short=arguments.short)
+            content = measure(1 if arguments.quick else arguments.rounds, arguments.slower, short=arguments.quick)
         except RuntimeError as error:
             print(error, file=sys.stderr)
             return 2
     tables = {"tp": steps_table(content), "tp_latency": latency_table(content), "tp_mixed": mixed_table(content)}
-    if not arguments.short:
-        turns.write_results(RESULTS, content)
+    if not arguments.quick:
+        write_results(RESULTS, content)
         write_between(PAGE, **tables)
         picture(content)
     print(*tables.values(), sep="\n\n")

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from bench.first_light import claim
-from bench.matrix import P50, ROOT, Claim, Matrix, Runs, machines, measure
+from bench.harness.matrix import P50, ROOT, Claim, Matrix, Runs, machines, measure
 
 KINDS = {"pingpong": "one, and one back", "window": "8 at once, and an answer"}
 RATES = {"50M": "50 Mbit/s", "200M": "200 Mbit/s", "1G": "1 Gbit/s"}

@@ -8,7 +8,6 @@ one sshd: each time the status and the output must be right.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import subprocess
@@ -18,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.harness.options import options
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
@@ -84,7 +84,7 @@ def wait_until_open(network: Network, folder: Path) -> None:
 
 def main() -> None:
     """Runs the trial; exits with a message if something is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--sshd", type=Path, default=Path("/usr/sbin/sshd"))
     sshd: Path = parser.parse_args().sshd
     if not sshd.exists():

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.headroom_job import Layer
+from bench.harness.options import options
+from bench.jobs.headroom import Layer
 
 REASONS = {
     1: "the link of host 2 carries 20 Mbit/s, the others 200",
@@ -78,14 +79,14 @@ def type_in(command: list[str], number: int) -> str:
 
 def main() -> None:
     """Runs the tools on one job."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--number", type=int, choices=REASONS, help="of the reason; default: any")
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.train:
+    given = parser.parse_args()
+    if given.train:
         train(int(os.environ[HIDDEN]))
         return
-    number = options.number or random.choice(list(REASONS))
+    number = given.number or random.choice(list(REASONS))
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder, "network.toml")
         network.write_text(NETWORK.format(delay_ms=0.5 if number == 3 else 0) + (SLOW_LINK if number == 1 else ""))

@@ -10,7 +10,6 @@ follow from the seed, which is printed, and from the number of operations done i
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import multiprocessing
@@ -27,7 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import commlayer  # noqa: F401  # registers the backend
-from bench.leaks import Resources
+from bench.harness.leaks import Resources
+from bench.harness.options import options
 from commlayer.plans.select import plan_for
 from commlayer.tools.bench.collectives import all_gather_single, reduce_scatter_single
 
@@ -176,7 +176,7 @@ def _soak(rank: int, size: int, seed: int, minutes: float, port: int, pipe: Any)
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the soak; 0 if every result was right and nothing leaked."""
-    parser = argparse.ArgumentParser(description="Random collectives, verified; and no leaks.")
+    parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20))

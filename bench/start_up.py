@@ -1,9 +1,9 @@
 """The start of large jobs: time, descriptors, and requests and bytes through the Store, per rank.
 
     python -m bench.start_up                      gloo and commlayer, 16, 32 and 64 processes; keeps the results
-    python -m bench.start_up --ranks 8 --backend commlayer-udp --runs 1
+    python -m bench.start_up --ranks 8 --backend commlayer-udp --rounds 1
     python -m bench.start_up --keep before        keeps them as another state of the code, as of an older worktree
-    python -m bench.start_up --page               writes docs/start_up.md
+    python -m bench.start_up --table              writes docs/start_up.md
     commlayer emulate clean200 -- python -m bench.start_up --reach
 
 Each process makes WORLD, reduces once, and makes one more group, as a job with a communication hook's group does. All
@@ -13,7 +13,6 @@ lie on a line, or on a parabola where each rank reads a value from all others wh
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import json
@@ -32,7 +31,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.page import write_between
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/start_up.json"
@@ -297,39 +298,37 @@ def reach() -> None:
 
 def write_page() -> None:
     """Puts the kept results into the page."""
-    kept = json.loads(RESULTS.read_text())
+    kept = read_results(RESULTS)
     parts = {name: f"Commit {each['commit']}.\n\n{table(each['runs'])}" for name, each in kept["states"].items()}
     write_between(PAGE, **parts)
 
 
 def keep(state: str, runs: dict[str, dict[str, dict[str, Figures]]]) -> None:
     """Adds the runs of a state of the code to the results."""
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 2, "states": {}}
+    kept: dict[str, Any] = read_results(RESULTS, {"schema": 2, "states": {}})
     commit = subprocess.run(
         ["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     kept["states"][state] = {"commit": commit.stdout.strip(), "cores": os.cpu_count(), "runs": runs}
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    write_results(RESULTS, kept)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, rounds=3, table=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--backend", nargs="+", choices=list(BACKENDS), default=list(BACKENDS))
-    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--keep", metavar="STATE", help="keep the results as those of a state of the code")
-    parser.add_argument("--page", action="store_true")
     parser.add_argument("--reach", action="store_true")
     arguments = parser.parse_args()
     import commlayer  # noqa: F401  # registers the backend
 
     if arguments.reach:
         reach()
-    elif arguments.page:
+    elif arguments.table:
         write_page()
     else:
         runs = {
-            name: {str(size): measure(size, name, arguments.runs) for size in arguments.ranks}
+            name: {str(size): measure(size, name, arguments.rounds) for size in arguments.ranks}
             for name in arguments.backend
         }
         print(table(runs))

@@ -14,19 +14,19 @@ Writes bench/results/time_to_loss.json and the table of docs/training.md.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import itertools
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.page import write_between
-from bench.training import ROOT, WARM_UP_STEPS, Job, Log, measure
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
+from bench.jobs.training import ROOT, WARM_UP_STEPS, Job, Log, measure
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 
@@ -326,16 +326,11 @@ def measure_scenario(name: str, *, quick: bool) -> dict[str, Any]:
 
 def main() -> int:
     """0 if every target measured so far is reached, 1 if one is not, 2 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", action="append", choices=list(TARGETS), help="measure this scenario (may be repeated)"
-    )
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps, one bucket size; keeps nothing")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only write the table")
-    arguments = parser.parse_args()
+    quick = "one seed, few steps, one bucket size"
+    arguments = options(__doc__, only=TARGETS, quick=quick, table=True).parse_args()
     content: dict[str, Any] = {"schema": 1, "scenarios": {}}
     if RESULTS.exists() and not arguments.quick:
-        content = json.loads(RESULTS.read_text())
+        content = read_results(RESULTS)
     failures = []
     for name in [] if arguments.table else arguments.only or list(TARGETS):
         try:
@@ -344,7 +339,7 @@ def main() -> int:
             failures.append(str(error))
             continue
         if not arguments.quick:
-            RESULTS.write_text(json.dumps(content).replace('{"job"', '\n{"job"') + "\n")
+            write_results(RESULTS, content)
     print(table(content))
     if not arguments.quick:
         write_between(PAGE, results=table(content))

@@ -25,10 +25,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from bench.harness.options import options
 from commlayer.config import Config
 from commlayer.telemetry import agent, curve
 from commlayer.telemetry.collector import SAMPLE, VIEW, Collector
-from commlayer.telemetry.sample import Sampler
+from commlayer.telemetry.sample import PATHS_TOLD, Flow, Sampler
 from commlayer.transport.native import Engine
 
 RANKS = 2
@@ -124,9 +125,9 @@ def job(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def collect(address: str, key: bytes, seconds: float, pipe: Any) -> None:
+def collect(address: str, key: bytes, ranks: int, seconds: float, pipe: Any) -> None:
     """A collector alone in its process: sends its CPU time."""
-    collector = Collector(address, key)
+    collector = Collector(address, key, ranks)
     collector.start()
     pipe.send("ready")
     pipe.recv()
@@ -143,7 +144,7 @@ def collector(ranks: int, seconds: float) -> dict[str, Any]:
     address, key = f"127.0.0.1:{free_port()}", os.urandom(16)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=collect, args=(address, key, seconds, there))
+    process = context.Process(target=collect, args=(address, key, ranks, seconds, there))
     process.start()
     here.recv()
     zmq = curve.load()
@@ -153,13 +154,15 @@ def collector(ranks: int, seconds: float) -> dict[str, Any]:
     for _ in range(ranks):
         clients.append(curve.client(room, key))
         clients[-1].connect(curve.endpoint(address))
-    sample = {"rank": 0, "world": ranks, "paths": [{"remote": "10.0.0.1:12345", "sent": 1} for _ in range(60)]}
-    text = json.dumps(sample).encode()
+    sample = Sampler(0, ranks).take()
+    flow = {**Flow().entry(1.0), "peer": 1, "path": 0, "interface": "eth0", "remote": "10.0.0.1:12345"}
+    sample["paths"] = [flow] * PATHS_TOLD
+    texts = [json.dumps({**sample, "rank": rank}).encode() for rank in range(ranks)]
     here.send("begin")
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         begin_s = time.monotonic()
-        for rank, each in enumerate(clients):
+        for rank, (each, text) in enumerate(zip(clients, texts, strict=True)):
             each.send_multipart([SAMPLE, str(rank).encode(), text])
         clients[0].send_multipart([VIEW])
         if clients[0].poll(1000):
@@ -168,18 +171,18 @@ def collector(ranks: int, seconds: float) -> dict[str, Any]:
     share, heard = here.recv()
     process.join()
     room.destroy(linger=0)
-    return {"ranks": ranks, "heard": heard, "sample_bytes": len(text), "core_share": share}
+    return {"ranks": ranks, "heard": heard, "sample_bytes": len(texts[0]), "core_share": share}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--pairs", type=int, default=10, help="pairs of blocks, with and without")
     parser.add_argument("--seconds", type=float, default=5.0, help="of a block")
     parser.add_argument("--batch", type=int, default=64, help="samples of a step: more computation per step")
     parser.add_argument("--ranks", type=int, default=512, help="ranks of which the collector alone gets samples")
     parser.add_argument("--json", type=Path, help="file for the figures")
-    options = parser.parse_args()
-    cost = job(options)
+    given = parser.parse_args()
+    cost = job(given)
     for name, what in (("step", "time of a step"), ("cpu", "CPU time per step and process")):
         each = cost[name]
         print(
@@ -187,13 +190,13 @@ def main() -> None:
             f"{each['mean'] - 1:+.2%} +- {each['half_width_95']:.2%}"
         )
     print(f"one sample: {1e3 * cost['sample_s']:.2f} ms of a thread, once per second")
-    many = collector(options.ranks, 10.0)
+    many = collector(given.ranks, 10.0)
     print(
         f"collector: {many['heard']} of {many['ranks']} ranks, {many['sample_bytes']} bytes each per second: "
         f"{many['core_share']:.1%} of a core"
     )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"job": cost, "collector": many}, indent=1), encoding="utf-8")
+    if given.json is not None:
+        given.json.write_text(json.dumps({"job": cost, "collector": many}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

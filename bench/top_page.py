@@ -6,7 +6,6 @@ rank that dies, a name of a host that is markup, and that the page loads nothing
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -16,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench.browser import Browser, free_port, request, until
+from bench.harness.browser import Browser, free_port, request, until
+from bench.harness.options import options
 from commlayer.tools.top.options import connect
 from commlayer.tools.top.web import Feed, Server
 
@@ -107,7 +107,7 @@ def check_page(browser: Browser, kill: Callable[[], None], png: Path | None) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--png", type=Path, help="file for a picture of the page")
     png = parser.parse_args().png
     with tempfile.TemporaryDirectory() as name, job(Path(name)) as (store, processes):

@@ -8,7 +8,6 @@ The ranks are forked from one process. One of them is slow: the table must name 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from bench.harness.options import options
 from commlayer.telemetry.collector import CHANGE
 from commlayer.tools.emulate import namespace
 from commlayer.tools.emulate.network import Network
@@ -125,17 +125,17 @@ def on_host(network: Network, rank: int, world: int) -> contextlib.AbstractConte
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--hosts", type=int, default=0, help="emulated hosts; 0: loopback")
-    options = parser.parse_args()
-    if options.hosts == 0:
-        run(options.ranks, None)
+    given = parser.parse_args()
+    if given.hosts == 0:
+        run(given.ranks, None)
     else:
-        scenario = dataclasses.replace(Scenario.read("clean200"), hosts=options.hosts)
-        with Network(scenario) as network, on_host(network, 0, options.ranks):
-            run(options.ranks, network)
-    print(f"top and ctl work with {options.ranks} ranks on {options.hosts or 'no'} emulated hosts")
+        scenario = dataclasses.replace(Scenario.read("clean200"), hosts=given.hosts)
+        with Network(scenario) as network, on_host(network, 0, given.ranks):
+            run(given.ranks, network)
+    print(f"top and ctl work with {given.ranks} ranks on {given.hosts or 'no'} emulated hosts")
     sys.stdout.flush()
 
 

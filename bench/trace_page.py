@@ -9,7 +9,6 @@ Since Chromium 142 a page of another host reads from this one only if the user a
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import functools
@@ -27,7 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.browser import Browser, free_port, until
+from bench.harness.browser import Browser, free_port, until
+from bench.harness.options import options
 from commlayer.tools.trace import serve
 from commlayer.tools.trace.command import run
 
@@ -162,7 +162,7 @@ def picture(browser: Browser) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--png", type=Path, help="file for a picture of the page")
     png = parser.parse_args().png
     page_folder()

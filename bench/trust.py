@@ -10,9 +10,7 @@ the commit and the time it took.
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import re
 import subprocess
 import sys
@@ -22,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.page import write_between
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/trust.json"
@@ -52,7 +52,7 @@ def sanitizers(output: str) -> Figures:
     """Numbers of native tests that ran plain and under each sanitizer."""
     runs = re.findall(r"^-- build/(test|asan|tsan)/", output, re.MULTILINE)
     counts = {f"{variant}_runs": str(runs.count(variant)) for variant in ("test", "asan", "tsan")}
-    return counts | found(r"^native: (?P<passed>\d+) passed, (?P<failed>\d+) failed")(output)
+    return counts | found(r"^native: (?P<passed>\d+) passed")(output)
 
 
 def table(output: str) -> Figures:
@@ -94,8 +94,7 @@ PROOFS = {
         "C tests",
         "make native-test",
         sanitizers,
-        "{passed} runs passed, {failed} failed: {test_runs} plain, {asan_runs} with ASan and UBSan, {tsan_runs} with "
-        "TSan",
+        "{passed} runs passed: {test_runs} plain, {asan_runs} with ASan and UBSan, {tsan_runs} with TSan",
     ),
     "simulation": Proof(
         "Simulated seeds",
@@ -227,11 +226,8 @@ def page(kept: Kept) -> str:
 
 def main() -> int:
     """0 if every proof that ran holds, 1 if one does not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(PROOFS), help="run this one (may be repeated)")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the tables")
-    arguments = parser.parse_args()
-    kept: Kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    arguments = options(__doc__, only=PROOFS, table=True).parse_args()
+    kept: Kept = read_results(RESULTS, {})
     failures = []
     for name in [] if arguments.table else arguments.only or list(PROOFS):
         try:
@@ -239,7 +235,7 @@ def main() -> int:
         except RuntimeError as error:
             kept.pop(name, None)  # the page must not show a proof that fails now
             failures.append(str(error))
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        write_results(RESULTS, kept)
     write_between(PAGE, proofs=page(kept))
     for failure in failures:
         print(failure, file=sys.stderr)

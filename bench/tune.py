@@ -2,7 +2,7 @@
 
     python -m bench.tune                    five networks (about 30 minutes each)
     python -m bench.tune --only clean50     one of them; its row replaces the kept one
-    python -m bench.tune --short            five settings and few steps; keeps nothing (about 3 minutes per network)
+    python -m bench.tune --quick            five settings and few steps; keeps nothing (about 3 minutes per network)
     python -m bench.tune --table            only the table of the kept results
 
 The job is that of `bench/headroom.py`, on four emulated hosts, without a bucket size of its own. `tune` may compress
@@ -14,7 +14,6 @@ Writes bench/results/tune.json and the table of docs/tune.md.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import statistics
 import sys
@@ -24,8 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.headroom import CASES, Case, asked, say
-from bench.page import write_between
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
+from bench.headroom import CASES, Case, say
 from commlayer.tools.bench import machine
 from commlayer.tools.job.trial import TrialError
 from commlayer.tools.tune.arm import Arm
@@ -162,29 +163,29 @@ def write(kept: Mapping[str, Any]) -> None:
 
 def keep(name: str, row: Mapping[str, Any]) -> None:
     """Adds a row to the results, and writes the page."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
+    kept = read_results(RESULTS, {"rows": {}})
     kept["rows"][name] = row
     kept["machine"] = machine.facts()
     kept["arms"] = max(each.get("arms", 0) for each in kept["rows"].values())
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    write_results(RESULTS, kept)
     write(kept)
 
 
 def main() -> int:
     """Exit status: 1 if a target is not met."""
-    given = asked(__doc__, NAMES, "these networks", "a small space; keeps nothing")
+    given = options(__doc__, only=NAMES, quick="a small space", table=True).parse_args()
     if given.table:
-        write(json.loads(RESULTS.read_text()))
+        write(read_results(RESULTS))
         return 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(ROOT)
     rows = []
     for name in given.only or NAMES:
-        rows.append(row_of(CASES[name], short=given.short))
-        if not given.short:
+        rows.append(row_of(CASES[name], short=given.quick))
+        if not given.quick:
             keep(name, rows[-1])
     print(table(rows))
-    return 0 if given.short or all(map(is_met, rows)) else 1  # nobody searches five settings in a tenth of the time
+    return 0 if given.quick or all(map(is_met, rows)) else 1  # nobody searches five settings in a tenth of the time
 
 
 if __name__ == "__main__":

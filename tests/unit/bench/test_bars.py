@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.bars import Bar, draw
+from bench.harness.bars import Bar, draw
 
 
 def test_a_bar_has_the_interval_of_its_rounds() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from bench import compression
 from bench.compression import KINDS, STEPS, SYSTEMS, TARGETS_S, WARM_UP, bytes_per_step, in_turns, tables, trainings
-from bench.training import Job
+from bench.jobs.training import Job
 
 PARAMETERS, FINE = 1_000_000, 100_000
 

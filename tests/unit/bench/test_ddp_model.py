@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.ddp_model import Compute, Costs, ideal, predict
+from bench.jobs.ddp_model import Compute, Costs, ideal, predict
 
 IDEAL = ideal(8, 1.0)  # 8 forward, 16 backward, 24 on the link
 

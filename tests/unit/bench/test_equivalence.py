@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from bench.equivalence import Equivalence, t_probability, t_quantile
+from bench.harness.equivalence import Equivalence, t_probability, t_quantile
 
 # One-sided 95 % quantiles of Student's t.
 T95 = {1: 6.3138, 2: 2.9200, 3: 2.3534, 4: 2.1318, 5: 2.0150, 10: 1.8125, 11: 1.7959, 12: 1.7823, 30: 1.6973}

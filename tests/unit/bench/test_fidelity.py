@@ -33,7 +33,7 @@ from bench.fidelity import (
     train,
     whole_seeds,
 )
-from bench.training import hold_out, learning_rate_share
+from bench.jobs.training import hold_out, learning_rate_share
 from examples.train_gpt import draw_batch, standard_library_text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.first_light import BUSBW, CLAIMS, MATRIX, RUNS, claim, table
-from bench.matrix import LINK_SHARE, P50, P99, Claim, Figures, Metric
+from bench.harness.matrix import LINK_SHARE, P50, P99, Claim, Figures, Metric
 
 
 def run(**figures: dict[str, float]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.matrix import BenchError, Claim, Figures, Matrix, Runs, machines
+from bench.harness.matrix import BenchError, Claim, Figures, Matrix, Runs, machines
 
 MACHINE = {"cores": 2, "cpu": "a cpu", "kernel": "Linux 6", "torch": "2.13"}
 

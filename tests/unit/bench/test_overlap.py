@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from bench import data_parallel, ddp_model, overlap
-from bench.data_parallel import DEAR, DEAR_GLOO, FIFO, GLOO, HOOKS, OURS, STOCK, SYSTEMS, Job
-from bench.turns import slowed
+from bench import overlap
+from bench.harness.turns import slowed
+from bench.jobs import data_parallel, ddp_model
+from bench.jobs.data_parallel import DEAR, DEAR_GLOO, FIFO, GLOO, HOOKS, OURS, STOCK, SYSTEMS, Job
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 

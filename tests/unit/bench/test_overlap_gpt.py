@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench import overlap_gpt
+from bench.jobs.training import WARM_UP_STEPS, Job
 from bench.overlap import SCENARIO
-from bench.training import WARM_UP_STEPS, Job
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 

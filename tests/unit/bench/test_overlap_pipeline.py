@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bench import overlap_pipeline
+from bench.jobs.pipeline_model import ideal, predict
+from bench.jobs.pipelines import BUCKETS, CONTROL, DEFERRED, FIFO, FIFO_GLOO, SERIAL, STALE, SYSTEMS, UNDEFERRED, Case
 from bench.overlap_pipeline import EXPOSED_TARGETS, LARGE, SMALL, TARGETS, Measured, best_ratio, exposed_target, target
-from bench.pipeline_model import ideal, predict
-from bench.pipelines import BUCKETS, CONTROL, DEFERRED, FIFO, FIFO_GLOO, SERIAL, STALE, SYSTEMS, UNDEFERRED, Case
 from commlayer.tools.bench import machine
 
 

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from bench import overlap_tp
+from bench.harness.turns import slowed
+from bench.jobs.tensor_parallel import BATCH, OURS, SERIAL, WEIGHTS, WeightsLayer
 from bench.overlap_tp import (
     ALONE,
     FORWARD_S,
@@ -21,8 +23,6 @@ from bench.overlap_tp import (
     PRIORITY,
     Job,
 )
-from bench.tensor_parallel import BATCH, OURS, SERIAL, WEIGHTS, WeightsLayer
-from bench.turns import slowed
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.page import write_between
+from bench.harness.page import write_between
 
 PAGE = "before\n<!-- a:begin -->\nold\n<!-- a:end -->\nbetween\n<!-- b:begin -->\n<!-- b:end -->\nafter\n"
 

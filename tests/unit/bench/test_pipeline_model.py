@@ -9,9 +9,8 @@ import dataclasses
 
 import pytest
 
-from bench.overlap_pipeline import LARGE
-from bench.pipeline_model import exposed, ideal, order_of, predict, reduction_s
-from bench.pipelines import (
+from bench.jobs.pipeline_model import exposed, ideal, order_of, predict, reduction_s
+from bench.jobs.pipelines import (
     BUCKETS,
     CONTROL,
     DEFERRED,
@@ -25,6 +24,7 @@ from bench.pipelines import (
     SYSTEMS,
     UNDEFERRED,
 )
+from bench.overlap_pipeline import LARGE
 from commlayer.scheduler.actions import actions_of
 
 UNIT = dataclasses.replace(LARGE, forward_s=0.25)

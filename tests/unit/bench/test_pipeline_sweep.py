@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import pipeline_sweep
+from bench.jobs import pipeline_sweep
+from bench.jobs.pipeline_model import limit
+from bench.jobs.pipelines import CONTROL, DEFERRED, FIFO, SERIAL, UNDEFERRED
 from bench.overlap_pipeline import LARGE, SMALL, Measured
-from bench.pipeline_model import limit
-from bench.pipelines import CONTROL, DEFERRED, FIFO, SERIAL, UNDEFERRED
 from tests.unit.bench.test_overlap_pipeline import content
 
 

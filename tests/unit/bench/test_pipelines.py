@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from bench import pipelines
+from bench.jobs import pipelines
+from bench.jobs.pipeline_model import ideal
+from bench.jobs.pipelines import Chunk, Clock, Reducer, costs_of, with_waits
 from bench.overlap_pipeline import LARGE
-from bench.pipeline_model import ideal
-from bench.pipelines import Chunk, Clock, Reducer, costs_of, with_waits
 from commlayer.scheduler.actions import Action
 from commlayer.scheduler.measure import Timed
 

@@ -4,8 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from bench import stress
-from bench.cases import CASES, GLOO_TUNED
-from bench.claims import CLAIMS
+from bench.stress import CASES, CLAIMS, GLOO_TUNED
 from commlayer.tools.bench.spec import BackendSpec
 from commlayer.tools.emulate.scenario import Scenario
 from tests.unit.bench.stress_runs import BARE, run_of

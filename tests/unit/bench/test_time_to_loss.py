@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from bench import time_to_loss
+from bench.jobs.training import Job
 from bench.time_to_loss import (
     BEST_GLOO,
     BOUNDED,
@@ -25,7 +26,6 @@ from bench.time_to_loss import (
     taken,
     tune,
 )
-from bench.training import Job
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
 from commlayer.tools.emulate.traffic import Incast

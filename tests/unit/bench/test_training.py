@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from bench import training
-from bench.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, hold_out, hook_of, learning_rate_share
+from bench.jobs import training
+from bench.jobs.training import HELD_OUT_EVERY, STRETCH_BYTES, Job, hold_out, hook_of, learning_rate_share
 from commlayer.tools.emulate.scenario import Scenario
 
 

@@ -12,13 +12,12 @@ from bench import trust
 
 def test_sanitizer_runs_are_counted() -> None:
     runs = ("test/test_a", "asan/test_a", "tsan/test_a", "test/test_b")
-    output = "\n".join(f"-- build/{run}" for run in runs) + "\nnative: 4 passed, 0 failed\n"
+    output = "\n".join(f"-- build/{run}" for run in runs) + "\nnative: 4 passed\n"
     assert trust.sanitizers(output) == {
         "test_runs": "2",
         "asan_runs": "1",
         "tsan_runs": "1",
         "passed": "4",
-        "failed": "0",
     }
 
 

@@ -49,6 +49,6 @@ def test_the_table_has_steps_ratio_and_time() -> None:
 
 
 def test_the_space_has_enough_arms_for_a_tenth_of_the_time() -> None:
-    space = Space.of(tune.ALLOWED, 2 << 20, on_gloo=True, has_network=True)
+    space = Space.of(tune.ALLOWED, 2 << 20, on_gloo=True, has_network=True, takes_hook=True)
     assert len(tune.narrowed(space, short=False).arms()) == 121
     assert len(tune.narrowed(space, short=True).arms()) == 5

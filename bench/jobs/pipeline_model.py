@@ -1,4 +1,4 @@
-"""What the discrete-event model predicts for the systems of `bench/pipelines.py`."""
+"""What the discrete-event model predicts for the systems of `bench/jobs/pipelines.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch.distributed.pipelining.schedules import _Action, _add_unshard_reshard, _ComputationType
 
-from bench.pipelines import SERIAL, SYSTEMS, Case, System
+from bench.jobs.pipelines import SERIAL, SYSTEMS, Case, System
 from commlayer.planner.costs import Costs, Layer, Link
 from commlayer.scheduler.actions import Action, Order, Reduction
 from commlayer.scheduler.link import Network

@@ -1,6 +1,6 @@
 """An ordinary DDP job with a bug of the user's choice: bench.new_user runs it on two hosts.
 
-torchrun --nnodes=2 --nproc-per-node=2 ... bench/new_user_job.py --bug stuck
+torchrun --nnodes=2 --nproc-per-node=2 ... bench/jobs/new_user.py --bug stuck
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measured training jobs: each rank runs a list of jobs, one after another, and rank 0 writes their logs.
 
-    commlayer emulate loss1_100 -- python -m bench.training jobs.json logs.jsonl
+    commlayer emulate loss1_100 -- python -m bench.jobs.training jobs.json logs.jsonl
 
 The model and the text are those of examples/train_gpt.py. Every 16th stretch of the text is held out for validation.
 The ranks run all jobs, so that torch is loaded once; each job has its own process group, connections and seed.
@@ -38,7 +38,7 @@ from commlayer.tools.emulate.scenario import Scenario
 from commlayer.tools.emulate.stress import Stress
 from examples.train_gpt import Gpt, draw_batch, parameters_digest, standard_library_text
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 STRETCH_BYTES = 16 << 10
 HELD_OUT_EVERY = 16
@@ -244,7 +244,7 @@ def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str)
         request.write_text(json.dumps([dataclasses.asdict(job) for job in jobs[len(logs) :]]))
         written.unlink(missing_ok=True)
         with terminable(), Network(scenario) as network, Stress(network) as stress:
-            command = [sys.executable, "-m", "bench.training", str(request.resolve()), str(written.resolve())]
+            command = [sys.executable, "-m", "bench.jobs.training", str(request.resolve()), str(written.resolve())]
             run(network, command, trouble=functools.partial(getattr, stress, "error"))
         more = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
         logs += more

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.pipeline_model import exposed, ideal, limit
-from bench.pipelines import (
+from bench.harness.picture import picture
+from bench.harness.turns import is_void
+from bench.jobs.pipeline_model import exposed, ideal, limit
+from bench.jobs.pipelines import (
     BUCKETS,
     CONTROL,
     DEFERRED,
@@ -21,7 +23,6 @@ from bench.pipelines import (
     UNDEFERRED,
     Case,
 )
-from bench.turns import is_void
 from commlayer.scheduler.simulate import Simulation
 
 if TYPE_CHECKING:
@@ -112,29 +113,23 @@ def _measured(point: Measured | None) -> str:
 
 
 def plot(base: Case, path: Path) -> None:
-    """Writes an SVG: exposed share, bubble and live activations by share of the reductions and by micro-batches."""
-    import matplotlib as mpl  # the tables do not need it
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "commlayer"  # the same results give the same file
-    from matplotlib import pyplot as plt
-
-    figure, rows = plt.subplots(len(CHUNKS), 3, figsize=(12, 7), layout="constrained")
-    for chunks, axes in zip(CHUNKS, rows, strict=True):
-        by_share = [at(base, 16, chunks, share) for share in SHARES]
-        by_count = [at(base, microbatches, chunks, 0.44) for microbatches in MICROBATCHES]
-        for name in SHOWN:
-            style = "-" if SYSTEMS[name].is_ours else "--"
-            shares = [limit(case, name) for case in by_share]
-            counts = [limit(case, name) for case in by_count]
-            axes[0].plot([100 * s for s in SHARES], [100 * r.exposed_s / r.step_s for r in shares], style, label=name)
-            axes[1].plot(MICROBATCHES, [100 * r.bubble_s / r.step_s for r in counts], style, label=name)
-            kept = [live(case, name, result) for case, result in zip(by_count, counts, strict=True)]
-            axes[2].plot(MICROBATCHES, kept, style, label=name)
-        titles = ("exposed reductions (% of the step)", "bubble (% of the step)", "live micro-batches of a rank")
-        labels = ("reductions (% of serial 1F1B's step), M = 16", "micro-batches M, 44 %", "micro-batches M")
-        for each, title, label in zip(axes, titles, labels, strict=True):
-            each.set(xlabel=label, title=f"v = {chunks}: {title}", ylim=(0, None))
-    rows[0][0].legend(fontsize="small")
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    """Writes a picture: exposed share, bubble and live activations by share of the reductions and by micro-batches."""
+    with picture(path, len(CHUNKS), 3, (12, 7)) as rows:
+        for chunks, axes in zip(CHUNKS, rows, strict=True):
+            by_share = [at(base, 16, chunks, share) for share in SHARES]
+            by_count = [at(base, microbatches, chunks, 0.44) for microbatches in MICROBATCHES]
+            for name in SHOWN:
+                style = "-" if SYSTEMS[name].is_ours else "--"
+                shares = [limit(case, name) for case in by_share]
+                counts = [limit(case, name) for case in by_count]
+                axes[0].plot(
+                    [100 * s for s in SHARES], [100 * r.exposed_s / r.step_s for r in shares], style, label=name
+                )
+                axes[1].plot(MICROBATCHES, [100 * r.bubble_s / r.step_s for r in counts], style, label=name)
+                kept = [live(case, name, result) for case, result in zip(by_count, counts, strict=True)]
+                axes[2].plot(MICROBATCHES, kept, style, label=name)
+            titles = ("exposed reductions (% of the step)", "bubble (% of the step)", "live micro-batches of a rank")
+            labels = ("reductions (% of serial 1F1B's step), M = 16", "micro-batches M, 44 %", "micro-batches M")
+            for each, title, label in zip(axes, titles, labels, strict=True):
+                each.set(xlabel=label, title=f"v = {chunks}: {title}", ylim=(0, None))
+        rows[0][0].legend(fontsize="small")

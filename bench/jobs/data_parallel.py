@@ -21,11 +21,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from bench import ddp_model, turns
-from bench.dear import Dear
-from bench.turns import Accelerator, Log
-from commlayer.frontend import overlap_ddp
-from commlayer.frontend.overlap_ddp import DdpOverlap
+from bench.harness import turns
+from bench.harness.turns import Accelerator, Log
+from bench.jobs import ddp_model
+from bench.jobs.dear import Dear
+from commlayer.frontend.overlap import ddp as overlap_ddp
+from commlayer.frontend.overlap.ddp import DdpOverlap
 from commlayer.scheduler.measure import line
 
 LAYERS = 8

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import commlayer
-from bench.turns import Accelerator
+from bench.harness.turns import Accelerator
 
 LAYERS, BATCH, HIDDEN = 4, 8, 16
 

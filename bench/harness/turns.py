@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.harness.options import options
 from commlayer.scheduler.simulate import Simulation
 from commlayer.scheduler.trace import Span
 from commlayer.tools.bench.cpu import CpuTime
@@ -33,7 +34,7 @@ from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run, terminable
 from commlayer.tools.emulate.scenario import Scenario
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/overlap.md"
 LOGS = ROOT / "out/overlap"
 TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -261,13 +262,10 @@ def about_rounds(rounds: int) -> str:
     return f"Median of {rounds} rounds ({words}); ratios are of the same round."
 
 
-def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """The arguments that all of these benchmarks have."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rounds", type=int, default=rounds, help="rounds of all systems (default: %(default)s)")
+def parser(about: str | None, rounds: int, only: Collection[str] = ()) -> argparse.ArgumentParser:
+    """The options that all of these benchmarks have."""
+    made = options(about, only=only, rounds=rounds, quick="one quick round", table=True)
     made.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
-    made.add_argument("--short", action="store_true", help="one quick round; keeps nothing")
-    made.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
     made.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
     return made
 
@@ -291,8 +289,3 @@ def measured_on(content: Mapping[str, Any], source: str) -> str:
         f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}. Generated "
         f"by `bench/{source}.py` from `bench/results/{source}.json`."
     )
-
-
-def write_results(path: Path, content: Mapping[str, Any]) -> None:
-    """One line per run."""
-    path.write_text(json.dumps(content).replace('{"job"', '\n{"job"') + "\n")

@@ -1,6 +1,6 @@
 """A small DDP job for `python -m bench.headroom`: its accelerator is a sleep, its communication is real.
 
-    commlayer emulate clean50 -- python -m bench.headroom_job --setting plain
+    commlayer emulate clean50 -- python -m bench.jobs.headroom --setting plain
 
 The setting `plain` is the job of a user who does not know commlayer: DDP on gloo. The others are what a user could do:
 `commlayer`, a codec, `overlap`, `overlap+CODEC`.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from bench.turns import Accelerator
+from bench.harness.turns import Accelerator
 from commlayer.config import Policy
 
 LAYERS = 8

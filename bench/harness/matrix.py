@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -13,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.page import write_between
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 Result = dict[str, Any]
 """One backend at one size: an entry of `results` in a bench run's JSON."""
@@ -149,16 +150,10 @@ class Matrix:
 
     def main(self, description: str | None) -> int:
         """0 if every claim measured so far holds, 1 if one does not, 2 if a run could not be done."""
-        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         names = list(self.names)
-        parser.add_argument("--only", action="append", choices=names, help="measure this run (may be repeated)")
-        parser.add_argument("--table", action="store_true", help="measure nothing, only write the tables")
-        parser.add_argument("--quick", action="store_true", help="few iterations; print the tables, keep nothing")
-        arguments = parser.parse_args()
+        arguments = options(description, only=names, quick="few iterations", table=True).parse_args()
 
-        kept: dict[str, Any] = (
-            json.loads(self.results.read_text()) if self.results.exists() else {"schema": 1, "runs": {}}
-        )
+        kept = read_results(self.results, {"schema": 1, "runs": {}})
         runs = {} if arguments.quick else kept["runs"]
         failures = []
         for name in [] if arguments.table else arguments.only or names:
@@ -168,7 +163,7 @@ class Matrix:
                 failures += [str(error)] * (name not in self.may_fail)
                 runs[name] = {"failed": str(error)}
             if not arguments.quick:  # after each run: the next one may be interrupted
-                self.results.write_text(json.dumps(kept, indent=1) + "\n")
+                write_results(self.results, kept)
         print(*(table(runs) for table in self.tables.values()), sep="\n\n")
         if not arguments.quick:
             self.write_page(runs)

@@ -21,9 +21,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleLoopedBFS
 
 import commlayer
-from bench import turns
-from bench.turns import Log
-from commlayer.frontend.measure import Recorder, measure
+from bench.harness import turns
+from bench.harness.turns import Log
+from commlayer.frontend.pipelines.measure import Recorder, measure
 from commlayer.planner.costs import Costs, Layer, Link
 from commlayer.scheduler.actions import Action, Mode
 from commlayer.scheduler.link import Discipline

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from commlayer.compress.codec import FINE, CodecPair, codec_at, pair_of
+from commlayer.compress.codec import ENCODED, FINE, CodecPair, codec_at
 from commlayer.compress.fine import Fine, cut
 from commlayer.config import Policy
 from commlayer.plans.codec import CODECS, VALUE_BYTES, Codec
@@ -146,9 +146,7 @@ class VirtualHook:
         self._residual = np.zeros((ranks, self.size), np.float32)
         self._averages: dict[tuple[int, str], EncodedAverage] = {}
         self._losses: dict[tuple[int, str], PacketLoss] = {}
-        fine_pair = pair_of(FINE)
-        assert fine_pair is not None
-        self._fine = EncodedAverage(ranks, sum(end - start for start, end in parts.fine), fine_pair)
+        self._fine = EncodedAverage(ranks, sum(end - start for start, end in parts.fine), ENCODED[FINE])
 
     def average(self, rows: Array, step: int) -> Array:
         """The average of the gradients of all ranks, which are overwritten."""
@@ -176,8 +174,7 @@ class VirtualHook:
     def _average(self, number: int, codec: str, numel: int) -> EncodedAverage:
         """The all-reduce of a coarse stretch. Its rotations depend on the key alone, so it serves every step."""
         if (number, codec) not in self._averages:
-            pair = pair_of(codec)
-            assert pair is not None  # the baseline needs no hook
+            pair = ENCODED[codec]  # the baseline needs no hook
             pair = pair._replace(keeps_errors=pair.keeps_errors and self.feedback)
             average = self._averages[number, codec] = EncodedAverage(self.ranks, numel, pair)
             seed = [*self._seed, number]

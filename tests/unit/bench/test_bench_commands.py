@@ -1,0 +1,39 @@
+"""The commands `python -m bench.NAME`: shared options, and pages that name no command that is gone."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.harness.options import options
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_shared_options_have_the_type_of_their_cases() -> None:
+    parser = options("about", only=(20, 100), rounds=5, seeds=3, quick="one round", table=True)
+    given = parser.parse_args(["--only", "20", "--only", "100", "--rounds", "2", "--quick"])
+    assert vars(given) == {"only": [20, 100], "rounds": 2, "seeds": 3, "quick": True, "table": False}
+    assert "one round; keeps nothing" in parser.format_help()
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--only", "30"])
+
+
+def test_a_benchmark_has_no_options_that_it_does_not_name() -> None:
+    assert vars(options(None).parse_args([])) == {}
+
+
+def test_all_commands_in_pages_and_scripts_are_there() -> None:
+    files = subprocess.run(["git", "ls-files", "*.md", "*.py", "Makefile"], cwd=ROOT, capture_output=True, text=True)
+    named = {
+        name
+        for file in files.stdout.split()
+        if file != "CHANGELOG.md" and (ROOT / file).exists()
+        for name in re.findall(r"-m (bench\.[a-z_.0-9]+\b)", (ROOT / file).read_text(encoding="utf-8"))
+    }
+    assert {"bench.stress", "bench.jobs.headroom"} <= named
+    assert [name for name in sorted(named) if importlib.util.find_spec(name) is None] == []
