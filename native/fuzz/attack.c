@@ -122,7 +122,7 @@ static uint32_t damage(struct conversation *c, uint8_t *bytes, uint32_t length)
 static bool passes(const struct conversation *c, const struct flying *packet, const uint8_t *bytes, uint32_t length)
 {
     return length == packet->length && memcmp(bytes, packet->bytes, CL_PACKET_HEAD_BYTES) == 0 &&
-           conversation_endpoint(c, 0)->seal.auth != CL_AUTH_FULL && (bytes[2] & 0x0F) == CL_PACKET_DATA;
+           conversation_endpoint(c, 0)->seal.auth != CL_AUTH_FULL && cl_packet_kind(bytes) == CL_PACKET_DATA;
 }
 
 void attack_damage(struct conversation *c, bool sealed)
@@ -173,7 +173,8 @@ void attack_make_up(struct conversation *c, bool sealed)
         packet.number = (uint32_t)(path->sent.next - conversation_take(c) % 32);
         packet.signature = (uint16_t)(conversation_take_u16(c) % CL_ACK_MARKS);
         packet.offset = conversation_take(c) % 20 | (conversation_take(c) % 4) << 16;
-        packet.length = (uint16_t)(CL_ACK_PORT_BYTES + 4 * ((packet.offset & 0xFFFF) + (packet.offset >> 16)));
+        packet.length =
+            (uint16_t)(CL_ACK_PORT_BYTES + 4 * (cl_ack_came_count(&packet) + cl_ack_refused_count(&packet)));
         length = packet.length;
     } else if (packet.kind == CL_PACKET_PROBE) {
         packet.length = (uint16_t)(length = CL_PROBE_BYTES);

@@ -136,7 +136,7 @@ void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
     if (!atomic_compare_exchange_strong(&group->status, &open, reason))
         return;
     group->io.abort(group->io.context, reason, culprit_for_others(group, reason));
-    group->io.wake(group->io.context); /* cl_group_progress tells the peers and ends what is in flight */
+    group->io.wake(group->io.context); /* cl_groups_progress tells the peers and ends what is in flight */
 }
 
 void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit)
@@ -307,7 +307,7 @@ void cl_group_leave(struct cl_group *group, uint64_t now_us)
 
 /* ---- progress ---- */
 
-/* One call of cl_group_progress. */
+/* One group's part of a call of cl_groups_progress. */
 struct progress {
     uint64_t now_us;
     uint64_t *deadline_us; /* lowered to those of the operations */
@@ -520,11 +520,6 @@ static bool progress_within(struct cl_group *group, size_t budget, uint64_t now_
         return false;
     }
     return progress.more;
-}
-
-bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
-{
-    return progress_within(group, CL_WORK_BUDGET_BYTES, now_us, deadline_us);
 }
 
 /* The most urgent class with an operation in shared memory; CL_CLASSES: none. */

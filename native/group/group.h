@@ -1,7 +1,7 @@
 /*
  * Group: one rank's part of a communicator: the order of its operations, which of them run, and how it fails.
  *
- * Operations that need packets run in cl_group_progress, any number at a time; of those that touch the host's shared
+ * Operations that need packets run in cl_groups_progress, any number at a time; of those that touch the host's shared
  * memory one per class at a time, in the order of submission (host_queue.h), the most urgent class first.
  *
  * All ranks must submit the same operations in the same order. Each operation carries a signature of everything that
@@ -69,10 +69,9 @@ int cl_group_start(struct cl_group *group, struct cl_operation *operation, uint6
 
 /* ---- progress ---- */
 
-/* Runs what can run; returns whether there is more to do at once. *deadline_us is lowered to the next one. */
-bool cl_group_progress(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
-/* The same for all groups of a list, the one with the most urgent operation first. Beside a more urgent operation in
- * shared memory, the other groups have the budget CL_WORK_BUDGET_BESIDE_BYTES. */
+/* Runs what can run in all groups of a list, the one with the most urgent operation first. Beside a more urgent
+ * operation in shared memory, the other groups have the budget CL_WORK_BUDGET_BESIDE_BYTES. Returns whether there is
+ * more to do at once. *deadline_us is lowered to the next one. */
 bool cl_groups_progress(struct cl_group *groups, uint64_t now_us, uint64_t *deadline_us);
 /* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
  * something moved meanwhile. */

@@ -10,11 +10,13 @@
  * | int4 | 256 | 2 + 128 | mean squared error about 0.0125 of the mean square of the block's values, at most 0.03 |
  * | sign | 128 | 2 + 16 | mean squared error of Gaussian values about 0.363 of their mean square (1 - 2 / pi) |
  *
- * int8, int4 and sign store one bf16 scale per block. int8 and int4 round to nearest. int4 first rotates the block: it
- * multiplies the values by random signs and applies the orthonormal Walsh-Hadamard transform, which spreads outliers
- * over the block (Suresh et al., "Distributed mean estimation with limited communication", ICML 2017). The signs come
- * from a counter generator keyed by (key, number of the block), so that every rank derives the same ones. In the mean
- * over keys, int4 shrinks a block by 0.2 % (one of a single value other than 0: by 7 %) and has no other bias.
+ * int8, int4 and sign store one bf16 scale per block, that of int4 divided by 16. int8 and int4 round to nearest. int4
+ * first rotates the block: it multiplies the values by random signs and applies the orthonormal Walsh-Hadamard
+ * transform, which spreads outliers over the block (Suresh et al., "Distributed mean estimation with limited
+ * communication", ICML 2017). The signs come from a counter generator keyed by (key, number of the block), so that
+ * every rank derives the same ones. In the mean over keys, int4 shrinks a block by 0.2 % (one of a single value other
+ * than 0: by 7 %) and has no other bias. Values of int4 that would be decoded to more than the largest float are
+ * limited to it.
  *
  * sign keeps the sign of each value. The scale is the mean magnitude of the block's values, rounded to the nearest
  * bf16: the mean has the least squared error of all scales. A zero (also -0) in a block with other values decodes to
@@ -36,6 +38,17 @@ struct cl_codec_place {
 };
 
 enum cl_codec_kind { CL_CODEC_F16, CL_CODEC_BF16, CL_CODEC_INT8, CL_CODEC_INT4, CL_CODEC_SIGN, CL_CODECS };
+
+enum {
+    CL_CODEC_PART_VALUES = 4096,    /* the executor encodes parts of so many values, which are whole blocks */
+    CL_CODEC_BLOCK_BYTES_MAX = 488, /* a packet holds whole blocks: its payload with the least setting of `mtu`, 576:
+                                       without 48 bytes for IPv6 and UDP, and 40 for the header */
+};
+
+/* What a block must be: so many values, encoded in so many bytes. */
+#define CL_CODEC_BLOCK_FITS(values, bytes)                                                                             \
+    _Static_assert(CL_CODEC_PART_VALUES % (values) == 0, "CL_CODEC_PART_VALUES values are whole blocks");              \
+    _Static_assert((bytes) <= CL_CODEC_BLOCK_BYTES_MAX, "a packet has room for a block")
 
 struct cl_codec {
     const char *name;

@@ -8,6 +8,8 @@
  */
 #include "kernels/float_mode.h"
 
+#include <float.h>
+
 #define INT8_VALUES 64
 #define INT4_VALUES 256
 #define SIGN_VALUES 128
@@ -36,12 +38,13 @@ TARGET static inline uint32_t largest_bits(const float *values, size_t count)
     return (uint32_t)largest;
 }
 
-/* The scale as the upper half of an f32, rounded up, so that no value exceeds `steps` times the scale. */
-TARGET static inline uint16_t scale_of(uint32_t largest, float steps)
+/* The scale as the upper half of an f32, rounded up, so that no value exceeds `steps` times the scale; 0 for magnitudes
+ * below `zero_bits`. */
+TARGET static inline uint16_t scale_of(uint32_t largest, float steps, uint32_t zero_bits)
 {
     if (largest >= NOT_FINITE_BITS)
         return NAN_HALF;
-    if (largest < ZERO_BITS)
+    if (largest < zero_bits)
         return 0;
     return (uint16_t)((bits_of(float_of(largest) / steps) + 0xffff) >> 16);
 }
@@ -161,7 +164,7 @@ TARGET static inline void int8_encode_block(uint8_t *target, const float *source
                                             uint64_t block)
 {
     (void)count, (void)key, (void)block;
-    uint16_t scale = scale_of(largest_bits(source, INT8_VALUES), 127);
+    uint16_t scale = scale_of(largest_bits(source, INT8_VALUES), 127, ZERO_BITS);
     put_half(target, scale);
     if (scale == 0 || scale == NAN_HALF) {
         memset(target + SCALE_BYTES, 0, INT8_VALUES);
@@ -215,11 +218,26 @@ TARGET static inline void draw_signs(vector_bits *signs, uint64_t key, uint64_t 
     }
 }
 
-/* Multiplies vector i by plus or minus 1/16. */
-TARGET static inline void flip(vector *value, const vector_bits *signs, size_t i)
+/* Encoded blocks hold a 16th of the rotated values, and are unpacked in 32nds: so no sum overflows, however large the
+ * finite values of a block are. */
+#define ENCODED_FACTOR 0x3b800000u /* 1/256, as TRANSFORM multiplies by 16 */
+#define DECODED_FACTOR 0x42000000u /* 32 */
+#define ROTATED_ZERO_BITS (ZERO_BITS - (4u << 23))
+#define CLAMPED_SCALE 0x7a00u /* 2^117: with smaller scales no decoded value reaches the largest float */
+
+/* Multiplies vector i by plus or minus the factor. */
+TARGET static inline void flip(vector *value, const vector_bits *signs, size_t i, uint32_t factor)
 {
-    vector_bits factor = (*signs << (uint32_t)(31 - i) & SIGN_BIT) | 0x3d800000u; /* 1/16 */
-    *value *= (vector)factor;
+    *value *= (vector)((*signs << (uint32_t)(31 - i) & SIGN_BIT) | factor);
+}
+
+/* Limits finite magnitudes to what becomes the largest float with DECODED_FACTOR. NaN stays NaN. */
+TARGET static inline void clamp(vector *value)
+{
+    const vector most = (vector){0} + FLT_MAX / 32;
+    vector_bits above = (vector_bits)(*value > most), below = (vector_bits)(*value < -most);
+    vector_bits inside = (vector_bits)*value & ~(above | below);
+    *value = (vector)(inside | ((vector_bits)most & above) | ((vector_bits)-most & below));
 }
 
 /* Stages of the transform between vectors, and within them: there the partner of each lane, and -1 for the second lane
@@ -264,12 +282,13 @@ TARGET static inline void int4_encode_block(uint8_t *target, const float *source
     EACH_VECTOR
     {
         memcpy(&v[i], source + LANES * i, sizeof v[i]);
-        flip(&v[i], &signs, i); /* scales, too, before any sum could overflow */
+        flip(&v[i], &signs, i, ENCODED_FACTOR);
     }
     TRANSFORM
     memcpy(rotated, v, sizeof rotated);
     uint32_t largest = largest_bits(rotated, INT4_VALUES); /* values that are not finite reach every sum */
-    uint16_t scale = scale_of(largest, 7.99f); /* less than 8, so that the largest rounds to the last level */
+    uint16_t scale =
+        scale_of(largest, 7.99f, ROTATED_ZERO_BITS); /* less than 8, so that the largest rounds to the last level */
     put_half(target, scale);
     if (scale == 0 || scale == NAN_HALF) {
         memset(target + SCALE_BYTES, 0, INT4_VALUES / 2);
@@ -289,7 +308,8 @@ TARGET static inline void int4_unpack_block(float *target, const uint8_t *source
 {
     float rotated[INT4_VALUES] __attribute__((aligned(64)));
     vector v[VECTORS];
-    float half = bf16_value(get_half(source)) / 2; /* levels are odd multiples of it */
+    uint16_t scale = get_half(source);
+    float half = bf16_value(scale) / (2 * 32); /* levels are odd multiples of it */
     for (size_t i = 0; i < INT4_VALUES / 2; i++) {
         rotated[i] = (float)(2 * (source[SCALE_BYTES + i] & 15) - 15) * half;
         rotated[i + INT4_VALUES / 2] = (float)(2 * (source[SCALE_BYTES + i] >> 4) - 15) * half;
@@ -298,10 +318,12 @@ TARGET static inline void int4_unpack_block(float *target, const uint8_t *source
     TRANSFORM
     vector_bits signs;
     draw_signs(&signs, key, block);
+    if (scale >= CLAMPED_SCALE)
+        EACH_VECTOR clamp(&v[i]);
     EACH_VECTOR
     {
         vector value = v[i], before;
-        flip(&value, &signs, i);
+        flip(&value, &signs, i, DECODED_FACTOR);
         if (sum != NULL) {
             memcpy(&before, sum + LANES * i, sizeof before);
             value = before + value;
@@ -410,6 +432,7 @@ TARGET static inline void sign_add_block(float *target, const uint8_t *source, u
 
 /* A block is encoded from VALUES values, of which the first `count` exist and the others are zeros. */
 #define CODEC(name, VALUES, BYTES)                                                                                     \
+    CL_CODEC_BLOCK_FITS(VALUES, BYTES);                                                                                \
     TARGET static void name##_encode(uint8_t *target, const float *source, size_t count, struct cl_codec_place place)  \
     {                                                                                                                  \
         CL_IEEE_ARITHMETIC;                                                                                            \

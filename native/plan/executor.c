@@ -3,6 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "protocol/packet.h"
+
+_Static_assert((int)CL_CODEC_BLOCK_BYTES_MAX == 576 - 48 - (int)CL_PACKET_HEAD_BYTES, "what codec.h says of packets");
+
 /* Names a network step in the endpoint's completions. */
 struct token {
     struct cl_executor *executor;
@@ -263,19 +267,18 @@ static void scale(const struct cl_executor *executor, const struct cl_step *step
 /* Encodes in parts that stay in the cache until their error is taken. */
 static void encode(const struct cl_executor *executor, const struct cl_step *step, const struct cl_codec *codec)
 {
-    enum { PART = 4096 };
     const float *source = (const void *)address(executor, step->source, 0, step->source_offset);
     float *kept = step->flags & CL_STEP_KEEP ? (void *)address(executor, CL_INPUT, 0, step->source_offset) : NULL;
     uint8_t *target = address(executor, CL_SCRATCH, 0, step->target_offset);
     size_t count = step->length / sizeof(float);
-    for (size_t at = 0; at < count; at += PART) {
-        size_t part = count - at < PART ? count - at : PART;
+    for (size_t at = 0; at < count; at += CL_CODEC_PART_VALUES) {
+        size_t part = count - at < CL_CODEC_PART_VALUES ? count - at : CL_CODEC_PART_VALUES;
         struct cl_codec_place place = place_of(executor, step, executor->config.plan->rank, at / codec->block_values);
         uint8_t *encoded = target + cl_codec_bytes(codec, at);
         codec->encode(encoded, source + at, part, place);
         if (kept == NULL)
             continue;
-        float decoded[PART];
+        float decoded[CL_CODEC_PART_VALUES];
         codec->decode(decoded, encoded, part, place);
         cl_codec_keep_error(kept + at, source + at, decoded, part, (float)step->factor);
     }

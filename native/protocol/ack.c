@@ -98,8 +98,8 @@ static bool read_ranges(struct cl_range *ranges, uint32_t count, uint64_t from, 
 bool cl_ack_read(struct cl_ack_frame *frame, const struct cl_packet *packet, const uint8_t *payload,
                  uint64_t next_number)
 {
-    frame->came_count = packet->offset & 0xFFFF;
-    frame->refused_count = packet->offset >> 16;
+    frame->came_count = cl_ack_came_count(packet);
+    frame->refused_count = cl_ack_refused_count(packet);
     if (frame->came_count > CL_ACK_RANGES || frame->refused_count > CL_ACK_RANGES ||
         packet->length != CL_ACK_PORT_BYTES + 4 * (frame->came_count + frame->refused_count))
         return false;

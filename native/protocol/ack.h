@@ -69,6 +69,24 @@ struct cl_ack_frame {
     struct cl_range came[CL_ACK_RANGES], refused[CL_ACK_RANGES];
 };
 
+/* The low half of the acknowledgement's own number. */
+static inline uint32_t cl_ack_number(const struct cl_packet *packet)
+{
+    return packet->group;
+}
+
+/* How many ranges of packets that came follow the header, ... */
+static inline uint32_t cl_ack_came_count(const struct cl_packet *packet)
+{
+    return packet->offset & 0xFFFF;
+}
+
+/* ... and how many of refused ones. */
+static inline uint32_t cl_ack_refused_count(const struct cl_packet *packet)
+{
+    return packet->offset >> 16;
+}
+
 /* next_number: the sender's next packet number on this path. False when the packet is malformed. */
 bool cl_ack_read(struct cl_ack_frame *frame, const struct cl_packet *packet, const uint8_t *payload,
                  uint64_t next_number);

@@ -99,6 +99,12 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
     }
 }
 
+static void on_abort(struct cl_endpoint *endpoint, const struct cl_packet *packet)
+{
+    struct cl_control abort = cl_control_read(packet);
+    cl_endpoint_fail_group(endpoint, abort.group, abort.reason, abort.culprit);
+}
+
 static void on_mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
 {
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
@@ -143,7 +149,7 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
         on_ready(endpoint, peer, packet, now_us);
         break;
     case CL_PACKET_ABORT:
-        cl_endpoint_fail_group(endpoint, packet->group, (int32_t)packet->offset, (uint16_t)(packet->index - 1));
+        on_abort(endpoint, packet);
         break;
     case CL_PACKET_MISMATCH:
         on_mismatch(endpoint, peer, packet);
@@ -158,14 +164,14 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
     return ACCEPT_AT_ONCE;
 }
 
-/* Takes a fragment in. Returns the whole packet, of packet->index bytes, once it is complete; else NULL. The whole has
- * a tag of its own and is checked like any other packet. */
+/* Takes a fragment in. Returns the whole packet, of cl_packet_whole_length bytes, once it is complete; else NULL. The
+ * whole has a tag of its own and is checked like any other packet. */
 static const struct cl_whole *on_fragment(struct cl_endpoint *endpoint, const struct cl_peer *peer,
                                           struct cl_path *path, const struct cl_packet *packet, const uint8_t *bytes,
                                           bool marked)
 {
     uint64_t number = cl_packet_number(path->packets.next, packet->number);
-    uint32_t length = packet->index;
+    uint32_t length = cl_packet_whole_length(packet);
     struct cl_range place = {packet->offset, (uint64_t)packet->offset + packet->length};
     if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, number))
         ++*(endpoint->seal.auth == CL_AUTH_OFF ? &endpoint->stats.packets_foreign : &endpoint->stats.packets_forged);
@@ -193,7 +199,7 @@ static bool authentic(struct cl_endpoint *endpoint, const struct cl_peer *peer, 
 {
     bool ack = packet->kind == CL_PACKET_ACK;
     struct cl_replay *seen = ack ? &path->acks : &path->packets;
-    *number = cl_packet_number(seen->next, ack ? packet->group : packet->number);
+    *number = cl_packet_number(seen->next, ack ? cl_ack_number(packet) : packet->number);
     uint64_t *counter = NULL;
     bool off = endpoint->seal.auth == CL_AUTH_OFF;
     if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, *number))
@@ -221,8 +227,9 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     struct cl_path *path = &peer->paths[packet.path];
     if (packet.kind == CL_PACKET_FRAGMENT) {
         const struct cl_whole *whole = on_fragment(endpoint, peer, path, &packet, bytes, marked);
-        if (whole && (whole->bytes[2] & 0x0F) != CL_PACKET_FRAGMENT)
-            cl_endpoint_receive(endpoint, whole->bytes, packet.index, whole->marked, received_us, now_us);
+        if (whole && cl_packet_kind(whole->bytes) != CL_PACKET_FRAGMENT)
+            cl_endpoint_receive(endpoint, whole->bytes, cl_packet_whole_length(&packet), whole->marked, received_us,
+                                now_us);
         return;
     }
     uint64_t number;

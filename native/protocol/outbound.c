@@ -68,11 +68,8 @@ static bool send_padded(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
         .path = path->index,
         .signature =
             kind == CL_PACKET_PING ? cl_signatures_find(&endpoint->signatures, control->group, control->sequence) : 0,
-        .group = control->group,
-        .sequence = control->sequence,
-        .index = control->index,
-        .offset = (uint32_t)control->reason,
         .number = (uint32_t)path->sent.next};
+    cl_control_write(control, &packet);
     struct cl_sent_packet sent = {.sent_us = now_us,
                                   .snapshot = cl_egress_snapshot(path->egress, 0, now_us),
                                   .control = *control,
@@ -251,8 +248,8 @@ static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, 
 /* Sends everything that goes before data: acknowledgements, PINGs, probes and control packets; to a lost peer, control
  * packets only. Packets of full ports wait until the port is released. Returns the number of datagrams; if it is
  * `capacity`, more may be left. */
-static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us, struct cl_datagram *out,
-                          size_t capacity)
+static size_t send_before_data(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us,
+                               struct cl_datagram *out, size_t capacity)
 {
     size_t count = 0;
     for (uint16_t i = 0; i < peer->path_count && peer->alive; i++) {
@@ -289,12 +286,13 @@ static size_t send_urgent(struct cl_endpoint *endpoint, struct cl_peer *peer, ui
     return count;
 }
 
-static size_t send_all_urgent(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
+static size_t send_all_before_data(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out,
+                                   size_t capacity)
 {
     size_t count = 0;
     while (endpoint->peers.urgent_first && count < capacity) {
         struct cl_peer *peer = endpoint->peers.urgent_first;
-        count += send_urgent(endpoint, peer, now_us, out + count, capacity - count);
+        count += send_before_data(endpoint, peer, now_us, out + count, capacity - count);
         if (count == capacity)
             break; /* more may be left: the peer stays first */
         cl_peer_list_calm(&endpoint->peers);
@@ -483,7 +481,7 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
 {
     endpoint->awake_us = now_us;
     size_t count = send_refused(endpoint, out, capacity);
-    count += send_all_urgent(endpoint, now_us, out + count, capacity - count);
+    count += send_all_before_data(endpoint, now_us, out + count, capacity - count);
     while (count < capacity) {
         struct cl_message *message = cl_queue_next(&endpoint->queue);
         if (!message)

@@ -15,10 +15,10 @@ static struct cl_message *message_of(const struct cl_sent_packet *packet)
 
 static void on_control_acked(struct cl_peer *peer, const struct cl_sent_packet *packet)
 {
-    const struct cl_control *control = &packet->control;
-    struct cl_message_id id = {control->group, control->sequence, control->index};
-    if (packet->kind == CL_PACKET_STOP)
-        cl_stops_acked(&peer->stops, &id, (uint32_t)control->reason);
+    if (packet->kind != CL_PACKET_STOP)
+        return;
+    struct cl_message_id id = cl_control_id(&packet->control);
+    cl_stops_acked(&peer->stops, &id, packet->control.first_packet);
 }
 
 static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)

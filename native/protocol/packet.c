@@ -29,7 +29,7 @@ bool cl_packet_decode(struct cl_packet *packet, const uint8_t *bytes, size_t len
 {
     if (length < CL_PACKET_HEAD_BYTES || cl_load_u16(bytes) != CL_PACKET_MAGIC || bytes[2] >> 4 != CL_PACKET_VERSION)
         return false;
-    *packet = (struct cl_packet){.kind = bytes[2] & 0x0F,
+    *packet = (struct cl_packet){.kind = cl_packet_kind(bytes),
                                  .flags = bytes[3],
                                  .source = cl_load_u16(bytes + 4),
                                  .length = cl_load_u16(bytes + 6),
@@ -79,7 +79,7 @@ static uint64_t tag_of(const uint8_t *head, const uint8_t *payload, const struct
 {
     if (seal->auth == CL_AUTH_OFF)
         return seal->job;
-    bool bare = seal->auth == CL_AUTH_HEADER && (head[2] & 0x0F) == CL_PACKET_DATA;
+    bool bare = seal->auth == CL_AUTH_HEADER && cl_packet_kind(head) == CL_PACKET_DATA;
     struct cl_siphash hash;
     cl_siphash_begin(&hash, &seal->key);
     for (int at = 0; at < TAG_AT; at += 8)

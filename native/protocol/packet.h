@@ -7,7 +7,9 @@
  *    4 u16 source        20 u32 offset      32 u64 tag
  *    6 u16 length        of what follows the header          the tag: see cl_packet_seal
  *
- * DATA uses the fields by their names. The other kinds use them as follows:
+ * DATA uses the fields by their names; offset is the packet's place in its message times the payload of a full packet,
+ * also where packets of encoded values are shorter. The other kinds use them as follows; cl_control_read and
+ * cl_ack_read give the names back:
  *   ACK       number = largest received, path = the path acknowledged, sequence = receive time of the largest
  *             (receiver's clock, low 32 bits, us), index = host delay in us, group = the n-th acknowledgement of
  *             this path, by which replays are known, signature = marked packets; the rest follows (see ack.h)
@@ -83,6 +85,18 @@ struct cl_packet {
 
 /* Payload bytes of a full DATA packet: whole 8-byte elements, so that no element is ever split. */
 uint32_t cl_packet_payload_bytes(uint32_t datagram_bytes);
+
+/* The kind of an encoded packet: an enum cl_packet_kind, or a number that is none. */
+static inline uint8_t cl_packet_kind(const uint8_t *head)
+{
+    return head[2] & 0x0F;
+}
+
+/* FRAGMENT: the length of the packet of which it is a part. */
+static inline uint32_t cl_packet_whole_length(const struct cl_packet *packet)
+{
+    return packet->index;
+}
 
 /* Writes everything but the tag. */
 void cl_packet_encode(const struct cl_packet *packet, uint8_t *head);

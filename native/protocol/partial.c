@@ -105,7 +105,7 @@ void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_message *message
 
 void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_control *probe)
 {
-    struct cl_message_id id = {probe->group, probe->sequence, probe->index};
+    struct cl_message_id id = cl_control_id(probe);
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
     if (!message || message->partial.stopped)
         return;
@@ -131,7 +131,7 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
     struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
     if (!message)
         return true; /* the message has ended here, too */
-    uint32_t first = packet->offset, part = cl_stop_part(peer->payload_bytes);
+    uint32_t first = cl_control_read(packet).first_packet, part = cl_stop_part(peer->payload_bytes);
     if (!message->partial.loss_budget || first % part || first >= message->packet_count ||
         (packet->length && packet->length != cl_stop_bytes(message->packet_count, part, first)))
         return false;
@@ -170,11 +170,12 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
 /* ---- at the receiver ---- */
 
 static void tell_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_message_id *id,
-                      uint32_t first)
+                      uint32_t first_packet)
 {
-    cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_STOP,
-                      (struct cl_control){
-                          .group = id->group, .sequence = id->sequence, .index = id->index, .reason = (int32_t)first});
+    cl_peer_list_tell(
+        &endpoint->peers, peer, CL_PACKET_STOP,
+        (struct cl_control){
+            .group = id->group, .sequence = id->sequence, .index = id->index, .first_packet = first_packet});
 }
 
 /* How long after the latest packet a packet that was sent before it may still come. */
@@ -360,13 +361,13 @@ void cl_partial_service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint
 int cl_partial_write(const struct cl_endpoint *endpoint, const struct cl_peer *peer, uint8_t kind,
                      const struct cl_control *control, uint8_t *payload)
 {
-    struct cl_message_id id = {control->group, control->sequence, control->index};
+    struct cl_message_id id = cl_control_id(control);
     if (kind == CL_PACKET_STOP) {
         const struct cl_stop *record = cl_stops_find(&peer->stops, &id);
         if (!record)
             return 0;
-        cl_stop_write(record, (uint32_t)control->reason, payload);
-        return (int)cl_stop_bytes(record->packet_count, record->part, (uint32_t)control->reason);
+        cl_stop_write(record, control->first_packet, payload);
+        return (int)cl_stop_bytes(record->packet_count, record->part, control->first_packet);
     }
     if (kind != CL_PACKET_PROBE)
         return 0;

@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 
+#include "protocol/ack.h"
 #include "protocol/packet.h"
 
 static void say_time(struct sim_trace *trace)
@@ -24,8 +25,8 @@ void sim_trace_say(struct sim_trace *trace, const char *format, ...)
 void sim_trace_datagram(struct sim_trace *trace, const char *what, const char *where, uint32_t from, uint32_t to,
                         const uint8_t *bytes, uint32_t length)
 {
-    static const char *const KINDS[CL_PACKET_KINDS] = {"DATA",  "ACK",      "PING",  "READY",
-                                                       "ABORT", "MISMATCH", "PROBE", "STOP"};
+    static const char *const KINDS[CL_PACKET_KINDS] = {"DATA",     "ACK",   "PING", "READY",   "ABORT",
+                                                       "MISMATCH", "PROBE", "STOP", "FRAGMENT"};
     if (trace->file == NULL)
         return;
     say_time(trace);
@@ -39,7 +40,7 @@ void sim_trace_datagram(struct sim_trace *trace, const char *what, const char *w
                 packet.flags & CL_PACKET_LAST ? " last" : "", packet.flags & CL_PACKET_ACK_NOW ? " ack-now" : "");
     } else if (packet.kind == CL_PACKET_ACK) {
         fprintf(trace->file, "ACK #%u path %u  %u ranges, %u refused", packet.number, packet.path,
-                packet.offset & 0xFFFF, packet.offset >> 16);
+                cl_ack_came_count(&packet), cl_ack_refused_count(&packet));
     } else {
         fprintf(trace->file, "%s #%u path %u  %u/%u/%u", KINDS[packet.kind], packet.number, packet.path, packet.group,
                 packet.sequence, packet.index);

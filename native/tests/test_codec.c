@@ -285,6 +285,28 @@ EACH_LEVEL(test_values_that_are_not_finite_spoil_their_block_only)
     }
 }
 
+EACH_LEVEL(test_the_largest_finite_values_stay_finite)
+{
+    for (int kind = CL_CODEC_INT8; kind < CL_CODECS; kind++)
+        for (int seed = 0; seed < 100; seed++) {
+            const struct cl_codec *codec = cl_codec_of((enum cl_codec_kind)kind);
+            srandom((unsigned)seed);
+            double signs = seed % 3 * 0.5, spread = seed % 2 * uniform(); /* of one sign, some and all of the other */
+            for (size_t i = 0; i < VALUES; i++)
+                values[i] = (float)(FLT_MAX * (1 - spread * uniform())) * (uniform() < signs ? -1.0f : 1.0f);
+            codec->encode(encoded, values, VALUES, PLACE);
+            codec->decode(decoded, encoded, VALUES, PLACE);
+            double error = 0, magnitude = 0;
+            int are_finite = 1;
+            for (size_t i = 0; i < VALUES; i++) {
+                are_finite = are_finite && isfinite(decoded[i]);
+                error += pow((double)decoded[i] - (double)values[i], 2);
+                magnitude += pow((double)values[i], 2);
+            }
+            CHECK(are_finite && error < 0.4 * magnitude && (kind != CL_CODEC_INT4 || error < 0.03 * magnitude));
+        }
+}
+
 EACH_LEVEL(test_zeros_stay_zeros)
 {
     fill(ZEROS);

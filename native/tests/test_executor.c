@@ -243,7 +243,7 @@ static bool drops_rest(struct network *network, uint32_t from, const struct cl_d
 {
     const uint32_t *deaf_from = network->argument;
     if (from == 1)
-        return (datagram->head[2] & 0x0F) != CL_PACKET_ACK;
+        return cl_packet_kind(datagram->head) != CL_PACKET_ACK;
     return datagram->payload_length == 0 || cl_load_u32(datagram->head + 20) >= *deaf_from;
 }
 

@@ -244,7 +244,7 @@ static void start_exchanges(struct cl_operation operation[2], uint32_t class, ui
 static bool progress(uint32_t rank, uint64_t now_us)
 {
     uint64_t deadline_us = UINT64_MAX;
-    return cl_group_progress(&pair->members[rank].group, now_us, &deadline_us);
+    return cl_groups_progress(&pair->members[rank].group, now_us, &deadline_us);
 }
 
 static void free_operations(struct cl_operation (*operations)[2], uint32_t count)

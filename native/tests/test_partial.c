@@ -94,7 +94,7 @@ static size_t late_length;
 static bool keep_one_and_lose_stops(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
     (void)network;
-    uint8_t kind = datagram->head[2] & 0x0F;
+    uint8_t kind = cl_packet_kind(datagram->head);
     if (from == 0 && kind == CL_PACKET_DATA && cl_load_u32(datagram->head + 20) == 5 * PAYLOAD) {
         if (!late_length)
             late_length = sim_driver_flatten(late_packet, datagram);
