@@ -8,32 +8,10 @@ COMMLAYER_DDP_ variables) with the first DistributedDataParallel.
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
-NAME = "commlayer"
-REPLACED = "gloo"
-VARIABLE = "COMMLAYER_INSTEAD_OF"
-TRIAL_VARIABLE = "COMMLAYER_TRIAL"
-FILE_VARIABLE = "COMMLAYER_CONFIG"
-FILE = "commlayer.toml"
-DDP_PREFIX = "COMMLAYER_DDP_"
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109  # pathlib is not imported here
-    except OSError:  # the folder has been removed
-        return os.sep
-
-
-STARTED_IN = _folder()
-"""The working directory of the job: a script may change it later."""
-
-
-def path_of_file(named: str) -> str:
-    """The path of the job's file of settings, which may not exist. `named`: what COMMLAYER_CONFIG says, or nothing."""
-    return os.path.join(STARTED_IN, os.path.expanduser(named or FILE))  # noqa: PTH111, PTH118
+import commlayer_environment as environment
+from commlayer_environment import NAME, REPLACED
 
 
 def load() -> None:
@@ -45,19 +23,18 @@ def load() -> None:
         return
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    named = os.environ.get(FILE_VARIABLE, "").strip()
-    has_file = bool(named) or os.path.exists(path_of_file(named))  # noqa: PTH110
-    if os.environ.get(VARIABLE, "").strip() or (has_file and _file_replaces(path_of_file(named))):
+    file = environment.job_file()
+    if environment.variable(environment.INSTEAD_OF) or (file and _file_replaces(file)):
         _take_place(dist)
-    folder = os.environ.get(TRIAL_VARIABLE, "").strip()
+    folder = environment.variable(environment.TRIAL)
     if folder:
         _watch_steps(folder)
-    if has_file or any(name.startswith(DDP_PREFIX) for name in os.environ):
+    if file or environment.has_ddp_variables():
         _look_at_models()
 
 
 def _create(opts: Any, pg_options: Any = None) -> Any:
-    from commlayer.frontend.backend import create
+    from commlayer.frontend.group.backend import create
 
     return create(opts, pg_options)
 
@@ -120,7 +97,7 @@ def instead_of(backend: str) -> str:
 
     Raises ConfigError for a wrong COMMLAYER_INSTEAD_OF, and for a faulty file of settings.
     """
-    if os.environ.get(VARIABLE, "").strip().lower() != REPLACED:
+    if environment.variable(environment.INSTEAD_OF).lower() != REPLACED:
         from commlayer.config import Config
 
         Config.from_environment()  # raises, unless the file has said it
@@ -133,7 +110,7 @@ def instead_of(backend: str) -> str:
 
 
 def _look_at_models() -> None:
-    """Lets `commlayer.frontend.unchanged` see each DistributedDataParallel: its arguments, and the model."""
+    """Lets `commlayer.frontend.overlap.unchanged` see each DistributedDataParallel: its arguments, and the model."""
     from torch.nn.parallel import DistributedDataParallel
 
     real = DistributedDataParallel.__init__
@@ -142,7 +119,7 @@ def _look_at_models() -> None:
 
     @functools.wraps(real)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        from commlayer.frontend import unchanged
+        from commlayer.frontend.overlap import unchanged
 
         real(self, *args, **unchanged.arguments(real, args, kwargs))
         unchanged.prepare(self)

@@ -6,6 +6,8 @@ backend can use the engine for its gradients alone: `model.register_comm_hook(Ho
 
 from __future__ import annotations
 
+import commlayer_autoload
+
 from . import planner, scheduler
 from .compress.fine import Fine
 from .compress.reshard import reshard
@@ -20,13 +22,14 @@ from .errors import (
     PeerLostError,
     UnreachableError,
 )
-from .frontend import pipeline, tp
-from .frontend.ddp import allreduce_hook
-from .frontend.fsdp import compress_fsdp
-from .frontend.hook_state import HookState
-from .frontend.options import Options
-from .frontend.overlap import overlap
-from .frontend.priority import priority
+from .frontend.gradients.ddp import allreduce_hook
+from .frontend.gradients.fsdp import compress_fsdp
+from .frontend.gradients.hook_state import HookState
+from .frontend.group.options import Options
+from .frontend.overlap.overlap import overlap
+from .frontend.pipelines import pipeline
+from .frontend.tensor_parallel import tp
+from .frontend.work.priority import priority
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 from .transport.flight import flight_record
 from .transport.stats import paths, stats
@@ -64,3 +67,5 @@ __all__ = [
     "stats",
     "tp",
 ]
+
+commlayer_autoload.load()  # for a torch that loads no backends by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from . import config_file
 from .errors import ConfigError
-from .kind import ADDRESS, FLAG, FOLDER, NAMES, PATH, PORT_RANGE, Kind, number, numbers, text, whole
+from .kind import ADDRESS, FLAG, FOLDER, HOST, NAMES, PATH, PORT_RANGE, Kind, number, numbers, text, whole
 from .policy import (
     CLASS,
     LOSS_BOUND_MAX,
@@ -174,9 +174,14 @@ class Config:
     metrics_port: Annotated[
         int,
         _PORT,
-        "TCP port with the counters for Prometheus (`/metrics`), plus `LOCAL_RANK`; on all interfaces, for anybody who "
-        "reaches them. 0: none",
+        "TCP port with the counters for Prometheus (`/metrics`), plus `LOCAL_RANK`, for all who reach it. 0: none",
     ] = 0
+    metrics_host: Annotated[
+        str,
+        HOST,
+        "address of this host on which that port listens: loopback, for programs of this host, unless another one is "
+        "given; `0.0.0.0` or `::` for all of them",
+    ] = "127.0.0.1"
     top: Annotated[
         str,
         ADDRESS,

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import commlayer_autoload
+import commlayer_environment
 
 from .errors import ConfigError
 
@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-VARIABLE = commlayer_autoload.FILE_VARIABLE
+VARIABLE = commlayer_environment.CONFIG
 
 LARGEST_BYTES = 65536
 
@@ -46,7 +46,7 @@ def of_job(environ: Mapping[str, str]) -> ConfigFile:
     Raises ConfigError if it cannot be read, is no TOML, or is not to be trusted.
     """
     named = environ.get(VARIABLE, "").strip()
-    return _once(commlayer_autoload.path_of_file(named), bool(named))
+    return _once(commlayer_environment.path_of_file(named), bool(named))
 
 
 @functools.cache

@@ -102,6 +102,7 @@ FLAG = Kind(
     lambda text: {"0": False, "1": True}.get(text, text),
 )
 PATH = text("path", "use the path of a file", str)
+HOST = text("host", "use an address of this host, as 127.0.0.1", str)
 FOLDER = text("folder", "use the path of a folder", str)
 NAMES = Kind(
     *("names", "use a comma list of names, as eth0,eth1 or ^docker0", _names),

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torchft.process_group import ProcessGroupWrapper
 
 from .config import Policy
-from .frontend.backend import CommProcessGroup
+from .frontend.group.backend import CommProcessGroup
 
 
 class ProcessGroupCommlayer(ProcessGroupWrapper):  # type: ignore[misc]  # mypy does not see torchft

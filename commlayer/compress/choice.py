@@ -21,6 +21,7 @@ All ranks decide alike: they agree on the measurements first, by the largest of 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -154,7 +155,9 @@ class Choice:
 
         It is time after a period, and when a candidate may be chosen for the first time.
         """
-        if self._begun_s is not None and self._noted:
+        if self._begun_s is None:
+            self._compare_restored(agree)
+        elif self._noted:
             self._end_step(now_s - self._begun_s)
         self._begun_s, self._buckets = now_s, {}
         self._since += 1
@@ -162,6 +165,16 @@ class Choice:
         if has_new or self._since > (PERIOD if self.decisions else FIRST):
             self._since = 0
             self._decide(step, agree)
+
+    def _compare_restored(self, agree: Agree) -> None:
+        """In the first step: drops restored codecs unless all ranks have the same, as beside a rank that is new."""
+        state = repr((self._values, self.codecs)).encode()
+        own = float(
+            int.from_bytes(hashlib.blake2b(state, digest_size=6).digest(), "little")
+        )  # 48 bits: a float holds them
+        most, least = agree([own, -own])
+        if most != -least:
+            self._values, self.codecs = [], []
 
     def note(self, index: int, content: Content, spans: Sequence[tuple[float, float]]) -> None:
         """Takes a bucket in: (start, end) of its operations, the first of which starts with the bucket. On any thread,
@@ -280,8 +293,8 @@ class Choice:
         return {"values": list(self._values), "codecs": list(self.codecs)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over the value of `state_dict`: goes on with its codecs while the buckets are the same, and if all of
-        them are still candidates."""
+        """Takes over the value of `state_dict`, before the first step: goes on with its codecs while the buckets are
+        the same, if all of them are still candidates, and if every rank has taken over the same."""
         if {each.codec for each in self.candidates}.issuperset(state["codecs"]):
             self._values, self.codecs = list(state["values"]), list(state["codecs"])
 

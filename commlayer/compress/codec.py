@@ -1,7 +1,10 @@
-"""`CodecPair`: the codecs that a policy's `codec` stands for."""
+"""`Codec`: the meaning of a policy's `codec`. Nothing else reads its text."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -27,7 +30,41 @@ class Coding(NamedTuple):
     """Chooses the rotations of blocks: the same on all ranks, another one for each operation."""
 
 
-PAIRS: dict[str, CodecPair | None] = {
+class Form(enum.Enum):
+    """The form in which the gradients of a bucket travel."""
+
+    EXACT = "as they are"
+    ENCODED = "encoded, packet by packet"
+    LOW_RANK = "as low-rank factors of matrices"
+    SELECTED = "as the largest values, with their places"
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """A value of `Policy.codec`."""
+
+    name: str
+    form: Form
+    pair: CodecPair | None
+    """The codecs of all-reduces; None: float32. Beside messages of another form, fine values travel in them."""
+    keeps_errors: bool = False
+    """Whether the next step's gradient gets what this one's representation has lost."""
+    starts_exact: bool = False
+    """Whether the first `Policy.exact_steps` of a training travel in 16 bits instead."""
+    bursts: bool = False
+    """Whether residuals of many steps arrive at once, which inflates an average of squared gradients."""
+    rank: int = 0
+    """Of low-rank factors."""
+    share: Fraction = Fraction(0)
+    """Share of the values that are selected."""
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether its messages may lose packets."""
+        return self.form in (Form.EXACT, Form.ENCODED)
+
+
+_PAIRS: dict[str, CodecPair | None] = {
     "none": None,
     "auto": None,  # until a Choice has named one
     "f16": CodecPair("f16", "f16"),
@@ -37,47 +74,34 @@ PAIRS: dict[str, CodecPair | None] = {
     "int4": CodecPair("int4", "int4", keeps_errors=True),
     "sign": CodecPair("sign", "sign", keeps_errors=True),
 }
-"""By `Policy.codec`, see `pair_of`; None: float32."""
 
 FINE = "bf16"
 """The codec of parameters that are too sensitive for fewer bits: see fine.py."""
 
+ENCODED = {name: pair for name, pair in _PAIRS.items() if pair is not None}
+"""The codecs of `Form.ENCODED`."""
+
+STATELESS = tuple(name for name, pair in _PAIRS.items() if name != "auto" and not (pair and pair.keeps_errors))
+"""The codecs that keep nothing from step to step."""
+
+
+@functools.cache
+def codec_of(name: str) -> Codec:
+    """The codec that a valid `Policy.codec` names."""
+    if name.startswith(POWERSGD):
+        rank = int(name.removeprefix(POWERSGD))
+        return Codec(name, Form.LOW_RANK, _PAIRS[FINE], keeps_errors=True, starts_exact=True, rank=rank)
+    if name.startswith(TOPK):
+        share = Fraction(name.removeprefix(TOPK))
+        fine = _PAIRS[FINE]
+        return Codec(name, Form.SELECTED, fine, keeps_errors=True, starts_exact=True, bursts=True, share=share)
+    pair = _PAIRS[name]
+    if pair is None:
+        return Codec(name, Form.EXACT, None)
+    is_sign = name == "sign"
+    return Codec(name, Form.ENCODED, pair, pair.keeps_errors, starts_exact=is_sign, bursts=is_sign)
+
 
 def codec_at(policy: Policy, step: int) -> str:
     """The policy's codec for a step of the training, the first of which is 0."""
-    return FINE if starts_exact(policy.codec) and step < policy.exact_steps else policy.codec
-
-
-def starts_exact(codec: str) -> bool:
-    """Whether the first `Policy.exact_steps` of a training travel in 16 bits instead."""
-    return codec == "sign" or has_own_messages(codec)
-
-
-def pair_of(codec: str) -> CodecPair | None:
-    """The codecs of all-reduces; beside messages of another form, fine values travel in them. None: float32."""
-    return PAIRS[FINE if has_own_messages(codec) else codec]
-
-
-def has_own_messages(codec: str) -> bool:
-    """Whether gradients travel in another form than as encoded buckets. Such messages must not lose packets."""
-    return is_low_rank(codec) or is_top_k(codec)
-
-
-def is_low_rank(codec: str) -> bool:
-    """Whether this is `powersgd:RANK`."""
-    return codec.startswith(POWERSGD)
-
-
-def low_rank_of(codec: str) -> int:
-    """The RANK of `powersgd:RANK`."""
-    return int(codec.removeprefix(POWERSGD))
-
-
-def is_top_k(codec: str) -> bool:
-    """Whether this is `topk:SHARE`."""
-    return codec.startswith(TOPK)
-
-
-def share_of(codec: str) -> Fraction:
-    """The SHARE of `topk:SHARE`."""
-    return Fraction(codec.removeprefix(TOPK))
+    return FINE if codec_of(policy.codec).starts_exact and step < policy.exact_steps else policy.codec

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .codec import is_low_rank
+from .codec import Form, codec_of
 from .fine import Fine, cut
 from .powersgd import matrix_of
 
@@ -79,9 +79,10 @@ class Load(NamedTuple):
 def load_of(candidate: Candidate, content: Content, fine_bytes: float) -> Load:
     """The work of a bucket with this codec. `fine_bytes` are those of a value in 16 bits, contribution and sum."""
     each = candidate.bytes_per_value
-    if is_low_rank(candidate.codec):
+    form = codec_of(candidate.codec).form
+    if form is Form.LOW_RANK:
         coding_s = candidate.coding_s * (content.values - content.exact)
         return Load(fine_bytes * content.exact + each * content.left, 0.0, each * content.right, coding_s)
-    if candidate.codec == "none":
+    if form is Form.EXACT:
         return Load(each * content.values, 0.0)
     return Load(each * content.coarse + fine_bytes * content.fine, candidate.coding_s * content.values)

@@ -55,6 +55,7 @@ class Feedback:
         self._numbers: dict[Tensor, int] = {}
         self._restored: dict[int, list[Stretch]] = {}  # by number, of parameters that have not been met since
         self._restored_sizes: list[int] = []  # by number
+        self._restored_orders: list[list[int]] = []  # by number; empty: saved by a former version
         self._rank: int | None = None  # the rank whose residual this is; None: not known yet
         self._loss_scale = 1.0  # of the residual
 
@@ -88,7 +89,7 @@ class Feedback:
     def meet(self, parameters: Sequence[Tensor]) -> None:
         """Numbers new parameters, and gives every parameter the residual restored for its number.
 
-        Raises ConfigError if a restored residual is of a parameter of another size.
+        Raises ConfigError if a restored residual is of a parameter of another size, or of another order in memory.
         """
         for parameter in reversed(parameters):
             number = self._numbers.setdefault(parameter, len(self._numbers))
@@ -99,7 +100,18 @@ class Feedback:
                     f"of this model, or use a new HookState"
                 )
             if number in self._restored:
+                self._check_order(number, parameter)
                 self._kept[parameter] = self._restored.pop(number)
+
+    def _check_order(self, number: int, parameter: Tensor) -> None:
+        """Raises ConfigError if the values of a restored residual lie in another order than the parameter's."""
+        own, saved = _order_of(parameter), [*self._restored_orders[number : number + 1]]
+        if saved not in ([], [own]):
+            raise ConfigError(
+                f"a restored residual of parameter {number} from the end, of shape {tuple(parameter.shape)}, was saved "
+                f"with its dimensions in the order {saved[0]} in memory, and the parameter has {own}: give the model "
+                f"the memory format that it had, as channels_last or transposed, or use a new HookState"
+            )
 
     def numbers_of(self, parameters: Iterable[Tensor]) -> list[int]:
         """The numbers by which checkpoints know them."""
@@ -190,7 +202,7 @@ class Feedback:
 
     def clear(self) -> None:
         """Forgets the residual, but not the parameters' numbers."""
-        self._kept, self._restored, self._restored_sizes = {}, {}, []
+        self._kept, self._restored, self._restored_sizes, self._restored_orders = {}, {}, [], []
 
     def state_dict(self) -> dict[str, Any]:
         """The residual by the parameters' numbers; to be called between steps."""
@@ -200,7 +212,14 @@ class Feedback:
             number: [(offset, values.clone(), late) for offset, values, late in stretches]
             for number, stretches in sorted((self._restored | kept).items())  # buckets may end in another order
         }
-        return {"kept": plain, "sizes": sizes, "rank": self._rank, "loss_scale": self._loss_scale}
+        orders = [_order_of(parameter) for parameter in self._numbers] or self._restored_orders
+        return {
+            "kept": plain,
+            "sizes": sizes,
+            "orders": orders,
+            "rank": self._rank,
+            "loss_scale": self._loss_scale,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the value of `state_dict`. Parameters keep their numbers until `renumber`."""
@@ -210,6 +229,7 @@ class Feedback:
             for number, stretches in state.get("kept", {}).items()
         }
         self._restored_sizes = list(state.get("sizes", ()))
+        self._restored_orders = list(state.get("orders", ()))
         self._rank = state.get("rank")
         self._loss_scale = state.get("loss_scale", 1.0)
 
@@ -225,6 +245,12 @@ class Feedback:
                 f"{len(self._numbers)} parameters: it belongs to another model; restore the state of this model, or "
                 f"use a new HookState"
             )
+
+
+def _order_of(parameter: Tensor) -> list[int]:
+    """The dimensions longer than 1, the one whose neighbours lie farthest apart in memory first."""
+    long = [dim for dim, size in enumerate(parameter.shape) if size > 1]
+    return sorted(long, key=parameter.stride, reverse=True)
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..config import Policy
 from ..errors import ConfigError
-from .codec import is_top_k
+from .codec import codec_of
 
 _SECOND_MOMENT = re.compile(
     r"adam|adagrad|adadelta|adafactor|adabelief|adabound|adahessian|ademamix|rmsprop|lamb(?!da)|yogi|novograd|"
@@ -28,7 +28,7 @@ REMEDY = "use SGD with momentum, Lion, or another codec (int4 suits Adam)"
 
 def check_optimizer(policy: Policy, optimizer: Optimizer | None) -> None:
     """Raises ConfigError if the optimizer cannot train with the policy's codec, or is missing and needed."""
-    if policy.codec != "sign" and not is_top_k(policy.codec):
+    if not codec_of(policy.codec).bursts:
         return
     if optimizer is None:
         raise ConfigError(

@@ -36,6 +36,9 @@ MIN_COMPRESSION = 2.0
 
 _LARGEST = torch.finfo(torch.float32).max
 
+_UNIT = 2.0**-24
+"""Factors are averaged in this part of their size: then sums of finite values, over a matrix and ranks, are finite."""
+
 
 @dataclasses.dataclass
 class _Stack:
@@ -120,7 +123,7 @@ class PowerSgd:
             if each not in self._right:
                 self._right[each] = self._first_right(each, shape[1])
         right = torch.stack([self._right[each] for each in numbers])
-        return _Stack(numbers, gradients, inputs, waiting, right, torch.bmm(right, inputs.mT))
+        return _Stack(numbers, gradients, inputs, waiting, right, torch.bmm(right * _UNIT, inputs.mT))
 
     def _first_right(self, parameter: int, columns: int) -> Tensor:
         drawn = numpy.random.default_rng((self.seed, parameter)).standard_normal((1, self.rank, columns))
@@ -245,15 +248,14 @@ class Compression:
         averaged = left.split([stack.left.numel() for stack in self._stacks])
         for stack, factor in zip(self._stacks, averaged, strict=True):
             stack.left = _orthonormal(factor.view(stack.left.shape))
-        return _flat(torch.bmm(stack.left, stack.inputs) for stack in self._stacks)
+        return _flat(torch.bmm(stack.left * _UNIT, stack.inputs) for stack in self._stacks)
 
     def finish(self, exact: Tensor, right: Tensor) -> None:
         """Takes the averaged exact part and right factors, and writes the averages into the gradients.
 
         If a value is not finite, all gradients of the bucket become NaN, on all ranks alike: GradScaler skips the step.
         """
-        # The sum bounds the result, as the elements of the left factors are 1 at most; it is NaN if a value is.
-        if not (right.abs().sum(dtype=torch.float64) <= _LARGEST and exact.isfinite().all()):
+        if not (right.isfinite().all() and exact.isfinite().all()):
             for gradient in (*self._exact, *(each for stack in self._stacks for each in stack.gradients)):
                 gradient.fill_(math.nan)
             return
@@ -277,8 +279,15 @@ class Compression:
 
     def _finish_stack(self, stack: _Stack, right: Tensor) -> None:
         # Both factors are in memory of their own: the products' last bits may depend on the alignment of the operands.
-        result = torch.bmm(stack.left.mT, right)
+        # The sum bounds the result, as the elements of the left factors are 1 at most.
+        fits = float(right.abs().sum(dtype=torch.float64)) <= _LARGEST * _UNIT
+        if fits:
+            result = torch.bmm(stack.left.mT, right / _UNIT)
+        else:
+            result = torch.bmm(stack.left.mT, right).clamp_(-_LARGEST * _UNIT, _LARGEST * _UNIT).div_(_UNIT)
         errors = stack.inputs.sub_(result)
+        if not fits:
+            errors.clamp_(-_LARGEST, _LARGEST)
         if self._loss_scale != 1:
             errors.div_(self._loss_scale)
         for i, error in stack.waiting.items():

@@ -64,6 +64,11 @@ def _check_alike(states: Sequence[Any]) -> None:
                 f"{sum(feedback['sizes'])} elements, state {of} of one of {len(sizes)} with {sum(sizes)}; give the "
                 f"states of one job"
             )
+        if sizes and feedback["sizes"] and feedback.get("orders") != states[of]["feedback"].get("orders"):
+            raise ConfigError(
+                f"reshard: the parameters of states {of} and {number} lie in memory in different orders, as with "
+                f"channels_last in one of them; give the states of one job"
+            )
         if not sizes:
             sizes, of = feedback["sizes"], number
 

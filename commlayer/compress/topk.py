@@ -23,6 +23,8 @@ _BLOCK_BITS = 16
 BLOCK = 1 << _BLOCK_BITS
 """Values of a buffer that share a count."""
 
+_LARGEST = torch.finfo(torch.bfloat16).max
+
 COUNT_BYTES = 4
 VALUE_BYTES = 4
 
@@ -37,7 +39,8 @@ def take_out(values: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
 
     Leaves their rounding errors in `values`: payload + `values` is exactly what `values` was, if that is finite.
     """
-    places, sent = indices.long(), chosen.bfloat16()
+    bounded = torch.where(chosen.isfinite(), chosen.clamp(-_LARGEST, _LARGEST), chosen)  # none rounds to infinity
+    places, sent = indices.long(), bounded.bfloat16()
     values[places] = chosen - sent.float()
     counts = torch.bincount(places >> _BLOCK_BITS, minlength=_blocks(values))
     parts = counts.to(torch.int32), (places & (BLOCK - 1)).to(torch.uint16), sent

@@ -15,6 +15,20 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
+def gradient_view(part: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient of `parameter` in a flat buffer: `part` has its values, as many as the parameter has.
+
+    It has the parameter's strides if they are dense, so its values lie in the order of memory, as DDP puts them into
+    its buckets: those of a transposed matrix column by column. Otherwise they lie row by row.
+    """
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return part.view(parameter.shape)
+        expected *= size
+    return part.as_strided(parameter.size(), parameter.stride())
+
+
 class PendingReduction:
     """The reduction of some parameters' gradients, in flight.
 

@@ -1,6 +1,6 @@
 """From recorded actions and timed transfers to costs: seconds per stage, overhead per action, latency and rate.
 
-Pure functions of numbers. `commlayer/frontend/measure.py` records on the running job.
+Pure functions of numbers. `commlayer/frontend/pipelines/measure.py` records on the running job.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .gradient import PendingGradient, PendingReduction
+from .gradient import PendingGradient, PendingReduction, gradient_view
 
 Start = Callable[[Tensor, int], Callable[[], None]]
 """Starts the reduction of a buffer in a class; returns the function that waits for it."""
@@ -27,7 +27,7 @@ class _Buffer:
         first = parameters[0]
         self.flat = torch.zeros(sum(each.numel() for each in parameters), dtype=first.dtype, device=first.device)
         parts = self.flat.split([each.numel() for each in parameters])
-        self.views = [_like(part, each) for part, each in zip(parts, parameters, strict=True)]
+        self.views = [gradient_view(part, each) for part, each in zip(parts, parameters, strict=True)]
         self.reduction: PendingReduction | None = None
         """The last one."""
 
@@ -128,11 +128,3 @@ class Segment:
                 return buffer
         self._buffers.append(_Buffer(self.parameters))
         return self._buffers[-1]
-
-
-def _like(part: Tensor, parameter: Tensor) -> Tensor:
-    """A view of `part` with the shape of the parameter, and its strides if these leave no gaps."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
-    if parameter.is_contiguous() or extent != parameter.numel():
-        return part.view(parameter.shape)
-    return part.as_strided(parameter.size(), parameter.stride())

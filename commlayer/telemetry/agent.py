@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -45,7 +46,8 @@ class Agent:
         self.job = (address, key, rank)
         """What another agent of this process would have in common with this one."""
         self._address, self._key, self._rank = address, key, rank
-        self._collector = Collector(address, key) if rank == 0 else None
+        is_one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(world)
+        self._collector = Collector(address, key, world, is_one_host=is_one_host) if rank == 0 else None
         self._sampler = Sampler(rank, world)
         self._reports: deque[tuple[int, int]] = deque()
         self._stop = threading.Event()
@@ -84,7 +86,8 @@ class Agent:
         while not self._stop.is_set():
             left_s = due_s - time.monotonic()
             if link.poll(1e3 * min(max(left_s, 0.0), LOOK_S)):
-                self._hear(link, rank, link.recv_multipart())
+                with contextlib.suppress(ValueError):  # of another version
+                    self._hear(link, rank, link.recv_multipart())
             while self._reports:
                 number, step = self._reports.popleft()
                 self._send(link, [APPLIED, rank, str(number).encode(), str(step).encode()])

@@ -1,7 +1,7 @@
 """`Ballot`: one change of `commlayer ctl` on its way through the ranks, as rank 0's collector follows it.
 
 A change is offered to all ranks. If one cannot make it, all drop it. Otherwise all ranks make it at one step
-(`frontend.changes`), and each reports that step.
+(`frontend.gradients.changes`), and each reports that step.
 """
 
 from __future__ import annotations

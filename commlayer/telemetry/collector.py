@@ -1,6 +1,6 @@
 """`Collector`: keeps the latest sample of each rank at rank 0, and answers viewers.
 
-It does not look into samples: it hands them on as they came.
+It checks samples as they enter (`entry.py`), and hands them on as they came.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import CommError
 from ..transport.log import log
-from . import curve
+from . import curve, entry
 from .ballot import Ballot
 from .control import Change, parse
 
@@ -26,19 +26,21 @@ POLL_S = 0.2
 BIND_S = 1.0
 """Time between two tries to take the port: the process before may still have it."""
 
-RANK_MAX = 0xFFFF
-
 SILENT_S = 5.0
 """A rank without a sample for so long takes no changes."""
 
 CHANGE_MAX_S = 600.0
 """Longest time that a change may wait."""
 
+VISITORS = 64
+"""Connections beside those of the ranks: viewers, and strangers whose handshake has not failed yet."""
+
 
 class Samples:
-    """The latest samples, by rank."""
+    """The latest samples, by rank. `world`: the number of ranks."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._world = world
         self._clock = clock
         self._latest: dict[int, tuple[float, bytes]] = {}
         self._ended: set[int] = set()
@@ -52,9 +54,8 @@ class Samples:
         """The ranks that have left, or have been silent for so long, and those without a sample."""
         now_s = self._clock()
         ages = {rank: now_s - at_s for rank, (at_s, _) in self._latest.items()}
-        world = max((_world(sample) for _, sample in self._latest.values()), default=0)
         live = {rank for rank, age_s in ages.items() if age_s <= silent_s} - self._ended
-        return sorted(set(range(world)) - live)
+        return sorted(set(range(self._world)) - live)
 
     def ranks(self) -> frozenset[int]:
         """The ranks that have sent samples, and have not left."""
@@ -73,12 +74,15 @@ class Samples:
 
 
 class Collector:
-    """Serves one address in a thread of its own. `key`: of the job."""
+    """Serves one address in a thread of its own. `key`: of the job. `world`: the number of its ranks. `is_one_host`:
+    whether all of them are on this host, so that only programs of this host need to reach it."""
 
-    def __init__(self, address: str, key: bytes) -> None:
+    def __init__(self, address: str, key: bytes, world: int, *, is_one_host: bool = False) -> None:
         self._address = address
         self._key = key
-        self.samples = Samples()
+        self._world = world
+        self._is_one_host = is_one_host
+        self.samples = Samples(world)
         self._agents: dict[int, bytes] = {}
         self._ballot: Ballot | None = None
         self._number = 0
@@ -98,37 +102,35 @@ class Collector:
         zmq = curve.load()
         with _context(zmq) as context:
             gate = curve.Gate(context, self._key)
-            router = self._bound(context)
-            if router is None:
+            door = self._opened(context)
+            if door is None:
                 gate.socket.close()
                 return
             poller = zmq.Poller()
-            for each in (router, gate.socket):
+            for each in (door.router, door.news, gate.socket):
                 poller.register(each, zmq.POLLIN)
             while not self._stop.is_set():
                 ready = dict(poller.poll(POLL_S * 1e3))
+                door.look()
                 if gate.socket in ready:
                     gate.answer()
-                if router in ready:
-                    message = router.recv_multipart()
-                    try:
-                        self._take(router, message)
-                    except ValueError as error:  # of another version, or another program with the job's key
-                        router.send_multipart([message[0], REFUSED, f"malformed: {error}".encode()])
-                self._count(router)
-            router.close()
+                if door.router in ready:
+                    self._hear(door.router, door.router.recv_multipart())
+                self._count(door.router)
+            door.close()
             gate.socket.close()
 
-    def _bound(self, context: Any) -> Any:
+    def _opened(self, context: Any) -> curve.Door | None:
         """The server's socket. None if the collector was stopped before the port was free."""
         zmq = curve.load()
         is_told = False
+        room = 2 * self._world + VISITORS  # ranks that start again come before the end of their former connections
+        endpoint = curve.endpoint(self._address, bind=True, is_one_host=self._is_one_host)
         while not self._stop.is_set():
-            router = curve.server(context, self._key)
+            router = curve.server(context, self._key, entry.SAMPLE_MAX_BYTES)
             try:
-                router.bind(curve.endpoint(self._address, bind=True))
+                return curve.Door(router, endpoint, room)
             except zmq.ZMQError as error:
-                router.close()
                 if not is_told:
                     log.warning(
                         "COMMLAYER_TOP: rank 0 cannot listen on %s yet: %s; use a free port, and an address of this "
@@ -138,22 +140,27 @@ class Collector:
                     )
                 is_told = True
                 self._stop.wait(BIND_S)
-            else:
-                return router
         return None
+
+    def _hear(self, router: Any, message: list[bytes]) -> None:
+        """Takes a message, or refuses one of another version, or of another program with the job's key."""
+        try:
+            self._take(router, message)
+        except (ValueError, OverflowError, TypeError) as error:
+            router.send_multipart([message[0], REFUSED, f"malformed: {error}".encode()])
 
     def _take(self, router: Any, message: list[bytes]) -> None:
         """A message of an agent or of a viewer."""
         sender, kind, *parts = message
-        if kind in (SAMPLE, END) and parts and _rank(parts[0]) is not None:
-            rank = int(parts[0])
-            if kind == END:
-                self.samples.end(rank)
-            elif len(parts) == 2:
-                self._agents[rank] = sender
-                self.samples.put(rank, parts[1])
-        elif kind in (ANSWER, APPLIED) and len(parts) == 3 and _rank(parts[0]) is not None:
-            self._report(kind, int(parts[0]), int(parts[1]), parts[2].decode())
+        if kind == END and len(parts) == 1:
+            self.samples.end(self._rank(parts[0]))
+        elif kind == SAMPLE and len(parts) == 2:
+            rank = self._rank(parts[0])
+            entry.check_sample(parts[1], rank, self._world)
+            self._agents[rank] = sender
+            self.samples.put(rank, parts[1])
+        elif kind in (ANSWER, APPLIED) and len(parts) == 3:
+            self._report(kind, self._rank(parts[0]), int(parts[1]), parts[2].decode())
         elif kind == CHANGE and len(parts) == 1:
             refusal = self._propose(router, sender, parts[0])
             if refusal:
@@ -163,15 +170,21 @@ class Collector:
         else:
             router.send_multipart([sender, REFUSED, b"this version of commlayer does not know the message"])
 
+    def _rank(self, text: bytes) -> int:
+        """A rank of the job. Raises ValueError for anything else."""
+        if not text.isdigit() or len(text) > len(str(self._world)) or int(text) >= self._world:
+            raise ValueError(f"no rank of a job of {self._world}")
+        return int(text)
+
     def _propose(self, router: Any, asker: bytes, text: bytes) -> str:
         """Offers a change to all ranks, or returns the reason not to."""
         try:
-            asked = json.loads(text)
+            asked = entry.read(text)
             seconds = float(asked.get("timeout_s", 60.0))
             self._number = max(self._number + 1, int(time.time() * 1e3))  # grows over restarts of rank 0
             change = Change.read(json.dumps({**asked, "number": self._number}).encode())
             parse(change.name, str(change.value))
-        except (ValueError, AttributeError, TypeError, CommError) as error:
+        except (ValueError, OverflowError, AttributeError, TypeError, CommError) as error:
             return str(error)
         if self._ballot is not None:
             return f"{self._ballot.change.name} is under way; try again when it has ended"
@@ -208,18 +221,6 @@ class Collector:
         """Sends a message to all agents."""
         for each in self._agents.values():
             router.send_multipart([each, *message])
-
-
-def _world(sample: bytes) -> int:
-    """The world size of a sample; 0 for one that does not tell."""
-    try:
-        return int(json.loads(sample)["world"])
-    except (ValueError, TypeError, KeyError):
-        return 0
-
-
-def _rank(text: bytes) -> int | None:
-    return int(text) if text.isdigit() and len(text) < 6 and int(text) <= RANK_MAX else None
 
 
 @contextlib.contextmanager

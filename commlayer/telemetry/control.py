@@ -1,7 +1,7 @@
 """`Change`: one setting that `commlayer ctl` changes on all ranks; `Mailbox`: its way to the training thread.
 
 The agent of each rank checks a change and puts it into the mailbox. Hooks take it from there once all ranks have it:
-`frontend.changes` agrees on that over the job's own network.
+`frontend.gradients.changes` agrees on that over the job's own network.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import CommError, ConfigError
 from ..transport.native import Engine
+from .entry import read
 from .meter import meter
 
 POLICY = {"loss-bound": "loss_bound", "codec": "codec", "priority": "priority"}
@@ -48,10 +49,10 @@ class Change:
     @staticmethod
     def read(text: bytes) -> Change:
         """The change in a message. Raises ValueError for anything else."""
-        found = json.loads(text)
+        found = read(text)
         try:
             return Change(int(found["number"]), str(found["name"]), found["value"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"no change: {error!r}") from error
 
     def text(self) -> bytes:

@@ -10,13 +10,17 @@ import contextlib
 import hashlib
 import importlib
 import ipaddress
+import os
 import socket
 from typing import Any
 
 from ..errors import ConfigError
 
-MESSAGE_MAX_BYTES = 4 << 20
-"""Longer messages end their connection."""
+VIEW_MAX_BYTES = 256 << 20
+"""Longest message to a client: a view of all ranks. Longer ones end their connection."""
+
+HANDSHAKE_S = 5.0
+"""Longest time from a connection to the proof that it has the key."""
 
 ZAP = "inproc://zeromq.zap.01"
 """Where libzmq asks whether a client may connect (ZeroMQ RFC 27)."""
@@ -39,18 +43,19 @@ def pair(key: bytes, who: str) -> tuple[bytes, bytes]:
     return load().curve_public(text), text
 
 
-def _made(context: Any, kind: int, key: bytes, who: str) -> Any:
+def _made(context: Any, kind: int, key: bytes, who: str, most_bytes: int) -> Any:
     made = context.socket(kind)
     made.ipv6 = True
     made.linger = 0
-    made.maxmsgsize = MESSAGE_MAX_BYTES
+    made.maxmsgsize = most_bytes
     made.curve_publickey, made.curve_secretkey = pair(key, who)
     return made
 
 
-def server(context: Any, key: bytes) -> Any:
-    """A ROUTER that accepts clients with the job's key, once a `Gate` is open."""
-    made = _made(context, load().ROUTER, key, "server")
+def server(context: Any, key: bytes, most_bytes: int) -> Any:
+    """A ROUTER that accepts clients with the job's key, once a `Gate` is open, and messages of up to `most_bytes`."""
+    made = _made(context, load().ROUTER, key, "server", most_bytes)
+    made.handshake_ivl = int(HANDSHAKE_S * 1e3)
     made.curve_server = True
     made.zap_domain = b"commlayer"
     return made
@@ -58,7 +63,7 @@ def server(context: Any, key: bytes) -> Any:
 
 def client(context: Any, key: bytes) -> Any:
     """A DEALER for the server of the same key."""
-    made = _made(context, load().DEALER, key, "client")
+    made = _made(context, load().DEALER, key, "client", VIEW_MAX_BYTES)
     made.curve_serverkey = pair(key, "server")[0]
     return made
 
@@ -81,6 +86,51 @@ class Gate:
         self.socket.send_multipart([version, number, *verdict, b"", b""])
 
 
+class Door:
+    """The port of a server, with room for a number of connections. It ends those that come when there is no room, so
+    that silent ones of strangers cannot use up the descriptors of this process."""
+
+    def __init__(self, router: Any, endpoint: str, room: int) -> None:
+        """Raises zmq.ZMQError if the port is taken."""
+        zmq = load()
+        self.router = router
+        self._port = int(endpoint.rpartition(":")[2])
+        self._room = room
+        self._inside: set[int] = set()
+        """Descriptors of libzmq."""
+        self.news = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        """Readable when a connection has begun or ended."""
+        try:
+            router.bind(endpoint)
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    def look(self) -> None:
+        """Counts the connections, and ends those for which there is no room."""
+        zmq = load()
+        parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
+        while self.news.poll(0):
+            found = parse(self.news.recv_multipart())
+            if found["event"] == zmq.EVENT_DISCONNECTED:
+                self._inside.discard(found["value"])
+            elif len(self._inside) < self._room:
+                self._inside.add(found["value"])
+            else:
+                self._refuse(found["value"])
+
+    def _refuse(self, descriptor: int) -> None:
+        """Ends a connection, unless libzmq has closed it: then another thread may have the descriptor by now."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
+            if same.family in (socket.AF_INET, socket.AF_INET6) and same.getsockname()[1] == self._port:
+                same.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self.router.disable_monitor()
+        self.router.close()
+
+
 def split(address: str) -> tuple[str, int]:
     """Host and port of `host:port`. Raises ConfigError for anything else."""
     host, _, port = address.rpartition(":")
@@ -89,11 +139,12 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def endpoint(address: str, *, bind: bool = False) -> str:
+def endpoint(address: str, *, bind: bool = False, is_one_host: bool = False) -> str:
     """zmq's endpoint of `host:port`; with `bind`, one of this host.
 
     Raises ConfigError for an address that is none. A name of this host that stands for loopback in its own files
-    (127.0.1.1, as Debian has it) binds to all interfaces: the other hosts know another address.
+    (127.0.1.1, as Debian has it) binds to all interfaces, because other hosts know another address; if the job has
+    `is_one_host`, to loopback.
     """
     host, port = split(address)
     try:
@@ -104,6 +155,6 @@ def endpoint(address: str, *, bind: bool = False) -> str:
     is_number = False
     with contextlib.suppress(ValueError):
         is_number = bool(ipaddress.ip_address(host))
-    if bind and not is_number and host != "localhost" and ipaddress.ip_address(text).is_loopback:
+    if bind and not is_one_host and not is_number and host != "localhost" and ipaddress.ip_address(text).is_loopback:
         return f"tcp://*:{port}"
     return f"tcp://[{text}]:{port}" if ":" in text else f"tcp://{text}:{port}"

@@ -78,6 +78,27 @@ class Qos:
     protect_bytes: int = 0
 
 
+class Request(NamedTuple):
+    """One operation: a plan, and the memory that it runs on."""
+
+    plan: Plan
+    source: int
+    """Address of CL_INPUT."""
+    target: int
+    """Address of CL_OUTPUT."""
+    dtype: DType
+    op: Op
+    timeout_s: float
+    priority: int = 0
+    """The class of service."""
+    order: int = 0
+    """Within a class, the network sends operations with a smaller order (16 bits) first."""
+    qos: Qos | None = None
+    """None: nothing is lost."""
+    codec_key: int = 0
+    """The same on all ranks: chooses the rotations of a plan that encodes."""
+
+
 class Times(NamedTuple):
     """Times of one operation in seconds, on the clock of `time.monotonic()` (CLOCK_MONOTONIC)."""
 
@@ -142,44 +163,16 @@ class Group(Protocol):
     def who(self) -> str:
         """This rank of the job and the group: the beginning of errors."""
 
-    def submit(
-        self,
-        plan: Plan,
-        source: int,
-        target: int,
-        dtype: DType,
-        op: Op,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        order: int = 0,
-        qos: Qos | None = None,
-        codec_key: int = 0,
-        call: Call | None = None,
-    ) -> Handle:
-        """Starts a plan on the memory at addresses `source` (CL_INPUT) and `target` (CL_OUTPUT).
+    def submit(self, request: Request, call: Call | None = None) -> Handle:
+        """Starts an operation. The caller keeps its memory alive until the handle is done. Errors describe `call`.
 
-        Within a class, the network sends operations with a smaller `order` (16 bits) first.
-
-        The caller keeps both alive until the handle is done. Without `qos` nothing is lost. `codec_key`, the same on
-        all ranks, chooses the rotations of a plan that encodes. Errors describe `call`. Raises ConfigError for a `qos`
-        that is out of range, for losses in anything but sums of floating-point numbers, and for codecs in anything but
-        sums of float32.
+        Raises ConfigError for a `qos` that is out of range, for losses in anything but sums of floating-point numbers,
+        and for codecs in anything but sums of float32.
         """
 
-    def run(
-        self,
-        plan: Plan,
-        source: int,
-        target: int,
-        dtype: DType,
-        op: Op,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        call: Call | None = None,
-    ) -> None:
-        """Submits and waits in one call: the fast path of synchronous collectives. Raises as `Handle.wait` does."""
+    def run(self, request: Request, call: Call | None = None) -> None:
+        """Submits and waits in one call: the fast path of synchronous collectives, without `qos`, `order` and
+        `codec_key`. Raises as `submit` and `Handle.wait` do."""
 
     def send(
         self,

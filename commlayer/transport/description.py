@@ -18,7 +18,7 @@ from .members import Members
 PEERS_MAX = 65535
 """Processes of a job, as packets number them (`CL_PEERS_MAX`)."""
 
-FORMAT = 2
+FORMAT = 3
 """Number of the description and of the steps that follow it at the start of a group; raised with each change."""
 
 _BELL_BYTES = 31

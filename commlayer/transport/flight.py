@@ -26,6 +26,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .call import COLLECTIVES_KEPT, Call, Calls, Shapes
+from .whole_file import whole_file
 
 FORMAT_VERSION = "2.10"
 """Version of the format that this module writes."""
@@ -262,12 +263,9 @@ class Recorder:
         found = self.dump(reason)
         text = json.dumps(found, indent=1).encode() if path.suffix == ".json" else pickle.dumps(found)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.{next(_parts)}.part")
-        part.write_bytes(text)
-        part.replace(path)
+        with whole_file(path) as part:
+            part.write_bytes(text)
 
-
-_parts = itertools.count()
 
 recorder = Recorder()
 """Of this process."""

@@ -74,83 +74,49 @@ class NativeGroup:
         self.on_failure: Callable[[], None] = lambda: None
         self.engine.lags.open(id(self), self._lags)
 
-    def submit(
-        self,
-        plan: Plan,
-        source: int,
-        target: int,
-        dtype: base.DType,
-        op: base.Op,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        order: int = 0,
-        qos: base.Qos | None = None,
-        codec_key: int = 0,
-        call: Call | None = None,
-    ) -> NativeHandle:
-        if plan.encodes and (dtype, op) != (base.DType.F32, base.Op.SUM):
+    def submit(self, request: base.Request, call: Call | None = None) -> NativeHandle:
+        dtype, op, qos = request.dtype, request.op, request.qos
+        if request.plan.encodes and (dtype, op) != (base.DType.F32, base.Op.SUM):
             raise ConfigError(f"{self.who}: {op.name} of {dtype.name} with a codec: codecs are for sums of float32")
-        native_qos = None if qos is None else self._native_qos(qos, priority, order, dtype, op)
+        native_qos = None if qos is None else self._native_qos(qos, request.priority, request.order, dtype, op)
         out = ffi.new("cl_operation **")
         group = self._enter()
         try:
-            request = self._request(plan, source, target, dtype, op, priority, order, timeout_s)
+            native = self._native_request(request)
             if native_qos is not None:
-                request[0].qos = native_qos[0]
-            request[0].codec_key = codec_key
-            status = lib.cl_submit(group, request[0], out)
+                native[0].qos = native_qos[0]
+            native[0].codec_key = request.codec_key
+            status = lib.cl_submit(group, native[0], out)
             if native_qos is None:
-                self._requests.append(request)
+                self._requests.append(native)
         finally:
             self._leave()
         if status != 0:
             raise self.error(status, call)
         return NativeHandle(self, out[0], call)
 
-    def run(
-        self,
-        plan: Plan,
-        source: int,
-        target: int,
-        dtype: base.DType,
-        op: base.Op,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        call: Call | None = None,
-    ) -> None:
+    def run(self, request: base.Request, call: Call | None = None) -> None:
         group = self._enter()
         try:
-            request = self._request(plan, source, target, dtype, op, priority, 0, timeout_s)
-            request[0].codec_key = 0
-            status = lib.cl_run(group, request[0])
-            self._requests.append(request)
+            native = self._native_request(request)
+            native[0].codec_key = 0
+            status = lib.cl_run(group, native[0])
+            self._requests.append(native)
         finally:
             self._leave()
         if status != 0:
             raise self.error(status, call)
 
-    def _request(
-        self,
-        plan: Plan,
-        source: int,
-        target: int,
-        dtype: base.DType,
-        op: base.Op,
-        priority: int,
-        order: int,
-        timeout_s: float,
-    ) -> tuple[Any, Any]:
+    def _native_request(self, request: base.Request) -> tuple[Any, Any]:
         try:
-            request = self._requests.pop()
+            native = self._requests.pop()
         except IndexError:
             made = ffi.new("struct cl_operation_request *")
-            request = made, ffi.buffer(made)
-        address = self._native_plan(plan)
-        timeout_us = timeout_us_of(timeout_s)
-        REQUEST_HEAD.pack_into(request[1], 0, address, source, target, timeout_us, dtype, op, priority, 0, order)
-        return request
+            native = made, ffi.buffer(made)
+        plan, source, target, dtype, op, timeout_s, priority, order, _, _ = request
+        address, timeout_us = self._native_plan(plan), timeout_us_of(timeout_s)
+        REQUEST_HEAD.pack_into(native[1], 0, address, source, target, timeout_us, dtype, op, priority, 0, order)
+        return native
 
     def send(
         self,

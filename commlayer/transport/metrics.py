@@ -1,7 +1,8 @@
 """Counters of this process for Prometheus, as text on an HTTP port: COMMLAYER_METRICS_PORT.
 
 The format (text, version 0.0.4) is a few kinds of lines, so this needs no client library. The port is that of the
-setting plus LOCAL_RANK, because each process of a host serves its own.
+setting plus LOCAL_RANK, because each process of a host serves its own. It listens on loopback, unless
+COMMLAYER_METRICS_HOST names another address.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from .flight import Recorder, recorder
 from .native import Engine, Report
 
 if TYPE_CHECKING:
-    from http.server import ThreadingHTTPServer
+    from .bounded_server import BoundedServer
 
 log = logging.getLogger("commlayer")
 
 PREFIX = "commlayer"
+
+LOOPBACK = "127.0.0.1"
 
 PATHS = {
     "path_packets_sent_total": ("packets_sent", 1, "packets sent over a path, without acknowledgements"),
@@ -37,7 +40,7 @@ PATHS = {
 """Metrics of a path: the field of `commlayer.paths()`, its unit, and the help text."""
 
 _guard = threading.Lock()
-_server: ThreadingHTTPServer | None = None
+_server: BoundedServer | None = None
 
 
 def serve(config: Config) -> None:
@@ -48,17 +51,23 @@ def serve(config: Config) -> None:
             return
         port = config.metrics_port + int(os.environ.get("LOCAL_RANK", "0"))
         try:
-            _server = listen(port)
+            _server = listen(port, config.metrics_host)
         except OSError as error:
-            log.warning("COMMLAYER_METRICS_PORT: cannot serve metrics on port %d: %s", port, error)
+            log.warning(
+                "COMMLAYER_METRICS_PORT: cannot serve metrics on %s, port %d: %s; use a free port, and a "
+                "COMMLAYER_METRICS_HOST of this host",
+                *(config.metrics_host, port, error),
+            )
             return
         threading.Thread(target=_server.serve_forever, name="commlayer-metrics", daemon=True).start()
 
 
-def listen(port: int) -> ThreadingHTTPServer:
-    """A server of `text()` at /metrics, not started yet."""
+def listen(port: int, host: str = LOOPBACK) -> BoundedServer:
+    """A server of `text()` at /metrics, not started yet. Raises OSError if it cannot have the address."""
     # They take long to import, and most jobs do not need them.
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from http.server import BaseHTTPRequestHandler
+
+    from .bounded_server import BoundedServer
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -75,9 +84,7 @@ def listen(port: int) -> ThreadingHTTPServer:
         def log_message(self, *_: Any) -> None:
             """Says nothing: a scrape is no news."""
 
-    server = ThreadingHTTPServer(("", port), Handler)
-    server.daemon_threads = True
-    return server
+    return BoundedServer((host, port), Handler)
 
 
 def text() -> str:

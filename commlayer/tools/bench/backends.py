@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ...config import PRIORITIES, Policy
-from ...frontend.backend import CommProcessGroup
-from ...frontend.options import NAME, Options
+from ...frontend.group.backend import CommProcessGroup
+from ...frontend.group.options import NAME, Options
 from ...transport.native import Engine
 from .beside import Beside
 from .spec import BackendSpec

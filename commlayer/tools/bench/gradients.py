@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compress.feedback import Added, Feedback
-from ...frontend.backend import CommProcessGroup
-from ...frontend.gradient import Missing, Reduction, reduce_gradient
+from ...frontend.gradients.gradient import Reduction, reduce_gradient
+from ...frontend.gradients.reducer import Missing
+from ...frontend.group.backend import CommProcessGroup
 from . import pattern
 from .collective import Collective
 

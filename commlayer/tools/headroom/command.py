@@ -75,6 +75,8 @@ class Report:
     backend: str
     ranks: int
     hosts: int
+    takes_hook: bool
+    """Whether each rank has a DistributedDataParallel whose hook settings can choose."""
     seconds: float
     command: Sequence[str]
 
@@ -95,6 +97,7 @@ class Report:
             "backend": self.backend,
             "ranks": self.ranks,
             "hosts": self.hosts,
+            "takes_hook": self.takes_hook,
             "seconds": self.seconds,
             "share": found.share,
             "share_interval": [low, high],
@@ -166,6 +169,7 @@ def measure(options: Options, note: Note) -> Report:
         backend=backend,
         ranks=as_is.ranks,
         hosts=len({each.host for each in as_is.records}),
+        takes_hook=all(each.takes_hook for each in as_is.records),
         seconds=time.monotonic() - begin_s,
         command=options.command,
     )

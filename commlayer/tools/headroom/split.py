@@ -12,7 +12,7 @@
                   T: time in which commlayer's n operations were in flight, on the last rank of a step. The one that the
                   next forward pass needs first cannot hide behind it
     transport     a - c          called loss where packets are lost
-    stragglers    b less the step of the mean of the other ranks: no communication wins it, so it is not part of `all`
+    stragglers    b less the mean step of the other ranks: no communication wins it, so it is not part of `all`
 
 Each is the most that one remedy wins by itself; they overlap. For a job on commlayer there is no s: latency is then the
 number of operations times the round trip.

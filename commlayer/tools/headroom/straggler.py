@@ -19,7 +19,8 @@ class Straggler:
     longer_s: float
     """Seconds that its step takes longer than the mean of the other ranks; the median over steps."""
     slowest_s: float
-    """Likewise, of the rank that is the slowest one in a step, whichever it is."""
+    """Seconds that the slowest rank of a step, whichever it is, takes longer than the mean of the others; the median
+    over steps."""
     is_same: bool
     """Whether it is the slowest one in more steps than chance explains."""
 

@@ -13,8 +13,8 @@ LEAST = 0.05
 _LATE = 0.05
 """Share of the step from which a rank is late."""
 _SLOW_FIRST = 0.5
-"""Share of the most that communication could win from which a slow rank is named first. It is a fault, and mending it
-wins all of it; a setting rarely reaches the most."""
+"""A slow rank that costs this share of the most that communication could win is named first: it is a fault, and mending
+it wins all that it costs. A setting rarely wins the most."""
 _LATE_SHARE = 0.6
 """Share of all waits from which one rank is late, and not now this one and now that one. Two ranks wait about as long
 for each other."""
@@ -67,16 +67,17 @@ def _remedy(split: Split) -> str:
         first = "loss"
     engine = split.engine
     count = "" if engine is None else f" The job makes {engine.operations:.0f} operations in a step."
-    it, link = "it", " Look for a slow link first (commlayer probe)."
-    if _is_slow_first(split):
-        it, link = f"the {seconds(split.all_s)} of communication", ""
+    is_slow_first = _is_slow_first(split)
+    whole = f"the {seconds(split.all_s)} of communication" if is_slow_first else "it"
+    link = "" if is_slow_first else " Look for a slow link first (commlayer probe)."
     text = {
-        "bytes": f"Most of {it} is bytes: fewer of them, that is compression, could win {most}.{link}",
-        "latency": f"Most of {it} is latency: fewer and larger messages could win {most} (larger buckets of DDP, fewer "
-        f"collectives per step).{count}",
-        "loss": f"Most of {it} is latency, and lost packets delay small messages, too: {most}. A transport that sends "
-        "them again soon helps (commlayer), and fewer messages do.",
-        "overlap": f"Most of {it} could hide behind computation: overlap with the next forward pass could win {most}.",
+        "bytes": f"Most of {whole} is bytes: fewer of them, that is compression, could win {most}.{link}",
+        "latency": f"Most of {whole} is latency: fewer and larger messages could win {most} (larger buckets of DDP, "
+        f"fewer collectives per step).{count}",
+        "loss": f"Most of {whole} is latency, and lost packets delay small messages, too: {most}. A transport that "
+        "sends them again soon helps (commlayer), and fewer messages do.",
+        "overlap": f"Most of {whole} could hide behind computation: overlap with the next forward pass could "
+        f"win {most}.",
     }[first]
     if transport_s >= 0.5 * split.all_s:
         why = "it answers lost packets" if split.is_lossy else "it uses the network"

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from ...transport.whole_file import whole_file
 from . import record
 
 _PREFIX = "commlayer/trial"
@@ -45,9 +46,8 @@ def exchange(store: dist.Store, folder: Path, rank: int, world: int, text: str, 
         for other in others:
             file = record.path(folder, other)
             if not file.exists():
-                part = file.with_suffix(f".{rank}.part")
-                part.write_bytes(store.get(f"record/{other}"))
-                part.replace(file)
+                with whole_file(file) as part:
+                    part.write_bytes(store.get(f"record/{other}"))
     store.add("done", 1)
     deadline_s = time.monotonic() + _LEAVE_S
     if rank != 0:

@@ -41,6 +41,8 @@ class Record:
     """The job's default group, as torch names it; empty without one."""
     uses_engine: bool = False
     """Whether an engine of commlayer carried operations."""
+    takes_hook: bool = False
+    """Whether it has a DistributedDataParallel that the settings of `[ddp]` reach: the script gives it no hook."""
     counters: Mapping[str, int] = field(default_factory=dict)
     """The counters of `commlayer.stats()`: their growth over the measured steps."""
     lags_s: Mapping[int, float] = field(default_factory=dict)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ClosedError
+from ...frontend.overlap import unchanged
 from ...scheduler.deferred import is_in_parts
 from ...transport.call import Call
 from ...transport.flight import recorder
@@ -118,6 +119,7 @@ class Watch:
             host=os.uname().nodename,
             backend=dist.get_backend() if is_group else "",
             uses_engine=recorder.has_groups(),
+            takes_hook=unchanged.is_reached(),
             counters={name: value - start.stats.get(name, 0) for name, value in counts.stats.items()},
             lags_s={
                 rank: (lag.waited_us - start.lags.get(rank, Lag(0, 0)).waited_us) / 1e6

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from commlayer_autoload import TRIAL_VARIABLE
+from commlayer_environment import TRIAL as TRIAL_VARIABLE
 
 from . import record
 from .record import Record

@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib import resources
 from typing import Any
 
+from ...transport.bounded_server import BoundedServer
 from .client import Client, NoAnswerError
 from .summary import CURVES, summarize
 
@@ -67,11 +68,8 @@ class Feed:
             return json.dumps({"names": COLUMNS, "rows": list(self._history)}).encode()
 
 
-class Server(ThreadingHTTPServer):
+class Server(BoundedServer):
     """Serves the page of one job. `port` 0: any free one."""
-
-    daemon_threads = True
-    allow_reuse_address = True
 
     def __init__(self, feed: Feed, port: int = 0) -> None:
         """Raises ValueError if the port is taken."""
@@ -87,9 +85,6 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         """The address of the page."""
         return f"http://{ADDRESS}:{self.server_port}/{self.word}/"
-
-    def handle_error(self, *_: object) -> None:
-        """A browser that goes away is no error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

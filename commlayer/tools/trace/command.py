@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...transport.whole_file import whole_file
 from . import summary
 from .align import Alignment, solve
 from .merge import merged
@@ -50,16 +50,12 @@ def write(records: Sequence[Record], alignments: Sequence[Alignment], output: Pa
         "baseTimeNanoseconds": base_ns,
         "otherData": {"program": MERGED, "clocks": summary.values(records, alignments)},
     }
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
-        with gzip.open(part, "wt") if output.suffix == ".gz" else open(part, "w") as file:
+        with whole_file(output) as part, gzip.open(part, "wt") if output.suffix == ".gz" else open(part, "w") as file:
             file.write(json.dumps(head)[:-1] + ',\n"traceEvents": [\n')
             for number, event in enumerate(events):
                 file.write((",\n" if number else "") + json.dumps(event))
             file.write("\n]}\n")
-        part.replace(output)  # a reader never finds half of it
     except OSError as error:
         raise ValueError(f"{output}: {error.strerror}; name a file that can be made with -o") from error
-    finally:
-        part.unlink(missing_ok=True)
     return len(events)

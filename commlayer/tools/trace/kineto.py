@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...frontend.profile import DTYPES, EVENT, NAMES
+from ...frontend.group.profile import DTYPES, EVENT, NAMES
 from .operation import Operation, Record
 
 PARAMETERS = (EVENT, EVENT.partition(":")[2])

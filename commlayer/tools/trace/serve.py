@@ -18,6 +18,9 @@ ADDRESS = "127.0.0.1"
 PORT = 9001
 """The only port of this machine that the page may read from: its content security policy has it."""
 
+QUESTION_S = 5.0
+"""Longest silence of a visitor, during which the page would wait."""
+
 
 def url(path: Path, port: int = PORT) -> str:
     """The address to open in a browser."""
@@ -48,6 +51,7 @@ class TraceServer(HTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: TraceServer
+    timeout = QUESTION_S
 
     def do_GET(self) -> None:  # the name that http.server asks for
         """Sends the trace, whatever its path in the address is, if that is its name."""

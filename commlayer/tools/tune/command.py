@@ -6,7 +6,7 @@ import os
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from ..headroom.verdict import seconds
 from ..job.trial import run_trial
 from ..json_output import check
 from .arm import Arm, toml
-from .halving import Outcome, Tried, candidates, load_optuna, search
+from .halving import Outcome, Tried, candidates, load_optuna, prediction_error, search
 from .model import Model
-from .reasons import reasons, summary
+from .reasons import reasons, summary, told_error
 from .space import Space
 
 FILE = Path("commlayer.toml")
@@ -58,7 +58,7 @@ class Options:
         ):
             if number < least:
                 raise ValueError(f"{name} {number}: use at least {least}")
-        Space.of(self.allowed, 0.0, on_gloo=False, has_network=False)  # raises
+        Space.of(self.allowed, 0.0, on_gloo=False, has_network=False, takes_hook=False)  # raises
         if self.file.exists() and not self.force:
             raise ValueError(f"{self.file} exists: name another file with --out, or write over it with --force")
         for path, option in ((self.file, "--out"), (self.json_path, "--json")):
@@ -109,6 +109,7 @@ def _row(tried: Tried) -> dict[str, Any]:
         "arm": str(tried.arm),
         "settings": tried.arm.settings,
         "predicted_s": tried.predicted_s,
+        "prediction_error": tried.prediction_error,
         "median_s": tried.timing.median_s if tried.timing else None,
         "steps_s": list(tried.timing.steps_s) if tried.timing else [],
         "rungs": tried.rungs,
@@ -138,19 +139,21 @@ def run(
     if profile.is_little:
         return Report(options.command, profile.verdict, None, {}, None, "", time.monotonic() - begin_s)
     model = Model.of(profile.split)
-    on_gloo = "gloo" in profile.backend
-    space = narrowed(Space.of(options.allowed, model.nbytes, on_gloo=on_gloo, has_network=profile.hosts > 1))
+    space, idle = _space(options, profile, model)
+    space = narrowed(space)
+    if idle:
+        note(idle)
     arms = [(arm, model.seconds(arm)) for arm in space.arms()]
+    if len(arms) == 1:
+        verdict = f"{profile.verdict}\n\nNo setting that tune may try acts on this job. {idle}".rstrip()
+        return Report(options.command, verdict, None, {}, space, "", time.monotonic() - begin_s)
     chosen = candidates(arms, options.trials)
-    note(
-        f"{len(arms)} settings are possible; the model predicts {seconds(chosen[1][1])} per step for the best, and "
-        f"{seconds(model.default_s)} as it is; tries {len(chosen)} of them"
-    )
     known = {Arm(): profile.split.as_is}
     alone = Arm(replaces_gloo=space.replaces_gloo)
     if profile.split.engine is not None and not alone.is_default:
         known[alone] = profile.split.engine.step  # it comes last: little is lost when it is pruned
-        chosen = [*(each for each in chosen if each[0] != alone), (alone, known[alone].median_s)]
+        chosen = [*(each for each in chosen if each[0] != alone), (alone, model.seconds(alone))]
+    note(_plan(arms, chosen, model, known))
     begin(len(chosen))
     outcome = search(chosen, lambda arm, steps: trial(options, arm, steps), options.steps, known=known, tell=advance)
     why = reasons(outcome, model)
@@ -160,6 +163,41 @@ def run(
         if headroom.is_reporter():
             options.file.write_text(text, encoding="utf-8")
     return Report(options.command, profile.verdict, outcome, why, space, text, time.monotonic() - begin_s)
+
+
+def _space(options: Options, profile: headroom.Report, model: Model) -> tuple[Space, str]:
+    """The settings that act on this job, and a sentence on those that do not."""
+    has_network = profile.hosts > 1 or model.round_trip_s > 0
+    space = Space.of(
+        options.allowed,
+        model.nbytes,
+        on_gloo="gloo" in profile.backend,
+        has_network=has_network,
+        takes_hook=profile.takes_hook,
+    )
+    idle = []
+    if not profile.takes_hook:
+        idle.append("overlap, buckets and codecs need a DistributedDataParallel without a communication hook")
+    elif not has_network and {"compressed", "lossy"}.intersection(options.allowed):
+        idle.append("codecs and loss bounds change packets, and the ranks of one host share memory")
+    return space, "".join(f"not tried: {each}" for each in idle)
+
+
+def _plan(
+    arms: Sequence[tuple[Arm, float]],
+    chosen: Sequence[tuple[Arm, float]],
+    model: Model,
+    known: Mapping[Arm, Timing],
+) -> str:
+    """What the search will try, with the error of the predictions so far."""
+    error = prediction_error([Tried(arm, predicted_s, known.get(arm)) for arm, predicted_s in chosen])
+    best_s = min(predicted_s for _, predicted_s in chosen[1:])
+    return (
+        f"{len(arms)} settings are possible; the model predicts {seconds(best_s)} per step for the best, and "
+        f"{seconds(model.default_s)} as it is"
+        + ("" if error is None else f" (for commlayer alone it was {told_error(error)})")
+        + f"; tries {len(chosen)} of them"
+    )
 
 
 def trial(options: Options, arm: Arm, steps: int) -> Timing:

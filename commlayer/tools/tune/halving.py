@@ -2,9 +2,10 @@
 
 Every arm makes a few steps, and only the best ones make many more; the default always does. Arms come in the order of
 their predictions, so the first good one prunes most of the others. The default stays unless another arm is better
-beyond the spread: the 95 % interval of its gain must lie above 0.
+beyond the spread: the 95 % interval of its gain must lie above 0. All that came to the end are tested, one after
+another, until one is better. Where a single step would change the verdict, both make their steps again first.
 
-Of arms that are about as fast as the best one, the one that changes least is chosen.
+Of arms that are about as fast as the best one, the one that changes least is tested first.
 
 Where several hosts run the search, each has the times of all ranks, and decides like the others.
 """
@@ -12,6 +13,7 @@ Where several hosts run the search, each has the times of all ranks, and decides
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +54,13 @@ class Tried:
     def is_finished(self) -> bool:
         """Whether it came to the last rung."""
         return self.rungs == RUNGS
+
+    @property
+    def prediction_error(self) -> float | None:
+        """The predicted step less the measured one, as a share of the measured; None: there is nothing to compare."""
+        if self.timing is None or self.arm.is_default:
+            return None
+        return self.predicted_s / self.timing.median_s - 1
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,19 @@ def search(
             state = optuna.trial.TrialState
             study.tell(trial, state=state.FAIL if found.fault else state.PRUNED)
         tried.append(found)
-    return judged(tried)
+
+    def again(tried: Tried) -> Tried:
+        if tried.timing is None:
+            return tried
+        try:
+            more = measure(tried.arm, steps)
+        except TrialError:  # it has run before: the steps of then stay
+            return tried
+        tried = dataclasses.replace(tried, timing=Timing(tried.timing.steps_s + more.steps_s))
+        tell(tried)
+        return tried
+
+    return judged(tried, again)
 
 
 def _try(trial: Any, tried: Tried, timed: Measure, tell: Tell) -> Tried:
@@ -135,31 +156,70 @@ def _try(trial: Any, tried: Tried, timed: Measure, tell: Tell) -> Tried:
             return tried
         tried = dataclasses.replace(tried, timing=timing, rungs=rung + 1)
         tell(tried)
-        trial.report(timing.median_s, step=REDUCTION**rung)
+        # Of few steps the lower middle one: a busy machine makes a step longer, and nothing makes it shorter.
+        trial.report(statistics.median_low(timing.steps_s), step=REDUCTION**rung)
         if not tried.arm.is_default and rung + 1 < RUNGS and trial.should_prune():
             return tried
     return tried
 
 
-def judged(tried: Sequence[Tried]) -> Outcome:
-    """Chooses among arms that came to the last rung, the default among them, which is the first."""
-    default = tried[0]
-    finished = [(each.timing.median_s, each) for each in tried if each.is_finished and each.timing]
-    shortest_s = min(median_s for median_s, _ in finished)
-    near = [each for median_s, each in finished if median_s <= (1 + ABOUT) * shortest_s]
-    best = min(near, key=lambda each: (changes(each.arm), tried.index(each)))
-    if default.timing is None or best.timing is None or best is default:
-        return Outcome(tuple(tried), default)
-    low, high = share_interval(default.timing, best.timing)
-    if low <= 0:
-        return Outcome(tuple(tried), default)
-    return Outcome(tuple(tried), best, 1 - best.timing.median_s / default.timing.median_s, (low, high))
+def judged(tried: Sequence[Tried], again: Callable[[Tried], Tried]) -> Outcome:
+    """Chooses among arms that came to the last rung, the default among them, which is the first. `again` returns an arm
+    with the steps of another trial added to its own."""
+    latest = list(tried)
+    for number in _finalists(tried):
+        if _one_step_decides(latest[0], latest[number]):
+            latest[0], latest[number] = again(latest[0]), again(latest[number])
+        low, high = _gain_interval(latest[0], latest[number])
+        if low > 0:
+            default, best = latest[0].timing, latest[number].timing
+            assert default is not None and best is not None  # noqa: S101, PT018  # finalists have steps
+            return Outcome(tuple(latest), latest[number], 1 - best.median_s / default.median_s, (low, high))
+    return Outcome(tuple(latest), latest[0])
+
+
+def _finalists(tried: Sequence[Tried]) -> list[int]:
+    """The numbers of the arms that may be better than the default, in the order in which they are tested: of those that
+    are about as fast as the best one, the mildest; then the others, the fastest first."""
+    finished = [(number, each.timing) for number, each in enumerate(tried) if each.is_finished]
+    medians = {number: timing.median_s for number, timing in finished if timing is not None}
+    near_s = (1 + ABOUT) * min(medians.values())
+    if medians[0] <= near_s:  # which changes least
+        return []
+
+    def order(number: int) -> tuple[object, ...]:
+        is_near = medians[number] <= near_s
+        return not is_near, changes(tried[number].arm) if is_near else medians[number], number
+
+    return sorted((number for number in medians if medians[number] < medians[0]), key=order)
+
+
+def _gain_interval(default: Tried, other: Tried) -> tuple[float, float]:
+    """95 % of the share of the default's step that the other saves."""
+    if default.timing is None or other.timing is None:
+        return 0.0, 0.0
+    return share_interval(default.timing, other.timing)
+
+
+def _one_step_decides(default: Tried, other: Tried) -> bool:
+    """Whether the verdict would be another without the slowest or the fastest step of either."""
+    if default.timing is None or other.timing is None:
+        return False
+    is_better = _gain_interval(default, other)[0] > 0
+    one, two = (tuple(sorted(each.timing.steps_s)) for each in (default, other) if each.timing is not None)
+    without = [(one[1:], two), (one[:-1], two), (one, two[1:]), (one, two[:-1])]
+    return any((share_interval(Timing(first), Timing(second))[0] > 0) != is_better for first, second in without)
 
 
 def changes(arm: Arm) -> tuple[float, ...]:
     """How much an arm changes: the numerics first, then the number of its settings."""
     count = sum(len(entries) for entries in arm.settings.values())
     return arm.staleness, arm.loss_bound, CODECS.index(arm.codec), count
+
+
+def prediction_error(tried: Sequence[Tried]) -> float | None:
+    """The largest error of the predictions that a trial has tested, as a share of the measured step; None: none has."""
+    return max((each.prediction_error for each in tried if each.prediction_error is not None), key=abs, default=None)
 
 
 def candidates(predicted: Sequence[tuple[Arm, float]], count: int) -> list[tuple[Arm, float]]:

@@ -19,9 +19,9 @@ import math
 from dataclasses import dataclass
 
 from ...compress.choice import StepModel
-from ...compress.codec import PAIRS
+from ...compress.codec import codec_of
 from ...compress.content import Candidate, Content, Load
-from ...frontend.candidates import bytes_per_value
+from ...frontend.gradients.candidates import bytes_per_value
 from ...plans.codec import VALUE_BYTES
 from ..headroom.split import Split
 from .arm import Arm
@@ -93,7 +93,7 @@ class Model:
 
     def share(self, codec: str) -> float:
         """Bytes on the wire with a codec, in parts of those of float32."""
-        pair = PAIRS[codec]
+        pair = codec_of(codec).pair
         return 1.0 if pair is None else bytes_per_value(pair) / (2 * VALUE_BYTES)
 
     def bucket_count(self, arm: Arm) -> int:

@@ -97,10 +97,13 @@ def tune(
 def line(tried: Tried) -> str:
     """The result of an arm's last trial in a line."""
     from ..headroom.verdict import seconds
+    from .reasons import told_error
 
     if tried.fault or tried.timing is None:
         return f"{tried.arm}: failed: {tried.fault.splitlines()[0] if tried.fault else 'no steps'}"
-    return f"{tried.arm}: {seconds(tried.timing.median_s)} per step ({len(tried.timing.steps_s)} steps)"
+    error = tried.prediction_error
+    predicted = "" if error is None else f"; {seconds(tried.predicted_s)} predicted, {told_error(error)}"
+    return f"{tried.arm}: {seconds(tried.timing.median_s)} per step ({len(tried.timing.steps_s)} steps{predicted})"
 
 
 def show(report: Report, file: Path, out: Console) -> None:
@@ -110,12 +113,13 @@ def show(report: Report, file: Path, out: Console) -> None:
     if report.outcome is not None:
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("settings", overflow="fold")
-        for column in ("predicted", "measured", "steps"):
+        for column in ("predicted", "error", "measured", "steps"):
             table.add_column(column, justify="right")
         for each in report.outcome.tried:
             measured = ("failed", "0") if each.timing is None else _figures(each)
             style = "bold" if each is report.outcome.chosen else None
-            table.add_row(str(each.arm), seconds(each.predicted_s), *measured, style=style)
+            error = "" if each.prediction_error is None else f"{each.prediction_error:+.0%}"
+            table.add_row(str(each.arm), seconds(each.predicted_s), error, *measured, style=style)
         out.print(table)
         out.print()
     out.print(report.summary)

@@ -6,7 +6,7 @@ import dataclasses
 
 from ..headroom.verdict import seconds
 from .arm import KEEPS_ERRORS, Arm
-from .halving import Outcome, Tried
+from .halving import Outcome, Tried, prediction_error
 from .model import Model
 
 
@@ -85,8 +85,14 @@ def _beside(outcome: Outcome, model: Model, other: Arm, name: str) -> str:
     chosen, measured = outcome.chosen, _measured(outcome, other)
     if measured is not None and chosen.timing is not None:
         return f"{seconds(chosen.timing.median_s)} per step, {seconds(measured)} with {name}"
-    own = seconds(chosen.predicted_s)
-    return f"{own} per step predicted, {seconds(model.seconds(other))} with {name}"
+    own, error = seconds(chosen.predicted_s), prediction_error(outcome.tried)
+    known = f" (a prediction was {told_error(error)} here)" if error is not None else ""
+    return f"{own} per step predicted, {seconds(model.seconds(other))} with {name}{known}"
+
+
+def told_error(error: float) -> str:
+    """An error of a prediction (`Tried.prediction_error`) in words."""
+    return f"{abs(error):.0%} too {'long' if error > 0 else 'short'}"
 
 
 def _measured(outcome: Outcome, arm: Arm) -> float | None:

@@ -37,8 +37,12 @@ class Space:
     """Whether the job's groups are gloo's: every arm but the default then has commlayer's in their place."""
 
     @classmethod
-    def of(cls, allowed: Collection[str], nbytes: float, *, on_gloo: bool, has_network: bool) -> Space:
-        """The space of a job. `nbytes`: those of its gradients in a step. `has_network`: it spans hosts.
+    def of(
+        cls, allowed: Collection[str], nbytes: float, *, on_gloo: bool, has_network: bool, takes_hook: bool
+    ) -> Space:
+        """The space of a job: settings that act on it, and no others. `nbytes`: those of its gradients in a step.
+        `has_network`: its data travels in packets, which alone are encoded and may be lost; within a host it is in
+        shared memory. `takes_hook`: settings reach its DistributedDataParallel.
 
         Raises ValueError for a change that does not exist.
         """
@@ -47,14 +51,15 @@ class Space:
                 raise ValueError(f"--allow {name}: use some of {','.join(ALLOWABLE)}")
         overlaps: tuple[tuple[bool, int], ...] = ((False, 0), (True, 0))
         sizes = {size for count in BUCKETS if (size := bucket_mb(nbytes / count))}
-        return cls(
-            codecs=CODECS if "compressed" in allowed else ("none",),
-            loss_bounds=LOSS_BOUNDS if "lossy" in allowed else (0.0,),
+        found = cls(
+            codecs=CODECS if "compressed" in allowed and has_network else ("none",),
+            loss_bounds=LOSS_BOUNDS if "lossy" in allowed and has_network else (0.0,),
             overlaps=(*overlaps, (True, 1)) if "stale" in allowed else overlaps,
             buckets_mb=(0.0, *sorted(sizes)),
             ports=PORTS if has_network else (1,),
             replaces_gloo=on_gloo,
         )
+        return found if takes_hook else cls(overlaps=((False, 0),), ports=found.ports, replaces_gloo=on_gloo)
 
     def arms(self) -> list[Arm]:
         """All of them, the default first; those that the settings' checks refuse are left out."""

@@ -1,0 +1,402 @@
+"""`HookState`: the policy, the checkpoint and the counters of a communication hook."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions
+
+from ...compress.choice import Choice
+from ...compress.codec import codec_of
+from ...compress.feedback import Feedback
+from ...compress.fine import Fine
+from ...compress.loss_scale import LossScale
+from ...compress.optimizer import check_optimizer
+from ...config import LOSS_BOUND_MAX, Config, Policy, number, policy_of_job
+from ...errors import ConfigError
+from ...loss.tolerance import Tolerance
+from ...telemetry.meter import meter
+from ..device.in_flight import InFlight
+from ..group.backend import CommProcessGroup
+from ..group.options import NAME, Options
+from .candidates import choice_for
+from .changes import Changes
+from .commit import Commit
+from .gradient import Place, Reduction
+from .low_rank import LowRank
+from .reducer import Missing
+
+RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
+"""By `Policy.residual`."""
+
+
+log = logging.getLogger("commlayer")
+
+
+class HookState:
+    """State of a communication hook from step to step. Each model needs a state of its own.
+
+    `policy` None: that of COMMLAYER_POLICY_ variables, or of the job's file of settings, or the default one.
+    `process_group` is that of the model; None: WORLD, or the group that `overlap` or `pipeline.attach` is given.
+    `tolerance` gives loss bounds by layer and by step instead of the policy's `loss_bound` (see `Tolerance`). `fine`
+    selects the parameters that a codec leaves in 16 bits; None: those with fewer than two dimensions, as biases and
+    norms. `optimizer` is the one that will use the averaged gradients; the codecs `sign` and `topk` demand it. None of
+    these is saved or pickled: a restored state has no `process_group` until one is set, a state that had a tolerance
+    must be given an equal one, and `fine` and `optimizer` must be set again.
+
+    With the policy's treatment `feedback`, the state keeps lost contributions of this rank's gradients until the next
+    step adds them; with a codec that keeps errors, also rounding errors. They are saved, so every rank should save its
+    own state and restore that. A rank that restores the state of another rank drops its residual, which would otherwise
+    be added several times.
+
+    Raises ConfigError for arguments of another type, for a policy with a `loss_bound` beside a tolerance, and for the
+    codecs `sign` and `topk` with an optimizer that cannot use them.
+    """
+
+    overlaps = False
+    """Whether gradients travel during the next forward pass: for `telemetry.meter`."""
+    check_policy: Callable[[Policy], None] = staticmethod(lambda policy: None)  # noqa: ARG005
+    """Raises ConfigError for a policy that the owner of this state cannot have."""
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        tolerance: Tolerance | None = None,
+        fine: Fine | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        for name, given, kind in (
+            ("policy", policy, Policy),
+            ("process_group", process_group, dist.ProcessGroup),
+            ("tolerance", tolerance, Tolerance),
+            ("fine", fine, Fine),
+            ("optimizer", optimizer, torch.optim.Optimizer),
+        ):
+            if given is not None and not isinstance(given, kind):
+                is_share = 0 < number(given) <= LOSS_BOUND_MAX
+                hint = f"; the same bound for all gradients is Policy(loss_bound={given!r})" if is_share else ""
+                raise ConfigError(f"HookState({name}={given!r}): give a {kind.__name__}, or None{hint}")
+        self.policy = policy or _default_policy(tolerance)
+        self.process_group = process_group
+        self.tolerance = tolerance
+        """Gives the loss bounds instead of the policy's `loss_bound`; None: the policy does."""
+        self.fine = fine or Fine()
+        """The parameters that a codec leaves in 16 bits."""
+        self.optimizer = optimizer
+        """Checked at the first step, as a restored state gets it late."""
+        check_optimizer(self.policy, optimizer)
+        self.feedback = Feedback(RESIDUALS[self.policy.residual])
+        """Lost contributions and rounding errors that wait for the next step."""
+        self.low_rank = LowRank()
+        """State of the codec `powersgd:RANK`."""
+        self.steps = 0
+        """Backward passes that have begun with this state, including those before it was saved."""
+        self._reset()
+        if tolerance is not None:
+            if self.policy.loss_bound:
+                raise ConfigError(
+                    f"HookState(Policy(loss_bound={self.policy.loss_bound}), tolerance=...): use one of both"
+                )
+            dataclasses.replace(self.policy, loss_bound=LOSS_BOUND_MAX)  # raises if the rest of it forbids loss
+
+    def _reset(self) -> None:
+        """Everything that a checkpoint does not hold, as of a new state."""
+        self.averaged_bytes = 0
+        """Bytes of local gradient averaged since this state was made or loaded."""
+        self.uncounted_bytes = 0
+        """Bytes of local gradient missing from the reduced result. With several ranks per host, counted on the sending
+        rank."""
+        self._count_lock = threading.Lock()
+        self._loss_scale = LossScale()
+        self._scaler_searches = 2  # some jobs make their scaler after a first step
+        self._tolerance_state: dict[str, Any] | None = None  # restored, and not yet handed to the tolerance
+        self._begun = False  # a step, since this state was made or loaded
+        self._choice: Choice | None = None
+        self._choice_state: dict[str, Any] = {"values": [], "codecs": []}
+        self._buckets = 0  # of the last step; 0: not known
+        self._group: CommProcessGroup | None = None
+        self._memory: dict[tuple[int, str], Tensor] = {}
+        self._commit = Commit()
+        self.in_flight = InFlight()
+        """Reductions of buckets on a device."""
+        self._world_size = 0  # of the group; 0: not known yet
+        self._changes = Changes()
+        self._restored_fine: list[int] | None = None  # numbers of the parameters that were fine when it was saved
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor that the loss is multiplied with. Unless it is set, it is that of the job's `torch.amp.GradScaler`,
+        and 1 without one. Another scaler's must be set before `backward()` whenever it changes: the residual of
+        another scale is converted.
+
+        Setting it raises ConfigError unless the value is a finite number above 0. Reading it raises ConfigError if
+        several GradScalers have different scales.
+        """
+        return self._loss_scale.value
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self._loss_scale.set(scale, f"rank {dist.get_rank()}: " if dist.is_initialized() else "")
+
+    def enter(self, parameters: Sequence[Tensor], index: int, *, is_last: bool) -> Place:
+        """For the hook, once per bucket, in their order: the place of bucket `index` with these parameters.
+
+        Raises ConfigError for the buckets of a second model.
+        """
+        if not self.feedback.has_met(parameters):
+            if self._buckets or (self._begun and index == 0):
+                raise ConfigError(
+                    f"{self.group().who}: bucket {index} has parameters of another model than the first "
+                    f"steps of this HookState; make a HookState for each model"
+                )
+            if index == 0:
+                self.feedback.renumber()
+                self.low_rank.renumber()
+        if index == 0:
+            self._begin_step()
+            if meter.is_on:
+                meter.hook_steps(self, overlaps=self.overlaps)
+        self.feedback.meet(parameters)
+        place = Place(index, self._buckets, self.steps - 1, is_last)
+        if is_last:
+            self._buckets = index + 1
+        return place
+
+    def reduction(self) -> Reduction:
+        """For the hook: the state that the reductions of this model share."""
+        shared = self.feedback, self.tolerance, self._count, self._memory
+        return Reduction(
+            self.group(), *shared, choice=self._choice, fine=self.fine, low_rank=self.low_rank, commit=self._commit
+        )
+
+    def explain(self) -> str:
+        """The codecs that `auto` has chosen, as a table: measured and predicted times, bytes, and the reason."""
+        if self._choice is None:
+            return f"Policy(codec={self.policy.codec!r}) chooses nothing{', nor does auto on one host' * self._begun}"
+        return self._choice.explain()
+
+    def _count(self, averaged_bytes: int, missing: Missing) -> None:
+        with self._count_lock:
+            self.averaged_bytes += averaged_bytes
+            self.uncounted_bytes += sum(length for _, length in missing)
+
+    def _begin_step(self) -> None:
+        if not self._begun:
+            check_optimizer(self.policy, self.optimizer)
+            self._check_world_size()
+        if self._scaler_searches and (self.policy.loss_bound or self.tolerance or self.policy.codec != "none"):
+            self._scaler_searches -= 1
+            self._loss_scale.find_scalers()
+        for each in (self.feedback, self.low_rank):
+            each.begin_step(self.group().rank(), self.loss_scale, self.group().who)
+        self._commit.abandon(self.group().who)
+        self._commit = Commit()
+        if self._buckets:
+            self.feedback.check_met()
+            self._check_fine()
+        if self._tolerance_state is not None:
+            if self.tolerance is None:
+                raise ConfigError("this HookState was saved with a tolerance: set its `tolerance` to an equal one")
+            self.tolerance.load_state_dict(self._tolerance_state)
+            self._tolerance_state = None
+        watched = meter.is_on  # on all ranks, or on none: they compare COMMLAYER_TOP
+        if not self._begun and (self.tolerance is not None or self.policy.codec != "none" or watched):
+            self.steps = int(self._largest(self.steps))  # a rank that is new in the job begins where the others are
+        if watched:
+            self._changes.begin_step(self)
+        if self.tolerance is not None:
+            self.tolerance.begin(self.steps, self._largest)
+        if self.policy.codec == "auto" and self.group().can_lose:
+            if self._choice is None:
+                self._choice = choice_for(self.group(), self.policy, self.optimizer, self._largest_of)
+                self._choice.load_state_dict(self._choice_state)
+            self._choice.begin_step(self.steps, time.perf_counter(), self._largest_of)
+        self._begun = True
+        self.steps += 1
+
+    def changed_policy(self, fields: Mapping[str, Any]) -> Policy:
+        """For `commlayer ctl`: the policy with these fields. Raises ConfigError if this hook cannot have it."""
+        policy = dataclasses.replace(self.policy, **fields)
+        if self.tolerance is not None and "loss_bound" in fields:
+            raise ConfigError("loss-bound: this HookState has a tolerance, which gives the loss bounds")
+        check_optimizer(policy, self.optimizer)
+        self.check_policy(policy)
+        return policy
+
+    def change_policy(self, fields: Mapping[str, Any]) -> None:
+        """For `Changes`, between steps, on all ranks of the group: sets these fields of the policy."""
+        self.policy = self.changed_policy(fields)
+        if "codec" in fields:
+            self._choice = None
+
+    @property
+    def changed(self) -> int:
+        """The number of the latest change by `commlayer ctl`."""
+        return self._changes.number
+
+    def _check_world_size(self) -> None:
+        """Warns if residuals were saved by a job with another number of ranks."""
+        saved, self._world_size = self._world_size, self.group().size()
+        if saved not in (0, self._world_size) and (self.feedback or codec_of(self.policy.codec).keeps_errors):
+            log.warning(
+                "%s: the restored HookState is of a job with %d ranks, and this one has %d: residuals of other ranks "
+                "are lost, and this one has the wrong weight; restore commlayer.reshard(states, %d)[rank]",
+                self.group().who,
+                saved,
+                self._world_size,
+                self._world_size,
+            )
+
+    def _check_fine(self) -> None:
+        """Warns if a codec leaves other parameters in 16 bits than when this state was saved."""
+        fine, saved, self._restored_fine = self._fine_numbers(), self._restored_fine, None
+        if saved not in (None, fine) and self.policy.codec != "none":
+            log.warning(
+                "%s: Fine selects %d parameters, and %d when this HookState was saved: set `fine` again after a "
+                "restore, HookState.fine = commlayer.Fine(model)",
+                self.group().who,
+                len(fine),
+                len(saved or ()),
+            )
+
+    def _fine_numbers(self) -> list[int]:
+        """The parameters that a codec leaves in 16 bits, by number."""
+        return self.feedback.numbers_where(self.fine.__contains__)
+
+    def _largest(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        return self._largest_of([value])[0]
+
+    def _largest_of(self, own: Sequence[float]) -> list[float]:
+        """The largest of all ranks' values, one by one."""
+        values = torch.tensor(own, dtype=torch.float64)
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        self.group().allreduce([values], options).wait()
+        return [float(each) for each in values]
+
+    def use_group(self, given: dist.ProcessGroup, who: str) -> None:
+        """Makes `given` the `process_group`, unless there is one. Raises ConfigError for one with other ranks."""
+        has = self._usable() or self.process_group
+        if has is not None:
+            ranks, wanted = (sorted(dist.get_process_group_ranks(each)) for each in (has, given))
+            if ranks != wanted:
+                raise ConfigError(
+                    f"{who}(state=...): its process_group has ranks {ranks}, and the gradients are those of ranks "
+                    f"{wanted}; make the HookState with their group, or without one"
+                )
+        self.process_group = self.process_group or given
+
+    def group(self) -> CommProcessGroup:
+        """The commlayer group to use. The first call may make it: then every rank of the group must call.
+
+        A group that has been destroyed since, with the job's process groups, is replaced.
+        """
+        self._group = self._usable() or _group_of(self.policy, self.process_group)
+        return self._group
+
+    def _usable(self) -> CommProcessGroup | None:
+        """The group, unless torch has let go of it. An aborted group stays until then: its errors tell why."""
+        group = self._group
+        gone = group is None or (group.closed and group not in dist.distributed_c10d._world.pg_map)
+        return None if gone else group
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, between steps: plain values, and tensors of lost contributions.
+
+        Waits for reductions of buckets on a device, and raises their error.
+        """
+        self.in_flight.drain()
+        return {
+            "policy": dataclasses.asdict(self.policy),
+            "steps": self.steps,
+            "world_size": self._world_size,
+            "fine": self._restored_fine or self._fine_numbers(),
+            "feedback": self.feedback.state_dict(),
+            "low_rank": self.low_rank.state_dict(),
+            **({} if self._loss_scale.given is None else {"loss_scale": self._loss_scale.given, "scale_is_set": True}),
+            "choice": self._choice_state if self._choice is None else self._choice.state_dict(),
+            "tolerance": self._tolerance_state if self.tolerance is None else self.tolerance.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the value of `state_dict`, including the policy; to be called between steps.
+
+        Raises ConfigError unless `state` came from `state_dict` of this version, and if it holds a loss bound while
+        this state has a tolerance.
+        """
+        try:
+            policy = Policy(**state["policy"])
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"not the state of a HookState of this version ({error!r}): train on with a new HookState"
+            ) from error
+        if self.tolerance is not None and policy.loss_bound:
+            raise ConfigError(
+                f"the saved state has Policy(loss_bound={policy.loss_bound}), and this HookState has a tolerance: "
+                f"use one of both"
+            )
+        self._reset()
+        self.policy = policy
+        self.steps = state.get("steps", 0)
+        scale = state.get("loss_scale", 1.0)
+        # Former versions had no `scale_is_set`, and saved 1 where none was set.
+        if state.get("scale_is_set") or isinstance(scale, bool) or scale != 1.0:
+            self.loss_scale = scale
+        self.feedback.dtype = RESIDUALS[policy.residual]
+        self.feedback.load_state_dict(state.get("feedback", {}))
+        self._choice_state = state.get("choice", self._choice_state)
+        self.low_rank = LowRank()
+        self.low_rank.load_state_dict(state.get("low_rank", {}))
+        self._tolerance_state = state.get("tolerance")
+        self._world_size = state.get("world_size", 0)
+        self._restored_fine = state.get("fine") or None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.state_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.process_group = None
+        self.tolerance = None
+        self.fine = Fine()
+        self.optimizer = None
+        self.feedback = Feedback()
+        self.load_state_dict(state)
+
+
+def _default_policy(tolerance: Tolerance | None) -> Policy:
+    """The policy that the settings of the job give; loss bounds are those of a tolerance, if there is one."""
+    policy = policy_of_job()
+    return policy if tolerance is None else dataclasses.replace(policy, loss_bound=0.0)
+
+
+def _group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommProcessGroup:
+    """A commlayer group with this policy and the ranks of `process_group` (None: WORLD): that one, or a new one.
+
+    Every rank of the group must call.
+    """
+    if Config.is_disabled():
+        raise ConfigError("COMMLAYER_DISABLE=1: a HookState has no group without the engine; unset it on every rank")
+    policy = dataclasses.replace(policy, codec="none")  # codecs are the hook's, see Options
+    given = process_group or dist.distributed_c10d._get_default_group()
+    if isinstance(given, CommProcessGroup) and given.policy == policy:
+        return given
+    made = dist.new_group(
+        dist.get_process_group_ranks(given),
+        backend=NAME,
+        pg_options=Options(policy),
+        use_local_synchronization=True,  # the ranks of other groups take no part
+        group_desc="commlayer.HookState",
+    )
+    assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
+    return made

@@ -1,0 +1,120 @@
+"""The gloo backend: beneath a process group, for the operations that the engine does not do, or instead of it.
+
+Beneath a group, two ranks connect when an operation first needs it: a full mesh would cost each group a socket per rank
+in every process, and the Store the cube of the number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Backend
+from torch.utils._pytree import tree_leaves
+
+from ...config import Config
+from ...errors import ConfigError
+from ...transport.bootstrap import Rendezvous, settle
+from ...transport.log import log
+from ..device.devices import FORMER
+from .tensors import op_name, reduction_kind
+
+
+def connect_gloo(rendezvous: Rendezvous, interface: str, timeout: timedelta) -> Any:
+    """A gloo group of the ranks of a rendezvous, over `interface` or that of GLOO_SOCKET_IFNAME. No rank is connected
+    yet.
+
+    gloo's threads look up an address when two ranks first meet. They find it in a Store of this process: the Store of
+    the job may be gone by then, or be written in Python and need the interpreter's lock.
+
+    Raises ConfigError if gloo cannot use the interface.
+    """
+    addresses = dist.HashStore()
+    keys = [f"0/{rank}" for rank in range(rendezvous.size)]  # gloo's names: the device and the rank
+    with rendezvous.alone():
+        group = dist.ProcessGroupGloo(addresses, rendezvous.rank, rendezvous.size, _options(interface, timeout))
+        own = addresses.get(keys[rendezvous.rank])
+    for key, address in zip(keys, rendezvous.exchange("gloo", own), strict=True):
+        addresses.set(key, address)  # type: ignore[arg-type]  # bytes pass, the stub says str
+    return group
+
+
+def plain_gloo(
+    store: dist.Store, name: str, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] = ()
+) -> Backend:
+    """The backend of a group if COMMLAYER_DISABLE is set: gloo as torch makes it.
+
+    Raises ConfigError if another rank runs with other settings.
+    """
+    rendezvous = Rendezvous(store, name, rank, size, timeout, ranks)
+    with rendezvous.alone():
+        config = Config.from_environment()
+    settle(rendezvous, config)
+    backend = dist.ProcessGroupGloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, timeout=timeout)
+    backend._set_sequence_number_for_group()
+    return backend
+
+
+class Fallback:
+    """The gloo group beneath, by the names of a `ProcessGroup`. Logs once why a kind of operation comes here."""
+
+    def __init__(self, group: dist.ProcessGroup, describe: Callable[[], str]) -> None:
+        self._group = group
+        self._describe = describe
+        self._told: set[tuple[str, str]] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._group, name if hasattr(self._group, name) else FORMER[name])
+
+        def call(*args: Any) -> Any:
+            self._tell(name, args)
+            return method(*args)
+
+        return call
+
+    def _tell(self, name: str, args: tuple[Any, ...]) -> None:
+        reason = _reason(args)
+        if (name, reason) not in self._told:
+            self._told.add((name, reason))
+            log.info("%s: %s goes to gloo: %s", self._describe(), name, reason)
+
+
+def _reason(args: tuple[Any, ...]) -> str:
+    """Why the engine does not do an operation with these arguments."""
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        return "sparse tensors"
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+    if len(dtypes) > 1:
+        return f"tensors of several types: {', '.join(dtypes)}"
+    op = next((each.reduceOp for each in args if hasattr(each, "reduceOp")), None)
+    if tensors and op is not None and reduction_kind(tensors, op) is None:
+        return f"no kernel for {op_name(op)} of {dtypes[0]}"
+    return "its arguments do not fit; gloo words the error"
+
+
+def _options(interface: str, timeout: timedelta) -> Any:
+    """Options with a working interface: gloo would take the address of the host's name, often 127.0.1.1 or none.
+
+    GLOO_SOCKET_IFNAME has precedence. If it names several interfaces, gloo gets one whose link works: it would use
+    all, and a dead one would stop the job.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub has another name
+    options._timeout = timeout
+    names = [name for each in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := each.strip())]
+    name = interface if not names or interface in names else names[0]
+    try:
+        # One per group: gloo numbers the connections of a device by rank, and a group that ends closes its device.
+        options._devices = [dist.ProcessGroupGloo.create_device(interface=name, lazy_init=True)]
+    except (RuntimeError, ValueError) as error:
+        given = f"GLOO_SOCKET_IFNAME={','.join(names)}" if names else f"the interface {name or '(none)'}"
+        raise ConfigError(
+            f"{given}: gloo, which does the other operations, cannot use {name or 'it'} "
+            f"({str(error).splitlines()[0]}); name an interface that is up and has an address with GLOO_SOCKET_IFNAME"
+        ) from error
+    return options

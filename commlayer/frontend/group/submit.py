@@ -1,0 +1,324 @@
+"""`Submitter`: turns a collective on memory into operations of the engine, and those into a work.
+
+It finds the plans, keeps memory alive while the engine may touch it, and copies results to the caller's tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+
+from ...compress.codec import CodecPair
+from ...loss.operation_policy import PartialPolicy
+from ...plans.cache import PlanCache
+from ...plans.delivery import deliver
+from ...plans.plan import Plan
+from ...plans.select import Collective, Settings, plan_for
+from ...transport.base import DType, Group, Handle, Op, Qos, Request
+from ...transport.call import Call, Calls
+from ..work.label import current_label
+from ..work.priority import current_order, current_priority
+from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
+from .tensors import Kind, copy_back
+
+HandleT = TypeVar("HandleT", bound=Handle)
+
+UNSET = timedelta(milliseconds=-1)
+"""torch's value in the options of an operation that has the timeout of its group."""
+
+SCALARS_KEPT = 256
+"""The latest works of one element, which are kept in any case."""
+
+UNWAITED_MAX = 1 << 16
+"""Works of one element that are kept until a caller waits for them: a job that never waits must not grow."""
+
+
+class Operation(NamedTuple):
+    """One operation of the engine: the part of its `Request` that differs within a collective."""
+
+    plan: Plan
+    source: int
+    target: int
+    dtype: DType
+    op: Op
+
+
+class Submitter:
+    """Starts the operations of one group.
+
+    `timeout` returns the group's current timeout, for operations that have none of their own.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        settings: Settings,
+        priority: int,
+        timeout: Callable[[], timedelta],
+        calls: Calls | None = None,
+    ) -> None:
+        self._group = group
+        self._settings = settings
+        self._priority = priority
+        self._timeout = timeout
+        self._plans = PlanCache()
+        self.calls = calls or Calls()
+        """The calls of the group."""
+        self.profile: Callable[[Call], AbstractContextManager[Any]] = lambda _: nullcontext()
+        """Returns the event of a call in torch's profiler."""
+        self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
+        self._scalars: deque[CommWork] = deque()
+        self._coalesced: list[CommWork] | None = None
+        self._lock = threading.Lock()
+
+    def collective(
+        self,
+        name: Collective,
+        kind: Kind,
+        count: int,
+        source: Tensor,
+        target: Tensor,
+        root: int = 0,
+        *,
+        partial: PartialPolicy | None = None,
+        pair: CodecPair | None = None,
+        signed: tuple[object, ...] = (),
+    ) -> list[Operation]:
+        """The operations for a collective of `plan_for` on `count` elements: one, or none if `count` is 0.
+
+        Every rank passes the same count, so all ranks start the operation or none does. With `partial`, contributions
+        may be lost: the caller starts the operation with `partial.qos`. With `pair`, messages between hosts are
+        encoded. `signed`: see `OperationPolicy`.
+        """
+        if count == 0:
+            return []
+        itemsize = source.element_size() // kind.parts
+        numel, average, element = count * kind.parts, kind.average, kind.element
+        settings = self._settings if partial is None else partial.settings
+        plan = self._plans.get(
+            (
+                name,
+                numel,
+                itemsize,
+                average,
+                root,
+                None if partial is None else partial.plan_key,
+                element,
+                signed,
+                pair,
+            ),
+            lambda: plan_for(
+                name,
+                rank=self._group.rank,
+                hosts=self._group.hosts,
+                numel=numel,
+                itemsize=itemsize,
+                average=average,
+                root=root,
+                element=element,
+                signed=signed,
+                settings=settings
+                if pair is None
+                else dataclasses.replace(settings, codecs=pair[:2], keep_errors=pair.keeps_errors),
+            ),
+        )
+        return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
+
+    def delivery(
+        self,
+        what: tuple[object, ...],
+        sent: tuple[int, ...],
+        received: tuple[int, ...],
+        source: Tensor,
+        target: Tensor,
+        *,
+        same: bool = False,
+    ) -> list[Operation]:
+        """The operation that delivers bytes, see `plans.delivery`; also for 0 bytes, because other ranks may have some.
+
+        `what` identifies the collective, and is the same on all ranks.
+        """
+        group, staging_bytes = self._group, self._settings.staging_bytes
+        plan = self._plans.get(
+            (what, sent, received, same),
+            lambda: deliver(group.rank, group.hosts, sent, received, staging_bytes, same=same, what=what),
+        )
+        return [Operation(plan, source.data_ptr(), target.data_ptr(), DType.U8, Op.SUM)]
+
+    def barrier(self) -> list[Operation]:
+        """The operation of a barrier."""
+        group, settings = self._group, self._settings
+        plan = self._plans.get(
+            "barrier",
+            lambda: plan_for("barrier", rank=group.rank, hosts=group.hosts, numel=0, itemsize=1, settings=settings),
+        )
+        return [Operation(plan, 0, 0, DType.U8, Op.SUM)]
+
+    def start(
+        self,
+        call: Call,
+        operations: Sequence[Operation],
+        opts: Any,
+        results: list[Tensor],
+        memory: list[Tensor],
+        copies: list[tuple[Tensor, list[Tensor]]],
+        *,
+        qos: Qos | None = None,
+        priority: int | None = None,
+        codec_key: int | None = None,
+    ) -> CommWork:
+        """Runs or submits a call's operations. `memory` stays alive until they end; then `copies` (from, to) are done.
+
+        `qos` None: nothing is lost. `priority` None: that of the context (`priority.py`), else of the group.
+        `codec_key` None: nothing is encoded.
+        """
+        timeout: timedelta = opts.timeout
+        if timeout == UNSET:
+            timeout = self._timeout()
+        timeout_s = timeout.total_seconds()
+        priority = self._class() if priority is None else priority
+        call.priority, call.label = priority, current_label()
+        self.calls.add(call)
+        with self.profile(call):
+            if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
+                self._run(call, operations, timeout_s, priority)
+                copy_back(copies)
+                if self._in_flight:
+                    with self._lock:
+                        self._let_go()
+                return CommWork(None, results, call=call)
+            handles, order = [], current_order()
+            for operation in operations:
+                handle = _started(
+                    call,
+                    self._group.submit,
+                    Request(*operation, timeout_s, priority, order, qos, codec_key or 0),
+                )
+                self._keep(handle, memory)
+                handles.append(handle)
+        if not handles:
+            call.ended_s = call.submitted_s
+            return CommWork(None, results, call=call)
+        joined = call.handle = handles[0] if len(handles) == 1 else JoinedHandle(handles)
+        finish = functools.partial(copy_back, copies) if copies else None
+        work = CommWork(joined, results, memory, finish, call=call)
+        if len(results) == 1 and results[0].numel() == 1:
+            self._keep_scalar(work)
+        return self._noted(work)
+
+    def _run(self, call: Call, operations: Sequence[Operation], timeout_s: float, priority: int) -> None:
+        """Runs a call's operations, and returns when they have ended."""
+        try:
+            for operation in operations:
+                self._group.run(Request(*operation, timeout_s=timeout_s, priority=priority), call=call)
+        except BaseException:
+            call.is_failed = True
+            raise
+        call.ended_s = time.monotonic()
+
+    def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
+        """Sends `source`, the elements of `tensor` in one stretch."""
+        timeout_s = self._timeout().total_seconds()
+        priority = self._class()
+        call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag, priority=priority, label=current_label())
+        self.calls.add(call)
+        with self.profile(call):
+            where = source.data_ptr(), source.nbytes
+            call.handle = handle = _started(
+                call, self._group.send, *where, to, tag, timeout_s=timeout_s, priority=priority
+            )
+        if not handle.done():
+            self._keep(handle, [source])
+        return self._noted(CommWork(handle, [tensor], [source], call=call))
+
+    def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
+        """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
+        timeout_s = self._timeout().total_seconds()
+        call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag, label=current_label())
+        self.calls.add(call)
+        with self.profile(call):
+            where = target.data_ptr(), target.nbytes
+            call.handle = handle = _started(
+                call, self._group.receive, *where, source, tag, timeout_s=timeout_s, priority=self._class()
+            )
+        if not handle.done():
+            self._keep(handle, [target])
+        finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
+        return self._noted(ReceiveWork(handle, [tensor], [target], finish, call=call))
+
+    def begin_coalescing(self) -> None:
+        """From now on, also notes all works, for `end_coalescing`."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> Work:
+        """One work for all operations since `begin_coalescing`."""
+        works, self._coalesced = self._coalesced or [], None
+        return join(works)
+
+    def forget(self) -> None:
+        """Frees the memory that was kept for the engine, which must have left the group."""
+        with self._lock:
+            self._in_flight.clear()
+            self._scalars.clear()
+
+    def _class(self) -> int:
+        """The class of an operation without a policy of its own."""
+        current = current_priority()
+        return self._priority if current is None else current
+
+    def _noted(self, work: CommWork) -> CommWork:
+        coalesced = self._coalesced
+        if coalesced is not None:
+            coalesced.append(work)
+        return work
+
+    def _keep(self, handle: Handle, memory: list[Tensor]) -> None:
+        """Keeps an operation's memory until it ends, whatever the caller does with the work."""
+        with self._lock:
+            self._let_go()
+            self._in_flight.append((handle, memory))
+
+    def _keep_scalar(self, work: CommWork) -> None:
+        """Keeps the work of one element until a caller has waited for it.
+
+        DDP.join() gives such a work to C++ alone. C++ keeps only its own part of a work alive, and would wait for ever
+        on that. It waits in the backward pass, however many other operations were started in between.
+        """
+        with self._lock:
+            scalars = self._scalars
+            scalars.append(work)
+            while len(scalars) > SCALARS_KEPT:
+                if len(scalars) <= UNWAITED_MAX and not scalars[0].waited:
+                    scalars.rotate(-1)  # the next call looks at another one
+                    return
+                scalars.popleft()
+
+    def _let_go(self) -> None:
+        """Forgets the operations that have ended, up to the first that has not.
+
+        That one moves to the end of the queue, because a receive may wait for long: the next call looks at others.
+        """
+        while self._in_flight:
+            if not self._in_flight[0][0].done():
+                self._in_flight.rotate(-1)
+                return
+            self._in_flight.popleft()
+
+
+def _started(call: Call, start: Callable[..., HandleT], *arguments: Any, **options: Any) -> HandleT:
+    """Starts an operation of `call`, which has failed if that raises an error: no rank waits for it then."""
+    try:
+        return start(*arguments, call=call, **options)
+    except BaseException:
+        call.is_failed = True
+        raise

@@ -1,0 +1,163 @@
+"""Tensors for the engine: element types, reductions, and stretches of memory."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from ...transport.base import DType, Op
+
+
+class Kind(NamedTuple):
+    """How the engine reduces or moves the elements of a torch type."""
+
+    dtype: DType
+    op: Op = Op.SUM
+    average: bool = False
+    parts: int = 1
+    """Elements of `dtype` in one torch element: 2 for complex numbers."""
+    wide: torch.dtype | None = None
+    """Type to convert to first if the kernels lack the element type; results are rounded back. None: no conversion."""
+    is_scaled: bool = False
+    """Whether contributions are multiplied by the operator's factor first (PREMUL_SUM)."""
+    element: str = ""
+    """The torch type. It is part of the signature, because several torch types share one `dtype`."""
+    reduction: str = ""
+    """torch's name of the operator: SUM, AVG, MAX. To ask an operator for it takes a microsecond."""
+
+
+FLOATS8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+
+
+def _kinds() -> dict[tuple[torch.dtype, int], Kind]:
+    red = ReduceOp
+    ops = {red.SUM: Op.SUM, red.PRODUCT: Op.PRODUCT, red.MIN: Op.MIN, red.MAX: Op.MAX}
+    bitwise = {red.BAND: Op.BAND, red.BOR: Op.BOR, red.BXOR: Op.BXOR}
+    # On 0 and 1 a sum is "or" and a product is "and".
+    logic = {red.SUM: Op.MAX, red.MAX: Op.MAX, red.PRODUCT: Op.MIN, red.MIN: Op.MIN} | bitwise
+    floats = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32, torch.float64: DType.F64}
+    integers = {
+        torch.uint8: DType.U8,
+        torch.int8: DType.I8,
+        torch.int16: DType.I16,
+        torch.int32: DType.I32,
+        torch.int64: DType.I64,
+        torch.uint16: DType.U16,
+        torch.uint32: DType.U32,
+        torch.uint64: DType.U64,
+    }
+    kinds = {(t, r.value): Kind(dtype, op) for t, dtype in (floats | integers).items() for r, op in ops.items()}
+    kinds |= {(t, r.value): Kind(dtype, op) for t, dtype in integers.items() for r, op in bitwise.items()}
+    # As NCCL's, the average of integers is the sum, which wraps, divided and rounded towards zero.
+    kinds |= {(t, red.AVG.value): Kind(dtype, Op.SUM, average=True) for t, dtype in (floats | integers).items()}
+    kinds |= {(torch.bool, r.value): Kind(DType.U8, op) for r, op in logic.items()}
+    for t in FLOATS8:
+        kinds |= {(t, r.value): Kind(DType.F32, op, wide=torch.float32) for r, op in ops.items()}
+        kinds[t, red.AVG.value] = Kind(DType.F32, Op.SUM, average=True, wide=torch.float32)
+    for t, dtype in floats.items():
+        kinds[t, red.PREMUL_SUM.value] = Kind(dtype, Op.SUM, is_scaled=True)
+    for t, dtype in ((torch.complex32, DType.F16), (torch.complex64, DType.F32), (torch.complex128, DType.F64)):
+        kinds[t, red.SUM.value] = Kind(dtype, Op.SUM, parts=2)
+        kinds[t, red.AVG.value] = Kind(dtype, Op.SUM, average=True, parts=2)
+    names = {getattr(red, name).value: name for name in red.RedOpType.__members__}
+    return {(t, op): kind._replace(element=str(t), reduction=names[op]) for (t, op), kind in kinds.items()}
+
+
+REDUCTIONS = _kinds()
+"""The reductions that the engine does, by torch type and operator. gloo does all others."""
+
+MOVES = {
+    1: Kind(DType.U8),
+    2: Kind(DType.U16),
+    4: Kind(DType.U32),
+    8: Kind(DType.U64),
+    16: Kind(DType.U64, parts=2),
+}
+"""How to move elements unchanged, by their size in bytes."""
+
+
+@functools.cache
+def move_kind(dtype: torch.dtype) -> Kind | None:
+    """How to move elements of this type; None if the engine has no type of their size."""
+    kind = MOVES.get(dtype.itemsize)
+    return None if kind is None else kind._replace(element=str(dtype))
+
+
+def reduction_kind(tensors: list[Tensor], op: ReduceOp) -> Kind | None:
+    """How to reduce these tensors; None if the engine cannot do or reach them."""
+    kind = REDUCTIONS.get((tensors[0].dtype, op.op.value))  # type: ignore[attr-defined]  # not in the stub
+    return kind if are_plain(tensors) else None
+
+
+def op_name(op: ReduceOp) -> str:
+    """The operator in capitals: SUM, AVG, MAX."""
+    return str(op.op.name)  # type: ignore[attr-defined]  # not in the stub
+
+
+def are_plain(tensors: list[Tensor]) -> bool:
+    """Whether the engine can reach these tensors: strided, on the CPU, of one dtype."""
+    if len(tensors) == 1:  # as fast as can be: for send and recv
+        return tensors[0].is_cpu and tensors[0].layout is torch.strided
+    dtype = tensors[0].dtype
+    return all(tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype is dtype for tensor in tensors)
+
+
+def are_alike(tensors: list[Tensor], one: Tensor) -> bool:
+    """Whether all tensors have as many elements as `one`."""
+    return all(tensor.numel() == one.numel() for tensor in tensors)
+
+
+def _are_consecutive(tensors: list[Tensor]) -> bool:
+    """Whether the tensors lie in memory one after the other, like chunks of one tensor."""
+    address = tensors[0].data_ptr()
+    for tensor in tensors:
+        if not tensor.is_contiguous() or tensor.data_ptr() != address or tensor.is_conj() or tensor.is_neg():
+            return False
+        address += tensor.nbytes
+    return True
+
+
+def flatten(tensors: list[Tensor]) -> Tensor:
+    """The elements of these tensors in one stretch of memory, which begins with the returned tensor.
+
+    It is the first tensor itself if they lie so already, and a copy otherwise.
+    """
+    if _are_consecutive(tensors):
+        return tensors[0]
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def contribution(tensors: list[Tensor], kind: Kind, op: ReduceOp) -> Tensor:
+    """The elements of these tensors in one stretch, converted or scaled for a reduction; otherwise like `flatten`."""
+    if kind.wide is None and not kind.is_scaled:
+        return flatten(tensors)
+    memory = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    if kind.wide is not None:
+        return memory.to(kind.wide)
+    # A number or a tensor of one element. Nothing else returns it, and the stub lacks __getstate__.
+    factor = op.__getstate__()[1]  # type: ignore[attr-defined]
+    return memory.mul_(factor.to(memory) if isinstance(factor, Tensor) else factor)
+
+
+def space(tensors: list[Tensor], wide: torch.dtype | None = None) -> Tensor:
+    """Memory for the elements of these tensors in one stretch, which begins with the returned tensor.
+
+    It is the first tensor itself if they lie so already. `wide`: dtype of the elements, if not that of the tensors.
+    """
+    if wide is None and _are_consecutive(tensors):
+        return tensors[0]
+    return tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=wide)
+
+
+def copy_back(copies: list[tuple[Tensor, list[Tensor]]]) -> None:
+    """Copies each stretch to its tensors."""
+    if not copies:
+        return  # entering no_grad alone takes a tenth of a small operation
+    with torch.no_grad():
+        for flat, tensors in copies:
+            for part, tensor in zip(flat.view(-1).split([tensor.numel() for tensor in tensors]), tensors, strict=True):
+                tensor.copy_(part.view(tensor.shape))

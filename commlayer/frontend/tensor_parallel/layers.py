@@ -1,0 +1,169 @@
+"""The column and row layers of tensor parallelism in a batch whose parts take turns (parts.py).
+
+A row layer starts its all-reduce, and passes the turn. In the backward pass, the all-reduce of a column layer's input
+gradient runs while autograd works on the other parts: three autograd functions replace that of DTensor, which waits.
+
+Autograd runs the ready operation with the highest number, the latest one. So this part's backward pass would wait for
+its all-reduce at once. Therefore the wait gets the number at which the following part last entered a column layer: the
+operations of that part up to its own all-reduce have higher numbers, and come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor, nn
+from torch.distributed.tensor import DeviceMesh, DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.utils.hooks import RemovableHandle
+
+from ...errors import ConfigError
+from ..work.priority import priority
+from .parts import Part, current_part
+
+LATENCY_CLASS = 0
+"""Of collectives that the next operation of their part waits for."""
+
+Group = Any
+"""What functional collectives take: a process group, or a mesh and a dimension."""
+
+
+class Arrive(torch.autograd.Function):
+    """The same values; the backward pass waits for the all-reduce of `Reduce`."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient.wait() if isinstance(gradient, funcol.AsyncCollectiveTensor) else gradient
+
+
+class Reduce(torch.autograd.Function):
+    """The same values; the backward pass starts the all-reduce of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return values.view_as(values)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        with priority(LATENCY_CLASS):
+            return funcol.all_reduce(gradient.contiguous(), "sum", ctx.group), None
+
+
+class Replicated(torch.autograd.Function):
+    """A tensor that all ranks have, as DTensor; the backward pass returns this rank's part of its gradient's sum."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor, mesh: DeviceMesh) -> Tensor:
+        return DTensor.from_local(values, mesh, (Replicate(),), run_check=False)
+
+    @staticmethod
+    def backward(_: Any, gradient: DTensor) -> tuple[Tensor, None]:
+        if not gradient.placements[0].is_partial():
+            raise ConfigError(
+                f"tp.overlap: the input of a column layer has a gradient of {gradient.placements}, no sum"
+            )
+        return gradient.to_local(), None
+
+
+def entered(part: Part, values: Tensor, group: Group) -> Tensor:
+    """The input of a column layer, whose gradient is reduced asynchronously.
+
+    Layers in a row with the same input, as q, k and v, share one all-reduce.
+    """
+    part.enter()
+    if part.entry is not None and part.entry[0] is values and part.entry[1] == values._version:
+        return part.entry[2]
+    arrived = Arrive.apply(values)  # type: ignore[no-untyped-call]
+    arrived.grad_fn._set_sequence_nr(part.next_entered_at() - 1)
+    reduced: Tensor = Reduce.apply(arrived, group)  # type: ignore[no-untyped-call]
+    part.entry = values, values._version, reduced
+    return reduced
+
+
+# ---- layers after parallelize_module --------------------------------------------------------------------------------
+
+
+def hook_layers(root: nn.Module) -> list[RemovableHandle]:
+    """Hooks of all layers after parallelize_module. Raises ConfigError for styles that cannot be split."""
+    hooks: list[RemovableHandle] = []
+    try:
+        for name, module in root.named_modules():
+            if getattr(module, "_distribute_module_applied", False):
+                hooks += _hook_layer(name or type(module).__name__, module)
+    except ConfigError:
+        for hook in hooks:
+            hook.remove()
+        raise
+    return hooks
+
+
+def _hook_layer(name: str, module: nn.Module) -> list[RemovableHandle]:
+    prepare, finish, mesh = _style(name, module)
+    where = f"{name} ({type(module).__name__})"
+    given, returned = prepare.args[0], finish.args[0]
+    is_column = prepare.func is ColwiseParallel._prepare_input_fn
+    local = (Replicate(),) if is_column or isinstance(module, nn.Embedding) else (Shard(-1),)
+    if given != local or returned not in ((Replicate(),), *([(Shard(-1),)] if is_column else [])):
+        raise ConfigError(
+            f"tp.overlap: {where} has input_layouts={_text(given)} and output_layouts={_text(returned)}; sequence "
+            f"parallelism is not supported: leave the layouts of ColwiseParallel and RowwiseParallel at their defaults"
+        )
+
+    def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        part, values = current_part(), arguments[0] if arguments else None
+        if part is None or not isinstance(values, Tensor) or not (values.requires_grad and torch.is_grad_enabled()):
+            return None
+        if isinstance(values, DTensor):
+            raise ConfigError(f"tp.overlap: {where} is given a DTensor; leave PrepareModuleInput out")
+        wrapped = Replicated.apply(entered(part, values, (mesh, 0)), mesh)  # type: ignore[no-untyped-call]
+        return wrapped, *arguments[1:]
+
+    def leave(_: nn.Module, __: Any, ___: Any) -> None:
+        part = current_part()
+        if part is not None:
+            part.pass_turn(where)
+
+    hooks = []
+    if is_column:
+        hooks.append(module.register_forward_pre_hook(enter, prepend=True))
+    if returned == (Replicate(),):
+        hooks.append(module.register_forward_hook(leave))
+    return hooks
+
+
+def _style(name: str, module: nn.Module) -> tuple[Any, Any, DeviceMesh]:
+    """The style's functions for input and output, with their arguments, and its mesh: from hooks of the module."""
+    known = (ColwiseParallel, RowwiseParallel)
+    found: dict[str, Any] = {}
+    for hook in [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
+        found.update(_variables(hook))
+    prepare, finish = found.get("input_fn"), found.get("output_fn")
+    if (
+        not isinstance(module, (nn.Linear, nn.Embedding))
+        or getattr(prepare, "func", None) not in [style._prepare_input_fn for style in known]
+        or getattr(finish, "func", None) not in [style._prepare_output_fn for style in known]
+    ):
+        raise ConfigError(
+            f"tp.overlap: {name} ({type(module).__name__}) is parallel, but is no Linear or Embedding with "
+            f"ColwiseParallel or RowwiseParallel; leave other styles (SequenceParallel, your own) out"
+        )
+    return prepare, finish, found["device_mesh"]
+
+
+def _variables(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Variables of the function around this one."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    return zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True) if code and cells else iter(())
+
+
+def _text(layouts: tuple[Placement, ...]) -> str:
+    return ", ".join(repr(each) for each in layouts)

@@ -1,0 +1,65 @@
+"""`priority(n)`: the class of service of operations that start in a context. `in_order`: their order within it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from ...config import CLASS
+
+ORDER_MAX = (1 << 16) - 1
+
+_current: ContextVar[int | None] = ContextVar("commlayer.priority", default=None)
+_order: ContextVar[int] = ContextVar("commlayer.order", default=0)
+
+
+@contextlib.contextmanager
+def priority(n: int) -> Iterator[None]:
+    """Operations that start in this context have class `n`, 0 (most urgent) to 7.
+
+        with commlayer.priority(0):
+            dist.all_reduce(tensor)
+
+    It holds for every collective and send of every commlayer group, whoever calls it: funcol, DTensor, FSDP2,
+    pipelining. All ranks must use the same class for a collective. Of a message only the sender's class counts.
+
+    The class of the context replaces that of the group's policy. An operation with a policy of its own (`policy=`, and
+    thus the buckets of a HookState and the collectives of compress_fsdp) keeps the class of that policy. The innermost
+    context counts.
+
+    A context belongs to its thread, as any ContextVar does: threads begin without one. Autograd runs the backward pass
+    of CPU tensors in the thread that calls `backward()`, and that of CUDA tensors in a thread of its own, which is
+    outside the context. Also usable as a decorator.
+
+    Raises ConfigError, which names the value, for any other `n`.
+    """
+    token = _current.set(CLASS.check(n, f"priority({n!r})"))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_priority() -> int | None:
+    """The class of this context; None: there is none."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def in_order(place: int) -> Iterator[None]:
+    """Operations that start in this context go, between hosts and within their class, before those of a larger `place`.
+
+    Operations outside of any such context have place 0. Those of the same place go in the order of their start. It
+    need not be the same on all ranks.
+    """
+    token = _order.set(min(place, ORDER_MAX))
+    try:
+        yield
+    finally:
+        _order.reset(token)
+
+
+def current_order() -> int:
+    """The place of operations of this context, 0 to ORDER_MAX."""
+    return _order.get()
