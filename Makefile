@@ -150,31 +150,17 @@ site: $(VENV)/.stamp-site ## build the documentation site in out/site/html
 soak: native ## random collectives, every result verified, and no leaks (MINUTES=60: an hour)
 	$(BIN)/python -m bench.soak --minutes $(MINUTES)
 
-# Four groups at a time, because tests wait more than they compute. SLOW and LAUNCHED make the groups equally long.
 test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
 	@$(MAKE) --no-print-directory test-python
 
-JOB_TESTS := tests/emulated tests/process/faults
-USER_TESTS := tests/process/compat tests/process/bench
-LAUNCHED := tests/process/attack $(addprefix tests/process/test_,autoload.py backend.py backend_native.py headroom.py \
-    log.py pipeline_compiled.py stall.py start_up.py top.py tune.py unchanged.py)
-SLOW := $(addprefix tests/process/test_,codec.py fsdp.py overlap_fsdp.py pipeline.py pipeline_fsdp.py torchft.py)
-REST := tests/engine tests/unit tests/torch_suite
-# --reruns: see tests/conftest.py
-PYTEST := $(BIN)/python -m pytest -q -rsR --durations=10 --reruns 1 --rerun-except "from pytest-timeout"
-.PHONY: test-python test-jobs test-launch test-users test-process test-rest
+# More workers than cores, because single tests wait much. tests/conftest.py has the order of tests, their groups, and
+# which failures are tried again.
+WORKERS ?= $(shell expr 2 \* $(JOBS) + 1)
+PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+.PHONY: test-python
 test-python:
-	@$(MAKE) --no-print-directory -j5 --output-sync=target test-jobs test-launch test-users test-process test-rest
-test-jobs:
-	$(PYTEST) $(JOB_TESTS)
-test-launch:
-	$(PYTEST) $(LAUNCHED)
-test-users:
-	$(PYTEST) $(USER_TESTS) $(SLOW)
-test-process:
-	$(PYTEST) $(addprefix --ignore=,$(JOB_TESTS) $(LAUNCHED) $(USER_TESTS) $(SLOW)) tests/process
-test-rest:
-	$(PYTEST) $(REST)
+	rm -f out/first-failures.txt
+	$(PYTEST) tests
 
 # A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
 test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)
@@ -191,15 +177,13 @@ TORCH_UNITS := $(addprefix tests/unit/,compress pinned scheduler test_devices.py
 TORCH_PROCESS := $(patsubst %,tests/process/test_%.py,abort autoload backend backend_errors backend_native backend_partial \
                  backend_start collectives ddp disabled fsdp hook_state overlap overlap_ddp overlap_fsdp p2p pipeline \
                  pipeline_compiled pipeline_fsdp pipeline_state profile tp tp_megatron tp_refused)
-.PHONY: test-torch-units test-torch-users
+.PHONY: test-torch-some
 torch: ## the Python tests that touch torch, on another release of it (TORCH=2.11.0), in .venv-torch-2.11.0
 	$(ON_TORCH) venv native
-	$(ON_TORCH) -j2 --output-sync=target test-torch-units test-torch-users
+	$(ON_TORCH) test-torch-some
 	$(ON_TORCH) test-torch-short
-test-torch-units:
-	$(PYTEST) $(TORCH_UNITS) $(TORCH_PROCESS)
-test-torch-users:
-	$(PYTEST) tests/process/compat
+test-torch-some:
+	$(PYTEST) $(TORCH_UNITS) $(TORCH_PROCESS) tests/process/compat
 
 # ---- lint ----------------------------------------------------------------------------------------------------------
 lint: lint-python lint-c ## ruff, mypy --strict, clang-format, and gcc and clang with warnings as errors
@@ -279,11 +263,11 @@ NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_
                 $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring% test_doorbell% test_message_wait% test_eager%,$(C_TESTS)))
 .PHONY: native-test-build
 native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
-# $(1) label, $(2) command in front of a test, $(3) tests. As many at a time as there are cores, because tests also wait.
+# $(1) label, $(2) command in front of a test, $(3) tests. As many tests run at a time as there are cores.
 define run_native
 @printf '%s\n' $(3) | xargs -P $(JOBS) -I@ sh -c \
     'said=$$($(2) @ 2>&1); failed=$$?; echo "-- @"; echo "$$said"; test $$failed = 0 || { echo "FAILED: @"; exit 1; }'
-@echo '$(1): $(words $(3)) passed, 0 failed'
+@echo '$(1): $(words $(3)) passed'
 endef
 native-test: $(NATIVE_TESTS) ## the C tests: plain, under ASan and UBSan, and those with threads under TSan
 	$(call run_native,native,$(CALM) timeout 120,$^)

@@ -1,47 +1,84 @@
-"""Skips of marked tests, the profile of hypothesis, second runs of failed tests, and a fixture for libfabric."""
+"""Skips of marked tests, the profile of hypothesis, order and second runs of tests, and a fixture for libfabric."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from commlayer.errors import ConfigError
 from commlayer.tools.emulate import namespace
+from tests import ROOT
 
-# `make test` runs a failed test again (pytest-rerunfailures), because four groups share the processors. More than this
-# many failures of a group fail it, even if all second runs pass.
+# A test of these folders that fails is run a second time (pytest-rerunfailures), for this reason. All others, and C
+# tests and the simulation, depend on no clock and no neighbour: their first failure counts.
+SECOND_RUN = {
+    "tests/engine": "engine threads of several ranks share two processors with other tests",
+    "tests/process": "real processes wait for each other beside other tests, within the timeouts of a job",
+    "tests/emulated": "real processes and emulated links share the processors with other tests",
+}
 SECOND_RUNS = 3
+"""More first failures than these fail the run, even if all second runs pass: the machine is not to blame then."""
+
+FIRST_FAILURES = ROOT / "out" / "first-failures.txt"
+"""The first failure of each test that was run a second time, with its output. A defect, to be explained."""
+
+# Tests of the first folders take longest, and tests of emulated hosts run one after the other: they are begun first.
+ORDER = ("tests/emulated", "tests/process/faults", "tests/process", "tests/engine", "tests/torch_suite", "tests/unit")
+ON_HOSTS = ("tests/emulated", "tests/process/faults")
 
 # No deadline: a shared machine's pauses are no failures.
 settings.register_profile("commlayer", deadline=None, print_blob=True)
 settings.load_profile("commlayer")
 
 
+def _within(path: Path, folder: str) -> bool:
+    return path.is_relative_to(ROOT / folder)
+
+
+def _place(item: pytest.Item) -> int:
+    return next((at for at, folder in enumerate(ORDER) if _within(item.path, folder)), len(ORDER))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked needs_root run where network namespaces can be made, and say elsewhere why not."""
-    if reason := namespace.missing():
-        for item in items:
-            if item.get_closest_marker("needs_root"):
-                item.add_marker(pytest.mark.skip(reason=reason))
+    """Orders the tests, and marks them: skips of those that need root, second runs, and groups of pytest-xdist, which
+    runs the tests of one file, and all tests of emulated hosts, in one process."""
+    reason = namespace.missing()
+    for item in items:
+        if reason and item.get_closest_marker("needs_root"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if any(_within(item.path, folder) for folder in SECOND_RUN):
+            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except="from pytest-timeout"))
+        group = "hosts" if any(_within(item.path, folder) for folder in ON_HOSTS) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_place)
 
 
-def _first_runs(config: pytest.Config) -> list[pytest.TestReport]:
+def _first_failures(config: pytest.Config) -> list[pytest.TestReport]:
     """The failures after which pytest-rerunfailures ran the test a second time."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     return reporter.stats.get("rerun", []) if reporter else []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """A failure stays visible though the second run passed."""
-    for report in _first_runs(config):
+    """A failure stays visible though the second run passed: at the end of the output, and in a file."""
+    reports = _first_failures(config)
+    for report in reports:
         terminalreporter.section(f"first run of {report.nodeid}", sep="_")
         terminalreporter.write_line(report.longreprtext)
+    if reports:
+        FIRST_FAILURES.parent.mkdir(exist_ok=True)
+        with FIRST_FAILURES.open("a", encoding="utf-8") as file:
+            for report in reports:
+                sections = "".join(f"\n-- {name}\n{text}" for name, text in report.sections)
+                file.write(f"== {report.nodeid}\n{report.longreprtext}{sections}\n")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Second runs excuse single tests that a busy machine held up, not a defect that fails many."""
-    if exitstatus == pytest.ExitCode.OK and len(_first_runs(session.config)) > SECOND_RUNS:
+    if exitstatus == pytest.ExitCode.OK and len(_first_failures(session.config)) > SECOND_RUNS:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

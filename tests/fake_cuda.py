@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from commlayer.frontend.driver import DriverError
+from commlayer.frontend.device.driver import DriverError
 
 PATIENCE_S = 10.0
 """Time after which a stream that waits is taken for deadlocked."""

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from commlayer.errors import CommError, OperationTimeoutError
-from commlayer.frontend import backend, submit
-from commlayer.transport.base import DType, Op, Times
+from commlayer.frontend.group import backend, submit
+from commlayer.transport.base import DType, Op, Request, Times
 from commlayer.transport.bootstrap import Rendezvous
 from tests import oracle, ranks
 
@@ -154,47 +154,24 @@ class FakeGroup:
     def status(self) -> tuple[str, int | None]:
         return "", None
 
-    def submit(
-        self,
-        plan: Any,
-        source: int,
-        target: int,
-        dtype: DType,
-        op: Op,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        order: int = 0,
-        qos: Any = None,  # noqa: ARG002  # it loses nothing
-        codec_key: int = 0,  # noqa: ARG002
-        call: Any = None,  # noqa: ARG002
-    ) -> FakeHandle:
-        self.operations.append((plan, timeout_s, priority))
-        self.orders.append(order)
+    def submit(self, request: Request, call: Any = None) -> FakeHandle:  # noqa: ARG002
+        """It loses nothing, whatever the request's `qos`."""
+        plan: Any = request.plan
+        self.operations.append((plan, request.timeout_s, request.priority))
+        self.orders.append(request.order)
         handle = FakeHandle()
 
         def operation() -> None:
             time.sleep(self.delay_s)
             if self.failure is None:
-                self._execute(plan, source, target, dtype, op)
+                self._execute(plan, request.source, request.target, request.dtype, request.op)
             handle.end(self.failure)
 
         self._work.put(operation)
         return handle
 
-    def run(
-        self,
-        plan: Any,
-        source: int,
-        target: int,
-        dtype: DType,
-        op: Op,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        call: Any = None,  # noqa: ARG002
-    ) -> None:
-        self.submit(plan, source, target, dtype, op, timeout_s=timeout_s, priority=priority).wait(timeout_s)
+    def run(self, request: Request, call: Any = None) -> None:  # noqa: ARG002
+        self.submit(request).wait(request.timeout_s)
 
     def send(
         self,

@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.optim.lr_scheduler import StepLR
 
 import commlayer
-from commlayer.frontend.pipeline import Pipeline
+from commlayer.frontend.pipelines.pipeline import Pipeline
 from tests.process import training_loop
 from tests.process.training_loop import Make
 

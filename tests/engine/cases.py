@@ -12,7 +12,7 @@ import numpy.typing as npt
 from commlayer.plans.delivery import deliver
 from commlayer.plans.plan import Plan
 from commlayer.plans.select import Collective, Settings, plan_for
-from commlayer.transport.base import DType, Op
+from commlayer.transport.base import DType, Op, Request
 from commlayer.transport.group import NativeGroup
 from tests import oracle
 from tests.world import PATIENCE_S
@@ -119,14 +119,14 @@ def execute(group: NativeGroup, plan: Plan, source: Array, target: Array, case: 
     """Runs a plan in one of the ways there are."""
     arguments = (plan, address(source), address(target), case.dtype, case.op)
     if way == 0:
-        group.run(*arguments, timeout_s=PATIENCE_S)
+        group.run(Request(*arguments, timeout_s=PATIENCE_S))
     elif way == 1:
-        handle = group.submit(*arguments, timeout_s=PATIENCE_S, priority=3)
+        handle = group.submit(Request(*arguments, timeout_s=PATIENCE_S, priority=3))
         handle.wait()
         assert handle.done()
     else:
         ended = Ended()
-        group.submit(*arguments, timeout_s=PATIENCE_S).on_done(ended)
+        group.submit(Request(*arguments, timeout_s=PATIENCE_S)).on_done(ended)
         assert ended.wait() is None
 
 
@@ -154,5 +154,5 @@ SMALL = Case("all_reduce", DType.F32, 5)
 def run(group: NativeGroup, case: Case = SMALL, timeout_s: float = PATIENCE_S) -> Array:
     array = np.full(case.numel, group.rank + 1, NUMPY[case.dtype])
     plan = make_plan(group, case)
-    group.run(plan, address(array), address(array), case.dtype, case.op, timeout_s=timeout_s)
+    group.run(Request(plan, address(array), address(array), case.dtype, case.op, timeout_s=timeout_s))
     return array

@@ -234,7 +234,7 @@ def test_int4_is_within_half_a_step_of_the_rotated_values(data: st.DataObject) -
     decoded = decode(codec, encoded, len(values), Place(0, 0))
     errors = np.square(blocks_of(codec, decoded).astype("f8") - blocks_of(codec, values)).sum(1)
     if len(values) % codec.block_values == 0:  # the padding has errors, too
-        steps = scales_of(codec, encoded).astype("f8")
+        steps = 16 * scales_of(codec, encoded).astype("f8")
         assert (errors[steps > 0] <= 256 * np.square(steps[steps > 0] / 2) * (1 + 1e-4)).all()
 
 

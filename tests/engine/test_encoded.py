@@ -15,7 +15,7 @@ from commlayer.plans import encoded
 from commlayer.plans.codec import CODECS
 from commlayer.plans.select import Collective, plan_for
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import DType, Op, Qos, Treatment
+from commlayer.transport.base import DType, Op, Qos, Request, Treatment
 from commlayer.transport.group import NativeGroup
 from tests.virtual import virtual_all_reduce
 from tests.world import PATIENCE_S, Team, World, flat
@@ -50,14 +50,16 @@ def all_reduce(
     plan = dataclasses.replace(plan, signature=1)
     source, target = inputs(group.rank, numel), np.full(numel, np.nan, "f4")
     handle = group.submit(
-        plan,
-        source.ctypes.data,
-        target.ctypes.data,
-        DType.F32,
-        Op.SUM,
-        timeout_s=PATIENCE_S,
-        qos=qos,
-        codec_key=key,
+        Request(
+            plan,
+            source.ctypes.data,
+            target.ctypes.data,
+            DType.F32,
+            Op.SUM,
+            timeout_s=PATIENCE_S,
+            qos=qos,
+            codec_key=key,
+        )
     )
     handle.wait()
     kept = np.zeros(numel, "f4")
@@ -91,7 +93,7 @@ def halve(group: NativeGroup, name: Collective, pair: tuple[str, str], source: A
     settings = Settings(codecs=pair, deterministic=True)
     plan = plan_for(name, rank=group.rank, hosts=group.hosts, numel=numel, itemsize=4, settings=settings)
     memory = (source.ctypes.data, target.ctypes.data)
-    group.submit(plan, *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, codec_key=key).wait()
+    group.submit(Request(plan, *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, codec_key=key)).wait()
     return target
 
 
@@ -206,7 +208,7 @@ def test_only_sums_of_float32_are_encoded() -> None:
     with World(flat(2)) as world, world.open_group() as team:
         for dtype, op in ((DType.I32, Op.SUM), (DType.F32, Op.MAX)):
             with pytest.raises(ConfigError, match="codecs are for sums of float32"):
-                team[0].submit(plan, array.ctypes.data, array.ctypes.data, dtype, op, timeout_s=1)
+                team[0].submit(Request(plan, array.ctypes.data, array.ctypes.data, dtype, op, timeout_s=1))
     hosts, settings = ((0,), (1,)), Settings(codecs=("int8", "int8"))
     names: list[Collective] = ["all_reduce", "reduce_scatter", "all_gather"]
     for name in names:

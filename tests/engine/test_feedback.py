@@ -13,7 +13,7 @@ from commlayer.compress.feedback import Feedback
 from commlayer.errors import ConfigError
 from commlayer.plans import direct
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import DType, Op, Qos
+from commlayer.transport.base import DType, Op, Qos, Request
 from tests.residual import total
 from tests.world import PATIENCE_S, Team, World
 
@@ -128,6 +128,27 @@ def test_the_residual_of_another_model_is_refused() -> None:
         restored.check_met()
 
 
+def test_a_residual_of_another_memory_format_is_refused() -> None:
+    """Its values lie in the order of memory."""
+    images, kept = torch.zeros(4, 3, 2, 2), Feedback()
+    kept.meet([images])
+    kept.keep(torch.arange(48.0), [images], [0], [(0, 192)])
+    for given in (images, torch.zeros(4, 3, 2, 4)[..., ::2]):
+        restored = Feedback()
+        restored.load_state_dict(kept.state_dict())
+        restored.meet([given])
+    restored = Feedback()
+    restored.load_state_dict(kept.state_dict())
+    with pytest.raises(
+        ConfigError, match=r"in the order \[0, 1, 2, 3\] in memory, and the parameter has \[0, 2, 3, 1\]"
+    ):
+        restored.meet([images.to(memory_format=torch.channels_last)])
+    former = {name: value for name, value in kept.state_dict().items() if name != "orders"}
+    restored = Feedback()
+    restored.load_state_dict(former)
+    restored.meet([images])
+
+
 def bucket(order: list[int]) -> list[int]:
     """Where the gradients of these parameters begin."""
     return list(accumulate((SIZES[i] for i in order), initial=0))[:-1]
@@ -153,7 +174,7 @@ def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         target = torch.empty_like(source)
         plan = direct.partial_all_reduce(rank, group.size, len(source), 4, 1, settings)
         handle = group.submit(
-            plan, source.data_ptr(), target.data_ptr(), DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=Qos(0.06)
+            Request(plan, source.data_ptr(), target.data_ptr(), DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=Qos(0.06))
         )
         handle.wait()
         residual.keep(source, named, starts, handle.missing())

@@ -17,7 +17,7 @@ from commlayer.errors import (
     OperationTimeoutError,
 )
 from commlayer.plans.delivery import deliver
-from commlayer.transport.base import DType, Op
+from commlayer.transport.base import DType, Op, Request
 from commlayer.transport.group import REQUEST_HEAD, NativeGroup
 from commlayer.transport.native import ffi
 from commlayer.transport.native_handle import NativeHandle
@@ -91,13 +91,15 @@ def test_many_in_flight_in_several_groups() -> None:
                 plan = make_plan(group, case)
                 handles.append(
                     group.submit(
-                        plan,
-                        address(array),
-                        address(array),
-                        case.dtype,
-                        case.op,
-                        timeout_s=PATIENCE_S,
-                        priority=number % 8,
+                        Request(
+                            plan,
+                            address(array),
+                            address(array),
+                            case.dtype,
+                            case.op,
+                            timeout_s=PATIENCE_S,
+                            priority=number % 8,
+                        )
                     )
                 )
             for number, (handle, array) in enumerate(zip(handles, arrays, strict=True)):
@@ -115,7 +117,7 @@ Hosts = list[tuple[int, ...]]
 
 def submit(group: NativeGroup, array: Array, timeout_s: float = PATIENCE_S) -> NativeHandle:
     plan = make_plan(group, SMALL)
-    return group.submit(plan, address(array), address(array), SMALL.dtype, SMALL.op, timeout_s=timeout_s)
+    return group.submit(Request(plan, address(array), address(array), SMALL.dtype, SMALL.op, timeout_s=timeout_s))
 
 
 @pytest.fixture(params=JOINED)
@@ -253,7 +255,9 @@ def test_plans_are_loaded_for_as_long_as_they_live() -> None:
             for length in range(1, 100):
                 plan = deliver(0, ((0,),), [length], [length], team[0].staging_bytes)
                 handles = [
-                    team[0].submit(plan, address(source), address(target), DType.U8, Op.SUM, timeout_s=PATIENCE_S)
+                    team[0].submit(
+                        Request(plan, address(source), address(target), DType.U8, Op.SUM, timeout_s=PATIENCE_S)
+                    )
                     for _ in range(2)
                 ]
                 assert len(team[0]._plans) <= 2

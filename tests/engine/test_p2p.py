@@ -16,7 +16,7 @@ from commlayer.errors import (
     OperationTimeoutError,
 )
 from commlayer.plans.select import Settings, plan_for
-from commlayer.transport.base import DType, Group, Handle, Op, ReceiveHandle
+from commlayer.transport.base import DType, Group, Handle, Op, ReceiveHandle, Request
 from commlayer.transport.group import TAG_MAX
 from tests.world import PATIENCE_S, Team, World, until
 
@@ -124,7 +124,7 @@ def test_beside_collectives(team: Team) -> None:
         settings = Settings()
         plan = plan_for("all_reduce", rank=rank, hosts=group.hosts, numel=10, itemsize=4, settings=settings)
         address = values.ctypes.data
-        return group.submit(plan, address, address, DType.F32, Op.SUM, timeout_s=PATIENCE_S)
+        return group.submit(Request(plan, address, address, DType.F32, Op.SUM, timeout_s=PATIENCE_S))
 
     values = [np.ones(10, np.float32) for _ in range(3)]
     first = all_reduce(0, values[0])

@@ -14,7 +14,7 @@ from commlayer.errors import ConfigError
 from commlayer.plans import direct, hierarchical
 from commlayer.plans.plan import Plan
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import DType, Op, Qos, Treatment
+from commlayer.transport.base import DType, Op, Qos, Request, Treatment
 from commlayer.transport.group import NativeGroup
 from tests.world import PATIENCE_S, Team, World
 
@@ -35,7 +35,7 @@ def all_reduce(group: NativeGroup, step: int, qos: Qos, divisor: int = 1, *, in_
     target = source.copy() if in_place else np.full(NUMEL, np.nan, "f4")
     start = target.ctypes.data if in_place else source.ctypes.data
     handle = group.submit(
-        plan(group, divisor), start, target.ctypes.data, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos
+        Request(plan(group, divisor), start, target.ctypes.data, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos)
     )
     handle.wait()
     mask = np.zeros(NUMEL, bool)
@@ -97,7 +97,7 @@ def of_hosts(group: NativeGroup, step: int, qos: Qos) -> tuple[Array, Array, Arr
     exact = np.random.default_rng(100 * step + group.rank).normal(size=NUMEL).astype("f4")
     source, target = exact.copy(), np.full(NUMEL, np.nan, "f4")
     memory = source.ctypes.data, target.ctypes.data
-    handle = group.submit(plan_of_hosts(group), *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos)
+    handle = group.submit(Request(plan_of_hosts(group), *memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos))
     handle.wait()
     left = np.zeros(NUMEL, "f4")
     for offset, length in handle.missing():
@@ -128,7 +128,9 @@ def test_rescaling_makes_up_for_a_whole_missing_host(treatment: Treatment) -> No
             ones = np.ones(NUMEL, "f4")
             memory = ones.ctypes.data
             qos = Qos(0.05, treatment)
-            group.submit(plan_of_hosts(group), memory, memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos).wait()
+            group.submit(
+                Request(plan_of_hosts(group), memory, memory, DType.F32, Op.SUM, timeout_s=PATIENCE_S, qos=qos)
+            ).wait()
             return ones
 
         values = set(np.concatenate(world.on_each(body)).tolist())
@@ -170,13 +172,15 @@ def test_a_lost_result_leaves_the_former_value() -> None:
             source = np.ones(NUMEL, "f4")
             target = np.full(NUMEL, 7, "f4")
             handle = team[rank].submit(
-                plan(team[rank], partial_results=True),
-                source.ctypes.data,
-                target.ctypes.data,
-                DType.F32,
-                Op.SUM,
-                timeout_s=PATIENCE_S,
-                qos=Qos(0.1, Treatment.RESCALE),
+                Request(
+                    plan(team[rank], partial_results=True),
+                    source.ctypes.data,
+                    target.ctypes.data,
+                    DType.F32,
+                    Op.SUM,
+                    timeout_s=PATIENCE_S,
+                    qos=Qos(0.1, Treatment.RESCALE),
+                )
             )
             handle.wait()
             return target
@@ -200,7 +204,7 @@ def test_a_lost_result_leaves_the_former_value() -> None:
 def test_invalid_operations_are_refused(qos: Qos, dtype: DType, op: Op, says: str) -> None:
     with World([(0,), (1,)]) as world, world.open_group() as team:
         with pytest.raises(ConfigError, match=rf"rank 0 of group .*partial operation with {says}"):
-            team[0].submit(plan(team[0]), 0, 0, dtype, op, timeout_s=1, qos=qos)
+            team[0].submit(Request(plan(team[0]), 0, 0, dtype, op, timeout_s=1, qos=qos))
         assert math.isclose(world.engines[0].stats()["operations_failed"], 0)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from commlayer.errors import MismatchError
-from commlayer.transport.base import DType
+from commlayer.transport.base import DType, Request
 from commlayer.transport.group import NativeGroup
 from commlayer.transport.native import lib
 from commlayer.transport.native_handle import NativeHandle
@@ -25,7 +25,9 @@ HOSTS = [
 
 def start(group: NativeGroup, case: Case, array: Array, priority: int) -> NativeHandle:
     at = address(array)
-    return group.submit(make_plan(group, case), at, at, case.dtype, case.op, timeout_s=PATIENCE_S, priority=priority)
+    return group.submit(
+        Request(make_plan(group, case), at, at, case.dtype, case.op, timeout_s=PATIENCE_S, priority=priority)
+    )
 
 
 @pytest.mark.parametrize(("hosts", "wire"), HOSTS)
@@ -57,7 +59,7 @@ def test_a_synchronous_operation_overtakes_bulk() -> None:
             handles = [start(group, BULK, bulk, 7) for _ in range(4)]
             at = address(urgent)
             plan = make_plan(group, URGENT)
-            group.run(plan, at, at, URGENT.dtype, URGENT.op, timeout_s=PATIENCE_S, priority=1)
+            group.run(Request(plan, at, at, URGENT.dtype, URGENT.op, timeout_s=PATIENCE_S, priority=1))
             overtook = not handles[-1].done()
             for handle in handles:
                 handle.wait(PATIENCE_S)

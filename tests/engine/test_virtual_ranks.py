@@ -1,4 +1,4 @@
-"""The fast virtual ranks of bench/virtual_ranks.py against the plans, which tests/virtual.py runs: equal bits."""
+"""The fast virtual ranks of bench/jobs/virtual_ranks.py against the plans, which tests/virtual.py runs: equal bits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from bench.virtual_ranks import PACKET_BYTES, EncodedAverage, PacketLoss, Part, VirtualHook
+from bench.jobs.virtual_ranks import PACKET_BYTES, EncodedAverage, PacketLoss, Part, VirtualHook
 from commlayer import Fine, Policy
-from commlayer.compress.codec import PAIRS, CodecPair
+from commlayer.compress.codec import ENCODED, CodecPair
 from commlayer.compress.fine import GAP_LEAST
 from commlayer.plans.codec import CODECS
 from tests.virtual import virtual_all_reduce
@@ -20,7 +20,6 @@ from tests.virtual import virtual_all_reduce
 Array = npt.NDArray[np.float32]
 
 KEY = 5 << 32
-ENCODED = {name: pair for name, pair in PAIRS.items() if pair is not None}
 
 
 def contributions(ranks: int, numel: int) -> Array:

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from commlayer.frontend.accelerator import CUDA, Accelerator, waits_for_words
-from commlayer.frontend.backend import CommProcessGroup
-from commlayer.frontend.devices import Devices
-from commlayer.frontend.pinned import PinnedCopies
+from commlayer.frontend.device.accelerator import CUDA, Accelerator, waits_for_words
+from commlayer.frontend.device.devices import Devices
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.group.backend import CommProcessGroup
 from tests.fake_cuda import FakeCuda, Words
 
 CYCLES_PER_SECOND = 10**9

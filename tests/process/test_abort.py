@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import commlayer
-from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.group.backend import CommProcessGroup
 from tests import ranks
 
 WIRES = pytest.mark.parametrize(

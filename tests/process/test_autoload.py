@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import commlayer
 import commlayer_autoload
-from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.group.backend import CommProcessGroup
 from tests import ranks
 
 INSTEAD = {"COMMLAYER_INSTEAD_OF": "gloo"}

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 from torch.distributed.device_mesh import init_device_mesh
 
 import commlayer
-from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.group.backend import CommProcessGroup
 from commlayer.transport.bootstrap import Rendezvous
 from tests import conformance, fake_transport, ranks
 from tests.fake_transport import on_fake

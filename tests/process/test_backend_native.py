@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import commlayer
-from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.group.backend import CommProcessGroup
 from tests import conformance, ranks
 
 SHM = {"COMMLAYER_SHM": "1"}

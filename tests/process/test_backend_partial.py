@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.group.backend import CommProcessGroup
 from commlayer.loss import operation_policy
 from commlayer.loss.operation_policy import policy_of
 from commlayer.transport.base import Qos

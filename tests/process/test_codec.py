@@ -12,7 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.compress.codec import PAIRS
+from commlayer.compress.codec import ENCODED
 from tests import ranks
 from tests.drift import SHAPES, Drift, check_equal, directions, hooked, mean, nmse, step_of, trained
 from tests.residual import total
@@ -21,7 +21,7 @@ NETWORK = {"COMMLAYER_SHM": "0"}
 NMSE = {"f16": 2e-7, "bf16": 1e-5, "int8": 1e-4, "int4-int8": 0.0145, "int4": 0.028, "sign": 0.55}
 """Of contributions and sums together, on Gaussian values."""
 
-CODECS = [name for name, pair in PAIRS.items() if pair is not None]
+CODECS = [*ENCODED]
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend import overlap_ddp, started
-from commlayer.frontend.ddp import check_dense
+from commlayer.frontend.gradients.ddp import check_dense
+from commlayer.frontend.overlap import ddp as overlap_ddp
+from commlayer.frontend.overlap import started
 from tests import ranks
 from tests.gpu.checks import CHECKS, ON_GPUS
 from tests.gpu.lab import FakeGpu, Lab

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.group.backend import CommProcessGroup
 from tests import ranks
 
 DISABLED = {"COMMLAYER_DISABLE": "1"}

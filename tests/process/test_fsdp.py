@@ -18,8 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
-from commlayer.frontend.backend import CommProcessGroup
-from commlayer.frontend.fsdp import GRADIENTS, GradientReduceScatter, Weights
+from commlayer.compress.codec import STATELESS
+from commlayer.frontend.gradients.fsdp import GradientReduceScatter, Weights
+from commlayer.frontend.group.backend import CommProcessGroup
 from tests import ranks
 from tests.drift import Drift, check_equal, directions, mean, nmse
 
@@ -46,7 +47,7 @@ def gradients_of(model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def test_codecs_that_keep_errors_are_left_out() -> None:
-    assert [*NMSE] == [name for name in GRADIENTS if name != "none"]
+    assert [*NMSE] == [name for name in STATELESS if name != "none"]
 
 
 @pytest.mark.parametrize("codec", NMSE)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import commlayer
 from commlayer.compress.choice import Choice
-from commlayer.frontend import hook_state
+from commlayer.frontend.gradients import hook_state
 from tests import ranks
 from tests.drift import SHAPES, check_equal, directions, hooked, mean, step_of
 from tests.residual import total

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.compress.loss_scale import LossScale
-from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.group.backend import CommProcessGroup
 from tests import fake_transport, ranks
 from tests.fake_transport import on_fake
 
@@ -42,6 +42,14 @@ def test_a_state_finds_or_makes_its_group(rank: int, size: int) -> None:
         of_pair = commlayer.HookState(process_group=pair).group()
         assert dist.get_process_group_ranks(of_pair) == [0, 2]
     dist.destroy_process_group()
+
+
+def test_a_pickle_that_names_the_former_module_is_read() -> None:
+    state = commlayer.HookState(commlayer.Policy(loss_bound=0.25))
+    now, former = b"commlayer.frontend.gradients.hook_state", b"commlayer.frontend.hook_state"
+    saved = pickle.dumps(state, protocol=0)
+    assert now in saved
+    assert pickle.loads(saved.replace(now, former)).policy == state.policy
 
 
 @pytest.mark.parametrize("copy", [lambda s: pickle.loads(pickle.dumps(s)), lambda s: _loaded(s.state_dict())])

@@ -66,6 +66,39 @@ def test_matrices_of_low_rank_arrive(rank: int, size: int) -> None:
             assert nmse(gradients[i], each * 2) < 1e-4
 
 
+class Layouts(nn.Module):
+    """Matrices that lie in memory row by row, column by column, channels last, and with gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        images = torch.zeros(64, 32, 3, 3).to(memory_format=torch.channels_last)
+        shapes = torch.zeros(120, 80), torch.zeros(80, 120).t(), images, torch.zeros(120, 90)[:, :80]
+        self.weights = nn.ParameterList(nn.Parameter(each) for each in shapes)
+
+    def forward(self, directions: list[Tensor]) -> Tensor:
+        return torch.stack([(w * d).sum() for w, d in zip(self.weights, directions, strict=True)]).sum()
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_matrices_arrive_however_they_lie_in_memory(rank: int, size: int, is_view: bool) -> None:
+    """A bucket has the values of a parameter in the order of the parameter's memory."""
+    model = DistributedDataParallel(Layouts(), gradient_as_bucket_view=is_view)
+    model.register_comm_hook(
+        commlayer.HookState(commlayer.Policy(codec="powersgd:2", exact_steps=0)), commlayer.allreduce_hook
+    )
+    generator = torch.Generator().manual_seed(1)
+    inputs = []
+    for each in model.module.weights:
+        rows, columns = len(each), each[0].numel()
+        matrix = torch.randn(rows, 2, generator=generator) @ torch.randn(2, columns, generator=generator)
+        inputs.append(matrix.view(each.shape))
+    for _ in range(3):
+        gradients = step_of(model, [each * (rank + 1) for each in inputs])
+        for gradient, each in zip(gradients, inputs, strict=True):
+            assert nmse(gradient, each * 1.5) < 1e-4
+
+
 @ranks.on(2, ranks.run_job, environ=NETWORK)
 def test_it_trains(rank: int, size: int) -> None:
     exact, low_rank = (trained(rank, commlayer.Policy(codec=c, exact_steps=10)) for c in ("none", "powersgd:2"))

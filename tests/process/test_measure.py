@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
 )
 
 from commlayer.errors import ConfigError
-from commlayer.frontend.measure import Recorder, measure
+from commlayer.frontend.pipelines.measure import Recorder, measure
 from commlayer.planner.costs import Costs
 from commlayer.scheduler.actions import COMPUTATIONS, Reduction, actions_of
 from tests import ranks

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import commlayer
-from commlayer.frontend.overlap_ddp import DdpOverlap
+from commlayer.frontend.overlap.ddp import DdpOverlap
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.process import training_loop

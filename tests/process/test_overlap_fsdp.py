@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
-from commlayer.frontend.handle import Overlap
-from commlayer.frontend.overlap_fsdp import groups_of
+from commlayer.frontend.overlap.fsdp import groups_of
+from commlayer.frontend.overlap.handle import Overlap
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.process import training_loop

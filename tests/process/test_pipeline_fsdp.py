@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
-from commlayer.frontend.overlap_fsdp import groups_of
+from commlayer.frontend.overlap.fsdp import groups_of
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.pipelines import (

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import commlayer
-from commlayer.frontend.in_flight import Step
-from commlayer.frontend.pipeline import Pipeline
+from commlayer.frontend.device.in_flight import Step
+from commlayer.frontend.pipelines.pipeline import Pipeline
 from tests import ranks
 
 WIDTH, MICROBATCHES = 6, 4

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleLoopedBFS
 
 from commlayer.errors import ConfigError
-from commlayer.frontend.planned import attach_options, of_plan
+from commlayer.frontend.pipelines.planned import attach_options, of_plan
 from commlayer.planner import Costs, Layer, Link, Plan, search
 from commlayer.scheduler.actions import actions_of
 from tests import ranks

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from commlayer.frontend.profile import EVENT, CommsProfile, stride
+from commlayer.frontend.group.profile import EVENT, CommsProfile, stride
 from commlayer.transport.call import Call
 from tests import ranks
 

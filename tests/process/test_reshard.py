@@ -75,10 +75,10 @@ def test_residuals_of_all_ranks_reach_the_new_ones(codec: str, before: int, afte
             torch.testing.assert_close(began[0][1][number] + average, wanted, rtol=0, atol=1e-5)
 
 
-def of(*sizes: int) -> dict[str, Any]:
+def of(*sizes: int, **others: Any) -> dict[str, Any]:
     """The state of a model whose parameters have these sizes."""
     state = commlayer.HookState().state_dict()
-    return {**state, "feedback": {**state["feedback"], "sizes": [*sizes]}}
+    return {**state, "feedback": {**state["feedback"], "sizes": [*sizes], **others}}
 
 
 def test_states_of_other_ranks_and_steps_are_refused() -> None:
@@ -96,6 +96,7 @@ def test_states_of_other_ranks_and_steps_are_refused() -> None:
         ([{}], "state 0, of type dict, is not"),
         ([empty, {**empty, "policy": empty["policy"] | {"codec": "int4"}}], "state 1 has another policy .* state 0"),
         ([{**empty, "world_size": 3}] * 2, "2 states of a job with 3 ranks"),
+        ([of(4, orders=[[0, 1]]), of(4, orders=[[1, 0]])], "states 0 and 1 lie in memory in different orders"),
         ([of(5, 7), empty, of(5, 8)], "state 2 is of a model of 2 .* 13 elements, state 0 of one of 2 with 12;"),
     ):
         with pytest.raises(commlayer.ConfigError, match=message):

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer import ByLayer, BySteps, GradientNorm, Tolerance
-from commlayer.frontend.backend import CommProcessGroup
+from commlayer.frontend.group.backend import CommProcessGroup
 from tests import ranks
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import commlayer
-from commlayer.compress.codec import share_of
+from commlayer.compress.codec import codec_of
 from commlayer.compress.topk import BLOCK, selected
 from tests import ranks
 from tests.drift import SHAPES, check_equal, directions, hooked, mean, nmse, step_of, trained
@@ -37,7 +37,7 @@ def test_replicas_agree_and_the_rest_comes_back(rank: int, size: int, dtype: str
         check_equal(gradients, size)
         sent = sum(int(gradients[i].count_nonzero()) for i in COARSE)
         values = sum(gradients[i].numel() for i in COARSE)
-        assert selected(share_of(CODEC), values) < sent <= size * (0.05 * values + len(COARSE))
+        assert selected(codec_of(CODEC).share, values) < sent <= size * (0.05 * values + len(COARSE))
         for i, right in enumerate(mean(size, step, kind)):
             results[i] += gradients[i]
             exact[i] += right

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.work.work import CommWork
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.tensor_parallel import Attention, Mlp, inputs, parallel

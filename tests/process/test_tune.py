@@ -25,6 +25,24 @@ for _ in range(100):
 """
 
 
+OWN_HOOK = SCRIPT.replace(
+    "optimizer =", "model.register_comm_hook(None, ddp_comm_hooks.default_hooks.allreduce_hook)\noptimizer =", 1
+).replace("from torch import nn", "from torch import nn\nfrom torch.distributed.algorithms import ddp_comm_hooks")
+NO_DDP = SCRIPT.replace("nn.parallel.DistributedDataParallel(", "(")
+
+
+@pytest.mark.parametrize(("script", "takes_hook"), [(SCRIPT, True), (OWN_HOOK, False), (NO_DDP, False)])
+def test_a_trial_sees_whether_settings_reach_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, takes_hook: bool
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    for name, value in ranks.script_environ(OMP_NUM_THREADS="1").items():
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    found = run_trial([*command, str(tmp_path / "train.py")], environment={}, steps=1, warmup=1, timeout_s=100)
+    assert [record.takes_hook for record in found.records] == [takes_hook]
+
+
 def test_an_arm_changes_the_codec_and_the_overlap_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     for name, value in ranks.script_environ(COMMLAYER_SHM="0", COMMLAYER_IFNAME="lo", OMP_NUM_THREADS="1").items():
@@ -38,6 +56,7 @@ def test_an_arm_changes_the_codec_and_the_overlap_of_a_job(tmp_path: Path, monke
     for record in found.records:
         assert record.backend == "commlayer"
         assert record.uses_engine
+        assert record.takes_hook
         assert {step.collectives for step in record.steps} == {4}  # of two buckets: weights in 8 bits, biases in 16
         sent = record.counters["payload_bytes_sent"] / 4
         # int8: 1/4; the first and the last step may begin beside sums of their neighbours, so 3 to 5 of 4 steps count.

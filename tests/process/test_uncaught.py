@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 from commlayer.errors import CommError, PeerLostError
-from commlayer.frontend.uncaught import record, text_of
+from commlayer.frontend.group.uncaught import record, text_of
 from tests import ranks
 
 JOB = """

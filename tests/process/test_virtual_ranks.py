@@ -1,4 +1,4 @@
-"""The virtual hook of bench/virtual_ranks.py against DDP's hook over a network: equal bits, step after step."""
+"""The virtual hook of bench/jobs/virtual_ranks.py against DDP's hook over a network: equal bits, step after step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from bench.fidelity import CODECS, MODELS
-from bench.virtual_ranks import VirtualHook
+from bench.jobs.virtual_ranks import VirtualHook
 from tests import ranks
 
 STEPS = 3

@@ -66,14 +66,14 @@ def test_a_setting_that_another_version_lacks_is_a_difference(values: list[dict[
         b"{}",
         b'{"settings": {}, "policy": {}}',
         b'{"format": 1, "settings": {}, "policy": {}}',
-        b'{"format": 2, "settings": {}, "policy": 1}',
-        b'{"format": 2, "settings": [], "policy": {}}',
+        b'{"format": 3, "settings": {}, "policy": 1}',
+        b'{"format": 3, "settings": [], "policy": {}}',
     ],
 )
 def test_a_text_that_is_no_description_is_refused(text: bytes) -> None:
     with pytest.raises(CommError, match=r"rank 4 of group '7': rank 9 \(hostb\) describes itself with .*same version"):
         read_description(text, MEMBERS, 1)
-    assert read_description(b'{"format": 2, "settings": {}, "policy": {}, "new": 1}', MEMBERS, 1)["new"] == 1
+    assert read_description(b'{"format": 3, "settings": {}, "policy": {}, "new": 1}', MEMBERS, 1)["new"] == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [("key", "00"), ("key", 1), ("job", -1), ("group", None), ("paired", 1)])

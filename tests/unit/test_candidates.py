@@ -10,7 +10,7 @@ import torch
 
 from commlayer import Policy
 from commlayer.compress.choice import Choice
-from commlayer.frontend.candidates import AUTO, LOW_RANK, choice_for
+from commlayer.frontend.gradients.candidates import AUTO, LOW_RANK, choice_for
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(3))]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from commlayer.frontend.backend import CommProcessGroup
-from commlayer.frontend.tensors import MOVES, REDUCTIONS
+from commlayer.frontend.group.backend import CommProcessGroup
+from commlayer.frontend.group.tensors import MOVES, REDUCTIONS
 from tests import conformance
 from tests.documents import table
 

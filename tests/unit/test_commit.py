@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from commlayer.frontend.commit import Commit, Settled
+from commlayer.frontend.gradients.commit import Commit, Settled
 
 
 class Buckets:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import commlayer_autoload
+import commlayer_environment
 from commlayer.config_file import ConfigFile, of_job
 from commlayer.errors import ConfigError
 
@@ -18,7 +18,7 @@ TEXT = "[process]\nports = 2\n"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the job was started."""
-    monkeypatch.setattr(commlayer_autoload, "STARTED_IN", str(tmp_path))
+    monkeypatch.setattr(commlayer_environment, "STARTED_IN", str(tmp_path))
     return tmp_path
 
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
-from commlayer.frontend.devices import Devices, backend_for, placed
-from commlayer.frontend.pinned import PinnedCopies, PinnedHandle
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.device.devices import Devices, backend_for, placed
+from commlayer.frontend.device.pinned import PinnedCopies, PinnedHandle
+from commlayer.frontend.work.work import CommWork
 from tests.fake_cuda import FakeCuda
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commlayer.frontend.driver import Driver, DriverError
+from commlayer.frontend.device.driver import Driver, DriverError
 
 STUB = """
 #include <stdint.h>

@@ -11,8 +11,8 @@ from torch import Tensor
 from commlayer import ByLayer, ConfigError, Policy, Tolerance
 from commlayer.compress.feedback import Feedback
 from commlayer.errors import PeerLostError
-from commlayer.frontend.gradient import Place, Reduction, reduce_gradient
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.gradients.gradient import Place, Reduction, reduce_gradient
+from commlayer.frontend.work.work import CommWork
 from tests.fake_transport import FakeHandle
 from tests.residual import total
 

@@ -12,13 +12,17 @@ import pytest
 from tests import ROOT
 
 # What each folder of commlayer/ may import: all of Python's direction of imports. A module's folder is the first part
-# of its name below `commlayer`; "" is commlayer/__init__.py, and files beside the folders stand for themselves.
+# of its name below `commlayer`, and in the frontend, whose rooms lie above each other, the second part, too. "" is
+# commlayer/__init__.py, files beside the folders stand for themselves, and so do the modules beside the package.
 MAY_IMPORT = {
+    "commlayer_environment": set(),
+    "commlayer_autoload": {"commlayer_environment", "config", "errors", "frontend.group", "frontend.overlap", "tools"},
+    "commlayer_command": {"tools"},
     "errors": set(),
     "kind": {"errors"},
     "setting": {"errors", "kind"},
     "policy": {"errors", "kind", "setting"},
-    "config_file": {"errors"},
+    "config_file": {"errors", "commlayer_environment"},
     "config": {"errors", "kind", "setting", "policy", "config_file"},
     "plans": {"errors", "config"},
     "transport": {"errors", "config"},
@@ -27,17 +31,41 @@ MAY_IMPORT = {
     "planner": {"errors", "config", "scheduler"},
     "compress": {"errors", "config"},
     "loss": {"errors", "config", "plans"},
-    "frontend": {"errors", "config", "plans", "transport", "telemetry", "scheduler", "planner", "compress", "loss"},
-    "tools": {
-        *("errors", "config", "config_file", "plans", "transport", "telemetry"),
-        *("scheduler", "compress", "loss", "frontend"),
+    "frontend": {"frontend.gradients"},  # the former name of a class that is pickled
+    "frontend.work": {"errors", "config", "transport", "telemetry"},
+    "frontend.device": {"errors", "transport", "frontend.work"},
+    "frontend.group": {
+        *("errors", "config", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
+        *("commlayer_environment", "frontend.work", "frontend.device"),
     },
-    "": {"errors", "config", "transport", "scheduler", "planner", "compress", "loss", "frontend"},
-    "torchft": {"errors", "config", "frontend"},
+    "frontend.gradients": {
+        *("errors", "config", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
+        *("frontend.work", "frontend.device", "frontend.group"),
+    },
+    "frontend.overlap": {
+        *("errors", "config", "telemetry", "scheduler", "compress"),
+        *("frontend.work", "frontend.group", "frontend.gradients"),
+    },
+    "frontend.pipelines": {
+        *("errors", "config", "scheduler", "planner", "compress"),
+        *("frontend.work", "frontend.gradients", "frontend.overlap"),
+    },
+    "frontend.tensor_parallel": {"errors", "frontend.work", "frontend.gradients", "frontend.overlap"},
+    "tools": {
+        *("errors", "config", "config_file", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
+        *("commlayer_environment", "frontend.work", "frontend.group", "frontend.gradients", "frontend.overlap"),
+    },
+    "": {
+        *("commlayer_autoload", "errors", "config", "transport", "scheduler", "planner", "compress", "loss"),
+        *("frontend.work", "frontend.group", "frontend.gradients", "frontend.overlap"),
+        *("frontend.pipelines", "frontend.tensor_parallel"),
+    },
+    "torchft": {"errors", "config", "frontend.group"},
     "__main__": {"tools"},
 }
+BESIDE = ("commlayer_autoload", "commlayer_command", "commlayer_environment")  # modules beside the package
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
-MAY_USE_TORCH_DISTRIBUTED = {"frontend", "torchft", "transport.bootstrap"} | {
+MAY_USE_TORCH_DISTRIBUTED = {"commlayer_autoload", "frontend", "torchft", "transport.bootstrap"} | {
     f"tools.{name}" for name in ("bench", "check", "cli", "job", "probe")
 }
 PURE = ("simulate", "link", "trace", "actions", "pipelines", "measure")
@@ -68,7 +96,9 @@ IO_HEADERS = re.compile(
 
 
 def layer(module: str) -> str:
-    return module.partition(".")[0]
+    first, _, rest = module.partition(".")
+    room = f"{first}.{rest.partition('.')[0]}"
+    return room if room in MAY_IMPORT else first
 
 
 def is_within(module: str, names: set[str]) -> bool:
@@ -92,10 +122,22 @@ def imported(node: ast.AST, module: str, is_package: bool) -> list[str]:
         return [alias.name for alias in node.names]
     if not isinstance(node, ast.ImportFrom):
         return []
-    parts = ["commlayer", *filter(None, module.split("."))]
+    parts = full_name(module).split(".")
     up = node.level - is_package
     base = ".".join([*(parts[: len(parts) - up] if node.level else []), *filter(None, [node.module])])
     return [f"{base}.{alias.name}" for alias in node.names]
+
+
+def full_name(module: str) -> str:
+    return module if module in BESIDE else f"commlayer.{module}".rstrip(".")
+
+
+def own_name(name: str) -> str | None:
+    """The name below `commlayer` of a module that an import statement names in full; None: it is none of ours."""
+    if name in BESIDE or name.startswith(tuple(f"{each}." for each in BESIDE)):
+        return name
+    is_own = name == "commlayer" or name.startswith("commlayer.")
+    return name.removeprefix("commlayer").lstrip(".") if is_own else None
 
 
 def reads_own_environment(node: ast.AST) -> bool:
@@ -128,8 +170,7 @@ def python_violations(module: str, source: str, *, is_package: bool = False) -> 
             if name.startswith("commlayer._native"):
                 if module != "transport.native":
                     found.append(f"{module}: only transport.native touches the compiled module")
-            elif name == "commlayer" or name.startswith("commlayer."):
-                target = name.removeprefix("commlayer").lstrip(".")
+            elif (target := own_name(name)) is not None:
                 if layer(target) not in MAY_IMPORT:
                     target = ""  # a name that the package itself exports
                 own, other = layer(module), layer(target)
@@ -138,7 +179,7 @@ def python_violations(module: str, source: str, *, is_package: bool = False) -> 
                     found.append(
                         f"{module}: imports {name}; {own or 'commlayer'} may not import {other or 'commlayer'}"
                     )
-        if module != "config" and reads_own_environment(node):
+        if module not in ("config", "commlayer_environment") and reads_own_environment(node):
             found.append(f"{module}: line {getattr(node, 'lineno', 0)} reads a COMMLAYER_ variable; config does that")
     return found
 
@@ -182,10 +223,12 @@ def c_circles(sources: dict[str, str]) -> list[set[str]]:
 
 
 def modules() -> list[Path]:
-    return sorted((ROOT / "commlayer").rglob("*.py"))
+    return [*sorted((ROOT / "commlayer").rglob("*.py")), *(ROOT / f"{name}.py" for name in BESIDE)]
 
 
 def module_name(path: Path) -> str:
+    if path.parent == ROOT:
+        return path.stem
     parts = path.relative_to(ROOT / "commlayer").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -201,10 +244,10 @@ def imported_modules(module: str, source: str, known: set[str], *, is_package: b
     found = set()
     for node in run_time_nodes(ast.parse(source)):
         for name in imported(node, module, is_package):
-            target = name.removeprefix("commlayer").lstrip(".")
+            target = own_name(name) or ""
             while target and target not in known:  # a name that the module defines
                 target = target.rpartition(".")[0]
-            if name.startswith("commlayer.") and target:
+            if target:
                 found.add(target)
     return found
 
@@ -233,7 +276,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         )
         for path in modules()
     }
-    assert len(imports["frontend.ddp"]) >= 4
+    assert len(imports["frontend.gradients.ddp"]) >= 4
     assert circle(imports) == []
 
 
@@ -289,21 +332,28 @@ def test_a_circle_of_c_files_is_found() -> None:
         ("planner.search", "from ..plans.plan import Plan"),
         ("planner.search", "import torch"),
         ("transport.native", "from ..plans.plan import Plan"),
-        ("transport.native", "def late():\n    from ..frontend.backend import CommProcessGroup"),
+        ("transport.native", "def late():\n    from ..frontend.group.backend import CommProcessGroup"),
         ("plans.ring", "from commlayer import HookState"),
         ("plans.ring", "import commlayer"),
         ("config", "from .plans import plan"),
-        ("frontend.work", "from ..tools.cli import app"),
-        ("frontend.backend", "from .. import _native"),
-        ("frontend.backend", "from commlayer._native import lib"),
+        ("frontend.work.work", "from ..tools.cli import app"),
+        ("frontend.group.backend", "from .. import _native"),
+        ("frontend.group.backend", "from commlayer._native import lib"),
         ("plans.ring", "import torch.distributed as dist"),
         ("plans.ring", "from torch import distributed"),
         ("plans.ring", "import torch\ntorch.distributed.get_rank()"),
         ("transport.native", "from torch._C._distributed_c10d import Work"),
-        ("frontend.ddp", "import os\nos.environ.get('COMMLAYER_SHM')"),
-        ("frontend.ddp", "import os\nos.environ['COMMLAYER_SHM']"),
-        ("frontend.ddp", "from os import getenv\ngetenv('COMMLAYER_SHM')"),
+        ("frontend.gradients.ddp", "import os\nos.environ.get('COMMLAYER_SHM')"),
+        ("frontend.gradients.ddp", "import os\nos.environ['COMMLAYER_SHM']"),
+        ("frontend.gradients.ddp", "from os import getenv\ngetenv('COMMLAYER_SHM')"),
         ("tools.bench.launch", "import os\n'COMMLAYER_SHM' in os.environ"),
+        ("frontend.group.submit", "from ..gradients.ddp import allreduce_hook"),
+        ("frontend.work.work", "from ..device import pinned"),
+        ("frontend.gradients.ddp", "def late():\n    from ..overlap.overlap import overlap"),
+        ("frontend.pipelines.pipeline", "from ..tensor_parallel.tp import overlap"),
+        ("config_file", "import commlayer_autoload"),
+        ("commlayer_environment", "from commlayer.config import Config"),
+        ("commlayer_autoload", "import os\nos.environ.get('COMMLAYER_CONFIG')"),
     ],
 )
 def test_python_violation_is_found(module: str, source: str) -> None:
@@ -320,14 +370,17 @@ def test_python_violation_is_found(module: str, source: str) -> None:
         ("planner.search", "from ..scheduler.simulate import simulate"),
         ("scheduler.gradient", "import torch"),
         (
-            "frontend.backend",
-            "from ..plans.plan import Plan\nfrom ..transport import native\nimport torch.distributed as dist",
+            "frontend.group.backend",
+            "from ...plans.plan import Plan\nfrom ...transport import native\nimport torch.distributed as dist",
         ),
         (
             "tools.bench.launch",
             "import os\nenvironment = {'COMMLAYER_SHM': '0', **os.environ}\nenvironment['COMMLAYER_SHM'] = '1'",
         ),
         ("config", "import os\nos.environ.get('COMMLAYER_SHM')"),
+        ("commlayer_environment", "import os\nos.environ.get('COMMLAYER_SHM')"),
+        ("frontend.overlap.ddp", "from ..gradients.ddp import check_dense\nfrom .handle import Overlap"),
+        ("frontend.gradients.gradient", "from ..group.backend import CommProcessGroup"),
     ],
 )
 def test_python_permission_is_kept(module: str, source: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from commlayer.errors import CommError
-from commlayer.frontend.in_flight import InFlight
-from commlayer.frontend.pinned import PinnedCopies
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.device.in_flight import InFlight
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.work.work import CommWork
 from tests.fake_cuda import FakeCuda
 from tests.fake_transport import FakeHandle
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commlayer.frontend.label import current_label, labelled
+from commlayer.frontend.work.label import current_label, labelled
 
 
 def test_the_outermost_name_counts() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commlayer.frontend.report import advice
+from commlayer.frontend.group.report import advice
 from commlayer.transport import log as module
 from commlayer.transport.buffers import BUFFER_BYTES
 from commlayer.transport.log import begin, end, log

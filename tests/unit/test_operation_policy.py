@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from commlayer import Policy
-from commlayer.frontend.tensors import REDUCTIONS
+from commlayer.frontend.group.tensors import REDUCTIONS
 from commlayer.loss.operation_policy import LOSS_BUDGET, PartialPolicy, can_lose, policy_of
 from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings

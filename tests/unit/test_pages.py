@@ -151,11 +151,11 @@ def test_the_api_page_lists_every_public_name() -> None:
 
 def test_links_of_the_site() -> None:
     seen: list[Path] = []
-    text = "[a](../README.md#x) ![b](overlap_pipeline.svg) [c](../native/kernels/codec.h) [d](https://x.org/a) [e](#f)"
+    text = "[a](../README.md#x) ![b](overlap_pipeline.png) [c](../native/kernels/codec.h) [d](https://x.org/a) [e](#f)"
     assert site.converted(text, ROOT / "docs/loss.md", seen.append) == (
-        "[a](index.md#x) ![b](overlap_pipeline.svg) [c](files/native/kernels/codec.h.md) [d](https://x.org/a) [e](#f)"
+        "[a](index.md#x) ![b](overlap_pipeline.png) [c](files/native/kernels/codec.h.md) [d](https://x.org/a) [e](#f)"
     )
-    assert seen == [ROOT / "README.md", ROOT / "docs/overlap_pipeline.svg", ROOT / "native/kernels/codec.h"]
+    assert seen == [ROOT / "README.md", ROOT / "docs/overlap_pipeline.png", ROOT / "native/kernels/codec.h"]
     assert site.converted("[a](docs/loss.md)", ROOT / "README.md", seen.append) == "[a](loss.md)"
     assert site.converted("[a](../README.md)", ROOT / "docs/tutorials/ddp.md", seen.append) == "[a](../pages.md)"
     assert site.converted("<!-- ::: commlayer.Policy -->", ROOT / "docs/api.md", seen.append) == "::: commlayer.Policy"

@@ -11,12 +11,13 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions
 
 import commlayer
-from commlayer.frontend.pinned import PinnedCopies
-from commlayer.frontend.priority import current_priority
-from commlayer.frontend.submit import Submitter
-from commlayer.frontend.tensors import MOVES
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.group.submit import Submitter
+from commlayer.frontend.group.tensors import MOVES
+from commlayer.frontend.work.priority import current_priority
+from commlayer.frontend.work.work import CommWork
 from commlayer.plans.settings import Settings
+from commlayer.transport.base import Request
 from commlayer.transport.call import Call
 from tests.fake_transport import FakeHandle
 
@@ -29,13 +30,16 @@ class NotingGroup:
     def __init__(self) -> None:
         self.classes: list[int] = []
 
-    def submit(self, *_: Any, priority: int = 0, **__: Any) -> FakeHandle:
+    def submit(self, request: Request, **_: Any) -> FakeHandle:
+        return self.send(priority=request.priority)
+
+    def send(self, *_: Any, priority: int, **__: Any) -> FakeHandle:
         self.classes.append(priority)
         handle = FakeHandle()
         handle.end(None)
         return handle
 
-    run = send = receive = submit
+    run, receive = submit, send
 
 
 def submitter_and_group() -> tuple[Submitter, NotingGroup]:

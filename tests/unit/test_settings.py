@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import commlayer_autoload
+import commlayer_environment
 from commlayer.tools import cli
 
 RUNNER = CliRunner()
@@ -18,7 +18,7 @@ RUNNER = CliRunner()
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The job's file of settings."""
-    monkeypatch.setattr(commlayer_autoload, "STARTED_IN", str(tmp_path))
+    monkeypatch.setattr(commlayer_environment, "STARTED_IN", str(tmp_path))
     path = tmp_path / "commlayer.toml"
     path.write_text('[process]\nports = 2\nlog = "info"\n[policy]\ncodec = "int8"\n')
     path.chmod(0o644)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from commlayer.frontend import steps
-from commlayer.frontend.steps import after_step, watch_steps
+from commlayer.frontend.group import steps
+from commlayer.frontend.group.steps import after_step, watch_steps
 from commlayer.scheduler.deferred import DeferredStep
 from commlayer.scheduler.gradient import PendingReduction
 from commlayer.telemetry.meter import Meter

@@ -13,11 +13,11 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions
 
 from commlayer.errors import PeerLostError
-from commlayer.frontend import submit as submit_module
-from commlayer.frontend.submit import SCALARS_KEPT, Submitter
-from commlayer.frontend.tensors import MOVES, move_kind
+from commlayer.frontend.group import submit as submit_module
+from commlayer.frontend.group.submit import SCALARS_KEPT, Submitter
+from commlayer.frontend.group.tensors import MOVES, move_kind
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import Times
+from commlayer.transport.base import Request, Times
 from commlayer.transport.call import Call
 from tests.fake_transport import FakeHandle
 
@@ -34,13 +34,18 @@ class StillGroup:
         self.handles: list[FakeHandle] = []
         self.timeouts_s: list[float] = []
 
-    def submit(self, *_: Any, timeout_s: float, priority: int = 0, **__: Any) -> FakeHandle:
+    def send(self, *_: Any, timeout_s: float, priority: int = 0, **__: Any) -> FakeHandle:
         assert priority == 3
         self.handles.append(FakeHandle())
         self.timeouts_s.append(timeout_s)
         return self.handles[-1]
 
-    run = send = receive = submit
+    receive = send
+
+    def submit(self, request: Request, call: Any = None) -> FakeHandle:  # noqa: ARG002
+        return self.send(timeout_s=request.timeout_s, priority=request.priority)
+
+    run = submit
 
     def abort(self, reason: str) -> None: ...
 

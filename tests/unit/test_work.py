@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from commlayer.errors import ConfigError, OperationTimeoutError, PeerLostError
-from commlayer.frontend.work import CommWork, JoinedHandle
+from commlayer.frontend.work.work import CommWork, JoinedHandle
 from commlayer.transport.base import Times
 from tests.fake_transport import FakeHandle
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.data_parallel import (
+from bench.jobs.data_parallel import (
     COSTS,
     DEAR,
     DEAR_GLOO,

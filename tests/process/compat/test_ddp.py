@@ -61,7 +61,7 @@ def train(model: nn.Module, rank: int, steps: int = 4) -> list[Any]:
 @pytest.mark.parametrize("divide_by_initial_world_size", [True, False])
 @ranks.on(3, same_as_gloo)
 def test_join_of_uneven_inputs(rank: int, size: int, divide_by_initial_world_size: bool) -> Any:
-    """False has C++ wait for a work of ours of which Python holds nothing any more: see frontend/submit.py."""
+    """False has C++ wait for a work of ours of which Python holds nothing any more: see frontend/group/submit.py."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 4)))
     with model.join(divide_by_initial_world_size=divide_by_initial_world_size):
         result = train(model, rank, steps=2 + 2 * rank)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.leaks import Resources
+from bench.harness.leaks import Resources
 from tests import ranks
 
 UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}

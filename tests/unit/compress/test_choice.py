@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -200,6 +202,36 @@ def test_checkpoint_goes_on_with_its_codecs() -> None:
     assert [restored.choice.codec(i) for i in range(3)] == job.choice.codecs
     restored.run(3)
     assert restored.choice.codecs == job.choice.codecs
+
+
+def test_codecs_restored_on_some_ranks_begin_anew_on_all() -> None:
+    """A rank that is new in the job has no state, and ranks with other codecs would not understand each other."""
+    job, other = Job(), Job()
+    job.run(PERIOD * 2)
+    other.contents = CONTENTS[:2]
+    other.run(PERIOD * 2)
+    saved, of_other = job.choice.state_dict(), other.choice.state_dict()
+    for states in ([saved, None], [None, saved, saved], [saved, of_other]):
+        choices = [Choice(CANDIDATES, SHARE, allow_state=False) for _ in states]
+        for choice, state in zip(choices, states, strict=True):
+            if state is not None:
+                choice.load_state_dict(state)
+        begin_together(choices)
+        assert [[choice.codec(i) for i in range(3)] for choice in choices] == [["bf16"] * 3] * len(choices)
+
+
+def begin_together(choices: list[Choice]) -> None:
+    """The first step of these ranks, each in a thread."""
+    offers: list[Sequence[float]] = []
+    meet = threading.Barrier(len(choices), timeout=30)
+
+    def agree(own: Sequence[float]) -> Sequence[float]:
+        offers.append(own)
+        meet.wait()
+        return [max(each) for each in zip(*offers, strict=True)]
+
+    with ThreadPoolExecutor(len(choices)) as ranks:
+        list(ranks.map(lambda choice: choice.begin_step(100, 0.0, agree), choices))
 
 
 def test_checkpoint_with_codecs_that_are_not_allowed_now_begins_anew() -> None:

@@ -234,11 +234,20 @@ def test_a_factor_that_overflows_on_the_way_counts_as_an_overflow(factor: str) -
     assert same_bits(snapshot(ranks), before)
 
 
-def test_large_finite_factors_whose_product_overflows_count_as_an_overflow() -> None:
-    ranks, gradients = team(2), [[torch.full((20, 30), 3e37)]] * 2
-    results = reduce(ranks, gradients)
-    assert all(bool(own[0].isnan().all()) for own in results)
-    assert ranks[0].state_dict()["errors"] == {}
+@pytest.mark.parametrize("value", [3e37, 3e38, torch.finfo(torch.float32).max])
+def test_the_largest_finite_gradients_stay_finite(value: float) -> None:
+    """Although factors add up the values of a row or column, and sums of what ranks send are twice as large."""
+    ranks, shapes = team(2), ((20, 30), (300, 400))
+    generator = torch.Generator().manual_seed(1)
+    signs = [torch.randn(shape, generator=generator).sign() for shape in shapes]
+    one_sign, any_sign = ([value * each for each in kind] for kind in ([torch.ones(shape) for shape in shapes], signs))
+    exact = reduce(ranks, [one_sign, one_sign])
+    for own in exact:
+        for result, wanted in zip(own, one_sign, strict=True):
+            torch.testing.assert_close(result / value, wanted / value)
+    random = reduce(team(2), [any_sign, any_sign])
+    assert all(bool(each.isfinite().all()) for own in random for each in own)
+    assert all(torch.equal(a, b) for a, b in zip(*random, strict=True))
 
 
 @pytest.mark.parametrize("scale", [1024.0, 3.0])

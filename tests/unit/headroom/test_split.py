@@ -20,7 +20,7 @@ def test_the_parts_of_a_step() -> None:
     assert found.latency_s == pytest.approx(0.1)
     assert found.overlap_s == pytest.approx(0.8 - 0.4 - 0.5 / 3)  # 3 operations are in flight for 0.5
     assert found.transport_s == pytest.approx(0.2)
-    assert found.stragglers_s == pytest.approx(0.1)  # of two ranks
+    assert found.stragglers_s == pytest.approx(0.1)  # the slowest rank's 0.4 less the other's 0.3
     assert found.straggler.rank == 1
     assert found.loss_s == 0
     engine = found.engine

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commlayer.frontend.pinned import PinnedCopies
+from commlayer.frontend.device.pinned import PinnedCopies
 from tests.fake_cuda import FakeCuda
 from tests.unit.pinned.host import Host
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from commlayer.errors import CommError
-from commlayer.frontend.pinned import PinnedHandle
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.device.pinned import PinnedHandle
+from commlayer.frontend.work.work import CommWork
 from commlayer.transport.base import Handle
 from tests.fake_transport import FakeHandle
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from commlayer.frontend.pinned import PinnedCopies
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.work.work import CommWork
 from commlayer.transport.base import Handle
 from tests.fake_cuda import FakeCuda
 from tests.fake_transport import FakeHandle

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from commlayer.errors import CommError, ConfigError
-from commlayer.frontend.pinned import PinnedCopies
-from commlayer.frontend.transfer import Transfer
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.device.transfer import Transfer
+from commlayer.frontend.work.work import CommWork
 from tests.fake_cuda import FakeCuda
 from tests.unit.pinned.host import Host, comes
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from commlayer.frontend.pinned import PinnedCopies
-from commlayer.frontend.work import CommWork, join
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.work.work import CommWork, join
 from tests.fake_cuda import FakeCuda
 from tests.unit.pinned.host import Host
 

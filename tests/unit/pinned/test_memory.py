@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from commlayer.frontend.pinned import PinnedCopies
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.work.work import CommWork
 from tests.fake_cuda import FakeCuda, alias
 from tests.unit.pinned.host import Host, comes
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from commlayer.frontend.pinned import PinnedCopies
-from commlayer.frontend.work import CommWork
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.work.work import CommWork
 from tests.fake_cuda import FakeCuda
 from tests.unit.pinned.host import Host, comes
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from commlayer.errors import OperationTimeoutError
-from commlayer.frontend.pinned import PinnedCopies
+from commlayer.frontend.device.pinned import PinnedCopies
 from tests.fake_cuda import FakeCuda
 from tests.unit.pinned.host import Host, comes, handle_of
 
@@ -53,8 +53,8 @@ def test_an_operation_without_a_device_blocks(pinned: PinnedCopies, host: Host) 
 def test_where_streams_cannot_wait_the_thread_does(
     words: Any, host: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commlayer.frontend.accelerator.RESCUE_S", 0.1)
-    monkeypatch.setattr("commlayer.frontend.accelerator.TRIAL_S", 0.5)
+    monkeypatch.setattr("commlayer.frontend.device.accelerator.RESCUE_S", 0.1)
+    monkeypatch.setattr("commlayer.frontend.device.accelerator.TRIAL_S", 0.5)
     cuda = FakeCuda(words=words)
     pinned = PinnedCopies(cuda)
     for number in range(2):

@@ -92,7 +92,7 @@ def orders(step: int) -> list[int]:
     return torch.randperm(len(SHAPES), generator=torch.Generator().manual_seed(step)).tolist()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_steps_are_those_of_the_plain_loop(name: str) -> None:
     def loop(run: Run) -> Iterator[list[Tensor]]:
         scheduler = StepLR(run.optimizer, 1, 0.7)

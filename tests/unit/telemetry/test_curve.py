@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Any
 
@@ -10,9 +11,12 @@ from commlayer.telemetry import curve
 from commlayer.telemetry.collector import VIEW, Collector
 from commlayer.tools.top.client import Client, NoAnswerError
 from tests.process.test_metrics import free_port
+from tests.world import open_descriptors, until
 
 KEY = bytes(range(16))
 OTHER = bytes(range(1, 17))
+WORLD = 4
+STRANGERS = 200
 
 
 def test_keys_come_from_the_jobs_key_and_the_role() -> None:
@@ -24,7 +28,7 @@ def test_keys_come_from_the_jobs_key_and_the_role() -> None:
 
 @pytest.fixture
 def collector() -> Any:
-    made = Collector(f"127.0.0.1:{free_port()}", KEY)
+    made = Collector(f"127.0.0.1:{free_port()}", KEY, WORLD)
     made.start()
     yield made
     made.stop()
@@ -36,8 +40,19 @@ def test_the_key_opens_the_collector(collector: Collector) -> None:
     view = client.view(timeout_s=60)
     assert view["samples"] == [{"rank": 3}]
     assert 0 <= view["ages"]["3"] < 60
-    for malformed in ([b"nonsense"], [b"applied", b"0", b"x", b"1"], [b"answer", b"0", b"1", b"\xff"]):
+    for malformed in (
+        [b"nonsense"],
+        [b"applied", b"0", b"x", b"1"],
+        [b"answer", b"0", b"1", b"\xff"],
+        [b"sample", b"0", b'{"world": 1e999}'],
+        [b"sample", b"0", b'{"world": 100000000}'],
+        [b"sample", b"0", b"[" * 60_000],
+        [b"sample", b"4", b"{}"],
+        [b"end", b"65535"],
+    ):
         assert client.ask(malformed, timeout_s=60)[0] == b"refused"
+    for refused in (b'{"timeout_s": 1e999}', b"[" * 60_000, b'{"name": "priority", "value": 1' + b"0" * 400 + b"}"):
+        assert client.ask([b"change", refused], timeout_s=60)[0] == b"result"
     assert client.view(timeout_s=60)["samples"] == [{"rank": 3}]
     client.close()
 
@@ -74,6 +89,31 @@ def test_a_stranger_gets_nothing_and_changes_nothing(collector: Collector) -> No
     friend.close()
 
 
+def test_silent_connections_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers who say nothing hold no more descriptors than there is room for, and not for long."""
+    monkeypatch.setattr(curve, "HANDSHAKE_S", 2.0)
+    monkeypatch.setattr("commlayer.telemetry.collector.VISITORS", 20)
+    room = 2 * WORLD + 20
+    made = Collector(f"127.0.0.1:{free_port()}", KEY, WORLD)
+    made.start()
+    friend = Client(made._address, KEY)
+    friend.view(timeout_s=60)
+    before = open_descriptors()
+    with contextlib.ExitStack() as stack:
+        for _ in range(STRANGERS):
+            silent = stack.enter_context(socket.socket())
+            silent.setblocking(False)
+            silent.connect_ex(curve.split(made._address))
+        assert friend.view(timeout_s=60)["samples"] == []  # who was there stays
+        late = Client(made._address, KEY)
+        assert late.view(timeout_s=60)["samples"] == []  # once the silent ones have been shown out
+        assert open_descriptors() - before < STRANGERS + room
+        late.close()
+    friend.close()
+    until(lambda: open_descriptors() <= before)
+    made.stop()
+
+
 @pytest.mark.parametrize("address", ["nowhere", ":1", "a:b", "a:70000", "a:0"])
 def test_bad_addresses(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
@@ -85,6 +125,7 @@ def test_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     assert curve.endpoint("[::1]:5000") == "tcp://[::1]:5000"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 0))])
     assert curve.endpoint("thishost:5000", bind=True) == "tcp://*:5000"
+    assert curve.endpoint("thishost:5000", bind=True, is_one_host=True) == "tcp://127.0.1.1:5000"
     assert curve.endpoint("thishost:5000") == "tcp://127.0.1.1:5000"
 
 

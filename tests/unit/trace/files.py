@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from commlayer.frontend.profile import EVENT
+from commlayer.frontend.group.profile import EVENT
 
 MS = 1_000_000
 EPOCH_NS = 1_790_857_026_000_000_000

@@ -11,7 +11,7 @@ from commlayer.config import Config, Ddp, Policy
 from commlayer.tools.tune.arm import Arm, toml
 from commlayer.tools.tune.space import Space
 
-ARMS = Space.of(("lossy", "compressed", "stale"), 40 << 20, on_gloo=True, has_network=True).arms()
+ARMS = Space.of(("lossy", "compressed", "stale"), 40 << 20, on_gloo=True, has_network=True, takes_hook=True).arms()
 
 
 def test_the_default_changes_nothing() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import commlayer_autoload
+import commlayer_environment
 from commlayer import config
 from commlayer.config import Config, Policy
 from commlayer.tools import cli
@@ -23,14 +23,15 @@ from tests.unit.tune.test_halving import Job
 from tests.unit.tune.test_model import parts
 
 
-def profile(*, is_little: bool = False) -> Any:
+def profile(*, is_little: bool = False, takes_hook: bool = True, backend: str = "gloo") -> Any:
     """What tune takes from the report of headroom."""
     return SimpleNamespace(
         split=parts(as_is_s=(1.0, 1.0, 1.01)),
         verdict="all about the step",
         is_little=is_little,
-        backend="gloo",
+        backend=backend,
         hosts=4,
+        takes_hook=takes_hook,
     )
 
 
@@ -47,7 +48,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
     found = Job(Fast())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commlayer_autoload, "STARTED_IN", str(tmp_path))
+    monkeypatch.setattr(commlayer_environment, "STARTED_IN", str(tmp_path))
     monkeypatch.setattr(headroom, "measure", lambda _options, _note: profile())
     monkeypatch.setattr(tuning, "trial", lambda _options, arm, steps: found(arm, steps))
     return found
@@ -69,7 +70,7 @@ def test_the_file_has_the_settings_and_a_sentence_for_each(tmp_path: Path) -> No
     assert "# Written by commlayer tune -- torchrun train.py" in text
     assert re.search(r"# A step takes 5\d\d ms instead of 1 s, (49|50|51)% less \(95 % interval: ", text)
     assert "# commlayer in gloo's place, without another change: 900 ms per step, 1 s with gloo." in text
-    assert re.search(r"# int8 sends 26% of the bytes, and gradients are rounded: .* with float32\.", text)
+    assert re.search(r"# int8 sends 26% of the bytes, and gradients are rounded: .* with float32.*\.", text)
     table = json.loads((tmp_path / "figures.json").read_text())
     assert table["settings"]["policy"] == {"codec": "int8"}
     assert table["gain"] == pytest.approx(0.5, abs=0.02)
@@ -82,6 +83,18 @@ def test_numerics_stay_without_allow(job: Job) -> None:
     tune()
     assert job.trials
     assert all(not arm.needs for arm, _ in job.trials)
+
+
+def test_a_job_that_takes_no_hook_is_not_credited_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    monkeypatch.setattr(headroom, "measure", lambda _options, _note: profile(takes_hook=False))
+    ended = tune("--allow", "compressed")
+    assert ended.exit_code == 0
+    assert "not tried: overlap, buckets and codecs need a DistributedDataParallel" in ended.output
+    assert {arm.codec for arm, _ in job.trials} == {"none"}
+    assert "instead_of" in (tmp_path / "commlayer.toml").read_text()
+    assert "overlap" not in (tmp_path / "commlayer.toml").read_text()
 
 
 def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from commlayer.tools.headroom.timing import Timing
 from commlayer.tools.job.trial import JobFailedError
 from commlayer.tools.tune.arm import Arm
-from commlayer.tools.tune.halving import Tried, candidates, family, search
+from commlayer.tools.tune.halving import Tried, candidates, family, prediction_error, search
 
 CODECS = ("none", "bf16", "int8", "int4-int8", "int4")
 STEPS = 9
@@ -73,6 +73,54 @@ def test_of_arms_that_are_about_as_fast_the_mildest_is_chosen() -> None:
     )
     arms = [(Arm(), 1.0), (Arm(codec="bf16"), 0.5), (Arm(codec="int4"), 0.5), (Arm(overlap=True), 0.5)]
     assert search(arms, job, STEPS).chosen.arm == Arm(codec="bf16")
+
+
+class Script:
+    """A job whose trials take the given steps, one after another; a repeated trial the last ones."""
+
+    def __init__(self, **steps_s: tuple[float, ...]) -> None:
+        self.steps_s = {Arm() if codec == "default" else Arm(codec=codec): each for codec, each in steps_s.items()}
+        self.trials: list[tuple[Arm, int]] = []
+
+    def __call__(self, arm: Arm, steps: int) -> Timing:
+        self.trials.append((arm, steps))
+        again = self.trials.count((arm, steps)) > 1
+        found = self.steps_s[arm]
+        return Timing(tuple([min(found)] * steps if again else found[:steps]))
+
+
+def test_one_long_step_does_not_veto_a_gain() -> None:
+    """Six steps, one of which took 2.54 s for want of a core: both make their steps again."""
+    job = Script(default=(1.28, 1.29, 1.27, 1.28, 1.28, 1.28), bf16=(0.43, 0.43, 2.54, 0.44, 0.43, 0.43))
+    outcome = search([(Arm(), 1.28), (Arm(codec="bf16"), 0.5)], job, 6)
+    assert outcome.chosen.arm == Arm(codec="bf16")
+    assert outcome.gain == pytest.approx(0.66, abs=0.01)
+    assert job.trials.count((Arm(), 6)) == job.trials.count((Arm(codec="bf16"), 6)) == 2
+    assert outcome.chosen.timing is not None
+    assert len(outcome.chosen.timing.steps_s) == 12
+
+
+def test_a_long_step_of_a_short_trial_does_not_prune_its_arm() -> None:
+    job = Script(default=(1.28,) * 6, int8=(0.6,) * 6, bf16=(2.54, 0.43, 0.43, 0.43, 0.43, 0.43))
+    search([(Arm(), 1.28), (Arm(codec="int8"), 0.5), (Arm(codec="bf16"), 0.5)], job, 6)
+    assert (Arm(codec="bf16"), 6) in job.trials
+
+
+def test_the_next_finalist_is_tested_where_the_best_median_is_not_sure() -> None:
+    wild = (0.3, 2.0, 0.3, 2.0, 0.3, 2.0, 0.3, 2.0, 0.3)
+    steps_s = {Arm(): (1.0,) * 9, Arm("int8"): (0.5,) * 9, Arm("bf16"): wild}
+    arms = [(Arm(), 1.0), (Arm("int8"), 0.3), (Arm("bf16"), 0.5)]
+    outcome = search(arms, lambda arm, steps: Timing(steps_s[arm][:steps]), 9)
+    medians = {each.arm.codec: each.timing.median_s for each in outcome.tried[1:] if each.timing}
+    assert medians["bf16"] < medians["int8"]
+    assert outcome.chosen.arm == Arm(codec="int8")
+
+
+def test_predictions_have_an_error() -> None:
+    tried = [Tried(Arm(), 1.0, Timing((1.0,))), Tried(Arm("bf16"), 0.268, Timing((0.493,))), Tried(Arm("int8"), 0.5)]
+    assert [each.prediction_error for each in tried] == [None, pytest.approx(-0.456, abs=0.001), None]
+    assert prediction_error(tried) == tried[1].prediction_error
+    assert prediction_error(tried[:1]) is None
 
 
 def test_known_steps_are_not_made_again() -> None:

@@ -8,8 +8,14 @@ from commlayer.tools.tune.arm import Arm
 from commlayer.tools.tune.space import ALLOWABLE, Space, bucket_mb
 
 
-def of(*allowed: str, nbytes: float = 40 << 20, on_gloo: bool = False, has_network: bool = True) -> Space:
-    return Space.of(allowed, nbytes, on_gloo=on_gloo, has_network=has_network)
+def of(
+    *allowed: str,
+    nbytes: float = 40 << 20,
+    on_gloo: bool = False,
+    has_network: bool = True,
+    takes_hook: bool = True,
+) -> Space:
+    return Space.of(allowed, nbytes, on_gloo=on_gloo, has_network=has_network, takes_hook=takes_hook)
 
 
 def test_the_default_is_the_first_arm_and_is_there_once() -> None:
@@ -37,6 +43,19 @@ def test_stale_steps_keep_no_residuals() -> None:
 def test_sockets_are_tried_where_there_is_a_network() -> None:
     assert {arm.ports for arm in of().arms()} == {1, 4}
     assert {arm.ports for arm in of(has_network=False).arms()} == {1}
+
+
+def test_packets_are_changed_where_there_are_any() -> None:
+    space = of(*ALLOWABLE, has_network=False)
+    assert {(arm.codec, arm.loss_bound) for arm in space.arms()} == {("none", 0.0)}
+    assert {arm.staleness for arm in space.arms()} == {0, 1}
+
+
+def test_a_job_without_ddp_gets_no_setting_of_ddp() -> None:
+    """A job on one host was credited with a codec and overlap that nothing in it had used."""
+    arms = of(*ALLOWABLE, on_gloo=True, has_network=False, takes_hook=False).arms()
+    assert arms == [Arm(), Arm(replaces_gloo=True)]
+    assert of(*ALLOWABLE, takes_hook=False).arms() == [Arm(), Arm(ports=4)]
 
 
 def test_buckets_follow_the_gradients() -> None:
