@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.page import write_between
+from bench.harness.page import write_between
 from commlayer.config import Config, Ddp, Policy, rows, variable
 
 PAGE = Path(__file__).with_name("settings.md")
