@@ -68,8 +68,9 @@ class Policy:
     priority: Annotated[
         int,
         CLASS,
-        "packets of a lower class go first through the whole engine, and its operations in shared memory. Beside "
-        "classes 0 and 1 bulk keeps shorter queues, which costs it 1 to 2 % of the link",
+        "packets of a lower class go first through the whole engine, and its operations in shared memory. Hooks give "
+        "buckets classes from this one - 2 to + 2, by their place in the model; `overlap` and pipelines from - 3 to "
+        "+ 3. Beside classes 0 and 1 bulk keeps shorter queues, which costs it 1 to 2 % of the link",
     ] = 4
     deterministic: Annotated[
         bool,
