@@ -4,16 +4,16 @@
 
 #include "protocol/array.h"
 
-void cl_announcements_add(struct cl_announcements *announcements, struct cl_message *message)
+void cl_announcements_add(struct cl_announcements *announcements, struct cl_receive *receive)
 {
-    message->announced = true;
-    cl_message_list_append(&announcements->messages, message);
+    receive->announced = true;
+    cl_message_list_append(&announcements->messages, &receive->message);
 }
 
-void cl_announcements_remove(struct cl_announcements *announcements, struct cl_message *message)
+void cl_announcements_remove(struct cl_announcements *announcements, struct cl_receive *receive)
 {
-    message->announced = false;
-    cl_message_list_remove(&announcements->messages, message);
+    receive->announced = false;
+    cl_message_list_remove(&announcements->messages, &receive->message);
 }
 
 static struct cl_wanted_tag *find(const struct cl_announcements *announcements, uint32_t group, uint32_t tag)

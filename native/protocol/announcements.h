@@ -12,13 +12,13 @@ struct cl_wanted_tag {
 };
 
 struct cl_announcements {
-    struct cl_message_list messages; /* in order of arrival */
+    struct cl_message_list messages; /* receives, in order of arrival */
     struct cl_wanted_tag *wanted;
     uint32_t wanted_count, wanted_capacity;
 };
 
-void cl_announcements_add(struct cl_announcements *announcements, struct cl_message *message);
-void cl_announcements_remove(struct cl_announcements *announcements, struct cl_message *message);
+void cl_announcements_add(struct cl_announcements *announcements, struct cl_receive *receive);
+void cl_announcements_remove(struct cl_announcements *announcements, struct cl_receive *receive);
 
 /* False when there is no memory. */
 bool cl_announcements_want(struct cl_announcements *announcements, uint32_t group, uint32_t tag);

@@ -32,7 +32,9 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
 static void drop_unexpected(struct cl_message *message, void *argument)
 {
     struct cl_endpoint *endpoint = argument;
-    cl_unexpected_drop(&endpoint->unexpected, &message->unexpected);
+    struct cl_receive *receive = cl_message_as_receive(message);
+    if (receive)
+        cl_unexpected_drop(&endpoint->unexpected, &receive->unexpected);
 }
 
 void cl_endpoint_destroy(struct cl_endpoint *endpoint)
@@ -156,10 +158,11 @@ bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_complet
     cl_message_list_remove(&endpoint->completed, message);
     *completion = (struct cl_completion){
         .context = message->context, .status = message->status, .peer = message->peer, .first_us = message->first_us};
-    if (message->partial.loss_budget && message->status == CL_OK &&
-        (message->partial.stopped || !cl_message_complete(message))) {
+    const struct cl_send *send = cl_message_as_send(message);
+    bool stopped = send && send->partial.stopped;
+    if (message->loss_budget && message->status == CL_OK && (stopped || !cl_message_complete(message))) {
         cl_ranges_clear(&endpoint->missing);
-        if (!cl_message_missing(message, &endpoint->missing))
+        if (!cl_message_missing(message, stopped ? send->counted : message->arrived, &endpoint->missing))
             completion->status = CL_ENOMEM;
         completion->missing = endpoint->missing.list;
         completion->missing_count = endpoint->missing.count;
@@ -209,19 +212,19 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
     int status = check_post(endpoint, to, &id, qos);
     if (status != CL_OK)
         return status;
-    if (cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer, &id))
+    if (cl_table_find_send(&endpoint->table, peer, &id))
         return CL_EINVAL;
-    struct cl_message *message = cl_table_add(&endpoint->table, CL_MESSAGE_SEND, peer, &id);
-    if (!message)
+    struct cl_send *send = cl_table_add_send(&endpoint->table, peer, &id);
+    if (!send)
         return CL_ENOMEM;
-    if ((status = begin(endpoint, to, message, length, &qos->blocks, now_us, context)) != CL_OK)
+    if ((status = begin(endpoint, to, &send->message, length, &qos->blocks, now_us, context)) != CL_OK)
         return status;
-    message->data = data;
-    message->priority = qos->priority;
-    message->order = qos->order;
+    send->data = data;
+    send->priority = qos->priority;
+    send->order = qos->order;
     if (qos->loss_bound > 0)
-        cl_partial_begin_send(message, qos);
-    cl_messages_requeue(endpoint, message, false);
+        cl_partial_begin_send(send, qos);
+    cl_messages_requeue(endpoint, send, false);
     return CL_OK;
 }
 
@@ -237,27 +240,28 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
     int status = check_post(endpoint, from, &id, qos);
     if (status != CL_OK && status != CL_EPEERLOST)
         return status;
-    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id);
+    struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer, &id);
     bool p2p = id.group & CL_GROUP_P2P;
-    if ((message && message->posted) || cl_history_contains(&from->history, &id) ||
+    if ((receive && receive->message.posted) || cl_history_contains(&from->history, &id) ||
         (p2p && id.index != cl_history_next_index(&from->history, id.group, id.sequence)))
         return CL_EINVAL;
-    if (status == CL_EPEERLOST && !message)
+    if (status == CL_EPEERLOST && !receive)
         return status;
     if (p2p && !cl_history_add_posted(&from->history, &id))
         return CL_ENOMEM;
-    if (!message && !(message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer, &id)))
+    if (!receive && !(receive = cl_table_add_receive(&endpoint->table, peer, &id)))
         return CL_ENOMEM;
+    struct cl_message *message = &receive->message;
     if ((status = begin(endpoint, from, message, length, &qos->blocks, now_us, context)) != CL_OK)
         return status;
-    message->sink = sink;
-    if (message->announced)
-        cl_announcements_remove(&endpoint->announcements, message);
+    receive->sink = sink;
+    if (receive->announced)
+        cl_announcements_remove(&endpoint->announcements, receive);
     bool refused = recently_refused(from, now_us);
     uint32_t generation = message->generation;
-    if (qos->loss_bound > 0 || message->partial.told_budget)
-        cl_partial_begin_receive(endpoint, message, qos, refused, now_us);
-    if (message->generation != generation || !cl_placement_replay(endpoint, message, now_us))
+    if (qos->loss_bound > 0 || receive->partial.told_budget)
+        cl_partial_begin_receive(endpoint, receive, qos, refused, now_us);
+    if (message->generation != generation || !cl_placement_replay(endpoint, receive, now_us))
         return CL_OK;
     if (!from->alive)
         cl_messages_complete(endpoint, message, CL_EPEERLOST); /* the lost peer had not sent all of it */
@@ -310,7 +314,8 @@ void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t t
         return;
     for (struct cl_message *message = endpoint->announcements.messages.first, *next; message; message = next) {
         next = message->next;
-        if (message->id.group == group && message->id.sequence == tag && !message->unexpected.first)
+        if (message->id.group == group && message->id.sequence == tag &&
+            !cl_message_as_receive(message)->unexpected.first)
             cl_messages_discard(endpoint, message);
     }
 }

@@ -17,23 +17,23 @@ static bool is_next_wanted(const struct cl_endpoint *endpoint, const struct cl_p
            id->index == cl_history_next_index(&peer->history, id->group, id->sequence);
 }
 
-static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message,
+static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_receive *receive,
                         const struct cl_message_id *id, const struct cl_packet *packet, const uint8_t *payload,
                         uint64_t now_us)
 {
-    if (!message) {
-        message = cl_table_add(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, id);
-        if (message && id->group & CL_GROUP_P2P)
-            cl_announcements_add(&endpoint->announcements, message);
+    if (!receive) {
+        receive = cl_table_add_receive(&endpoint->table, peer->id, id);
+        if (receive && id->group & CL_GROUP_P2P)
+            cl_announcements_add(&endpoint->announcements, receive);
     }
-    if (message && cl_unexpected_put(&endpoint->unexpected, &message->unexpected, packet->offset, packet->flags,
+    if (receive && cl_unexpected_put(&endpoint->unexpected, &receive->unexpected, packet->offset, packet->flags,
                                      payload, packet->length)) {
         endpoint->stats.packets_unexpected++;
-        message->signature = packet->signature;
+        receive->message.signature = packet->signature;
         return ACCEPT;
     }
-    if (message && !message->unexpected.first && !is_next_wanted(endpoint, peer, id))
-        cl_messages_discard(endpoint, message);
+    if (receive && !receive->unexpected.first && !is_next_wanted(endpoint, peer, id))
+        cl_messages_discard(endpoint, &receive->message);
     endpoint->stats.packets_unexpected_dropped++;
     peer->refused_us = now_us ? now_us : 1;
     return REFUSE;
@@ -47,17 +47,17 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         (!packet->length && (packet->offset || !(packet->flags & CL_PACKET_LAST))))
         return FOREIGN;
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
-    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
-    if (message && message->posted) {
-        if (cl_signatures_differ(message->signature, packet->signature)) {
+    struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer->id, &id);
+    if (receive && receive->message.posted) {
+        if (cl_signatures_differ(receive->message.signature, packet->signature)) {
             cl_endpoint_fail_group(endpoint, packet->group, CL_EMISMATCH, peer->id);
             return REFUSE;
         }
-        uint32_t generation = message->generation;
-        switch (cl_placement_put(endpoint, message, packet->flags, packet->offset, payload, packet->length, now_us)) {
+        uint32_t generation = receive->message.generation;
+        switch (cl_placement_put(endpoint, receive, packet->flags, packet->offset, payload, packet->length, now_us)) {
         case CL_PLACED:
             /* The message is complete. The sender waits for the acknowledgement, unless it has more to send. */
-            return message->generation != generation && !peer->expected ? ACCEPT_AT_ONCE : ACCEPT;
+            return receive->message.generation != generation && !peer->expected ? ACCEPT_AT_ONCE : ACCEPT;
         case CL_PLACED_BEFORE:
             endpoint->stats.packets_duplicate++;
             return ACCEPT_AT_ONCE;
@@ -82,7 +82,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         cl_endpoint_fail_group(endpoint, packet->group, CL_EMISMATCH, peer->id);
         return REFUSE;
     }
-    return keep(endpoint, peer, message, &id, packet, payload, now_us);
+    return keep(endpoint, peer, receive, &id, packet, payload, now_us);
 }
 
 static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
@@ -93,9 +93,10 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
         next = message->next;
         if (message->id.group != packet->group || message->id.sequence != packet->sequence)
             continue;
-        cl_peer_unhold(peer, message);
-        message->accepted = true; /* there is room: no single packet first, see cl_peer_wary */
-        cl_messages_requeue(endpoint, message, false);
+        struct cl_send *send = cl_message_as_send(message);
+        cl_peer_unhold(peer, send);
+        send->accepted = true; /* there is room: no single packet first, see cl_peer_wary */
+        cl_messages_requeue(endpoint, send, false);
     }
 }
 
@@ -108,9 +109,9 @@ static void on_abort(struct cl_endpoint *endpoint, const struct cl_packet *packe
 static void on_mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
 {
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
-    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
-    if (message)
-        cl_messages_complete(endpoint, message, CL_EMISMATCH);
+    struct cl_send *send = cl_table_find_send(&endpoint->table, peer->id, &id);
+    if (send)
+        cl_messages_complete(endpoint, &send->message, CL_EMISMATCH);
 }
 
 static bool on_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,

@@ -21,16 +21,10 @@ bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t pack
         message->arrived_words = words;
     }
     memset(message->arrived, 0, words * sizeof(*message->arrived));
-    cl_ranges_clear(&message->lost);
-    cl_ranges_clear(&message->forgone);
-    cl_ranges_clear(&message->stop_told);
     message->length = length;
     message->packet_bytes = packet_bytes;
     message->packet_count = count;
-    message->packets_arrived = message->packets_counted = 0;
-    message->packets_in_flight = 0;
-    message->next_packet = 0;
-    message->refused = 0;
+    message->packets_arrived = 0;
     message->first_us = 0;
     return true;
 }
@@ -40,53 +34,6 @@ void cl_message_free(struct cl_message *message)
     if (message->arrived != &message->inline_arrived)
         free(message->arrived);
     message->arrived = NULL;
-    cl_ranges_free(&message->lost);
-    cl_ranges_free(&message->forgone);
-    cl_ranges_free(&message->stop_told);
-    free(message->counted);
-    message->counted = NULL;
-    message->counted_words = 0;
-}
-
-bool cl_message_stop(struct cl_message *message)
-{
-    uint32_t words = (message->packet_count + 63) / 64;
-    if (words > message->counted_words) {
-        uint64_t *counted = realloc(message->counted, words * sizeof(*counted));
-        if (!counted)
-            return false;
-        message->counted = counted;
-        message->counted_words = words;
-    }
-    memset(message->counted, 0, words * sizeof(*message->counted));
-    message->partial.stopped = true;
-    message->next_packet = message->packet_count;
-    cl_ranges_clear(&message->lost);
-    cl_ranges_clear(&message->forgone);
-    return true;
-}
-
-/* Lost packets may arrive: their acknowledgements come late. Ensures that the first lost packet has not arrived, so
- * that `lost` is empty when no packet has to be sent again. */
-static void forget_arrived(struct cl_message *message)
-{
-    uint64_t packet;
-    while (message->lost.count && cl_message_has_arrived(message, (uint32_t)message->lost.list[0].start))
-        cl_ranges_pop(&message->lost, &packet);
-}
-
-bool cl_message_take(struct cl_message *message, uint32_t *packet)
-{
-    uint64_t lost;
-    if (cl_ranges_pop(&message->lost, &lost)) {
-        *packet = (uint32_t)lost;
-        forget_arrived(message);
-        return true;
-    }
-    if (message->next_packet >= message->packet_count)
-        return false;
-    *packet = message->next_packet++;
-    return true;
 }
 
 bool cl_message_arrive(struct cl_message *message, uint32_t packet)
@@ -96,18 +43,11 @@ bool cl_message_arrive(struct cl_message *message, uint32_t packet)
         return false;
     message->arrived[packet / 64] |= bit;
     message->packets_arrived++;
-    forget_arrived(message);
     return true;
 }
 
-bool cl_message_give_back(struct cl_message *message, uint32_t packet)
+bool cl_message_missing(const struct cl_message *message, const uint64_t *counted, struct cl_ranges *missing)
 {
-    return cl_message_has_arrived(message, packet) || cl_ranges_add(&message->lost, packet, (uint64_t)packet + 1);
-}
-
-bool cl_message_missing(const struct cl_message *message, struct cl_ranges *missing)
-{
-    const uint64_t *counted = message->partial.stopped ? message->counted : message->arrived;
     for (uint32_t packet = 0; packet < message->packet_count; packet++) {
         if (counted[packet / 64] >> (packet % 64) & 1)
             continue;
@@ -116,4 +56,69 @@ bool cl_message_missing(const struct cl_message *message, struct cl_ranges *miss
             return false;
     }
     return true;
+}
+
+bool cl_send_stop(struct cl_send *send)
+{
+    uint32_t words = (send->message.packet_count + 63) / 64;
+    if (words > send->counted_words) {
+        uint64_t *counted = realloc(send->counted, words * sizeof(*counted));
+        if (!counted)
+            return false;
+        send->counted = counted;
+        send->counted_words = words;
+    }
+    memset(send->counted, 0, words * sizeof(*send->counted));
+    send->partial.stopped = true;
+    send->next_packet = send->message.packet_count;
+    cl_ranges_clear(&send->lost);
+    cl_ranges_clear(&send->forgone);
+    return true;
+}
+
+void cl_send_free(struct cl_send *send)
+{
+    cl_message_free(&send->message);
+    cl_ranges_free(&send->lost);
+    cl_ranges_free(&send->forgone);
+    cl_ranges_free(&send->stop_told);
+    free(send->counted);
+    send->counted = NULL;
+    send->counted_words = 0;
+}
+
+/* Lost packets may arrive: their acknowledgements come late. Ensures that the first lost packet has not arrived, so
+ * that `lost` is empty when no packet has to be sent again. */
+static void forget_arrived(struct cl_send *send)
+{
+    uint64_t packet;
+    while (send->lost.count && cl_message_has_arrived(&send->message, (uint32_t)send->lost.list[0].start))
+        cl_ranges_pop(&send->lost, &packet);
+}
+
+bool cl_send_take(struct cl_send *send, uint32_t *packet)
+{
+    uint64_t lost;
+    if (cl_ranges_pop(&send->lost, &lost)) {
+        *packet = (uint32_t)lost;
+        forget_arrived(send);
+        return true;
+    }
+    if (send->next_packet >= send->message.packet_count)
+        return false;
+    *packet = send->next_packet++;
+    return true;
+}
+
+bool cl_send_arrive(struct cl_send *send, uint32_t packet)
+{
+    if (!cl_message_arrive(&send->message, packet))
+        return false;
+    forget_arrived(send);
+    return true;
+}
+
+bool cl_send_give_back(struct cl_send *send, uint32_t packet)
+{
+    return cl_message_has_arrived(&send->message, packet) || cl_ranges_add(&send->lost, packet, (uint64_t)packet + 1);
 }

@@ -1,24 +1,35 @@
 #include "protocol/messages.h"
 
+static void unlink_send(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_send *send)
+{
+    if (send->queued)
+        cl_queue_remove(&endpoint->queue, &peer->node, send);
+    if (send->held)
+        cl_peer_unhold(peer, send);
+}
+
+static void unlink_receive(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_receive *receive)
+{
+    if (receive->announced)
+        cl_announcements_remove(&endpoint->announcements, receive);
+    if (receive->partial.ending)
+        cl_message_list_remove(&peer->ending, &receive->message);
+    if (receive->message.posted) {
+        peer->expected--;
+        peer->lacking -= receive->message.packet_count - receive->message.packets_arrived;
+    }
+    cl_unexpected_drop(&endpoint->unexpected, &receive->unexpected);
+}
+
 static void unlink_message(struct cl_endpoint *endpoint, struct cl_message *message)
 {
     struct cl_peer *peer = endpoint->peers.list[message->peer];
-    if (message->queued)
-        cl_queue_remove(&endpoint->queue, &peer->node, message);
-    if (message->held)
-        cl_peer_unhold(peer, message);
-    if (message->announced)
-        cl_announcements_remove(&endpoint->announcements, message);
-    if (message->partial.ending)
-        cl_message_list_remove(&peer->ending, message);
-    if (message->posted) {
+    if (message->side == CL_MESSAGE_SEND)
+        unlink_send(endpoint, peer, cl_message_as_send(message));
+    else
+        unlink_receive(endpoint, peer, cl_message_as_receive(message));
+    if (message->posted)
         peer->outstanding--;
-        if (message->side == CL_MESSAGE_RECEIVE) {
-            peer->expected--;
-            peer->lacking -= message->packet_count - message->packets_arrived;
-        }
-    }
-    cl_unexpected_drop(&endpoint->unexpected, &message->unexpected);
     cl_table_remove(&endpoint->table, message);
 }
 
@@ -39,23 +50,24 @@ void cl_messages_discard(struct cl_endpoint *endpoint, struct cl_message *messag
     cl_table_recycle(&endpoint->table, message);
 }
 
-bool cl_messages_give_back(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
+bool cl_messages_give_back(struct cl_endpoint *endpoint, struct cl_send *send, uint32_t packet)
 {
-    if (cl_message_give_back(message, packet))
+    if (cl_send_give_back(send, packet))
         return true;
-    cl_messages_complete(endpoint, message, CL_ENOMEM);
+    cl_messages_complete(endpoint, &send->message, CL_ENOMEM);
     return false;
 }
 
-void cl_messages_requeue(struct cl_endpoint *endpoint, struct cl_message *message, bool first)
+void cl_messages_requeue(struct cl_endpoint *endpoint, struct cl_send *send, bool first)
 {
-    if (message->queued || message->held || !cl_message_sendable(message))
+    if (send->queued || send->held || !cl_send_sendable(send))
         return;
-    cl_queue_push(&endpoint->queue, &endpoint->peers.list[message->peer]->node, message, first);
+    cl_queue_push(&endpoint->queue, &endpoint->peers.list[send->message.peer]->node, send, first);
 }
 
-void cl_messages_mismatch(struct cl_endpoint *endpoint, struct cl_message *message)
+void cl_messages_mismatch(struct cl_endpoint *endpoint, struct cl_receive *receive)
 {
+    struct cl_message *message = &receive->message;
     struct cl_peer *peer = endpoint->peers.list[message->peer];
     cl_history_add(&peer->history, &message->id);
     cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_MISMATCH, cl_control_message(&message->id));

@@ -128,53 +128,53 @@ static void split(struct cl_endpoint *endpoint, const struct cl_peer *peer, cons
 }
 
 /* How many datagrams a packet of the message may take on the path. */
-static size_t datagrams_of(const struct cl_message *message, const struct cl_path *path)
+static size_t datagrams_of(const struct cl_send *send, const struct cl_path *path)
 {
-    return cl_fragments_count(CL_PACKET_HEAD_BYTES + message->packet_bytes, path->mtu.limit);
+    return cl_fragments_count(CL_PACKET_HEAD_BYTES + send->message.packet_bytes, path->mtu.limit);
 }
 
 /* Sends one packet of a message. Returns the number of its datagrams; 0: there is no memory. */
-static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
-                        struct cl_message *message, uint32_t number_in_message, bool ask, uint64_t now_us,
-                        struct cl_datagram *out)
+static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, struct cl_send *send,
+                        uint32_t number_in_message, bool ask, uint64_t now_us, struct cl_datagram *out)
 {
+    struct cl_message *message = &send->message;
     uint32_t start = number_in_message * message->packet_bytes;
     bool last = number_in_message + 1 == message->packet_count;
     uint32_t length = last ? message->length - start : message->packet_bytes, bytes = CL_PACKET_HEAD_BYTES + length;
     size_t count = cl_fragments_count(bytes, path->mtu.limit);
     struct cl_sent_packet sent = {
         .sent_us = now_us,
-        .snapshot = cl_egress_snapshot(path->egress, message->priority, now_us),
-        .data = {.message = message, .generation = message->generation, .packet = number_in_message},
+        .snapshot = cl_egress_snapshot(path->egress, send->priority, now_us),
+        .data = {.send = send, .generation = message->generation, .packet = number_in_message},
         .bytes = (uint16_t)smaller(UINT16_MAX, bytes + (uint32_t)(count - 1) * FRAGMENT_BYTES),
         .datagram_bytes = (uint16_t)smaller(bytes, path->mtu.limit),
         .kind = CL_PACKET_DATA,
-        .class = message->priority};
-    struct cl_packet packet = {.kind = CL_PACKET_DATA,
-                               .flags = (uint8_t)(message->priority | (last ? CL_PACKET_LAST : 0) |
-                                                  cl_partial_flags(message, number_in_message)),
-                               .length = (uint16_t)length,
-                               .path = path->index,
-                               .signature = message->signature,
-                               .group = message->id.group,
-                               .sequence = message->id.sequence,
-                               .index = message->id.index,
-                               .offset = number_in_message * peer->payload_bytes,
-                               .number = (uint32_t)path->sent.next};
-    if (cl_path_asks(path, message->priority, sent.bytes + endpoint->config.datagram_bytes) || ask)
+        .class = send->priority};
+    struct cl_packet packet = {
+        .kind = CL_PACKET_DATA,
+        .flags = (uint8_t)(send->priority | (last ? CL_PACKET_LAST : 0) | cl_partial_flags(send, number_in_message)),
+        .length = (uint16_t)length,
+        .path = path->index,
+        .signature = message->signature,
+        .group = message->id.group,
+        .sequence = message->id.sequence,
+        .index = message->id.index,
+        .offset = number_in_message * peer->payload_bytes,
+        .number = (uint32_t)path->sent.next};
+    if (cl_path_asks(path, send->priority, sent.bytes + endpoint->config.datagram_bytes) || ask)
         packet.flags |= CL_PACKET_ACK_NOW;
     if (!cl_sent_push(&path->sent, &sent))
         return 0;
     cl_pacer_sent(&path->pacer, sent.bytes);
-    cl_egress_sent(path->egress, message->priority, sent.bytes);
-    cl_egress_see(path->egress, message->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
+    cl_egress_sent(path->egress, send->priority, sent.bytes);
+    cl_egress_see(path->egress, send->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
     cl_active_set_see(&path->egress->receivers, &path->receiver, now_us);
-    message->packets_in_flight++;
+    send->packets_in_flight++;
     if (!message->first_us)
         message->first_us = now_us;
     out->head_length = CL_PACKET_HEAD_BYTES;
     out->payload_length = length;
-    out->payload = message->data + start;
+    out->payload = send->data + start;
     write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     out->droppable = packet.flags & CL_PACKET_DROPPABLE;
     out->message = message;
@@ -187,12 +187,12 @@ static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
 
 /* Counts a packet of the message that is sent again. If some were refused and some lost, the refused ones count first.
  */
-static void count_again(struct cl_engine_stats *stats, struct cl_message *message)
+static void count_again(struct cl_engine_stats *stats, struct cl_send *send)
 {
     stats->packets_retransmitted++;
-    if (message->refused > 0) {
+    if (send->refused > 0) {
         stats->retransmitted_refused++;
-        message->refused--;
+        send->refused--;
     } else {
         stats->retransmitted_lost++;
     }
@@ -214,15 +214,15 @@ static size_t send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, str
                 return 1;
             continue;
         }
-        struct cl_message *message = oldest->data.message;
-        if (message->generation != oldest->data.generation || message->held || message->partial.stopped ||
-            cl_message_has_arrived(message, oldest->data.packet))
+        struct cl_send *send = oldest->data.send;
+        if (send->message.generation != oldest->data.generation || send->held || send->partial.stopped ||
+            cl_message_has_arrived(&send->message, oldest->data.packet))
             continue;
-        if (datagrams_of(message, path) > capacity)
+        if (datagrams_of(send, path) > capacity)
             break;
         endpoint->stats.packets_retransmitted++;
         endpoint->stats.retransmitted_probes++;
-        size_t count = send_data(endpoint, peer, path, message, oldest->data.packet, true, now_us, out);
+        size_t count = send_data(endpoint, peer, path, send, oldest->data.packet, true, now_us, out);
         for (size_t i = 0; i < count; i++)
             out[i].droppable = false;
         return count;
@@ -301,9 +301,9 @@ static size_t send_all_before_data(struct cl_endpoint *endpoint, uint64_t now_us
 }
 
 /* Whether no packet of the message may be sent now: see cl_peer_wary. */
-static bool must_wait(const struct cl_peer *peer, const struct cl_message *message)
+static bool must_wait(const struct cl_peer *peer, const struct cl_send *send)
 {
-    return message->packets_in_flight && cl_peer_wary(peer, message);
+    return send->packets_in_flight && cl_peer_wary(peer, send);
 }
 
 /* The bytes that the peer got through an interface. A peer that did not want any for a while cannot claim the bytes
@@ -316,20 +316,20 @@ static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer
 
 /* Balances the peers on each of several interfaces. Chance decides which interface is free when a peer has its turn, so
  * several hosts may send to one port of a peer while its other ports are idle. So each interface sends the same amount
- * to each waiting peer, give or take half a turn: if the peer of `message`, which would leave by `*path`, is further
+ * to each waiting peer, give or take half a turn: if the peer of `send`, which would leave by `*path`, is further
  * ahead there, the peer that lags most gets the turn. Returns its message, and its path in `*path`. */
-static struct cl_message *balance(struct cl_endpoint *endpoint, struct cl_message *message,
-                                  const struct cl_spray_packet *wanted, struct cl_path **path, uint64_t now_us)
+static struct cl_send *balance(struct cl_endpoint *endpoint, struct cl_send *send, const struct cl_spray_packet *wanted,
+                               struct cl_path **path, uint64_t now_us)
 {
     struct cl_egress *egress = (*path)->egress;
-    struct cl_peer *first = endpoint->peers.list[message->peer];
-    struct cl_message *lagging = message;
+    struct cl_peer *first = endpoint->peers.list[send->message.peer];
+    struct cl_send *lagging = send;
     struct cl_path *lagging_path = *path;
     uint64_t own = turn_of(endpoint, first, egress), least = own;
-    struct cl_queue_node *node = first->node.classes[message->priority].next;
-    for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->classes[message->priority].next) {
-        struct cl_message *other = node->classes[message->priority].first;
-        struct cl_peer *peer = endpoint->peers.list[other->peer];
+    struct cl_queue_node *node = first->node.classes[send->priority].next;
+    for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->classes[send->priority].next) {
+        struct cl_send *other = cl_message_as_send(node->classes[send->priority].sends.first);
+        struct cl_peer *peer = endpoint->peers.list[other->message.peer];
         if (turn_of(endpoint, peer, egress) >= least || must_wait(peer, other))
             continue;
         struct cl_path *open = cl_spray_through(peer->paths, peer->path_count, egress, wanted, now_us);
@@ -341,24 +341,24 @@ static struct cl_message *balance(struct cl_endpoint *endpoint, struct cl_messag
     }
     egress->turn = least;
     if (own <= least + (uint64_t)CL_QUEUE_TURN / 2 * endpoint->config.datagram_bytes)
-        return message;
+        return send;
     *path = lagging_path;
     return lagging;
 }
 
 /* Sends one packet of the message whose turn it is. Returns the number of its datagrams. 0: it cannot send now; then it
  * has left the queue, its peer is blocked, it ended without memory, or (*crowded) its datagrams exceed the capacity. */
-static size_t send_next(struct cl_endpoint *endpoint, struct cl_message *message, uint64_t now_us,
-                        struct cl_datagram *out, size_t capacity, bool *crowded)
+static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint64_t now_us, struct cl_datagram *out,
+                        size_t capacity, bool *crowded)
 {
-    struct cl_peer *peer = endpoint->peers.list[message->peer];
-    if (must_wait(peer, message)) {
-        cl_queue_remove(&endpoint->queue, &peer->node, message);
+    struct cl_peer *peer = endpoint->peers.list[send->message.peer];
+    if (must_wait(peer, send)) {
+        cl_queue_remove(&endpoint->queue, &peer->node, send);
         return 0;
     }
     uint64_t ready_us, egress_ready_us;
     struct cl_spray_packet wanted = {.bytes = endpoint->config.datagram_bytes,
-                                     .class = message->priority,
+                                     .class = send->priority,
                                      .first_class = cl_queue_first_class(&endpoint->queue)};
     /* a turn leaves by one path if possible: the wire sends consecutive packets of one path much faster */
     struct cl_path *path = &peer->paths[peer->turn_path];
@@ -366,49 +366,50 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_message *message
     if (!same)
         path = cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
     if (!path) {
-        cl_queue_block(&endpoint->queue, &peer->node, message->priority);
+        cl_queue_block(&endpoint->queue, &peer->node, send->priority);
         peer->pacer_us = ready_us;
         cl_endpoint_arm(endpoint, peer, ready_us);
         cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, egress_ready_us);
         return 0;
     }
     if (!same && endpoint->nics.count > 1) {
-        struct cl_message *lagging = balance(endpoint, message, &wanted, &path, now_us);
-        if (lagging != message) {
-            message = lagging;
-            peer = endpoint->peers.list[message->peer];
-            cl_queue_give_turn(&endpoint->queue, &peer->node, message->priority);
+        struct cl_send *lagging = balance(endpoint, send, &wanted, &path, now_us);
+        if (lagging != send) {
+            send = lagging;
+            peer = endpoint->peers.list[send->message.peer];
+            cl_queue_give_turn(&endpoint->queue, &peer->node, send->priority);
         }
     }
-    if (datagrams_of(message, path) > capacity) {
+    if (datagrams_of(send, path) > capacity) {
         *crowded = true;
         return 0;
     }
     peer->turn_path = path->index;
-    uint32_t fresh = message->next_packet, packet;
-    if (!cl_message_take(message, &packet)) {
-        cl_queue_remove(&endpoint->queue, &peer->node, message);
+    uint32_t fresh = send->next_packet, packet;
+    if (!cl_send_take(send, &packet)) {
+        cl_queue_remove(&endpoint->queue, &peer->node, send);
         return 0;
     }
-    bool more = cl_message_sendable(message);
-    size_t sent = send_data(endpoint, peer, path, message, packet, !more, now_us, out);
+    bool more = cl_send_sendable(send);
+    size_t sent = send_data(endpoint, peer, path, send, packet, !more, now_us, out);
     if (!sent) {
-        cl_messages_complete(endpoint, message, CL_ENOMEM);
+        cl_messages_complete(endpoint, &send->message, CL_ENOMEM);
         return 0;
     }
     if (packet < fresh)
-        count_again(&endpoint->stats, message);
-    if (!message->lost.count)
-        message->refused = 0;
-    peer->turns[path->egress - endpoint->nics.egresses] = turn_of(endpoint, peer, path->egress) + message->packet_bytes;
+        count_again(&endpoint->stats, send);
+    if (!send->lost.count)
+        send->refused = 0;
+    peer->turns[path->egress - endpoint->nics.egresses] =
+        turn_of(endpoint, peer, path->egress) + send->message.packet_bytes;
     for (size_t i = 0; i < sent; i++) /* a packet that is sent again exceeds the loss budget */
         out[i].droppable = out[i].droppable && packet >= fresh;
     if (path->sent.packets - path->sent.pings == 1)
         cl_endpoint_arm(endpoint, peer, cl_loss_pto_us(&path->loss, &path->sent, &path->rtt));
-    cl_queue_sent(&endpoint->queue, &peer->node, message);
+    cl_queue_sent(&endpoint->queue, &peer->node, send);
     if (!more) {
-        cl_queue_remove(&endpoint->queue, &peer->node, message);
-        cl_partial_run_out(endpoint, message);
+        cl_queue_remove(&endpoint->queue, &peer->node, send);
+        cl_partial_run_out(endpoint, send);
     }
     return sent;
 }
@@ -483,8 +484,8 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
     size_t count = send_refused(endpoint, out, capacity);
     count += send_all_before_data(endpoint, now_us, out + count, capacity - count);
     while (count < capacity) {
-        struct cl_message *message = cl_queue_next(&endpoint->queue);
-        if (!message)
+        struct cl_send *send = cl_queue_next(&endpoint->queue);
+        if (!send)
             break;
         /* mostly the interface is busy: this saves asking every peer in turn */
         uint64_t ready_us = cl_nics_ready_us(&endpoint->nics, cl_queue_first_class(&endpoint->queue), now_us);
@@ -493,7 +494,7 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
             break;
         }
         bool crowded = false;
-        count += send_next(endpoint, message, now_us, &out[count], capacity - count, &crowded);
+        count += send_next(endpoint, send, now_us, &out[count], capacity - count, &crowded);
         if (crowded)
             break;
     }

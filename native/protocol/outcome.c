@@ -4,12 +4,13 @@
 #include "protocol/packet.h"
 #include "protocol/partial.h"
 
-/* The message of a DATA packet; NULL if it has ended, or is about to end by a STOP. */
-static struct cl_message *message_of(const struct cl_sent_packet *packet)
+/* The send of a DATA packet; NULL if it has ended, or is about to end by a STOP. */
+static struct cl_send *send_of(const struct cl_sent_packet *packet)
 {
-    struct cl_message *message = packet->data.message;
-    return packet->kind == CL_PACKET_DATA && message->generation == packet->data.generation && !message->partial.stopped
-               ? message
+    struct cl_send *send = packet->data.send;
+    return packet->kind == CL_PACKET_DATA && send->message.generation == packet->data.generation &&
+                   !send->partial.stopped
+               ? send
                : NULL;
 }
 
@@ -21,18 +22,18 @@ static void on_control_acked(struct cl_peer *peer, const struct cl_sent_packet *
     cl_stops_acked(&peer->stops, &id, packet->control.first_packet);
 }
 
-static void on_done(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
+static void on_done(struct cl_endpoint *endpoint, struct cl_send *send, uint32_t packet)
 {
-    message->accepted = true;
-    message->probing = false;
-    bool first = cl_message_arrive(message, packet);
+    send->accepted = true;
+    send->probing = false;
+    bool first = cl_send_arrive(send, packet);
     if (first)
-        cl_partial_done(message, packet);
-    if (first && cl_message_complete(message))
-        cl_messages_complete(endpoint, message, CL_OK);
+        cl_partial_done(send, packet);
+    if (first && cl_message_complete(&send->message))
+        cl_messages_complete(endpoint, &send->message, CL_OK);
     else {
-        cl_messages_requeue(endpoint, message, false); /* it may have waited for this packet: see cl_peer_wary */
-        cl_partial_run_out(endpoint, message);         /* an earlier PROBE may have been refused */
+        cl_messages_requeue(endpoint, send, false); /* it may have waited for this packet: see cl_peer_wary */
+        cl_partial_run_out(endpoint, send);         /* an earlier PROBE may have been refused */
     }
 }
 
@@ -41,17 +42,17 @@ static void on_acked(void *argument, const struct cl_sent_packet *packet)
     struct cl_outcome *outcome = argument;
     struct cl_peer *peer = outcome->peer;
     on_control_acked(peer, packet);
-    struct cl_message *message = message_of(packet);
-    if (!message)
+    struct cl_send *send = send_of(packet);
+    if (!send)
         return;
-    message->packets_in_flight--;
-    if (message->probing && peer->held.first) {
+    send->packets_in_flight--;
+    if (send->probing && peer->held.first) {
         /* the receiver has room again: try the next held message at once */
         peer->held_us = outcome->now_us;
         peer->held_wait_us = CL_PEER_HELD_MIN_US;
         cl_endpoint_arm(outcome->endpoint, peer, peer->held_us);
     }
-    on_done(outcome->endpoint, message, packet->data.packet);
+    on_done(outcome->endpoint, send, packet->data.packet);
 }
 
 static void on_late(void *argument, const struct cl_sent_packet *packet)
@@ -59,9 +60,9 @@ static void on_late(void *argument, const struct cl_sent_packet *packet)
     struct cl_outcome *outcome = argument;
     outcome->endpoint->stats.packets_spurious++;
     on_control_acked(outcome->peer, packet);
-    struct cl_message *message = message_of(packet);
-    if (message)
-        on_done(outcome->endpoint, message, packet->data.packet);
+    struct cl_send *send = send_of(packet);
+    if (send)
+        on_done(outcome->endpoint, send, packet->data.packet);
 }
 
 static void on_refused(void *argument, const struct cl_sent_packet *packet)
@@ -70,26 +71,26 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
     struct cl_endpoint *endpoint = outcome->endpoint;
     if (packet->kind == CL_PACKET_PROBE)
         cl_partial_on_probe_refused(endpoint, outcome->peer, &packet->control);
-    struct cl_message *message = message_of(packet);
-    if (!message)
+    struct cl_send *send = send_of(packet);
+    if (!send)
         return;
-    message->packets_in_flight--;
-    message->probing = false;
-    if (!cl_message_has_arrived(message, packet->data.packet)) { /* else the receiver took another copy in */
-        message->partial.has_run_out = false;                    /* this packet has to be sent again */
-        message->refused++;
-        if (!cl_messages_give_back(endpoint, message, packet->data.packet))
+    send->packets_in_flight--;
+    send->probing = false;
+    if (!cl_message_has_arrived(&send->message, packet->data.packet)) { /* else the receiver took another copy in */
+        send->partial.has_run_out = false;                              /* this packet has to be sent again */
+        send->refused++;
+        if (!cl_messages_give_back(endpoint, send, packet->data.packet))
             return;
     }
-    if (!cl_message_sendable(message))
+    if (!cl_send_sendable(send))
         return;
-    if (message->held || cl_peer_ready_since(outcome->peer, &message->id, packet->sent_us)) {
-        cl_messages_requeue(endpoint, message, true);
+    if (send->held || cl_peer_ready_since(outcome->peer, &send->message.id, packet->sent_us)) {
+        cl_messages_requeue(endpoint, send, true);
         return;
     }
-    if (message->queued)
-        cl_queue_remove(&endpoint->queue, &outcome->peer->node, message);
-    cl_peer_hold(outcome->peer, message, outcome->now_us);
+    if (send->queued)
+        cl_queue_remove(&endpoint->queue, &outcome->peer->node, send);
+    cl_peer_hold(outcome->peer, send, outcome->now_us);
     cl_endpoint_arm(endpoint, outcome->peer, outcome->peer->held_us);
 }
 
@@ -97,19 +98,19 @@ static void on_lost(void *argument, const struct cl_sent_packet *packet)
 {
     struct cl_outcome *outcome = argument;
     outcome->endpoint->stats.packets_lost++;
-    struct cl_message *message = message_of(packet);
-    if (message) {
-        message->packets_in_flight--;
-        if (cl_partial_give_up(outcome->endpoint, message, packet->data.packet)) {
-            cl_messages_requeue(outcome->endpoint, message, false); /* as in on_done */
-            cl_partial_run_out(outcome->endpoint, message);
+    struct cl_send *send = send_of(packet);
+    if (send) {
+        send->packets_in_flight--;
+        if (cl_partial_give_up(outcome->endpoint, send, packet->data.packet)) {
+            cl_messages_requeue(outcome->endpoint, send, false); /* as in on_done */
+            cl_partial_run_out(outcome->endpoint, send);
             return;
         }
-        if (!cl_messages_give_back(outcome->endpoint, message, packet->data.packet))
+        if (!cl_messages_give_back(outcome->endpoint, send, packet->data.packet))
             return;
-        if (message->queued) /* a message with lost packets goes first */
-            cl_queue_remove(&outcome->endpoint->queue, &outcome->peer->node, message);
-        cl_messages_requeue(outcome->endpoint, message, true);
+        if (send->queued) /* a message with lost packets goes first */
+            cl_queue_remove(&outcome->endpoint->queue, &outcome->peer->node, send);
+        cl_messages_requeue(outcome->endpoint, send, true);
     } else if (packet->kind != CL_PACKET_DATA && packet->kind != CL_PACKET_PING) {
         cl_peer_list_tell(&outcome->endpoint->peers, outcome->peer, packet->kind, packet->control);
     }

@@ -13,10 +13,10 @@ enum {
 
 /* ---- which packets are protected ---- */
 
-static bool is_protected(const struct cl_message *message, uint32_t packet)
+static bool is_protected(const struct cl_send *send, uint32_t packet)
 {
-    const struct cl_message_partial *partial = &message->partial;
-    if (packet < partial->protect_first || packet >= message->packet_count - partial->protect_last)
+    const struct cl_send_partial *partial = &send->partial;
+    if (packet < partial->protect_first || packet >= send->message.packet_count - partial->protect_last)
         return true;
     if (!partial->protect)
         return false;
@@ -32,95 +32,96 @@ static bool is_protected(const struct cl_message *message, uint32_t packet)
 
 /* ---- at the sender ---- */
 
-void cl_partial_begin_send(struct cl_message *message, const struct cl_qos *qos)
+void cl_partial_begin_send(struct cl_send *send, const struct cl_qos *qos)
 {
-    uint32_t budget = cl_partial_loss_budget(message->packet_count, qos->loss_bound);
+    uint32_t budget = cl_partial_loss_budget(send->message.packet_count, qos->loss_bound);
     if (!budget)
         return;
-    uint32_t most = message->packet_count;
-    message->partial = (struct cl_message_partial){
-        .loss_budget = budget,
+    uint32_t most = send->message.packet_count;
+    send->message.loss_budget = budget;
+    send->partial = (struct cl_send_partial){
         .guarded = qos->protect || qos->protect_first || qos->protect_last,
         .protect_first = qos->protect_first < most ? qos->protect_first : most,
         .protect_last = qos->protect_last < most ? qos->protect_last : most,
         .protect = qos->protect,
         .protect_bytes = qos->protect_bytes,
         .protect_offset = qos->protect_offset,
-        .packet_values = message->packet_bytes,
-        .values = message->length,
+        .packet_values = send->message.packet_bytes,
+        .values = send->message.length,
     };
     if (qos->blocks.encoded_bytes) {
-        message->partial.packet_values = message->packet_bytes / qos->blocks.encoded_bytes * qos->blocks.value_bytes;
-        message->partial.values = qos->blocks.length;
+        send->partial.packet_values = send->message.packet_bytes / qos->blocks.encoded_bytes * qos->blocks.value_bytes;
+        send->partial.values = qos->blocks.length;
     }
-    for (uint32_t packet = 0; message->partial.guarded && packet < message->packet_count; packet++)
-        message->partial.protected_count += is_protected(message, packet);
+    for (uint32_t packet = 0; send->partial.guarded && packet < send->message.packet_count; packet++)
+        send->partial.protected_count += is_protected(send, packet);
 }
 
-uint8_t cl_partial_flags(const struct cl_message *message, uint32_t packet)
+uint8_t cl_partial_flags(const struct cl_send *send, uint32_t packet)
 {
-    const struct cl_message_partial *partial = &message->partial;
-    if (!partial->loss_budget)
+    const struct cl_send_partial *partial = &send->partial;
+    if (!send->message.loss_budget)
         return 0;
-    bool droppable = !partial->guarded || !is_protected(message, packet);
-    bool safe = partial->protected_arrived == partial->protected_count, tail = safe && !cl_message_sendable(message);
+    bool droppable = !partial->guarded || !is_protected(send, packet);
+    bool safe = partial->protected_arrived == partial->protected_count, tail = safe && !cl_send_sendable(send);
     return (uint8_t)((droppable ? CL_PACKET_DROPPABLE : 0) | (safe ? CL_PACKET_SAFE : 0) | (tail ? CL_PACKET_TAIL : 0));
 }
 
-bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet)
+bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_send *send, uint32_t packet)
 {
-    struct cl_message_partial *partial = &message->partial;
-    if (!partial->loss_budget)
+    struct cl_send_partial *partial = &send->partial;
+    if (!send->message.loss_budget)
         return false;
-    if (cl_message_has_arrived(message, packet) || cl_ranges_contains(&message->forgone, packet))
+    if (cl_message_has_arrived(&send->message, packet) || cl_ranges_contains(&send->forgone, packet))
         return true; /* another copy has arrived, or was given up before */
-    if (partial->given_up == partial->loss_budget || (partial->guarded && is_protected(message, packet)) ||
-        !cl_ranges_add(&message->forgone, packet, (uint64_t)packet + 1))
+    if (partial->given_up == send->message.loss_budget || (partial->guarded && is_protected(send, packet)) ||
+        !cl_ranges_add(&send->forgone, packet, (uint64_t)packet + 1))
         return false;
     partial->given_up++;
     endpoint->stats.packets_given_up++;
     return true;
 }
 
-void cl_partial_done(struct cl_message *message, uint32_t packet)
+void cl_partial_done(struct cl_send *send, uint32_t packet)
 {
-    struct cl_message_partial *partial = &message->partial;
-    if (!partial->loss_budget)
+    struct cl_send_partial *partial = &send->partial;
+    if (!send->message.loss_budget)
         return;
-    partial->given_up -= cl_ranges_contains(&message->forgone, packet);
+    partial->given_up -= cl_ranges_contains(&send->forgone, packet);
     if (partial->guarded)
-        partial->protected_arrived += is_protected(message, packet);
+        partial->protected_arrived += is_protected(send, packet);
 }
 
-void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_message *message)
+void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_send *send)
 {
-    struct cl_message_partial *partial = &message->partial;
-    if (!partial->loss_budget || partial->has_run_out || cl_message_sendable(message) ||
+    struct cl_send_partial *partial = &send->partial;
+    if (!send->message.loss_budget || partial->has_run_out || cl_send_sendable(send) ||
         (!partial->given_up && partial->protected_arrived == partial->protected_count))
         return;
     partial->has_run_out = true;
-    cl_peer_list_tell(&endpoint->peers, endpoint->peers.list[message->peer], CL_PACKET_PROBE,
-                      cl_control_message(&message->id));
+    cl_peer_list_tell(&endpoint->peers, endpoint->peers.list[send->message.peer], CL_PACKET_PROBE,
+                      cl_control_message(&send->message.id));
 }
 
 void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_control *probe)
 {
     struct cl_message_id id = cl_control_id(probe);
-    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
-    if (!message || message->partial.stopped)
+    struct cl_send *send = cl_table_find_send(&endpoint->table, peer->id, &id);
+    if (!send || send->partial.stopped)
         return;
-    message->partial.has_run_out = false;
-    if (message->packets_arrived) /* the receiver knows the message; else the first acknowledgement repeats the PROBE */
-        cl_partial_run_out(endpoint, message);
+    send->partial.has_run_out = false;
+    if (send->message
+            .packets_arrived) /* the receiver knows the message; else the first acknowledgement repeats the PROBE */
+        cl_partial_run_out(endpoint, send);
 }
 
 /* Notes the packets from `first` on that the receiver counted, by a part of its STOP. */
-static void count(struct cl_message *message, uint32_t first, uint32_t part, const uint8_t *payload)
+static void count(struct cl_send *send, uint32_t first, uint32_t part, const uint8_t *payload)
 {
-    for (uint32_t i = 0; i < part && first + i < message->packet_count; i++) {
+    for (uint32_t i = 0; i < part && first + i < send->message.packet_count; i++) {
         uint64_t counted = !(payload[i / 8] >> (i % 8) & 1);
-        message->packets_counted += (uint32_t)counted;
-        message->counted[(first + i) / 64] |= counted << ((first + i) % 64);
+        send->packets_counted += (uint32_t)counted;
+        send->counted[(first + i) / 64] |= counted << ((first + i) % 64);
     }
 }
 
@@ -128,41 +129,41 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
                         const uint8_t *payload)
 {
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
-    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
-    if (!message)
+    struct cl_send *send = cl_table_find_send(&endpoint->table, peer->id, &id);
+    if (!send)
         return true; /* the message has ended here, too */
     uint32_t first = cl_control_read(packet).first_packet, part = cl_stop_part(peer->payload_bytes);
-    if (!message->partial.loss_budget || first % part || first >= message->packet_count ||
-        (packet->length && packet->length != cl_stop_bytes(message->packet_count, part, first)))
+    if (!send->message.loss_budget || first % part || first >= send->message.packet_count ||
+        (packet->length && packet->length != cl_stop_bytes(send->message.packet_count, part, first)))
         return false;
     if (!packet->length) { /* every packet was counted */
-        message->packets_arrived = message->packet_count;
-        message->partial.stopped = false;
-        cl_messages_complete(endpoint, message, CL_OK);
+        send->message.packets_arrived = send->message.packet_count;
+        send->partial.stopped = false;
+        cl_messages_complete(endpoint, &send->message, CL_OK);
         return true;
     }
-    if (!message->partial.stopped) {
-        if (message->queued)
-            cl_queue_remove(&endpoint->queue, &peer->node, message);
-        if (message->held)
-            cl_peer_unhold(peer, message);
-        if (!cl_message_stop(message)) {
-            cl_messages_complete(endpoint, message, CL_ENOMEM);
+    if (!send->partial.stopped) {
+        if (send->queued)
+            cl_queue_remove(&endpoint->queue, &peer->node, send);
+        if (send->held)
+            cl_peer_unhold(peer, send);
+        if (!cl_send_stop(send)) {
+            cl_messages_complete(endpoint, &send->message, CL_ENOMEM);
             return true;
         }
     }
     uint64_t end = (uint64_t)first + part;
-    end = end < message->packet_count ? end : message->packet_count;
-    if (!cl_ranges_contains(&message->stop_told, first))
-        count(message, first, part, payload);
-    if (!cl_ranges_add(&message->stop_told, first, end)) { /* this STOP will not come again */
-        cl_messages_complete(endpoint, message, CL_ENOMEM);
+    end = end < send->message.packet_count ? end : send->message.packet_count;
+    if (!cl_ranges_contains(&send->stop_told, first))
+        count(send, first, part, payload);
+    if (!cl_ranges_add(&send->stop_told, first, end)) { /* this STOP will not come again */
+        cl_messages_complete(endpoint, &send->message, CL_ENOMEM);
         return true;
     }
-    const struct cl_range *told = message->stop_told.list;
-    if (told->start == 0 && told->end == message->packet_count) {
-        bool agreed = message->packet_count - message->packets_counted <= message->partial.loss_budget;
-        cl_messages_complete(endpoint, message, agreed ? CL_OK : CL_EMISMATCH);
+    const struct cl_range *told = send->stop_told.list;
+    if (told->start == 0 && told->end == send->message.packet_count) {
+        bool agreed = send->message.packet_count - send->packets_counted <= send->message.loss_budget;
+        cl_messages_complete(endpoint, &send->message, agreed ? CL_OK : CL_EMISMATCH);
     }
     return true;
 }
@@ -179,7 +180,7 @@ static void tell_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, const 
 }
 
 /* How long after the latest packet a packet that was sent before it may still come. */
-static uint64_t reordering_us(const struct cl_peer *peer, const struct cl_message *message)
+static uint64_t reordering_us(const struct cl_peer *peer, const struct cl_receive *receive)
 {
     uint64_t longest_us = 0, round_trip_us = 0;
     for (uint16_t i = 0; i < peer->path_count; i++) {
@@ -194,7 +195,7 @@ static uint64_t reordering_us(const struct cl_peer *peer, const struct cl_messag
     longest_us = longest_us > peer->reordering_us ? longest_us : peer->reordering_us;
     longest_us = longest_us > REORDER_MIN_US ? longest_us : REORDER_MIN_US;
     longest_us = longest_us < REORDER_MAX_US ? longest_us : REORDER_MAX_US;
-    return message->partial.wary ? longest_us + WARY_US + 2 * round_trip_us : longest_us;
+    return receive->partial.wary ? longest_us + WARY_US + 2 * round_trip_us : longest_us;
 }
 
 static uint64_t stall_us(const struct cl_peer *peer)
@@ -207,28 +208,28 @@ static uint64_t stall_us(const struct cl_peer *peer)
 }
 
 /* When the message may end if no further packet comes; UINT64_MAX: it may not. */
-static uint64_t ends_us(const struct cl_peer *peer, const struct cl_message *message)
+static uint64_t ends_us(const struct cl_peer *peer, const struct cl_receive *receive)
 {
-    const struct cl_message_partial *partial = &message->partial;
-    if (message->packet_count - message->packets_arrived > partial->loss_budget)
+    const struct cl_receive_partial *partial = &receive->partial;
+    if (receive->message.packet_count - receive->message.packets_arrived > receive->message.loss_budget)
         return UINT64_MAX;
     bool probed = partial->told_budget != 0;
     bool all_protected = partial->safe || (probed && partial->protected_arrived >= partial->protected_count);
     if ((partial->exhausted || probed) && all_protected)
-        return partial->arrived_us + reordering_us(peer, message);
+        return partial->arrived_us + reordering_us(peer, receive);
     if (partial->deadline_us == UINT64_MAX || (partial->guarded && !all_protected))
         return UINT64_MAX;
     uint64_t stalled_us = partial->arrived_us + stall_us(peer);
     return stalled_us > partial->deadline_us ? stalled_us : partial->deadline_us;
 }
 
-static void schedule(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message, uint64_t when_us)
+static void schedule(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_receive *receive, uint64_t when_us)
 {
     if (when_us == UINT64_MAX)
         return;
-    if (!message->partial.ending) {
-        message->partial.ending = true;
-        cl_message_list_append(&peer->ending, message);
+    if (!receive->partial.ending) {
+        receive->partial.ending = true;
+        cl_message_list_append(&peer->ending, &receive->message);
     }
     if (when_us < peer->ending_us) {
         peer->ending_us = when_us;
@@ -236,37 +237,37 @@ static void schedule(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     }
 }
 
-void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos,
+void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_receive *receive, const struct cl_qos *qos,
                               bool wary, uint64_t now_us)
 {
-    struct cl_message_partial *partial = &message->partial; /* a PROBE may have come before */
-    partial->loss_budget = cl_partial_loss_budget(message->packet_count, qos->loss_bound);
-    if (partial->told_budget && partial->told_budget != partial->loss_budget) {
-        cl_messages_mismatch(endpoint, message);
+    struct cl_receive_partial *partial = &receive->partial; /* a PROBE may have come before */
+    receive->message.loss_budget = cl_partial_loss_budget(receive->message.packet_count, qos->loss_bound);
+    if (partial->told_budget && partial->told_budget != receive->message.loss_budget) {
+        cl_messages_mismatch(endpoint, receive);
         return;
     }
-    if (!partial->loss_budget)
+    if (!receive->message.loss_budget)
         return;
     partial->guarded = qos->protect || qos->protect_first || qos->protect_last;
     partial->wary = wary;
     partial->arrived_us = now_us;
     partial->deadline_us = qos->deadline_us ? now_us + qos->deadline_us : UINT64_MAX;
-    schedule(endpoint, endpoint->peers.list[message->peer], message, partial->deadline_us);
+    schedule(endpoint, endpoint->peers.list[receive->message.peer], receive, partial->deadline_us);
 }
 
-void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags, bool placed,
+void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_receive *receive, uint8_t flags, bool placed,
                           uint64_t now_us)
 {
-    struct cl_message_partial *partial = &message->partial;
-    if (!partial->loss_budget)
+    struct cl_receive_partial *partial = &receive->partial;
+    if (!receive->message.loss_budget)
         return;
-    struct cl_peer *peer = endpoint->peers.list[message->peer];
+    struct cl_peer *peer = endpoint->peers.list[receive->message.peer];
     partial->protected_arrived += placed && !(flags & CL_PACKET_DROPPABLE);
     partial->safe |= (flags & CL_PACKET_SAFE) != 0;
     partial->exhausted |= (flags & CL_PACKET_TAIL) != 0;
     partial->arrived_us = now_us;
     if (partial->exhausted || partial->told_budget)
-        schedule(endpoint, peer, message, ends_us(peer, message));
+        schedule(endpoint, peer, receive, ends_us(peer, receive));
 }
 
 bool cl_partial_is_late(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_message_id *id,
@@ -305,38 +306,38 @@ enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer 
     if (packet->length != CL_PROBE_BYTES || !cl_load_u32(payload + 4))
         return CL_PROBED_MALFORMED;
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
-    struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_RECEIVE, peer->id, &id);
-    if (!message)
+    struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer->id, &id);
+    if (!receive)
         return on_probe_of_none(endpoint, peer, &id);
-    struct cl_message_partial *partial = &message->partial;
+    struct cl_receive_partial *partial = &receive->partial;
     partial->protected_count = cl_load_u32(payload);
     partial->told_budget = cl_load_u32(payload + 4);
-    if (message->posted && partial->told_budget != partial->loss_budget) {
-        cl_messages_mismatch(endpoint, message);
-    } else if (message->posted) {
+    if (receive->message.posted && partial->told_budget != receive->message.loss_budget) {
+        cl_messages_mismatch(endpoint, receive);
+    } else if (receive->message.posted) {
         partial->arrived_us = now_us;
-        schedule(endpoint, peer, message, ends_us(peer, message));
+        schedule(endpoint, peer, receive, ends_us(peer, receive));
     }
     return CL_PROBED;
 }
 
-void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_message *message)
+void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_receive *receive)
 {
-    if (message->partial.told_budget)
-        tell_stop(endpoint, endpoint->peers.list[message->peer], &message->id, 0);
+    if (receive->partial.told_budget)
+        tell_stop(endpoint, endpoint->peers.list[receive->message.peer], &receive->message.id, 0);
 }
 
-static bool stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_message *message)
+static bool stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_receive *receive)
 {
     uint32_t part = cl_stop_part(peer->payload_bytes);
-    if (!cl_stops_add(&peer->stops, message, part))
+    if (!cl_stops_add(&peer->stops, &receive->message, part))
         return false;
-    for (uint32_t first = 0; first < message->packet_count; first += part)
-        tell_stop(endpoint, peer, &message->id, first);
+    for (uint32_t first = 0; first < receive->message.packet_count; first += part)
+        tell_stop(endpoint, peer, &receive->message.id, first);
     endpoint->stats.messages_stopped++;
     peer->reordering_us -= peer->reordering_us / 64;
-    cl_history_add(&peer->history, &message->id);
-    cl_messages_complete(endpoint, message, CL_OK);
+    cl_history_add(&peer->history, &receive->message.id);
+    cl_messages_complete(endpoint, &receive->message, CL_OK);
     return true;
 }
 
@@ -345,9 +346,10 @@ void cl_partial_service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint
     uint64_t next_us = UINT64_MAX;
     for (struct cl_message *message = peer->ending.first, *next; message; message = next) {
         next = message->next;
-        uint64_t when_us = ends_us(peer, message);
+        struct cl_receive *receive = cl_message_as_receive(message);
+        uint64_t when_us = ends_us(peer, receive);
         if (when_us <= now_us) {
-            if (stop(endpoint, peer, message))
+            if (stop(endpoint, peer, receive))
                 continue;
             when_us = now_us + NO_MEMORY_US;
         }
@@ -371,10 +373,10 @@ int cl_partial_write(const struct cl_endpoint *endpoint, const struct cl_peer *p
     }
     if (kind != CL_PACKET_PROBE)
         return 0;
-    const struct cl_message *message = cl_table_find(&endpoint->table, CL_MESSAGE_SEND, peer->id, &id);
-    if (!message || !message->partial.has_run_out)
+    const struct cl_send *send = cl_table_find_send(&endpoint->table, peer->id, &id);
+    if (!send || !send->partial.has_run_out)
         return -1;
-    cl_store_u32(payload, message->partial.protected_count);
-    cl_store_u32(payload + 4, message->partial.loss_budget);
+    cl_store_u32(payload, send->partial.protected_count);
+    cl_store_u32(payload + 4, send->message.loss_budget);
     return CL_PROBE_BYTES;
 }

@@ -40,20 +40,20 @@ static inline uint32_t cl_partial_loss_budget(uint32_t packet_count, double loss
 
 /* Prepare a message that was just begun; at the receiver, before unexpected packets are delivered. wary: packets of the
  * message were refused, so wait longer for them. */
-void cl_partial_begin_send(struct cl_message *message, const struct cl_qos *qos);
-void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_message *message, const struct cl_qos *qos,
+void cl_partial_begin_send(struct cl_send *send, const struct cl_qos *qos);
+void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_receive *receive, const struct cl_qos *qos,
                               bool wary, uint64_t now_us);
 
 /* ---- at the sender; all of these do nothing for reliable messages ---- */
 
 /* CL_PACKET_DROPPABLE, CL_PACKET_SAFE and CL_PACKET_TAIL for a packet that is about to be sent. */
-uint8_t cl_partial_flags(const struct cl_message *message, uint32_t packet);
+uint8_t cl_partial_flags(const struct cl_send *send, uint32_t packet);
 /* Gives a lost packet up if possible. False: it must be sent again. */
-bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_message *message, uint32_t packet);
+bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_send *send, uint32_t packet);
 /* Notes that the packet is acknowledged, for the first time. */
-void cl_partial_done(struct cl_message *message, uint32_t packet);
+void cl_partial_done(struct cl_send *send, uint32_t packet);
 /* Sends a PROBE if the message has run out: nothing is left to send and packets were given up. */
-void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_message *message);
+void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_send *send);
 /* The receiver refused the PROBE, as it overtook all packets of its message. */
 void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_control *probe);
 /* Takes a STOP in. False: malformed. */
@@ -63,7 +63,7 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
 /* ---- at the receiver ---- */
 
 /* Notes a packet of a posted message, which came for the first time (placed) or again and did not complete it. */
-void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_message *message, uint8_t flags, bool placed,
+void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_receive *receive, uint8_t flags, bool placed,
                           uint64_t now_us);
 /* Whether this packet came too late: the receiver has ended its message, and has not told the sender for certain. */
 bool cl_partial_is_late(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_message_id *id,
@@ -73,7 +73,7 @@ enum cl_probed { CL_PROBED, CL_PROBED_NOTHING, CL_PROBED_MALFORMED };
 enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
                                    const uint8_t *payload, uint64_t now_us);
 /* Tells the sender that the message is complete, if the sender has run out. */
-void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_message *message);
+void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_receive *receive);
 /* Ends the messages from this peer that may end now. */
 void cl_partial_service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us);
 

@@ -67,20 +67,20 @@ void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagra
     peer->reordering_us = 0;
 }
 
-void cl_peer_hold(struct cl_peer *peer, struct cl_message *message, uint64_t now_us)
+void cl_peer_hold(struct cl_peer *peer, struct cl_send *send, uint64_t now_us)
 {
     if (!peer->held.first) {
         peer->held_wait_us = CL_PEER_HELD_MIN_US;
         peer->held_us = now_us + peer->held_wait_us;
     }
-    message->held = true;
-    cl_message_list_append(&peer->held, message);
+    send->held = true;
+    cl_message_list_append(&peer->held, &send->message);
 }
 
-void cl_peer_unhold(struct cl_peer *peer, struct cl_message *message)
+void cl_peer_unhold(struct cl_peer *peer, struct cl_send *send)
 {
-    message->held = false;
-    cl_message_list_remove(&peer->held, message);
+    send->held = false;
+    cl_message_list_remove(&peer->held, &send->message);
 }
 
 bool cl_peer_ready_since(const struct cl_peer *peer, const struct cl_message_id *id, uint64_t sent_us)
@@ -98,9 +98,9 @@ void cl_peer_note_ready(struct cl_peer *peer, uint32_t group, uint32_t sequence,
     peer->readies[peer->ready_count++ % CL_PEER_READIES] = (struct cl_peer_ready){group, sequence, now_us};
 }
 
-bool cl_peer_wary(const struct cl_peer *peer, const struct cl_message *message)
+bool cl_peer_wary(const struct cl_peer *peer, const struct cl_send *send)
 {
-    return !message->accepted && (message->probing || peer->held.first);
+    return !send->accepted && (send->probing || peer->held.first);
 }
 
 bool cl_peer_delivers_elsewhere(const struct cl_peer *peer, const struct cl_path *path)

@@ -55,7 +55,7 @@ struct cl_peer {
     uint32_t greetings;    /* how often it was asked while nothing waited for it */
     uint64_t pacer_us;     /* when a pacer that blocks the peer lets go; UINT64_MAX: no pacer does */
 
-    /* as a receiver: messages that it refused, first in, first out */
+    /* as a receiver: sends that it refused, first in, first out */
     struct cl_message_list held;
     uint64_t held_us; /* when to try the first */
     uint32_t held_wait_us;
@@ -87,15 +87,15 @@ void cl_peer_lose(struct cl_peer *peer);
 /* Begins an incarnation of a lost peer: alive, with new paths, numbers and timers. */
 void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagram_bytes);
 
-void cl_peer_hold(struct cl_peer *peer, struct cl_message *message, uint64_t now_us);
-void cl_peer_unhold(struct cl_peer *peer, struct cl_message *message);
+void cl_peer_hold(struct cl_peer *peer, struct cl_send *send, uint64_t now_us);
+void cl_peer_unhold(struct cl_peer *peer, struct cl_send *send);
 /* Whether the receiver announced room for the message's operation after a packet left at sent_us. */
 bool cl_peer_ready_since(const struct cl_peer *peer, const struct cl_message_id *id, uint64_t sent_us);
 void cl_peer_note_ready(struct cl_peer *peer, uint32_t group, uint32_t sequence, uint64_t now_us);
 
 /* Whether only one packet of the message may be in flight: the receiver refuses other messages and has accepted no
  * packet of this one. */
-bool cl_peer_wary(const struct cl_peer *peer, const struct cl_message *message);
+bool cl_peer_wary(const struct cl_peer *peer, const struct cl_send *send);
 
 /* Whether another path has delivered a packet since the oldest packet on `path` was sent: then the path has failed, not
  * the peer. */

@@ -39,54 +39,49 @@ static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
     own->previous = own->next = NULL;
 }
 
-void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message, bool first)
+void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send, bool first)
 {
-    struct cl_queue_class *own = &node->classes[message->priority];
-    bool was_empty = !own->first;
-    struct cl_message *before = first ? NULL : own->last;
-    while (before && before->order > message->order)
+    struct cl_message_list *sends = &node->classes[send->priority].sends;
+    bool was_empty = !sends->first;
+    struct cl_message *before = first ? NULL : sends->last;
+    while (before && cl_message_as_send(before)->order > send->order)
         before = before->previous;
-    message->queued = true;
-    message->previous = before;
-    message->next = before ? before->next : own->first;
-    *(message->previous ? &message->previous->next : &own->first) = message;
-    *(message->next ? &message->next->previous : &own->last) = message;
-    if (was_empty && !(node->blocked >> message->priority & 1))
-        enter(queue, node, message->priority);
+    send->queued = true;
+    cl_message_list_insert(sends, before, &send->message);
+    if (was_empty && !(node->blocked >> send->priority & 1))
+        enter(queue, node, send->priority);
 }
 
-void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message)
+void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send)
 {
-    struct cl_queue_class *own = &node->classes[message->priority];
-    *(message->previous ? &message->previous->next : &own->first) = message->next;
-    *(message->next ? &message->next->previous : &own->last) = message->previous;
-    message->previous = message->next = NULL;
-    message->queued = false;
-    if (!own->first && !(node->blocked >> message->priority & 1))
-        leave(queue, node, message->priority);
+    struct cl_message_list *sends = &node->classes[send->priority].sends;
+    cl_message_list_remove(sends, &send->message);
+    send->queued = false;
+    if (!sends->first && !(node->blocked >> send->priority & 1))
+        leave(queue, node, send->priority);
 }
 
-struct cl_message *cl_queue_next(const struct cl_queue *queue)
+struct cl_send *cl_queue_next(const struct cl_queue *queue)
 {
     if (!queue->classes)
         return NULL;
     bool guard = queue->packets % CL_QUEUE_GUARD == CL_QUEUE_GUARD - 1;
     int class = guard ? 31 - __builtin_clz(queue->classes) : cl_queue_first_class(queue);
-    return queue->turn[class]->classes[class].first;
+    return cl_message_as_send(queue->turn[class]->classes[class].sends.first);
 }
 
-void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message)
+void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send)
 {
     queue->packets++;
     if (++queue->turn_packets < CL_QUEUE_TURN)
         return;
-    cl_queue_give_turn(queue, node->classes[message->priority].next, message->priority);
+    cl_queue_give_turn(queue, node->classes[send->priority].next, send->priority);
 }
 
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class)
 {
     for (; class < CL_CLASSES; class ++) {
-        if (node->classes[class].first && !(node->blocked >> class & 1))
+        if (node->classes[class].sends.first && !(node->blocked >> class & 1))
             leave(queue, node, class);
         node->blocked = (uint8_t)(node->blocked | 1u << class);
     }
@@ -95,7 +90,7 @@ void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t 
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node)
 {
     for (int class = 0; class < CL_CLASSES; class ++)
-        if (node->classes[class].first && node->blocked >> class & 1)
+        if (node->classes[class].sends.first && node->blocked >> class & 1)
             enter(queue, node, class);
     node->blocked = 0;
 }

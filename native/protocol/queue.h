@@ -23,7 +23,7 @@ struct cl_queue_node;
 
 /* One peer's messages of one class. */
 struct cl_queue_class {
-    struct cl_message *first, *last;
+    struct cl_message_list sends;
     struct cl_queue_node *previous, *next; /* the ring of peers that have a turn in this class */
 };
 
@@ -40,18 +40,18 @@ struct cl_queue {
     uint32_t turn_packets;
 };
 
-void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message, bool first);
-void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_message *message);
+void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send, bool first);
+void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send);
 /* The message to send a packet of; NULL when there is none. */
-struct cl_message *cl_queue_next(const struct cl_queue *queue);
+struct cl_send *cl_queue_next(const struct cl_queue *queue);
 /* The most urgent class with data; CL_CLASSES: none. */
 static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
 {
     return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_CLASSES);
 }
-/* Moves the turn on after a packet of `message` was sent, a message in `node` of the class of cl_queue_next's. To be
+/* Moves the turn on after a packet of `send` was sent, a message in `node` of the class of cl_queue_next's. To be
  * called before the message is removed. */
-void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_message *message);
+void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send);
 /* Whether the next packet is the first of a turn. */
 static inline bool cl_queue_turn_begins(const struct cl_queue *queue)
 {

@@ -11,14 +11,14 @@
 #include "congestion/egress.h"
 #include "protocol/control.h"
 
-struct cl_message;
+struct cl_send;
 
 struct cl_sent_packet {
     uint64_t sent_us;
     struct cl_egress_snapshot snapshot; /* of the interface */
     union {
         struct {
-            struct cl_message *message; /* valid only while its generation is still `generation` */
+            struct cl_send *send; /* valid only while its generation is still `generation` */
             uint32_t generation;
             uint32_t packet; /* within the message */
         } data;

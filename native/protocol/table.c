@@ -42,25 +42,27 @@ static bool grow(struct cl_table *table)
     return true;
 }
 
-static bool refill(struct cl_table *table)
+/* Allocates CL_TABLE_BLOCK structs of `bytes` bytes, each of which begins with its cl_message. */
+static bool refill(struct cl_table_pool *pool, size_t bytes)
 {
-    struct cl_message **blocks = realloc(table->blocks, (table->block_count + 1) * sizeof(struct cl_message *));
+    void **blocks = realloc(pool->blocks, (pool->block_count + 1) * sizeof(void *));
     if (!blocks)
         return false;
-    table->blocks = blocks;
-    struct cl_message *block = calloc(CL_TABLE_BLOCK, sizeof(*block));
+    pool->blocks = blocks;
+    uint8_t *block = calloc(CL_TABLE_BLOCK, bytes);
     if (!block)
         return false;
-    blocks[table->block_count++] = block;
-    for (int i = 0; i < CL_TABLE_BLOCK; i++) {
-        block[i].next = table->free;
-        table->free = &block[i];
+    blocks[pool->block_count++] = block;
+    for (size_t i = 0; i < CL_TABLE_BLOCK; i++) {
+        struct cl_message *message = (void *)(block + i * bytes);
+        message->next = pool->free;
+        pool->free = message;
     }
     return true;
 }
 
-struct cl_message *cl_table_find(const struct cl_table *table, enum cl_message_side side, uint16_t peer,
-                                 const struct cl_message_id *id)
+static struct cl_message *find(const struct cl_table *table, enum cl_message_side side, uint16_t peer,
+                               const struct cl_message_id *id)
 {
     if (!table->count)
         return NULL;
@@ -70,31 +72,61 @@ struct cl_message *cl_table_find(const struct cl_table *table, enum cl_message_s
     return message;
 }
 
-struct cl_message *cl_table_add(struct cl_table *table, enum cl_message_side side, uint16_t peer,
-                                const struct cl_message_id *id)
+struct cl_send *cl_table_find_send(const struct cl_table *table, uint16_t peer, const struct cl_message_id *id)
 {
-    if ((table->count >= table->bucket_count && !grow(table)) || (!table->free && !refill(table)))
+    return cl_message_as_send(find(table, CL_MESSAGE_SEND, peer, id));
+}
+
+struct cl_receive *cl_table_find_receive(const struct cl_table *table, uint16_t peer, const struct cl_message_id *id)
+{
+    return cl_message_as_receive(find(table, CL_MESSAGE_RECEIVE, peer, id));
+}
+
+/* Gives a free struct of the pool this name. All of its common part is reset but the memory of the bitmap and the
+ * generation. */
+static struct cl_message *add(struct cl_table *table, struct cl_table_pool *pool, size_t bytes,
+                              enum cl_message_side side, uint16_t peer, const struct cl_message_id *id)
+{
+    if ((table->count >= table->bucket_count && !grow(table)) || (!pool->free && !refill(pool, bytes)))
         return NULL;
-    struct cl_message *message = table->free;
-    table->free = message->next;
-    /* resets everything but the memory of bitmaps and ranges, which is kept for the next use */
-    message->id = *id;
-    message->peer = peer;
-    message->side = (uint8_t)side;
-    message->signature = 0;
-    message->priority = 0;
-    message->order = 0;
-    message->posted = message->queued = message->held = message->accepted = message->probing = message->announced =
-        false;
-    message->unexpected = (struct cl_unexpected_chain){0};
-    message->partial = (struct cl_message_partial){0};
-    message->status = CL_OK;
-    message->previous = message->next = NULL;
-    struct cl_message **head = bucket(table, side, peer, id);
-    message->hash_next = *head;
+    struct cl_message *message = pool->free, **head = bucket(table, side, peer, id);
+    pool->free = message->next;
+    *message = (struct cl_message){.id = *id,
+                                   .peer = peer,
+                                   .side = (uint8_t)side,
+                                   .generation = message->generation,
+                                   .arrived = message->arrived,
+                                   .arrived_words = message->arrived_words,
+                                   .hash_next = *head};
     *head = message;
     table->count++;
     return message;
+}
+
+struct cl_send *cl_table_add_send(struct cl_table *table, uint16_t peer, const struct cl_message_id *id)
+{
+    struct cl_send *send = (void *)add(table, &table->sends, sizeof(*send), CL_MESSAGE_SEND, peer, id);
+    if (!send)
+        return NULL;
+    /* also here, memory is kept for the next use */
+    *send = (struct cl_send){.message = send->message,
+                             .lost = send->lost,
+                             .forgone = send->forgone,
+                             .stop_told = send->stop_told,
+                             .counted = send->counted,
+                             .counted_words = send->counted_words};
+    cl_ranges_clear(&send->lost);
+    cl_ranges_clear(&send->forgone);
+    cl_ranges_clear(&send->stop_told);
+    return send;
+}
+
+struct cl_receive *cl_table_add_receive(struct cl_table *table, uint16_t peer, const struct cl_message_id *id)
+{
+    struct cl_receive *receive = (void *)add(table, &table->receives, sizeof(*receive), CL_MESSAGE_RECEIVE, peer, id);
+    if (receive)
+        *receive = (struct cl_receive){.message = receive->message};
+    return receive;
 }
 
 void cl_table_remove(struct cl_table *table, struct cl_message *message)
@@ -109,8 +141,9 @@ void cl_table_remove(struct cl_table *table, struct cl_message *message)
 
 void cl_table_recycle(struct cl_table *table, struct cl_message *message)
 {
-    message->next = table->free;
-    table->free = message;
+    struct cl_table_pool *pool = message->side == CL_MESSAGE_SEND ? &table->sends : &table->receives;
+    message->next = pool->free;
+    pool->free = message;
 }
 
 void cl_table_each(struct cl_table *table, void (*visit)(struct cl_message *message, void *argument), void *argument)
@@ -124,12 +157,20 @@ void cl_table_each(struct cl_table *table, void (*visit)(struct cl_message *mess
 
 void cl_table_free(struct cl_table *table)
 {
-    for (uint32_t i = 0; i < table->block_count; i++) {
+    for (uint32_t i = 0; i < table->sends.block_count; i++) {
+        struct cl_send *block = table->sends.blocks[i];
         for (int j = 0; j < CL_TABLE_BLOCK; j++)
-            cl_message_free(&table->blocks[i][j]);
-        free(table->blocks[i]);
+            cl_send_free(&block[j]);
+        free(block);
     }
-    free(table->blocks);
+    for (uint32_t i = 0; i < table->receives.block_count; i++) {
+        struct cl_receive *block = table->receives.blocks[i];
+        for (int j = 0; j < CL_TABLE_BLOCK; j++)
+            cl_message_free(&block[j].message);
+        free(block);
+    }
+    free(table->sends.blocks);
+    free(table->receives.blocks);
     free(table->buckets);
     *table = (struct cl_table){0};
 }

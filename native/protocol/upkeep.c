@@ -80,11 +80,11 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
 /* Lets the first held message send one packet; the others wait for its fate. */
 static void try_held(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
 {
-    struct cl_message *message = peer->held.first;
-    cl_peer_unhold(peer, message);
-    message->probing = true;
-    message->accepted = false;
-    cl_messages_requeue(endpoint, message, true);
+    struct cl_send *send = cl_message_as_send(peer->held.first);
+    cl_peer_unhold(peer, send);
+    send->probing = true;
+    send->accepted = false;
+    cl_messages_requeue(endpoint, send, true);
     peer->held_wait_us = 2 * peer->held_wait_us < CL_PEER_HELD_MAX_US ? 2 * peer->held_wait_us : CL_PEER_HELD_MAX_US;
     peer->held_us = now_us + peer->held_wait_us;
 }

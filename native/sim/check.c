@@ -231,10 +231,10 @@ struct look {
 static void look_at_message(struct cl_message *message, void *argument)
 {
     const struct look *look = argument;
-    if (message->side != CL_MESSAGE_SEND || message->packets_in_flight > 0 || message->queued || message->held ||
-        message->partial.stopped)
+    struct cl_send *send = cl_message_as_send(message);
+    if (!send || send->packets_in_flight > 0 || send->queued || send->held || send->partial.stopped)
         return;
-    if (cl_message_sendable(message) || !message->partial.has_run_out)
+    if (cl_send_sendable(send) || !send->partial.has_run_out)
         sim_world_fail(look->world, "rank %u has forgotten message %u/%u/%u to rank %u: %u of %u packets have arrived",
                        look->rank->id, message->id.group, message->id.sequence, message->id.index, message->peer,
                        message->packets_arrived, message->packet_count);

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "never send a message's last packet again",
         "protocol/message.c",
-        "return cl_message_has_arrived(message, packet) ||",
-        "return cl_message_has_arrived(message, packet) || packet + 1 == message->packet_count ||",
+        "return cl_message_has_arrived(&send->message, packet) ||",
+        "return cl_message_has_arrived(&send->message, packet) || packet + 1 == send->message.packet_count ||",
     ),
     Mutant(
         "never say READY",
@@ -69,13 +69,13 @@ MUTANTS = (
     Mutant(
         "end messages that miss more than their loss bound",
         "protocol/partial.c",
-        "message->packet_count - message->packets_arrived > partial->loss_budget)",
-        "message->packet_count - message->packets_arrived > 2 * partial->loss_budget)",
+        "receive->message.packet_count - receive->message.packets_arrived > receive->message.loss_budget)",
+        "receive->message.packet_count - receive->message.packets_arrived > 2 * receive->message.loss_budget)",
     ),
     Mutant(
         "lose protected packets",
         "protocol/partial.c",
-        "(partial->guarded && is_protected(message, packet)) ||",
+        "(partial->guarded && is_protected(send, packet)) ||",
         "",
     ),
     Mutant(
@@ -105,20 +105,20 @@ MUTANTS = (
     Mutant(
         "take refused packets for delivered",
         "protocol/outcome.c",
-        "message->refused++;\n        if (!cl_messages_give_back(endpoint, message, packet->data.packet))",
-        "on_done(endpoint, message, packet->data.packet);",
+        "send->refused++;\n        if (!cl_messages_give_back(endpoint, send, packet->data.packet))",
+        "on_done(endpoint, send, packet->data.packet);",
     ),
     Mutant(
         "ask nobody once nothing is left to send",
         "protocol/outcome.c",
-        "cl_partial_run_out(endpoint, message);         /* an earlier",
+        "cl_partial_run_out(endpoint, send);         /* an earlier",
         "/* an earlier",
     ),
     Mutant(
         "mix up messages that share their memory",
         "protocol/outcome.c",
-        "message->generation == packet->data.generation &&",
-        "message->posted &&",
+        "send->message.generation == packet->data.generation &&",
+        "send->message.posted &&",
     ),
     Mutant(
         "unexpected packets without limit",

@@ -23,15 +23,15 @@ TEST(test_tags_are_wanted_until_they_are_not)
 TEST(test_messages_are_in_order_of_arrival)
 {
     struct cl_announcements announcements = {0};
-    struct cl_message messages[3] = {0};
+    struct cl_receive receives[3] = {0};
     for (int i = 0; i < 3; i++)
-        cl_announcements_add(&announcements, &messages[i]);
-    CHECK(messages[1].announced);
-    cl_announcements_remove(&announcements, &messages[1]);
-    CHECK(!messages[1].announced);
-    CHECK(announcements.messages.first == &messages[0] && messages[0].next == &messages[2]);
-    cl_announcements_remove(&announcements, &messages[0]);
-    CHECK(announcements.messages.first == &messages[2] && announcements.messages.last == &messages[2]);
-    cl_announcements_remove(&announcements, &messages[2]);
+        cl_announcements_add(&announcements, &receives[i]);
+    CHECK(receives[1].announced);
+    cl_announcements_remove(&announcements, &receives[1]);
+    CHECK(!receives[1].announced);
+    CHECK(announcements.messages.first == &receives[0].message && receives[0].message.next == &receives[2].message);
+    cl_announcements_remove(&announcements, &receives[0]);
+    CHECK(announcements.messages.first == &receives[2].message && announcements.messages.last == &receives[2].message);
+    cl_announcements_remove(&announcements, &receives[2]);
     CHECK(announcements.messages.first == NULL && announcements.messages.last == NULL);
 }

@@ -17,23 +17,23 @@ static struct cl_peer *start(void)
 TEST(test_held_messages)
 {
     struct cl_peer *peer = start();
-    struct cl_message messages[3];
-    memset(messages, 0, sizeof(messages));
+    struct cl_send sends[3];
+    memset(sends, 0, sizeof(sends));
     for (int i = 0; i < 3; i++)
-        cl_peer_hold(peer, &messages[i], 1000);
+        cl_peer_hold(peer, &sends[i], 1000);
     CHECK_EQ(peer->held_us, 1000 + CL_PEER_HELD_MIN_US);
-    CHECK(cl_peer_wary(peer, &messages[0]));
-    cl_peer_unhold(peer, &messages[1]);
-    CHECK(!messages[1].held);
-    CHECK(peer->held.first == &messages[0] && peer->held.last == &messages[2]);
-    cl_peer_unhold(peer, &messages[0]);
-    cl_peer_unhold(peer, &messages[2]);
+    CHECK(cl_peer_wary(peer, &sends[0]));
+    cl_peer_unhold(peer, &sends[1]);
+    CHECK(!sends[1].held);
+    CHECK(peer->held.first == &sends[0].message && peer->held.last == &sends[2].message);
+    cl_peer_unhold(peer, &sends[0]);
+    cl_peer_unhold(peer, &sends[2]);
     CHECK(!peer->held.first && !peer->held.last);
-    CHECK(!cl_peer_wary(peer, &messages[0]));
-    messages[0].probing = true;
-    CHECK(cl_peer_wary(peer, &messages[0]));
-    messages[0].accepted = true;
-    CHECK(!cl_peer_wary(peer, &messages[0]));
+    CHECK(!cl_peer_wary(peer, &sends[0]));
+    sends[0].probing = true;
+    CHECK(cl_peer_wary(peer, &sends[0]));
+    sends[0].accepted = true;
+    CHECK(!cl_peer_wary(peer, &sends[0]));
     cl_peer_destroy(peer);
 }
 
@@ -69,13 +69,13 @@ TEST(test_delivers_elsewhere)
 TEST(test_deadline)
 {
     struct cl_peer *peer = start();
-    struct cl_message message;
-    memset(&message, 0, sizeof(message));
+    struct cl_send send;
+    memset(&send, 0, sizeof(send));
     peer->next_ping_us = 900000;
     CHECK_EQ(cl_peer_deadline_us(peer), 900000);
     peer->pacer_us = 800000;
     CHECK_EQ(cl_peer_deadline_us(peer), 800000);
-    cl_peer_hold(peer, &message, 700000);
+    cl_peer_hold(peer, &send, 700000);
     CHECK_EQ(cl_peer_deadline_us(peer), 700000 + CL_PEER_HELD_MIN_US);
     peer->alive = false;
     CHECK_EQ(cl_peer_deadline_us(peer), UINT64_MAX);

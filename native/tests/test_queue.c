@@ -6,7 +6,7 @@ enum { PEERS = 3, EACH = 4 };
 
 static struct cl_queue queue;
 static struct cl_queue_node nodes[PEERS];
-static struct cl_message messages[PEERS][EACH];
+static struct cl_send sends[PEERS][EACH];
 
 static void start(void)
 {
@@ -14,32 +14,32 @@ static void start(void)
     for (uint16_t i = 0; i < PEERS; i++) {
         nodes[i] = (struct cl_queue_node){0};
         for (uint32_t j = 0; j < EACH; j++)
-            messages[i][j] = (struct cl_message){.peer = i, .id.index = j, .priority = 3};
+            sends[i][j] = (struct cl_send){.message = {.peer = i, .id.index = j}, .priority = 3};
     }
 }
 
 /* Sends one packet of the next message; returns its peer. */
 static int send_one(void)
 {
-    struct cl_message *message = cl_queue_next(&queue);
-    cl_queue_sent(&queue, &nodes[message->peer], message);
-    return message->peer;
+    struct cl_send *send = cl_queue_next(&queue);
+    cl_queue_sent(&queue, &nodes[send->message.peer], send);
+    return send->message.peer;
 }
 
 TEST(test_fifo_and_front)
 {
     start();
     CHECK(!cl_queue_next(&queue));
-    cl_queue_push(&queue, &nodes[0], &messages[0][0], false);
-    cl_queue_push(&queue, &nodes[0], &messages[0][1], false);
-    cl_queue_push(&queue, &nodes[0], &messages[0][2], true);
-    CHECK(cl_queue_next(&queue) == &messages[0][2]);
-    cl_queue_remove(&queue, &nodes[0], &messages[0][2]);
-    CHECK(cl_queue_next(&queue) == &messages[0][0]);
-    cl_queue_remove(&queue, &nodes[0], &messages[0][1]); /* from the end */
-    cl_queue_remove(&queue, &nodes[0], &messages[0][0]);
+    cl_queue_push(&queue, &nodes[0], &sends[0][0], false);
+    cl_queue_push(&queue, &nodes[0], &sends[0][1], false);
+    cl_queue_push(&queue, &nodes[0], &sends[0][2], true);
+    CHECK(cl_queue_next(&queue) == &sends[0][2]);
+    cl_queue_remove(&queue, &nodes[0], &sends[0][2]);
+    CHECK(cl_queue_next(&queue) == &sends[0][0]);
+    cl_queue_remove(&queue, &nodes[0], &sends[0][1]); /* from the end */
+    cl_queue_remove(&queue, &nodes[0], &sends[0][0]);
     CHECK(!cl_queue_next(&queue));
-    CHECK(!messages[0][0].queued);
+    CHECK(!sends[0][0].queued);
 }
 
 /* The message that is needed first goes first, though it was posted last. */
@@ -48,18 +48,18 @@ TEST(test_order_within_a_class)
     static const uint16_t ORDERS[EACH] = {2, 1, 2, 0}, EXPECTED[EACH] = {3, 1, 0, 2};
     start();
     for (uint32_t j = 0; j < EACH; j++) {
-        messages[0][j].order = ORDERS[j];
-        cl_queue_push(&queue, &nodes[0], &messages[0][j], false);
+        sends[0][j].order = ORDERS[j];
+        cl_queue_push(&queue, &nodes[0], &sends[0][j], false);
     }
     for (uint32_t j = 0; j < EACH; j++) {
-        struct cl_message *next = cl_queue_next(&queue);
-        CHECK_EQ(next->id.index, EXPECTED[j]);
+        struct cl_send *next = cl_queue_next(&queue);
+        CHECK_EQ(next->message.id.index, EXPECTED[j]);
         cl_queue_remove(&queue, &nodes[0], next);
     }
     CHECK(!cl_queue_next(&queue));
-    cl_queue_push(&queue, &nodes[0], &messages[0][1], false);
-    cl_queue_push(&queue, &nodes[0], &messages[0][0], true); /* lost packets */
-    CHECK(cl_queue_next(&queue) == &messages[0][0]);
+    cl_queue_push(&queue, &nodes[0], &sends[0][1], false);
+    cl_queue_push(&queue, &nodes[0], &sends[0][0], true); /* lost packets */
+    CHECK(cl_queue_next(&queue) == &sends[0][0]);
 }
 
 TEST(test_peers_take_turns)
@@ -67,7 +67,7 @@ TEST(test_peers_take_turns)
     start();
     int sent[PEERS] = {0};
     for (int i = 0; i < PEERS; i++)
-        cl_queue_push(&queue, &nodes[i], &messages[i][0], false);
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
     for (int i = 0; i < PEERS * CL_QUEUE_TURN * 10; i++)
         sent[send_one()]++;
     for (int i = 0; i < PEERS; i++)
@@ -77,11 +77,11 @@ TEST(test_peers_take_turns)
 TEST(test_priority_is_strict_but_for_the_guard)
 {
     start();
-    messages[0][0].priority = 6;
-    messages[1][0].priority = 1;
-    messages[2][0].priority = 4;
+    sends[0][0].priority = 6;
+    sends[1][0].priority = 1;
+    sends[2][0].priority = 4;
     for (int i = 0; i < PEERS; i++)
-        cl_queue_push(&queue, &nodes[i], &messages[i][0], false);
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
     int sent[PEERS] = {0};
     for (int i = 0; i < 10 * CL_QUEUE_GUARD; i++)
         sent[send_one()]++;
@@ -94,18 +94,18 @@ TEST(test_blocked_peer_holds_nobody_up)
 {
     start();
     for (int i = 0; i < PEERS; i++)
-        cl_queue_push(&queue, &nodes[i], &messages[i][0], false);
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
     cl_queue_block(&queue, &nodes[0], 0);
     cl_queue_block(&queue, &nodes[0], 0);
-    cl_queue_push(&queue, &nodes[0], &messages[0][1], false); /* posting goes on */
-    cl_queue_remove(&queue, &nodes[0], &messages[0][0]);
+    cl_queue_push(&queue, &nodes[0], &sends[0][1], false); /* posting goes on */
+    cl_queue_remove(&queue, &nodes[0], &sends[0][0]);
     for (int i = 0; i < 20; i++)
         CHECK(send_one() != 0);
     cl_queue_block(&queue, &nodes[1], 0);
     cl_queue_block(&queue, &nodes[2], 0);
     CHECK(!cl_queue_next(&queue));
     cl_queue_unblock(&queue, &nodes[0]);
-    CHECK(cl_queue_next(&queue) == &messages[0][1]);
+    CHECK(cl_queue_next(&queue) == &sends[0][1]);
 }
 
 /* A peer blocked for bulk is not blocked for urgent packets. */
@@ -113,19 +113,19 @@ TEST(test_only_less_urgent_classes_are_blocked)
 {
     start();
     CHECK_EQ(cl_queue_first_class(&queue), CL_CLASSES);
-    messages[0][0].priority = 6;
-    messages[0][1].priority = 1;
-    messages[0][2].priority = 4;
-    cl_queue_push(&queue, &nodes[0], &messages[0][0], false);
+    sends[0][0].priority = 6;
+    sends[0][1].priority = 1;
+    sends[0][2].priority = 4;
+    cl_queue_push(&queue, &nodes[0], &sends[0][0], false);
     cl_queue_block(&queue, &nodes[0], 3);
     CHECK(!cl_queue_next(&queue));
-    cl_queue_push(&queue, &nodes[0], &messages[0][1], false);
-    cl_queue_push(&queue, &nodes[0], &messages[0][2], false);
+    cl_queue_push(&queue, &nodes[0], &sends[0][1], false);
+    cl_queue_push(&queue, &nodes[0], &sends[0][2], false);
     CHECK_EQ(cl_queue_first_class(&queue), 1);
-    CHECK(cl_queue_next(&queue) == &messages[0][1]);
+    CHECK(cl_queue_next(&queue) == &sends[0][1]);
     cl_queue_block(&queue, &nodes[0], 1);
     CHECK(!cl_queue_next(&queue));
-    cl_queue_remove(&queue, &nodes[0], &messages[0][1]);
+    cl_queue_remove(&queue, &nodes[0], &sends[0][1]);
     cl_queue_unblock(&queue, &nodes[0]);
-    CHECK(cl_queue_next(&queue) == &messages[0][2]);
+    CHECK(cl_queue_next(&queue) == &sends[0][2]);
 }
