@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==//p' requirements/torch.txt)
 JOBS := $(shell nproc)
+# Random tests draw their cases from this number, which is the commit's: each commit tries new ones, and a commit that
+# has passed passes again. DRAW=n: others.
+DRAW ?= $(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7 | grep . || echo 0))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo site test test-torch test-torch-short torch bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts hosts-emulated native-test-aarch64
@@ -148,7 +151,7 @@ site: $(VENV)/.stamp-site ## build the documentation site in out/site/html
 	$(BIN)/python -m docs.pages --check out/site
 
 soak: native ## random collectives, every result verified, and no leaks (MINUTES=60: an hour)
-	$(BIN)/python -m bench.soak --minutes $(MINUTES)
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --seed $(DRAW)
 
 test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
 	@$(MAKE) --no-print-directory test-python
@@ -156,7 +159,8 @@ test: venv native native-test ## all tests that this machine can run; skipped on
 # More workers than cores, because single tests wait much. tests/conftest.py has the order of tests, their groups, and
 # which failures are tried again.
 WORKERS ?= $(shell expr 2 \* $(JOBS) + 1)
-PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+    --hypothesis-seed=$(DRAW)
 .PHONY: test-python
 test-python:
 	rm -f out/first-failures.txt
@@ -249,8 +253,8 @@ build/fuzz/receive: build/fuzz/fuzz/libfuzzer.o $(C_FUZZ:%=build/fuzz/fuzz/%) bu
 .PHONY: fuzz fuzz-short fuzz-coverage
 fuzz: build/asan/receive ## send hostile packets to the endpoint under ASan and UBSan (PACKETS=10000000 SEED=1)
 	$(CALM) $< $(PACKETS) $(or $(SEED),1) $(JOBS)
-fuzz-short: build/asan/receive ## 5 million hostile packets, new ones in each run
-	$(CALM) $< 5000000 $$(date +%s) $(JOBS)
+fuzz-short: build/asan/receive ## 5 million hostile packets, new ones for each commit (DRAW=)
+	$(CALM) $< 5000000 $(DRAW) $(JOBS)
 fuzz-coverage: build/fuzz/receive ## the same with libFuzzer, which follows coverage (clang; SECONDS=60)
 	@mkdir -p out/corpus
 	$(CALM) $< -max_total_time=$(SECONDS) -max_len=6000 -print_final_stats=1 out/corpus
@@ -297,9 +301,9 @@ build/fabric.bin: build/plans.bin
 sim: build/test/simulate build/plans.bin ## 10,000 seeds of the deterministic simulation (FIRST=, SEEDS=); SEED=n replays one with a trace
 	@build/test/simulate --plans build/plans.bin $(if $(SEED),--seed $(SEED),--first $(FIRST) --seeds $(SEEDS) --jobs $(SIM_JOBS))
 
-# The first seed is the time, so that each run has new seeds. A failure names its seed.
-sim-short: build/test/simulate build/plans.bin ## 1,000 seeds of the simulation, new ones in each run
-	@first=$$(($$(date +%s) * 1000)); echo "seeds from $$first on"; \
+# A failure names its seed.
+sim-short: build/test/simulate build/plans.bin ## 1,000 seeds of the simulation, new ones for each commit (DRAW=)
+	@first=$$(($(DRAW) * 1000)); echo "seeds from $$first on"; \
 	build/test/simulate --plans build/plans.bin --first $$first --seeds 1000 --jobs $(SIM_JOBS)
 
 sim-asan: build/asan/simulate build/plans.bin ## the simulation under ASan and UBSan
