@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/reduce.h"
+#include "protocol/endpoint_state.h"
 #include "protocol/partial.h"
 #include "sim/data.h"
 #include "sim/element.h"
@@ -13,7 +14,9 @@
 static void check_message(struct sim_world *world, const struct sim_operation *operation, const struct cl_step *step)
 {
     const struct cl_qos *qos = &world->scenario->calls[operation->call].qos;
-    uint64_t payload = operation->member->rank->endpoint->payload_bytes;
+    const struct cl_group *group = &operation->member->group;
+    uint16_t peer = group->peers[step->peer];
+    uint64_t payload = cl_peer_list_find(&group->endpoint->peers, peer)->payload_bytes;
     uint32_t packets = (uint32_t)((step->length + payload - 1) / payload), lost = 0;
     uint64_t lost_bytes = 0, end = step->source_offset + step->length;
     for (uint32_t i = 0; i < operation->operation.missing.uncounted.count; i++) {

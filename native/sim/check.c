@@ -16,6 +16,8 @@ enum {
     LOOK_EVERY = 64,       /* turns between two looks at all peers of a rank */
     CONTROLS_MOST = 256,   /* control packets that wait for one peer */
     SENT_MOST = 1 << 16,   /* packets of a path that are remembered */
+    STRAYS_MOST = 64,      /* per peer: probes, and packets that a full wire held back, on a paused path */
+    MARKS_LEAST = 32,      /* marks of which the sender must have heard, if the path lives */
     SPINS_MOST = 100,      /* turns without work */
     SLACK_NS = 1000000000, /* from the peer timeout to the typed error on every rank, over a lossy network */
 };
@@ -199,6 +201,21 @@ static void check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t 
                        rank->starved, last);
 }
 
+static void check_path(struct sim_world *world, struct sim_rank *rank, const struct cl_datagram *datagram)
+{
+    const struct cl_peer *peer = cl_peer_list_find(&rank->endpoint->peers, datagram->peer);
+    const struct cl_path *path = &peer->paths[datagram->path];
+    bool other = false;
+    for (uint16_t i = 0; i < peer->path_count; i++)
+        other = other || (!peer->paths[i].dead && !peer->paths[i].paused);
+    if (datagram->message == NULL)
+        return;
+    rank->strays += path->paused && other;
+    if (rank->strays > STRAYS_MOST * (world->scenario->world + 1))
+        sim_world_fail(world, "rank %u sends data over path %u to rank %u, which is paused", rank->id, datagram->path,
+                       datagram->peer);
+}
+
 /* In the memory of the host, no class waits for another: the first operation of each runs once its gate is open. */
 static void check_queues(struct sim_world *world, const struct sim_rank *rank)
 {
@@ -278,6 +295,20 @@ static void check_turn(struct sim_world *world, struct sim_rank *rank)
 
 /* ---- attackers ---- */
 
+/* Seals a packet anew with the key of the job, which is not that of its two ranks. */
+static bool seal_by_job(const struct sim_rank *rank, uint8_t *bytes)
+{
+    struct cl_packet packet;
+    if (!cl_packet_decode(&packet, bytes, rank->specimen_length) || packet.kind == CL_PACKET_ACK)
+        return false;
+    const struct cl_peer *peer = cl_peer_list_find(&rank->endpoint->peers, packet.source);
+    uint64_t number = peer->paths[packet.path].packets.next + 1;
+    packet.number = (uint32_t)number;
+    cl_packet_encode(&packet, bytes);
+    cl_packet_seal(bytes, bytes + CL_PACKET_HEAD_BYTES, &rank->endpoint->seal, rank->id, number);
+    return true;
+}
+
 static uint32_t make_attack(struct sim_world *world, const struct sim_rank *rank, uint8_t *bytes)
 {
     struct sim_random *random = &world->random;
@@ -289,6 +320,8 @@ static uint32_t make_attack(struct sim_world *world, const struct sim_rank *rank
     }
     /* a packet of this job with one field changed */
     memcpy(bytes, rank->specimen, rank->specimen_length);
+    if (world->scenario->wiring.keys && sim_random_chance(random, 0.5) && seal_by_job(rank, bytes))
+        return rank->specimen_length;
     switch (sim_random_below(random, 5)) {
     case 0: /* tag */
         bytes[32 + sim_random_below(random, 8)] ^= (uint8_t)sim_random_between(random, 1, 255);
@@ -426,6 +459,20 @@ static void check_culprit(struct sim_world *world, const struct sim_rank *rank)
                            group->id);
 }
 
+/* The sender knows that switches mark its packets. */
+static void check_marks(struct sim_world *world, const struct sim_rank *rank)
+{
+    for (uint32_t i = 0; i < rank->endpoint->peers.length; i++) {
+        const struct cl_peer *to = rank->endpoint->peers.list[i];
+        const struct cl_peer *from = to == NULL ? NULL : cl_peer_list_find(&world->ranks[i].endpoint->peers, rank->id);
+        for (uint16_t p = 0; from != NULL && p < from->path_count; p++)
+            if (from->paths[p].ack.marked >= MARKS_LEAST && from->paths[p].ack.marked < CL_ACK_MARKS &&
+                to->paths[p].marked == 0 && to->paths[p].deaths == 0)
+                sim_world_fail(world, "rank %u has not heard that %u of its packets to rank %u were marked", rank->id,
+                               from->paths[p].ack.marked, i);
+    }
+}
+
 static void check_rank(struct sim_world *world, const struct sim_rank *rank)
 {
     bool clean = true;
@@ -442,6 +489,8 @@ static void check_rank(struct sim_world *world, const struct sim_rank *rank)
             !is_scribbled(operation->output, operation->output_bytes))
             sim_world_fail(world, "something wrote into buffers of rank %u after call %u had ended", rank->id, call);
     }
+    if (sim_story_must_succeed(world->scenario->story))
+        check_marks(world, rank);
     const struct cl_engine_stats *stats = cl_endpoint_stats(rank->endpoint);
     uint64_t received = stats->payload_bytes_received;
     if (stats->packets_retransmitted !=
@@ -472,4 +521,4 @@ void sim_check_end(struct sim_world *world)
         check_mismatch(world);
 }
 
-const struct sim_checks sim_checks = {check_ended, check_lost, check_batch, check_turn};
+const struct sim_checks sim_checks = {check_ended, check_lost, check_batch, check_path, check_turn};

@@ -43,6 +43,10 @@ static void emit(struct sim_link *link, struct sim_datagram *datagram)
         sim_medium_lose(medium, datagram, SIM_LOST_DOWN, link->name);
         return;
     }
+    if (link->mtu > 0 && datagram->length > link->mtu) {
+        sim_medium_lose(medium, datagram, SIM_LOST_SIZE, link->name);
+        return;
+    }
     if (sim_noise_loses(&link->noise, &medium->random, medium->clock->now_ns)) {
         sim_medium_lose(medium, datagram, SIM_LOST_NOISE, link->name);
         return;

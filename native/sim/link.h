@@ -18,6 +18,7 @@ struct sim_link {
     struct sim_queue queue;
     struct sim_noise noise;
     struct sim_datagram *sending;
+    uint32_t mtu;             /* longer datagrams vanish; 0: none does */
     uint64_t last_arrival_ns; /* only reordered packets arrive earlier */
     uint32_t down;            /* faults that keep the link from working, counted */
 };

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "sim/report.h"
 #include "sim/run.h"
 #include "sim/summary.h"
 
@@ -69,7 +70,7 @@ static void run_seed(struct sim_plans *plans, uint64_t seed, struct sim_summary 
     watch(seed);
     sim_scenario_draw(&scenario, plans, seed);
     if (trace != NULL)
-        sim_scenario_print(&scenario, plans, trace);
+        sim_report_scenario(&scenario, plans, trace);
     sim_run(&world, &scenario, plans, false, trace);
     bool compared = sim_story_is_compared(scenario.story);
     if (world.failure[0] == 0 && (seed % AGAIN_EVERY == 0 || compared)) {

@@ -4,7 +4,8 @@
 
 const char *sim_loss_name(enum sim_loss loss)
 {
-    static const char *const NAMES[SIM_LOSSES] = {"noise", "queue", "checksum", "down", "cut", "socket", "dead"};
+    static const char *const NAMES[SIM_LOSSES] = {"noise", "queue", "checksum", "down",
+                                                  "size",  "cut",   "socket",   "dead"};
     return NAMES[loss];
 }
 

@@ -16,6 +16,7 @@ enum sim_loss {
     SIM_LOST_QUEUE,    /* a queue in the network was full */
     SIM_LOST_CHECKSUM, /* corrupted, and dropped by the receiver's kernel */
     SIM_LOST_DOWN,     /* an interface was down */
+    SIM_LOST_SIZE,     /* longer than the link carries */
     SIM_LOST_CUT,      /* this path between two hosts is cut */
     SIM_LOST_SOCKET,   /* the receiver's socket buffer was full */
     SIM_LOST_DEAD,     /* the receiver is dead */

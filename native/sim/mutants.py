@@ -324,6 +324,49 @@ MUTANTS = (
         "(codec == NULL ? step->length :",
         "(codec == NULL || step->kind == CL_SEND ? step->length :",
     ),
+    Mutant(
+        "cut messages to packets larger than the peer takes",
+        "protocol/endpoint.c",
+        "peer->payload_bytes - peer->payload_bytes % block_bytes)",
+        "endpoint->payload_bytes - endpoint->payload_bytes % block_bytes)",
+    ),
+    Mutant(
+        "take packets that the job's key has sealed from a pair with its own",
+        "protocol/inbound.c",
+        "    if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, *number))",
+        "    if (!cl_packet_open(bytes, cl_endpoint_seal(endpoint, peer), endpoint->config.self, *number) &&\n"
+        "        !cl_packet_open(bytes, &endpoint->seal, endpoint->config.self, *number))",
+    ),
+    Mutant(
+        "forget that packet numbers wrap",
+        "protocol/packet.h",
+        "return distance < 0 && (uint64_t)-distance > near ? low : near + (uint64_t)distance;",
+        "return distance < 0 && (uint64_t)-distance > near ? low : (near >> 32 << 32) + low;",
+    ),
+    Mutant(
+        "keep marks to oneself",
+        "protocol/path.c",
+        "if (marked < CL_ACK_MARKS / 2)",
+        "if (marked > CL_ACK_MARKS)",
+    ),
+    Mutant(
+        "take a black hole for congestion",
+        "protocol/mtu.c",
+        "if (++mtu->rounds < CL_MTU_ROUNDS)",
+        "if (++mtu->rounds > 0)",
+    ),
+    Mutant(
+        "put fragments together at the wrong place",
+        "protocol/fragments.c",
+        "memcpy(whole->bytes + place.start, bytes,",
+        "memcpy(whole->bytes + (place.start ? length - (place.end - place.start) : 0), bytes,",
+    ),
+    Mutant(
+        "send data over a paused path",
+        "protocol/spray.c",
+        "if (path->dead || !path->paused)",
+        "if (path->dead || path->index < count)",
+    ),
 )
 
 

@@ -16,10 +16,19 @@ static void enter(struct sim_queue *queue, struct sim_class *class, struct sim_d
 static bool enter_limited(struct sim_queue *queue, struct sim_class *class, struct sim_datagram *datagram,
                           uint32_t bytes)
 {
+    bool above = queue->mark_bytes > 0 && queue->bytes + bytes > queue->mark_bytes;
+    if (above && queue->drops && datagram->ecn == SIM_NOT_ECT) {
+        queue->selected++;
+        return false;
+    }
     /* One packet always fits: a buffer smaller than a packet would be a dead link. */
     if (queue->bytes > 0 && queue->bytes + bytes > queue->limit_bytes)
         return false;
     enter(queue, class, datagram, bytes);
+    if (above && datagram->ecn == SIM_ECT) {
+        datagram->ecn = SIM_CE;
+        queue->marked++;
+    }
     return true;
 }
 

@@ -113,16 +113,19 @@ static bool emit(struct sim_driver *driver, const struct cl_datagram *from)
                        from->peer, from->path);
         return true;
     }
-    if (length > world->scenario->datagram_bytes) {
-        sim_world_fail(world, "rank %u sends a datagram of %u bytes; %u are allowed", rank->id, length,
-                       world->scenario->datagram_bytes);
+    uint32_t most = sim_wiring_datagram_bytes(&world->scenario->wiring, rank->id, from->peer);
+    if (length > most) {
+        sim_world_fail(world, "rank %u sends a datagram of %u bytes to rank %u; %u are allowed", rank->id, length,
+                       from->peer, most);
         return true;
     }
+    world->checks->path(world, rank, from);
     struct sim_datagram *datagram = sim_pool_take(&world->network.medium.pool);
     datagram->from = rank->id;
     datagram->to = from->peer;
     datagram->path = from->path;
     datagram->priority = from->priority;
+    datagram->ecn = from->droppable ? SIM_NOT_ECT : SIM_ECT;
     datagram->length = sim_driver_flatten(datagram->bytes, from);
     sim_trace_datagram(&world->trace, "sent", "", datagram->from, datagram->to, datagram->bytes, datagram->length);
     sim_network_send(&world->network, datagram, rank->host, world->ranks[from->peer].host);
@@ -454,7 +457,8 @@ static void add_peers(struct sim_rank *rank)
     }
     for (uint16_t i = 0; i < scenario->world; i++)
         if (wanted[i] && i != rank->id &&
-            cl_endpoint_add_peer(rank->endpoint, i, (uint16_t)scenario->paths, NULL) != CL_OK)
+            (cl_endpoint_add_peer(rank->endpoint, i, (uint16_t)scenario->paths, NULL) != CL_OK ||
+             !sim_wiring_set_up(&scenario->wiring, scenario->seed, rank->endpoint, rank->id, i)))
             sim_world_fail(world, "rank %u cannot add its peer %u", rank->id, i);
     free(wanted);
 }
@@ -475,7 +479,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
                                         .job = sim_mix(scenario->seed),
                                         .self = id,
                                         .epoch = (uint16_t)(scenario->seed % 7),
-                                        .datagram_bytes = scenario->datagram_bytes,
+                                        .datagram_bytes = scenario->wiring.datagram_bytes[id],
                                         .peer_timeout_us = scenario->peer_timeout_us,
                                         .unexpected_limit_bytes = scenario->unexpected_limit_bytes};
     memcpy(config.key, &config.job, sizeof config.job);

@@ -50,6 +50,7 @@ struct sim_rank {
     struct sim_operation *operations; /* by call */
     uint32_t next_call, in_flight;
     uint64_t expected_bytes; /* payload that the successful operations had to receive */
+    uint32_t strays;         /* packets of data on a paused path, beside one that is not; since its latest pause */
     uint8_t *specimen;       /* the last received packet: material for forgers */
     uint32_t specimen_length;
 };

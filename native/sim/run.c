@@ -39,6 +39,14 @@ static void apply(struct sim_world *world, const struct sim_fault *fault, bool b
     case SIM_FAULT_STORM:
         network->ingress[at].noise.storm_loss = begin ? fault->amount : 0;
         break;
+    case SIM_FAULT_HOLE:
+        network->egress[at].mtu = network->ingress[at].mtu = begin ? (uint32_t)fault->amount : 0;
+        break;
+    case SIM_FAULT_DETOUR:
+        world->ranks[fault->a].strays = 0;
+        for (uint16_t i = 0; i < world->scenario->world && !world->ranks[fault->a].driver.dead; i++)
+            cl_endpoint_pause(world->ranks[fault->a].endpoint, i, fault->path, begin);
+        break;
     case SIM_FAULT_CLOG:
         network->egress[at].slowdown = begin ? fault->amount : 1;
         break;
@@ -86,6 +94,8 @@ static void furnish_link(const struct sim_scenario *scenario, struct sim_link *l
     link->ns_per_byte = 8 / bits_per_ns;
     link->queue.type = scenario->queue;
     link->queue.limit_bytes = (uint64_t)scenario->queue_packets * (scenario->datagram_bytes + 42);
+    link->queue.mark_bytes = (uint64_t)(scenario->wiring.mark * (double)link->queue.limit_bytes);
+    link->queue.drops = scenario->wiring.drops;
     if (noisy)
         link->noise = scenario->noise;
 }

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "protocol/mtu.h"
 #include "sim/element.h"
 #include "sim/memory.h"
 #include "sim/messages.h"
@@ -20,8 +21,8 @@ const char *sim_story_name(enum sim_story story)
 
 const char *sim_fault_name(enum sim_fault_kind kind)
 {
-    static const char *const NAMES[SIM_FAULTS] = {"pause",  "death", "down",   "cut",      "storm", "clog",
-                                                  "attack", "late",  "absent", "mismatch", "abort"};
+    static const char *const NAMES[SIM_FAULTS] = {"pause", "death",  "down",     "cut",   "storm", "clog",  "attack",
+                                                  "late",  "absent", "mismatch", "abort", "hole",  "detour"};
     return NAMES[kind];
 }
 
@@ -180,6 +181,8 @@ static void draw_endpoints(struct draw *draw)
         scenario->unexpected_limit_bytes = (uint64_t)scale(draw, 2.0 * scenario->datagram_bytes, 1e5);
     scenario->auth = sim_mix(scenario->seed) % 4 == 0 ? CL_AUTH_FULL : CL_AUTH_HEADER;
     scenario->noise.corrupt_payload = scenario->auth == CL_AUTH_FULL;
+    sim_wiring_draw(&scenario->wiring, scenario->seed, scenario->world, scenario->datagram_bytes,
+                    sim_story_is_compared(scenario->story) || scenario->world > LARGE_WORLD);
     bool slow = chance(draw, 0.2) && !sim_story_is_compared(scenario->story);
     scenario->speeds = sim_new(scenario->world, sizeof *scenario->speeds);
     for (uint32_t i = 0; i < scenario->world; i++) {
@@ -345,7 +348,8 @@ static struct sim_fault *add_fault(struct draw *draw, enum sim_fault_kind kind, 
     *fault = (struct sim_fault){.kind = kind, .at_ns = below(draw, span_ns + 1)};
     fault->path = (uint32_t)below(draw, scenario->paths);
     fault->amount = 1;
-    bool of_host = kind == SIM_FAULT_DOWN || kind == SIM_FAULT_CUT || kind == SIM_FAULT_STORM || kind == SIM_FAULT_CLOG;
+    bool of_host = kind == SIM_FAULT_DOWN || kind == SIM_FAULT_CUT || kind == SIM_FAULT_STORM ||
+                   kind == SIM_FAULT_CLOG || kind == SIM_FAULT_HOLE;
     uint32_t bound = of_host ? scenario->hosts : scenario->world;
     fault->a = (uint32_t)below(draw, bound);
     fault->b = (fault->a + 1 + (uint32_t)below(draw, bound - 1)) % bound;
@@ -390,6 +394,30 @@ static void draw_harmless(struct draw *draw, uint64_t span_ns)
         fault->for_ns = chance(draw, 0.5) ? 0 : (uint64_t)scale(draw, 1e6, 3e9);
         if (fault->kind == SIM_FAULT_CUT && scenario->hosts < 2)
             fault->kind = SIM_FAULT_DOWN;
+    }
+}
+
+/* Faults of single paths that cost only time. They have a stream of chance of their own. */
+static void draw_paths(struct draw *draw, uint64_t span_ns)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    struct draw own = {scenario, draw->plans, sim_random_seeded(scenario->seed, 5)};
+    if (sim_story_is_compared(scenario->story) || scenario->world > LARGE_WORLD)
+        return;
+    /* what every network carries */
+    bool fits = scenario->datagram_bytes > CL_MTU_LEAST;
+    for (uint64_t i = fits && chance(&own, 0.15) ? 1 + below(&own, 2) : 0; i > 0; i--) {
+        struct sim_fault *hole = add_fault(&own, SIM_FAULT_HOLE, span_ns);
+        struct cl_mtu mtu;
+        cl_mtu_init(&mtu, scenario->datagram_bytes);
+        hole->amount = (double)(uint64_t)scale(&own, mtu.least, scenario->datagram_bytes);
+        hole->at_ns = chance(&own, 0.3) ? 0 : hole->at_ns;
+        hole->for_ns = chance(&own, 0.5) ? 0 : (uint64_t)scale(&own, 1e7, 1e10);
+    }
+    for (uint64_t i = scenario->paths > 1 && chance(&own, 0.2) ? 1 + below(&own, 3) : 0; i > 0; i--) {
+        struct sim_fault *detour = add_fault(&own, SIM_FAULT_DETOUR, span_ns);
+        detour->at_ns = chance(&own, 0.3) ? 0 : detour->at_ns;
+        detour->for_ns = chance(&own, 0.5) ? 0 : (uint64_t)scale(&own, 1e6, 3e9);
     }
 }
 
@@ -536,6 +564,7 @@ void sim_scenario_draw(struct sim_scenario *scenario, const struct sim_plans *pl
     uint64_t span_ns = scenario->calls[scenario->call_count - 1].at_ns + (uint64_t)transfer_ns + 10 * MS;
     draw_plot(&draw, span_ns);
     draw_harmless(&draw, span_ns);
+    draw_paths(&draw, span_ns);
     draw_limits(&draw);
 }
 
@@ -543,68 +572,7 @@ void sim_scenario_free(struct sim_scenario *scenario)
 {
     free(scenario->host_rate);
     free(scenario->speeds);
+    sim_wiring_free(&scenario->wiring);
     for (uint32_t i = 0; i < scenario->group_count; i++)
         free(scenario->groups[i].members);
-}
-
-static void print_call(const struct sim_scenario *scenario, const struct sim_plans *plans, uint32_t number, FILE *file)
-{
-    const struct sim_call *call = &scenario->calls[number];
-    fprintf(file, "  call %u at %.6f: group %u, priority %u, ", number, (double)call->at_ns / 1e9, call->group + 1,
-            call->qos.priority);
-    if (call->kind == SIM_CALL_MESSAGE) {
-        fprintf(file, "%u bytes from %u to %u%s, tag %u, after call %d\n", call->length, call->from, call->to,
-                call->any_source ? " (any source)" : "", call->tag, (int)call->after);
-        return;
-    }
-    const struct sim_shape *shape = &plans->shapes[call->shape];
-    fprintf(file, "%s of %llu x %s, op %d%s, %s%s, loss bound %g\n", shape->collective,
-            (unsigned long long)shape->numel, sim_element_name(call->dtype), (int)call->op,
-            shape->average ? " averaged" : "", shape->algorithm, shape->deterministic ? ", deterministic" : "",
-            call->qos.loss_bound);
-}
-
-void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file)
-{
-    fprintf(file, "seed %llu: a story of %s: %u ranks on %u hosts, %u paths%s\n", (unsigned long long)scenario->seed,
-            sim_story_name(scenario->story), scenario->world, scenario->hosts, scenario->paths,
-            scenario->trunks ? " over two switches" : "");
-    for (uint32_t i = 0; i < scenario->paths; i++)
-        fprintf(file, "  path %u: %.4g Mbit/s, %.4g us\n", i, scenario->rates_bps[i] / 1e6,
-                (double)scenario->delays_ns[i] / 1e3);
-    fprintf(file, "  queues: %s, %u packets; jitter %.4g us; socket buffers %llu bytes; full wire %.3g\n",
-            scenario->queue->name, scenario->queue_packets, (double)scenario->jitter_ns / 1e3,
-            (unsigned long long)scenario->socket_bytes, scenario->full_chance);
-    const struct sim_noise *noise = &scenario->noise;
-    fprintf(
-        file,
-        "  noise: loss %.4g, bursts %.4g of %.4g us and %.3g, reordering %.4g by %.4g us, duplicates %.4g, flips %.4g",
-        noise->loss, noise->burst_begin, (double)noise->burst_ns / 1e3, noise->burst_loss, noise->reorder,
-        (double)noise->reorder_ns / 1e3, noise->duplicate, noise->corrupt);
-    if (scenario->noisy_host != UINT32_MAX)
-        fprintf(file, ", at host %u only", scenario->noisy_host);
-    fprintf(file,
-            "\n  %s authenticated, datagrams of %u bytes, %llu bytes for unexpected packets, peer "
-            "timeout %.3g s, "
-            "operations %.4g s\n",
-            scenario->auth == CL_AUTH_FULL ? "all of a packet" : "headers", scenario->datagram_bytes,
-            (unsigned long long)scenario->unexpected_limit_bytes, (double)scenario->peer_timeout_us / 1e6,
-            (double)scenario->timeout_us / 1e6);
-    for (uint32_t i = 0; i < scenario->group_count; i++) {
-        fprintf(file, "  group %u:", i + 1);
-        for (uint32_t rank = 0; rank < scenario->groups[i].size && rank < 16; rank++)
-            fprintf(file, " %u@%u", scenario->groups[i].members[rank],
-                    scenario->host_of[scenario->groups[i].members[rank]]);
-        fprintf(file, "%s\n", scenario->groups[i].size > 16 ? " ..." : "");
-    }
-    for (uint32_t i = 0; i < scenario->call_count; i++)
-        print_call(scenario, plans, i, file);
-    for (uint32_t i = 0; i < scenario->fault_count; i++) {
-        const struct sim_fault *fault = &scenario->faults[i];
-        fprintf(file, "  fault at %.6f for %.6f: %s, a %u, b %u, path %u, amount %g\n", (double)fault->at_ns / 1e9,
-                (double)fault->for_ns / 1e9, sim_fault_name(fault->kind), fault->a, fault->b, fault->path,
-                fault->amount);
-    }
-    fprintf(file, "  up to %u calls in flight; all must have ended at %.3f\n", scenario->depth,
-            (double)scenario->limit_ns / 1e9);
 }

@@ -11,6 +11,7 @@
 #include "sim/call.h"
 #include "sim/network.h"
 #include "sim/plans.h"
+#include "sim/wiring.h"
 
 enum sim_story {
     SIM_STORY_NOISE,     /* any mix of faults that must cost nothing but time */
@@ -49,6 +50,8 @@ enum sim_fault_kind {
     SIM_FAULT_MISMATCH, /* rank `a` makes call `b` with another shape, or length: `amount`; collectives: in class `path`
                          */
     SIM_FAULT_ABORT,    /* rank `a` aborts group `b` */
+    SIM_FAULT_HOLE,     /* interface `path` of host `a` swallows datagrams longer than `amount`, as an MTU black hole */
+    SIM_FAULT_DETOUR,   /* rank `a` pauses `path` to all its peers */
     SIM_FAULTS,
 };
 const char *sim_fault_name(enum sim_fault_kind kind);
@@ -100,7 +103,8 @@ struct sim_scenario {
 
     /* endpoints */
     enum cl_auth auth;
-    uint32_t datagram_bytes;
+    uint32_t datagram_bytes; /* the largest of all ranks */
+    struct sim_wiring wiring;
     uint64_t peer_timeout_us, unexpected_limit_bytes;
     struct sim_speed *speeds; /* by rank */
 
@@ -120,6 +124,5 @@ struct sim_scenario {
 
 void sim_scenario_draw(struct sim_scenario *scenario, const struct sim_plans *plans, uint64_t seed);
 void sim_scenario_free(struct sim_scenario *scenario);
-void sim_scenario_print(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file);
 
 #endif
