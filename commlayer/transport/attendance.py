@@ -92,7 +92,7 @@ class Attendance:
                 found.append(self._meet(timeout_s))
 
         with self._lock:
-            # In a thread, because a Store whose process is frozen answers no call.
+            # The thread is for a Store whose process is frozen: it answers no call.
             thread = threading.Thread(target=run, name="commlayer-attendance", daemon=True)
             thread.start()
             thread.join(timeout_s + 2 * SLACK_S)

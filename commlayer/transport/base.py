@@ -211,7 +211,7 @@ class Group(Protocol):
         """
 
     on_failure: Callable[[], None]
-    """Called before an error of one of the group's operations is raised."""
+    """It is called before an error of one of the group's operations is raised."""
 
     def awaited(self) -> list[int]:
         """The ranks that the collectives in flight wait for."""

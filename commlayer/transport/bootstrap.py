@@ -63,7 +63,7 @@ class Rendezvous:
         with self._store_errors():
             life = (store.add(f"commlayer/arrivals/{size}", 1) - 1) // size
         self.store = PrefixStore(f"commlayer/{size}/{life}", store)
-        """For other keys of the group in this life."""
+        """The Store for other keys of the group in this life."""
         self._steps = 0
         self._gave_up = False
         self.stall_s = 0.0
@@ -117,7 +117,7 @@ class Rendezvous:
             left = self.store.add("left", 0)
 
     def _gather(self, number: int, step: str) -> list[bytes]:
-        """For rank 0: the values of all ranks, which it publishes."""
+        """The values of all ranks, for rank 0, which publishes them."""
         keys = [f"{number}/{rank}" for rank in range(self.size)]
         self._wait(keys, keys, step)
         values = self.store.multi_get(keys)
@@ -352,7 +352,7 @@ def stored_key(host: str, port: int) -> str:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Within, nothing that this process writes to the descriptor of stderr arrives."""
+    """A context in which nothing that this process writes to the descriptor of stderr arrives."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

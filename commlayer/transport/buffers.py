@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BUFFER_BYTES = 8 << 20
-"""To receive, and to send (`native/wire/udp.c`)."""
+"""The size of either buffer, to receive and to send (`native/wire/udp.c`)."""
 
 
 def advice(receive_bytes: int, send_bytes: int) -> str:

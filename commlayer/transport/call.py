@@ -45,7 +45,7 @@ class Call:
     """One call. Ranks are ranks of the group, times are seconds on the clock of `time.monotonic()`."""
 
     name: str
-    """As `torch.distributed` names it: all_reduce, broadcast, send, receive."""
+    """The name in `torch.distributed`: all_reduce, broadcast, send, receive."""
     dtype: Any = None
     """The torch.dtype of its tensors; None for a barrier."""
     inputs: Shapes = ()
@@ -55,7 +55,7 @@ class Call:
     rank: int | None = None
     """The root of a rooted collective, or the other rank of a message; None: none, or any source."""
     tag: int | None = None
-    """Of a message; None: a collective."""
+    """The tag of a message; None: a collective."""
     signed: tuple[object, ...] = ()
     """Loss settings on which the ranks must agree: `OperationPolicy.signed`."""
     priority: int | None = None
@@ -67,15 +67,15 @@ class Call:
     """Its number in the group, from 1. Collectives have the same numbers on all ranks; messages count by themselves."""
     submitted_s: float = 0.0
     ended_s: float | None = None
-    """When it ended, of a call that ended before it returned."""
+    """The time of its end, if it ended before it returned."""
     handle: Handle | None = None
-    """Its operation, of a call that returned before it ended."""
+    """Its operation, if it returned before it ended."""
     is_failed: bool = False
     """Whether it raised an error before it returned."""
     is_waited: bool = False
     """Whether a thread has blocked in `Work.wait()`, as far as `telemetry.meter` looked."""
     ordinal: int = 0
-    """Of a message: its number among those with the same other rank, tag and direction, from 1."""
+    """The number of a message among those with the same other rank, tag and direction, from 1."""
     frames: tuple[Any, ...] = ()
     """The code objects and instructions (int) of its callers in turns, innermost first."""
 
@@ -105,7 +105,7 @@ class Call:
         return sum(map(math.prod, self.inputs or self.outputs)) * (self.dtype.itemsize if self.dtype else 0)
 
     def times(self) -> Times | None:
-        """When it was submitted, moved its first byte, and ended. None while it runs."""
+        """The times at which it was submitted, moved its first byte, and ended. None while it runs."""
         if self.ended_s is not None:
             return Times(self.submitted_s, None, self.ended_s)
         return None if self.handle is None else self.handle.times()

@@ -51,14 +51,14 @@ class Counterparts:
     who: Callable[[], str]
     """Returns this rank and the group, for texts."""
     name: str
-    """Of the group."""
+    """The name of the group."""
     rank: int
     descriptions: Sequence[Mapping[str, Any]]
     calls: Calls
     store: Store
-    """Shared by all groups of the job."""
+    """The Store shared by all groups of the job."""
     _waits: dict[tuple[str, int], Wait] = dataclasses.field(default_factory=dict)
-    """By direction and other rank."""
+    """One wait per direction and other rank."""
     _told_any: bool = False
     """Whether this rank has warned of a receive from any rank: a process that serves others waits in one for long."""
 
@@ -150,7 +150,7 @@ class Counterparts:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Of a rank whose message waits: the arguments of `Counterparts.answer`, and the name of the group."""
+    """The question of a rank whose message waits: the arguments of `Counterparts.answer`, and the group's name."""
 
     group: str
     kind: str

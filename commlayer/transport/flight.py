@@ -268,7 +268,7 @@ class Recorder:
 
 
 recorder = Recorder()
-"""Of this process."""
+"""The recorder of this process."""
 
 
 def flight_record(path: str | os.PathLike[str]) -> None:

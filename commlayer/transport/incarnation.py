@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 Incarnations = Mapping[str, tuple[int, bool]]
-"""By the number of a peer: its incarnation at one end, and whether it lives there. A peer that is not among them is in
+"""Each peer's incarnation at one end, and whether it lives there, by its number. A peer that is not among them is in
 its first one and lives."""
 
 MOST = 0xFFFF

@@ -159,7 +159,7 @@ def _differing(
         is_failed = call is not None and number == call.sequence
         parties: dict[str, list[int]] = {}
         for rank, each in at.items():
-            # In earlier calls, ranks may rightly have had unequal parts.
+            # Ranks may rightly have had unequal parts in earlier calls.
             sized = each["key"][0] in SIZED or is_failed
             parties.setdefault(json.dumps([each["key"], each["elements"] if sized else None]), []).append(rank)
         if len(parties) > 1:

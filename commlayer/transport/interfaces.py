@@ -22,7 +22,7 @@ tunnel; they are used only if COMMLAYER_IFNAME names them."""
 Interface = dict[str, Any]
 
 IP_UDP_HEADER_BYTES = {4: 28, 6: 48}
-"""By the version of IP."""
+"""The bytes of both headers, one per version of IP."""
 
 
 class Choice(NamedTuple):

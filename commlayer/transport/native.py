@@ -112,9 +112,9 @@ class Report(NamedTuple):
 
     stats: dict[str, int]
     lags: dict[int, Lag]
-    """By rank of the job."""
+    """One lag per rank of the job."""
     paths: dict[int, list[dict[str, Any]]]
-    """Likewise, in the order of the paths."""
+    """The counters of the paths, in their order, by rank of the job."""
 
 
 class Engine:
@@ -179,7 +179,7 @@ class Engine:
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
         self.key = b""
-        """Of the job, once this process has joined one."""
+        """The key of the job, once this process has joined one."""
         self.hosts: dict[int, str] = {}
         """Host names of the processes met so far, by rank of the job."""
         self.lags = Lags()
@@ -436,7 +436,7 @@ class Engine:
         self.close()
 
     def _linger(self) -> None:
-        """For a process that ends with its groups open: peers may still need an acknowledgement of it."""
+        """The process ends with its groups open: peers may still need an acknowledgement from it."""
         if self._engine is not None:
             lib.cl_engine_linger(self._engine)
 

@@ -88,5 +88,5 @@ class NativeReceiveHandle(NativeHandle):
 
 
 def timeout_us_of(timeout_s: float) -> int:
-    """As the engine takes it: 0 would mean no timeout."""
+    """The timeout as the engine takes it: 0 would mean none."""
     return int(min(max(timeout_s * 1e6, 1), 1 << 63))

@@ -14,7 +14,7 @@ PATHS_MAX = 8
 
 
 class Path(NamedTuple):
-    """From the local port with this index to an address and port of the peer."""
+    """A path from the local port with this index to an address and port of the peer."""
 
     local: int
     address: str

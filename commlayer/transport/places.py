@@ -29,12 +29,12 @@ def own(frames: Iterable[tuple[str, int, str]]) -> Iterator[str]:
 
 
 def place_of(call: Call) -> str:
-    """Where the user's own code has called an operation; empty if that is not known."""
+    """The place where the user's own code has called an operation; empty if that is not known."""
     return next(own(callers(call)), "")
 
 
 def where() -> str:
-    """Where the main thread of this process is."""
+    """The place where the main thread of this process is."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     found = []
     while frame is not None:

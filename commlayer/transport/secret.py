@@ -44,8 +44,8 @@ def mixed(key: bytes, secret: bytes) -> bytes:
 
 
 def fingerprint(secret: bytes, life: str) -> str:
-    """By this ranks compare their secrets in the Store. Each rank's `life` makes it another one; it shows whether a
-    guess is right, so a secret must not be one that can be guessed."""
+    """The value by which ranks compare their secrets in the Store. Each rank's `life` makes it another one; it shows
+    whether a guess is right, so a secret must not be one that can be guessed."""
     return hashlib.blake2s(life.encode(), key=secret, digest_size=4, person=b"dlcpseen").hexdigest() if secret else ""
 
 

@@ -62,15 +62,15 @@ class Waits:
     who: Callable[[], str]
     """Returns this rank and the group, for texts."""
     name: str
-    """Of the group."""
+    """The name of the group."""
     rank: int
     hosts: Sequence[Sequence[int]]
     descriptions: Sequence[dict[str, Any]]
     calls: Calls
     store: Store
-    """Of this life of the group."""
+    """The Store of this life of the group."""
     notes: Store
-    """Shared by all groups of the job."""
+    """The Store shared by all groups of the job."""
     awaited: Callable[[], list[int]]
     """Returns the ranks that the collectives in flight wait for, as the engine sees it."""
     messages: Counterparts = dataclasses.field(init=False)
@@ -83,7 +83,7 @@ class Waits:
 
     @property
     def life(self) -> str:
-        """Of this rank's engine."""
+        """The life of this rank's engine."""
         return str(self.descriptions[self.rank]["life"])
 
     @property

@@ -17,11 +17,11 @@ class Uplink:
 
     interface: str
     read_s: float
-    """When its counters were read last."""
+    """The time at which its counters were read last."""
     carried_bytes: int
     full_s: float = 0.0
     full_bytes: int = 0
-    """Sent while it was full."""
+    """The bytes sent while it was full."""
 
     @property
     def rate_bytes(self) -> float:

@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Within `with`, the path to write to, in the same folder. At the end the file gets its name, and replaces one that
+    """The path to write to within `with`, in the same folder. At the end the file gets its name, and replaces one that
     had it; after an exception it is gone. Raises OSError if it cannot be renamed."""
     part = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.part")
     try:

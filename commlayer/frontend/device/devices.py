@@ -121,7 +121,7 @@ class Devices:
         return work
 
     def begin_coalescing(self, device: torch.device) -> None:
-        """Until `end_coalescing`, also notes operations on that device, or lets its own backend coalesce them."""
+        """Also notes operations on that device until `end_coalescing`, or lets its own backend coalesce them."""
         neighbour = self.neighbour(device.type)
         if neighbour is not None:
             neighbour._start_coalescing(device)

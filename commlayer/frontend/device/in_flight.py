@@ -28,7 +28,7 @@ class InFlight:
         self._steps: list[Step] = []
 
     def begin(self, pinned: PinnedCopies, running: int) -> None:
-        """In the hook of a step's first bucket: see `drain`. A step that did not come to its last bucket is dropped.
+        """The hook of a step's first bucket begins: see `drain`. A step that did not reach its last bucket is dropped.
 
         The state may be changed then: all reductions of that step have started.
         """

@@ -149,7 +149,7 @@ class PinnedHandle:
             torch.autograd.Variable._execution_engine.queue_callback(self._order_by_now)
 
     def end(self, error: BaseException | None) -> None:
-        """For `PinnedCopies`, once: the operation on host memory is over."""
+        """The operation on host memory is over: `PinnedCopies` calls this once."""
         with self._lock:
             is_mine, self._is_taken = not self._is_taken, True
             self._error = error = self._error or error
@@ -217,7 +217,7 @@ class PinnedHandle:
         self._raise()
 
     def _order_by_now(self) -> None:
-        """At the end of a backward pass. A failure is for the callbacks."""
+        """Autograd calls this at the end of a backward pass. A failure is for the callbacks."""
         if not self._is_placed.is_set():
             with contextlib.suppress(Exception):
                 self._order()

@@ -27,14 +27,14 @@ class Changes:
 
     def __init__(self) -> None:
         self.number = 0
-        """Of the latest change that was applied."""
+        """The number of the latest change that was applied."""
         self._offered: Change | None = None
         self._values = torch.zeros(2, dtype=torch.float64)
         self._work: Work | None = None
         self._group: dist.ProcessGroup | None = None
 
     def begin_step(self, state: HookState) -> None:
-        """At the beginning of a step, on all ranks of the group. `state.steps` is the same on all of them."""
+        """A step begins on all ranks of the group. `state.steps` is the same on all of them."""
         work, self._work = self._work, None
         if work is not None and self._group is state.group():
             work.wait()

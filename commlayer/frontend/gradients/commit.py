@@ -65,7 +65,7 @@ class Commit:
         """Averages of buckets without a change: their values count only if another bucket has one."""
 
     def enter(self, *, is_last: bool) -> None:
-        """In the hook of each bucket, in their order, before `settle` or `fail`."""
+        """Each bucket's hook calls this, in the order of the buckets, before `settle` or `fail`."""
         with self._lock:
             self._unsettled += 1
             self._has_last |= is_last or self._alone

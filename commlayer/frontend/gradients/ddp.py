@@ -89,7 +89,7 @@ def reduce_buffer(
     starts: Sequence[int] | None = None,
     running: int = 0,
 ) -> Future[torch.Tensor] | CommWork:
-    """As `reduce_bucket`, for any flat buffer. The state completes `place`. `starts`: see `reduce_gradient`."""
+    """Reduces like `reduce_bucket`, any flat buffer. The state completes `place`. `starts`: see `reduce_gradient`."""
     devices = state.group().devices
     pinned = devices.pinned if devices is not None and devices.pinned.takes(buffer) else None
     if pinned is not None and place.index == 0:

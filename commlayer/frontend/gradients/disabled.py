@@ -25,7 +25,7 @@ def warn(who: str, what: str) -> None:
 
 
 def refuse(who: str, reason: str) -> NoReturn:
-    """For a call without which training would be another one."""
+    """Refuses a call without which training would be another one."""
     raise ConfigError(
         f"COMMLAYER_DISABLE=1: {who} needs the engine: {reason}, or unset COMMLAYER_DISABLE on every rank"
     )

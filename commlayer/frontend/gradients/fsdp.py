@@ -210,7 +210,7 @@ def check_policy(policy: Policy, weights: str, replicate: dist.ProcessGroup | No
 def _check_shards(model: nn.Module, modules: Sequence[nn.Module], replicate: dist.ProcessGroup | None) -> None:
     """Raises ConfigError unless the model is sharded, and `replicate` has its replicas: ranks with the same shards."""
     name = type(model).__name__
-    # Of DTensor, which takes long to import. After a forward pass, parameters may be plain tensors.
+    # DTensor has `placements`, and takes long to import. After a forward pass, parameters may be plain tensors.
     parameters: list[Any] = [each for each in model.parameters() if hasattr(each, "placements")]
     is_whole = parameters and not any(each.is_shard() for parameter in parameters for each in parameter.placements)
     if not modules or is_whole:

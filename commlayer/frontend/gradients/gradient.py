@@ -59,7 +59,7 @@ class Reduction:
     tolerance: Tolerance | None = None
     """Gives the loss bounds instead of the policy's `loss_bound`; None: use the policy's."""
     count: Callable[[int, Missing], None] | None = None
-    """Called once per buffer, on any thread, with the bytes that were averaged and those that were not counted."""
+    """It is called once per buffer, on any thread, with the bytes averaged and those that were not counted."""
     memory: dict[tuple[int, str], Tensor] = dataclasses.field(default_factory=dict)
     """Host memory by buffer and use, kept for the next steps."""
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG
@@ -71,7 +71,7 @@ class Reduction:
     commit: Commit = dataclasses.field(default_factory=Commit)
     """The buffers that change residuals together."""
     failed: Callable[[BaseException], None] | None = None
-    """Called with the error of an operation, before the future fails: a future keeps only the error's text."""
+    """It is called with the error of an operation, before the future fails: a future keeps only the error's text."""
 
     def host(self, index: int, use: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Host memory of the shape of `like`, and of its dtype if none is given. Buffer `index` owns it for this use

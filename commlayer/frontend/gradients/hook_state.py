@@ -35,7 +35,7 @@ from .low_rank import LowRank
 from .reducer import Missing
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
-"""By `Policy.residual`."""
+"""The type of residuals, one per `Policy.residual`."""
 
 
 log = logging.getLogger("commlayer")
@@ -93,7 +93,7 @@ class HookState:
         self.fine = fine or Fine()
         """The parameters that a codec leaves in 16 bits."""
         self.optimizer = optimizer
-        """Checked at the first step, as a restored state gets it late."""
+        """It is checked at the first step, as a restored state gets it late."""
         check_optimizer(self.policy, optimizer)
         self.feedback = Feedback(RESIDUALS[self.policy.residual])
         """Lost contributions and rounding errors that wait for the next step."""
@@ -149,7 +149,7 @@ class HookState:
         self._loss_scale.set(scale, f"rank {dist.get_rank()}: " if dist.is_initialized() else "")
 
     def enter(self, parameters: Sequence[Tensor], index: int, *, is_last: bool) -> Place:
-        """For the hook, once per bucket, in their order: the place of bucket `index` with these parameters.
+        """The place of bucket `index` with these parameters; the hook calls this once per bucket, in order.
 
         Raises ConfigError for the buckets of a second model.
         """
@@ -173,7 +173,7 @@ class HookState:
         return place
 
     def reduction(self) -> Reduction:
-        """For the hook: the state that the reductions of this model share."""
+        """The state that the reductions of this model share, for the hook."""
         shared = self.feedback, self.tolerance, self._count, self._memory
         return Reduction(
             self.group(), *shared, choice=self._choice, fine=self.fine, low_rank=self.low_rank, commit=self._commit
@@ -225,7 +225,7 @@ class HookState:
         self.steps += 1
 
     def changed_policy(self, fields: Mapping[str, Any]) -> Policy:
-        """For `commlayer ctl`: the policy with these fields. Raises ConfigError if this hook cannot have it."""
+        """The policy with these fields, for `commlayer ctl`. Raises ConfigError if this hook cannot have it."""
         policy = dataclasses.replace(self.policy, **fields)
         if self.tolerance is not None and "loss_bound" in fields:
             raise ConfigError("loss-bound: this HookState has a tolerance, which gives the loss bounds")
@@ -234,7 +234,7 @@ class HookState:
         return policy
 
     def change_policy(self, fields: Mapping[str, Any]) -> None:
-        """For `Changes`, between steps, on all ranks of the group: sets these fields of the policy."""
+        """Sets these fields of the policy; `Changes` calls this between steps, on all ranks of the group."""
         self.policy = self.changed_policy(fields)
         if "codec" in fields:
             self._choice = None
@@ -312,7 +312,7 @@ class HookState:
         return None if gone else group
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, between steps: plain values, and tensors of lost contributions.
+        """The state for a checkpoint, between steps: plain values, and tensors of lost contributions.
 
         Waits for reductions of buckets on a device, and raises their error.
         """

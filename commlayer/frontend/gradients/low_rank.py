@@ -92,7 +92,7 @@ class LowRank:
     def add_errors(
         self, source: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], numbers: Sequence[int]
     ) -> list[int]:
-        """For a bucket of another codec: adds the errors that steps with factors have left to `source`.
+        """Adds the errors that steps with factors have left to `source`, for a bucket of another codec.
 
         Returns the numbers of the parameters that had errors, for `forget_errors`. Raises ConfigError if a restored
         state is of another model.
@@ -109,7 +109,7 @@ class LowRank:
             self._powersgd.forget_errors(numbers)
 
     def finish_step(self) -> None:
-        """In the hook of the step's last bucket, whatever its codec: completes the futures of all buckets.
+        """Completes the futures of all buckets, in the hook of the step's last bucket, whatever its codec.
 
         After a failure, all other futures fail with the same error, and nothing more is submitted.
         """
@@ -144,7 +144,7 @@ class LowRank:
 
 
 class Span:
-    """When an operation began and ended."""
+    """The times at which an operation began and ended."""
 
     def __init__(self, start_s: float) -> None:
         self.start_s, self.end_s = start_s, 0.0

@@ -46,7 +46,7 @@ class Buffer:
     """The parameters' numbers in `Feedback`."""
     codec: Codec
     policy: Policy
-    """Of this buffer in this step, with its class, codec and loss bound."""
+    """The policy of this buffer in this step, with its class, codec and loss bound."""
     protected: list[tuple[int, int]]
     """(start, end) in elements of what must not be lost."""
     key: int
@@ -118,7 +118,7 @@ class Operations(Reducer):
         self.rounded: Missing = []
         """The ranges of contributions with rounding errors, which are in the source."""
         self._works: list[tuple[int | None, Work]] = []
-        """With the element of the buffer where each begins; None: of values packed elsewhere."""
+        """Each work, with the element of the buffer where it begins, or None for values packed elsewhere."""
         self._start_s = time.perf_counter()
 
     def add(self, start: int | None, work: Work) -> None:

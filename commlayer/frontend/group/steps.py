@@ -15,7 +15,7 @@ _is_watching = False
 
 
 def watch_steps() -> None:
-    """From now on, in this process. Another call changes nothing."""
+    """Notes the steps of this process from now on. Another call changes nothing."""
     global _is_watching
     if not _is_watching:
         _is_watching = True

@@ -257,7 +257,7 @@ class Submitter:
         return self._noted(ReceiveWork(handle, [tensor], [target], finish, call=call))
 
     def begin_coalescing(self) -> None:
-        """From now on, also notes all works, for `end_coalescing`."""
+        """Also notes all works from now on, for `end_coalescing`."""
         self._coalesced = []
 
     def end_coalescing(self) -> Work:

@@ -52,7 +52,7 @@ def _kinds() -> dict[tuple[torch.dtype, int], Kind]:
     }
     kinds = {(t, r.value): Kind(dtype, op) for t, dtype in (floats | integers).items() for r, op in ops.items()}
     kinds |= {(t, r.value): Kind(dtype, op) for t, dtype in integers.items() for r, op in bitwise.items()}
-    # As NCCL's, the average of integers is the sum, which wraps, divided and rounded towards zero.
+    # The average of integers is NCCL's: the sum, which wraps, divided and rounded towards zero.
     kinds |= {(t, red.AVG.value): Kind(dtype, Op.SUM, average=True) for t, dtype in (floats | integers).items()}
     kinds |= {(torch.bool, r.value): Kind(DType.U8, op) for r, op in logic.items()}
     for t in FLOATS8:

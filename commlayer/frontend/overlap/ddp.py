@@ -28,10 +28,10 @@ class Bucket:
     first: int
     """Element of the bucket's storage where its buffer begins."""
     started: Started
-    """Of the buffer, or of a copy that the next backward pass does not overwrite."""
+    """The reduction of the buffer, or of a copy that the next backward pass does not overwrite."""
 
     def gradients(self) -> dict[Tensor, Tensor]:
-        """After the backward pass: the gradients that are reduced. DDP has made them views of its bucket."""
+        """The gradients that are reduced, after the backward pass. DDP has made them views of its bucket."""
         found, memory = {}, self.started.memory
         for parameter in self.parameters:
             view = parameter.grad

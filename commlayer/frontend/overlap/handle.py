@@ -65,7 +65,7 @@ class Overlap:
                 hook.remove()
 
     def _load(self) -> None:
-        """Before a checkpoint is loaded."""
+        """A checkpoint is about to be loaded."""
         self.finish()
         self._deferred.forget()
 
@@ -146,7 +146,7 @@ class Overlap:
         return in_order(self._order.place_of(parameters) if self.by_next_use else 0)
 
     def _agree(self, group: CommProcessGroup) -> None:
-        """In the first backward pass: the ranks take the order of one, as classes must be the same on all."""
+        """The ranks take the order of one in the first backward pass, as classes must be the same on all."""
         if self._is_agreed or not self._order.is_learned:
             return
         places = torch.tensor(self._order.places())

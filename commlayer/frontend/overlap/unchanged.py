@@ -66,7 +66,7 @@ def _asked() -> Ddp | None:
 
 @untraced
 def _begin(model: DistributedDataParallel, _: Any) -> None:
-    """Before a forward pass, until one records gradients."""
+    """A forward pass is about to begin; the hook stays until one records gradients."""
     if not torch.is_grad_enabled():
         return
     for number, hook in list(model._forward_pre_hooks.items()):

@@ -63,7 +63,7 @@ class FsdpStage(AttachedStage):
         self._has_entered = True
 
     def enter(self) -> None:
-        """Before a forward pass: makes the steps of its parameters. Raises the error of a reduction."""
+        """Makes the steps of the parameters before a forward pass. Raises the error of a reduction."""
         if not self._has_entered:
             self.gather()
         self.steps.use(self.parameters)
@@ -80,7 +80,7 @@ class FsdpStage(AttachedStage):
             each.start()
 
     def reduce(self, grad_scale_factor: int) -> None:
-        """In the place of `stage.perform_reduce_grad`: after the last backward pass of a step."""
+        """Replaces `stage.perform_reduce_grad`, which runs after the last backward pass of a step."""
         self._reduce_grad(1)
         if not self.stage.has_backward:
             return
@@ -113,7 +113,7 @@ class FsdpStage(AttachedStage):
         self._replaced.restore()
 
     def _unshard(self, unshard: Any, async_op: bool = False) -> Any:
-        """In the place of a module's `unshard`: before the first forward pass of a step, it waits for the step."""
+        """Replaces a module's `unshard`: before the first forward pass of a step, it waits for the step."""
         if async_op and not self._has_entered:
             self._gathers.append(_Gather(self, unshard))
             return self._gathers[-1]

@@ -29,7 +29,7 @@ from .replaced import Replaced
 
 SMALL_BYTES = 4096
 LARGEST_BYTES = 64 << 20
-"""Of a transfer that is timed."""
+"""The most bytes of a transfer that is timed."""
 REPEATS = 3
 
 
@@ -50,9 +50,9 @@ class Recorder:
     def __init__(self, schedule: Any) -> None:
         self.records: list[Timed] = []
         self.output_bytes: dict[int, int] = {}
-        """Of one micro-batch, by stage."""
+        """The bytes of one micro-batch's output, by stage."""
         self.activation_bytes: dict[int, int] = {}
-        """Kept from forward to backward, by stage, as seen in `watch_memory`."""
+        """The bytes kept from forward to backward, by stage, as seen in `watch_memory`."""
         self._watches = False
         self._replaced = Replaced()
         for stage in stages_of(schedule):
@@ -71,7 +71,7 @@ class Recorder:
 
     @contextmanager
     def watch_memory(self) -> Iterator[None]:
-        """In this context, the bytes that autograd keeps are counted; times are then too long."""
+        """A context in which the bytes that autograd keeps are counted; times are then too long."""
         self._watches = True
         try:
             yield
@@ -217,7 +217,7 @@ def _layers(stages: Sequence[Any], recorder: Recorder, update_s: float) -> dict[
 
 
 def _median(layers: Sequence[Layer]) -> Layer:
-    """Of the replicas of a stage."""
+    """The median costs of the replicas of a stage."""
     first = layers[0]
     return Layer(
         statistics.median(each.forward_s for each in layers),
@@ -230,7 +230,7 @@ def _median(layers: Sequence[Layer]) -> Layer:
 
 
 def _slowest(transfers: Sequence[tuple[Line | None, Line | None]]) -> Link:
-    """Of all ranks: the lowest rate of reductions, or of messages where nothing is reduced; the median latency."""
+    """The lowest rate of all ranks' reductions, or messages where nothing is reduced; the median latency."""
     messages = [each for each, _ in transfers if each is not None]
     reductions = [each for _, each in transfers if each is not None]
     slope = max((each.seconds_per_byte for each in reductions or messages), default=0.0)

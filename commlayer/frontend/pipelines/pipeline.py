@@ -220,7 +220,7 @@ class Pipeline:
         return parts
 
     def _load(self) -> None:
-        """Before a checkpoint is loaded."""
+        """A checkpoint is about to be loaded."""
         self.finish()
         for each in self._steps:
             each.forget()

@@ -94,14 +94,14 @@ class PlainStage(AttachedStage):
             )
 
     def enter(self) -> None:
-        """Before a forward pass: makes the steps of its parameters. Raises the error of a reduction."""
+        """Makes the steps of the parameters before a forward pass. Raises the error of a reduction."""
         self.steps.use(self.parameters)
         if self.stage.has_backward and torch.is_grad_enabled():
             for segment in self._segments:
                 segment.arm(self.steps.needs)
 
     def reduce(self, grad_scale_factor: int) -> None:
-        """In the place of `stage.perform_reduce_grad`: after the last backward pass of a step."""
+        """Replaces `stage.perform_reduce_grad`, which runs after the last backward pass of a step."""
         if not self.stage.has_backward:
             return
         if self.has_buckets and not self._segments:

@@ -25,7 +25,7 @@ from ..work.priority import priority
 from .parts import Part, current_part
 
 LATENCY_CLASS = 0
-"""Of collectives that the next operation of their part waits for."""
+"""The class of collectives that the next operation of their part waits for."""
 
 Group = Any
 """What functional collectives take: a process group, or a mesh and a dimension."""

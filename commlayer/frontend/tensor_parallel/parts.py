@@ -43,7 +43,7 @@ class Part:
         self._modes = _modes()
 
     def end(self) -> None:
-        """From now on, `pass_turn` does nothing."""
+        """The part has run: `pass_turn` does nothing from now on."""
         self._yield = None
 
     def enter(self) -> None:

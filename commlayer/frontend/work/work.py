@@ -147,8 +147,8 @@ class CommWork(Work):
         return [] if self.handle is None else self.handle.missing()
 
     def times(self) -> Times | None:
-        """When the operation was submitted, moved its first byte, and ended; of several operations the earliest, the
-        earliest and the latest time. None while it runs, and if it ended within its call (`async_op=False`).
+        """The times at which the operation was submitted, moved its first byte, and ended; of several operations the
+        earliest, the earliest and the latest. None while it runs, and if it ended within its call (`async_op=False`).
 
         With tensors on a device, the times are those of the operation on host memory.
         """
