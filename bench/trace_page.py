@@ -58,7 +58,7 @@ with torch.profiler.profile(record_shapes=True) as profiler:
     dist.recv(torch.ones(9), peer)
     sent.wait()
 profiler.export_chrome_trace(str(folder / f"trace_{dist.get_rank()}.json.gz"))
-commlayer.flight_record(folder / f"flight_{dist.get_rank()}")
+commlayer.flight_record(folder / f"flight_{dist.get_rank()}.json")
 dist.destroy_process_group()
 """
 

@@ -163,7 +163,7 @@ class Config:
         str,
         FOLDER,
         "folder for the flight record and the Python stacks of each process, written when a group fails and at the end "
-        "of the process; see [hang.md](hang.md). Unset: they are not written",
+        "of the process, for its user alone; see [hang.md](hang.md). Unset: they are not written",
     ] = ""
     flight_signal: Annotated[
         str,

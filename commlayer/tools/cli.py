@@ -359,6 +359,13 @@ def trace(
         Path, typer.Option("--output", "-o", dir_okay=False, help="The trace to write; with .gz: compressed")
     ] = Path("trace.json"),
     show: Annotated[bool, typer.Option("--open", help="Open the trace at ui.perfetto.dev in a browser")] = False,
+    pickles: Annotated[
+        bool, typer.Option("--pickles", help="Read pickles, too: only where nobody else can write the files")
+    ] = False,
+    for_analyzer: Annotated[
+        Path | None,
+        typer.Option("--analyzer", help="Folder to make, with the flight records as torch's torchfrtrace reads them"),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON: ranks, offsets, uncertainty, files")
     ] = False,
@@ -373,7 +380,7 @@ def trace(
         print(text, file=sys.stderr)
 
     try:
-        found = command.run(files, output, say)
+        found = command.run(files, output, say, pickles=pickles, for_analyzer=for_analyzer)
         if as_json:
             print(json.dumps(found, indent=1), flush=True)
         if show:

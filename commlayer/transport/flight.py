@@ -1,10 +1,11 @@
 """The flight recorder: the latest calls of all groups of this process, in the format of torch's analyzer.
 
-    commlayer.flight_record("/tmp/flight/flight_0")  # a pickle, for `torchfrtrace`; with .json: the same as JSON
+    commlayer.flight_record("/shared/flight/flight_0.json")
 
 `GroupRecord` is one group's part. `Recorder` has those of all groups; `recorder` is the one of this process.
-docs/hang.md solves a hang with it. The format is that of torch/csrc/distributed/c10d/FlightRecorder: the analyzer
-matches the entries of all ranks by group and sequence number.
+docs/hang.md solves a hang with it. The fields are those of torch/csrc/distributed/c10d/FlightRecorder: the analyzer
+matches the entries of all ranks by group and sequence number. The analyzer reads pickles, which run any code that they
+name; records are JSON, and `commlayer trace --analyzer` makes pickles of them, in a folder of its user.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import json
 import linecache
 import math
 import os
-import pickle
 import socket
 import threading
 import time
@@ -258,13 +258,12 @@ class Recorder:
         }
 
     def write(self, path: str | os.PathLike[str], reason: str) -> None:
-        """Writes a dump: as JSON to a path that ends with .json, else as a pickle. A reader never finds half of it."""
+        """Writes a dump as JSON, which no other user can read. A reader never finds half of it."""
         path = Path(path)
-        found = self.dump(reason)
-        text = json.dumps(found, indent=1).encode() if path.suffix == ".json" else pickle.dumps(found)
+        text = json.dumps(self.dump(reason))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as part:
-            part.write_bytes(text)
+        with whole_file(path) as file:
+            file.write(text.encode())
 
 
 recorder = Recorder()
@@ -275,8 +274,8 @@ def flight_record(path: str | os.PathLike[str]) -> None:
     """Writes the flight record of this process: the last 1,000 operations of each group, with their arguments, times,
     callers and the ranks that they wait for.
 
-    The file is a pickle that torch's analyzer reads (`torchfrtrace`), if it is named `<prefix><rank>`; a path that ends
-    with .json gives the same as JSON. Raises ConfigError if the file cannot be written.
+    The file is JSON that no other user can read. `commlayer trace` draws the files of all ranks, and with `--analyzer`
+    hands them to torch's analyzer. Raises ConfigError if the file cannot be written.
     """
     try:
         recorder.write(path, "flight_record was called")

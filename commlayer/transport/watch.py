@@ -1,7 +1,7 @@
 """Automatic dumps of the flight record: when a group fails, on a signal, and at the end of the process.
 
-With COMMLAYER_FLIGHT_DIR each process writes `flight_<rank>`, the record for torch's analyzer, and
-`stacks_<rank>.txt`, the Python stacks of its threads, into that folder.
+With COMMLAYER_FLIGHT_DIR each process writes `flight_<rank>.json`, the record, and `stacks_<rank>.txt`, the Python
+stacks of its threads, into that folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..config import Config
 from .flight import Recorder, recorder
+from .whole_file import whole_file
 
 log = logging.getLogger("commlayer")
 
@@ -78,9 +79,10 @@ class Watch:
     def write(self, reason: str, stacks: bytes | None = None) -> None:
         """Writes the record and the stacks: those of now, unless they are given. Never raises."""
         rank = self._recorder.rank
+        path = self._folder / f"flight_{rank}.json"
         try:
-            self._recorder.write(self._folder / f"flight_{rank}", reason)
-            with open(self._folder / f"stacks_{rank}.txt", "wb") as file:
+            self._recorder.write(path, reason)
+            with whole_file(self._folder / f"stacks_{rank}.txt") as file:
                 if stacks is None:
                     faulthandler.dump_traceback(file, all_threads=True)
                 else:
@@ -88,7 +90,7 @@ class Watch:
         except OSError as error:
             log.warning("rank %s: cannot write the flight record into %s: %s", rank, self._folder, error)
         else:
-            log.warning("rank %s: wrote the flight record to %s (%s)", rank, self._folder / f"flight_{rank}", reason)
+            log.warning("rank %s: wrote the flight record to %s (%s)", rank, path, reason)
 
     def _look(self) -> None:
         while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import pickle
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import commlayer
+from commlayer.tools.trace import command
 from tests import ranks
 from tests.world import until
 
@@ -27,12 +27,14 @@ TIMEOUT = timedelta(seconds=3)
 
 def analyze(folder: Path) -> Any:
     """The database that torch's analyzer makes of the dumps in a folder."""
+    found = folder / "for_analyzer"
+    command.run([folder], folder / "trace.json", lambda _: None, for_analyzer=found)
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
     from torch.distributed.flight_recorder.components.loader import read_dir
 
     try:
-        args = JobConfig().parse_args([str(folder)])
+        args = JobConfig().parse_args([str(found)])
         details, version = read_dir(args)
     finally:
         gc.enable()  # read_dir turns it off
@@ -53,7 +55,6 @@ def stuck_in_my_code(rank: int) -> None:
     deadline = time.monotonic() + 30
     while not Path(os.environ["COMMLAYER_FLIGHT_DIR"], f"stacks_{rank}.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.5)
 
 
 def rank_2_skips(rank: int, size: int) -> None:
@@ -73,7 +74,7 @@ def test_the_rank_that_skips_a_collective_is_named(
 ) -> None:
     ended = run_failing(rank_2_skips, 3, tmp_path, shared=shared)
     assert "OperationTimeoutError" in "".join(each.error or "" for each in ended)
-    assert {each.name for each in tmp_path.iterdir()} >= {"flight_0", "flight_1", "flight_2", "stacks_2.txt"}
+    assert {each.name for each in tmp_path.iterdir()} >= {*(f"flight_{rank}.json" for rank in range(3)), "stacks_2.txt"}
     (fault,) = faults(tmp_path)
     assert (fault.missing_ranks, fault.collective_name, fault.collective_seq_id) == ({2}, "gloo:all_reduce", 4)
     assert fault.input_sizes == [[7]]
@@ -151,8 +152,7 @@ def every_collective(rank: int, size: int, folder: str) -> None:
         dist.all_reduce(own, group=group)
         dist.destroy_process_group(group)
         dist.barrier()
-        commlayer.flight_record(Path(folder) / f"flight_{rank}")
-        commlayer.flight_record(Path(folder, f"json_{rank}.json"))
+        commlayer.flight_record(Path(folder, f"flight_{rank}.json"))
 
 
 def test_every_collective_passes_the_analyzer(tmp_path: Path) -> None:
@@ -162,10 +162,7 @@ def test_every_collective_passes_the_analyzer(tmp_path: Path) -> None:
     names = {each.collective_name for each in found.collectives}
     assert len(names) >= 12
     assert {"pair", "default_pg"} <= {each.desc for each in found.groups}
-    dump = json.loads((tmp_path / "json_1.json").read_text())
-    with open(tmp_path / "flight_1", "rb") as file:
-        same = pickle.load(file)
-    assert json.loads(json.dumps(same["entries"])) == dump["entries"]
+    dump = json.loads((tmp_path / "flight_1.json").read_text())
     assert (dump["rank"], dump["pid"] > 0, dump["backend"]) == (1, True, "commlayer")
     assert {each["state"] for each in dump["entries"]} == {"completed"}
     for each in dump["entries"]:
@@ -181,7 +178,6 @@ def ask_by_signal(folder: str) -> None:
     until(lambda: any(call.name == "all_reduce" and call.is_running() for call in list(group._submitter.calls.latest)))
     os.kill(os.getpid(), signal.SIGUSR2)
     until(Path(folder, "stacks_0.txt").exists)
-    time.sleep(0.5)  # it is being written
     ranks.store().set("rank 0 has its record", "1")
 
 
@@ -204,8 +200,7 @@ def test_a_signal_writes_the_record_of_a_blocked_process(tmp_path: Path, shared:
     environ = {"COMMLAYER_FLIGHT_DIR": str(tmp_path), "COMMLAYER_FLIGHT_SIGNAL": "usr2", "COMMLAYER_SHM": shared}
     written = tmp_path / "by_signal"
     ranks.run(asked_by_signal_and_kept, 2, str(tmp_path), str(written), environ=environ)
-    with open(written / "flight_0", "rb") as file:
-        dump = pickle.load(file)
+    dump = json.loads((written / "flight_0.json").read_text())
     assert dump["reason"] == "signal"
     last = dump["entries"][-1]
     assert (last["profiling_name"], last["state"], last["awaited_ranks"]) == ("gloo:all_reduce", "started", [1])
@@ -216,7 +211,7 @@ def asked_by_signal_and_kept(rank: int, size: int, folder: str, kept: str) -> No
     asked_by_signal(rank, size, folder)
     if rank == 0:  # the end of the process writes it again
         Path(kept).mkdir()
-        for name in ("flight_0", "stacks_0.txt"):
+        for name in ("flight_0.json", "stacks_0.txt"):
             Path(kept, name).write_bytes(Path(folder, name).read_bytes())
 
 
@@ -231,8 +226,7 @@ def has_a_handler(rank: int, size: int) -> None:
 
 def test_a_handler_of_the_user_stays(tmp_path: Path) -> None:
     ranks.run(has_a_handler, 1, environ={"COMMLAYER_FLIGHT_DIR": str(tmp_path), "COMMLAYER_FLIGHT_SIGNAL": "usr2"})
-    with open(tmp_path / "flight_0", "rb") as file:
-        assert pickle.load(file)["reason"] == "the process ends"
+    assert json.loads((tmp_path / "flight_0.json").read_text())["reason"] == "the process ends"
 
 
 @ranks.on(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ def test_the_file_takes_its_name_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "name.json"
     path.write_text("old", encoding="utf-8")
     with whole_file(path) as part:
-        part.write_text("new", encoding="utf-8")
+        part.write(b"new")
         assert path.read_text(encoding="utf-8") == "old"
     assert path.read_text(encoding="utf-8") == "new"
     assert list(tmp_path.iterdir()) == [path]
@@ -22,7 +24,7 @@ def test_the_file_takes_its_name_at_the_end(tmp_path: Path) -> None:
 def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
     def write() -> None:
         with whole_file(tmp_path / "name.json") as part:
-            part.write_text("half", encoding="utf-8")
+            part.write(b"half")
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="disk"):
@@ -33,7 +35,25 @@ def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
 def test_writers_of_one_name_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "name.json"
     with whole_file(path) as first, whole_file(path) as second:
-        assert first != second
-        first.write_text("first", encoding="utf-8")
-        second.write_text("second", encoding="utf-8")
+        first.write(b"first")
+        second.write(b"second")
     assert path.read_text(encoding="utf-8") == "first"
+
+
+def test_it_belongs_to_its_user_whatever_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with whole_file(tmp_path / "name.json") as part:
+            part.write(b"line of code")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "name.json").stat().st_mode) == 0o600
+
+
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "name.json"
+    victim.write_text("precious", encoding="utf-8")
+    path.symlink_to(victim)
+    with whole_file(path) as part:
+        part.write(b"new")
+    assert (victim.read_text(encoding="utf-8"), path.is_symlink()) == ("precious", False)

@@ -60,7 +60,7 @@ def record(text: str, error: BaseException, path: Path) -> None:
     if path.exists():  # torch's decorator `record` was first
         return
     try:
-        with whole_file(path) as part:  # torchrun may end this process meanwhile, and reads the file then
-            part.write_text(json.dumps({"message": message}), encoding="utf-8")
+        with whole_file(path) as file:  # torchrun may end this process meanwhile, and reads the file then
+            file.write(json.dumps({"message": message}).encode())
     except OSError:  # the folder is gone, or the disk is full
         return

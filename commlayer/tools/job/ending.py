@@ -44,10 +44,10 @@ def exchange(store: dist.Store, folder: Path, rank: int, world: int, text: str, 
     store.wait([f"record/{other}" for other in others], timedelta(seconds=timeout_s))
     if os.environ.get("LOCAL_RANK", "0") == "0":
         for other in others:
-            file = record.path(folder, other)
-            if not file.exists():
-                with whole_file(file) as part:
-                    part.write_bytes(store.get(f"record/{other}"))
+            path = record.path(folder, other)
+            if not path.exists():
+                with whole_file(path) as file:
+                    file.write(store.get(f"record/{other}"))
     store.add("done", 1)
     deadline_s = time.monotonic() + _LEAVE_S
     if rank != 0:

@@ -19,7 +19,7 @@ def read(path: Path, dump: Mapping[str, Any]) -> Record:
     rank = dump.get("rank")
     if not isinstance(rank, int):
         raise ValueError("it has no rank: it was written before the first process group, or not by commlayer")
-    groups = {name: _ranks(config["ranks"]) for name, config in dump["pg_config"].items()}
+    groups = {name: ranks_of(config["ranks"]) for name, config in dump["pg_config"].items()}
     written_ns = int(dump["time_ns"])
     operations = [_operation(entry, rank, groups) for entry in dump["entries"]]
     since_ns = min((each.submitted_ns for each in operations), default=0)  # steps and paths may reach further back
@@ -85,7 +85,7 @@ def _operation(entry: Mapping[str, Any], rank: int, groups: Mapping[str, tuple[i
     )
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def ranks_of(text: str) -> tuple[int, ...]:
     """The ranks of a group, which the format has as text: "[0, 2]"."""
     return tuple(int(number) for number in re.findall(r"\d+", text))
 

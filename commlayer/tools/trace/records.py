@@ -22,27 +22,31 @@ MERGED = "commlayer trace"
 
 REMEDY = "name flight records of commlayer (docs/hang.md) or traces of torch.profiler"
 
+PICKLE = "a pickle, which a stranger may have made to run code: write the record as JSON (commlayer does), or, if you \
+trust whoever wrote this file, add --pickles"
+
 
 class NoRecordError(ValueError):
     """A file that is not one of ours. In a folder, such files are left out."""
 
 
 class _Plain(pickle.Unpickler):
-    """Loads dicts, lists, text and numbers only: loading other pickles can run any code."""
+    """Loads dicts, lists, text and numbers only: other pickles name functions to call."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise NoRecordError(f"a pickle with objects ({module}.{name})")
 
 
-def read_all(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Record]:
-    """The records in these files and folders, sorted by rank. Raises ValueError, which names the file."""
+def read_all(paths: Sequence[Path], warn: Callable[[str], None], pickles: bool = False) -> list[Record]:
+    """The records in these files and folders, sorted by rank. `pickles`: also those in pickles, which the user trusts.
+    Raises ValueError, which names the file."""
     listed = list(_files(paths))
     console = Console(stderr=True)
     found = []
     shown = track(listed, "reading", console=console, transient=True, disable=not console.is_terminal)
     for path, is_named in shown:
         try:
-            found.append(read(path))
+            found.append(read(path, pickles))
         except NoRecordError:
             if is_named:
                 raise
@@ -56,22 +60,22 @@ def read_all(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Record]
     return _latest(found)
 
 
-def read(path: Path) -> Record:
+def read(path: Path, pickles: bool = False) -> Record:
     """The record in one file. Raises NoRecordError or ValueError, which name the file."""
     try:
-        return _parse(path, _content(path))
+        return _parse(path, content(path, pickles))
     except NoRecordError as error:
         raise NoRecordError(f"{path}: {error}; {REMEDY}") from error
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}; {REMEDY}") from error
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:  # int() of 1e999 overflows
         raise ValueError(f"{path}: its entries are not those of version 2.10 ({error!r}); {REMEDY}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _content(path: Path) -> Any:
-    """The content of a file: JSON, perhaps compressed, or a pickle."""
+def content(path: Path, pickles: bool = False) -> Any:
+    """The content of a file: JSON, perhaps compressed, or a pickle where those may be read."""
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":
         try:
@@ -79,19 +83,23 @@ def _content(path: Path) -> Any:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"the compressed file is cut off ({error}); copy or export it again") from error
     if data[:1] == b"\x80":
+        if not pickles:
+            raise ValueError(PICKLE)
         try:
             return _Plain(io.BytesIO(data)).load()
         except (pickle.UnpicklingError, EOFError) as error:
             raise NoRecordError(f"the pickle cannot be read ({error})") from error
     start = data[:1024].lstrip()[:1]
     if start not in (b"{", b"["):
-        raise NoRecordError("neither JSON nor a pickle" if data else "an empty file")
+        raise NoRecordError("not JSON" if data else "an empty file")
     try:
         return json.loads(data)
     except UnicodeDecodeError as error:
-        raise NoRecordError("neither JSON nor a pickle") from error
+        raise NoRecordError("not JSON") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"the JSON ends or breaks off in line {error.lineno}; copy or export it again") from error
+    except RecursionError as error:
+        raise NoRecordError("JSON in more levels than a record has") from error
 
 
 def _parse(path: Path, content: Any) -> Record:

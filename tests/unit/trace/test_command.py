@@ -50,7 +50,7 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
     path.write_text("hello")
     result = RUNNER.invoke(cli.app, ["trace", str(path)])
     assert result.exit_code == EXIT_FAILED
-    assert result.stderr.startswith(f"commlayer trace: {path}: neither JSON nor a pickle; name flight records")
+    assert result.stderr.startswith(f"commlayer trace: {path}: not JSON; name flight records")
 
 
 def test_a_trace_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:

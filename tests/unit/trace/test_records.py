@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import pickle
+import stat
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ def read_quietly(*paths: Path) -> list[Any]:
 
 
 def test_a_record_of_the_flight_recorder(tmp_path: Path) -> None:
-    """What the recorder of this package writes, as a pickle and as JSON."""
+    """What the recorder of this package writes, whatever the name of the file is."""
     recorder, calls = Recorder(), Calls()
     calls.add(Call.of("all_reduce", [torch.ones(3)], [torch.ones(3)], reduction="SUM"))
     calls.collectives[0].ended_s = calls.collectives[0].submitted_s + 0.25
@@ -36,6 +38,7 @@ def test_a_record_of_the_flight_recorder(tmp_path: Path) -> None:
     recorder.open(GroupRecord("9", lambda: "some", (4, 7), 0, calls, lambda: [1], lambda: ("", None)))
     for name in ("flight_4", "flight_4.json"):
         recorder.write(tmp_path / name, "a test")
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
         record = read(tmp_path / name)
         assert (record.kind, record.rank, record.pid) == ("flight", 4, os.getpid())
         reduced, ended, sent = record.operations
@@ -152,13 +155,15 @@ class Evil:
     ("content", "text"),
     [
         (b"", "an empty file; name flight records"),
-        (b"Thread 1", "neither JSON nor a pickle; name flight records"),
+        (b"Thread 1", "not JSON; name flight records"),
         (b"{'a'", "the JSON ends or breaks off in line 1"),
         (b"[1, 2]", "JSON without the fields of a record; name flight records"),
         (b'{"a": 1}', "JSON without the fields of a record; name flight records"),
         (b"\x1f\x8b\x08", "the compressed file is cut off"),
-        (b"\x80\x04", "the pickle cannot be read"),
-        (pickle.dumps(Evil()), "a pickle with objects"),
+        (b'{"a":' * 100_000, "JSON in more levels than a record has"),
+        (b'{"entries": [], "pg_config": {}, "rank": 0, "time_ns": 1e999}', "its entries are not those of version 2.10"),
+        (pickle.dumps(flight(0, [])), "a pickle, which a stranger may have made to run code: "),
+        (gzip.compress(pickle.dumps(Evil())), "if you trust whoever wrote this file, add --pickles"),
         (json.dumps({"traceEvents": [], "otherData": {"program": MERGED}}).encode(), "`commlayer trace` wrote"),
         (json.dumps(profile(None, [])).encode(), "it has no rank: let the profiler start after init_process_group"),
         (json.dumps(flight(0, [{}])).encode(), "its entries are not those of version 2.10"),
@@ -172,6 +177,26 @@ def test_other_files_get_an_error_with_a_remedy(tmp_path: Path, content: bytes, 
         read_quietly(path)
     assert str(error.value).startswith(f"{path}: ")
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("make", [bytes, gzip.compress], ids=["plain", "compressed"])
+def test_a_pickle_is_read_where_the_user_asks(tmp_path: Path, make: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "flight_0"
+    path.write_bytes(make(pickle.dumps(flight(0, [collective(1, 0, 5)]))))
+    assert [each.title for each in read(path, pickles=True).operations] == ["all_reduce 1"]
+    warned: list[str] = []
+    with pytest.raises(ValueError, match="no file of a rank is there"):
+        read_all([tmp_path], warned.append)
+    assert len(warned) == 1
+    assert "add --pickles" in warned[0]  # in a folder, too, the remedy is told
+
+
+@pytest.mark.parametrize("content", [b"\x80\x04", pickle.dumps(Evil())], ids=["cut off", "with objects"])
+def test_a_pickle_with_objects_is_never_read(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "flight_0"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"flight_0: (a pickle with objects|the pickle cannot be read)"):
+        read(path, pickles=True)
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
