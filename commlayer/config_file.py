@@ -62,7 +62,7 @@ def read(path: str, *, is_named: bool = True) -> ConfigFile:
         remedy = f"name a file of settings with {VARIABLE} or --check" if is_named else "make it a file to read"
         raise ConfigError(f"{path}: {error.strerror}; {remedy}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}; mend that line, or see docs/settings.md") from None
+        raise ConfigError(f"{path}: not TOML: {error}; fix that line, or see docs/settings.md") from None
     for name, entries in content.items():
         if not isinstance(entries, dict):
             raise ConfigError(f"{path}: {name} = {entries!r}: settings belong to a section; put [process] above it")

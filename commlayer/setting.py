@@ -77,7 +77,7 @@ class Section:
 
     name: str
     path: str
-    """Of the file."""
+    """The path of the file."""
     entries: Mapping[str, object]
 
     def found(self, row: Row) -> Found | None:

@@ -64,13 +64,13 @@ class Decision:
     step: int
     codecs: list[str]
     rate_bytes_s: float
-    """Measured while the network was busy."""
+    """The rate measured while the network was busy."""
     latency_s: float
-    """Measured, per step."""
+    """The latency measured per step."""
     waiting_s: float
-    """Measured, per step."""
+    """The waiting measured per step."""
     step_s: float
-    """Measured."""
+    """The measured step."""
     predicted: dict[str, float]
     """Step time, in seconds, if all buckets had the same codec; by codec."""
     predicted_s: float
@@ -84,13 +84,13 @@ class StepModel:
 
     candidates: Mapping[str, Candidate]
     loads: list[dict[str, Load]]
-    """By bucket and codec."""
+    """One load per bucket and codec."""
     contents: list[Content]
     starts_s: list[float]
     computing_s: float
     seconds_per_byte: float
     latency_s: float
-    """After the last bucket."""
+    """The latency after the last bucket."""
 
     def fit(self, codecs: Sequence[str], measured_s: float) -> None:
         """Takes off the part of the latency that the backward pass has hidden in steps with these codecs."""
@@ -135,7 +135,7 @@ class Choice:
         self._share = share
         self._start = "bf16"  # until the first decision: it has the range of float32
         self.codecs: list[str] = []
-        """By bucket; empty until the first decision, and after the buckets have changed."""
+        """One per bucket; empty until the first decision, and after the buckets have changed."""
         self.decisions: list[Decision] = []
         self._link = Link()
         self._values: list[int] = []
@@ -167,7 +167,7 @@ class Choice:
             self._decide(step, agree)
 
     def _compare_restored(self, agree: Agree) -> None:
-        """In the first step: drops restored codecs unless all ranks have the same, as beside a rank that is new."""
+        """Drops restored codecs in the first step unless all ranks have the same, as beside a rank that is new."""
         state = repr((self._values, self.codecs)).encode()
         own = float(
             int.from_bytes(hashlib.blake2b(state, digest_size=6).digest(), "little")
@@ -289,7 +289,7 @@ class Choice:
         return "  ".join([row, "; ".join(remarks)]) if remarks else row
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the codecs in use."""
+        """The codecs in use, for a checkpoint."""
         return {"values": list(self._values), "codecs": list(self.codecs)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -15,9 +15,9 @@ class CodecPair(NamedTuple):
     """The representations of an all-reduce; names are those of plans/codec.py."""
 
     up: str
-    """Of contributions, on their way to the owner of a shard."""
+    """The codec of contributions, on their way to the owner of a shard."""
     down: str
-    """Of sums, on their way back."""
+    """The codec of sums, on their way back."""
     keeps_errors: bool = False
     """Whether rounding errors are added to the next step's gradient."""
 
@@ -54,7 +54,7 @@ class Codec:
     bursts: bool = False
     """Whether residuals of many steps arrive at once, which inflates an average of squared gradients."""
     rank: int = 0
-    """Of low-rank factors."""
+    """The rank of low-rank factors."""
     share: Fraction = Fraction(0)
     """Share of the values that are selected."""
 

@@ -21,13 +21,13 @@ class Content(NamedTuple):
 
     values: int
     coarse: int
-    """With an ordinary codec: encoded by it."""
+    """Values that an ordinary codec encodes."""
     fine: int
-    """With an ordinary codec: in 16 bits."""
+    """Values in 16 bits beside an ordinary codec."""
     exact: int = 0
-    """With low-rank factors: gradients in 16 bits."""
+    """Gradients in 16 bits beside low-rank factors."""
     left: int = 0
-    """With low-rank factors: values of the left factors."""
+    """Values of the left low-rank factors."""
     right: int = 0
 
 
@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
     codec: str
     """A value of `Policy.codec`."""
     bytes_per_value: float
-    """On the wire, of contributions and sums together. Low-rank factors: of a value of theirs."""
+    """Bytes on the wire, of contributions and sums together; of low-rank factors, per value of theirs."""
     coding_s: float
     """CPU seconds per value of the gradient."""
     keeps_errors: bool = False
@@ -69,10 +69,10 @@ class Load(NamedTuple):
     """The work of a bucket."""
 
     bytes: float
-    """Sent as soon as the bucket is ready."""
+    """Bytes sent as soon as the bucket is ready."""
     coding_s: float
     late_bytes: float = 0.0
-    """Sent after the last bucket."""
+    """Bytes sent after the last bucket."""
     late_coding_s: float = 0.0
 
 

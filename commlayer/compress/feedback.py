@@ -36,7 +36,7 @@ class Added(NamedTuple):
     late: list[tuple[int, int]]
     """(start, end) in elements of the parts that must not be lost again: no gradient shall be over a step late."""
     stretches: dict[Tensor, list[Stretch]]
-    """By parameter."""
+    """The stretches of each parameter."""
 
 
 class Feedback:
@@ -238,7 +238,7 @@ class Feedback:
         self._numbers, self._kept = {}, {}
 
     def check_met(self) -> None:
-        """For the end of a step. Raises ConfigError if a restored residual is of a parameter that the model lacks."""
+        """Raises ConfigError at the end of a step if a restored residual is of a parameter that the model lacks."""
         if self._restored:
             raise ConfigError(
                 f"a restored residual has values for parameter {max(self._restored)} from the end, but the model has "

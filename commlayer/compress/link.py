@@ -19,7 +19,7 @@ class Link:
 
     def __init__(self) -> None:
         self.latency_s = 0.0
-        """Per step."""
+        """The latency per step."""
         self.seconds_per_byte = 0.0
         """0: not known yet."""
         self._last = (0.0, 0.0)

@@ -21,7 +21,7 @@ _SECOND_MOMENT = re.compile(
     r"shampoo|\bsoap|sophia|prodigy",
     re.IGNORECASE,
 )
-"""In names of classes. Packages other than torch have such optimizers, too: FusedAdam, Adam8bit."""
+"""Words in names of such optimizers' classes. Packages other than torch have some, too: FusedAdam, Adam8bit."""
 
 REMEDY = "use SGD with momentum, Lion, or another codec (int4 suits Adam)"
 

@@ -201,7 +201,7 @@ class PowerSgd:
                 raise _of_another_model(parameter, kept[parameter], gradient)
 
     def check_met(self) -> None:
-        """For the end of a step. Raises ConfigError if a restored state has a parameter that the model lacks."""
+        """Raises ConfigError at the end of a step if a restored state has a parameter that the model lacks."""
         if self._restored:
             raise ConfigError(
                 f"the restored PowerSGD state has values for parameter {max(self._restored)} from the end, which this "

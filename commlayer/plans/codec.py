@@ -16,7 +16,7 @@ class Codec(NamedTuple):
 
     name: str
     number: int
-    """In the flags of a step: `enum cl_codec_kind` plus 1."""
+    """The number in the flags of a step: `enum cl_codec_kind` plus 1."""
     block_values: int
     block_bytes: int
 
@@ -61,4 +61,4 @@ CODECS = {
         Codec("sign", 5, 128, 18),
     )
 }
-"""By name; numbers and blocks equal those of native/kernels/codec.h."""
+"""The codecs by name; numbers and blocks equal those of native/kernels/codec.h."""

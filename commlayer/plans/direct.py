@@ -300,7 +300,7 @@ def reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, 
             if divisor > 1:
                 b.scale(OUTPUT, *own, divisor, done)
         if rank == root:
-            # As in all_reduce_segment: the owner has this rank's part of that range before it sends the result.
+            # The owner has this rank's part of that range before it sends the result, as in all_reduce_segment.
             for owner, shard in shards.items():
                 if owner != root and shard.length:
                     b.recv_copy(owner, OUTPUT, *shard)

@@ -205,7 +205,7 @@ def reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, roo
     def finish(buffer: Buffer, own: Range, after: Sequence[int]) -> list[int]:
         if root not in local:
             return [b.send(home(hosts, root)[me], buffer, *own, after)]
-        # Not before `after`: until then the memory may hold no part to add to.
+        # The rank waits for `after`: until then the memory may hold no part to add to.
         done = direct.reduce_segment(b, members, own, window=window, begin=after, after=after, target=buffer)
         return [b.scale(buffer, *own, divisor, done)] if divisor > 1 else done
 

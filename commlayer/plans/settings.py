@@ -16,7 +16,7 @@ class Settings:
     """Settings of plans. All ranks of a group must have the same. Raises ConfigError for values out of range."""
 
     algorithm: Algorithm = "auto"
-    """Between hosts of one rank each; "auto" decides by world size and length. Other hosts have one algorithm."""
+    """The plan: "auto" decides by world size and length between hosts of one rank each. Others have one algorithm."""
     deterministic: bool = False
     """Reduce in a fixed order, so that the same inputs give the same bits in every run. (Replicas agree anyway.)"""
     segment_bytes: int = 256 << 10
@@ -33,15 +33,15 @@ class Settings:
     """Contributions to a reduction may be lost between hosts, up to the operation's loss bound. With several ranks per
     host this holds for all-reduce only."""
     partial_results: bool = False
-    """With `partial`: results may be lost, too; a rank then keeps its former value."""
+    """Results may be lost, too, with `partial`; a rank then keeps its former value."""
     partial_message_bytes: int = 0
-    """With `partial`: the shortest message to cut a tensor into. No packet of a short message may be lost."""
+    """The shortest message to cut a tensor into with `partial`. No packet of a short message may be lost."""
 
     codecs: tuple[str, str] | None = None
     """Codecs of float32 between hosts, by name: of the contributions to a reduction, and of the values that an
     all-reduce or an all-gather spreads."""
     keep_errors: bool = False
-    """With `codecs`: INPUT keeps rounding errors and lost values: see `Plan.kept`."""
+    """INPUT keeps rounding errors and lost values of `codecs`: see `Plan.kept`."""
 
     def segment_for(self, members: int) -> int:
         """Bytes of a segment that is cut into messages for so many members: more members get longer segments, so that

@@ -44,7 +44,7 @@ Order = Sequence[Sequence[Action]]
 
 @dataclass(frozen=True)
 class Reduction:
-    """When gradients are reduced between the replicas of a pipeline, and when a rank waits for the result.
+    """The times when gradients are reduced between a pipeline's replicas, and when a rank waits for the result.
 
     Raises:
         ConfigError: unknown mode, or fewer than one bucket.

@@ -27,7 +27,7 @@ class AwaitedStep:
         self._open.append(reduction)
 
     def use(self, parameters: Iterable[Tensor]) -> None:
-        """Before these parameters are used. There is nothing to do."""
+        """These parameters are about to be used. There is nothing to do."""
 
     def needs(self, reduction: PendingReduction) -> bool:  # noqa: ARG002
         """Whether a step is to be made with the result. `step()` has made it."""

@@ -66,9 +66,9 @@ class Claim:
 
     reduction: PendingReduction
     parameters: list[list[Tensor]]
-    """By group of the optimizer."""
+    """One list per group of the optimizer."""
     hyperparameters: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """By group, as of `step()`."""
+    """One mapping per group, as of `step()`."""
 
 
 class DeferredStep:
@@ -88,7 +88,7 @@ class DeferredStep:
         self._claims: dict[Tensor, Claim] = {}
         """Steps to make, by parameter."""
         self._held: list[Claim] = []
-        """With staleness 1: gradients that wait for the next `step()`."""
+        """Gradients that wait for the next `step()`, with staleness 1."""
         self._hidden: dict[Tensor, Tensor | None] = {}
         """Gradients of claims, during the optimizer's own step for all others."""
         self._is_applying = False
@@ -108,7 +108,7 @@ class DeferredStep:
         self._open.append(reduction)
 
     def use(self, parameters: Iterable[Tensor]) -> None:
-        """Before these parameters are used: makes their steps. Raises the error of a reduction."""
+        """Makes the steps of these parameters before they are used. Raises the error of a reduction."""
         for parameter in parameters if self._claims and not self._is_applying else ():
             claim = self._claims.get(parameter)
             if claim is not None:
@@ -131,7 +131,7 @@ class DeferredStep:
         self._open.clear()
 
     def drain(self) -> None:
-        """Like `settle`, and also waits for the gradients that staleness 1 keeps for the next `step()`."""
+        """Does what `settle` does, and also waits for the gradients that staleness 1 keeps for the next `step()`."""
         self.settle()
         for claim in self._held:
             claim.reduction.wait()
@@ -164,7 +164,7 @@ class DeferredStep:
         self._told = True
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """In `step()`, before the optimizer's own step: claims gradients in flight, and hides them from it."""
+        """Claims gradients in flight in `step()`, before the optimizer's own step, and hides them from it."""
         if self._is_applying:
             return
         if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:

@@ -41,7 +41,7 @@ class PendingReduction:
         self.arrived = wait is None
         """Whether the gradients are valid."""
         self.before_use: Callable[[PendingReduction], None] = PendingReduction.wait
-        """Called before a PendingGradient is read or changed; waits for the reduction."""
+        """It is called before a PendingGradient is read or changed, and waits for the reduction."""
         self._wait = wait
 
     def place(self) -> None:

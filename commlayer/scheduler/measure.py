@@ -1,4 +1,4 @@
-"""From recorded actions and timed transfers to costs: seconds per stage, overhead per action, latency and rate.
+"""Costs from recorded actions and timed transfers: seconds per stage, overhead per action, latency and rate.
 
 Pure functions of numbers. `commlayer/frontend/pipelines/measure.py` records on the running job.
 """

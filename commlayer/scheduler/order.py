@@ -154,7 +154,7 @@ METADATA = _getters("shape", "dtype", "device", "layout", "requires_grad", "is_l
 
 
 class FirstUse(TorchFunctionMode):
-    """While active, calls `tell` with each of the `parameters` that an operation takes, before the operation."""
+    """Calls `tell`, while active, with each of the `parameters` that an operation takes, before the operation."""
 
     def __init__(self, parameters: Collection[Tensor], tell: Callable[[Tensor], None]) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ class Segment:
         """Whether some gradients came before the last `launch`, and never two in one backward pass."""
 
     def arm(self, is_needed: Callable[[PendingReduction], bool]) -> None:
-        """Before a backward pass: makes the gradients views of a buffer; values that are there stay.
+        """Makes the gradients views of a buffer before a backward pass; values that are there stay.
 
         `is_needed` tells whether the result of a reduction is still to be used. Raises the error of a reduction.
         """

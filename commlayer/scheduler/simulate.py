@@ -296,7 +296,7 @@ class _Rank:
         self._transfer(self.sends, str(action), costs.send_s, (-1,), key, self.model.network.latency_s)
 
     def _reduce(self, action: Action) -> None:
-        """By class, in the order of next use: the earlier step, the stage used first, the stage's front bucket.
+        """Reduces by class, in the order of next use: the earlier step, the stage used first, the stage's front bucket.
 
         With staleness 1 all gradients have one class, as `commlayer.pipeline.attach` and `overlap` give them.
         """

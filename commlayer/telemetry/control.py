@@ -82,9 +82,9 @@ class Mailbox:
         self._offered_s = 0.0
         self._told = 0
         self.on_applied: Callable[[int, int], None] = lambda number, step: None  # noqa: ARG005
-        """Called once with the number of a change, and the step, when each hook of this process that has begun a step
-        since the offer has applied it. A hook that rests (another phase of the training) would be waited for in vain;
-        it applies the change when it goes on."""
+        """It is called once with the number of a change, and the step, when each hook of this process that has begun a
+        step since the offer has applied it. A hook that rests (another phase of the training) would be waited for in
+        vain; it applies the change when it goes on."""
 
     def offer(self, change: Change) -> None:
         """All ranks are about to have this change."""
@@ -116,7 +116,7 @@ class Mailbox:
 
 
 mailbox = Mailbox()
-"""Of this process."""
+"""The mailbox of this process."""
 
 
 def check(change: Change) -> str:

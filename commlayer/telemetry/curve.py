@@ -23,7 +23,7 @@ HANDSHAKE_S = 5.0
 """Longest time from a connection to the proof that it has the key."""
 
 ZAP = "inproc://zeromq.zap.01"
-"""Where libzmq asks whether a client may connect (ZeroMQ RFC 27)."""
+"""The address at which libzmq asks whether a client may connect (ZeroMQ RFC 27)."""
 
 
 def load() -> Any:

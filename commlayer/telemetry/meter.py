@@ -38,9 +38,9 @@ class Mark(NamedTuple):
     """Which hook or optimizer."""
     is_hook: bool
     at_s: float
-    """On the clock of `time.monotonic()`."""
+    """The time on the clock of `time.monotonic()`."""
     number: int
-    """Of the step."""
+    """The number of the step."""
     overlaps: bool
     """Whether the next forward pass runs while the gradients travel."""
 
@@ -89,7 +89,7 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within, the calling thread waits for an operation."""
+        """A context in which the calling thread waits for an operation."""
         if not self.is_on:
             yield
             return
@@ -112,7 +112,7 @@ class Meter:
 
 
 meter = Meter()
-"""Of this process."""
+"""The meter of this process."""
 
 
 class Exposure:
@@ -125,9 +125,9 @@ class Exposure:
 
     def __init__(self) -> None:
         self.exposed_s = 0.0
-        """So far."""
+        """Seconds so far."""
         self.steps = 0
-        """Likewise."""
+        """Steps so far."""
         self.stepped_s = 0.0
         """Duration of these steps."""
         self.step: int | None = None
@@ -190,8 +190,8 @@ def _since(latest: list[Any], begin_s: float) -> Iterator[Any]:
 
 
 def tails(marks: Sequence[Mark], calls: Iterable[Any]) -> list[float]:
-    """For each step between two marks: seconds from the last submission to the last end, of the operations for which
-    no thread of Python waited. 0 where the gradients travel during the next forward pass."""
+    """Seconds from the last submission to the last end in each step between two marks, of the operations for which no
+    thread of Python waited. 0 where the gradients travel during the next forward pass."""
     begins_s = [mark.at_s for mark in marks]
     submitted_s, ended_s = [0.0] * len(marks), [0.0] * len(marks)
     for call in calls:

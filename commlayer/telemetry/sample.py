@@ -50,7 +50,7 @@ class Reading:
     """The counters of this process at one time."""
 
     at_s: float
-    """On the clock of `time.monotonic()`."""
+    """The time on the clock of `time.monotonic()`."""
     stats: Mapping[str, int]
     lags: Mapping[int, Lag]
     paths: Mapping[PathKey, PathReading]

@@ -62,7 +62,7 @@ dlcp:register_heuristic("udp", function(buffer, info, tree) return dlcp.dissecto
 
 
 class Place(NamedTuple):
-    """Where a field lies: `size` bits of the little-endian number of `length` bytes at byte `at`."""
+    """The place of a field: `size` bits of the little-endian number of `length` bytes at byte `at`."""
 
     name: str
     at: int

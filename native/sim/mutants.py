@@ -1,7 +1,7 @@
 """Breaks the engine in many small ways, one at a time, and shows that the simulator notices: `make sim-mutants`.
 
 Each mutant is a replacement in one file of a copy of native/. It must apply, build, and fail within SEEDS seeds; the
-table says with which seed and which invariant. A mutant whose text is no longer there counts as a failure: mend it.
+table says with which seed and which invariant. A mutant whose text is no longer there counts as a failure: fix it.
 Words after the command choose the mutants of files whose path has one of them.
 """
 

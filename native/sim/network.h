@@ -26,7 +26,7 @@ void sim_network_free(struct sim_network *network);
 
 /* Sends a datagram from host to host; from, to, path, priority, length and bytes are set. */
 void sim_network_send(struct sim_network *network, struct sim_datagram *datagram, uint32_t from_host, uint32_t to_host);
-/* Cuts, or mends, one direction between two hosts on a path. */
+/* Cuts, or restores, one direction between two hosts on a path. */
 void sim_network_cut(struct sim_network *network, uint32_t from_host, uint32_t to_host, uint32_t path, bool cut);
 
 #endif

@@ -29,7 +29,7 @@ def _wrapped(value: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class AllReduce(Collective):
-    """In place, as DDP calls it. An error in any iteration survives to the check: later sums only scale it."""
+    """An all-reduce in place, as in DDP. An error in any iteration survives to the check: later sums only scale it."""
 
     name = "all_reduce"
     reduces = True
@@ -96,7 +96,7 @@ class AllGather(Collective):
 
 
 class Broadcast(Collective):
-    """From group rank 0."""
+    """A broadcast from group rank 0."""
 
     name = "broadcast"
 
@@ -115,7 +115,7 @@ class Broadcast(Collective):
 
 
 class Reduce(Collective):
-    """To group rank 0, in place there."""
+    """A reduce to group rank 0, in place there."""
 
     name = "reduce"
     reduces = True
@@ -157,7 +157,7 @@ class AllToAll(Collective):
 
 
 class Gather(AllGather):
-    """To group rank 0. The whole array is what the root receives."""
+    """A gather to group rank 0. The whole array is what the root receives."""
 
     name = "gather"
 
@@ -170,7 +170,7 @@ class Gather(AllGather):
 
 
 class Scatter(Collective):
-    """From group rank 0. The whole array is what the root sends."""
+    """A scatter from group rank 0. The whole array is what the root sends."""
 
     name = "scatter"
     sharded = True

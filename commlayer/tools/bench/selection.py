@@ -41,7 +41,7 @@ class SelectionSpec:
     sizes: tuple[int, ...]
     """Bytes of float32."""
     share: float = 0.01
-    """Of the values, which are selected."""
+    """The share of the values that are selected."""
     rounds: int = 7
     command: tuple[str, ...] = ()
 

@@ -66,7 +66,8 @@ class BackendSpec:
 
     @classmethod
     def parse(cls, text: str) -> BackendSpec:
-        """From "gloo", "gloo/cubic", "gloo/bbr:cast=float16:chunks=4" or "commlayer:loss_bound=0.01:treatment=rescale".
+        """Parses a name such as "gloo", "gloo/cubic", "gloo/bbr:cast=float16:chunks=4" or
+        "commlayer:loss_bound=0.01:treatment=rescale".
 
         Besides `cast`, `chunks` and `beside` (a size) the settings are those of commlayer's `Policy` and, for the
         papers' rule, `partial_results`. Raises ValueError.

@@ -51,7 +51,7 @@ def run(spec: Spec) -> int:
         return EXIT_FAILED
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
-        # For the bench's own group: gloo would use all interfaces in turn, and a scenario may break some.
+        # Gloo would use all interfaces in turn for the bench's own group, and a scenario may break some.
         os.environ["GLOO_SOCKET_IFNAME"] = interfaces.split(",")[0]
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=max(spec.timeout_s, MEET_S)))

@@ -123,7 +123,7 @@ class Scenario:
 
     @classmethod
     def read(cls, where: str | Path) -> Scenario:
-        """From a TOML file, or by the name of a shipped one.
+        """The scenario in a TOML file, or the shipped one of that name.
 
         Raises ConfigError naming the file, the key, the value and the remedy.
         """

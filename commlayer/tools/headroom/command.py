@@ -19,7 +19,7 @@ from .verdict import LEAST, is_little, next_command, verdict
 
 EXIT_LITTLE, EXIT_MUCH = 0, 3
 VERSION = 1
-"""Of the JSON's form."""
+"""The version of the JSON's form."""
 
 ON_ENGINE = {"COMMLAYER_INSTEAD_OF": "gloo"}
 WITHOUT_ENGINE = {"COMMLAYER_DISABLE": "1"}

@@ -47,7 +47,7 @@ class Engine:
     loss: float
     """Share of the packets that were lost; those that arrived late were not."""
     round_trip_s: float
-    """Of the median path, without its queue; 0 without a network."""
+    """The round trip of the median path, without its queue; 0 without a network."""
     late_rank: int | None
     """The rank that the others waited for longest."""
     late_s: float

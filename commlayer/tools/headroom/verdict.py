@@ -13,7 +13,7 @@ LEAST = 0.05
 _LATE = 0.05
 """Share of the step from which a rank is late."""
 _SLOW_FIRST = 0.5
-"""A slow rank that costs this share of the most that communication could win is named first: it is a fault, and mending
+"""A slow rank that costs this share of the most that communication could win is named first: it is a fault, and fixing
 it wins all that it costs. A setting rarely wins the most."""
 _LATE_SHARE = 0.6
 """Share of all waits from which one rank is late, and not now this one and now that one. Two ranks wait about as long
@@ -94,7 +94,7 @@ def _is_slow(split: Split) -> bool:
 
 
 def _is_slow_first(split: Split) -> bool:
-    """Whether a slow rank costs so much that it is to be mended before any setting is changed."""
+    """Whether a slow rank costs so much that it is to be fixed before any setting is changed."""
     return _is_slow(split) and split.straggler.longer_s >= _SLOW_FIRST * split.all_s
 
 

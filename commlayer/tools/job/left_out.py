@@ -108,7 +108,7 @@ def _flat(argument: Any) -> list[Tensor]:
 
 
 def _nothing(args: Sequence[Any], rank: int, size: int) -> None:
-    """For operators whose input is their output."""
+    """Does nothing, for operators whose input is their output."""
 
 
 def _zero(args: Sequence[Any], rank: int, size: int) -> None:  # noqa: ARG001

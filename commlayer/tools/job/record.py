@@ -18,7 +18,7 @@ class Step:
 
     phase: Phase
     seconds: float
-    """From the end of the optimizer's step before it to the end of its own."""
+    """The time from the end of the optimizer's step before it to the end of its own."""
     collectives: int = 0
     """Operations that were called. 0 where nothing counts them: jobs without commlayer, in a plain trial."""
     nbytes: int = 0

@@ -11,7 +11,7 @@ from .train import Summary
 
 PATIENCE_S = 1.5
 SPACE_S = 0.025
-"""Between tries: longer than a burst of losses."""
+"""Seconds between tries: longer than a burst of losses."""
 
 
 def accounts(ports: Sequence[Port], to: Address, run: int, sent: Sequence[int], rtt_s: float) -> list[Summary | None]:

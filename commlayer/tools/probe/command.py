@@ -26,7 +26,7 @@ from .view import SLOW_RATIO, View, suspects
 
 EXIT_CLEAN, EXIT_FINDINGS = 0, 3
 VERSION = 2
-"""Of the JSON's form."""
+"""The version of the JSON's form."""
 _FOLLOW_S = 900.0
 _ROUND_EXTRA_S = 60.0
 

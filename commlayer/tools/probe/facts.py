@@ -21,7 +21,7 @@ _DRVINFO_BYTES = 196
 _IFREQ = struct.Struct("16sP16x")
 _OFFLOADS = {"tso": 0x1E, "gso": 0x23, "gro": 0x2B}  # ETHTOOL_GTSO, _GGSO, _GGRO
 _FAST_BPS = 900e6
-"""From here on the kernel's default buffers are too small (docs/deploy.md)."""
+"""The rate from which on the kernel's default buffers are too small (docs/deploy.md)."""
 _SLOW_GOVERNORS = ("powersave", "conservative", "ondemand")
 
 

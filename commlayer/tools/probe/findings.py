@@ -100,7 +100,7 @@ class _Words:
 
     @property
     def link(self) -> str:
-        """Where to look."""
+        """The link to look at."""
         if self.subject.kind == "host":
             nics = {way.source_nic if way.source == self.subject.host else way.target_nic for way in self.ways}
             parts = "its cable or its switch port" if len(nics) == 1 else "their cables or switch ports"
@@ -123,7 +123,7 @@ def _rate(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
     less = f"{usual / rate:.1f} times less than the median host ({rate_text(usual)})"
     return f"{words.name} {verb} {rate_text(rate)}{peers}, {less}", (
         f"look at {words.link} (speed, duplex, errors: ethtool, ip -s link). Collectives run at the pace of the "
-        'slowest host; until it is mended, Policy(codec="int8") sends a quarter of the bytes'
+        'slowest host; until it is fixed, Policy(codec="int8") sends a quarter of the bytes'
     )
 
 

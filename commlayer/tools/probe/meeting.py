@@ -233,7 +233,7 @@ class Meeting:
         return ports
 
     def _wait_for_all(self, number: int, tasks: Sequence[Task], seconds: float) -> None:
-        """Until the drivers of all these tasks have come to their path with this number."""
+        """Waits until the drivers of all these tasks have come to their path with this number."""
         key = f"start/{self._rounds}/{number}"
         if self._store.add(f"{key}/count", 1) == len(tasks):
             self._put(key, True)

@@ -54,7 +54,7 @@ class Arrival(NamedTuple):
     number: int
     sent_ns: int
     arrived_ns: int
-    """When the kernel took it from the interface."""
+    """The time when the kernel took it from the interface."""
     tos: int
     dropped: int
     """Packets that the full socket had dropped before it, as the kernel counts: modulo 2**32."""
@@ -139,7 +139,7 @@ class Port:
         return int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
-        """For select."""
+        """The descriptor of the socket, for select."""
         return self._socket.fileno()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ CROSSED = "crossed"
 
 MTU_LEAST = 576
 PORTS_MAX = 32
-"""Of `Effort.flows`."""
+"""The most of `Effort.flows`."""
 _TRIES = 8
 _PINGS = 100
 _PING_SPACE_S = 0.001
@@ -67,13 +67,13 @@ class Effort:
 
     @property
     def seconds(self) -> float:
-        """About how long a path takes in one direction."""
+        """The rough time of a path in one direction."""
         one = self.burst_s + 0.1 + self.train_packets / _TRAIN_PER_S
         return one + (self.bursts - 1) * (self.burst_s + 0.1) + 0.3 + (one + 0.3 if self.flows > 1 else 0.0)
 
     @property
     def crossed_seconds(self) -> float:
-        """About how long a path takes while all hosts send at once."""
+        """The rough time of a path while all hosts send at once."""
         return _CROSSED_S + 0.3
 
 

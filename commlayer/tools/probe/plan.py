@@ -88,7 +88,7 @@ class Plan:
         return [tasks for tasks in found if tasks]
 
     def seconds(self, tasks: Sequence[Task]) -> float:
-        """About how long a round takes."""
+        """The rough time of a round."""
         each_s = self.effort.crossed_seconds if is_crossed(tasks[0]) else self.effort.seconds
         return max(len(task["paths"]) for task in tasks) * each_s + 0.1
 

@@ -13,7 +13,7 @@ from .sample import Sample
 from .units import rate_text, time_text
 
 COLUMNS = 76
-"""Also with the prefix of `commlayer emulate` in 80 columns."""
+"""The width of a line, which fits in 80 columns with the prefix of `commlayer emulate`, too."""
 _NUMBERS_MAX = 8
 """Hosts that a heat map has numbers for; above, a character each."""
 _MAP_MAX = 60

@@ -70,7 +70,7 @@ class Sample:
     flows_rate_bps: float = 0.0
     """The rate of all source ports at once."""
     crossed: Crossed | None = None
-    """While all hosts sent at once; None: not measured."""
+    """The measurement while all hosts sent at once; None: there was none."""
 
     @property
     def loss(self) -> float:

@@ -27,7 +27,7 @@ class Remote:
     """How to start the probe on the hosts."""
 
     hosts: Sequence[str]
-    """As ssh knows them: "a", "user@b". The first one's name must resolve on all."""
+    """The names that ssh knows: "a", "user@b". The first one's name must resolve on all."""
     shell: Sequence[str]
     """The words before the host: ssh and its options."""
     python: str
@@ -70,7 +70,7 @@ def run(remote: Remote, spec: Spec) -> Report:
 
 
 def _wait(remote: Remote, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Until rank 0 has reported; it alone may end with the status of findings."""
+    """Waits until rank 0 has reported; it alone may end with the status of findings."""
     while True:
         statuses = [process.poll() for process in processes]
         for rank, (host, status) in enumerate(zip(remote.hosts, statuses, strict=True)):

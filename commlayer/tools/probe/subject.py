@@ -25,7 +25,7 @@ class Subject:
     nic: str | None = None
     """None: all interfaces of the host."""
     way: Way | None = None
-    """Of a path or a pair: from which host to which. A pair has all paths between these hosts."""
+    """The hosts of a path or a pair: from which to which. A pair has all paths between these hosts."""
     network: str | None = None
 
 

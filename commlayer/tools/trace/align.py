@@ -35,7 +35,7 @@ class Alignment:
     reference: int
     """Number of the clock that has offset 0 and that this clock is compared with; its own number: it is one."""
     drift_ns: float = 0.0
-    """By how much its bounds contradict those of other clocks; 0: they do not. Then no constant offset is right."""
+    """How far its bounds contradict those of other clocks; unless 0, no constant offset is right."""
 
     @property
     def is_reference(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from .operation import Operation, PathReading, Record, Step
 
 TORCH = re.compile(r"/torch/(?!test)")
-"""In the file names of torch's frames, which stand between the caller and this package."""
+"""Matches the file names of torch's frames, which stand between the caller and this package."""
 
 
 def read(path: Path, dump: Mapping[str, Any]) -> Record:
@@ -91,7 +91,7 @@ def ranks_of(text: str) -> tuple[int, ...]:
 
 
 def _elements(sizes: Iterable[Sequence[int]]) -> int:
-    """Of all tensors together; 0 also if one is empty, whose rank may then be left out."""
+    """The elements of all tensors together; 0 also if one is empty, whose rank may then be left out."""
     counts = [math.prod(size) for size in sizes]
     return sum(counts) if all(counts) else 0
 

@@ -17,7 +17,7 @@ class Step:
 
     number: int
     ended_ns: int
-    """When the optimizer had made it."""
+    """The time when the optimizer had made it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Operation:
 
     rank: int
     name: str
-    """As commlayer names it: all_reduce, send, receive."""
+    """The name in commlayer: all_reduce, send, receive."""
     group: str
     description: str
-    """Of the group; may be empty."""
+    """The description of the group; it may be empty."""
     ranks: tuple[int, ...]
-    """Of the group."""
+    """The ranks of the group."""
     sequence: int
     entered_ns: int
     """The call came between this time and `submitted_ns`."""
@@ -56,7 +56,7 @@ class Operation:
     peer: int | None = None
     """The other rank of a message; None: a collective, or any source."""
     tag: int | None = None
-    """Of a message; None: not known."""
+    """The tag of a message; None: not known."""
     ordinal: int | None = None
     """Number of a message among those with the same ranks, tag and direction; None: not known."""
     nbytes: int = 0
@@ -102,13 +102,13 @@ class Record:
     """Empty: not known."""
     pid: int | None
     written_ns: int
-    """When it was written; of a profile, the end of its last event."""
+    """The time when it was written; of a profile, the end of its last event."""
     operations: Sequence[Operation]
     events: Sequence[dict[str, Any]] = ()
     """Those of a profile, as torch writes them."""
     steps: Sequence[Step] = ()
-    """In their order."""
+    """The steps in their order."""
     paths: Sequence[PathReading] = ()
-    """In the order of their times."""
+    """The readings in the order of their times."""
     base_ns: int = 0
     """Time at which those events have `ts` 0."""

@@ -124,8 +124,8 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def _latest(records: Sequence[Record]) -> list[Record]:
-    """Without flight records that a later one of the same process replaces. Raises ValueError if a rank has two
-    processes."""
+    """The records without flight records that a later one of the same process replaces. Raises ValueError if a rank has
+    two processes."""
     latest: dict[int, Record] = {}
     for record in records:
         if record.kind == "flight":

@@ -26,7 +26,7 @@ from .space import Space
 
 FILE = Path("commlayer.toml")
 VERSION = 1
-"""Of the JSON's form."""
+"""The version of the JSON's form."""
 
 Note = Callable[[str], None]
 Advance = Callable[[Tried], None]
@@ -71,13 +71,13 @@ class Report:
 
     command: Sequence[str]
     verdict: str
-    """Of `commlayer headroom`."""
+    """The verdict of `commlayer headroom`."""
     outcome: Outcome | None
     """None: communication is not the job's problem, and nothing was tried."""
     reasons: dict[str, str]
     space: Space | None
     text: str
-    """Of the file; empty: the job is best as it is."""
+    """The text of the file; empty: the job is best as it is."""
     seconds: float
 
     @property

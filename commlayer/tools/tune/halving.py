@@ -44,7 +44,7 @@ class Tried:
     arm: Arm
     predicted_s: float
     timing: Timing | None = None
-    """Of the longest trial; None: every trial failed."""
+    """The timing of the longest trial; None: every trial failed."""
     rungs: int = 0
     """Trials that ended well."""
     fault: str = ""
@@ -156,7 +156,7 @@ def _try(trial: Any, tried: Tried, timed: Measure, tell: Tell) -> Tried:
             return tried
         tried = dataclasses.replace(tried, timing=timing, rungs=rung + 1)
         tell(tried)
-        # Of few steps the lower middle one: a busy machine makes a step longer, and nothing makes it shorter.
+        # The lower middle one of few steps counts: a busy machine makes a step longer, and nothing makes it shorter.
         trial.report(statistics.median_low(timing.steps_s), step=REDUCTION**rung)
         if not tried.arm.is_default and rung + 1 < RUNGS and trial.should_prune():
             return tried

@@ -47,16 +47,16 @@ class Model:
     operations: float
     """Collectives in a step of the job as it is."""
     latency_s: float
-    """Of one operation."""
+    """The latency of one operation."""
     seconds_per_byte: float
-    """Of gradients, as float32."""
+    """Seconds per byte of gradients, as float32."""
     loss: float
     """Share of lost packets."""
     round_trip_s: float
 
     @classmethod
     def of(cls, split: Split) -> Model:
-        """From the parts of a job's step. Without a run on commlayer, its own backend's rate counts."""
+        """The model from the parts of a job's step. Without a run on commlayer, its own backend's rate counts."""
         engine = split.engine
         step_s = split.as_is.median_s
         computing_s = min(split.left_out.median_s, step_s)

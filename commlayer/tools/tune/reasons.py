@@ -11,7 +11,7 @@ from .model import Model
 
 
 def reasons(outcome: Outcome, model: Model) -> dict[str, str]:
-    """By the name of the setting. "predicted" are numbers of the model, all others are measured."""
+    """The reasons by the name of the setting. "predicted" are numbers of the model, all others are measured."""
     arm = outcome.chosen.arm
     found: dict[str, str] = {}
     if arm.replaces_gloo:

@@ -46,7 +46,7 @@ WAYS = {"interface down": (link, "down", "up"), "path loses everything": (drop, 
 @contextlib.contextmanager
 def broken_later(network: Network, way: str, interfaces: list[str], began: Path) -> Iterator[None]:
     """Breaks the interfaces of host 1 a second after the ranks made the file `began`, for the rest of the body."""
-    change, broken, mended = WAYS[way]
+    change, broken, fixed = WAYS[way]
     over = threading.Event()
 
     def break_them() -> None:
@@ -64,7 +64,7 @@ def broken_later(network: Network, way: str, interfaces: list[str], began: Path)
         over.set()
         thread.join()
         for interface in interfaces:
-            change(network, interface, mended)
+            change(network, interface, fixed)
 
 
 def reduce(numel: int) -> None:
