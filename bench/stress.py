@@ -34,7 +34,7 @@ from bench.harness.matrix import (
     measure,
     time_text,
 )
-from commlayer.loss.operation_policy import PapersPolicy
+from commlayer.tools.bench.papers import PapersPolicy
 from commlayer.tools.bench.spec import CAST_NAMES, BackendSpec
 
 TCP_CC = ("cubic", "bbr")

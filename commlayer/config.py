@@ -14,6 +14,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import commlayer_environment
+
 from . import config_file
 from .errors import ConfigError
 from .kind import ADDRESS, FLAG, FOLDER, HOST, NAMES, PATH, PORT_RANGE, Kind, number, numbers, text, whole
@@ -201,12 +203,6 @@ class Config:
         "`gloo`: where a script asks torch for a group of gloo, it gets one of commlayer, without a change. See "
         "[trainers.md](trainers.md)",
     ] = ""
-    trial: Annotated[
-        str,
-        FOLDER,
-        "folder of a trial: `commlayer headroom` sets it for the job that it starts, whose processes measure their "
-        "optimizer steps and end after some. Leave it unset. See [headroom.md](headroom.md)",
-    ] = ""
     deterministic: Annotated[
         bool,
         "1: groups made without `Options` have `Policy(deterministic=True)`: the same inputs give the same bits in "
@@ -320,8 +316,9 @@ def sources(file: config_file.ConfigFile, environ: Mapping[str, str]) -> dict[st
     by_section = {section: [row.name for row in rows(kind)] for section, kind in SECTIONS.items()}
     known = [variable(name, section) for section, names in by_section.items() for name in names]
     known.append(config_file.VARIABLE)
+    inside = commlayer_environment.TRIAL  # commlayer's own, no setting
     for name, given in environ.items():
-        if name.startswith(_PREFIX) and given.strip() and name not in known:
+        if name.startswith(_PREFIX) and given.strip() and name not in (*known, inside):
             raise ConfigError(f"{name}={given.strip()}: there is no such setting; known: {', '.join(known)}")
     for section, entries in file.sections.items():
         if section not in SECTIONS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -56,7 +55,6 @@ def _codecs(known: Sequence[str]) -> Kind:
 CLASS = numbers("class", 0, PRIORITIES - 1, f"0 (most urgent) to {PRIORITIES - 1}", is_whole=True)
 _STEPS = numbers("steps", 0, 10**9, "0 to 1000000000", is_whole=True)
 _CODEC = _codecs(("none", "f16", "bf16", "int8", "int4-int8", "int4", "sign", "auto"))
-_BLOCKS = numbers("share of blocks", 0, math.nextafter(1, 0), "0 to less than 1")
 _LOSS_SPAN = f"0 (no loss), or {LOSS_BOUND_LEAST:f} to {LOSS_BOUND_MAX}"
 LOSS_BOUND = numbers("share of packets", LOSS_BOUND_LEAST, LOSS_BOUND_MAX, _LOSS_SPAN, zero=True)
 
@@ -94,11 +92,6 @@ class Policy:
         "other operations of such a group lose nothing. `rescale` takes the mean of the others, `zero` counts "
         "them as 0",
     ] = "feedback"
-    protect_share: Annotated[
-        float,
-        _BLOCKS,
-        "blocks of the gradient with the largest elements, never lost; in the hook, with every treatment",
-    ] = 0.0
 
     codec: Annotated[
         str,

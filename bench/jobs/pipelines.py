@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from commlayer.frontend.pipelines.measure import Recorder, measure
 from commlayer.planner.costs import Costs, Layer, Link
 from commlayer.scheduler.actions import Action, Mode
 from commlayer.scheduler.link import Discipline
-from commlayer.scheduler.measure import Timed, spans_of
+from commlayer.scheduler.measure import Timed
 from commlayer.scheduler.trace import Span
 from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
@@ -300,6 +300,11 @@ def with_waits(records: Sequence[Timed], began_s: Sequence[float]) -> list[Timed
         else:
             found.append(record)
     return found
+
+
+def spans_of(rank: int, records: Iterable[Timed], *, zero_s: float) -> list[Span]:
+    """The records as spans of a trace that begins at the moment `zero_s`."""
+    return [Span(rank, "compute", str(action), start_s - zero_s, end_s - zero_s) for action, start_s, end_s in records]
 
 
 def _spans(records: Sequence[Timed]) -> list[Span]:

@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.loss.operation_policy import policy_of
+from commlayer.tools.bench.papers import policy_of
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run, terminable
 from commlayer.tools.emulate.scenario import Scenario

@@ -151,14 +151,6 @@ class PowerSgd:
         for each in numbers:
             del self._errors[each]
 
-    def bytes_per_step(self, gradients: Iterable[Tensor], excluded: Container[int] = ()) -> int:
-        """Bytes that a rank hands to the all-reduces of a step, at 16 bits per value."""
-        values = 0
-        for i, gradient in enumerate(gradients):
-            shape = None if i in excluded else self._matrix_of(gradient.shape)
-            values += gradient.numel() if shape is None else self.rank * sum(shape)
-        return 2 * values
-
     def state_dict(self) -> dict[str, Any]:
         """The errors and right factors by the parameters' numbers; to be called between steps.
 

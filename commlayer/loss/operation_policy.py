@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from ..config import Policy, Treatment
+from ..config import Policy
 from ..plans.settings import Settings
 from ..transport import base
 from ..transport.base import FLOATS, DType, Op, Qos
@@ -15,24 +15,6 @@ from ..transport.base import FLOATS, DType, Op, Qos
 LOSS_BUDGET = 4
 """Packets that a message should at least be allowed to lose. With fewer, losses exceed the budget too often, and the
 excess is retransmitted; with many more, segments are too long to overlap."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PapersPolicy(Policy):
-    """The rule of DLCP (arXiv 2008.08445) and MLT (NSDI 2024), a baseline for benchmarks and not part of the API.
-
-    Results may be lost as well as contributions, and a lost contribution counts as zero. Where a result is lost, the
-    tensor keeps the rank's own gradient, so replicas drift apart.
-    """
-
-    treatment: Treatment = "zero"
-    partial_results: bool = True
-
-
-def policy_of(fields: Mapping[str, Any]) -> Policy:
-    """The policy with these fields; a `PapersPolicy` if `partial_results` is one of them and true."""
-    fields = dict(fields)
-    return (PapersPolicy if fields.pop("partial_results", False) else Policy)(**fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +45,7 @@ class PartialPolicy:
         partial = dataclasses.replace(
             settings,
             partial=True,
-            partial_results=isinstance(policy, PapersPolicy),
+            partial_results=_loses_results(policy),
             partial_message_bytes=math.ceil(LOSS_BUDGET / policy.loss_bound) * max(packets),
         )
         return PartialPolicy(partial, qos, min(packets))
@@ -95,12 +77,17 @@ class OperationPolicy(NamedTuple):
         policy: Policy, hosts: Sequence[Sequence[int]], packets: tuple[int, int], settings: Settings
     ) -> OperationPolicy:
         """The operation policy for `policy` in a group; arguments as of `PartialPolicy.of`."""
-        signed = (policy.loss_bound, policy.treatment, isinstance(policy, PapersPolicy)) if policy.loss_bound else ()
+        signed = (policy.loss_bound, policy.treatment, _loses_results(policy)) if policy.loss_bound else ()
         return OperationPolicy(policy.priority, PartialPolicy.of(policy, hosts, packets, settings), signed)
 
     def without_class(self) -> OperationPolicy:
         """This policy as that of a group: the context may have another class."""
         return self._replace(priority=None)
+
+
+def _loses_results(policy: Policy) -> bool:
+    """Whether results may be lost as well as contributions: a baseline of the benches (`tools/bench/papers.py`)."""
+    return getattr(policy, "partial_results", False)
 
 
 def can_lose(op: Op, dtype: DType) -> bool:

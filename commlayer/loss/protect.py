@@ -8,22 +8,6 @@ import torch
 from torch import Tensor
 
 
-def largest_blocks(values: Tensor, share: float, block_bytes: int) -> Tensor:
-    """Marks the `share` of blocks of `block_bytes` with the largest elements; bool, one per block.
-
-    `values` is flat; its last block may be shorter.
-    """
-    each = block_bytes // values.itemsize
-    whole = values.numel() // each
-    magnitude = torch.linalg.vector_norm(values[: whole * each].view(whole, each).float(), torch.inf, dim=1)
-    if whole * each < values.numel():
-        rest = values[whole * each :].float().abs().amax()
-        magnitude = torch.cat([magnitude, rest.view(1)])
-    blocks = torch.zeros(len(magnitude), dtype=torch.bool)
-    blocks[magnitude.topk(round(share * len(magnitude))).indices] = True
-    return blocks
-
-
 def blocks_of(ranges: Iterable[tuple[int, int]], values: Tensor, block_bytes: int) -> Tensor:
     """Marks the blocks with an element of these ranges, (start, end) in elements; bool, one per block of `values`."""
     each = block_bytes // values.itemsize

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .costs import Costs, Layer, Link
-from .frontier import Point, chain
 from .partition import Limits, Partition, partition
 from .plan import Plan
 from .search import Plans, search
@@ -17,9 +16,7 @@ __all__ = [
     "Partition",
     "Plan",
     "Plans",
-    "Point",
     "Slices",
-    "chain",
     "partition",
     "search",
     "slices",

@@ -7,7 +7,7 @@ partition), and besides the group size, buckets, deferral and an uneven first se
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,6 @@ from ..errors import ConfigError
 from ..scheduler.actions import Mode, Reduction
 from ..scheduler.link import Discipline
 from .costs import Costs
-from .frontier import Point, reduce
 from .partition import Limits, partition
 from .plan import Choice, Plan, link_seconds, seconds
 
@@ -49,8 +48,27 @@ class Plans(list[Plan]):
 
     def frontier(self) -> list[Plan]:
         """The plans that no other plan beats in step time, memory and bytes sent per rank, by step time."""
-        points = (Point(p.step_s, p.memory_bytes, p.link_bytes, (str(i),)) for i, p in enumerate(self))
-        return [self[int(point.choices[0])] for point in reduce(points)]
+        return [self[i] for i in unbeaten([(p.step_s, p.memory_bytes, p.link_bytes) for p in self])]
+
+
+def unbeaten(costs: Sequence[tuple[float, float, float]]) -> list[int]:
+    """The places of the costs that no others equal or beat in all three respects, in ascending order of the costs.
+
+    Of equal costs the first stay. O(n log n) comparisons: those so far, as a staircase of the second and third cost.
+    """
+    found: list[int] = []
+    seconds: list[float] = []  # ascending
+    thirds: list[float] = []  # the least third cost up to this second one, descending
+    for (_, second, third), i in sorted((cost, i) for i, cost in enumerate(costs)):
+        place = bisect_right(seconds, second)
+        if place and thirds[place - 1] <= third:
+            continue
+        found.append(i)
+        end = place
+        while end < len(thirds) and thirds[end] >= third:
+            end += 1
+        seconds[place:end], thirds[place:end] = [second], [third]
+    return found
 
 
 def search(

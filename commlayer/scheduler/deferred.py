@@ -96,11 +96,6 @@ class DeferredStep:
         hooks = optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step)
         self._hooks = hooks
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether there are steps to make."""
-        return bool(self._claims)
-
     def add(self, reduction: PendingReduction) -> None:
         """Takes a reduction that a backward pass has started, and replaces its gradients by PendingGradients."""
         reduction.before_use = self._read

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 from .actions import COMPUTATIONS, Action
-from .trace import Span
 
 
 class Timed(NamedTuple):
@@ -95,8 +94,3 @@ def line(samples: Mapping[int, Sequence[float]]) -> Line:
     if slope <= 0:
         return Line(small_s, large_s / large)
     return Line(max(small_s - slope * small, 0.0), slope)
-
-
-def spans_of(rank: int, records: Iterable[Timed], *, zero_s: float = 0.0, track: str = "compute") -> list[Span]:
-    """The records as spans of a trace; `zero_s` is the moment at which the trace begins."""
-    return [Span(rank, track, str(action), start_s - zero_s, end_s - zero_s) for action, start_s, end_s in records]

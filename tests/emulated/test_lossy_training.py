@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.loss.operation_policy import PapersPolicy
+from commlayer.tools.bench.papers import PapersPolicy
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
@@ -122,7 +122,7 @@ def _policies(rank: int, size: int) -> dict[str, Any]:
             "feedback": train(commlayer.Policy(loss_bound=0.05)),
             "schedule": train(commlayer.Policy(), commlayer.BySteps({0: 0.0, 1: 0.05, 4: 0.2})),
             "forgotten": forget(),
-            "protected": train(commlayer.Policy(loss_bound=0.2, protect_share=0.3, priority=2)),
+            "urgent": train(commlayer.Policy(loss_bound=0.2, priority=2)),
         }
         options = commlayer.Options(commlayer.Policy(loss_bound=0.05, treatment="rescale"))
         group = dist.new_group(backend="commlayer", pg_options=options)
@@ -146,7 +146,7 @@ def found(request: pytest.FixtureRequest) -> list[Any]:
     return on_lossy_network(_policies, request.param)
 
 
-@pytest.mark.parametrize("policy", ["feedback", "protected", "schedule"])
+@pytest.mark.parametrize("policy", ["feedback", "urgent", "schedule"])
 def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) -> None:
     results = [each[policy] for each in found]
     assert len({each["digest"] for each in results}) == 1
@@ -155,7 +155,7 @@ def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) 
     assert sum(each["twice"] for each in results) == 0  # in a row: nothing is more than a step late
     steps = STEPS - STEPS // 2  # since the state was loaded
     assert {each["averaged_bytes"] for each in results} == {4 * sum(SIZES) * steps}
-    bound = {"feedback": 0.05, "protected": 0.2, "schedule": 0.2}[policy]
+    bound = {"feedback": 0.05, "urgent": 0.2, "schedule": 0.2}[policy]
     assert (
         0 < sum(each["uncounted_bytes"] for each in results) <= bound * sum(each["averaged_bytes"] for each in results)
     )

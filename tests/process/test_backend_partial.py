@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from commlayer.frontend.group.backend import CommProcessGroup
 from commlayer.loss import operation_policy
-from commlayer.loss.operation_policy import policy_of
+from commlayer.tools.bench.papers import policy_of
 from commlayer.transport.base import Qos
 from tests import ranks
 

@@ -187,8 +187,6 @@ def test_no_matching_interface_is_an_error_that_lists_the_interfaces(ifname: tup
         {"loss_bound": 1e-7},
         {"loss_bound": 10**400},
         {"treatment": "forget"},
-        {"protect_share": 1.0},
-        {"protect_share": -0.1},
         {"exact_steps": -1},
         {"exact_steps": 0.5},
         {"loss_bound": math.nan},
@@ -201,17 +199,20 @@ def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
         Policy(**bad)
 
 
+def test_the_variable_of_a_trial_is_no_setting_and_no_error() -> None:
+    assert Config.from_environment({"COMMLAYER_TRIAL": "/trial"}) == Config()
+
+
 def test_numbers_of_any_type_become_plain_ones() -> None:
     numbers: dict[str, Any] = {
         "priority": np.uint8(3),
-        "loss_bound": np.float32(0.25),
-        "protect_share": Fraction(1, 4),
+        "loss_bound": Fraction(1, 4),
         "exact_steps": np.int64(7),
     }
     policy = Policy(**numbers)
-    assert policy == Policy(priority=3, loss_bound=0.25, protect_share=0.25, exact_steps=7)
+    assert policy == Policy(priority=3, loss_bound=0.25, exact_steps=7)
     assert [type(value) for value in dataclasses.asdict(policy).values() if type(value) not in (str, type(None))] == [
-        *(int, bool, float, float, int, bool)
+        *(int, bool, float, int, bool)
     ]
     decimal: Any = Decimal("0.01")
     assert Policy(loss_bound=decimal).loss_bound == 0.01
@@ -256,6 +257,7 @@ def test_the_file_has_a_section_for_each_class(tmp_path: Path) -> None:
     [
         ("[proces]\nports = 2", r"\[proces\]: there is no such section; use \[process\], \[policy\], \[ddp\]"),
         ("[process]\nport = 2", r"\[process\] port: there is no such setting; known: ifname, wire"),
+        ("[process]\ntrial = '/tmp'", r"\[process\] trial: there is no such setting"),
         ("[process]\ncodec = 'int8'", r"\[process\] codec: there is no such setting; it belongs into \[policy\]"),
         ("[policy]\ncodec = 'int9'", r"\[policy\] codec = 'int9': use one of none, f16"),
         ("[policy]\nloss_bound = 0.1\ndeterministic = true", r"losses are random; .* sets deterministic, loss_bound"),

@@ -135,17 +135,6 @@ def test_rescaling_needs_no_memory_of_its_own() -> None:
     assert not shared.feedback
 
 
-def test_the_largest_blocks_are_protected_with_every_treatment() -> None:
-    for treatment in ("feedback", "rescale", "zero"):
-        group = Group()
-        shared, _ = reduction(group)
-        buffer, parameters = gradients()
-        buffer[FLOATS] = 1e6
-        policy = Policy(loss_bound=0.1, treatment=treatment, protect_share=0.2)
-        reduce_gradient(buffer, parameters, policy, shared).wait()
-        assert group.calls[0][::2] == ("allreduce_from", {1})
-
-
 def low_rank_buckets(group: Group, *, lasts: tuple[bool, ...]) -> tuple[list[Any], Reduction]:
     """The futures of buckets of a matrix and a vector each, with operations averaged by `group`."""
     shared, _ = reduction(group)

@@ -10,9 +10,10 @@ from torch.distributed import ReduceOp
 
 from commlayer import Policy
 from commlayer.frontend.group.tensors import REDUCTIONS
-from commlayer.loss.operation_policy import LOSS_BUDGET, PartialPolicy, can_lose, policy_of
+from commlayer.loss.operation_policy import LOSS_BUDGET, PartialPolicy, can_lose
 from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
+from commlayer.tools.bench.papers import policy_of
 from commlayer.transport.base import ADAPTIVE_DEADLINE_US, Treatment
 
 FLAT = ((0,), (1,), (2,))

@@ -21,7 +21,7 @@ from ...compress.codec import Codec
 from ...compress.feedback import Added, Feedback
 from ...compress.fine import Fine
 from ...config import Policy
-from ...loss.protect import as_words, blocks_of, largest_blocks
+from ...loss.protect import as_words, blocks_of
 from ..group.backend import CommProcessGroup
 from ..work.work import CommWork, join
 
@@ -129,9 +129,9 @@ class Operations(Reducer):
         """Starts the all-reduce of the elements from `start` to `end`: in place, or from the source into the target."""
         buffer, policy, group = self.buffer, self.buffer.policy, self.buffer.group
         source, target, options = buffer.source[start:end], self.target[start:end], self.options()
-        if buffer.may_lose and (from_source or buffer.protected or policy.protect_share):
+        if buffer.may_lose and (from_source or buffer.protected):
             inside = [(max(a, start) - start, min(b, end) - start) for a, b in buffer.protected]
-            protect = _protect_map(source, inside, policy.protect_share, group.packet_bytes)
+            protect = as_words(blocks_of(inside, source, group.packet_bytes))
             work: Work = group.allreduce_from(source, target, options, protect, policy=policy, key=key)
         elif from_source:
             work = group.allreduce_from(source, target, options, None, policy=policy, key=key)
@@ -164,11 +164,3 @@ class Operations(Reducer):
                 self.missing += [(offset + start * itemsize, length) for offset, length in work.missing()]
                 self.rounded += [(offset + start * itemsize, length) for offset, length in work.kept]
         return self.missing
-
-
-def _protect_map(values: Tensor, protected: list[tuple[int, int]], share: float, packet_bytes: int) -> Tensor:
-    """The map for `Qos.protect`: blocks with a part of the `protected` elements, and the `share` of largest ones."""
-    blocks = blocks_of(protected, values, packet_bytes)
-    if share:
-        blocks |= largest_blocks(values, share, packet_bytes)
-    return as_words(blocks)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...config import Policy
-from ...loss.operation_policy import policy_of
 from ..emulate import tcp
 from ..emulate.scenario import Scenario
+from .papers import policy_of
 from .sizes import format_size, parse_size
 
 COLLECTIVE_NAMES = (
@@ -136,7 +136,6 @@ _POLICY_SETTINGS: dict[str, Callable[[str], Any]] = {
     "loss_bound": float,
     "treatment": str,
     "partial_results": _flag,
-    "protect_share": float,
 }
 
 

@@ -11,10 +11,11 @@ from torch import nn
 
 from bench.jobs import pipelines
 from bench.jobs.pipeline_model import ideal
-from bench.jobs.pipelines import Chunk, Clock, Reducer, costs_of, with_waits
+from bench.jobs.pipelines import Chunk, Clock, Reducer, costs_of, spans_of, with_waits
 from bench.overlap_pipeline import LARGE
 from commlayer.scheduler.actions import Action
 from commlayer.scheduler.measure import Timed
+from commlayer.scheduler.trace import Span
 
 
 def test_a_chunk_takes_time_and_has_a_gradient_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +104,8 @@ def test_every_system_has_an_order_and_a_backend() -> None:
     assert {system.order for system in pipelines.SYSTEMS.values()} == {"1F1B", "interleaved", "AIAO"}
     on_gloo = {name: each.tcp_cc for name, each in pipelines.SYSTEMS.items() if each.backend == "gloo"}
     assert on_gloo == {pipelines.FIFO_GLOO: "bbr", pipelines.FIFO_CUBIC: "cubic"}
+
+
+def test_spans_begin_at_the_zero_of_the_trace() -> None:
+    record = Timed(Action("B", 1, 2), 11, 12.5)
+    assert spans_of(3, [record], zero_s=10) == [Span(3, "compute", "B stage 1 mb 2", 1, 2.5)]

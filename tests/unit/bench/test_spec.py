@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from commlayer.errors import ConfigError
-from commlayer.loss.operation_policy import PapersPolicy
+from commlayer.tools.bench.papers import PapersPolicy
 from commlayer.tools.bench.spec import BackendSpec, Spec, expand_tcp_cc
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
@@ -39,9 +39,7 @@ def test_congestion_controls_multiply_gloo_only() -> None:
 SETTINGS = "commlayer:cast=float16:chunks=4:beside=64M:priority=0:loss_bound=0.01:treatment=zero:partial_results=True"
 
 
-@pytest.mark.parametrize(
-    "text", ["gloo/bbr:cast=bfloat16:chunks=4", SETTINGS, "commlayer:loss_bound=0.1:protect_share=0.3"]
-)
+@pytest.mark.parametrize("text", ["gloo/bbr:cast=bfloat16:chunks=4", SETTINGS, "commlayer:priority=2:loss_bound=0.1"])
 def test_settings_of_a_backend_are_read_back(text: str) -> None:
     backend = BackendSpec.parse(text)
     assert str(backend) == text

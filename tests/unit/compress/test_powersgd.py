@@ -97,9 +97,7 @@ def test_all_but_large_matrices_stay_exact(excluded: tuple[int, ...], compressed
     for i, result in enumerate(results):
         assert (i in compressed) != torch.equal(result, mean([own[i] for own in gradients]))
     sent += [result.numel() for i, result in enumerate(results) if i not in compressed]
-    assert ranks[0].bytes_per_step(gradients[0], excluded) == 2 * sum(sent)
     assert (sum(sent) == 7 + 6 + 1 + 2 * (4 * 52 + 38)) == (not excluded)
-    assert team(1, rank=5)[0].bytes_per_step(gradients[0]) == 2 * sum(each.numel() for each in results)
 
 
 def test_results_are_the_same_bits_on_all_ranks() -> None:

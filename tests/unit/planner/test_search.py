@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from commlayer.errors import ConfigError
 from commlayer.planner import Costs, Layer, Limits, Link, Plans, partition, search
-from commlayer.planner.search import STEPS, bound
+from commlayer.planner.search import STEPS, bound, unbeaten
 from commlayer.scheduler.actions import Mode, Reduction
 from commlayer.scheduler.link import Discipline, Network
 from commlayer.scheduler.pipelines import breadth_first, interleaved, one_f_one_b
@@ -213,6 +213,16 @@ def test_frontier_of_plans(plans: Plans) -> None:
             each.step_s <= plan.step_s and each.memory_bytes <= plan.memory_bytes and each.link_bytes <= plan.link_bytes
             for each in frontier
         )
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 6)] * 3), max_size=30))
+def test_what_nothing_beats_is_kept_once(costs: list[tuple[int, int, int]]) -> None:
+    def is_beaten(own: tuple[int, ...]) -> bool:
+        return any(own != other and all(b <= a for a, b in zip(own, other, strict=True)) for other in costs)
+
+    kept = unbeaten(costs)  # type: ignore[arg-type]  # lists of ints are no lists of floats
+    assert [costs[i] for i in kept] == sorted({own for own in costs if not is_beaten(own)})
+    assert all(costs.index(costs[i]) == i for i in kept)
 
 
 def test_a_plan_simulates_again(plans: Plans) -> None:

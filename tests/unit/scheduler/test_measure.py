@@ -6,8 +6,7 @@ import pytest
 
 from commlayer.errors import ConfigError
 from commlayer.scheduler.actions import Action
-from commlayer.scheduler.measure import StageTimes, Timed, action_seconds, line, spans_of, stage_times
-from commlayer.scheduler.trace import Span
+from commlayer.scheduler.measure import StageTimes, Timed, action_seconds, line, stage_times
 
 
 def timed(kind: str, stage: int, microbatch: int, start_s: float, end_s: float) -> Timed:
@@ -61,7 +60,3 @@ def test_noise_does_not_make_a_latency_or_a_rate_negative() -> None:
 def test_one_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="1 sizes"):
         line({1000: [0.2], 2000: []})
-
-
-def test_spans_begin_at_the_zero_of_the_trace() -> None:
-    assert spans_of(3, [timed("B", 1, 2, 11, 12.5)], zero_s=10) == [Span(3, "compute", "B stage 1 mb 2", 1, 2.5)]
