@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "setting": {"errors", "kind"},
     "policy": {"errors", "kind", "setting"},
     "config_file": {"errors", "commlayer_environment"},
-    "config": {"errors", "kind", "setting", "policy", "config_file"},
+    "config": {"errors", "kind", "setting", "policy", "config_file", "commlayer_environment"},
     "plans": {"errors", "config"},
     "transport": {"errors", "config"},
     "telemetry": {"errors", "config", "transport"},

@@ -24,7 +24,7 @@ SETTINGS = {
 
 
 def reasons(heading: str) -> dict[str, str]:
-    return dict(table("names.md", heading)[1:])  # type: ignore[arg-type]  # rows of two cells
+    return dict(table("names.md", heading)[1:])
 
 
 @pytest.mark.parametrize("heading", NAMES)

@@ -64,15 +64,15 @@ def tree() -> set[str]:
 
 
 def sources() -> set[str]:
-    """Every module of the package and every noun of the engine, without suffix; tests and simulators: folders."""
+    """Every module of the package and every noun of the engine, without suffix; tests, simulators, tools: rooms."""
     found = set()
     for folder in SOURCES:
         for path in (ROOT / folder).rglob("*"):
-            whole = relative(path).startswith(("commlayer/tools/", "native/sim/", "native/fabric/"))
+            whole = relative(path).startswith(("native/sim/", "native/fabric/"))
             whole |= relative(path).startswith(("native/tests/", "native/fuzz/", "native/kernels/", "native/include/"))
             if path.suffix in SUFFIXES and path.name[0] != "_":
                 found.add(relative(path.parent if whole else path.with_suffix("")))
-    return {re.sub(r"^(commlayer/tools|native/kernels)/.*", r"\1", name) for name in found}
+    return {re.sub(r"^(commlayer/tools/\w+|native/kernels)/.*", r"\1", name) for name in found}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -220,7 +220,7 @@ def test_what_nothing_beats_is_kept_once(costs: list[tuple[int, int, int]]) -> N
     def is_beaten(own: tuple[int, ...]) -> bool:
         return any(own != other and all(b <= a for a, b in zip(own, other, strict=True)) for other in costs)
 
-    kept = unbeaten(costs)  # type: ignore[arg-type]  # lists of ints are no lists of floats
+    kept = unbeaten(costs)
     assert [costs[i] for i in kept] == sorted({own for own in costs if not is_beaten(own)})
     assert all(costs.index(costs[i]) == i for i in kept)
 
