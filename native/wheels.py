@@ -19,7 +19,7 @@ import ziglang
 
 PROCESSORS = ("x86_64", "aarch64")
 GLIBC = "2.28"
-"""As old as the one that torch's wheels need."""
+"""The version that torch's wheels need."""
 
 
 def environ(processor: str) -> dict[str, str]:

@@ -112,7 +112,7 @@ static inline bool cl_egress_urgent(const struct cl_egress *egress, uint8_t clas
 {
     return class < egress->last_class && now_us < egress->last_class_us + CL_EGRESS_MIXED_US;
 }
-/* When packets of this class may leave: now_us or later. */
+/* The time when packets of this class may leave: now_us or later. */
 uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us);
 /* The state before a packet of this class, which is about to be sent. */
 struct cl_egress_snapshot cl_egress_snapshot(const struct cl_egress *egress, uint8_t class, uint64_t now_us);

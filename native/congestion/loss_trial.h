@@ -34,8 +34,7 @@ static inline void cl_loss_trial_count(struct cl_loss_trial *trial, uint32_t ack
     trial->lost += lost;
 }
 
-/* To be called once a round trip or so. queued: a queue is known from elsewhere, which explains the losses: no trial.
- */
+/* The caller asks once a round trip or so. queued: a known queue from elsewhere explains the losses: no trial. */
 enum cl_loss_trial_verdict cl_loss_trial_judge(struct cl_loss_trial *trial, bool queued);
 /* Forgets the packets counted so far: they were sent before the cut. */
 void cl_loss_trial_skip(struct cl_loss_trial *trial);

@@ -24,8 +24,8 @@ struct cl_pacer {
 /* Starts with a full bucket. */
 void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
 void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
-/* When a packet may leave: now_us, or the later time when a quarter of the burst has gathered. An urgent packet may
- * leave on debt, of a burst at most, which later packets pay. */
+/* The time when a packet may leave: now_us, or the later time when a quarter of the burst has gathered. An urgent
+ * packet may leave on debt, of a burst at most, which later packets pay. */
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us);
 /* Whether the bucket was full at the last cl_pacer_ready_us: the pacer had held nothing back for the time of a burst.
  */

@@ -55,7 +55,7 @@ static int wait_for(struct cl_member *member, const struct cl_operation *operati
         return status;
 reached:
     now = cl_now_us();
-    /* Capped: one late rank must not turn spinning off for long. */
+    /* The cap is for one late rank, which must not turn spinning off for long. */
     uint64_t took = now - start > 4 * limit ? 4 * limit : now - start;
     atomic_store_explicit(&member->spin_ewma_us, (7 * ewma + took) / 8, memory_order_relaxed);
     return CL_OK;

@@ -213,7 +213,7 @@ static void free_member(struct cl_member *member)
     free(member);
 }
 
-/* Under core: the engine thread runs the group from now on. */
+/* The engine thread runs the group from now on; the caller holds core. */
 static void join_engine(struct cl_member *member)
 {
     struct cl_engine *engine = member->engine;

@@ -45,8 +45,8 @@ static inline struct cl_member *cl_member_of(cl_group *group)
     return (struct cl_member *)group;
 }
 
-/* Under `submitting`: gives the operation its place in the order of submission, and hands it over to the engine.
- * Returns whether the engine must be told. */
+/* Gives the operation its place in the order of submission, and hands it over to the engine; the caller holds
+ * `submitting`. Returns whether the engine must be told. */
 bool cl_member_hand_over(struct cl_member *member, struct cl_operation *operation);
 /* An operation of the member `context` has ended: counts it and tells its caller. See group/io.h. */
 void cl_member_ended(void *context, struct cl_operation *operation, int status);

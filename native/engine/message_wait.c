@@ -123,7 +123,7 @@ void cl_message_wait_for(struct cl_message_wait *wait, const _Atomic uint32_t *d
     atomic_fetch_add(&wait->inside, 1);
     if (!atomic_load(&wait->closed)) {
         struct cl_doorbell *doorbell = wait->doorbell;
-        /* In this order: whoever rings later either sees an attendant, or wakes the engine. */
+        /* The order matters: whoever rings later either sees an attendant, or wakes the engine. */
         uint32_t seen = atomic_load(&doorbell->rings);
         atomic_fetch_add(&doorbell->attendants, 1);
         seen = attend(wait, seen, done, deadline_us);

@@ -37,8 +37,8 @@ struct cl_nap {
 
 /* Notes a packet that arrived at this time. */
 void cl_nap_arrived(struct cl_nap *nap, uint64_t at_us);
-/* To be called after each turn: how long to nap from now on; 0: not at all. `lacking`: packets that a peer has still to
- * send; UINT64_MAX: none came that was expected. */
+/* The time to nap from now on, asked after each turn; 0: none. `lacking`: packets that a peer has still to send;
+ * UINT64_MAX: none came that was expected. */
 uint64_t cl_nap_us(struct cl_nap *nap, uint64_t lacking, bool urgent, uint64_t now_us);
 
 #endif

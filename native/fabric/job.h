@@ -47,7 +47,7 @@ void sim_job_init(struct sim_job *job, struct sim_clock *clock, struct sim_trans
 void sim_job_free(struct sim_job *job);
 /* The rank calls the collective at that time. */
 void sim_job_call(struct sim_job *job, uint32_t rank, uint64_t at_ns);
-/* For sim_transport.done; the context is a struct sim_job_step. */
+/* The function of sim_transport.done; the context is a struct sim_job_step. */
 void sim_job_done(void *context, uint64_t missing);
 
 #endif

@@ -23,7 +23,7 @@ struct sim_transport {
     void (*receive)(struct sim_transport *transport, const struct sim_message *message, void *context);
     /* A datagram of this transport has reached its host; the transport gives it back to the pool. */
     void (*deliver)(struct sim_transport *transport, struct sim_datagram *datagram);
-    /* Set by the user: a send has been acknowledged, or a receive has completed, without `missing` of its bytes. */
+    /* The user sets this: a send has been acknowledged, or a receive has completed, without `missing` of its bytes. */
     void (*done)(void *context, uint64_t missing);
 };
 

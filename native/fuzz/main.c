@@ -19,7 +19,7 @@
 
 enum { INPUT_MIN = 200, INPUT_MAX = 6000, WORKERS_MAX = 64 };
 
-/* Shared with the parent, which reads it even after the worker has died. */
+/* The parent shares this, and reads it even after the worker has died. */
 struct worker {
     uint64_t run;
     struct conversation_counters counters;

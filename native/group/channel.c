@@ -9,7 +9,7 @@
 
 enum {
     KEPT_BYTES = 16 << 20, /* bound of the memory for messages without a receive, twice: eager ones, and offers */
-    /* Moved between two looks at the sockets: read from other ranks' memory; through their rings, all together. */
+    /* Bytes moved between two looks at the sockets: from other ranks' memory, and through their rings, all together. */
     BUDGET_BYTES = 1 << 20,
 };
 

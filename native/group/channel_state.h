@@ -46,7 +46,7 @@ struct cl_incoming {
     } state;
 };
 
-/* With one other rank of the host. */
+/* The channel to one other rank of the host. */
 struct cl_channel {
     struct cl_ring out, in;
     uint64_t eager_bytes;   /* of all eager messages sent */

@@ -55,7 +55,7 @@ void cl_operation_init(struct cl_operation *operation, struct cl_group *group, e
 int cl_operation_request(struct cl_operation *operation, const struct cl_operation_request *request, uint64_t now_us);
 void cl_operation_free(struct cl_operation *operation);
 
-/* Where an operation runs. */
+/* The place where an operation runs. */
 struct cl_operation_place {
     struct cl_endpoint *endpoint;
     struct cl_host_queues *host_queues;

@@ -297,8 +297,8 @@ struct cl_path_stats {
     uint64_t heard_us;    /* when a packet of the peer, acknowledgements included, last came over it (CLOCK_MONOTONIC);
                            * 0: never */
     uint32_t datagram_bytes; /* larger packets leave in fragments: the path carries none larger */
-    /* Of the interface that the path leaves from: bytes per second that it carries, as measured, and the bytes that
-     * this process has sent through it, with headers. */
+    /* Bytes per second that the interface of the path carries, as measured, and the bytes that this process has sent
+     * through it, with headers. */
     uint64_t capacity_bytes, carried_bytes;
 };
 /* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */
@@ -368,7 +368,7 @@ struct cl_operation_request {
 int cl_submit(cl_group *group, const struct cl_operation_request *request, cl_operation **operation);
 /* The same and waits; runs in the calling thread when only shared memory is needed. Returns the operation's status. */
 int cl_run(cl_group *group, const struct cl_operation_request *request);
-/* Once it is done and well: the ranges of CL_INPUT that were not counted, in order. Fills up to `capacity`, returns how
+/* The ranges of CL_INPUT that were not counted, in order, once it is done and well. Fills up to `capacity`, returns how
  * many there are, or CL_EAGAIN while the operation is in flight. */
 int cl_operation_missing(cl_operation *operation, struct cl_range *ranges, uint32_t capacity);
 /* Times of CLOCK_MONOTONIC. */
@@ -377,7 +377,7 @@ struct cl_operation_times {
     uint64_t first_us; /* the first packet was sent or received, memory was first copied or shared; 0: neither */
     uint64_t ended_us;
 };
-/* Once it is done, well or not: its times; CL_EAGAIN while it is in flight. */
+/* Its times once it is done, well or not; CL_EAGAIN while it is in flight. */
 int cl_operation_times(cl_operation *operation, struct cl_operation_times *times);
 /* What cl_send and cl_receive are asked for. */
 struct cl_message_request {

@@ -27,7 +27,7 @@ TARGET static inline floats floats_set(float value)
     return _mm256_set1_ps(value);
 }
 
-/* Not by comparing a with itself: clang 14 moves that comparison before the conversion and runs it lane by lane. */
+/* a is not compared with itself: clang 14 moves that comparison before the conversion and runs it lane by lane. */
 TARGET static inline floats is_nan(floats a)
 {
     __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fffffff));

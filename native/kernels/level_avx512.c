@@ -28,7 +28,7 @@ TARGET static inline floats floats_set(float value)
     return _mm512_set1_ps(value);
 }
 
-/* Not by comparing a with itself: clang 14 moves that comparison before the conversion and runs it lane by lane. */
+/* a is not compared with itself: clang 14 moves that comparison before the conversion and runs it lane by lane. */
 TARGET static inline __mmask16 is_nan(floats a)
 {
     return _mm512_fpclass_ps_mask(a, 0x81 /* quiet, signalling */);

@@ -67,7 +67,7 @@ static uint64_t ring_bytes(uint32_t ranks)
     return bytes;
 }
 
-/* Of doorbells and rings, which come last. */
+/* The bytes of doorbells and rings, which come last. */
 static uint64_t message_bytes(uint32_t ranks)
 {
     return round_up((uint64_t)ranks * sizeof(struct cl_doorbell)) +

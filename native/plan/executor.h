@@ -58,7 +58,7 @@ struct cl_executor_config {
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **executor);
-/* Before, the caller must cancel the operation at the endpoint, so that no packet is delivered into it any more. */
+/* The caller must first cancel the operation at the endpoint, so that no packet is delivered into it any more. */
 void cl_executor_destroy(struct cl_executor *executor);
 
 enum cl_progress {
@@ -73,14 +73,14 @@ enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, u
 struct cl_executor *cl_executor_complete(void *context, int status);
 /* Notes when the first packet of that message was sent or received; 0: none was. */
 void cl_executor_moved(void *context, uint64_t first_us);
-/* When the first packet was sent or received, or shared memory was first used, as far as the executor was told; 0:
- * neither. */
+/* The time when the first packet was sent or received, or shared memory was first used, as far as the executor was
+ * told; 0: neither. */
 uint64_t cl_executor_first_us(const struct cl_executor *executor);
 /* The rank whose first data, or host counter, came last of all ranks, and when; false: none was heard of. */
 bool cl_executor_last(const struct cl_executor *executor, uint32_t *rank, uint64_t *at_us);
 /* Sets awaited[rank] to 1 for each rank that the plan receives from, or awaits, and that was not heard of so far. */
 void cl_executor_unheard(const struct cl_executor *executor, uint8_t *awaited);
-/* To be called just before, if bytes of the message were not counted: with the ranges of struct cl_completion. */
+/* Tells, just before it ended, that bytes of the message were not counted: the ranges of struct cl_completion. */
 void cl_executor_missed(void *context, const struct cl_range *ranges, uint32_t count);
 /* The ranges that the operation did not count so far. */
 struct cl_missing *cl_executor_missing(struct cl_executor *executor);

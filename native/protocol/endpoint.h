@@ -44,7 +44,7 @@ struct cl_completion {
     int status;    /* CL_OK, CL_EPEERLOST, CL_EABORTED, CL_EMISMATCH, CL_ENOMEM */
     uint16_t peer;
     uint64_t first_us; /* when its first packet was sent or received; 0: none was */
-    /* With CL_OK, of a partial message: the bytes that were not counted, the same list on both sides; valid until the
+    /* The bytes of a partial message that were not counted, with CL_OK; the same list on both sides; valid until the
      * next call of cl_endpoint_next_completion. */
     uint32_t missing_count;
     const struct cl_range *missing;

@@ -26,10 +26,10 @@ struct cl_fragments {
     uint64_t turns;
 };
 
-/* Where the fragment that begins at `at` ends, for datagrams of up to `limit` bytes. The first fragment is short: it
+/* The end of the fragment that begins at `at`, for datagrams of up to `limit` bytes. The first fragment is short: it
  * fits into the head of a datagram. */
 uint32_t cl_fragments_end(uint32_t length, uint32_t limit, uint32_t at);
-/* In how many datagrams one of `length` bytes leaves. */
+/* The number of datagrams in which one of `length` bytes leaves. */
 uint32_t cl_fragments_count(uint32_t length, uint32_t limit);
 
 /* Takes a fragment of [start, end) in. Returns the whole once it is complete, until the next call; NULL: it is not, or

@@ -71,7 +71,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
                           cl_control_abort(closed->group, closed->reason, closed->culprit));
         return REFUSE;
     }
-    /* Also of a closed group: its receives may have ended without packets before, and their STOPs be on their way. */
+    /* A closed group counts, too: its receives may have ended without packets, and their STOPs be on their way. */
     if (cl_partial_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
         return REFUSE; /* an acknowledgement would tell the sender that it counts */
     if (closed || cl_history_contains(&peer->history, &id)) {

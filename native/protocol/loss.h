@@ -53,7 +53,7 @@ void cl_loss_give_up(struct cl_loss *loss, struct cl_sent *sent, cl_loss_fn lost
 /* Calls late() with each recently lost packet that the frame acknowledges after all, and adapts the thresholds. */
 void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl_loss_fn late, void *argument);
 
-/* When the PTO fires; UINT64_MAX when nothing but PINGs is in flight. */
+/* The time when the PTO fires; UINT64_MAX when nothing but PINGs is in flight. */
 uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, const struct cl_rtt *rtt);
 
 #endif

@@ -51,7 +51,7 @@ void cl_mtu_init(struct cl_mtu *mtu, uint32_t full);
 /* A packet came, or is lost. bytes: of the datagram, or of its largest fragment. */
 void cl_mtu_on_came(struct cl_mtu *mtu, uint64_t sent_us, uint32_t bytes);
 void cl_mtu_on_lost(struct cl_mtu *mtu, uint64_t sent_us, uint32_t bytes);
-/* To be called after these. */
+/* The caller judges after these. */
 void cl_mtu_judge(struct cl_mtu *mtu, uint64_t now_us);
 
 /* next_us has come: returns the size of the PING to be sent, 0: none. wait_us: time for its acknowledgement. */

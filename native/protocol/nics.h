@@ -17,7 +17,7 @@ struct cl_nics {
     struct cl_timer timer; /* when the first pacer lets packets go again */
 };
 
-/* When the first interface may take a packet of this class. */
+/* The time when the first interface may take a packet of this class. */
 uint64_t cl_nics_ready_us(struct cl_nics *nics, uint8_t class, uint64_t now_us);
 /* Whether urgent packets left through an interface a moment ago. */
 bool cl_nics_have_urgent(const struct cl_nics *nics, uint64_t now_us);

@@ -207,7 +207,7 @@ static uint64_t stall_us(const struct cl_peer *peer)
     return longest_us;
 }
 
-/* When the message may end if no further packet comes; UINT64_MAX: it may not. */
+/* The time when the message may end if no further packet comes; UINT64_MAX: it may not. */
 static uint64_t ends_us(const struct cl_peer *peer, const struct cl_receive *receive)
 {
     const struct cl_receive_partial *partial = &receive->partial;

@@ -77,7 +77,7 @@ bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes);
  * do. bytes: of this packet and the next. */
 bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes);
 
-/* Called for each packet whose fate an acknowledgement or a timer decides. */
+/* The functions are called for each packet whose fate an acknowledgement or a timer decides. */
 struct cl_path_callbacks {
     cl_loss_fn acked, refused, lost, late;
     void *argument;
@@ -91,7 +91,7 @@ void cl_path_detect_losses(struct cl_path *path, uint64_t now_us, const struct c
 void cl_path_give_up(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);
 /* The search for the largest datagram goes on: orders a PING of the next size. active: there is traffic. */
 void cl_path_probe_mtu(struct cl_path *path, bool active, uint64_t now_us);
-/* When the probe timer fires; UINT64_MAX: nothing in flight needs it. */
+/* The time when the probe timer fires; UINT64_MAX: nothing in flight needs it. */
 uint64_t cl_path_pto_us(const struct cl_path *path);
 /* It fired. */
 void cl_path_on_pto(struct cl_path *path, uint64_t now_us);

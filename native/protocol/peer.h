@@ -103,9 +103,9 @@ bool cl_peer_delivers_elsewhere(const struct cl_peer *peer, const struct cl_path
 
 /* The time of silence after which the peer gets a PING. */
 uint64_t cl_peer_ask_us(const struct cl_peer *peer);
-/* When a silent peer that is waited for is lost: a timeout after its first PING. So a process that was stopped for less
- * than the timeout is never lost, however long it had been silent before. A peer that sends packets but acknowledges
- * none gets twice the time. */
+/* The time when a silent peer that is waited for is lost: a timeout after its first PING. So a process that was stopped
+ * for less than the timeout is never lost, however long it had been silent before. A peer that sends packets but
+ * acknowledges none gets twice the time. */
 uint64_t cl_peer_lost_us(const struct cl_peer *peer);
 
 /* The earliest of the peer's timers; UINT64_MAX: none. */

@@ -5,7 +5,7 @@
 
 #include "protocol/array.h"
 
-/* From the latest one back: that is the one most asked for. */
+/* Searches from the latest one back, as that is the one most asked for. */
 static struct cl_signature *find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence)
 {
     for (uint32_t i = signatures->count; i-- > 0;)

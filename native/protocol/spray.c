@@ -17,7 +17,7 @@ static void lower(uint64_t *least, uint64_t value)
         *least = value;
 }
 
-/* When a packet would arrive: after the packets queued before it, at the interface and beyond. */
+/* The time when a packet would arrive: after the packets queued before it, at the interface and beyond. */
 static uint64_t arrival_us(const struct cl_path *path)
 {
     return cl_egress_backlog_us(path->egress) + path->cc.queue_us + cl_rtt_base_us(&path->rtt) / 2;

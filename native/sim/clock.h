@@ -30,7 +30,7 @@ struct sim_clock {
 /* Moves the event if it is scheduled already. Times in the past are now. */
 void sim_clock_schedule(struct sim_clock *clock, struct sim_event *event, uint64_t at_ns);
 void sim_clock_cancel(struct sim_clock *clock, struct sim_event *event);
-/* When the next event happens; UINT64_MAX: there is none. */
+/* The time when the next event happens; UINT64_MAX: there is none. */
 static inline uint64_t sim_clock_next_ns(const struct sim_clock *clock)
 {
     return clock->count > 0 ? clock->heap[1].at_ns : UINT64_MAX;

@@ -31,7 +31,7 @@ struct sim_driver_type {
 
 struct sim_driver {
     struct sim_event event; /* the next turn; the first member: events are cast to drivers */
-    /* Set by the user before sim_driver_open. */
+    /* The user sets these before sim_driver_open. */
     const struct sim_driver_type *type;
     struct sim_clock *clock;
     struct sim_pool *pool;   /* takes back the datagrams of the inbox */

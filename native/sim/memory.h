@@ -16,7 +16,7 @@ static inline void *sim_memory(void *block)
     return block;
 }
 
-/* Zeroed; count 0 is allowed. */
+/* Zeroed memory; count 0 is allowed. */
 static inline void *sim_new(size_t count, size_t size)
 {
     return sim_memory(calloc(count ? count : 1, size ? size : 1));

@@ -464,7 +464,7 @@ static void draw_mismatch(struct draw *draw, struct sim_fault *fault)
         shape = call->shape;
     }
     fault->amount = shape;
-    /* Often in another class, too. That draw must not change the others. */
+    /* The fault is often in another class, too. That draw must not change the others. */
     uint64_t other = sim_mix(scenario->seed ^ 0x636c617373);
     fault->path = other % 3 == 0 ? (uint32_t)(other / 3 % SIM_CLASSES) : call->qos.priority;
     group->classes = (uint8_t)(group->classes | 1u << fault->path);

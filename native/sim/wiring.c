@@ -44,7 +44,7 @@ uint32_t sim_wiring_datagram_bytes(const struct sim_wiring *wiring, uint32_t a, 
     return bytes_a < bytes_b ? bytes_a : bytes_b;
 }
 
-/* As if that many packets had left and arrived on the path already. */
+/* Counts as if that many packets had left and arrived on the path already. */
 static void count_from(struct cl_path *path, uint64_t number)
 {
     path->sent.low = path->sent.next = path->packets.next = number;

@@ -77,7 +77,7 @@ struct sim_world {
 /* An invariant broke; only the first one counts. */
 __attribute__((format(printf, 2, 3))) void sim_world_fail(struct sim_world *world, const char *format, ...);
 
-/* Since the start. */
+/* The time since the start. */
 static inline uint64_t sim_world_now_ns(const struct sim_world *world)
 {
     return world->clock.now_ns - world->start_ns;

@@ -21,8 +21,7 @@ static inline void add(void *target, const void *source, size_t count)
 
 static const struct cl_arithmetic ADDITION = {.element_bytes = 4, .reduce = add};
 
-/* As direct.all_reduce: per segment each rank sends the owners their shards, reduces its own shard, and sends it back.
- */
+/* The plan direct.all_reduce: per segment each rank sends the owners their shards, reduces its own, sends it back. */
 static inline cl_plan *all_reduce_plan(uint32_t rank, uint32_t segments)
 {
     uint32_t count = segments * STEPS_PER_SEGMENT, edges = 0, shard = SEGMENT_BYTES / HOSTS, next = 0;

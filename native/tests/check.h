@@ -18,7 +18,7 @@ extern atomic_int check_failures;
         }                                                                                                              \
     } while (0)
 
-/* For integers: prints both values. */
+/* Compares integers, and prints both values. */
 #define CHECK_EQ(left, right)                                                                                          \
     do {                                                                                                               \
         long long check_left = (long long)(left), check_right = (long long)(right);                                    \

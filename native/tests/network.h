@@ -42,9 +42,9 @@ struct network {
     struct network_host hosts[NETWORK_ENDPOINTS_MAX];
     uint64_t sleep_ns;                    /* hosts sleep up to that long after each turn */
     uint32_t full[NETWORK_ENDPOINTS_MAX]; /* by host: a bit per path whose port takes no datagram */
-    /* Called with each datagram that is to leave; true: it is lost. */
+    /* It is called with each datagram that is to leave; true: it is lost. */
     bool (*drops)(struct network *network, uint32_t from, const struct cl_datagram *datagram);
-    /* Called with each datagram that reaches a host, before the host has it. */
+    /* It is called with each datagram that reaches a host, before the host has it. */
     void (*meddle)(struct network *network, struct sim_datagram *datagram);
     void *argument; /* for both */
 };
@@ -93,7 +93,7 @@ struct network_message {
 };
 /* Posts both ends of a message without a context, and wakes both hosts. */
 void network_post(struct network *network, struct network_message message);
-/* For cl_sink.deliver: adds, so that a second delivery shows. */
+/* Adds, as a cl_sink.deliver, so that a second delivery shows. */
 void network_add(void *target, size_t offset, const void *payload, size_t length, void *argument);
 
 /* A datagram as it leaves a host: to be sent by the test. */

@@ -43,7 +43,7 @@ static void go_on(struct team *team)
     pthread_mutex_unlock(&team->world->engines[1]->core);
 }
 
-/* Also: the caller may use its memory again, and the message is the one that it sent. */
+/* The caller may also use its memory again, and the message is the one that it sent. */
 TEST(test_done_before_delivery)
 {
     SCOPED_WORLD world = open_patient_world(2, "udp", PATIENCE_US);

@@ -3,7 +3,7 @@
 #include "protocol/endpoint_state.h"
 #include "tests/transfer.h"
 
-/* From host 0 to host 1. */
+/* The path from host 0 to host 1. */
 static struct cl_path_stats path_stats(const struct network *network, uint32_t path)
 {
     struct cl_path_stats paths[NETWORK_PATHS_MAX];
@@ -158,7 +158,7 @@ static void exchange(struct network *network, uint32_t sequence, uint32_t length
     CHECK_EQ(network_failures(network), 0);
 }
 
-/* From the start or later, for one path or for one of two. */
+/* The hole is there from the start or later, on the only path or on one of two. */
 TEST(test_mtu_black_hole)
 {
     static const uint32_t CARRIED[] = {520, 1252, 1471};

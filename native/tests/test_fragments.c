@@ -38,7 +38,7 @@ static const struct cl_whole *put(struct cl_fragments *fragments, uint64_t numbe
     return cl_fragments_put(fragments, number, LENGTH, (struct cl_range){start, end}, data + start, start == 0);
 }
 
-/* In any order, and some of them twice. */
+/* The fragments come in any order, and some of them twice. */
 TEST(test_whole)
 {
     SCOPED(cl_fragments_free) struct cl_fragments fragments = {0};

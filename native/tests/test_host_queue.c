@@ -411,7 +411,7 @@ static void check_times(const struct cl_operation *operation, uint64_t submitted
     CHECK_EQ(operation->times.ended_us, ended_us);
 }
 
-/* Of an operation that waits for its turn, too. */
+/* The times of an operation that waits for its turn are checked, too. */
 TEST(test_times)
 {
     struct cl_operation operations[3][2];

@@ -10,7 +10,7 @@ enum { SENDERS = 7, BYTES = 256 << 10, OPERATIONS = 10, LINK_MBIT = 200 };
 
 static uint8_t data[BYTES], target[BYTES];
 
-/* When the port alone would be done, with what Ethernet adds. */
+/* The time when the port alone would be done, with what Ethernet adds. */
 static double ideal_us(uint32_t bytes)
 {
     return (double)bytes * 1514 / 1432 * 8 / LINK_MBIT;

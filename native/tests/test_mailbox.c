@@ -151,7 +151,7 @@ static bool all_received(const struct town *town)
     return true;
 }
 
-/* Until every receive has ended; false: they did not. */
+/* Runs until every receive has ended; false: they did not. */
 static bool settle(struct town *town)
 {
     uint64_t until_us = network_now_us(town->network) + FOREVER_US;
@@ -179,7 +179,7 @@ static void check_bytes(const struct receive *receive, uint8_t value)
     CHECK_EQ(receive->bytes[receive->length], 0); /* and not a byte more */
 }
 
-/* Of one tag in order, of different tags in any; messages before their receives and the other way round; both ways. */
+/* Messages of one tag come in order, of different tags in any; before their receives and after them; both ways. */
 TEST(test_order_per_tag)
 {
     enum { MESSAGES = 60, TAGS = 3 };

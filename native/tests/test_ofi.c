@@ -60,7 +60,7 @@ static bool sleeps(struct cl_wire *wire, uint32_t port, int patience_ms)
     return poll(&fd, 1, patience_ms) == 0;
 }
 
-/* Until `count` datagrams are in the inbox, or nothing comes any more; sleeps like the engine. */
+/* Waits until `count` datagrams are in the inbox, or nothing comes any more; sleeps like the engine. */
 static void collect(struct cl_wire *wire, uint32_t port, size_t count, struct inbox *inbox)
 {
     while (inbox->count < count && !sleeps(wire, port, PATIENCE_MS))

@@ -47,7 +47,7 @@ TEST(test_drop_below)
     CHECK_EQ(ranges.count, 0);
 }
 
-/* Against a plain array of flags, over random operations. */
+/* The ranges equal a plain array of flags, over random operations. */
 TEST(test_against_model)
 {
     enum { SPACE = 300 };

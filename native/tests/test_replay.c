@@ -25,7 +25,7 @@ TEST(test_window)
     CHECK(!cl_replay_admit(&replay, 0));
 }
 
-/* Against a plain list, over leaps of every kind. */
+/* The filter equals a plain list, over leaps of every kind. */
 TEST(test_random_numbers)
 {
     enum { SPAN = 60000 };

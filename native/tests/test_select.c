@@ -65,7 +65,7 @@ static void check_shares(size_t count)
             check_first(count, shares[i]);
 }
 
-/* Below and above the sizes at which the search or the selection changes its way. */
+/* Checks counts below and above the sizes at which the search or the selection changes its way. */
 static void check_counts(float (*draw)(size_t index))
 {
     static const size_t COUNTS[] = {1, 2, 15, 16, 17, 33, 4095, 4096, 4099, 16384, 16385, 50001, MOST};
@@ -138,7 +138,7 @@ TEST(test_ties_go_to_the_lowest_indices)
     check_counts(rarely_not_zero);
 }
 
-/* So close that they differ in the lowest 14 bits only. */
+/* Values so close that they differ in the lowest 14 bits only. */
 static float close_to_one(size_t index)
 {
     (void)index;

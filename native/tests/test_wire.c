@@ -75,7 +75,7 @@ static uint32_t number_of(const struct cl_wire_type *type, struct cl_wire *wire,
     return number;
 }
 
-/* Until `count` datagrams are in the inbox, or nothing comes any more. */
+/* Waits until `count` datagrams are in the inbox, or nothing comes any more. */
 static void collect(const struct cl_wire_type *type, struct cl_wire *wire, uint32_t port, size_t count,
                     struct inbox *inbox)
 {

@@ -125,7 +125,7 @@ static void look_at_clocks(struct stamps *stamps)
     stamps->looked_us = now_us;
 }
 
-/* When a packet came, on the engine's clock; 0: unknown. */
+/* The time when a packet came, on the engine's clock; 0: unknown. */
 static uint64_t came_us(const struct stamps *stamps, const struct timespec *stamp)
 {
     if (stamps->mixed)
