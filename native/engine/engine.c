@@ -14,7 +14,6 @@
 
 #include "engine/clock.h"
 #include "engine/eager.h"
-#include "group/group.h"
 #include "protocol/mtu.h"
 
 _Static_assert((int)CL_SEND_BATCH >= (int)CL_MTU_FRAGMENTS_MAX, "a packet leaves in one batch");
@@ -154,7 +153,7 @@ static bool take_completions(struct cl_engine *engine)
     struct cl_closed_group aborted;
     while (cl_endpoint_next_abort(engine->endpoint, &aborted)) {
         any = true;
-        cl_group_hear_of(engine->groups, &aborted);
+        cl_groups_hear_of(&engine->groups, &aborted);
     }
     return any;
 }
@@ -170,18 +169,9 @@ static void take_inbox(struct cl_engine *engine)
     pthread_mutex_unlock(&engine->inbox);
     while (operation != NULL) {
         struct cl_operation *next = operation->next;
-        cl_group_take(operation->group, operation);
+        cl_groups_take(operation);
         operation = next;
     }
-}
-
-static bool arm_bells(struct cl_engine *engine, uint64_t *deadline_us)
-{
-    bool armed = true;
-    uint64_t now = cl_now_us();
-    for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-        armed &= cl_group_arm_bells(group, now, deadline_us);
-    return armed;
 }
 
 static void report_deaths(struct cl_engine *engine)
@@ -192,8 +182,7 @@ static void report_deaths(struct cl_engine *engine)
         engine->peers.watched[i].died = false;
         if (engine->endpoint != NULL)
             cl_endpoint_peer_lost(engine->endpoint, engine->peers.watched[i].peer);
-        for (struct cl_group *group = engine->groups; group != NULL; group = group->next)
-            cl_group_peer_died(group, engine->peers.watched[i].peer);
+        cl_groups_peer_died(&engine->groups, engine->peers.watched[i].peer);
     }
 }
 
@@ -216,7 +205,7 @@ static uint64_t turn(struct cl_engine *engine)
             cl_endpoint_timeout(engine->endpoint, now);
         take_completions(engine);
     }
-    bool more = cl_groups_progress(engine->groups, cl_now_us(), &deadline);
+    bool more = cl_groups_progress(&engine->groups, cl_now_us(), &deadline);
     if (engine->endpoint != NULL) {
         send_packets(engine, &more);
         more |= take_completions(engine); /* of messages that had come before their receive was posted */
@@ -224,7 +213,7 @@ static uint64_t turn(struct cl_engine *engine)
         if (next < deadline)
             deadline = next;
     }
-    return more || !arm_bells(engine, &deadline) ? 0 : deadline;
+    return more || !cl_groups_arm_bells(&engine->groups, cl_now_us(), &deadline) ? 0 : deadline;
 }
 
 /* A turn of a thread that is not the engine's, under core. Returns whether there is more to do at once. */
@@ -253,9 +242,10 @@ void cl_engine_attend(struct cl_engine *engine)
     pthread_mutex_unlock(&engine->core);
 }
 
-bool cl_engine_take_turn(struct cl_engine *engine)
+bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group)
 {
     pthread_mutex_lock(&engine->core);
+    cl_groups_wake(group);
     bool more = visit(engine);
     pthread_mutex_unlock(&engine->core);
     return more;
@@ -266,7 +256,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
     struct pollfd fds[3 + CL_PORTS_MAX + CL_WATCHED_MAX];
     nfds_t count = 0;
     fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
-    fds[count++] = (struct pollfd){.fd = engine->bell_fd, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = engine->bell.fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->timer_fd, .events = POLLIN};
     nfds_t first_port = count;
     uint64_t full = engine->polled_ports = full_ports(engine);
@@ -302,8 +292,8 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
         eventfd_t ignored;
         eventfd_read(engine->wake_fd, &ignored);
     }
-    if (fds[1].revents != 0)
-        cl_bell_drain(engine->bell_fd);
+    if (fds[1].revents != 0 && cl_bell_drain(&engine->bell))
+        cl_groups_call(&engine->groups);
     if (fds[2].revents != 0) {
         uint64_t ignored;
         (void)!read(engine->timer_fd, &ignored, sizeof ignored);
@@ -381,6 +371,12 @@ int cl_engine_start(struct cl_engine *engine)
 void cl_engine_wake(struct cl_engine *engine)
 {
     eventfd_write(engine->wake_fd, 1);
+}
+
+void cl_engine_call(struct cl_engine *engine)
+{
+    cl_groups_call(&engine->groups);
+    cl_engine_wake(engine);
 }
 
 void cl_engine_linger(cl_engine *engine)

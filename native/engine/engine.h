@@ -18,6 +18,7 @@
 #include "engine/events.h"
 #include "engine/nap.h"
 #include "engine/peers.h"
+#include "group/groups.h"
 
 enum { CL_SEND_BATCH = 64 };
 
@@ -25,10 +26,10 @@ struct cl_engine {
     pthread_t thread;
     pthread_mutex_t core, inbox;
     atomic_bool stopping;
-    int wake_fd, bell_fd;
+    int wake_fd;
     int timer_fd;             /* moves the end of the thread's sleep forward without waking it */
     uint64_t sleeps_until_us; /* (core) */
-    char bell[CL_BELL_BYTES];
+    struct cl_bell bell;
     struct cl_engine_options options;
     /* network (core) */
     struct cl_ports ports; /* without a wire: shared memory only */
@@ -42,7 +43,7 @@ struct cl_engine {
     uint64_t last_heard_us;
     uint64_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
     struct cl_nap nap;
-    struct cl_group *groups;
+    struct cl_groups groups;
     /* hand-over (inbox) */
     struct cl_operation *inbox_first, **inbox_last;
     struct cl_events events;
@@ -55,10 +56,13 @@ struct cl_engine {
 /* Starts the thread, at the end of opening. */
 int cl_engine_start(struct cl_engine *engine);
 void cl_engine_wake(struct cl_engine *engine);
+/* Has sleeping groups looked at, by the engine's thread. */
+void cl_engine_call(struct cl_engine *engine);
 /* Has the inbox looked at: by the calling thread if the engine's sleeps, which saves two thread switches; else by the
  * engine's. */
 void cl_engine_attend(struct cl_engine *engine);
-/* Takes the engine's next turn in the calling thread. Returns whether there is more to do at once. */
-bool cl_engine_take_turn(struct cl_engine *engine);
+/* Takes the engine's next turn in the calling thread, which visits the group. Returns whether there is more to do at
+ * once. */
+bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);
 
 #endif

@@ -17,7 +17,7 @@ _Static_assert((int)CL_HOST_CLASSES == (int)CL_CLASSES, "a host has memory for e
 static void wake(void *context)
 {
     const struct cl_member *member = context;
-    cl_engine_wake(member->engine);
+    cl_engine_call(member->engine);
 }
 
 static void wake_host(void *context)
@@ -179,7 +179,8 @@ static int map_channels(struct cl_member *member)
             cl_channels_map(channels, i, cl_host_ring(host, self, i), cl_host_ring(host, i, self),
                             cl_host_ring_bytes(host));
     cl_channels_listen(channels, &cl_host_doorbell(host, self)->requests);
-    member->message_wait = cl_message_wait_create(member->engine, cl_host_doorbell(host, self), member->spin_us > 0);
+    member->message_wait =
+        cl_message_wait_create(member->engine, &member->group, cl_host_doorbell(host, self), member->spin_us > 0);
     return member->message_wait != NULL ? CL_OK : CL_ENOMEM;
 }
 
@@ -192,7 +193,7 @@ static int map_host(struct cl_member *member, const struct cl_group_options *opt
     int status = alone ? cl_host_create(1, options->staging_bytes, &fd) : CL_OK;
     if (status == CL_OK)
         status = cl_host_map(fd, options->local_count, queues->self, options->staging_bytes,
-                             alone ? member->engine->bell : options->bells, member->engine->bell_fd, &member->host);
+                             alone ? member->engine->bell.name : options->bells, &member->engine->bell, &member->host);
     if (alone)
         cl_host_close_fd(fd);
     if (status == CL_OK)
@@ -218,8 +219,7 @@ static void join_engine(struct cl_member *member)
 {
     struct cl_engine *engine = member->engine;
     struct cl_group *group = &member->group;
-    group->next = engine->groups;
-    engine->groups = group;
+    cl_groups_add(&engine->groups, group);
     for (uint32_t i = 0; i < engine->peers.watched_count; i++) {
         const struct cl_watched *watched = &engine->peers.watched[i];
         for (uint32_t local = 0; local < group->host_queues.local_count; local++)
@@ -285,7 +285,7 @@ static void empty_inbox(struct cl_engine *engine, struct cl_group *group)
         struct cl_operation *operation = *at;
         if (operation->group == group) {
             *at = operation->next;
-            cl_group_take(group, operation);
+            cl_groups_take(operation);
         } else {
             at = &operation->next;
         }
@@ -313,12 +313,7 @@ void cl_group_close(cl_group *group)
     empty_inbox(engine, group);
     cl_group_leave(group, cl_now_us());
     cl_host_leave(member->host);
-    for (struct cl_group **link = &engine->groups; *link != NULL; link = &(*link)->next) {
-        if (*link == group) {
-            *link = group->next;
-            break;
-        }
-    }
+    cl_groups_remove(&engine->groups, group);
     pthread_mutex_lock(&member->submitting); /* waits for a thread that has just submitted and still holds it */
     pthread_mutex_unlock(&member->submitting);
     pthread_mutex_unlock(&engine->core);

@@ -20,12 +20,14 @@ enum {
     SLEEP_MAX_US = 100000, /* a lost wake-up costs this much, never a hang */
 };
 
-struct cl_message_wait *cl_message_wait_create(struct cl_engine *engine, struct cl_doorbell *doorbell, bool spin)
+struct cl_message_wait *cl_message_wait_create(struct cl_engine *engine, struct cl_group *group,
+                                               struct cl_doorbell *doorbell, bool spin)
 {
     struct cl_message_wait *wait = calloc(1, sizeof *wait);
     if (wait == NULL)
         return NULL;
     wait->engine = engine;
+    wait->group = group;
     wait->doorbell = doorbell;
     wait->spins = spin;
     atomic_init(&wait->references, 1);
@@ -90,7 +92,7 @@ static void move(const struct cl_message_wait *wait, const _Atomic uint32_t *don
 {
     bool more;
     do
-        more = cl_engine_take_turn(wait->engine);
+        more = cl_engine_take_turn(wait->engine, wait->group);
     while (more && atomic_load(done) == 0 && cl_now_us() < deadline_us);
     if (more) /* for other operations */
         cl_engine_wake(wait->engine);
@@ -128,8 +130,8 @@ void cl_message_wait_for(struct cl_message_wait *wait, const _Atomic uint32_t *d
         atomic_fetch_add(&doorbell->attendants, 1);
         seen = attend(wait, seen, done, deadline_us);
         atomic_fetch_sub(&doorbell->attendants, 1);
-        if (atomic_load(&doorbell->rings) != seen) /* perhaps for another operation */
-            cl_engine_wake(wait->engine);
+        if (atomic_load(&doorbell->rings) != seen) /* perhaps for another operation, or a request */
+            cl_engine_call(wait->engine);
     }
     atomic_fetch_sub(&wait->inside, 1);
 }

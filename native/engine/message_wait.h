@@ -13,13 +13,15 @@
 #include <stdint.h>
 
 struct cl_engine;
+struct cl_group;
 struct cl_doorbell;
 
 struct cl_message_wait {
     atomic_uint references; /* the group's, and of operations */
     atomic_uint inside;     /* threads that wait */
-    atomic_bool closed;     /* the engine and the doorbell may be gone */
+    atomic_bool closed;     /* engine, group and doorbell may be gone */
     struct cl_engine *engine;
+    struct cl_group *group;
     struct cl_doorbell *doorbell; /* of this rank */
     bool spins;
     _Atomic uint32_t pause;    /* waits that do not spin before the next one that does */
@@ -27,7 +29,8 @@ struct cl_message_wait {
 };
 
 /* `spin`: whether each rank of the host can have a core. NULL: no memory. */
-struct cl_message_wait *cl_message_wait_create(struct cl_engine *engine, struct cl_doorbell *doorbell, bool spin);
+struct cl_message_wait *cl_message_wait_create(struct cl_engine *engine, struct cl_group *group,
+                                               struct cl_doorbell *doorbell, bool spin);
 void cl_message_wait_retain(struct cl_message_wait *wait);
 /* NULL is accepted. */
 void cl_message_wait_release(struct cl_message_wait *wait);

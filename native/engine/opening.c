@@ -21,8 +21,7 @@ static void free_engine(struct cl_engine *engine)
         engine->ports.wire_type->close(engine->ports.wire);
     if (engine->wake_fd >= 0)
         close(engine->wake_fd);
-    if (engine->bell_fd >= 0)
-        close(engine->bell_fd);
+    cl_bell_close(&engine->bell);
     if (engine->timer_fd >= 0)
         close(engine->timer_fd);
     free(engine->batch);
@@ -84,7 +83,7 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     cl_events_init(&engine->events);
     engine->inbox_last = &engine->inbox_first;
     engine->options = *options;
-    engine->bell_fd = -1;
+    engine->bell.fd = -1;
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     engine->batch = calloc(CL_SEND_BATCH, sizeof *engine->batch);
@@ -92,8 +91,9 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     if (status == CL_OK)
         status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
     if (status == CL_OK) {
-        engine->bell_fd = cl_bell_open(engine->bell);
-        status = engine->bell_fd < 0 ? CL_ESYSTEM : open_wire(engine, options);
+        status = cl_bell_open(&engine->bell);
+        if (status == CL_OK)
+            status = open_wire(engine, options);
     }
     if (status == CL_OK)
         status = cl_engine_start(engine);
@@ -111,7 +111,7 @@ void cl_engine_close(cl_engine *engine)
         return;
     for (;;) {
         pthread_mutex_lock(&engine->core);
-        struct cl_group *group = engine->groups;
+        struct cl_group *group = engine->groups.first;
         pthread_mutex_unlock(&engine->core);
         if (group == NULL)
             break;
@@ -157,7 +157,7 @@ uint32_t cl_engine_packet_bytes(cl_engine *engine)
 
 int cl_engine_bell(cl_engine *engine, char *name)
 {
-    memcpy(name, engine->bell, CL_BELL_BYTES);
+    memcpy(name, engine->bell.name, CL_BELL_BYTES);
     return CL_OK;
 }
 

@@ -342,6 +342,12 @@ int cl_channels_progress(struct cl_channels *channels, uint64_t now_us, bool wai
     return status;
 }
 
+bool cl_channels_may_sleep(struct cl_channels *channels)
+{
+    return !channels->news && !channels->behind && channels->undecided == 0 && !cl_channels_listens(channels, false) &&
+           cl_channels_arm(channels, false);
+}
+
 bool cl_channels_arm(struct cl_channels *channels, bool waiting)
 {
     if (channels->requests == NULL)

@@ -54,6 +54,8 @@ static inline bool cl_channels_listens(const struct cl_channels *channels, bool 
 {
     return channels->requests != NULL && (channels->in_flight > 0 || channels->fetching > 0 || waiting);
 }
+/* Whether nothing is to be done until another rank makes a request, of which this one has asked to be told. */
+bool cl_channels_may_sleep(struct cl_channels *channels);
 /* Asks to be told of news. False when there are some. */
 bool cl_channels_arm(struct cl_channels *channels, bool waiting);
 

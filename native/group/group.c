@@ -136,7 +136,7 @@ void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit)
     if (!atomic_compare_exchange_strong(&group->status, &open, reason))
         return;
     group->io.abort(group->io.context, reason, culprit_for_others(group, reason));
-    group->io.wake(group->io.context); /* cl_groups_progress tells the peers and ends what is in flight */
+    group->io.wake(group->io.context); /* cl_group_progress tells the peers and ends what is in flight */
 }
 
 void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit)
@@ -146,11 +146,9 @@ void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit)
     cl_group_fail(group, shared ? reason : CL_EABORTED, culprit);
 }
 
-void cl_group_hear_of(struct cl_group *groups, const struct cl_closed_group *aborted)
+void cl_group_hear_of(struct cl_group *group, const struct cl_closed_group *aborted)
 {
-    for (struct cl_group *group = groups; group != NULL; group = group->next)
-        if (group->id == aborted->group)
-            cl_group_hear(group, aborted->reason, rank_of(group, aborted->culprit));
+    cl_group_hear(group, aborted->reason, rank_of(group, aborted->culprit));
 }
 
 void cl_group_peer_died(struct cl_group *group, uint16_t peer)
@@ -307,7 +305,7 @@ void cl_group_leave(struct cl_group *group, uint64_t now_us)
 
 /* ---- progress ---- */
 
-/* One group's part of a call of cl_groups_progress. */
+/* One call of cl_group_progress. */
 struct progress {
     uint64_t now_us;
     uint64_t *deadline_us; /* lowered to those of the operations */
@@ -501,7 +499,7 @@ static void advance_queues(struct cl_group *group, size_t budget, struct progres
     progress->more = used_up;
 }
 
-static bool progress_within(struct cl_group *group, size_t budget, uint64_t now_us, uint64_t *deadline_us)
+bool cl_group_progress(struct cl_group *group, size_t budget, uint64_t now_us, uint64_t *deadline_us)
 {
     struct progress progress = {.now_us = now_us, .deadline_us = deadline_us};
     uint32_t culprit;
@@ -522,8 +520,7 @@ static bool progress_within(struct cl_group *group, size_t budget, uint64_t now_
     return progress.more;
 }
 
-/* The most urgent class with an operation in shared memory; CL_CLASSES: none. */
-static uint32_t host_class(const struct cl_group *group)
+uint32_t cl_group_host_class(const struct cl_group *group)
 {
     uint32_t class = 0;
     while (class < CL_CLASSES && group->host_flight[class].first == NULL)
@@ -531,31 +528,21 @@ static uint32_t host_class(const struct cl_group *group)
     return class;
 }
 
-static uint32_t urgent_class(const struct cl_group *group)
+uint32_t cl_group_urgent_class(const struct cl_group *group)
 {
-    uint32_t urgent = host_class(group);
+    uint32_t urgent = cl_group_host_class(group);
     for (const struct cl_operation *operation = group->in_flight.first; operation != NULL; operation = operation->next)
         urgent = operation->qos.priority < urgent ? operation->qos.priority : urgent;
     return urgent;
 }
 
-bool cl_groups_progress(struct cl_group *groups, uint64_t now_us, uint64_t *deadline_us)
+bool cl_group_may_sleep(struct cl_group *group)
 {
-    bool more = false;
-    uint32_t first = CL_CLASSES;
-    for (struct cl_group *group = groups; group != NULL; group = group->next) {
-        group->urgent_class = urgent_class(group);
-        first = host_class(group) < first ? host_class(group) : first;
-    }
-    for (uint32_t class = 0; class <= CL_CLASSES; class ++) {
-        for (struct cl_group *group = groups; group != NULL; group = group->next) {
-            if (group->urgent_class != class)
-                continue;
-            size_t budget = host_class(group) == first ? CL_WORK_BUDGET_BYTES : CL_WORK_BUDGET_BESIDE_BYTES;
-            more |= progress_within(group, budget, now_us, deadline_us);
-        }
-    }
-    return more;
+    if (!is_idle(group))
+        return false;
+    if (atomic_load(&group->status) != CL_OK)
+        return group->announced;
+    return cl_channels_may_sleep(&group->channels);
 }
 
 /* Asks for the bells of one operation, the first of its queue. */

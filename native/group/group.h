@@ -1,7 +1,7 @@
 /*
  * Group: one rank's part of a communicator: the order of its operations, which of them run, and how it fails.
  *
- * Operations that need packets run in cl_groups_progress, any number at a time; of those that touch the host's shared
+ * Operations that need packets run in cl_group_progress, any number at a time; of those that touch the host's shared
  * memory one per class at a time, in the order of submission (host_queue.h), the most urgent class first.
  *
  * All ranks must submit the same operations in the same order. Each operation carries a signature of everything that
@@ -41,8 +41,11 @@ struct cl_group {
     struct cl_channels channels;
     struct cl_operation_list in_flight;               /* those that do not use the host's memory */
     struct cl_operation_list host_flight[CL_CLASSES]; /* those that do, by class */
-    uint32_t urgent_class;                            /* at the start of cl_groups_progress; CL_CLASSES: none */
-    struct cl_group *next;                            /* in the list of whoever runs it */
+    /* in the list of all groups: see groups.h */
+    struct cl_groups *groups;
+    struct cl_group *next, *next_awake;
+    bool awake;
+    uint32_t urgent_class; /* at the start of a turn; CL_CLASSES: none */
 };
 
 /* CL_EINVAL for ranks that do not fit together, or CL_ENOMEM; cl_group_free also after a failure. */
@@ -62,17 +65,22 @@ void cl_group_order(struct cl_group *group, struct cl_operation *operation);
 /* Counts an operation that will be taken: calling threads keep out of the host's memory until it has ended. Under the
  * same lock as cl_group_order. */
 void cl_group_queue(struct cl_group *group, struct cl_operation *operation);
-/* Takes a queued operation into the list of those in flight, in the order in which they were queued. */
+/* Takes a queued operation into the list of those in flight, in the order in which they were queued: a part of
+ * cl_groups_take. */
 void cl_group_take(struct cl_group *group, struct cl_operation *operation);
 /* Creates the executor of an operation that has its order. */
 int cl_group_start(struct cl_group *group, struct cl_operation *operation, uint64_t now_us);
 
 /* ---- progress ---- */
 
-/* Runs what can run in all groups of a list, the one with the most urgent operation first. Beside a more urgent
- * operation in shared memory, the other groups have the budget CL_WORK_BUDGET_BESIDE_BYTES. Returns whether there is
- * more to do at once. *deadline_us is lowered to the next one. */
-bool cl_groups_progress(struct cl_group *groups, uint64_t now_us, uint64_t *deadline_us);
+/* Runs what can run; in shared memory, within the budget. Returns whether there is more to do at once. *deadline_us is
+ * lowered to the next one. */
+bool cl_group_progress(struct cl_group *group, size_t budget, uint64_t now_us, uint64_t *deadline_us);
+/* The most urgent class of its operations in shared memory, and of all its operations; CL_CLASSES: none. */
+uint32_t cl_group_host_class(const struct cl_group *group);
+uint32_t cl_group_urgent_class(const struct cl_group *group);
+/* Whether the group has nothing to do until it is woken: see groups.h. Asks for the bell first. */
+bool cl_group_may_sleep(struct cl_group *group);
 /* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
  * something moved meanwhile. */
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
@@ -93,8 +101,8 @@ void cl_group_await(const struct cl_group *group, uint8_t *awaited);
 void cl_group_fail(struct cl_group *group, int reason, uint32_t culprit);
 /* Notes that another rank has failed the group. Any thread. */
 void cl_group_hear(struct cl_group *group, int reason, uint32_t culprit);
-/* The same, to all groups of a list with the id of a group that a peer aborted. */
-void cl_group_hear_of(struct cl_group *groups, const struct cl_closed_group *aborted);
+/* The same, from a peer. */
+void cl_group_hear_of(struct cl_group *group, const struct cl_closed_group *aborted);
 /* Notes that the process of a local peer died. */
 void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 /* Ends what is in flight with the group's status, and forgets the group at the endpoint. */

@@ -2,7 +2,7 @@
  * Host queues: the operations of one group in shared memory of a host, in one queue per class of service.
  *
  * The operations of one queue run one after another, in the order of submission. Those of different queues overtake
- * each other. They run in cl_groups_progress, or, when the caller waits anyway and no other operation of the class is
+ * each other. They run in cl_group_progress, or, when the caller waits anyway and no other operation of the class is
  * queued, in the calling thread, which saves two thread switches. An operation has the same class on all ranks of the
  * host.
  *
@@ -28,7 +28,7 @@ struct cl_host_queue {
     struct cl_host_place *places; /* by local index */
     /* of the next operation; submissions are serialised */
     uint32_t operations, base, previous_base;
-    atomic_uint queued; /* operations handed over to cl_groups_progress and not yet done */
+    atomic_uint queued; /* operations handed over to cl_group_progress and not yet done */
     atomic_bool taken;  /* a calling thread runs an operation */
 };
 

@@ -12,7 +12,7 @@ struct cl_operation;
 
 struct cl_group_io {
     void *context;
-    /* Asks for a call of cl_groups_progress soon. Any thread. */
+    /* The group has failed: asks for cl_groups_call, and a turn. Any thread. */
     void (*wake)(void *context);
     /* Makes this host's threads and engines that wait for a host counter look at their group's state. */
     void (*wake_host)(void *context);

@@ -24,9 +24,12 @@ bool cl_doorbell_ring(struct cl_doorbell *doorbell, bool request)
     }
     if (atomic_load(&doorbell->attendants) > 0)
         return false;
+    /* Takes no wish but the one that it fulfils: an owner that now asks for requests only would never hear of one. */
     uint32_t wish = atomic_load(&doorbell->wish);
-    return wish >= (request ? CL_DOORBELL_REQUESTS : CL_DOORBELL_ALL) &&
-           atomic_exchange(&doorbell->wish, CL_DOORBELL_NONE) != CL_DOORBELL_NONE;
+    while (wish >= (request ? CL_DOORBELL_REQUESTS : CL_DOORBELL_ALL))
+        if (atomic_compare_exchange_weak(&doorbell->wish, &wish, CL_DOORBELL_NONE))
+            return true;
+    return false;
 }
 
 void cl_doorbell_wake(struct cl_doorbell *doorbell)

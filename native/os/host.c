@@ -7,10 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,8 +40,8 @@ struct cl_host {
     size_t bytes;
     uint32_t ranks, self;
     uint64_t staging_bytes; /* rounded up to pages */
-    int bell_fd;
-    struct sockaddr_un *bell_addresses;
+    const struct cl_bell *bell;
+    char *bells; /* the names of all ranks' bells */
     uint8_t *rings;
     struct cl_doorbell *doorbells;
     uint64_t proof; /* others read it: see os/doorbell.h */
@@ -117,13 +115,6 @@ static struct line *line_of(struct cl_host *host, uint32_t class, uint32_t rank)
     return (struct line *)(void *)(host->memory + HEAD_BYTES + ((size_t)rank * CL_HOST_CLASSES + class) * LINE_BYTES);
 }
 
-static void bell_address(struct sockaddr_un *address, const char *name)
-{
-    memset(address, 0, sizeof *address);
-    address->sun_family = AF_UNIX;
-    memcpy(address->sun_path + 1, name, CL_BELL_BYTES - 1); /* leading NUL: abstract, vanishes with its socket */
-}
-
 /* Lets the other ranks read this process's memory. */
 static void open_doorbell(struct cl_host *host)
 {
@@ -137,8 +128,8 @@ static void open_doorbell(struct cl_host *host)
     atomic_store(&own->pid, getpid());
 }
 
-int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells, int bell_fd,
-                struct cl_host **out)
+int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells,
+                const struct cl_bell *bell, struct cl_host **out)
 {
     struct stat status;
     uint64_t bytes = region_bytes(ranks, staging_bytes);
@@ -146,24 +137,23 @@ int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, c
         (uint64_t)status.st_size != bytes)
         return CL_EINVAL;
     struct cl_host *host = calloc(1, sizeof *host);
-    struct sockaddr_un *addresses = calloc(ranks, sizeof *addresses);
+    char *names = malloc((size_t)ranks * CL_BELL_BYTES);
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (host == NULL || addresses == NULL || memory == MAP_FAILED) {
+    if (host == NULL || names == NULL || memory == MAP_FAILED) {
         free(host);
-        free(addresses);
+        free(names);
         if (memory != MAP_FAILED)
             munmap(memory, bytes);
         return CL_ENOMEM;
     }
-    for (uint32_t i = 0; i < ranks; i++)
-        bell_address(&addresses[i], bells + (size_t)i * CL_BELL_BYTES);
+    memcpy(names, bells, (size_t)ranks * CL_BELL_BYTES);
     *host = (struct cl_host){.memory = memory,
                              .bytes = bytes,
                              .ranks = ranks,
                              .self = self,
                              .staging_bytes = round_up(staging_bytes),
-                             .bell_fd = bell_fd,
-                             .bell_addresses = addresses};
+                             .bell = bell,
+                             .bells = names};
     host->doorbells = (struct cl_doorbell *)(void *)(host->memory + bytes - message_bytes(ranks));
     host->rings = host->memory + bytes - (uint64_t)ranks * ranks * (CL_HOST_RING_HEAD_BYTES + ring_bytes(ranks));
     open_doorbell(host);
@@ -176,7 +166,7 @@ void cl_host_unmap(struct cl_host *host)
     if (host == NULL)
         return;
     munmap(host->memory, host->bytes);
-    free(host->bell_addresses);
+    free(host->bells);
     free(host);
 }
 
@@ -201,12 +191,9 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const s
     return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
 }
 
-static void ring_bell(struct cl_host *host, uint32_t rank)
+static void ring_bell(struct cl_host *host, uint32_t rank, bool request)
 {
-    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + CL_BELL_BYTES);
-    /* A full queue means that the bell is ringing already. */
-    sendto(host->bell_fd, "", 0, MSG_DONTWAIT | MSG_NOSIGNAL, (const struct sockaddr *)&host->bell_addresses[rank],
-           length);
+    cl_bell_ring(host->bell, host->bells + (size_t)rank * CL_BELL_BYTES, request);
 }
 
 static void ring_bells(struct cl_host *host, struct line *line)
@@ -218,7 +205,7 @@ static void ring_bells(struct cl_host *host, struct line *line)
         while (mask != 0) {
             uint32_t rank = 64 * i + (uint32_t)__builtin_ctzll(mask);
             mask &= mask - 1;
-            ring_bell(host, rank);
+            ring_bell(host, rank, false);
         }
     }
 }
@@ -281,7 +268,7 @@ struct cl_doorbell *cl_host_doorbell(struct cl_host *host, uint32_t rank)
 void cl_host_notify(struct cl_host *host, uint32_t rank, bool request)
 {
     if (cl_doorbell_ring(&host->doorbells[rank], request))
-        ring_bell(host, rank);
+        ring_bell(host, rank, request);
 }
 
 int cl_host_read_memory(struct cl_host *host, uint32_t rank, uint64_t address, void *target, uint64_t bytes)
@@ -331,32 +318,4 @@ int cl_host_aborted(struct cl_host *host, uint32_t *culprit)
     uint64_t aborted = atomic_load(&head->aborted);
     *culprit = (uint32_t)(aborted >> 32);
     return (int32_t)(uint32_t)aborted;
-}
-
-int cl_bell_open(char name[CL_BELL_BYTES])
-{
-    static _Atomic uint32_t number;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return CL_ESYSTEM;
-    memset(name, 0, CL_BELL_BYTES);
-    snprintf(name, CL_BELL_BYTES, "cl-%x-%x-%lx", (unsigned)getpid(), atomic_fetch_add(&number, 1),
-             (unsigned long)now.tv_nsec);
-    struct sockaddr_un address;
-    bell_address(&address, name);
-    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + CL_BELL_BYTES);
-    if (bind(fd, (const struct sockaddr *)&address, length) != 0) {
-        close(fd);
-        return CL_ESYSTEM;
-    }
-    return fd;
-}
-
-void cl_bell_drain(int fd)
-{
-    char byte;
-    while (recv(fd, &byte, sizeof byte, MSG_DONTWAIT) >= 0) {
-    }
 }

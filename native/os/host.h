@@ -5,7 +5,7 @@
  * counter when data in its staging is ready, or when it has read the staging of others. Other ranks write to its line
  * only to ask for a wake-up. Staging costs memory only once it was used: a class without operations has addresses,
  * 2 * staging_bytes per rank, and no pages. Waiting threads sleep on the counter itself (futex). An engine thread,
- * which must also watch its sockets, asks for its bell instead: a datagram on a Unix socket.
+ * which must also watch its sockets, asks for its bell instead (os/bell.h).
  *
  * For messages the region holds a ring per ordered pair of ranks (group/ring.h) and a doorbell per rank. Memory that
  * nobody has touched costs addresses only.
@@ -20,15 +20,17 @@
 #include <stdbool.h>
 
 #include "commlayer.h"
+#include "os/bell.h"
 #include "os/doorbell.h"
 
-enum { CL_HOST_RANKS_MAX = 256, CL_HOST_CLASSES = 8, CL_HOST_RING_HEAD_BYTES = 4096, CL_BELL_BYTES = 32 };
+enum { CL_HOST_RANKS_MAX = 256, CL_HOST_CLASSES = 8, CL_HOST_RING_HEAD_BYTES = 4096 };
 
 struct cl_host;
 
-/* Maps the region behind fd. `self`: this rank's place among the ranks of the host; bells: one name per rank. */
-int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells, int bell_fd,
-                struct cl_host **host);
+/* Maps the region behind fd. `self`: this rank's place among the ranks of the host; bells: one name per rank;
+ * `bell`: this process's, which must outlive the host. */
+int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, const char *bells,
+                const struct cl_bell *bell, struct cl_host **host);
 void cl_host_unmap(struct cl_host *host);
 
 /* The memory in which `rank` stages operations of this class and parity (0 or 1). */
@@ -67,9 +69,5 @@ int cl_host_aborted(struct cl_host *host, uint32_t *culprit);
 /* Wakes all threads of this host that sleep on a counter or at a doorbell, so that they check the state of their group.
  */
 void cl_host_wake_all(struct cl_host *host);
-
-/* Bells: an abstract Unix socket per engine. */
-int cl_bell_open(char name[CL_BELL_BYTES]);
-void cl_bell_drain(int fd);
 
 #endif

@@ -452,7 +452,7 @@ static void check_culprit(struct sim_world *world, const struct sim_rank *rank)
 {
     if (world->scenario->story != SIM_STORY_DEATH)
         return;
-    for (const struct cl_group *group = rank->groups; group != NULL; group = group->next)
+    for (const struct cl_group *group = rank->groups.first; group != NULL; group = group->next)
         if (group->status == CL_EPEERLOST &&
             (group->culprit >= group->size || !world->ranks[group->peers[group->culprit]].driver.dead))
             sim_world_fail(world, "rank %u takes rank %d of group %u for the lost one", rank->id, (int)group->culprit,

@@ -56,8 +56,10 @@ static void wake(struct sim_member *member)
 static void wake_host(void *context)
 {
     const struct sim_member *member = context;
-    for (uint32_t i = 0; i < member->host->local_count; i++)
+    for (uint32_t i = 0; i < member->host->local_count; i++) {
+        atomic_fetch_add(&member->host->requests[i], 1); /* of those that sleep, too: see group/groups.h */
         wake(member->host->members[i]);
+    }
 }
 
 static void post(void *context, uint32_t class, uint32_t value)
@@ -68,8 +70,8 @@ static void post(void *context, uint32_t class, uint32_t value)
     atomic_store(&host->classes[class].counters[self], value);
     for (uint32_t i = 0; i < host->local_count; i++) {
         bool *bell = &host->classes[class].bells[self * host->local_count + i];
-        if (*bell)
-            wake(host->members[i]);
+        if (*bell && host->members[i] != NULL && host->members[i]->ring != NULL)
+            host->members[i]->ring(host->members[i]);
         *bell = false;
     }
 }
@@ -133,6 +135,7 @@ void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct si
 {
     member->rank = rank;
     member->host = host;
+    member->ring = NULL;
     io.context = member;
     io.wake_host = wake_host;
     io.post = post;

@@ -16,7 +16,8 @@ struct sim_member {
     struct cl_group group; /* first: groups are members */
     struct sim_rank *rank; /* NULL: it is no member */
     struct sim_host *host;
-    bool failed; /* and it has been said */
+    bool failed;                             /* and it has been said */
+    void (*ring)(struct sim_member *member); /* its bell, which names no group; NULL: nobody hears it */
 };
 
 struct sim_host {

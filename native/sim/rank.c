@@ -78,8 +78,7 @@ static void see_deaths(struct sim_rank *rank)
         if (dead->host != rank->host)
             continue;
         cl_endpoint_peer_lost(rank->endpoint, dead->id);
-        for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
-            cl_group_peer_died(group, dead->id);
+        cl_groups_peer_died(&rank->groups, dead->id);
     }
 }
 
@@ -98,7 +97,7 @@ static void hear_of_abort(struct sim_driver *driver, const struct cl_closed_grou
     struct sim_rank *rank = rank_of(driver);
     sim_trace_say(&rank->world->trace, "rank %u: hears that group %u failed by %d: %s", rank->id, aborted->group,
                   aborted->culprit == UINT16_MAX ? -1 : aborted->culprit, cl_error_text(aborted->reason));
-    cl_group_hear_of(rank->groups, aborted);
+    cl_groups_hear_of(&rank->groups, aborted);
 }
 
 static bool emit(struct sim_driver *driver, const struct cl_datagram *from)
@@ -141,14 +140,6 @@ static void check_batch(struct sim_driver *driver)
     rank->queue_packets = queue->packets;
 }
 
-static bool arm_bells(struct sim_rank *rank, uint64_t now_us, uint64_t *deadline_us)
-{
-    bool armed = true;
-    for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
-        armed &= cl_group_arm_bells(group, now_us, deadline_us);
-    return armed;
-}
-
 static void turn(struct sim_driver *driver)
 {
     struct sim_rank *rank = rank_of(driver);
@@ -161,14 +152,14 @@ static void turn(struct sim_driver *driver)
     if (sim_driver_expire(driver))
         sim_trace_say(&world->trace, "rank %u: timer", rank->id);
     sim_driver_complete(driver);
-    bool more = cl_groups_progress(rank->groups, now_us, &deadline_us);
+    bool more = cl_groups_progress(&rank->groups, now_us, &deadline_us);
     rank->busy = more;
     rank->queue_classes = rank->endpoint->queue.classes;
     rank->queue_packets = rank->endpoint->queue.packets;
     bool room = sim_driver_send(driver);
     packets += (uint32_t)(driver->emitted - emitted);
     more |= sim_driver_complete(driver);
-    more |= !arm_bells(rank, now_us, &deadline_us);
+    more |= !cl_groups_arm_bells(&rank->groups, now_us, &deadline_us);
     sim_rank_call(rank);
     uint64_t now_ns = world->clock.now_ns;
     sim_driver_sleep(driver, now_ns + speed->turn_ns + packets * speed->packet_ns);
@@ -317,7 +308,7 @@ static void submit(struct sim_rank *rank, struct sim_operation *operation)
     }
     cl_group_order(group, &operation->operation);
     cl_group_queue(group, &operation->operation);
-    cl_group_take(group, &operation->operation);
+    cl_groups_take(&operation->operation);
     sim_rank_wake(rank);
 }
 
@@ -392,6 +383,12 @@ static void wake_for_group(void *context)
                       member->group.id, cl_error_text(member->group.status),
                       member->group.culprit == UINT32_MAX ? -1 : (int)member->group.culprit);
     member->failed = member->group.status != CL_OK;
+    cl_groups_call(&member->rank->groups);
+    sim_rank_wake(member->rank);
+}
+
+static void ring_bell(struct sim_member *member)
+{
     sim_rank_wake(member->rank);
 }
 
@@ -432,8 +429,8 @@ static void join_group(struct sim_rank *rank, uint32_t index, uint32_t self)
                                        .local_count = host->local_count};
     struct cl_group_io io = {.wake = wake_for_group, .ended = ended, .read_memory = read_memory};
     sim_member_open(&rank->members[index], rank, host, &options, rank->endpoint, io);
-    rank->members[index].group.next = rank->groups;
-    rank->groups = &rank->members[index].group;
+    rank->members[index].ring = ring_bell;
+    cl_groups_add(&rank->groups, &rank->members[index].group);
 }
 
 /* ---- beginning and end ---- */
@@ -522,7 +519,7 @@ void sim_rank_free(struct sim_rank *rank)
         free(operation->input);
         free(operation->result);
     }
-    for (struct cl_group *group = rank->groups; group != NULL; group = group->next)
+    for (struct cl_group *group = rank->groups.first; group != NULL; group = group->next)
         cl_group_free(group);
     sim_driver_close(&rank->driver);
     free(rank->specimen);

@@ -5,6 +5,7 @@
 #ifndef CL_SIM_RANK_H
 #define CL_SIM_RANK_H
 
+#include "group/groups.h"
 #include "sim/driver.h"
 #include "sim/host.h"
 
@@ -45,7 +46,7 @@ struct sim_rank {
     uint32_t starved;       /* the queue's packets since the last class with anything to send had a turn */
 
     struct sim_member *members;       /* by group */
-    struct cl_group *groups;          /* the groups it is a member of */
+    struct cl_groups groups;          /* those it is a member of */
     uint32_t deaths;                  /* entries of world.deaths it has seen */
     struct sim_operation *operations; /* by call */
     uint32_t next_call, in_flight;

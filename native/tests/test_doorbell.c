@@ -2,6 +2,7 @@
 #include "os/doorbell.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include "engine/clock.h"
@@ -22,6 +23,36 @@ TEST(test_the_bell_is_for_engines_that_listen)
     CHECK(!cl_doorbell_ring(&doorbell, true)); /* a thread looks at it */
     CHECK_EQ(doorbell.rings, 6);
     CHECK_EQ(doorbell.requests, 4);
+}
+
+static void *ring_for_messages(void *argument)
+{
+    struct cl_doorbell *doorbell = argument;
+    while (atomic_load(&doorbell->sleepers) == 0)
+        cl_doorbell_ring(doorbell, false);
+    return NULL;
+}
+
+/* An engine that listened to all, and now to requests only, must hear of the next request. */
+TEST(test_a_message_takes_no_wish_for_requests)
+{
+    struct cl_doorbell doorbell = {0};
+    pthread_t thread;
+    uint32_t lost = 0;
+    pthread_create(&thread, NULL, ring_for_messages, &doorbell);
+    for (uint32_t round = 0; round < 20000; round++) {
+        atomic_store(&doorbell.wish, CL_DOORBELL_ALL);
+        for (uint32_t i = 0; i < round % 50; i++)
+            atomic_load(&doorbell.sleepers);
+        atomic_store(&doorbell.wish, CL_DOORBELL_REQUESTS);
+        uint32_t rings = atomic_load(&doorbell.rings);
+        while (atomic_load(&doorbell.rings) - rings < 2) /* the call that saw the former wish has ended */
+            sched_yield();
+        lost += atomic_load(&doorbell.wish) != CL_DOORBELL_REQUESTS;
+    }
+    atomic_store(&doorbell.sleepers, 1);
+    pthread_join(thread, NULL);
+    CHECK_EQ(lost, 0);
 }
 
 enum { PATIENCE_US = 20000000 };

@@ -145,6 +145,7 @@ enum { ENDS_MAX = 8, PARTS = 60, EXCHANGES = 30, PIECES = 16, PIECE = CL_WORK_BU
 struct pair {
     struct sim_host host;
     struct sim_member members[2];
+    struct cl_groups groups[2];
     uint64_t now_us; /* of submissions */
     uint32_t end_count[2];
     const struct cl_operation *ends[2][ENDS_MAX]; /* operations in the order in which they ended */
@@ -153,9 +154,10 @@ struct pair {
 };
 static struct pair *pair;
 
-static void ignore(void *context)
+static void call(void *context)
 {
-    (void)context;
+    struct sim_member *member = context;
+    cl_groups_call(member->group.groups);
 }
 
 static void note_end(void *context, struct cl_operation *operation, int status)
@@ -174,8 +176,9 @@ static void open_pair(void)
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct cl_group_options options = {
             .id = 1, .rank = rank, .size = 2, .peers = peers, .local = pair->host.local, .local_count = 2};
-        struct cl_group_io io = {.wake = ignore, .ended = note_end};
+        struct cl_group_io io = {.wake = call, .ended = note_end};
         sim_member_open(&pair->members[rank], NULL, &pair->host, &options, NULL, io);
+        cl_groups_add(&pair->groups[rank], &pair->members[rank].group);
     }
 }
 
@@ -225,7 +228,7 @@ static void start_in(struct cl_group *group, struct cl_operation *operation, uin
     cl_plan_release(plan); /* the operation has its own hold on it */
     cl_group_order(group, operation);
     cl_group_queue(group, operation);
-    cl_group_take(group, operation);
+    cl_groups_take(operation);
 }
 
 static void start(struct cl_operation *operation, uint32_t rank, cl_plan *plan, uint32_t class, uint64_t timeout_us)
@@ -244,7 +247,7 @@ static void start_exchanges(struct cl_operation operation[2], uint32_t class, ui
 static bool progress(uint32_t rank, uint64_t now_us)
 {
     uint64_t deadline_us = UINT64_MAX;
-    return cl_groups_progress(&pair->members[rank].group, now_us, &deadline_us);
+    return cl_groups_progress(&pair->groups[rank], now_us, &deadline_us);
 }
 
 static void free_operations(struct cl_operation (*operations)[2], uint32_t count)
@@ -327,15 +330,17 @@ static cl_plan *plan_of_pieces(uint32_t count)
     return draft_finish(&draft);
 }
 
-/* A group of rank 0 alone, before the pair's group in the list of groups. */
+/* A group of rank 0 alone, before the pair's group in the list of those that are awake. */
 static void open_loner(struct sim_member *loner, struct sim_host *host)
 {
     static const uint16_t peer;
     sim_host_init(host, 1, STAGING, UINT8_MAX);
     struct cl_group_options options = {.id = 2, .size = 1, .peers = &peer, .local = host->local, .local_count = 1};
-    struct cl_group_io io = {.wake = ignore, .ended = note_end};
+    struct cl_group_io io = {.wake = call, .ended = note_end};
     sim_member_open(loner, NULL, host, &options, NULL, io);
-    loner->group.next = &pair->members[0].group;
+    cl_groups_remove(&pair->groups[0], &pair->members[0].group);
+    cl_groups_add(&pair->groups[0], &loner->group);
+    cl_groups_add(&pair->groups[0], &pair->members[0].group);
 }
 
 /* Of several groups, the one with the most urgent operation goes first. Beside it the others copy less in a turn. */
@@ -344,25 +349,24 @@ TEST(test_urgent_group_goes_first)
     struct cl_operation bulk, end, urgent[2][2];
     struct sim_member loner;
     struct sim_host host;
-    uint64_t deadline_us = UINT64_MAX;
     uint32_t copied = 0;
     open_pair();
     open_loner(&loner, &host);
     memset(pair->memory[0], 1, sizeof pair->memory[0]);
     start_in(&loner.group, &bulk, pair->memory[1], plan_of_pieces(PIECES), 6, 0);
     start_exchanges(urgent[0], 2, 2);
-    CHECK(cl_groups_progress(&loner.group, 0, &deadline_us)); /* there is more to copy */
+    CHECK(progress(0, 0)); /* there is more to copy */
     CHECK(urgent[0][0].executor != NULL);
     for (uint32_t i = 0; i < PIECES; i++)
         copied += pair->memory[1][i * PIECE];
     CHECK_EQ(copied, CL_WORK_BUDGET_BESIDE_BYTES / PIECE);
     for (int turn = 0; turn < PIECES; turn++)
-        progress(1, 0), cl_groups_progress(&loner.group, 0, &deadline_us);
+        progress(1, 0), progress(0, 0);
     CHECK_EQ(pair->end_count[0], 2);
     start_in(&loner.group, &end, pair->memory[1], plan_of_pieces(1), 6, 0);
     start_exchanges(urgent[1], 2, 1);
     progress(1, 0);
-    cl_groups_progress(&loner.group, 0, &deadline_us); /* both end in this turn */
+    progress(0, 0); /* both end in this turn */
     CHECK_EQ(pair->end_count[0], 4);
     CHECK(pair->ends[0][2] == &urgent[1][0]);
     CHECK(pair->ends[0][3] == &end);

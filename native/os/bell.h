@@ -1,0 +1,26 @@
+/*
+ * Bell: wakes an engine thread of the same host, which must also watch its sockets: a datagram on an abstract Unix
+ * socket, which vanishes with its process.
+ */
+#ifndef CL_OS_BELL_H
+#define CL_OS_BELL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { CL_BELL_BYTES = 32 };
+
+struct cl_bell {
+    int fd;
+    uint32_t room;            /* datagrams that its queue takes */
+    char name[CL_BELL_BYTES]; /* under which others ring it */
+};
+
+int cl_bell_open(struct cl_bell *bell);
+void cl_bell_close(struct cl_bell *bell);
+/* Rings the bell of that name. `request`: of a rank that wants something of one whose group may sleep (groups.h). */
+void cl_bell_ring(const struct cl_bell *own, const char name[CL_BELL_BYTES], bool request);
+/* Empties the queue. Returns whether there was a request, or may have been: a full queue takes none. */
+bool cl_bell_drain(const struct cl_bell *bell);
+
+#endif
