@@ -93,7 +93,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """For the table."""
+        """The verdict in the table."""
         if self.change is None:
             return "**fails here**" if self.is_broken else "**not compared**"
         if not self.change.is_sure:
@@ -177,7 +177,7 @@ def git(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def abbreviated(commit: str) -> str:
-    """As people write it. Raises UnknownCommitError if there is no such commit."""
+    """The commit as people write it. Raises UnknownCommitError if there is no such commit."""
     done = git("rev-parse", "--verify", "--quiet", "--short=7", f"{commit}^{{commit}}")
     if done.returncode:
         raise UnknownCommitError(f"{commit} is no commit of this repository: name one that `git log` shows")

@@ -56,9 +56,9 @@ class Case:
     scenario: str = ""
     """An emulated network; "" for loopback."""
     loss: float | None = None
-    """Of every link, instead of the scenario's."""
+    """The loss of every link, instead of the scenario's."""
     seed: int = 0
-    """Of the simulated fabric."""
+    """The seed of the simulated fabric."""
     unit: str = "us"
 
     @property

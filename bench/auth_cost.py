@@ -42,7 +42,7 @@ def run(case: str, auth: str) -> dict[str, Any]:
 
 
 def ratios(rounds: list[dict[str, dict[str, Any]]], auth: str) -> list[float]:
-    """Per round: the median iteration over that without authentication."""
+    """The median iteration over that without authentication, per round."""
     return [each[auth]["p50_us"] / each["off"]["p50_us"] for each in rounds]
 
 

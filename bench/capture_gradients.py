@@ -47,7 +47,7 @@ class Gradients(NamedTuple):
     """Gradients of all ranks at some steps, in pieces of parameters that follow each other."""
 
     steps: dict[int, Array]
-    """By step: one row of values per rank."""
+    """Each step's values, one row per rank."""
     pieces: list[dict[str, Any]]
     """Parameter, class of layer, start in the parameter, length."""
 

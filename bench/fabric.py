@@ -138,7 +138,7 @@ def table(cases: Cases) -> str:
 
 
 def urgent(cases: Cases) -> str:
-    """For steps with several buckets: mean time of the bucket needed first, and of the whole step."""
+    """Mean time of the bucket needed first, and of the whole step, for steps with several buckets."""
     names = ("workload", "transport", "seeds", "first bucket, us", "vs DCTCP", "whole step, us")
     lines = [f"| {' | '.join(names)} | vs DCTCP |", "|---" * 7 + "|"]
     for name, case in CASES.items():

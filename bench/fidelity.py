@@ -52,7 +52,7 @@ RESULTS = ROOT / "bench/results/fidelity.json"
 PAGE = ROOT / "docs/fidelity.md"
 
 MARGIN = 0.005
-"""In nats."""
+"""The margin in nats."""
 SEEDS = tuple(range(1, 13))
 RANKS = 4
 STEPS = 1500
@@ -132,9 +132,9 @@ class Replicas:
         self.weights = nn.Parameter(flat.expand(count, -1).clone())
         per_rank = vmap(grad(self._loss), in_dims=(None, 0, 0))
         self.gradients = vmap(per_rank, in_dims=(0, None, None))
-        """By system and rank, of weights, inputs [rank, ...] and targets."""
+        """The gradients by system and rank, from weights, inputs [rank, ...] and targets."""
         self.losses = vmap(self._loss, in_dims=(0, None, None))
-        """By system, of weights, inputs and targets."""
+        """The losses by system, from weights, inputs and targets."""
 
     def _loss(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         parts = flat.split([shape.numel() for shape in self.shapes])

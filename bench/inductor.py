@@ -45,11 +45,11 @@ CASES: dict[str, Any] = {
     "1F1B, staleness=1": lambda rank: compare_late(rank, usual, "1F1B", steps=3, compiled=in_place),
     "LoopedBFS, FSDP2": lambda rank: compare(rank, usual, "LoopedBFS", modes=DEFER, sharded=True, compiled=in_place),
 }
-"""By name: what a rank of four runs. Each raises AssertionError where a bit differs."""
+"""What a rank of four runs, by name. Each raises AssertionError where a bit differs."""
 
 
 def compare_all(rank: int, size: int) -> None:
-    """On each rank."""
+    """Compares all on each rank."""
     del size
     torch.set_num_threads(1)
     for name, case in CASES.items():

@@ -78,7 +78,7 @@ def runs() -> list[Run]:
 
 
 def differences(measured: Sequence[tuple[Run, list[float]]]) -> list[float]:
-    """For each run the largest difference from the losses of the last run on gloo before it."""
+    """The largest difference of each run from the losses of the last run on gloo before it."""
     found = []
     reference: list[float] = []
     for run, losses in measured:

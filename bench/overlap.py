@@ -65,7 +65,7 @@ SCENARIO = "overlap"
 ROUNDS = 6
 
 TARGETS = {GLOO: 1.20, STOCK: 1.20, HOOKS: 1.10, FIFO: 1.10}
-"""Of a system's step over ours."""
+"""The ratio of a system's step to ours."""
 
 
 def width_of(scenario: Scenario, forward_s: float = FORWARD_S) -> int:
@@ -92,7 +92,7 @@ def model_s(job: Job, costs: ddp_model.Costs) -> float:
 
 
 def serve(request: Path, written: Path) -> None:
-    """On each rank: runs the jobs."""
+    """Runs the jobs on each rank."""
 
     def run(given: Log, content: Log) -> Log:
         job = Job(**given)
@@ -139,7 +139,7 @@ class Measured:
         return Job(**self.logs[system][0]["job"])
 
     def steps(self, system: str) -> list[float]:
-        """By round."""
+        """The steps by round."""
         return [step_s(log) for log in self.logs[system]]
 
     def model_s(self, system: str) -> float | None:

@@ -89,7 +89,7 @@ class Row:
 
 
 def rows(runs: Sequence[Log]) -> dict[str, Row]:
-    """By codec."""
+    """One row per codec."""
     found: dict[str, Row] = {}
     for log in runs:
         row = found.setdefault(log["job"]["system"], Row([], []))

@@ -81,11 +81,11 @@ TARGETS: dict[tuple[tuple[str, ...], str], float] = {
     (STOCK, DEFERRED): 1.40,
     (FREE, DEFERRED): 1.08,
 }
-"""Of the step of the fastest of some systems over ours, in the large case."""
+"""The ratio of the step of the fastest of some systems to ours, in the large case."""
 EXPOSED_TARGETS = {UNDEFERRED: 0.52, DEFERRED: 0.32}
 """Share of the reductions that makes the step longer, in the large case."""
 ERROR_MAX = 0.10
-"""Of the model."""
+"""The error of the model."""
 
 
 def scenario_of(case: Case) -> Scenario:
@@ -131,7 +131,7 @@ class Measured:
         self.logs: dict[str, list[Log]] = by_system(content["runs"])
 
     def steps(self, name: str) -> list[float]:
-        """By round."""
+        """The steps by round."""
         return [step_s(log) for log in self.logs[name]]
 
     def best_of(self, names: Sequence[str]) -> str:
@@ -139,19 +139,19 @@ class Measured:
         return min(names, key=lambda name: statistics.median(self.steps(name)))
 
     def unreduced(self, name: str) -> list[float]:
-        """By round, the step of the same order without reductions: measured, of all but AIAO predicted."""
+        """The step of the same order without reductions, by round: measured, and of all but AIAO predicted."""
         if SYSTEMS[name].order == "AIAO":
             return self.steps(CONTROL)
         free = dataclasses.replace(self.costs, link=dataclasses.replace(self.costs.link, rate_bps=float("inf")))
         return [predict(self.case, name if SYSTEMS[name].is_fsdp else SERIAL, free).step_s] * len(self.logs[name])
 
     def exposed(self, name: str) -> list[float]:
-        """By round, the share of the reductions that makes the step longer."""
+        """The share of the reductions that makes the step longer, by round."""
         pairs = zip(self.steps(name), self.unreduced(name), strict=True)
         return [exposed(self.case, step, unreduced, self.costs) for step, unreduced in pairs]
 
     def ratios(self, name: str, ours: str) -> list[float]:
-        """By round, a system's step over that of ours."""
+        """A system's step over that of ours, by round."""
         return [one / other for one, other in zip(self.steps(name), self.steps(ours), strict=True)]
 
 
@@ -164,7 +164,7 @@ def best_ratio(case: Case, names: Sequence[str], ours: str, costs: Costs | None 
 
 
 def target(case: Case, names: tuple[str, ...], ours: str) -> float:
-    """In other cases than the large one, the same share of the limit."""
+    """The same share of the limit, in other cases than the large one."""
     return TARGETS[names, ours] / best_ratio(LARGE, names, ours) * best_ratio(case, names, ours)
 
 
@@ -174,7 +174,7 @@ def exposed_limit(case: Case, name: str) -> float:
 
 
 def exposed_target(case: Case, name: str) -> float:
-    """In other cases than the large one, as far above the limit."""
+    """The target as far above the limit, in other cases than the large one."""
     return EXPOSED_TARGETS[name] + exposed_limit(case, name) - exposed_limit(LARGE, name)
 
 
@@ -299,7 +299,7 @@ def keep(content: dict[str, Any]) -> None:
 
 
 def serve(request: Path, written: Path) -> None:
-    """On each rank: runs the jobs."""
+    """Runs the jobs on each rank."""
     turns.serve(
         request,
         written,

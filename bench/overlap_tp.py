@@ -49,7 +49,7 @@ PICTURE = ROOT / "docs/overlap_tp.png"
 SCENARIO = "overlap"
 
 FORWARD_S = 0.06
-"""Of a layer and the whole batch, on links that are not slowed down; its backward pass takes twice as long."""
+"""The forward pass of a layer, with the whole batch, on links at full speed; its backward pass takes twice as long."""
 REDUCE = 1.5
 """An all-reduce of the whole batch, in forward times: then both take as long, as two follow a layer's three."""
 GRADIENTS = 0.5
@@ -59,17 +59,17 @@ SAMPLES, IN_FLIGHT = 150, 4
 TENSOR_BYTES, BUCKET_BYTES = 64 << 10, 1 << 20
 
 TARGETS = {SERIAL: (1.45, 1.57), WEIGHTS: (None, 1.31)}
-"""Of a system's step over ours: target, and the limit of an ideal network."""
+"""The ratio of a system's step to ours: target, and the limit of an ideal network."""
 MODEL_TARGET = 0.9
-"""Of the model's step over ours."""
+"""The ratio of the model's step to ours."""
 IDLE, PRIORITY, ONE_CLASS = "idle links", "gradients in flight", "gradients in flight, one class"
 P50_TARGET, P99_TARGET = 1.5, 2.0
-"""Of `PRIORITY` over `IDLE`."""
+"""The ratio of `PRIORITY` to `IDLE`."""
 ALONE, MIXED, MIXED_ONE_CLASS = "tensor parallelism alone", "with gradients", "with gradients, one class"
 MIXED_SLOWER = 2.5
 """Factor of the times of the mixed case; at 2, 24 % of two cores were busy."""
 MIXED_TARGET = 1.10
-"""Of `MIXED` over the longer of `ALONE` and all communication."""
+"""The ratio of `MIXED` to the longer of `ALONE` and all communication."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ def sample(job: Job) -> Log:
 
 
 def run_job(given: Log, request: Log) -> Log:
-    """Of turns.serve: one job of any case."""
+    """Runs one job of any case, for turns.serve."""
     job = Job(**given)
     return sample(job) if job.system in (IDLE, PRIORITY, ONE_CLASS) else train(job, request["width"])
 

@@ -28,7 +28,7 @@ EQUAL = 0.97
 
 
 def arguments(kind: str, rate: str, part: str) -> str:
-    """Of `commlayer bench`. At 1 Gbit/s segmentation offloads stay on: without them two cores do not fill the link."""
+    """The arguments of `commlayer bench`. At 1 Gbit/s segmentation offloads stay on, as two cores cannot do without."""
     sizes, offloads = ",".join(SIZES[kind][part]), " --offloads" if rate == "1G" else ""
     return (
         f"{kind} --netns 2 --rate {rate}{offloads} --backends gloo,commlayer --tcp-cc cubic,bbr --sizes {sizes} "

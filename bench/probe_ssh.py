@@ -71,7 +71,7 @@ def probe(network: Network, folder: Path, hosts: str) -> tuple[int, str, str]:
 
 
 def wait_until_open(network: Network, folder: Path) -> None:
-    """Until every sshd takes connections."""
+    """Waits until every sshd takes connections."""
     probe_one = "import socket, sys; socket.create_connection((sys.argv[1], 22), 1)"
     end = time.monotonic() + 20
     for host in range(HOSTS):

@@ -263,7 +263,7 @@ def counts_of(first: Figures, others: Figures) -> list[str]:
 
 
 def reach() -> None:
-    """In each rank of a job: the time of making groups with the trial of packets between the hosts, and without."""
+    """The time of making groups in each rank of a job, with the trial of packets between the hosts, and without."""
     from commlayer.transport.reach import Reach
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

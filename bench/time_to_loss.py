@@ -113,7 +113,7 @@ class System:
         return ", ".join(part for part in parts if part)
 
     def times(self, target: float) -> list[float] | None:
-        """To the target loss; None when a run did not reach it."""
+        """The times to the target loss; None when a run did not reach it."""
         times = [time_to_loss(log, target) for log in self.logs]
         return [each for each in times if each is not None] if None not in times else None
 
@@ -127,12 +127,12 @@ class System:
 
     @property
     def computing_s(self) -> float:
-        """Of a step, without communication."""
+        """The time of a step without communication."""
         return float(statistics.median(log["forward_s"] + log["backward_s"] + log["update_s"] for log in self.logs))
 
 
 def systems(runs: Sequence[Log]) -> dict[str, System]:
-    """By name, each with the seeds that all have."""
+    """The systems by name, each with the seeds that all have."""
     by_name: dict[str, dict[int, Log]] = {}
     for log in runs:
         by_name.setdefault(log["job"]["system"], {})[log["job"]["seed"]] = log
@@ -145,9 +145,9 @@ class Verdict:
     """One of our systems against the best gloo."""
 
     ratios: list[float]
-    """Of the times to the target loss, by seed; empty when one of them did not reach it."""
+    """The ratios of the times to the target loss, by seed; empty when one of them did not reach it."""
     differences: list[float]
-    """Of the final losses, paired by seed."""
+    """The differences of the final losses, paired by seed."""
     noise: float
     """Standard deviation of the best gloo's final loss over the seeds."""
 

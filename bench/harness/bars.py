@@ -33,7 +33,7 @@ class Bar:
         *,
         is_ours: bool = False,
     ) -> Bar:
-        """From the steps of all rounds."""
+        """The bar of the steps of all rounds."""
         return Bar(name, statistics.median(steps), *interval(steps), model_s, limit_s, is_ours)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LEVEL = 0.05
-"""Of each of the two tests."""
+"""The level of each of the two tests."""
 
 
 class Equivalence(NamedTuple):
@@ -38,7 +38,7 @@ class Equivalence(NamedTuple):
 
     @classmethod
     def of(cls, differences: Sequence[float], margin: float) -> Equivalence:
-        """Of at least two differences. Raises ValueError for fewer."""
+        """The test of at least two differences. Raises ValueError for fewer."""
         count = len(differences)
         if count < 2:
             raise ValueError(f"{count} paired difference: a t-test needs 2 at least")

@@ -40,9 +40,9 @@ LOGS = ROOT / "out/overlap"
 TCP_CC = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 BUSY_MAX = 0.25
-"""Of the machine's CPU, in a valid row."""
+"""The most of the machine's CPU in a valid row."""
 REPEATS = 2
-"""Of a job that ran beside another load, at most."""
+"""The most repeats of a job that ran beside another load."""
 LIMIT_S = 120.0
 """A rank whose job takes longer prints its stack and ends, which ends the others."""
 
@@ -94,7 +94,7 @@ def spans_of_ranks() -> list[Span]:
 
 
 def last_step(log: Log) -> list[Span]:
-    """Of a job with `spans`: the computations of its last step."""
+    """The computations of the last step, of a job with `spans`."""
     spans = [Span(*each) for each in log["spans"]]
     start_s = max(each.end_s for each in spans) - log["step_s"][-1]
     kept = [each for each in spans if each.start_s >= start_s]
@@ -143,7 +143,7 @@ def serve(
     train: Callable[[Log, Log], Log],
     limit_s: float = LIMIT_S,
 ) -> None:
-    """On each rank: runs the jobs, each in a process group of its `backend`; rank 0 writes their logs.
+    """Runs the jobs on each rank, each in a process group of its `backend`; rank 0 writes their logs.
 
     A job is a table with `system` and perhaps `tcp_cc`. `train` gets the job and the whole request, and returns its
     log: `step_s`, and the fields of `busy`. A job that ran beside another load is repeated, whatever its steps took.
@@ -182,7 +182,7 @@ def is_disturbed(log: Log) -> bool:
 
 
 def timed(step: Callable[[], None], warm_up: int, count: int, *, trace: bool) -> Log:
-    """Of a job's log: the seconds of `count` steps after a warm-up, and `busy`. `trace`: records what computes in
+    """The seconds of `count` steps after a warm-up, and `busy`, for a job's log. `trace`: records what computes in
     them."""
     seconds, start_cpu = [], CpuTime.now()
     dist.barrier()
@@ -199,7 +199,7 @@ def timed(step: Callable[[], None], warm_up: int, count: int, *, trace: bool) ->
 
 
 def busy(cpu: CpuTime, seconds: float) -> dict[str, float]:
-    """Of a job's log: the busy share of the machine's CPU in these seconds, and the part that such ranks charge."""
+    """The busy share of the machine's CPU in these seconds, and the part that such ranks charge, for a job's log."""
     available_s = seconds * (os.cpu_count() or 1)
     return {"busy": cpu.machine_s / available_s, "of_ranks": cpu.process_s * dist.get_world_size() / available_s}
 

@@ -31,7 +31,7 @@ from commlayer.scheduler.measure import line
 
 LAYERS = 8
 FORWARD_S = 0.025
-"""Of a layer, on links that are not slowed down; its backward pass takes twice as long."""
+"""The forward pass of a layer, on links that are not slowed down; its backward pass takes twice as long."""
 WARM_UP_STEPS, STEPS = 3, 6
 
 GLOO, STOCK, OURS = "DDP, gloo", "DDP, commlayer", "overlap"
@@ -46,7 +46,7 @@ SYSTEMS = {
     FIFO: "fifo",
     OURS: "class",
 }
-"""By name: as `ddp_model.predict` has it."""
+"""The systems by name, as `ddp_model.predict` has them."""
 ON_GLOO = (GLOO, DEAR_GLOO, HOOKS)
 COSTS_GLOO, COSTS = "costs, gloo", "costs, commlayer"
 """The jobs that measure the model's input."""
@@ -88,7 +88,7 @@ def reduce_on_gloo(buffer: Tensor, *_: Any, **__: Any) -> Future[Tensor]:
 
 
 def reduce_nothing(buffer: Tensor, *_: Any, **__: Any) -> Future[Tensor]:
-    """In the place of `reduce_bucket`: the gradients stay this rank's own."""
+    """Replaces `reduce_bucket`: the gradients stay this rank's own."""
     future: Future[Tensor] = Future()
     future.set_result(buffer)
     return future
@@ -101,7 +101,7 @@ def hooks_of(
     optimizer: torch.optim.Optimizer,
     reduce: Callable[..., Future[Tensor]] | None = None,
 ) -> Iterator[DdpOverlap | None]:
-    """Within it, gradients travel as the system has it. `reduce`: in the place of its reduction of a bucket."""
+    """A context in which gradients travel as the system has it. `reduce` replaces its reduction of a bucket."""
     if system in (GLOO, STOCK):
         if reduce is not None:
             model.register_comm_hook(reduce, lambda given, bucket: given(bucket.buffer()))
@@ -148,7 +148,7 @@ def train(job: Job, width: int) -> Log:
 
 
 def computing(job: Job, width: int, system: str) -> ddp_model.Compute:
-    """Of a step in which nothing is reduced, with the hooks of a system."""
+    """The computing of a step in which nothing is reduced, with the hooks of a system."""
     model, optimizer = model_of(job, width)
     inputs, seconds = torch.randn(2, width), list[tuple[float, ...]]()
     with hooks_of(system, model, optimizer, reduce_nothing):

@@ -38,20 +38,20 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Of one backend."""
+    """The costs of one backend."""
 
     plain: Compute
-    """With a hook of DDP that reduces nothing."""
+    """The computing with a hook of DDP that reduces nothing."""
     deferred: Compute
-    """With the hooks of `overlap`, where nothing is reduced."""
+    """The computing with the hooks of `overlap`, where nothing is reduced."""
     reduce_s: float
-    """Of all gradients, on the link."""
+    """The time of all gradients on the link."""
     latency_s: float
-    """Of a reduction, beside its time on the link."""
+    """The latency of a reduction, beside its time on the link."""
     class_reduce_s: float
-    """Of all gradients, on a link that several classes share."""
+    """The time of all gradients on a link that several classes share."""
     class_latency_s: float
-    """Of an urgent reduction on such a link."""
+    """The latency of an urgent reduction on such a link."""
 
     @staticmethod
     def from_table(table: dict[str, Any]) -> Costs:
@@ -61,7 +61,7 @@ class Costs:
 
 
 def ideal(layers: int, forward_s: float) -> Costs:
-    """Without overhead, on a link without latency, whose communication takes as long as forward and backward."""
+    """Costs without overhead, on a link without latency, whose communication takes as long as forward and backward."""
     compute = Compute(layers * forward_s, 2 * layers * forward_s)
     communication_s = 3 * layers * forward_s
     return Costs(compute, compute, communication_s, 0.0, communication_s, 0.0)

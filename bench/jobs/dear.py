@@ -60,11 +60,11 @@ class Dear:
         self._halves: list[Half] = []
 
     def reduce(self, buffer: Tensor, *_: Any, **__: Any) -> Future[Tensor]:
-        """In the place of `reduce_bucket`: averages a bucket in place."""
+        """Replaces `reduce_bucket`: averages a bucket in place."""
         self._halves.append(Half(buffer))
         return self._halves[-1].averaged
 
     def gather(self) -> None:
-        """At the beginning of a forward pass. Its first layers are in the last bucket of the backward pass."""
+        """A forward pass begins. Its first layers are in the last bucket of the backward pass."""
         while self._halves:
             self._halves.pop().gather()

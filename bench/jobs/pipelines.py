@@ -44,17 +44,17 @@ class Case:
 
     name: str
     ranks: int
-    """Of one pipeline, p."""
+    """The ranks of one pipeline, p."""
     replicas: int
     microbatches: int
-    """Of one pipeline in a step, M."""
+    """Those of one pipeline in a step, M."""
     chunks: int
     """Stages per rank, v; 1F1B has them as one stage."""
     forward_s: float
-    """Of a chunk and micro-batch; its backward pass takes twice as long."""
+    """The time of a chunk and micro-batch; its backward pass takes twice as long."""
     rate_bps: float
     share: float
-    """Of the reductions in the step of serial 1F1B."""
+    """The share of the reductions in the step of serial 1F1B."""
 
     @property
     def reduction_s(self) -> float:
@@ -76,7 +76,7 @@ class System:
     order: str
     """1F1B, interleaved or AIAO."""
     mode: Mode | None
-    """As in the model (`commlayer.scheduler.Reduction`); None: nothing is reduced."""
+    """The mode in the model (`commlayer.scheduler.Reduction`); None: nothing is reduced."""
     discipline: Discipline = "fifo"
     backend: str = "commlayer"
     tcp_cc: str | None = None
@@ -85,7 +85,7 @@ class System:
     is_ours: bool = False
     """`commlayer.pipeline.attach`."""
     timed_steps: int = 1
-    """Of the deferred modes, a first step without gradients in flight is not timed."""
+    """A first step of the deferred modes, without gradients in flight, is not timed."""
 
 
 CONTROL, SERIAL, BUCKETS = "LoopedBFS, nothing reduced", "1F1B, serial", "1F1B, buckets from hooks"
@@ -116,7 +116,7 @@ class Clock:
 
     forward_s: ClassVar[float] = 0.0
     began_s: ClassVar[list[float]] = []
-    """In ascending order."""
+    """The times in ascending order."""
 
 
 class Computation(torch.autograd.Function):
@@ -308,7 +308,7 @@ def spans_of(rank: int, records: Iterable[Timed], *, zero_s: float) -> list[Span
 
 
 def _spans(records: Sequence[Timed]) -> list[Span]:
-    """Of all ranks, from the first action on."""
+    """The spans of all ranks, from the first action on."""
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, with_waits(records, Clock.began_s))
     zero_s = min(each.start_s for own in everyones for each in own)

@@ -82,7 +82,7 @@ class Job:
     validation_batch: int = 64
     """Windows per rank and validation."""
     optimizer: str = "AdamW"
-    """Of torch.optim; SGD has momentum 0.9."""
+    """A class of torch.optim; SGD has momentum 0.9."""
     learning_rate: float = 3e-3
     """Highest learning rate: it rises over the first 5 % of the steps, then falls to 0 as a cosine."""
     overlap: bool = False

@@ -111,7 +111,7 @@ class PacketLoss:
             self._protects.append((first[:, None] <= last) & (last[:, None] >= first))
         reach = np.concatenate([each.sum(0) for each in self._protects]).mean()
         self.probability = share / (1 - share * reach)
-        """Of the loss of a packet that is not protected."""
+        """The probability that an unprotected packet is lost."""
         self._random = np.random.default_rng(seed)
         self._late = [np.zeros(len(packets), bool) for packets in self.packets]
 
@@ -141,7 +141,7 @@ class VirtualHook:
         self.feedback = True
         """False: rounding errors are dropped, which the hook has no setting for."""
         self.sent_values = self.lost_values = 0
-        """Of contributions, without fine values."""
+        """Counts of contributions, without fine values."""
         self._seed, self._loss = seed, loss
         self._residual = np.zeros((ranks, self.size), np.float32)
         self._averages: dict[tuple[int, str], EncodedAverage] = {}
