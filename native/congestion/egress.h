@@ -46,14 +46,12 @@ enum {
 };
 
 struct cl_egress {
-    bool startup;    /* doubling until a queue appears */
-    bool waited_for; /* peers are blocked until the pacer lets go */
-    bool marked;     /* switches on the way mark packets (ECN) */
+    bool startup; /* doubling until a queue appears */
+    bool marked;  /* switches on the way mark packets (ECN) */
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
     uint64_t lost_bytes;        /* since the start */
     uint64_t bytes[CL_CLASSES]; /* sent since the start, of this class and all more urgent ones */
-    uint64_t turn;              /* smallest `turns` of a peer that waits for this interface: see peer.h */
     uint64_t idle_us;           /* when the link was last known to be idle */
     uint64_t busy_until_us;
     double capacity; /* bytes per second */

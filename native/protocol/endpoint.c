@@ -23,7 +23,7 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     cl_packet_expand_key(&made->nh, &made->seal.key);
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
-        cl_egress_init(&made->nics.egresses[i], config->datagram_bytes);
+        cl_congestion_nic_init(&made->nics.list[i].congestion, config->datagram_bytes);
     cl_unexpected_init(&made->unexpected, config->unexpected_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;
@@ -58,33 +58,31 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
 {
     if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_peer_list_find(&endpoint->peers, peer))
         return CL_EINVAL;
-    struct cl_egress *egresses[CL_PEER_PATHS_MAX];
-    uint16_t egress_count = endpoint->nics.count;
+    struct cl_nic *nics[CL_PEER_PATHS_MAX];
+    uint16_t nic_count = endpoint->nics.count;
     for (uint16_t i = 0; i < path_count; i++) {
         uint32_t interface = interfaces ? interfaces[i] : i;
         if (interface >= CL_PEER_PATHS_MAX)
             return CL_EINVAL;
-        egresses[i] = &endpoint->nics.egresses[interface];
-        if (interface >= egress_count)
-            egress_count = (uint16_t)(interface + 1);
+        nics[i] = &endpoint->nics.list[interface];
+        if (interface >= nic_count)
+            nic_count = (uint16_t)(interface + 1);
     }
     if (!cl_peer_list_reserve(&endpoint->peers, peer) ||
         !cl_timers_reserve(&endpoint->timers, endpoint->peers.count + 2))
         return CL_ENOMEM;
-    struct cl_peer *made = cl_peer_create(peer, path_count, egresses, endpoint->config.datagram_bytes);
+    struct cl_peer *made = cl_peer_create(peer, path_count, nics, endpoint->config.datagram_bytes);
     if (!made)
         return CL_ENOMEM;
     if (endpoint->config.peer_timeout_us)
         made->timeout_us = endpoint->config.peer_timeout_us;
     for (uint16_t i = 0; i < path_count; i++) {
-        uint32_t interface = (uint32_t)(egresses[i] - endpoint->nics.egresses);
-        made->paths[i].ingress = &endpoint->nics.ingresses[interface];
-        made->paths[i].port = &endpoint->outbox.ports[interface];
+        made->paths[i].port = &endpoint->outbox.ports[nics[i] - endpoint->nics.list];
     }
     made->payload_bytes = endpoint->payload_bytes;
     made->history.in_flight = &endpoint->signatures;
     cl_peer_list_add(&endpoint->peers, made);
-    endpoint->nics.count = egress_count;
+    endpoint->nics.count = nic_count;
     cl_peer_list_urge(&endpoint->peers, made); /* the first PINGs measure the empty network */
     cl_endpoint_arm(endpoint, made, 0);
     return CL_OK;

@@ -239,7 +239,7 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     const uint8_t *payload = bytes + CL_PACKET_HEAD_BYTES;
     enum answer answer;
     if (packet.kind == CL_PACKET_DATA)
-        cl_ingress_on_packet(path->ingress, &path->sender, (uint32_t)length, received_us);
+        cl_congestion_received(&path->congestion, (uint32_t)length, received_us);
     bool expected = peer->expected;
     if (packet.kind == CL_PACKET_ACK)
         answer = on_ack(endpoint, peer, path, &packet, payload, received_us, now_us) ? ACCEPT : FOREIGN;
@@ -251,7 +251,7 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     }
     if (expected && !peer->expected)
         for (uint16_t i = 0; i < peer->path_count; i++)
-            cl_active_set_leave(&peer->paths[i].ingress->senders, &peer->paths[i].sender);
+            cl_congestion_finished(&peer->paths[i].congestion);
     endpoint->stats.packets_received++;
     peer->heard = true;
     peer->heard_us = path->heard_us = now_us ? now_us : 1;

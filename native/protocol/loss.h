@@ -11,8 +11,8 @@
 #ifndef CL_PROTOCOL_LOSS_H
 #define CL_PROTOCOL_LOSS_H
 
-#include "congestion/rtt.h"
 #include "protocol/ack.h"
+#include "protocol/rtt.h"
 #include "protocol/sent.h"
 
 enum {

@@ -4,7 +4,7 @@ uint64_t cl_nics_ready_us(struct cl_nics *nics, uint8_t class, uint64_t now_us)
 {
     uint64_t first_us = UINT64_MAX;
     for (uint16_t i = 0; i < nics->count; i++) {
-        uint64_t ready_us = cl_egress_ready_us(&nics->egresses[i], class, now_us);
+        uint64_t ready_us = cl_congestion_nic_ready_us(&nics->list[i].congestion, class, now_us);
         if (ready_us <= now_us)
             return now_us;
         if (ready_us < first_us)
@@ -16,7 +16,7 @@ uint64_t cl_nics_ready_us(struct cl_nics *nics, uint8_t class, uint64_t now_us)
 bool cl_nics_have_urgent(const struct cl_nics *nics, uint64_t now_us)
 {
     for (uint16_t i = 0; i < nics->count; i++)
-        if (now_us < nics->egresses[i].urgent_until_us)
+        if (cl_congestion_nic_has_urgent(&nics->list[i].congestion, now_us))
             return true;
     return false;
 }
@@ -25,8 +25,8 @@ bool cl_nics_release(struct cl_nics *nics)
 {
     bool waited_for = false;
     for (int i = 0; i < CL_NICS_MAX; i++) {
-        waited_for = waited_for || nics->egresses[i].waited_for;
-        nics->egresses[i].waited_for = false;
+        waited_for = waited_for || nics->list[i].waited_for;
+        nics->list[i].waited_for = false;
     }
     return waited_for;
 }

@@ -4,15 +4,19 @@
 
 #include <stdbool.h>
 
-#include "congestion/egress.h"
-#include "congestion/ingress.h"
+#include "congestion/congestion.h"
 #include "protocol/timers.h"
 
 enum { CL_NICS_MAX = 8 };
 
+struct cl_nic {
+    struct cl_congestion_nic congestion;
+    bool waited_for; /* peers are blocked until the interface takes packets again */
+    uint64_t turn;   /* smallest `turns` of a peer that waits for it: see peer.h */
+};
+
 struct cl_nics {
-    struct cl_egress egresses[CL_NICS_MAX];
-    struct cl_ingress ingresses[CL_NICS_MAX];
+    struct cl_nic list[CL_NICS_MAX];
     uint16_t count;        /* interfaces through which paths leave */
     struct cl_timer timer; /* when the first pacer lets packets go again */
 };

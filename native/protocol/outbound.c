@@ -10,7 +10,7 @@
 
 enum {
     PEERS_COMPARED = 32, /* for each packet, at most */
-    FRAGMENT_BYTES = CL_PACKET_HEAD_BYTES + CL_EGRESS_OVERHEAD_BYTES,
+    FRAGMENT_BYTES = CL_PACKET_HEAD_BYTES + CL_CONGESTION_OVERHEAD_BYTES,
 };
 
 static uint32_t smaller(uint32_t a, uint32_t b)
@@ -42,10 +42,10 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     struct cl_packet packet = {.kind = CL_PACKET_ACK, .path = path->index};
     uint64_t number = path->ack.written;
     cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
-    cl_ack_write_port(out->head + CL_PACKET_HEAD_BYTES, cl_ingress_rate(path->ingress),
-                      cl_active_set_count(&path->ingress->senders, CL_INGRESS_IDLE_US, now_us));
+    struct cl_congestion_port port = cl_congestion_nic_port(&path->nic->congestion, now_us);
+    cl_ack_write_port(out->head + CL_PACKET_HEAD_BYTES, port.rate, port.senders);
     out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
-    cl_egress_sent(path->egress, 0, out->head_length);
+    cl_congestion_sent_control(&path->congestion, out->head_length);
     out->payload_length = 0;
     out->payload = NULL;
     write_datagram(endpoint, peer, &packet, number, out);
@@ -71,14 +71,14 @@ static bool send_padded(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
         .number = (uint32_t)path->sent.next};
     cl_control_write(control, &packet);
     struct cl_sent_packet sent = {.sent_us = now_us,
-                                  .snapshot = cl_egress_snapshot(path->egress, 0, now_us),
+                                  .congestion = cl_congestion_remember(&path->congestion, 0, now_us),
                                   .control = *control,
                                   .bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
                                   .datagram_bytes = (uint16_t)(CL_PACKET_HEAD_BYTES + length),
                                   .kind = kind};
     if (!cl_sent_push(&path->sent, &sent))
         return false;
-    cl_egress_sent(path->egress, 0, sent.bytes);
+    cl_congestion_sent_control(&path->congestion, sent.bytes);
     out->head_length = (uint16_t)(sent.bytes - padding);
     out->payload_length = padding;
     out->payload = padding ? ZEROS : NULL;
@@ -144,7 +144,7 @@ static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
     size_t count = cl_fragments_count(bytes, path->mtu.limit);
     struct cl_sent_packet sent = {
         .sent_us = now_us,
-        .snapshot = cl_egress_snapshot(path->egress, send->priority, now_us),
+        .congestion = cl_congestion_remember(&path->congestion, send->priority, now_us),
         .data = {.send = send, .generation = message->generation, .packet = number_in_message},
         .bytes = (uint16_t)smaller(UINT16_MAX, bytes + (uint32_t)(count - 1) * FRAGMENT_BYTES),
         .datagram_bytes = (uint16_t)smaller(bytes, path->mtu.limit),
@@ -165,10 +165,7 @@ static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
         packet.flags |= CL_PACKET_ACK_NOW;
     if (!cl_sent_push(&path->sent, &sent))
         return 0;
-    cl_pacer_sent(&path->pacer, sent.bytes);
-    cl_egress_sent(path->egress, send->priority, sent.bytes);
-    cl_egress_see(path->egress, send->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
-    cl_active_set_see(&path->egress->receivers, &path->receiver, now_us);
+    cl_congestion_sent(&path->congestion, send->priority, cl_queue_first_class(&endpoint->queue), sent.bytes, now_us);
     send->packets_in_flight++;
     if (!message->first_us)
         message->first_us = now_us;
@@ -234,12 +231,12 @@ static size_t send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, str
 /* Whether a probe has to wait for the interface. Probes may repeat packets that are merely late. With hundreds of peers
  * behind a slow interface, probes alone could fill it and delay the packets that prove that this process lives. So they
  * wait for the interface's pacer like data. */
-static bool wait_for_egress(struct cl_endpoint *endpoint, struct cl_path *path, uint64_t now_us)
+static bool wait_for_interface(struct cl_endpoint *endpoint, struct cl_path *path, uint64_t now_us)
 {
-    uint64_t ready_us = cl_egress_ready_us(path->egress, CL_CLASSES - 1, now_us);
+    uint64_t ready_us = cl_congestion_nic_ready_us(&path->nic->congestion, CL_CLASSES - 1, now_us);
     if (ready_us <= now_us)
         return false;
-    path->egress->waited_for = true;
+    path->nic->waited_for = true;
     path->probe_waits = true;
     cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, ready_us);
     return true;
@@ -267,7 +264,7 @@ static size_t send_before_data(struct cl_endpoint *endpoint, struct cl_peer *pee
             struct cl_control control = {.group = call.group, .sequence = call.sequence};
             count += send_control(endpoint, peer, path, CL_PACKET_PING, &control, now_us, &out[count]);
         }
-        if (path->probe && count < capacity && !wait_for_egress(endpoint, path, now_us)) {
+        if (path->probe && count < capacity && !wait_for_interface(endpoint, path, now_us)) {
             path->probe = false;
             count += send_probe(endpoint, peer, path, now_us, &out[count], capacity - count);
         }
@@ -308,10 +305,10 @@ static bool must_wait(const struct cl_peer *peer, const struct cl_send *send)
 
 /* The bytes that the peer got through an interface. A peer that did not want any for a while cannot claim the bytes
  * that others got meanwhile: it counts as level with the last of them. */
-static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_egress *egress)
+static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_nic *nic)
 {
-    uint64_t turn = peer->turns[egress - endpoint->nics.egresses];
-    return turn > egress->turn ? turn : egress->turn;
+    uint64_t turn = peer->turns[nic - endpoint->nics.list];
+    return turn > nic->turn ? turn : nic->turn;
 }
 
 /* Balances the peers on each of several interfaces. Chance decides which interface is free when a peer has its turn, so
@@ -321,25 +318,25 @@ static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer
 static struct cl_send *balance(struct cl_endpoint *endpoint, struct cl_send *send, const struct cl_spray_packet *wanted,
                                struct cl_path **path, uint64_t now_us)
 {
-    struct cl_egress *egress = (*path)->egress;
+    struct cl_nic *nic = (*path)->nic;
     struct cl_peer *first = endpoint->peers.list[send->message.peer];
     struct cl_send *lagging = send;
     struct cl_path *lagging_path = *path;
-    uint64_t own = turn_of(endpoint, first, egress), least = own;
+    uint64_t own = turn_of(endpoint, first, nic), least = own;
     struct cl_queue_node *node = first->node.classes[send->priority].next;
     for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->classes[send->priority].next) {
         struct cl_send *other = cl_message_as_send(node->classes[send->priority].sends.first);
         struct cl_peer *peer = endpoint->peers.list[other->message.peer];
-        if (turn_of(endpoint, peer, egress) >= least || must_wait(peer, other))
+        if (turn_of(endpoint, peer, nic) >= least || must_wait(peer, other))
             continue;
-        struct cl_path *open = cl_spray_through(peer->paths, peer->path_count, egress, wanted, now_us);
+        struct cl_path *open = cl_spray_through(peer->paths, peer->path_count, nic, wanted, now_us);
         if (!open)
             continue;
-        least = turn_of(endpoint, peer, egress);
+        least = turn_of(endpoint, peer, nic);
         lagging = other;
         lagging_path = open;
     }
-    egress->turn = least;
+    nic->turn = least;
     if (own <= least + (uint64_t)CL_QUEUE_TURN / 2 * endpoint->config.datagram_bytes)
         return send;
     *path = lagging_path;
@@ -400,8 +397,7 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
         count_again(&endpoint->stats, send);
     if (!send->lost.count)
         send->refused = 0;
-    peer->turns[path->egress - endpoint->nics.egresses] =
-        turn_of(endpoint, peer, path->egress) + send->message.packet_bytes;
+    peer->turns[path->nic - endpoint->nics.list] = turn_of(endpoint, peer, path->nic) + send->message.packet_bytes;
     for (size_t i = 0; i < sent; i++) /* a packet that is sent again exceeds the loss budget */
         out[i].droppable = out[i].droppable && packet >= fresh;
     if (path->sent.packets - path->sent.pings == 1)

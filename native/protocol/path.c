@@ -1,15 +1,14 @@
 #include "protocol/path.h"
 
-void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, uint32_t datagram_bytes)
+void cl_path_init(struct cl_path *path, uint16_t index, struct cl_nic *nic, uint32_t datagram_bytes)
 {
     static const struct cl_outbox_port NEVER_FULL;
-    *path = (struct cl_path){.index = index, .ping = true, .egress = egress, .port = &NEVER_FULL};
+    *path = (struct cl_path){.index = index, .ping = true, .nic = nic, .port = &NEVER_FULL};
     cl_rtt_init(&path->rtt);
     cl_loss_init(&path->loss);
     cl_ack_init(&path->ack);
     cl_mtu_init(&path->mtu, datagram_bytes);
-    cl_cc_init(&path->cc, datagram_bytes);
-    cl_pacer_init(&path->pacer, 0, (uint64_t)CL_PACER_BURST_PACKETS * datagram_bytes, 0);
+    cl_congestion_init(&path->congestion, &nic->congestion, datagram_bytes);
 }
 
 void cl_path_free(struct cl_path *path)
@@ -21,13 +20,10 @@ void cl_path_free(struct cl_path *path)
 
 bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
 {
-    uint64_t before = 0;
+    uint64_t urgent = 0;
     for (int i = 0; i <= class; i++)
-        before += path->sent.class_bytes[i];
-    uint64_t window = path->cc.window, least = (uint64_t)CL_PATH_URGENT_PACKETS * path->cc.packet_bytes;
-    if (before < path->sent.bytes && window < least)
-        window = least; /* the less urgent packets filled the queue that made the window so small */
-    return before + bytes <= window;
+        urgent += path->sent.class_bytes[i];
+    return cl_congestion_has_room(&path->congestion, urgent, path->sent.bytes, bytes);
 }
 
 bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
@@ -45,7 +41,7 @@ bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
 
 /* Takes the packets of `range` out of flight, giving each to `taken`. */
 static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn taken, void *argument,
-                 struct cl_cc_sample *sample)
+                 struct cl_congestion_ack *ack)
 {
     uint64_t number = range->start > path->sent.low ? range->start : path->sent.low;
     for (; number < range->end; number++) {
@@ -56,8 +52,8 @@ static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn 
         cl_sent_remove(&path->sent, number);
         cl_loss_on_acked(&path->loss, number, packet.class);
         cl_mtu_on_came(&path->mtu, packet.sent_us, packet.datagram_bytes);
-        sample->bytes += packet.bytes;
-        sample->packets++;
+        ack->bytes += packet.bytes;
+        ack->packets++;
         taken(argument, &packet);
     }
 }
@@ -84,8 +80,7 @@ void cl_path_detect_losses(struct cl_path *path, uint64_t now_us, const struct c
     if (!losses.packets)
         return;
     path->packets_lost += losses.packets;
-    cl_egress_on_settled(path->egress, 0, losses.packets);
-    cl_cc_on_lost(&path->cc, losses.packets);
+    cl_congestion_lost(&path->congestion, losses.packets);
 }
 
 void cl_path_give_up(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks)
@@ -133,52 +128,44 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     struct cl_ack_frame frame;
     if (!cl_ack_read(&frame, packet, payload, path->sent.next))
         return false;
-    struct cl_cc_sample sample = {.largest = frame.largest, .next = path->sent.next};
-    if (frame.port_senders > 0)
-        sample.share = (uint64_t)frame.port_rate * 1000 / frame.port_senders;
-    sample.crowded =
-        frame.port_senders > 1 && sample.share && frame.port_senders > cl_egress_receivers(path->egress, now_us);
+    struct cl_congestion_ack ack = {.largest = frame.largest,
+                                    .next = path->sent.next,
+                                    .limited = frame.largest < path->limited_until,
+                                    .port_rate = frame.port_rate,
+                                    .port_senders = frame.port_senders};
     const struct cl_sent_packet *timed = cl_sent_find(&path->sent, frame.largest);
-    bool overtaken = !timed && now_us < path->egress->mixed_until_us;
+    bool overtaken = !timed && cl_congestion_nic_is_mixed(&path->nic->congestion, now_us);
     if (overtaken)
         timed = find_overtaken(&path->sent, &frame);
     if (timed) {
         cl_rtt_update(&path->rtt, timed->sent_us, received_us, frame.clock_us, frame.host_delay_us);
-        sample.timed = true;
-        sample.packet_us = (uint32_t)cl_egress_packet_us(path->egress);
-        struct cl_egress_sample left = {.class = timed->class,
-                                        .overtaken = overtaken,
-                                        .crowded = sample.crowded,
-                                        .snapshot = timed->snapshot,
-                                        .sent_us = timed->sent_us,
-                                        .clock_us = frame.clock_us,
-                                        .queue_us = path->rtt.queue_us};
-        sample.queue_us = cl_egress_on_sample(path->egress, &path->view, &left, now_us);
-        sample.base_us = cl_rtt_base_us(&path->rtt);
+        ack.timing = (struct cl_congestion_timing){.known = true,
+                                                   .class = timed->class,
+                                                   .overtaken = overtaken,
+                                                   .packet = timed->congestion,
+                                                   .sent_us = timed->sent_us,
+                                                   .clock_us = frame.clock_us,
+                                                   .queue_us = path->rtt.queue_us,
+                                                   .base_us = cl_rtt_base_us(&path->rtt)};
     }
-    sample.limited = frame.largest < path->limited_until;
 
     cl_loss_on_frame(&path->loss, &frame, callbacks->late, callbacks->argument);
     for (uint32_t i = 0; i < frame.refused_count; i++)
-        take(path, &frame.refused[i], callbacks->refused, callbacks->argument, &sample);
+        take(path, &frame.refused[i], callbacks->refused, callbacks->argument, &ack);
     for (uint32_t i = 0; i < frame.came_count; i++)
-        take(path, &frame.came[i], callbacks->acked, callbacks->argument, &sample);
-    if (!sample.packets)
+        take(path, &frame.came[i], callbacks->acked, callbacks->argument, &ack);
+    if (!ack.packets)
         return true;
     uint32_t marked = (uint32_t)(frame.marked - path->marked) % CL_ACK_MARKS;
     if (marked < CL_ACK_MARKS / 2) { /* else this acknowledgement is older than the last one */
-        sample.marked = marked;
+        ack.marked = marked;
         path->marked = frame.marked;
-        path->egress->marked |= marked > 0;
     }
     path->loss.pto_count = 0;
     path->probe = false;
     path->dead = false;
     path->delivered_us = now_us;
-    cl_egress_on_settled(path->egress, sample.packets, 0);
-    cl_cc_on_acked(&path->cc, &sample);
-    if (path->cc.rate != path->pacer.rate)
-        cl_pacer_set(&path->pacer, path->cc.rate, path->cc.burst, now_us);
+    cl_congestion_acknowledged(&path->congestion, &ack, now_us);
     cl_path_detect_losses(path, now_us, callbacks);
     return true;
 }
@@ -195,25 +182,26 @@ void cl_path_on_pto(struct cl_path *path, uint64_t now_us)
     path->probe = true;
     if (cl_path_is_full(path))
         path->sent.last_sent_us = now_us; /* the probe has to wait, the timer goes on: the path may be dead */
-    cl_cc_on_pto(&path->cc, path->loss.pto_count);
+    cl_congestion_timeout(&path->congestion, path->loss.pto_count);
 }
 
 void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
 {
+    struct cl_congestion_report report = cl_congestion_report(&path->congestion);
     *stats = (struct cl_path_stats){.packets_sent = path->sent.next,
                                     .packets_lost = path->packets_lost,
                                     .packets_received = path->packets_received,
-                                    .window_bytes = path->cc.window,
+                                    .window_bytes = report.window_bytes,
                                     .round_trip_us = path->rtt.smoothed_us,
-                                    .queue_us = path->cc.queue_us,
+                                    .queue_us = report.queue_us,
                                     .is_dead = path->dead,
                                     .is_answered = path->delivered_us > 0,
-                                    .rate_bytes = path->pacer.rate,
+                                    .rate_bytes = report.rate_bytes,
                                     .deaths = path->deaths,
                                     .heard_us = path->heard_us,
                                     .datagram_bytes = path->mtu.limit,
-                                    .capacity_bytes = (uint64_t)path->egress->capacity,
-                                    .carried_bytes = path->egress->bytes[CL_CLASSES - 1]};
+                                    .capacity_bytes = report.capacity_bytes,
+                                    .carried_bytes = report.carried_bytes};
 }
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)

@@ -4,26 +4,23 @@
 #ifndef CL_PROTOCOL_PATH_H
 #define CL_PROTOCOL_PATH_H
 
-#include "congestion/cc.h"
-#include "congestion/egress.h"
-#include "congestion/ingress.h"
-#include "congestion/pacer.h"
-#include "congestion/rtt.h"
+#include "congestion/congestion.h"
 #include "protocol/ack.h"
 #include "protocol/fragments.h"
 #include "protocol/loss.h"
 #include "protocol/mtu.h"
+#include "protocol/nics.h"
 #include "protocol/outbox.h"
 #include "protocol/replay.h"
+#include "protocol/rtt.h"
 #include "protocol/sent.h"
 
 enum {
     CL_PATH_DEAD_PTOS = 2,            /* a path is dead after so many timeouts in a row, while another path delivers */
     CL_PATH_PROBE_US = 50000,         /* how often a dead path is tried */
     CL_PATH_PROBE_IDLE_US = 10000000, /* the same, while nothing waits for the peer */
-    CL_PATH_PINGS_MAX = 16,      /* unanswered PINGs that are remembered: the longest round trip in CL_PATH_PROBE_US */
-    CL_PATH_URGENT_PACKETS = 16, /* urgent packets that may leave beside less urgent ones, whatever the window */
-    CL_PATH_ACK_EVERY_MAX = 32,  /* packets after which a sender with a large window asks for an acknowledgement */
+    CL_PATH_PINGS_MAX = 16,     /* unanswered PINGs that are remembered: the longest round trip in CL_PATH_PROBE_US */
+    CL_PATH_ACK_EVERY_MAX = 32, /* packets after which a sender with a large window asks for an acknowledgement */
 };
 
 struct cl_path {
@@ -43,24 +40,19 @@ struct cl_path {
     uint64_t heard_us; /* when a packet of any kind last came; 0: never */
     uint32_t deaths;
     uint16_t marked; /* the peer's count of marked packets on this path: see ack.h */
-    struct cl_egress *egress;
-    struct cl_egress_view view;
-    struct cl_ingress *ingress;           /* set by the endpoint */
-    const struct cl_outbox_port *port;    /* through which its packets leave; set by the endpoint */
-    struct cl_active_set_member sender;   /* the peer's place in it */
-    struct cl_active_set_member receiver; /* the peer's place in the interface's set of receivers */
+    struct cl_nic *nic;
+    struct cl_congestion congestion;
+    const struct cl_outbox_port *port; /* through which its packets leave; set by the endpoint */
     struct cl_sent sent;
     struct cl_rtt rtt;
     struct cl_loss loss;
     struct cl_mtu mtu;
     struct cl_fragments fragments; /* of received packets */
-    struct cl_cc cc;
-    struct cl_pacer pacer;
     struct cl_ack ack;
     struct cl_replay packets, acks; /* numbers that came */
 };
 
-void cl_path_init(struct cl_path *path, uint16_t index, struct cl_egress *egress, uint32_t datagram_bytes);
+void cl_path_init(struct cl_path *path, uint16_t index, struct cl_nic *nic, uint32_t datagram_bytes);
 void cl_path_free(struct cl_path *path);
 
 /* Whether its port takes no packets now. */

@@ -2,8 +2,7 @@
 
 #include <stdlib.h>
 
-struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *const *egresses,
-                               uint32_t datagram_bytes)
+struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_nic *const *nics, uint32_t datagram_bytes)
 {
     struct cl_peer *peer = calloc(1, sizeof(*peer) + path_count * sizeof(struct cl_path));
     if (!peer)
@@ -16,7 +15,7 @@ struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egres
     peer->ending_us = UINT64_MAX;
     peer->timer.owner = peer;
     for (uint16_t i = 0; i < path_count; i++)
-        cl_path_init(&peer->paths[i], i, egresses[i], datagram_bytes);
+        cl_path_init(&peer->paths[i], i, nics[i], datagram_bytes);
     return peer;
 }
 
@@ -43,16 +42,12 @@ void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagra
 {
     for (uint16_t i = 0; i < peer->path_count; i++) {
         struct cl_path *path = &peer->paths[i];
-        struct cl_egress *egress = path->egress;
-        struct cl_ingress *ingress = path->ingress;
+        struct cl_nic *nic = path->nic;
         const struct cl_outbox_port *port = path->port;
-        cl_active_set_leave(&egress->receivers, &path->receiver);
-        if (ingress)
-            cl_active_set_leave(&ingress->senders, &path->sender);
+        cl_congestion_leave(&path->congestion);
         cl_path_free(path);
-        cl_path_init(path, i, egress, datagram_bytes);
+        cl_path_init(path, i, nic, datagram_bytes);
         cl_mtu_init(&path->mtu, CL_PACKET_HEAD_BYTES + peer->payload_bytes);
-        path->ingress = ingress;
         path->port = port;
     }
     peer->incarnation = incarnation;

@@ -77,9 +77,8 @@ struct cl_peer {
     struct cl_path paths[];
 };
 
-/* egresses[i]: the interface of path i. NULL when there is no memory. */
-struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_egress *const *egresses,
-                               uint32_t datagram_bytes);
+/* nics[i]: the interface of path i. NULL when there is no memory. */
+struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_nic *const *nics, uint32_t datagram_bytes);
 void cl_peer_destroy(struct cl_peer *peer);
 
 /* The peer is lost: forgets packets on their way. */

@@ -7,15 +7,14 @@
 #ifndef CL_PROTOCOL_SENT_H
 #define CL_PROTOCOL_SENT_H
 
-#include "congestion/class.h"
-#include "congestion/egress.h"
+#include "congestion/congestion.h"
 #include "protocol/control.h"
 
 struct cl_send;
 
 struct cl_sent_packet {
     uint64_t sent_us;
-    struct cl_egress_snapshot snapshot; /* of the interface */
+    struct cl_congestion_packet congestion;
     union {
         struct {
             struct cl_send *send; /* valid only while its generation is still `generation` */

@@ -20,7 +20,7 @@ static void lower(uint64_t *least, uint64_t value)
 /* The time when a packet would arrive: after the packets queued before it, at the interface and beyond. */
 static uint64_t arrival_us(const struct cl_path *path)
 {
-    return cl_egress_backlog_us(path->egress) + path->cc.queue_us + cl_rtt_base_us(&path->rtt) / 2;
+    return cl_congestion_delay_us(&path->congestion) + cl_rtt_base_us(&path->rtt) / 2;
 }
 
 struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struct cl_spray_packet *packet,
@@ -37,16 +37,15 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
             path->limited_until = path->sent.next;
             continue;
         }
-        bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);
-        uint64_t path_ready_us = cl_pacer_ready_us(&path->pacer, urgent, now_us);
+        uint64_t path_ready_us = cl_congestion_ready_us(&path->congestion, packet->first_class, now_us);
         if (path_ready_us > now_us) {
             lower(ready_us, path_ready_us);
             continue;
         }
-        uint64_t interface_ready_us = cl_egress_ready_us(path->egress, packet->first_class, now_us);
+        uint64_t interface_ready_us = cl_congestion_nic_ready_us(&path->nic->congestion, packet->first_class, now_us);
         if (interface_ready_us > now_us) {
             lower(egress_ready_us, interface_ready_us);
-            path->egress->waited_for = true;
+            path->nic->waited_for = true;
             continue;
         }
         if (count == 1)
@@ -63,24 +62,23 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
 /* Whether the path itself allows the packet, whatever the interface does. */
 static bool is_free(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
 {
-    bool urgent = cl_egress_urgent(path->egress, packet->first_class, now_us);
     return !cl_path_is_full(path) && cl_path_open(path, packet->class, packet->bytes) &&
-           cl_pacer_ready_us(&path->pacer, urgent, now_us) <= now_us;
+           cl_congestion_ready_us(&path->congestion, packet->first_class, now_us) <= now_us;
 }
 
 bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us)
 {
     return !path->dead && !path->paused && is_free(path, packet, now_us) &&
-           cl_egress_ready_us(path->egress, packet->first_class, now_us) <= now_us;
+           cl_congestion_nic_ready_us(&path->nic->congestion, packet->first_class, now_us) <= now_us;
 }
 
-struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
+struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_nic *nic,
                                  const struct cl_spray_packet *packet, uint64_t now_us)
 {
     struct cl_path *best = NULL;
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
-        if (path->egress == egress && is_usable(path, paths, count) && is_free(path, packet, now_us) &&
+        if (path->nic == nic && is_usable(path, paths, count) && is_free(path, packet, now_us) &&
             (!best || arrival_us(path) < arrival_us(best)))
             best = path;
     }

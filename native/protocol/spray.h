@@ -22,7 +22,7 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
 bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, uint64_t now_us);
 
 /* A path through one interface, whose pacer allows the packet; NULL: none has room. */
-struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_egress *egress,
+struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_nic *nic,
                                  const struct cl_spray_packet *packet, uint64_t now_us);
 
 /* The live path with the shortest round trip, for small urgent packets; NULL: all ports are full. */

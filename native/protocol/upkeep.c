@@ -158,7 +158,7 @@ static void resume_probes(struct cl_endpoint *endpoint, struct cl_peer *peer)
 }
 
 /* A pacer lets packets go again: unblocks the peers and probes that waited for it. */
-static void release_egresses(struct cl_endpoint *endpoint)
+static void release_interfaces(struct cl_endpoint *endpoint)
 {
     bool waited_for = cl_nics_release(&endpoint->nics);
     for (uint32_t i = 0; waited_for && i < endpoint->peers.length; i++)
@@ -182,7 +182,7 @@ void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
     struct cl_timer *timer;
     while ((timer = cl_timers_pop(&endpoint->timers, now_us))) {
         if (timer == &endpoint->nics.timer)
-            release_egresses(endpoint);
+            release_interfaces(endpoint);
         else
             service(endpoint, timer->owner, now_us);
     }

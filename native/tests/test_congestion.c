@@ -1,9 +1,43 @@
 /* Whole endpoints on long, lossy and shallow paths, in virtual time: the cost of congestion control. */
-#include "congestion/cc.h"
+#include "congestion/congestion.h"
+
 #include "protocol/endpoint.h"
 
 #include "tests/check.h"
 #include "tests/network.h"
+
+/* The interface of the control, without a network: what was sent and lost shows in its answers. */
+TEST(test_events_and_questions)
+{
+    enum { BYTES = 1472 };
+    static struct cl_congestion_nic nic;
+    static struct cl_congestion congestion;
+    cl_congestion_nic_init(&nic, BYTES);
+    cl_congestion_init(&congestion, &nic, BYTES);
+    uint64_t window = cl_congestion_report(&congestion).window_bytes;
+    CHECK(cl_congestion_has_room(&congestion, 0, 0, BYTES));
+    CHECK(!cl_congestion_has_room(&congestion, window, window, BYTES));
+    CHECK_EQ(cl_congestion_delay_us(&congestion), 0);
+    uint32_t sent = 0;
+    while (cl_congestion_nic_ready_us(&nic, 4, 0) == 0 && sent < 1000) {
+        cl_congestion_sent(&congestion, 4, 4, BYTES, 0);
+        sent++;
+    }
+    CHECK(sent > 1 && sent < 1000);
+    CHECK_EQ(cl_congestion_report(&congestion).carried_bytes, sent * (BYTES + CL_CONGESTION_OVERHEAD_BYTES));
+    CHECK(cl_congestion_delay_us(&congestion) > 0);
+    CHECK(!cl_congestion_nic_is_mixed(&nic, 0) && !cl_congestion_nic_has_urgent(&nic, 0));
+    cl_congestion_sent(&congestion, 1, 1, BYTES, 0);
+    CHECK(cl_congestion_nic_is_mixed(&nic, 0) && cl_congestion_nic_has_urgent(&nic, 0));
+    for (uint32_t count = 1; count < 10; count++)
+        cl_congestion_timeout(&congestion, count);
+    CHECK(cl_congestion_report(&congestion).window_bytes < window);
+    CHECK_EQ(cl_congestion_nic_port(&nic, 1).senders, 0);
+    cl_congestion_received(&congestion, BYTES, 1);
+    CHECK_EQ(cl_congestion_nic_port(&nic, 1).senders, 1);
+    cl_congestion_leave(&congestion);
+    CHECK_EQ(cl_congestion_nic_port(&nic, 1).senders, 0);
+}
 
 enum { MIB = 1 << 20, LINK_MBIT = 200, OPERATIONS = 8 };
 

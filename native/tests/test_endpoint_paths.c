@@ -223,10 +223,10 @@ TEST(test_paths_leave_through_their_interface)
     static const uint32_t local[] = {2}, outside[] = {1, 0};
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 1, local), CL_OK);
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 6, 2, outside), CL_OK);
-    CHECK(endpoint->peers.list[1]->paths[0].egress == &endpoint->nics.egresses[0]);
-    CHECK(endpoint->peers.list[5]->paths[0].egress == &endpoint->nics.egresses[2]);
-    CHECK(endpoint->peers.list[6]->paths[0].egress == &endpoint->nics.egresses[1]);
-    CHECK(endpoint->peers.list[6]->paths[1].egress == &endpoint->nics.egresses[0]);
+    CHECK(endpoint->peers.list[1]->paths[0].nic == &endpoint->nics.list[0]);
+    CHECK(endpoint->peers.list[5]->paths[0].nic == &endpoint->nics.list[2]);
+    CHECK(endpoint->peers.list[6]->paths[0].nic == &endpoint->nics.list[1]);
+    CHECK(endpoint->peers.list[6]->paths[1].nic == &endpoint->nics.list[0]);
     CHECK_EQ(endpoint->nics.count, 3);
 }
 

@@ -119,7 +119,7 @@ TEST(test_ports_of_one_interface)
     CHECK_EQ(cl_engine_read_paths(engine, 1, paths, 2), 2);
     CHECK_EQ(paths[1].port, 0);
     const struct cl_path *of = engine->endpoint->peers.list[1]->paths;
-    CHECK(of[0].egress == of[1].egress);
+    CHECK(of[0].nic == of[1].nic);
     cl_engine_close(engine);
 }
 

@@ -100,16 +100,16 @@ TEST(test_senders_come_and_go)
     for (uint32_t i = 1; i <= 4; i++)
         post(network, i, 2);
     network_run_until(network, start_us + 20000);
-    CHECK_EQ(cl_active_set_count(&network->hosts[0].endpoint->nics.ingresses[0].senders, CL_INGRESS_IDLE_US,
-                                 network_now_us(network)),
-             2);
+    CHECK_EQ(
+        cl_congestion_nic_port(&network->hosts[0].endpoint->nics.list[0].congestion, network_now_us(network)).senders,
+        2);
     struct cl_message_id id = {1, 9, 0};
     network_post(network, (struct network_message){3, 0, id, data, target, BYTES, {.priority = 4}});
     network_run_until(network, network_now_us(network) + 20000);
-    CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 3);
-    CHECK(network->hosts[3].endpoint->peers.list[0]->paths[0].cc.sharing);
+    CHECK_EQ(network->hosts[0].endpoint->nics.list[0].congestion.ingress.senders.count, 3);
+    CHECK(network->hosts[3].endpoint->peers.list[0]->paths[0].congestion.cc.sharing);
     while (network->hosts[0].completed < 9 && network_step(network, start_us + 10000000))
         ;
     CHECK((double)(network_now_us(network) - start_us) < 1.05 * 9 * ideal_us(BYTES));
-    CHECK_EQ(network->hosts[0].endpoint->nics.ingresses[0].senders.count, 0); /* no message is expected */
+    CHECK_EQ(network->hosts[0].endpoint->nics.list[0].congestion.ingress.senders.count, 0); /* no message is expected */
 }

@@ -4,13 +4,13 @@
 
 #include "tests/check.h"
 
-static struct cl_egress egresses[2];
+static struct cl_nic nics[2];
 
 static struct cl_peer *start(void)
 {
-    static struct cl_egress *const each[] = {&egresses[0], &egresses[1]};
+    static struct cl_nic *const each[] = {&nics[0], &nics[1]};
     for (int i = 0; i < 2; i++)
-        cl_egress_init(&egresses[i], 1472);
+        cl_congestion_nic_init(&nics[i].congestion, 1472);
     return cl_peer_create(3, 2, each, 1472);
 }
 

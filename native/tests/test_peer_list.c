@@ -7,9 +7,9 @@
 
 static struct cl_peer *add(struct cl_peer_list *peers, uint16_t id)
 {
-    static struct cl_egress egress;
-    struct cl_egress *of_paths[] = {&egress};
-    cl_egress_init(&egress, 1472);
+    static struct cl_nic nic;
+    struct cl_nic *of_paths[] = {&nic};
+    cl_congestion_nic_init(&nic.congestion, 1472);
     struct cl_peer *peer = cl_peer_create(id, 1, of_paths, 1472);
     CHECK(peer != NULL && cl_peer_list_reserve(peers, id));
     cl_peer_list_add(peers, peer);

@@ -1,4 +1,4 @@
-#include "congestion/rtt.h"
+#include "protocol/rtt.h"
 
 #include "tests/check.h"
 

@@ -6,15 +6,15 @@
 
 enum { BYTES = 1472, PATHS = 3 };
 
-static struct cl_egress egresses[PATHS];
+static struct cl_nic nics[PATHS];
 static struct cl_path paths[PATHS];
 static uint64_t ready_us, egress_ready_us;
 
 static void start(void)
 {
     for (uint16_t i = 0; i < PATHS; i++) {
-        cl_egress_init(&egresses[i], BYTES);
-        cl_path_init(&paths[i], i, &egresses[i], BYTES);
+        cl_congestion_nic_init(&nics[i].congestion, BYTES);
+        cl_path_init(&paths[i], i, &nics[i], BYTES);
     }
 }
 
@@ -27,11 +27,11 @@ static struct cl_path *pick(void)
 TEST(test_least_expected_delay)
 {
     start();
-    paths[0].cc.queue_us = 900;
-    paths[2].cc.queue_us = 500;
+    paths[0].congestion.cc.queue_us = 900;
+    paths[2].congestion.cc.queue_us = 500;
     CHECK(pick() == &paths[1]);
     for (int i = 0; i < 30; i++) /* 30 packets of backlog take longer than 500 us */
-        cl_egress_sent(&egresses[1], 0, BYTES);
+        cl_congestion_sent_control(&paths[1].congestion, BYTES);
     CHECK(pick() == &paths[2]);
     paths[2].dead = true;
     CHECK(pick() == &paths[0]);
@@ -42,48 +42,48 @@ TEST(test_paused)
     start();
     struct cl_spray_packet packet = {.bytes = BYTES};
     paths[0].paused = paths[1].paused = true;
-    paths[2].cc.queue_us = 900;
+    paths[2].congestion.cc.queue_us = 900;
     paths[2].rtt.smoothed_us = 900;
     CHECK(pick() == &paths[2]);
     CHECK(cl_spray_fastest(paths, PATHS) == &paths[2]);
     CHECK(!cl_spray_may(&paths[0], &packet, 1000));
     CHECK(cl_spray_may(&paths[2], &packet, 1000));
-    CHECK(!cl_spray_through(paths, PATHS, &egresses[1], &packet, 1000));
-    CHECK(cl_spray_through(paths, PATHS, &egresses[2], &packet, 1000) == &paths[2]);
-    paths[2].cc.window = 0; /* a full path does not bring paused ones back */
+    CHECK(!cl_spray_through(paths, PATHS, &nics[1], &packet, 1000));
+    CHECK(cl_spray_through(paths, PATHS, &nics[2], &packet, 1000) == &paths[2]);
+    paths[2].congestion.cc.window = 0; /* a full path does not bring paused ones back */
     CHECK(!pick());
     paths[2].dead = true; /* a dead one does */
     CHECK(pick() == &paths[0]);
     CHECK(cl_spray_fastest(paths, PATHS) != &paths[2]);
-    CHECK(cl_spray_through(paths, PATHS, &egresses[1], &packet, 1000) == &paths[1]);
+    CHECK(cl_spray_through(paths, PATHS, &nics[1], &packet, 1000) == &paths[1]);
     paths[0].paused = false;
-    CHECK(!cl_spray_through(paths, PATHS, &egresses[1], &packet, 1000));
+    CHECK(!cl_spray_through(paths, PATHS, &nics[1], &packet, 1000));
 }
 
 TEST(test_no_room)
 {
     start();
     for (int i = 0; i < PATHS; i++)
-        paths[i].cc.window = 0;
+        paths[i].congestion.cc.window = 0;
     CHECK(!pick());
     CHECK_EQ(ready_us, UINT64_MAX);
     CHECK_EQ(egress_ready_us, UINT64_MAX);
-    paths[1].cc.window = 10 * BYTES;
+    paths[1].congestion.cc.window = 10 * BYTES;
     CHECK(pick() == &paths[1]);
     for (int i = 0; i < 100; i++)
-        cl_egress_sent(&egresses[1], 0, BYTES);
+        cl_congestion_sent_control(&paths[1].congestion, BYTES);
     CHECK(!pick());
     CHECK(egress_ready_us > 1000 && egress_ready_us < 100000);
-    CHECK(egresses[1].waited_for);
+    CHECK(nics[1].waited_for);
 }
 
 TEST(test_own_pacer)
 {
     start();
     for (int i = 0; i < PATHS; i++) {
-        cl_pacer_set(&paths[i].pacer, 1000000, 10 * BYTES, 0);
+        cl_pacer_set(&paths[i].congestion.pacer, 1000000, 10 * BYTES, 0);
         for (int j = 0; j < 100; j++)
-            cl_pacer_sent(&paths[i].pacer, BYTES);
+            cl_pacer_sent(&paths[i].congestion.pacer, BYTES);
     }
     CHECK(!pick());
     CHECK(ready_us > 1000 && ready_us < 1000000);

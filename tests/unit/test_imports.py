@@ -87,6 +87,9 @@ MAY_INCLUDE = {
     "fabric": {"sim", "plan", "protocol", "congestion", "kernels"},
     "fuzz": {"sim", "group", "plan", "protocol", "congestion"},
 }
+# What other folders may know of native/congestion/, so that another rate control can take its place.
+OF_CONGESTION = {"congestion/congestion.h", "congestion/class.h"}
+INSIDE_CONGESTION = re.compile(r"\bcongestion(?:\.|->)\w+|\bcl_(?:active_set|cc|egress|ingress|loss_trial|pacer)\w*")
 WITHOUT_IO = {"group", "plan", "protocol", "congestion", "kernels"}  # time, sockets and threads come from outside
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 C_FUNCTION = re.compile(r"^(?!static)[a-z][\w *]*?\b((?:cl|sim)_\w+)\([^;{]*?\)\n\{", re.MULTILINE)
@@ -194,6 +197,12 @@ def c_violations(path: str, source: str) -> list[str]:
             found.append(f"{path}: includes {name}; {folder}/ may not include headers of {other}/")
         if folder in WITHOUT_IO and IO_HEADERS.fullmatch(name):
             found.append(f"{path}: includes <{name}>; {folder}/ has no I/O, clock or thread")
+        if folder not in ("congestion", "tests") and other == "congestion" and name not in OF_CONGESTION:
+            found.append(f"{path}: includes {name}; congestion/congestion.h is all that other folders use")
+    if folder not in ("congestion", "tests"):
+        code = re.sub(r"/\*.*?\*/|^\s*#.*?$", "", source, flags=re.DOTALL | re.MULTILINE)
+        inside = sorted(set(INSIDE_CONGESTION.findall(code)))
+        found += [f"{path}: uses {name}; congestion/congestion.h has functions for that" for name in inside]
     return found
 
 
@@ -406,7 +415,10 @@ def test_every_folder_is_listed_and_every_listed_folder_is_there() -> None:
         ("protocol/sent.c", '#include "../wire/udp.h"'),
         ("protocol/sent.c", "#include <sys/socket.h>"),
         ("protocol/sent.h", "#  include <pthread.h>"),
-        ("congestion/rtt.c", "#include <time.h>"),
+        ("congestion/cc.c", "#include <time.h>"),
+        ("protocol/path.c", '#include "congestion/cc.h"'),
+        ("protocol/path.c", "if (path->congestion.window > bytes)"),
+        ("protocol/path.c", "bool urgent = cl_egress_urgent(egress, class, now_us);"),
         ("wire/udp.c", '#include "protocol/endpoint.h"'),
         ("kernels/reduce.c", '#include "protocol/packet.h"'),
     ],
@@ -420,9 +432,11 @@ def test_c_violation_is_found(path: str, source: str) -> None:
     [
         (
             "protocol/sent.c",
-            '#include "protocol/sent.h"\n#include "commlayer.h"\n#include "congestion/rtt.h"\n#include <string.h>',
+            '#include "protocol/sent.h"\n#include "commlayer.h"\n#include "congestion/class.h"\n#include <string.h>',
         ),
         ("wire/udp.c", "#include <sys/socket.h>"),
+        ("protocol/path.c", "/* see cl_egress_urgent */\ncl_congestion_lost(&path->congestion, packets);"),
+        ("congestion/cc.c", '#include "congestion/pacer.h"\ncl_pacer_sent(&congestion->pacer, bytes);'),
         ("engine/engine.c", '#include "protocol/endpoint.h"\n#include "wire/udp.h"\n#include <pthread.h>'),
     ],
 )

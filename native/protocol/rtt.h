@@ -8,8 +8,8 @@
  *     acknowledgement's way back, and the clocks' offset cancels out; and
  *   - the round trip without host delay, above its minimum: it does not see the clocks' drift.
  */
-#ifndef CL_CONGESTION_RTT_H
-#define CL_CONGESTION_RTT_H
+#ifndef CL_PROTOCOL_RTT_H
+#define CL_PROTOCOL_RTT_H
 
 #include <stdbool.h>
 #include <stdint.h>

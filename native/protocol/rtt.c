@@ -1,4 +1,4 @@
-#include "congestion/rtt.h"
+#include "protocol/rtt.h"
 
 static int64_t least(const struct cl_minimum *minimum)
 {
